@@ -55,13 +55,21 @@ fn main() {
         bare(&case.pinned, case.size, 0.0);
         bare(&case.pageable, case.size, 0.0);
         drop((case, session));
-        DEPTHS.iter().for_each(|depth| compare_drops(*depth, 1, 0.0));
+        DEPTHS
+            .iter()
+            .for_each(|depth| compare_drops(*depth, 1, 0.0));
         return println!("the copy stage and bare copies run; stand-in: no figures");
     }
     let (pairs, seconds) = pairs_wanted();
-    let (pairs, seconds) = if pairs == 0 { (7, 0.7) } else { (pairs, seconds) };
+    let (pairs, seconds) = if pairs == 0 {
+        (7, 0.7)
+    } else {
+        (pairs, seconds)
+    };
     if std::env::var_os("FEEDLINE_BENCH_STANDIN").is_some() {
-        return DEPTHS.iter().for_each(|depth| compare_drops(*depth, pairs, seconds.max(2.0)));
+        return DEPTHS
+            .iter()
+            .for_each(|depth| compare_drops(*depth, pairs, seconds.max(2.0)));
     }
     if let Err(absent) = feedline::unstable::devices() {
         return println!("no CUDA device: {absent}");
@@ -90,11 +98,20 @@ impl Case {
         let slots = loader.loader.plan().term(MemoryTerm::SLOTS).count;
         let lane = |kind| Lane::from_several(&gpu, kind, size, slots).map(|lane| [lane]);
         let (pinned, pageable) = (lane(Kind::Registered)?, lane(Kind::Pageable)?);
-        Ok(Self { size, loader, pinned, pageable, _gpu: gpu })
+        Ok(Self {
+            size,
+            loader,
+            pinned,
+            pageable,
+            _gpu: gpu,
+        })
     }
 
     fn measure(mut self, pairs: usize, seconds: f64) {
-        let (what, size) = (format!("{:.1} MB batches", self.size as f64 / 1e6), self.size);
+        let (what, size) = (
+            format!("{:.1} MB batches", self.size as f64 / 1e6),
+            self.size,
+        );
         let mut times = Vec::new();
         let ours = || {
             let pulled = self.loader.pull(seconds).unwrap();
@@ -102,11 +119,25 @@ impl Case {
             pulled.gb_per_s
         };
         let limit = || bare(&self.pinned, size, seconds);
-        compare(&format!("{what}: copy stage / bare copies (≥ {SHARE})"), "GB/s", pairs, ours, limit);
+        compare(
+            &format!("{what}: copy stage / bare copies (≥ {SHARE})"),
+            "GB/s",
+            pairs,
+            ours,
+            limit,
+        );
         let pageable = || bare(&self.pageable, size, seconds);
-        compare(&format!("{what}: bare copies, pageable / pinned"), "GB/s", pairs, pageable, limit);
+        compare(
+            &format!("{what}: bare copies, pageable / pinned"),
+            "GB/s",
+            pairs,
+            pageable,
+            limit,
+        );
         let (middle, low, high) = spread(times);
-        println!("{what}: the copy thread takes {middle:.1} [{low:.1}, {high:.1}] µs a batch (≤ {COPY_US})");
+        println!(
+            "{what}: the copy thread takes {middle:.1} [{low:.1}, {high:.1}] µs a batch (≤ {COPY_US})"
+        );
     }
 }
 
@@ -117,18 +148,32 @@ fn bare(lane: &[Lane], size: usize, seconds: f64) -> f64 {
 /// Compares batches dropped at once with batches dropped after a wait.
 fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
     let bandwidth = (ROW as f64 / COPY.as_secs_f64()) as u64;
-    let session = standin::cuda().session(standin::Config { bandwidth, ..standin::Config::default() });
+    let session = standin::cuda().session(standin::Config {
+        bandwidth,
+        ..standin::Config::default()
+    });
     let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
-    let records = Records::builder(ROW).open_bytes(vec![7; ROW << 12]).unwrap();
+    let records = Records::builder(ROW)
+        .open_bytes(vec![7; ROW << 12])
+        .unwrap();
     let slow = |_: &mut feedline::Row<'_>, _: &mut feedline::decode::Ctx<'_>| {
         std::thread::sleep(WORK);
         Ok(())
     };
-    let loader = Loader::builder(records).map(slow).batch_size(1).workers(WORKERS).tuning(|t| t.slots(slots));
-    let loader =
-        loader.tuning(|t| t.device_batches(buffers)).device(Device::cuda(0).unwrap()).stream(&stream).build().unwrap();
+    let loader = Loader::builder(records)
+        .map(slow)
+        .batch_size(1)
+        .workers(WORKERS)
+        .tuning(|t| t.slots(slots));
+    let loader = loader
+        .tuning(|t| t.device_batches(buffers))
+        .device(Device::cuda(0).unwrap())
+        .stream(&stream)
+        .build()
+        .unwrap();
     loader.ready().unwrap();
-    let what = format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
+    let what =
+        format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
     let [at_once, waited] = [false, true].map(|wait| {
         let (loader, stream) = (&loader, &stream);
         move || rate(loader, wait.then_some(stream), 4 * slots, seconds)
@@ -142,7 +187,9 @@ fn rate(loader: &Loader, wait_for: Option<&Arc<CudaStream>>, warm: usize, second
     let mut batches = loader.epoch(0).unwrap();
     let mut next = || {
         let batch = batches.next().unwrap().unwrap();
-        wait_for.iter().for_each(|stream| stream.synchronize().unwrap());
+        wait_for
+            .iter()
+            .for_each(|stream| stream.synchronize().unwrap());
         drop(batch);
     };
     (0..if seconds > 0.0 { warm } else { 1 }).for_each(|_| next());

@@ -37,7 +37,10 @@ const FILES_MAX: usize = 200;
 const MADE: u64 = 4;
 
 fn find(folder: &Path, files: &mut Vec<PathBuf>) {
-    let mut paths: Vec<_> = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.unwrap().path()).collect();
+    let mut paths: Vec<_> = std::fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.unwrap().path())
+        .collect();
     paths.sort();
     for path in paths {
         if files.len() == FILES_MAX {
@@ -45,7 +48,10 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) {
         }
         if path.is_dir() {
             find(&path, files);
-        } else if path.extension().is_some_and(|end| end == "jpg" || end == "jpeg" || end == "JPEG") {
+        } else if path
+            .extension()
+            .is_some_and(|end| end == "jpg" || end == "jpeg" || end == "JPEG")
+        {
             files.push(path);
         }
     }
@@ -57,12 +63,19 @@ fn pictures(variable: &str, interval: u16) -> Vec<Vec<u8>> {
         Some(folder) => {
             let mut files = Vec::new();
             find(Path::new(&folder), &mut files);
-            files.iter().map(|path| std::fs::read(path).expect("readable")).collect()
+            files
+                .iter()
+                .map(|path| std::fs::read(path).expect("readable"))
+                .collect()
         }
         None => (0..MADE).map(|id| made(id, interval)).collect(),
     };
     let bytes: usize = pictures.iter().map(Vec::len).sum();
-    println!("{} pictures, {} bytes on average", pictures.len(), bytes / pictures.len());
+    println!(
+        "{} pictures, {} bytes on average",
+        pictures.len(),
+        bytes / pictures.len()
+    );
     pictures
 }
 
@@ -87,12 +100,33 @@ fn images(criterion: &mut Criterion) {
     let normalized = train.clone().normalize(MEAN, STD);
     let cases = [
         ("random crop 224, u8 NHWC", train.clone()),
-        ("random crop 224, u8 NCHW", train.clone().layout(PixelLayout::Nchw)),
-        ("random crop 224, f32 NHWC normalised", normalized.clone().dtype(DType::F32)),
-        ("random crop 224, f32 NCHW normalised", normalized.clone().dtype(DType::F32).layout(PixelLayout::Nchw)),
-        ("random crop 224, bf16 NCHW normalised", normalized.dtype(DType::BF16).layout(PixelLayout::Nchw)),
-        ("random crop 224, bicubic u8 NHWC", train.filter(Filter::Bicubic)),
-        ("centre crop 256 to 224, u8 NHWC", Image::center_crop(256, 224)),
+        (
+            "random crop 224, u8 NCHW",
+            train.clone().layout(PixelLayout::Nchw),
+        ),
+        (
+            "random crop 224, f32 NHWC normalised",
+            normalized.clone().dtype(DType::F32),
+        ),
+        (
+            "random crop 224, f32 NCHW normalised",
+            normalized
+                .clone()
+                .dtype(DType::F32)
+                .layout(PixelLayout::Nchw),
+        ),
+        (
+            "random crop 224, bf16 NCHW normalised",
+            normalized.dtype(DType::BF16).layout(PixelLayout::Nchw),
+        ),
+        (
+            "random crop 224, bicubic u8 NHWC",
+            train.filter(Filter::Bicubic),
+        ),
+        (
+            "centre crop 256 to 224, u8 NHWC",
+            Image::center_crop(256, 224),
+        ),
     ];
     for (name, decoder) in cases {
         let mut single = Single::new(decoder, &EncodedField::image("image")).unwrap();
@@ -121,10 +155,19 @@ fn seek_points(pictures: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let start = common::cpu_s();
     let seekable = images.seekable(folder.join("seek")).unwrap();
     let rate = pictures.len() as f64 / (common::cpu_s() - start);
-    let share = 100.0 * seekable.bytes() as f64 / pictures.iter().map(Vec::len).sum::<usize>() as f64;
-    println!("seek points: {share:.2} % of the pictures' bytes, made at {rate:.0} images/s of CPU time");
-    let points =
-        (0..pictures.len() as u64).map(|id| seekable.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec()).collect();
+    let share =
+        100.0 * seekable.bytes() as f64 / pictures.iter().map(Vec::len).sum::<usize>() as f64;
+    println!(
+        "seek points: {share:.2} % of the pictures' bytes, made at {rate:.0} images/s of CPU time"
+    );
+    let points = (0..pictures.len() as u64)
+        .map(|id| {
+            seekable
+                .seek_points(id, 0, &mut Vec::new())
+                .unwrap()
+                .to_vec()
+        })
+        .collect();
     std::fs::remove_dir_all(folder).unwrap();
     points
 }
@@ -132,7 +175,11 @@ fn seek_points(pictures: &[Vec<u8>]) -> Vec<Vec<u8>> {
 fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
     let mut out: Vec<Contestant> = Vec::new();
     let u8_nhwc = Image::random_resized_crop(224).flip(0.5);
-    let f32_nchw = u8_nhwc.clone().normalize(MEAN, STD).dtype(DType::F32).layout(PixelLayout::Nchw);
+    let f32_nchw = u8_nhwc
+        .clone()
+        .normalize(MEAN, STD)
+        .dtype(DType::F32)
+        .layout(PixelLayout::Nchw);
     let scaled = u8_nhwc.clone().dct_scaling(true);
     let whole = Image::resize(224, 224);
     let kinds = [
@@ -142,28 +189,50 @@ fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
         ("u8 NHWC, scaled", scaled),
         ("whole, u8 NHWC, scaled", whole.dct_scaling(true)),
     ];
-    for ((kind, image), restart) in kinds.into_iter().flat_map(|kind| [(kind.clone(), false), (kind, true)]) {
-        let name = format!("Image, {kind}{}", if restart { ", restart markers" } else { "" });
+    for ((kind, image), restart) in kinds
+        .into_iter()
+        .flat_map(|kind| [(kind.clone(), false), (kind, true)])
+    {
+        let name = format!(
+            "Image, {kind}{}",
+            if restart { ", restart markers" } else { "" }
+        );
         let mut single = Single::new(image, &EncodedField::image("image")).unwrap();
         out.push((
             name,
             Box::new(move |id, plain, marked| {
-                single.decode(if restart { marked } else { plain }, 1, 0, id as u64).unwrap();
+                single
+                    .decode(if restart { marked } else { plain }, 1, 0, id as u64)
+                    .unwrap();
             }),
         ));
     }
     let points = seek_points(plain);
-    let mut single = Single::new(Image::random_resized_crop(224).flip(0.5), &EncodedField::image("image")).unwrap();
+    let mut single = Single::new(
+        Image::random_resized_crop(224).flip(0.5),
+        &EncodedField::image("image"),
+    )
+    .unwrap();
     let seeking = move |id: usize, plain: &[u8], _: &[u8]| {
-        single.decode_seeking(plain, &points[id], 1, 0, id as u64).unwrap();
+        single
+            .decode_seeking(plain, &points[id], 1, 0, id as u64)
+            .unwrap();
     };
-    out.push((String::from("Image, u8 NHWC, seek points"), Box::new(seeking)));
+    out.push((
+        String::from("Image, u8 NHWC, seek points"),
+        Box::new(seeking),
+    ));
     // At their own sizes: nothing is resized.
     let mut sized: HashMap<(u32, u32), Single> = HashMap::new();
     let full = move |_: usize, plain: &[u8], _: &[u8]| {
         let size = size_of(plain);
-        let make = || Single::new(Image::resize(size.0, size.1), &EncodedField::image("image")).unwrap();
-        sized.entry(size).or_insert_with(make).decode(plain, 1, 0, 0).unwrap();
+        let make =
+            || Single::new(Image::resize(size.0, size.1), &EncodedField::image("image")).unwrap();
+        sized
+            .entry(size)
+            .or_insert_with(make)
+            .decode(plain, 1, 0, 0)
+            .unwrap();
     };
     out.push((String::from("Image, full decode"), Box::new(full)));
     out
@@ -173,7 +242,12 @@ fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
 fn size_of(picture: &[u8]) -> (u32, u32) {
     let mut at = 2;
     loop {
-        let side = |offset| u32::from(u16::from_be_bytes([picture[at + offset], picture[at + offset + 1]]));
+        let side = |offset| {
+            u32::from(u16::from_be_bytes([
+                picture[at + offset],
+                picture[at + offset + 1],
+            ]))
+        };
         if matches!(picture[at + 1], 0xC0..=0xC2) {
             return (side(7), side(5));
         }
@@ -203,7 +277,10 @@ fn crop_of(id: usize, width: u32, height: u32) -> turbo::Region {
 /// Contestants: the libraries without this crate.
 fn libraries() -> Vec<Contestant> {
     // Up to 22 megapixels.
-    #[cfg_attr(not(turbojpeg), allow(unused_mut, reason = "only libjpeg-turbo adds some"))]
+    #[cfg_attr(
+        not(turbojpeg),
+        allow(unused_mut, reason = "only libjpeg-turbo adds some")
+    )]
     let mut out: Vec<Contestant> = Vec::new();
     #[cfg(turbojpeg)]
     {
@@ -227,14 +304,23 @@ fn libraries() -> Vec<Contestant> {
                 Some(crop)
             });
             let pixels = &turbo.pixels[..(3 * there[2] * there[3]) as usize];
-            let source = fir::images::ImageRef::new(there[2], there[3], pixels, fir::PixelType::U8x3).unwrap();
+            let source =
+                fir::images::ImageRef::new(there[2], there[3], pixels, fir::PixelType::U8x3)
+                    .unwrap();
             let bilinear = fir::ResizeAlg::Convolution(fir::FilterType::Bilinear);
             let left = f64::from(crop[0] - there[0]);
-            let options =
-                fir::ResizeOptions::new().resize_alg(bilinear).crop(left, 0.0, f64::from(crop[2]), f64::from(crop[3]));
+            let options = fir::ResizeOptions::new().resize_alg(bilinear).crop(
+                left,
+                0.0,
+                f64::from(crop[2]),
+                f64::from(crop[3]),
+            );
             resizer.resize(&source, &mut target, &options).unwrap();
         };
-        out.push((String::from("libjpeg-turbo, crop region, fast_image_resize"), Box::new(both)));
+        out.push((
+            String::from("libjpeg-turbo, crop region, fast_image_resize"),
+            Box::new(both),
+        ));
     }
     out
 }
@@ -252,9 +338,13 @@ fn ratios(_: &mut Criterion) {
     let reference = contestants.last().expect("not empty").0.clone();
     contestants.extend(loaders(&plain));
     if let Ok(words) = std::env::var("FEEDLINE_BENCH_CASES") {
-        contestants.retain(|(name, _)| *name == reference || words.split(';').any(|word| word == name));
+        contestants
+            .retain(|(name, _)| *name == reference || words.split(';').any(|word| word == name));
     }
-    let reference = contestants.iter().position(|(name, _)| *name == reference).expect("kept");
+    let reference = contestants
+        .iter()
+        .position(|(name, _)| *name == reference)
+        .expect("kept");
     let mut speeds = vec![Vec::new(); contestants.len()];
     for _ in 0..rounds {
         for ((_, run), speeds) in contestants.iter_mut().zip(&mut speeds) {
@@ -267,8 +357,13 @@ fn ratios(_: &mut Criterion) {
         }
     }
     for ((name, _), own) in contestants.iter().zip(&speeds) {
-        let ratio = own.iter().zip(&speeds[reference]).map(|(own, other)| own / other).collect();
-        let ((speed, ..), (ratio, low, high)) = (common::spread(own.clone()), common::spread(ratio));
+        let ratio = own
+            .iter()
+            .zip(&speeds[reference])
+            .map(|(own, other)| own / other)
+            .collect();
+        let ((speed, ..), (ratio, low, high)) =
+            (common::spread(own.clone()), common::spread(ratio));
         println!("{name:48} {speed:7.0} images/s, ratio {ratio:.3} [{low:.3}, {high:.3}]");
     }
 }

@@ -23,7 +23,8 @@ fn index_bytes(dataset: &dyn Dataset) -> usize {
 fn main() {
     let samples = if as_test() { 2000 } else { 1_000_000 };
     let repeats = if as_test() { 1 } else { 21 };
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-index-{}", std::process::id()));
+    let dir =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-index-{}", std::process::id()));
     for shards in [1, 100, 1000] {
         write_shards(&dir, samples, shards);
         measure(&dir, samples, shards, repeats);
@@ -36,15 +37,25 @@ fn main() {
 /// The same measurement for TFRecord: records of 116 bytes in 4 files.
 fn measure_records(dir: &Path, samples: usize, repeats: usize) {
     std::fs::create_dir_all(dir).unwrap();
-    let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let masked = |bytes: &[u8]| {
+        crc32c::crc32c(bytes)
+            .rotate_right(15)
+            .wrapping_add(0xa282_ead8)
+            .to_le_bytes()
+    };
     let (len, data) = (100_u64.to_le_bytes(), [7; 100]);
-    let record = [&len[..], &masked(&len), &data, &masked(&data)].concat().repeat(samples / 4);
+    let record = [&len[..], &masked(&len), &data, &masked(&data)]
+        .concat()
+        .repeat(samples / 4);
     (0..4).for_each(|shard| std::fs::write(dir.join(format!("{shard}")), &record).unwrap());
     let open = || TfRecord::open(dir).unwrap();
     let start = Instant::now();
     let records = open();
     let first = start.elapsed().as_secs_f64();
-    assert_eq!((records.len(), records.shards_scanned()), (samples as u64, 4));
+    assert_eq!(
+        (records.len(), records.shards_scanned()),
+        (samples as u64, 4)
+    );
     let times = (0..repeats).map(|_| {
         let start = Instant::now();
         assert_eq!(open().shards_scanned(), 0);
@@ -74,11 +85,17 @@ fn measure(dir: &Path, samples: usize, shards: usize, repeats: usize) {
         seconds * 1e3
     });
     let (ms, low, high) = spread(times.collect());
-    let indexes: Vec<PathBuf> =
-        std::fs::read_dir(dir).unwrap().flatten().map(|file| file.path()).filter(|path| is_index(path)).collect();
+    let indexes: Vec<PathBuf> = std::fs::read_dir(dir)
+        .unwrap()
+        .flatten()
+        .map(|file| file.path())
+        .filter(|path| is_index(path))
+        .collect();
     let plain = (0..repeats).map(|_| {
         let start = Instant::now();
-        indexes.iter().for_each(|path| drop(std::hint::black_box(std::fs::read(path).unwrap())));
+        indexes
+            .iter()
+            .for_each(|path| drop(std::hint::black_box(std::fs::read(path).unwrap())));
         start.elapsed().as_secs_f64() * 1e3
     });
     let (plain_ms, ..) = spread(plain.collect());
@@ -104,7 +121,11 @@ fn write_shards(dir: &Path, samples: usize, shards: usize) {
         let mut bytes = Vec::new();
         for sample in 0..samples / shards {
             member(&mut bytes, &format!("{sample:07}.bin"), b"");
-            member(&mut bytes, &format!("{sample:07}.cls"), sample.to_string().as_bytes());
+            member(
+                &mut bytes,
+                &format!("{sample:07}.cls"),
+                sample.to_string().as_bytes(),
+            );
         }
         bytes.resize(bytes.len() + 1024, 0);
         std::fs::write(dir.join(format!("{shard:04}.tar")), bytes).unwrap();

@@ -26,19 +26,30 @@ const BATCH: usize = 256;
 
 fn small_records(batch: usize) -> LoaderBuilder {
     let count = if as_test() { 10_000 } else { 1_000_000 };
-    let records = Records::builder(64).open_bytes(vec![7; count * 64]).unwrap();
-    Loader::builder(records).order(Order::shuffled(1)).batch_size(batch).device(device())
+    let records = Records::builder(64)
+        .open_bytes(vec![7; count * 64])
+        .unwrap();
+    Loader::builder(records)
+        .order(Order::shuffled(1))
+        .batch_size(batch)
+        .device(device())
 }
 
 /// The device of the batches.
 fn device() -> Device {
     let words = std::env::var("FEEDLINE_DEVICE").unwrap_or("host".into());
-    words.parse().unwrap_or_else(|error| panic!("FEEDLINE_DEVICE={words}: {error}"))
+    words
+        .parse()
+        .unwrap_or_else(|error| panic!("FEEDLINE_DEVICE={words}: {error}"))
 }
 
 /// Waits for the copy of a device batch, because batches are delivered before their copies complete.
 fn arrive(batch: &Batch) {
-    if let Some(field) = batch.fields().next().filter(|field| field.as_bytes().is_err()) {
+    if let Some(field) = batch
+        .fields()
+        .next()
+        .filter(|field| field.as_bytes().is_err())
+    {
         field.read_into(&mut vec![0; field.size_bytes()]).unwrap();
     }
 }
@@ -47,7 +58,10 @@ fn arrive(batch: &Batch) {
 fn cpu_of(loader: &Loader, samples: u64) -> Duration {
     let mut epochs = loader.epochs(0..u64::MAX / 2).unwrap();
     // The first batches pay one-time costs.
-    epochs.by_ref().take(64).for_each(|batch| drop(batch.unwrap()));
+    epochs
+        .by_ref()
+        .take(64)
+        .for_each(|batch| drop(batch.unwrap()));
     let mut done = 0;
     let before = cpu_s();
     while done < samples {
@@ -76,10 +90,21 @@ criterion_group! {
 
 fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
     let len = std::fs::metadata(path).unwrap().len();
-    assert_eq!(len % RECORD as u64, 0, "the file is not a whole number of {RECORD}-byte records");
+    assert_eq!(
+        len % RECORD as u64,
+        0,
+        "the file is not a whole number of {RECORD}-byte records"
+    );
     let records = Records::builder(RECORD).open(path).unwrap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(BATCH).workers(2).device(device());
-    builder.tuning(|t| t.reader(mode).direct(direct)).build().unwrap()
+    let builder = Loader::builder(records)
+        .order(Order::shuffled(1))
+        .batch_size(BATCH)
+        .workers(2)
+        .device(device());
+    builder
+        .tuning(|t| t.reader(mode).direct(direct))
+        .build()
+        .unwrap()
 }
 
 /// GB per second of a loader for about `seconds`, from epoch `epoch` on.
@@ -172,27 +197,45 @@ fn tokens(count: usize, seconds: f64) {
     let path = own.unwrap_or_else(|| file(1 << 30));
     let len = std::fs::metadata(&path).unwrap().len();
     warm(&path, 0..len);
-    let open = || Tokens::builder(DType::U16).window(WINDOW).open(&path).unwrap();
+    let open = || {
+        Tokens::builder(DType::U16)
+            .window(WINDOW)
+            .open(&path)
+            .unwrap()
+    };
     let total = feedline::dataset::Dataset::len(&open());
-    let shuffled =
-        |builder: LoaderBuilder| builder.order(Order::shuffled(1)).batch_size(WINDOWS).workers(2).device(device());
+    let shuffled = |builder: LoaderBuilder| {
+        builder
+            .order(Order::shuffled(1))
+            .batch_size(WINDOWS)
+            .workers(2)
+            .device(device())
+    };
     let loader = shuffled(Loader::builder(open())).build().unwrap();
     let loader_speed = || windows(&loader, seconds);
     let opened = std::fs::File::open(&path).unwrap();
     let by_pread = |at: u64, row: &mut [u8]| opened.read_exact_at(row, at).unwrap();
     let what = "tokens: shuffled windows of 2048 u16, loader, auto, 2 workers";
     let unit = "M windows/s";
-    compare(&format!("{what} / pread loop on 2 threads"), unit, count, loader_speed, || {
-        bare_windows(total, seconds, by_pread)
-    });
+    compare(
+        &format!("{what} / pread loop on 2 threads"),
+        unit,
+        count,
+        loader_speed,
+        || bare_windows(total, seconds, by_pread),
+    );
     // Replaces a populated map of the file, which needs unsafe code: populated pages of the same size.
     let mut pages = memmap2::MmapMut::map_anon(len as usize).unwrap();
     let _ = pages.advise(memmap2::Advice::NoHugePage);
     opened.read_exact_at(&mut pages, 0).unwrap();
     let by_copy = |at: u64, row: &mut [u8]| row.copy_from_slice(&pages[at as usize..][..row.len()]);
-    compare(&format!("{what} / copy loop from mapped pages on 2 threads"), unit, count, loader_speed, || {
-        bare_windows(total, seconds, by_copy)
-    });
+    compare(
+        &format!("{what} / copy loop from mapped pages on 2 threads"),
+        unit,
+        count,
+        loader_speed,
+        || bare_windows(total, seconds, by_copy),
+    );
     drop(loader);
     let memory = DatasetExt::in_memory(open()).unwrap();
     let loader = shuffled(Loader::builder(memory)).build().unwrap();
@@ -211,12 +254,19 @@ fn pairs(count: usize, seconds: f64) {
     if cases().contains("tokens") {
         tokens(count, seconds);
     }
-    if !["cold", "mixed", "warm"].iter().any(|case| cases().contains(case)) {
+    if !["cold", "mixed", "warm"]
+        .iter()
+        .any(|case| cases().contains(case))
+    {
         return;
     }
     let path = file(14_000 * RECORD as u64);
     let len = std::fs::metadata(&path).unwrap().len();
-    println!("{} ({:.2} GB), {count} pairs of {seconds} s", path.display(), len as f64 / 1e9);
+    println!(
+        "{} ({:.2} GB), {count} pairs of {seconds} s",
+        path.display(),
+        len as f64 / 1e9
+    );
 
     let wanted = cases();
     let direct = records(&path, Mode::Uring, Direct::On);
@@ -276,11 +326,28 @@ fn mixed(path: &Path, direct: &Loader, count: usize) {
         evict(path, half..len);
         warm(path, 0..half);
         let started = Instant::now();
-        let bytes: usize = loader.epoch(0).unwrap().take(30).map(|batch| batch.unwrap().len() * RECORD).sum();
+        let bytes: usize = loader
+            .epoch(0)
+            .unwrap()
+            .take(30)
+            .map(|batch| batch.unwrap().len() * RECORD)
+            .sum();
         bytes as f64 / started.elapsed().as_secs_f64() / 1e9
     };
-    compare("half cached: auto / io_uring O_DIRECT", "GB/s", count, || one(&auto), || one(direct));
-    compare("half cached: auto / io_uring buffered", "GB/s", count, || one(&auto), || one(&buffered));
+    compare(
+        "half cached: auto / io_uring O_DIRECT",
+        "GB/s",
+        count,
+        || one(&auto),
+        || one(direct),
+    );
+    compare(
+        "half cached: auto / io_uring buffered",
+        "GB/s",
+        count,
+        || one(&auto),
+        || one(&buffered),
+    );
 }
 
 fn main() {

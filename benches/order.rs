@@ -47,7 +47,10 @@ fn memory(_: &mut Criterion) {
     println!("memory in bytes:");
     for n in LENGTHS {
         let computed = Permutation::new(n, Key::new(1)).bytes();
-        println!("  n = {n:>13}: computed {computed:>4}, stored {:>13}", n * 8);
+        println!(
+            "  n = {n:>13}: computed {computed:>4}, stored {:>13}",
+            n * 8
+        );
     }
 }
 
@@ -81,20 +84,27 @@ fn per_index(criterion: &mut Criterion) {
         };
         group.bench_function(BenchmarkId::new("computed", n), |bencher| {
             let mut start = 0;
-            bencher.iter(|| positions(&mut start).fold(0, |sum, position| sum ^ permutation.get(position)));
-        });
-        group.bench_function(BenchmarkId::new("computed, each from the last", n), |bencher| {
-            let mut index = 0;
             bencher.iter(|| {
-                (0..STEP).for_each(|_| index = permutation.get(index));
-                index
+                positions(&mut start).fold(0, |sum, position| sum ^ permutation.get(position))
             });
         });
+        group.bench_function(
+            BenchmarkId::new("computed, each from the last", n),
+            |bencher| {
+                let mut index = 0;
+                bencher.iter(|| {
+                    (0..STEP).for_each(|_| index = permutation.get(index));
+                    index
+                });
+            },
+        );
         if n <= STORED_MAX {
             let entries = stored(n, Key::new(1));
             group.bench_function(BenchmarkId::new("stored", n), |bencher| {
                 let mut start = 0;
-                bencher.iter(|| positions(&mut start).fold(0, |sum, position| sum ^ entries[position as usize]));
+                bencher.iter(|| {
+                    positions(&mut start).fold(0, |sum, position| sum ^ entries[position as usize])
+                });
             });
         }
     }
@@ -115,7 +125,13 @@ fn draws(criterion: &mut Criterion) {
 fn lanes(chunks: u64) -> Loader {
     let dataset = Made::chunks(Made::memory(1 << 20), chunks, CHUNK_ROWS, 8);
     let order = Order::windowed(1, 4).lanes(LANES);
-    Loader::builder(dataset).order(order).rank(Rank::new(0, LANES).unwrap()).batch_size(1).workers(1).build().unwrap()
+    Loader::builder(dataset)
+        .order(order)
+        .rank(Rank::new(0, LANES).unwrap())
+        .batch_size(1)
+        .workers(1)
+        .build()
+        .unwrap()
 }
 
 /// Prepares an epoch up to its first index. For lanes this includes the rank's schedule of chunks, which a loader
@@ -132,7 +148,10 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
         });
     }
     group.sample_size(10);
-    for chunks in CHUNKS.into_iter().take(if as_test() { 2 } else { CHUNKS.len() }) {
+    for chunks in CHUNKS
+        .into_iter()
+        .take(if as_test() { 2 } else { CHUNKS.len() })
+    {
         let loader = lanes(chunks);
         group.bench_function(BenchmarkId::new("8 lanes over chunks", chunks), |bencher| {
             let mut epoch = 0;
@@ -141,18 +160,21 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
                 loader.preview(epoch, 1)
             });
         });
-        group.bench_function(BenchmarkId::new("8 lanes over chunks, and a rank's schedule", chunks), |bencher| {
-            bencher.iter_custom(|rounds| {
-                let start = |epoch| {
-                    let started = Instant::now();
-                    let epoch = loader.epoch(epoch).unwrap();
-                    let time = started.elapsed();
-                    drop(epoch);
-                    time
-                };
-                (0..rounds).map(start).sum::<Duration>()
-            });
-        });
+        group.bench_function(
+            BenchmarkId::new("8 lanes over chunks, and a rank's schedule", chunks),
+            |bencher| {
+                bencher.iter_custom(|rounds| {
+                    let start = |epoch| {
+                        let started = Instant::now();
+                        let epoch = loader.epoch(epoch).unwrap();
+                        let time = started.elapsed();
+                        drop(epoch);
+                        time
+                    };
+                    (0..rounds).map(start).sum::<Duration>()
+                });
+            },
+        );
     }
     group.finish();
 }
@@ -160,8 +182,20 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
 /// Peak and present resident memory, in bytes.
 fn resident() -> (u64, u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = |name| status.lines().find_map(|line: &str| line.strip_prefix(name)).unwrap();
-    let bytes = |name| line(name).trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    let line = |name| {
+        status
+            .lines()
+            .find_map(|line: &str| line.strip_prefix(name))
+            .unwrap()
+    };
+    let bytes = |name| {
+        line(name)
+            .trim()
+            .trim_end_matches(" kB")
+            .parse::<u64>()
+            .unwrap()
+            * 1024
+    };
     (bytes("VmHWM:"), bytes("VmRSS:"))
 }
 
@@ -202,25 +236,50 @@ fn orders(processes: usize) {
             let mut command = Command::new(std::env::current_exe().unwrap());
             // Freed memory returns to the kernel; reused memory would not count.
             command.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
-            let output = command.env("FEEDLINE_ORDER", format!("{kind} {n}")).output().unwrap();
+            let output = command
+                .env("FEEDLINE_ORDER", format!("{kind} {n}"))
+                .output()
+                .unwrap();
             let text = String::from_utf8(output.stdout).unwrap();
-            let (seconds, bytes) = text.trim().split_once(' ').expect("a process that prints its figures");
-            (seconds.parse::<f64>().unwrap(), bytes.parse::<f64>().unwrap())
+            let (seconds, bytes) = text
+                .trim()
+                .split_once(' ')
+                .expect("a process that prints its figures");
+            (
+                seconds.parse::<f64>().unwrap(),
+                bytes.parse::<f64>().unwrap(),
+            )
         };
         let (seconds, bytes): (Vec<f64>, Vec<f64>) = (0..processes).map(run).unzip();
         let (seconds, bytes) = (spread(seconds).0, spread(bytes).0);
-        let what = if kind == "lanes" { "feedline, chunks in 8 lanes" } else { "feedline, shuffled" };
-        println!(r#"{{"what": "{what}", "n": {n}, "first_index_s": {seconds:.9}, "peak_bytes": {bytes}}}"#);
+        let what = if kind == "lanes" {
+            "feedline, chunks in 8 lanes"
+        } else {
+            "feedline, shuffled"
+        };
+        println!(
+            r#"{{"what": "{what}", "n": {n}, "first_index_s": {seconds:.9}, "peak_bytes": {bytes}}}"#
+        );
     }
 }
 
-criterion_group!(benches, memory, first_index, per_index, draws, first_index_of_an_epoch);
+criterion_group!(
+    benches,
+    memory,
+    first_index,
+    per_index,
+    draws,
+    first_index_of_an_epoch
+);
 
 fn main() {
     if let Ok(what) = std::env::var("FEEDLINE_ORDER") {
         return measure_one(&what);
     }
-    match std::env::var("FEEDLINE_ORDERS").ok().and_then(|processes| processes.parse().ok()) {
+    match std::env::var("FEEDLINE_ORDERS")
+        .ok()
+        .and_then(|processes| processes.parse().ok())
+    {
         Some(processes) if !as_test() => orders(processes),
         _ => {
             benches();

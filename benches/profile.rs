@@ -45,13 +45,24 @@ type Case = (&'static str, usize, f64, fn() -> LoaderBuilder);
 
 fn cases() -> Vec<Case> {
     vec![
-        ("8 KiB from memory, batches of 256", 400, 0.05, || from_memory(8 << 10, 256)),
-        ("64 bytes from the page cache, batches of 256", 400, 0.05, cached),
+        ("8 KiB from memory, batches of 256", 400, 0.05, || {
+            from_memory(8 << 10, 256)
+        }),
+        (
+            "64 bytes from the page cache, batches of 256",
+            400,
+            0.05,
+            cached,
+        ),
         #[cfg(feature = "image")]
         ("pictures, batches of 8", 160, 0.2, pictures),
         ("100 µs of work, batches of 64", 200, 0.1, working),
-        ("64 bytes from memory, batches of 4096", 400, 0.05, || from_memory(64, 4096)),
-        ("64 bytes from memory, batches of 256", 400, 0.05, || from_memory(64, 256)),
+        ("64 bytes from memory, batches of 4096", 400, 0.05, || {
+            from_memory(64, 4096)
+        }),
+        ("64 bytes from memory, batches of 256", 400, 0.05, || {
+            from_memory(64, 256)
+        }),
     ]
 }
 
@@ -60,14 +71,18 @@ fn from_memory(record: usize, rows: usize) -> LoaderBuilder {
     static BYTES: OnceLock<Arc<[u8]>> = OnceLock::new();
     let bytes = BYTES.get_or_init(|| vec![7; 16 << 20].into()).clone();
     let records = Records::builder(record).open_bytes(bytes).unwrap();
-    Loader::builder(records).order(Order::shuffled(1)).batch_size(rows)
+    Loader::builder(records)
+        .order(Order::shuffled(1))
+        .batch_size(rows)
 }
 
 /// Records of 64 bytes from a file in the page cache.
 fn cached() -> LoaderBuilder {
     let path = file(16 << 20);
     warm(&path, 0..16 << 20);
-    Loader::builder(Records::builder(64).open(path).unwrap()).order(Order::shuffled(1)).batch_size(256)
+    Loader::builder(Records::builder(64).open(path).unwrap())
+        .order(Order::shuffled(1))
+        .batch_size(256)
 }
 
 /// Samples that take a worker 100 µs.
@@ -106,9 +121,16 @@ fn pictures() -> LoaderBuilder {
 
 fn main() {
     let (pairs, seconds) = pairs_wanted();
-    let words: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
-    println!("target: meters take at most {} % of the throughput", COST * 100.0);
+    let words: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let wanted =
+        |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    println!(
+        "target: meters take at most {} % of the throughput",
+        COST * 100.0
+    );
     for (name, usual, block, builder) in cases().into_iter().filter(|(name, ..)| wanted(name)) {
         let (pairs, block) = match pairs {
             _ if as_test() => (1, 0.02),
@@ -141,7 +163,11 @@ impl Side {
     }
 
     fn take(&mut self) -> usize {
-        self.batches.next().expect("the epochs are endless").unwrap().len()
+        self.batches
+            .next()
+            .expect("the epochs are endless")
+            .unwrap()
+            .len()
     }
 
     /// Takes batches for about `seconds`, after those that were ready. (The other side may still fill its slots then.)
@@ -152,7 +178,11 @@ impl Side {
             samples += self.take();
             let elapsed = begin.elapsed().as_secs_f64();
             if elapsed >= seconds {
-                return Block { samples: samples as f64, seconds: elapsed, cpu: cpu_s() - cpu };
+                return Block {
+                    samples: samples as f64,
+                    seconds: elapsed,
+                    cpu: cpu_s() - cpu,
+                };
             }
         }
     }
@@ -161,7 +191,13 @@ impl Side {
 /// Runs pairs of blocks with and without meters, and prints the costs.
 fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     let control = std::env::var_os("FEEDLINE_CONTROL").is_some();
-    let without = || if control { builder() } else { builder().tuning(|t| t.unmeasured()) };
+    let without = || {
+        if control {
+            builder()
+        } else {
+            builder().tuning(|t| t.unmeasured())
+        }
+    };
     let (mut rates, mut ratios, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..pairs.div_ceil(PAIRS_EACH) {
         let (mut on, mut off) = if round % 2 == 0 {
@@ -195,7 +231,10 @@ fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
     say("throughput", [1.0 - ratio, 1.0 - high, 1.0 - low]);
     if rate > 1e6 {
         // The same nanoseconds per sample, relative to a microsecond.
-        say("the same at 10^6 samples/s", [1.0 - ratio, 1.0 - high, 1.0 - low].map(|share| share * 1e6 / rate));
+        say(
+            "the same at 10^6 samples/s",
+            [1.0 - ratio, 1.0 - high, 1.0 - low].map(|share| share * 1e6 / rate),
+        );
     }
     let (ratio, low, high) = spread(cpu);
     say("CPU time per sample", [ratio - 1.0, low - 1.0, high - 1.0]);
@@ -210,5 +249,8 @@ fn say(what: &str, [cost, low, high]: [f64; 3]) {
         _ => "neither shown nor excluded",
     };
     let [cost, low, high] = [cost, low, high].map(|share| 100.0 * share);
-    println!("  {what}: meters cost {cost:+.2} % [{low:+.2}, {high:+.2}]: at most {} %: {verdict}", 100.0 * COST);
+    println!(
+        "  {what}: meters cost {cost:+.2} % [{low:+.2}, {high:+.2}]: at most {} %: {verdict}",
+        100.0 * COST
+    );
 }

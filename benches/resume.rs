@@ -59,16 +59,25 @@ fn main() {
         0 => 30,
         pairs => pairs,
     };
-    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-resume-{}", std::process::id()));
+    let dir =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-resume-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     println!(
         "{pairs} pairs of a fresh start and a resumed one, ms to the first batch of {BATCH}; then ms of the first `state()`"
     );
-    let cases: [(&str, Cases); 5] =
-        [("records", records), ("files", files), ("chunks", chunks), ("virtual", samples), ("save", save)];
+    let cases: [(&str, Cases); 5] = [
+        ("records", records),
+        ("files", files),
+        ("chunks", chunks),
+        ("virtual", samples),
+        ("save", save),
+    ];
     let wanted = std::env::var("FEEDLINE_BENCH_CASES").ok();
     for (name, case) in cases {
-        if wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|word| word == name)) {
+        if wanted
+            .as_ref()
+            .is_none_or(|wanted| wanted.split(',').any(|word| word == name))
+        {
             case(&dir, pairs);
         }
     }
@@ -93,38 +102,68 @@ fn records(dir: &Path, pairs: usize) {
     let path = file(sized(4096, 4 * BATCH as u64) * RECORD as u64);
     let dataset = Arc::new(Records::builder(RECORD).open(&path).unwrap());
     let name = format!("{} records of {RECORD} bytes, shuffled", dataset.len());
-    let case = Case { name, dataset, order: Order::shuffled(1), files: vec![path] };
+    let case = Case {
+        name,
+        dataset,
+        order: Order::shuffled(1),
+        files: vec![path],
+    };
     case.warm_and_cold(dir, pairs);
 }
 
 fn files(dir: &Path, pairs: usize) {
     let name = |number: u64| format!("n{:08}_{number:05}.JPEG", 1_440_764 + number / 50);
-    let files: Vec<PathBuf> = (0..sized(FILES, 8)).map(|number| dir.join(name(number))).collect();
+    let files: Vec<PathBuf> = (0..sized(FILES, 8))
+        .map(|number| dir.join(name(number)))
+        .collect();
     for path in &files {
         let mut file = File::create(path).unwrap();
         file.write_all(&[7; FILE]).unwrap();
         file.sync_all().unwrap();
     }
-    for len in if as_test() { vec![1000] } else { vec![10_000, PICTURES] } {
+    for len in if as_test() {
+        vec![1000]
+    } else {
+        vec![10_000, PICTURES]
+    } {
         let mut sources = Sources::new();
         let folder = sources.dir(dir);
         for path in files.iter().cycle().take(len as usize) {
-            sources.file_in(folder, path.file_name().unwrap(), FILE as u64).unwrap();
+            sources
+                .file_in(folder, path.file_name().unwrap(), FILE as u64)
+                .unwrap();
         }
         let dataset = Arc::new(Made::samples(sources, len, FILE));
         let name = format!("{len} files of 16 KiB, shuffled");
-        Case { name, dataset, order: Order::shuffled(1), files: files.clone() }.warm_and_cold(dir, pairs);
+        Case {
+            name,
+            dataset,
+            order: Order::shuffled(1),
+            files: files.clone(),
+        }
+        .warm_and_cold(dir, pairs);
     }
 }
 
 fn chunks(dir: &Path, pairs: usize) {
     let path = file(sized(64 << 20, 1 << 20));
-    for count in if as_test() { vec![100] } else { vec![1000, 100_000, 1_000_000] } {
+    for count in if as_test() {
+        vec![100]
+    } else {
+        vec![1000, 100_000, 1_000_000]
+    } {
         let mut sources = Sources::new();
-        sources.file(&path, std::fs::metadata(&path).unwrap().len()).unwrap();
+        sources
+            .file(&path, std::fs::metadata(&path).unwrap().len())
+            .unwrap();
         let dataset = Arc::new(Made::chunks(sources, count, 64, 1024));
         let name = format!("{count} chunks of 64 KiB, windows of 4, 8 lanes");
-        let case = Case { name, dataset, order: Order::windowed(1, 4).lanes(8), files: vec![path.clone()] };
+        let case = Case {
+            name,
+            dataset,
+            order: Order::windowed(1, 4).lanes(8),
+            files: vec![path.clone()],
+        };
         case.warm_and_cold(dir, pairs);
     }
 }
@@ -132,15 +171,27 @@ fn chunks(dir: &Path, pairs: usize) {
 /// A dataset of 10^12 samples, in memory.
 fn samples(dir: &Path, pairs: usize) {
     let dataset = Arc::new(Made::samples(Made::memory(1 << 20), VIRTUAL, 64));
-    let case = Case { name: "10^12 samples, shuffled".into(), dataset, order: Order::shuffled(1), files: Vec::new() };
-    for (place, position) in [("second", BATCH as u64), ("middle", VIRTUAL / 2), ("last", VIRTUAL - BATCH as u64)] {
+    let case = Case {
+        name: "10^12 samples, shuffled".into(),
+        dataset,
+        order: Order::shuffled(1),
+        files: Vec::new(),
+    };
+    for (place, position) in [
+        ("second", BATCH as u64),
+        ("middle", VIRTUAL / 2),
+        ("last", VIRTUAL - BATCH as u64),
+    ] {
         case.compare(dir, place, pairs, &case.state_at(position), || ());
     }
 }
 
 impl Case {
     fn builder(&self) -> LoaderBuilder {
-        Loader::builder(self.dataset.clone()).order(self.order.clone()).batch_size(BATCH).workers(2)
+        Loader::builder(self.dataset.clone())
+            .order(self.order.clone())
+            .batch_size(BATCH)
+            .workers(2)
     }
 
     /// The state of a run that has delivered `position` samples, a multiple of the batch.
@@ -148,21 +199,39 @@ impl Case {
     /// It reads only a few of them: with enough ranks all of them lie in one batch. Then it changes the batch size.
     fn state_at(&self, position: u64) -> State {
         let world = u32::try_from(position).unwrap_or(u32::MAX);
-        let rank = self.builder().rank(Rank::new(0, world).unwrap()).global_batch(position).build().unwrap();
+        let rank = self
+            .builder()
+            .rank(Rank::new(0, world).unwrap())
+            .global_batch(position)
+            .build()
+            .unwrap();
         rank.epoch(0).unwrap().next().unwrap().unwrap();
-        let resumed = self.builder().resume_rebatched(rank.state().unwrap()).build().unwrap();
+        let resumed = self
+            .builder()
+            .resume_rebatched(rank.state().unwrap())
+            .build()
+            .unwrap();
         let state = resumed.state().unwrap();
-        assert_eq!((state.epoch(), state.position(), state.global_batch()), (0, position, BATCH as u64));
+        assert_eq!(
+            (state.epoch(), state.position(), state.global_batch()),
+            (0, position, BATCH as u64)
+        );
         state
     }
 
     fn warm_and_cold(&self, dir: &Path, pairs: usize) {
         let position = self.dataset.len() / 2 / BATCH as u64 * BATCH as u64;
         let state = self.state_at(position);
-        let lens: Vec<_> = self.files.iter().map(|path| (path, std::fs::metadata(path).unwrap().len())).collect();
+        let lens: Vec<_> = self
+            .files
+            .iter()
+            .map(|path| (path, std::fs::metadata(path).unwrap().len()))
+            .collect();
         lens.iter().for_each(|(path, len)| warm(path, 0..*len));
         self.compare(dir, "middle, warm", pairs, &state, || ());
-        self.compare(dir, "middle, cold", pairs, &state, || lens.iter().for_each(|(path, len)| evict(path, 0..*len)));
+        self.compare(dir, "middle, cold", pairs, &state, || {
+            lens.iter().for_each(|(path, len)| evict(path, 0..*len))
+        });
     }
 
     /// Milliseconds from the builder to the first batch, and the loader.
@@ -185,7 +254,16 @@ impl Case {
     /// The expected first sample, if `preview` can give it.
     fn expected(&self, position: u64) -> Option<u64> {
         let near = position < 1_000_000;
-        near.then(|| *self.builder().build().unwrap().preview(0, position + 1).unwrap().last().unwrap())
+        near.then(|| {
+            *self
+                .builder()
+                .build()
+                .unwrap()
+                .preview(0, position + 1)
+                .unwrap()
+                .last()
+                .unwrap()
+        })
     }
 
     fn compare(&self, dir: &Path, place: &str, pairs: usize, state: &State, before: impl Fn()) {
@@ -197,7 +275,10 @@ impl Case {
             // A B, B A, A B …: a drift of the machine affects both equally.
             for resume in [pair % 2 == 1, pair % 2 == 0] {
                 before();
-                let (ms, loader) = self.start(resume.then_some(saved.as_path()), if resume { expected } else { None });
+                let (ms, loader) = self.start(
+                    resume.then_some(saved.as_path()),
+                    if resume { expected } else { None },
+                );
                 if resume {
                     times.resumed.push(ms);
                     continue;
@@ -205,7 +286,9 @@ impl Case {
                 times.fresh.push(ms);
                 before();
                 times.first.push(timed(|| loader.state().unwrap()).0);
-                times.later.push(timed(|| (0..1000).fold(0, |sum, _| sum ^ loader.state().unwrap().steps())).0);
+                times.later.push(
+                    timed(|| (0..1000).fold(0, |sum, _| sum ^ loader.state().unwrap().steps())).0,
+                );
             }
         }
         println!("{}, {place}: {times}", self.name);
@@ -224,12 +307,20 @@ struct Times {
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let differences: Vec<f64> =
-            self.resumed.iter().zip(&self.fresh).map(|(resumed, fresh)| resumed - fresh).collect();
+        let differences: Vec<f64> = self
+            .resumed
+            .iter()
+            .zip(&self.fresh)
+            .map(|(resumed, fresh)| resumed - fresh)
+            .collect();
         let (more, low, high) = bootstrap(&differences);
         let of = |values: &Vec<f64>| spread(values.clone()).0;
-        let (fresh, resumed, first, later) =
-            (of(&self.fresh), of(&self.resumed), of(&self.first), of(&self.later) * 1e3);
+        let (fresh, resumed, first, later) = (
+            of(&self.fresh),
+            of(&self.resumed),
+            of(&self.first),
+            of(&self.later) * 1e3,
+        );
         write!(
             f,
             "fresh {fresh:.2}, resumed {resumed:.2}, difference {more:.2} [{low:.2}, {high:.2}] {}; ",
@@ -259,36 +350,75 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
 fn bootstrap(values: &[f64]) -> (f64, f64, f64) {
     let mut draws = Draws::new(0, 0, 0, "bootstrap");
     let mut one = |_| values[draws.below(values.len() as u64) as usize];
-    let mut medians: Vec<f64> = (0..10_000).map(|_| spread(values.iter().map(&mut one).collect()).0).collect();
+    let mut medians: Vec<f64> = (0..10_000)
+        .map(|_| spread(values.iter().map(&mut one).collect()).0)
+        .collect();
     medians.sort_by(f64::total_cmp);
     (spread(values.to_vec()).0, medians[250], medians[9749])
 }
 
 fn save(dir: &Path, pairs: usize) {
     let dataset = Arc::new(Made::samples(Made::memory(1 << 20), VIRTUAL, 64));
-    let case = Case { name: String::new(), dataset, order: Order::shuffled(u64::MAX), files: Vec::new() };
+    let case = Case {
+        name: String::new(),
+        dataset,
+        order: Order::shuffled(u64::MAX),
+        files: Vec::new(),
+    };
     let state = case.state_at(VIRTUAL - BATCH as u64);
     let bytes = state.to_bytes();
-    assert!(bytes.len() <= STATE_BYTES, "a state of {} bytes", bytes.len());
+    assert!(
+        bytes.len() <= STATE_BYTES,
+        "a state of {} bytes",
+        bytes.len()
+    );
     println!("a state at the end of 10^12 samples: {} bytes", bytes.len());
     let (path, bare) = (dir.join("state"), dir.join("bare"));
     println!("{pairs} pairs each, ms:");
-    let (unsynced, plainly) =
-        (|| timed(|| state.save_unsynced(&path).unwrap()).0, || timed(|| plain(&bare, &bytes, Synced::None)).0);
+    let (unsynced, plainly) = (
+        || timed(|| state.save_unsynced(&path).unwrap()).0,
+        || timed(|| plain(&bare, &bytes, Synced::None)).0,
+    );
     // Saves are far apart, because ext4 starts to write a file that replaces another. If it is replaced again within
     // milliseconds, it must reach the device first.
     let rest = || std::thread::sleep(Duration::from_millis(sized(50, 0)));
     let (ms, low, high) = spread((0..sized(100, 2)).map(|_| (rest(), unsynced()).1).collect());
     let verdict = if high <= SAVE_MS { "met" } else { "MISSED" };
     println!("save_unsynced: {ms:.3} [{low:.3}, {high:.3}] of 100, 50 ms apart ({verdict})");
-    compare("save_unsynced / plain write and rename", "ms", pairs, || (rest(), unsynced()).1, || (rest(), plainly()).1);
-    let burst = |save: &dyn Fn() -> f64| (0..sized(100, 2)).map(|_| save()).sum::<f64>() / sized(100, 2) as f64;
-    compare("the same 100 times in a row, each", "ms", pairs, || burst(&unsynced), || burst(&plainly));
+    compare(
+        "save_unsynced / plain write and rename",
+        "ms",
+        pairs,
+        || (rest(), unsynced()).1,
+        || (rest(), plainly()).1,
+    );
+    let burst = |save: &dyn Fn() -> f64| {
+        (0..sized(100, 2)).map(|_| save()).sum::<f64>() / sized(100, 2) as f64
+    };
+    compare(
+        "the same 100 times in a row, each",
+        "ms",
+        pairs,
+        || burst(&unsynced),
+        || burst(&plainly),
+    );
     let synced = || timed(|| state.save(&path).unwrap()).0;
     let file = || timed(|| plain(&bare, &bytes, Synced::File)).0;
     let both = || timed(|| plain(&bare, &bytes, Synced::Both)).0;
-    compare("save / plain write, fsync, rename, fsync of the folder", "ms", pairs, synced, both);
-    compare("save / plain write, fsync, rename", "ms", pairs, synced, file);
+    compare(
+        "save / plain write, fsync, rename, fsync of the folder",
+        "ms",
+        pairs,
+        synced,
+        both,
+    );
+    compare(
+        "save / plain write, fsync, rename",
+        "ms",
+        pairs,
+        synced,
+        file,
+    );
 }
 
 /// Parts of a save to sync.
@@ -309,6 +439,9 @@ fn plain(path: &Path, bytes: &[u8], sync: Synced) {
     }
     std::fs::rename(&temporary, path).unwrap();
     if sync == Synced::Both {
-        File::open(path.parent().unwrap()).unwrap().sync_all().unwrap();
+        File::open(path.parent().unwrap())
+            .unwrap()
+            .sync_all()
+            .unwrap();
     }
 }

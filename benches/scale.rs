@@ -41,13 +41,21 @@ fn main() {
         return one(kind, n.parse().unwrap());
     }
     let most = if as_test() { 4 } else { 8 };
-    let (samples, parts) = if as_test() { (1_000_000, 100) } else { (1_000_000_000_000, 1_000_000) };
-    let plans = (3..=most).flat_map(|exponent| ["plan", "run"].map(|kind| (kind, 10_u64.pow(exponent))));
+    let (samples, parts) = if as_test() {
+        (1_000_000, 100)
+    } else {
+        (1_000_000_000_000, 1_000_000)
+    };
+    let plans =
+        (3..=most).flat_map(|exponent| ["plan", "run"].map(|kind| (kind, 10_u64.pow(exponent))));
     for (kind, n) in plans.chain([("ranks", samples), ("lanes", parts), ("shards", parts)]) {
         let mut command = Command::new(std::env::current_exe().unwrap());
         // Freed memory returns to the kernel; reused memory would not count.
         command.env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=131072");
-        let status = command.env("FEEDLINE_SCALE", format!("{kind} {n}")).args(std::env::args().skip(1)).status();
+        let status = command
+            .env("FEEDLINE_SCALE", format!("{kind} {n}"))
+            .args(std::env::args().skip(1))
+            .status();
         assert!(status.unwrap().success(), "{kind} {n}");
     }
 }
@@ -57,7 +65,10 @@ fn one(kind: &str, n: u64) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scale");
     std::fs::create_dir_all(dir.join("in")).unwrap();
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images/420.jpg");
-    for path in (0..16).map(|k| dir.join(format!("in/{k:020}.jpg"))).filter(|path| !path.exists()) {
+    for path in (0..16)
+        .map(|k| dir.join(format!("in/{k:020}.jpg")))
+        .filter(|path| !path.exists())
+    {
         std::fs::copy(picture, path).unwrap();
     }
     let out = dir.join(format!("plan-{n}"));
@@ -66,7 +77,11 @@ fn one(kind: &str, n: u64) {
             let _ = std::fs::remove_dir_all(&out);
             let shards = Shards::new(Format::Tar).shuffle(1);
             let tasks = (n / 64).clamp(1, 100_000);
-            measure(kind, n, || shards.plan_repeated(dir.join("in"), &out, tasks, n).unwrap());
+            measure(kind, n, || {
+                shards
+                    .plan_repeated(dir.join("in"), &out, tasks, n)
+                    .unwrap()
+            });
         }
         "run" => {
             let tasks = Plan::open(&out).unwrap().tasks();
@@ -75,7 +90,14 @@ fn one(kind: &str, n: u64) {
             measure(&format!("run of {pictures}"), n, || {
                 let plan = Plan::open(&out).unwrap();
                 let stop = Stop::new();
-                let ran = plan.run(&Tasks::list(&(tasks - 1).to_string()).unwrap(), 1, &stop, |_| {}).unwrap();
+                let ran = plan
+                    .run(
+                        &Tasks::list(&(tasks - 1).to_string()).unwrap(),
+                        1,
+                        &stop,
+                        |_| {},
+                    )
+                    .unwrap();
                 assert_eq!(ran.done, 1);
             });
             std::fs::remove_dir_all(&out).unwrap();
@@ -88,15 +110,21 @@ fn one(kind: &str, n: u64) {
         "lanes" => {
             let dataset = Arc::new(Made::chunks(Made::memory(1 << 20), n, 1_000_000, 1));
             let lanes = RANKS.min(n as u32);
-            let builder = || Loader::builder(dataset.clone()).order(Order::windowed(1, 4).lanes(lanes));
+            let builder =
+                || Loader::builder(dataset.clone()).order(Order::windowed(1, 4).lanes(lanes));
             measure(kind, n, || start(builder, false));
         }
         "shards" => {
             let mut sources = Sources::new();
             let folder = sources.dir(&dir);
-            std::fs::File::create(dir.join("shard-00000000.bin")).unwrap().set_len(1 << 30).unwrap();
+            std::fs::File::create(dir.join("shard-00000000.bin"))
+                .unwrap()
+                .set_len(1 << 30)
+                .unwrap();
             for _ in 0..n {
-                sources.file_in(folder, "shard-00000000.bin", 1 << 30).unwrap();
+                sources
+                    .file_in(folder, "shard-00000000.bin", 1 << 30)
+                    .unwrap();
             }
             let dataset = Arc::new(Made::samples(sources, n * (1 << 20), 1024));
             let builder = || Loader::builder(dataset.clone()).order(Order::shuffled(1));
@@ -108,13 +136,21 @@ fn one(kind: &str, n: u64) {
 
 /// Builds the loader of the last rank, starts an epoch, saves its state, and resumes from it.
 fn start(builder: impl Fn() -> LoaderBuilder, receives: bool) -> usize {
-    let rank = || builder().rank(Rank::new(RANKS - 1, RANKS).unwrap()).batch_size(BATCH).workers(1);
+    let rank = || {
+        builder()
+            .rank(Rank::new(RANKS - 1, RANKS).unwrap())
+            .batch_size(BATCH)
+            .workers(1)
+    };
     let loader = rank().build().unwrap();
     if receives {
         loader.epoch(0).unwrap().next().unwrap().unwrap();
     }
     let state = loader.state().unwrap().to_bytes();
-    let resumed = rank().resume(State::from_bytes(&state).unwrap()).build().unwrap();
+    let resumed = rank()
+        .resume(State::from_bytes(&state).unwrap())
+        .build()
+        .unwrap();
     assert_eq!(resumed.state().unwrap().to_bytes(), state);
     state.len()
 }
@@ -134,6 +170,9 @@ fn measure<T>(kind: &str, n: u64, work: impl FnOnce() -> T) {
 
 fn resident(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }

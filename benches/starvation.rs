@@ -72,10 +72,17 @@ impl Line {
             self.off_us(),
             100.0 * self.truth.as_secs_f64() / self.wall.as_secs_f64().max(1e-9),
             if self.is_right() { "ok" } else { "OFF" },
-            if tries > 1 { format!(" ({tries} runs)") } else { String::new() },
+            if tries > 1 {
+                format!(" ({tries} runs)")
+            } else {
+                String::new()
+            },
         );
         if self.steps.0 != self.steps.1 {
-            println!("{:58} {} of {} steps were measured", "", self.steps.1, self.steps.0);
+            println!(
+                "{:58} {} of {} steps were measured",
+                "", self.steps.1, self.steps.0
+            );
         }
     }
 }
@@ -87,8 +94,12 @@ type Scenario = (&'static str, u64, fn(u64) -> Vec<Line>);
 const FEW: u64 = 5;
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
+    let words: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|arg| !arg.starts_with('-'))
+        .collect();
+    let wanted =
+        |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word.as_str()));
     println!(
         "{:58} {:9} {:>6} {:>10}   {:>9} {:>9} {:>6}",
         "scenario", "", "steps", "truth, ms", "measured", "µs/step", "%"
@@ -102,8 +113,15 @@ fn main() -> ExitCode {
         println!("{all} scenarios ran; a test does not check times");
         return ExitCode::SUCCESS;
     }
-    println!("{right} of {all} scenarios within {} % or {PER_STEP:?} per step of the truth", SHARE * 100.0);
-    if right == all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!(
+        "{right} of {all} scenarios within {} % or {PER_STEP:?} per step of the truth",
+        SHARE * 100.0
+    );
+    if right == all {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 fn scenarios() -> Vec<Scenario> {
@@ -117,7 +135,10 @@ fn judge(name: &str, steps: u64, run: fn(u64) -> Vec<Line>) -> bool {
     if as_test() {
         for line in run(FEW) {
             assert!(line.steps.0 > 0, "{name}: no step");
-            assert_eq!(line.steps.1, line.steps.0, "{name}: steps that were measured");
+            assert_eq!(
+                line.steps.1, line.steps.0,
+                "{name}: steps that were measured"
+            );
         }
         return true;
     }

@@ -29,7 +29,11 @@ use std::time::{Duration, Instant};
 const BLOCKS: [u64; 4] = [4 << 10, 128 << 10, 150_528, 1 << 20];
 const DEPTHS: [u32; 4] = [1, 4, 32, 64];
 /// Targets: block, depth, minimum ratio of bytes per second to fio's.
-const TARGETS: [(u64, u32, f64); 3] = [(128 << 10, 32, 0.98), (1 << 20, 32, 0.98), (4 << 10, 64, 0.90)];
+const TARGETS: [(u64, u32, f64); 3] = [
+    (128 << 10, 32, 0.98),
+    (1 << 20, 32, 0.98),
+    (4 << 10, 64, 0.90),
+];
 /// Target: maximum CPU seconds per byte, as a ratio to fio's.
 const CPU_TARGET: f64 = 1.2;
 
@@ -44,7 +48,11 @@ fn main() {
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_secs(1))
         .configure_from_args();
-    every_reader(&mut criterion, &file, if as_test() { 1 << 20 } else { 64 << 20 });
+    every_reader(
+        &mut criterion,
+        &file,
+        if as_test() { 1 << 20 } else { 64 << 20 },
+    );
     criterion.final_summary();
 }
 
@@ -75,17 +83,34 @@ impl Load {
         let source = sources.file(path, len).unwrap();
         let mut options = ReaderOptions::default();
         (options.mode, options.depth) = (mode, Some(depth));
-        options.direct = if mode == Mode::Mmap { Direct::Off } else { Direct::On };
-        let opened = open(Arc::new(sources), &options).map_err(|error| eprintln!("skipped: {error}")).ok()?;
+        options.direct = if mode == Mode::Mmap {
+            Direct::Off
+        } else {
+            Direct::On
+        };
+        let opened = open(Arc::new(sources), &options)
+            .map_err(|error| eprintln!("skipped: {error}"))
+            .ok()?;
         let Opened { mut reader, .. } = opened;
         let room = (block as usize).next_multiple_of(4096);
         let ring = ByteRing::new(room * depth as usize, depth as usize, || {}).unwrap();
         if let Some(reason) = reader.register_ring(&ring) {
             eprintln!("{reason}");
         }
-        let idle = (0..depth).map(|_| ring.reserve(room).unwrap().into()).collect();
+        let idle = (0..depth)
+            .map(|_| ring.reserve(room).unwrap().into())
+            .collect();
         let blocks = (len / block).max(1);
-        Some(Self { reader, idle, source, block, blocks, state: 7, path: path.into(), mode })
+        Some(Self {
+            reader,
+            idle,
+            source,
+            block,
+            blocks,
+            state: 7,
+            path: path.into(),
+            mode,
+        })
     }
 
     /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns the bytes.
@@ -95,8 +120,20 @@ impl Load {
             while go_on(bytes) {
                 let Some(buf) = self.idle.pop() else { break };
                 let offset = random(&mut self.state) % self.blocks * self.block;
-                let extent = Extent { source: self.source, offset, len: self.block };
-                assert!(self.reader.submit(ReadOp { tag: 0, extent, buf }).is_ok());
+                let extent = Extent {
+                    source: self.source,
+                    offset,
+                    len: self.block,
+                };
+                assert!(
+                    self.reader
+                        .submit(ReadOp {
+                            tag: 0,
+                            extent,
+                            buf
+                        })
+                        .is_ok()
+                );
             }
             if self.reader.in_flight() == 0 {
                 return bytes;
@@ -119,11 +156,17 @@ impl Load {
 }
 
 fn every_reader(criterion: &mut Criterion, path: &Path, sample_bytes: u64) {
-    for (name, mode) in [("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)] {
+    for (name, mode) in [
+        ("uring", Mode::Uring),
+        ("pread", Mode::Pread),
+        ("mmap", Mode::Mmap),
+    ] {
         let mut group = criterion.benchmark_group(name);
         for block in BLOCKS {
             for depth in DEPTHS {
-                let Some(mut load) = Load::new(path, mode, block, depth) else { continue };
+                let Some(mut load) = Load::new(path, mode, block, depth) else {
+                    continue;
+                };
                 // Small blocks and depths are slow: fewer bytes make a sample.
                 let bytes = (block * 16 * u64::from(depth)).clamp(block, sample_bytes.max(block));
                 let count = bytes / block;
@@ -160,7 +203,10 @@ fn measure(load: &mut Load, seconds: f64) -> Fio {
     });
     let cpu = cpu_s() - cpu;
     let gigabytes = bytes as f64 / 1e9;
-    Fio { gb_per_s: gigabytes / start.elapsed().as_secs_f64(), cpu_s_per_gb: cpu / gigabytes }
+    Fio {
+        gb_per_s: gigabytes / start.elapsed().as_secs_f64(),
+        cpu_s_per_gb: cpu / gigabytes,
+    }
 }
 
 fn compare_with_fio(path: &Path, pairs: usize, seconds: f64) {
@@ -169,16 +215,26 @@ fn compare_with_fio(path: &Path, pairs: usize, seconds: f64) {
         Ok("mmap") => Mode::Mmap,
         _ => Mode::Uring,
     };
-    println!("{pairs} pairs of {seconds} s, {mode:?} and fio in turn, {}", path.display());
-    println!("   block depth |     GB/s      fio | ratio [95 %] | CPU s/GB      fio | ratio [95 %] | verdict");
+    println!(
+        "{pairs} pairs of {seconds} s, {mode:?} and fio in turn, {}",
+        path.display()
+    );
+    println!(
+        "   block depth |     GB/s      fio | ratio [95 %] | CPU s/GB      fio | ratio [95 %] | verdict"
+    );
     for (block, depth) in cases() {
-        let Some(mut load) = Load::new(path, mode, block, depth) else { continue };
+        let Some(mut load) = Load::new(path, mode, block, depth) else {
+            continue;
+        };
         let mut all = Vec::new();
         for _ in 0..pairs {
             let ours = measure(&mut load, seconds);
             match fio(path, block, depth, seconds) {
                 Some(fio) => all.push((ours, fio)),
-                None => println!("{block:>8} {depth:>5} | {:>8.3} | no fio here", ours.gb_per_s),
+                None => println!(
+                    "{block:>8} {depth:>5} | {:>8.3} | no fio here",
+                    ours.gb_per_s
+                ),
             }
         }
         if !all.is_empty() {
@@ -194,16 +250,30 @@ fn cases() -> Vec<(u64, u32)> {
         Some((block.parse().ok()?, depth.parse().ok()?))
     };
     let named: Vec<_> = text.split(',').filter_map(parse).collect();
-    if named.is_empty() { TARGETS.iter().map(|(block, depth, _)| (*block, *depth)).collect() } else { named }
+    if named.is_empty() {
+        TARGETS
+            .iter()
+            .map(|(block, depth, _)| (*block, *depth))
+            .collect()
+    } else {
+        named
+    }
 }
 
 fn print_case(block: u64, depth: u32, pairs: &[(Fio, Fio)]) {
     let of = |value: fn(&(Fio, Fio)) -> f64| spread(pairs.iter().map(value).collect());
     let speed = of(|(ours, fio)| ours.gb_per_s / fio.gb_per_s);
     let cpu = of(|(ours, fio)| ours.cpu_s_per_gb / fio.cpu_s_per_gb);
-    let target = TARGETS.iter().find(|(b, d, _)| (*b, *d) == (block, depth)).map(|(_, _, target)| *target);
+    let target = TARGETS
+        .iter()
+        .find(|(b, d, _)| (*b, *d) == (block, depth))
+        .map(|(_, _, target)| *target);
     let verdict = target.map_or(String::new(), |target| {
-        format!("{}, CPU {}", judge(speed, |value| value >= target), judge(cpu, |value| value <= CPU_TARGET))
+        format!(
+            "{}, CPU {}",
+            judge(speed, |value| value >= target),
+            judge(cpu, |value| value <= CPU_TARGET)
+        )
     });
     println!(
         "{block:>8} {depth:>5} | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {:>8.3} {:>8.3} | {:.3} [{:.3}, {:.3}] | {verdict}",

@@ -82,7 +82,12 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_value = "4,2,1,3", value_parser = clap::value_parser!(u32).range(1..=64))]
     worlds: Vec<u32>,
     /// End of each attempt except the last; the list repeats if there are more worlds
-    #[arg(long, value_delimiter = ',', value_enum, default_value = "9-one,term,9")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_enum,
+        default_value = "9-one,term,9"
+    )]
     kills: Vec<End>,
     /// Number of epochs
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -182,7 +187,9 @@ impl Args {
 
     fn loader_in(&self, folder: &Path) -> Anyhow<LoaderBuilder> {
         let records = Records::builder(self.record_bytes()).open(self.data_in(folder))?;
-        Ok(Loader::builder(records).order(Order::shuffled(self.seed())).global_batch(self.global_batch))
+        Ok(Loader::builder(records)
+            .order(Order::shuffled(self.seed()))
+            .global_batch(self.global_batch))
     }
 }
 
@@ -211,18 +218,36 @@ fn run_rank(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     set_parent_process_death_signal(Some(Number::KILL))?;
     let peers = Peers(File::from(stdin().as_fd().try_clone_to_owned()?));
     let attempt = std::env::var(RESTARTS)?.parse()?;
-    train_all(args, folder, Rank::from_env()?, Stop::on_signals()?, peers, attempt)
+    train_all(
+        args,
+        folder,
+        Rank::from_env()?,
+        Stop::on_signals()?,
+        peers,
+        attempt,
+    )
 }
 
 /// Trains up to the last step, or to a signal. `Peers` is closed at the end.
-fn train_all(args: &Args, folder: &Path, rank: Rank, stop: Stop, mut peers: Peers, attempt: usize) -> Anyhow<ExitCode> {
+fn train_all(
+    args: &Args,
+    folder: &Path,
+    rank: Rank,
+    stop: Stop,
+    mut peers: Peers,
+    attempt: usize,
+) -> Anyhow<ExitCode> {
     let first = rank.number() == 0;
     let mut builder = args.loader_in(folder)?.rank(rank).stop(stop).workers(1);
     if let Some(state) = saved_in(folder)? {
         builder = builder.resume(state);
     }
     let loader = builder.build()?;
-    let mut log = File::options().append(true).create_new(true).open(log_of(folder, attempt, rank.number()))?;
+    let mut log = File::options().append(true).create_new(true).open(log_of(
+        folder,
+        attempt,
+        rank.number(),
+    ))?;
     let mut weights = vec![0.0_f32; args.record_bytes()];
     for batch in loader.epochs(loader.next_epoch()..args.epochs)? {
         let batch = batch?;
@@ -252,7 +277,10 @@ fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
     let records = batch.field("record")?;
     for row in 0..batch.valid() {
         let bytes = records.row::<u8>(row)?;
-        weights.iter_mut().zip(bytes).for_each(|(weight, byte)| *weight += 0.01 * (f32::from(*byte) - *weight));
+        weights
+            .iter_mut()
+            .zip(bytes)
+            .for_each(|(weight, byte)| *weight += 0.01 * (f32::from(*byte) - *weight));
     }
     black_box(weights);
     thread::sleep(Duration::from_millis(step_ms));
@@ -266,7 +294,10 @@ impl Peers {
     /// Whether any rank's flag is set. Returns the same value on all ranks, after all have called it.
     fn any(&mut self, flag: bool) -> Anyhow<bool> {
         let mut answer = [0];
-        let reduced = self.0.write_all(&[flag.into()]).and_then(|()| self.0.read_exact(&mut answer));
+        let reduced = self
+            .0
+            .write_all(&[flag.into()])
+            .and_then(|()| self.0.read_exact(&mut answer));
         reduced.map_err(|error| format!("another rank or the supervisor has ended: {error}"))?;
         Ok(answer != [0])
     }
@@ -281,7 +312,8 @@ fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     // From here on a signal is a request. Before, it ends the process.
     let stop = Stop::on_signals()?;
     let rank = Rank::from_env()?;
-    std::fs::create_dir_all(folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let until = Instant::now() + Duration::from_secs(args.wait);
     let met = match rank.number() {
         0 => {
@@ -293,7 +325,9 @@ fn join(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
         }
         _ => find(folder, rank, &stop, until)?,
     };
-    let Some((peers, attempt, hub)) = met else { return Ok(SAVED.into()) };
+    let Some((peers, attempt, hub)) = met else {
+        return Ok(SAVED.into());
+    };
     let from = steps_saved(folder)?;
     say!("attempt {}: {rank}, from step {from}", attempt + 1);
     let end = train_all(args, folder, rank, stop, peers, attempt);
@@ -315,8 +349,11 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
     let listener = TcpListener::bind(("0.0.0.0", 0))?;
     listener.set_nonblocking(true)?;
     // An address of an earlier attempt may lead anywhere. The key shows whether it leads here.
-    let key = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos() as u64;
-    let host = std::env::var("MASTER_ADDR").or_else(|_| std::fs::read_to_string("/proc/sys/kernel/hostname"))?;
+    let key = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_nanos() as u64;
+    let host = std::env::var("MASTER_ADDR")
+        .or_else(|_| std::fs::read_to_string("/proc/sys/kernel/hostname"))?;
     let address = format!("{}:{} {key}", host.trim(), listener.local_addr()?.port());
     std::fs::write(folder.join("new"), address)?;
     std::fs::rename(folder.join("new"), folder.join(ADDRESS))?;
@@ -326,12 +363,17 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
             Ok((stream, _)) => {
                 stream.set_nonblocking(false)?;
                 stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-                let Ok([its_key, rank, its_world]) = receive(&stream) else { continue };
+                let Ok([its_key, rank, its_world]) = receive(&stream) else {
+                    continue;
+                };
                 if its_key != key || rank == 0 || rank >= its_world {
                     continue;
                 }
                 if its_world != u64::from(world) {
-                    return Err(format!("rank {rank} counts {its_world} ranks, rank 0 counts {world}").into());
+                    return Err(format!(
+                        "rank {rank} counts {its_world} ranks, rank 0 counts {world}"
+                    )
+                    .into());
                 }
                 // A rank that was started again replaces the one that ended.
                 ranks[rank as usize - 1] = Some(stream);
@@ -341,11 +383,17 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
             Err(_) => {
                 let missing = ranks.iter().zip(1..).filter(|(stream, _)| stream.is_none());
                 let missing: Vec<_> = missing.map(|(_, rank)| rank.to_string()).collect();
-                return Err(format!("of {world} ranks these did not come in time: {}", missing.join(", ")).into());
+                return Err(format!(
+                    "of {world} ranks these did not come in time: {}",
+                    missing.join(", ")
+                )
+                .into());
             }
         }
     }
-    let attempt = (0..).take_while(|number| start_of(folder, *number).exists()).count();
+    let attempt = (0..)
+        .take_while(|number| start_of(folder, *number).exists())
+        .count();
     let from = steps_saved(folder)?;
     std::fs::write(start_of(folder, attempt), format!("{world} {from}"))?;
     let (own, theirs) = UnixStream::pair()?;
@@ -359,7 +407,11 @@ fn meet(folder: &Path, world: u32, stop: &Stop, until: Instant) -> Anyhow<Met> {
         sockets.push(socket);
     }
     let hub = thread::spawn(move || all_reduce(&sockets, &AtomicU64::new(0)));
-    Ok(Some((Peers(File::from(OwnedFd::from(own))), attempt, Some(hub))))
+    Ok(Some((
+        Peers(File::from(OwnedFd::from(own))),
+        attempt,
+        Some(hub),
+    )))
 }
 
 /// Another rank: connects to rank 0, which may not yet have published its address.
@@ -372,11 +424,19 @@ fn find(folder: &Path, rank: Rank, stop: &Stop, until: Instant) -> Anyhow<Met> {
         stream.set_nodelay(true)?;
         let hello = [key, u64::from(rank.number()), u64::from(rank.world())];
         stream.write_all(&hello.map(u64::to_le_bytes).concat())?;
-        stream.set_read_timeout(Some(until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))))?;
+        stream.set_read_timeout(Some(
+            until
+                .saturating_duration_since(Instant::now())
+                .max(Duration::from_millis(1)),
+        ))?;
         let [its_key, attempt] = receive(&stream)?;
         stream.set_read_timeout(None)?;
         match its_key == key {
-            true => Ok(Some((Peers(File::from(OwnedFd::from(stream))), attempt as usize, None))),
+            true => Ok(Some((
+                Peers(File::from(OwnedFd::from(stream))),
+                attempt as usize,
+                None,
+            ))),
             false => Err("another process answered".into()),
         }
     };
@@ -385,7 +445,11 @@ fn find(folder: &Path, rank: Rank, stop: &Stop, until: Instant) -> Anyhow<Met> {
             Err(_) if stop.requested() => return Ok(None),
             Err(_) if Instant::now() < until => thread::sleep(Duration::from_millis(50)),
             Err(error) => {
-                return Err(format!("{rank}: rank 0 was not found in time by {}: {error}", folder.display()).into());
+                return Err(format!(
+                    "{rank}: rank 0 was not found in time by {}: {error}",
+                    folder.display()
+                )
+                .into());
             }
             found => return found,
         }
@@ -408,17 +472,29 @@ fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     let mut attempts: Vec<Attempt> = Vec::new();
     for number in (0..).take_while(|number| start_of(folder, *number).exists()) {
         let text = std::fs::read_to_string(start_of(folder, number))?;
-        let (world, from) = text.split_once(' ').ok_or_else(|| format!("attempt {}: {text:?}", number + 1))?;
+        let (world, from) = text
+            .split_once(' ')
+            .ok_or_else(|| format!("attempt {}: {text:?}", number + 1))?;
         let from = from.parse()?;
         if let Some(last) = attempts.last_mut() {
             last.kept = from;
         }
-        attempts.push(Attempt { world: world.parse()?, from, kept: 0 });
+        attempts.push(Attempt {
+            world: world.parse()?,
+            from,
+            kept: 0,
+        });
     }
     let kept = steps_saved(folder)?;
     match attempts.last_mut() {
         Some(last) => last.kept = kept,
-        None => return Err(format!("{} holds no attempt: start ranks with --join", folder.display()).into()),
+        None => {
+            return Err(format!(
+                "{} holds no attempt: start ranks with --join",
+                folder.display()
+            )
+            .into());
+        }
     }
     say!("attempt  ranks  from step  to step  done again");
     for (number, attempt) in attempts.iter().enumerate() {
@@ -426,7 +502,11 @@ fn check(args: &Args, folder: &Path) -> Anyhow<ExitCode> {
     }
     let found = union(args, folder, &attempts, &expected)?;
     if kept < expected.len() as u64 {
-        return Err(format!("not finished: step {kept} of {}; start the ranks again", expected.len()).into());
+        return Err(format!(
+            "not finished: step {kept} of {}; start the ranks again",
+            expected.len()
+        )
+        .into());
     }
     judge(args, &expected, &found)
 }
@@ -446,8 +526,14 @@ impl Entry {
         let records = batch.field("record")?;
         // Later rows only fill up the last batch of an epoch.
         let ids = batch.ids().iter().take(batch.valid()).enumerate();
-        let samples = ids.map(|(row, id)| Ok((*id, xxh3_64(records.row::<u8>(row)?)))).collect::<Anyhow<_>>()?;
-        Ok(Self { step, epoch: batch.epoch(), samples })
+        let samples = ids
+            .map(|(row, id)| Ok((*id, xxh3_64(records.row::<u8>(row)?))))
+            .collect::<Anyhow<_>>()?;
+        Ok(Self {
+            step,
+            epoch: batch.epoch(),
+            samples,
+        })
     }
 
     /// The samples of one rank: consecutive ones. A smaller last batch has blank rows until it is divisible by the ranks.
@@ -455,7 +541,13 @@ impl Entry {
         let size = self.samples.len().next_multiple_of(world).min(global_batch);
         let (each, more) = (size / world, size % world);
         let start = rank * each + rank.min(more);
-        let samples = self.samples.iter().copied().skip(start).take(each + usize::from(rank < more)).collect();
+        let samples = self
+            .samples
+            .iter()
+            .copied()
+            .skip(start)
+            .take(each + usize::from(rank < more))
+            .collect();
         Self { samples, ..*self }
     }
 }
@@ -479,8 +571,14 @@ fn supervise(mut args: Args) -> Anyhow<ExitCode> {
         args.global_batch
     );
     say!("attempt  ranks  from step  to step  done again  ended by");
-    let mut run =
-        Run { args, folder: &folder.0, stop, steps, draws: Draws::new(seed, 0, 0, "kills"), attempts: Vec::new() };
+    let mut run = Run {
+        args,
+        folder: &folder.0,
+        stop,
+        steps,
+        draws: Draws::new(seed, 0, 0, "kills"),
+        attempts: Vec::new(),
+    };
     while !run.attempt()? {
         if run.stop.requested() {
             eprintln!("interrupted: all ranks were killed");
@@ -495,7 +593,12 @@ fn judge(args: &Args, expected: &[Entry], found: &[Entry]) -> Anyhow<ExitCode> {
     if let Some(difference) = difference(expected, found) {
         return Err(format!("not exact: {difference}").into());
     }
-    say!("exact: {} samples in {} epochs, hash {:016x}", samples(found), args.epochs, hash(found));
+    say!(
+        "exact: {} samples in {} epochs, hash {:016x}",
+        samples(found),
+        args.epochs,
+        hash(found)
+    );
     Ok(ExitCode::SUCCESS)
 }
 
@@ -505,7 +608,8 @@ struct Folder(PathBuf, bool);
 impl Folder {
     fn new(keep: bool) -> Anyhow<Self> {
         let path = std::env::temp_dir().join(format!("feedline-resume-{}", std::process::id()));
-        std::fs::create_dir(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+        std::fs::create_dir(&path)
+            .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
         Ok(Self(path, keep))
     }
 }
@@ -524,7 +628,9 @@ fn make_records(path: &Path, args: &Args) -> Anyhow<()> {
     let mut record = vec![0; args.record_bytes()];
     for id in 0..args.samples {
         let mut draws = Draws::new(args.seed(), 0, id, "data");
-        record.chunks_mut(8).for_each(|word| word.copy_from_slice(&draws.next_u64().to_le_bytes()[..word.len()]));
+        record
+            .chunks_mut(8)
+            .for_each(|word| word.copy_from_slice(&draws.next_u64().to_le_bytes()[..word.len()]));
         file.write_all(&record)?;
     }
     file.into_inner()?;
@@ -535,10 +641,16 @@ fn make_records(path: &Path, args: &Args) -> Anyhow<()> {
 fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
     let world = args.worlds.iter().copied().max().unwrap_or(1);
     // A rank of the largest world, so that an illegal world size is an error at once.
-    let loader = args.loader_in(folder)?.rank(Rank::new(0, world)?).workers(1).build()?;
+    let loader = args
+        .loader_in(folder)?
+        .rank(Rank::new(0, world)?)
+        .workers(1)
+        .build()?;
     let file = File::open(args.data_in(folder))?;
     let mut record = vec![0; args.record_bytes()];
-    let samples = Records::builder(record.len()).open(args.data_in(folder))?.len();
+    let samples = Records::builder(record.len())
+        .open(args.data_in(folder))?
+        .len();
     let mut hashes = Vec::new();
     for id in 0..samples {
         let offset = id * record.len() as u64;
@@ -550,7 +662,11 @@ fn expected(args: &Args, folder: &Path) -> Anyhow<Vec<Entry>> {
         let ids = loader.preview(epoch, loader.samples_per_epoch())?;
         for ids in ids.chunks(usize::try_from(args.global_batch)?) {
             let samples = ids.iter().map(|id| (*id, hashes[*id as usize])).collect();
-            steps.push(Entry { step: steps.len() as u64 + 1, epoch, samples });
+            steps.push(Entry {
+                step: steps.len() as u64 + 1,
+                epoch,
+                samples,
+            });
         }
     }
     Ok(steps)
@@ -565,7 +681,9 @@ fn hash(steps: &[Entry]) -> u64 {
     let mut hash = Xxh3::new();
     for Entry { epoch, samples, .. } in steps {
         for (id, bytes) in samples {
-            [*epoch, *id, *bytes].iter().for_each(|number| hash.update(&number.to_le_bytes()));
+            [*epoch, *id, *bytes]
+                .iter()
+                .for_each(|number| hash.update(&number.to_le_bytes()));
         }
     }
     hash.digest()
@@ -576,13 +694,30 @@ fn difference(expected: &[Entry], found: &[Entry]) -> Option<String> {
     if hash(expected) == hash(found) && expected == found {
         return None;
     }
-    let Some((expected, found)) = expected.iter().zip(found).find(|(expected, found)| expected != found) else {
+    let Some((expected, found)) = expected
+        .iter()
+        .zip(found)
+        .find(|(expected, found)| expected != found)
+    else {
         return Some(format!("{} steps, not {}", found.len(), expected.len()));
     };
-    let at = expected.samples.iter().zip(&found.samples).take_while(|(a, b)| a == b).count();
-    let show = |entry: &Entry| entry.samples.get(at).map_or("nothing".into(), |(id, hash)| format!("{id}:{hash:016x}"));
+    let at = expected
+        .samples
+        .iter()
+        .zip(&found.samples)
+        .take_while(|(a, b)| a == b)
+        .count();
+    let show = |entry: &Entry| {
+        entry
+            .samples
+            .get(at)
+            .map_or("nothing".into(), |(id, hash)| format!("{id}:{hash:016x}"))
+    };
     let (is, should) = (show(found), show(expected));
-    Some(format!("step {}, epoch {}, sample {at} of the batch: {is}, not {should}", expected.step, expected.epoch))
+    Some(format!(
+        "step {}, epoch {}, sample {at} of the batch: {is}, not {should}",
+        expected.step, expected.epoch
+    ))
 }
 
 struct Run<'a> {
@@ -614,20 +749,33 @@ struct Attempt {
 impl Run<'_> {
     /// Runs an attempt, and prints its steps. Returns whether the run is over.
     fn attempt(&mut self) -> Anyhow<bool> {
-        let (number, from) = (self.attempts.len(), self.attempts.last().map_or(0, |last| last.kept));
+        let (number, from) = (
+            self.attempts.len(),
+            self.attempts.last().map_or(0, |last| last.kept),
+        );
         let world = self.args.worlds[number % self.args.worlds.len()];
         let kill = self.kill(number, from);
         let mut ranks = World::start(self.folder, number, world, self.args.seed())?;
-        let Some((ended_by, over)) = ranks.live(kill, &self.stop, &mut self.draws)? else { return Ok(false) };
+        let Some((ended_by, over)) = ranks.live(kill, &self.stop, &mut self.draws)? else {
+            return Ok(false);
+        };
         let kept = steps_saved(self.folder)?;
         self.attempts.push(Attempt { world, from, kept });
-        say!("{}  {ended_by}", self.attempts[number].row(self.folder, number)?);
+        say!(
+            "{}  {ended_by}",
+            self.attempts[number].row(self.folder, number)?
+        );
         Ok(over || kept == self.steps)
     }
 
     /// The end of this attempt; `None` for the last one.
     fn kill(&mut self, number: usize, from: u64) -> Option<Kill> {
-        let Args { worlds, kills, step_ms, .. } = &self.args;
+        let Args {
+            worlds,
+            kills,
+            step_ms,
+            ..
+        } = &self.args;
         let left = worlds.len().max(kills.len() + 1) - number - 1;
         if left == 0 {
             return None;
@@ -635,10 +783,21 @@ impl Run<'_> {
         let end = kills[number % kills.len()];
         // On average each attempt gets the same part. SIGTERM needs ranks that have installed their handler.
         let least = u64::from(matches!(end, End::TermAll | End::TermOne));
-        let steps = self.draws.below(2 * self.steps.saturating_sub(from) / (left as u64 + 1) + 1).max(least);
+        let steps = self
+            .draws
+            .below(2 * self.steps.saturating_sub(from) / (left as u64 + 1) + 1)
+            .max(least);
         // Without a step, the kill falls into the start of the ranks.
-        let most = if steps == 0 { 50_000 } else { 1000 * step_ms.saturating_add(1).min(10_000) };
-        Some(Kill { end, steps, delay: Duration::from_micros(self.draws.below(most)) })
+        let most = if steps == 0 {
+            50_000
+        } else {
+            1000 * step_ms.saturating_add(1).min(10_000)
+        };
+        Some(Kill {
+            end,
+            steps,
+            delay: Duration::from_micros(self.draws.below(most)),
+        })
     }
 }
 
@@ -647,11 +806,25 @@ impl Attempt {
     fn row(&self, folder: &Path, number: usize) -> Anyhow<String> {
         let Self { world, from, kept } = self;
         if kept < from {
-            return Err(format!("not exact: the state of step {from} was followed by one of step {kept}").into());
+            return Err(format!(
+                "not exact: the state of step {from} was followed by one of step {kept}"
+            )
+            .into());
         }
-        let logs = (0..*world).map(|rank| entries(folder, number, rank)).collect::<Anyhow<Vec<_>>>()?;
-        let to = logs.iter().flatten().map(|entry| entry.step).max().unwrap_or(*from);
-        Ok(format!("{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}", number + 1, to.saturating_sub(*kept)))
+        let logs = (0..*world)
+            .map(|rank| entries(folder, number, rank))
+            .collect::<Anyhow<Vec<_>>>()?;
+        let to = logs
+            .iter()
+            .flatten()
+            .map(|entry| entry.step)
+            .max()
+            .unwrap_or(*from);
+        Ok(format!(
+            "{:>7}  {world:>5}  {from:>9}  {to:>7}  {:>10}",
+            number + 1,
+            to.saturating_sub(*kept)
+        ))
     }
 }
 
@@ -662,14 +835,23 @@ fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
         return Ok(Vec::new()); // killed before it created the log
     }
     let text = std::fs::read_to_string(&path)?;
-    let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
-    let entry =
-        |line| serde_json::from_str(line).map_err(|error| format!("{}: {line:?}: {error}", path.display()).into());
+    let lines = text
+        .split_inclusive('\n')
+        .filter_map(|line| line.strip_suffix('\n'));
+    let entry = |line| {
+        serde_json::from_str(line)
+            .map_err(|error| format!("{}: {line:?}: {error}", path.display()).into())
+    };
     lines.map(entry).collect()
 }
 
 /// The counted samples of all ranks and attempts, joined step by step.
-fn union(args: &Args, folder: &Path, attempts: &[Attempt], expected: &[Entry]) -> Anyhow<Vec<Entry>> {
+fn union(
+    args: &Args,
+    folder: &Path,
+    attempts: &[Attempt],
+    expected: &[Entry],
+) -> Anyhow<Vec<Entry>> {
     let mut union: Vec<Entry> = Vec::new();
     for (number, Attempt { world, from, kept }) in attempts.iter().enumerate() {
         let mut logs = Vec::new();
@@ -679,18 +861,30 @@ fn union(args: &Args, folder: &Path, attempts: &[Attempt], expected: &[Entry]) -
             let last = from + log.len() as u64;
             if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
                 let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
-                return Err(format!("{of_rank}: {count} steps from {first} on, not {} to {kept}", from + 1).into());
+                return Err(format!(
+                    "{of_rank}: {count} steps from {first} on, not {} to {kept}",
+                    from + 1
+                )
+                .into());
             }
             for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
-                let part = |all: &Entry| all.part(rank as usize, *world as usize, args.global_batch as usize);
+                let part = |all: &Entry| {
+                    all.part(rank as usize, *world as usize, args.global_batch as usize)
+                };
                 let again = expected.get(entry.step as usize - 1).map(part);
                 if again.as_ref() != Some(entry) {
-                    return Err(format!("{of_rank}: step {} was repeated with other samples", entry.step).into());
+                    return Err(format!(
+                        "{of_rank}: step {} was repeated with other samples",
+                        entry.step
+                    )
+                    .into());
                 }
             }
             logs.push(log);
         }
-        union.extend((0..(kept - from) as usize).map(|step| together(logs.iter().map(|log| &log[step]))));
+        union.extend(
+            (0..(kept - from) as usize).map(|step| together(logs.iter().map(|log| &log[step]))),
+        );
     }
     Ok(union)
 }
@@ -698,8 +892,15 @@ fn union(args: &Args, folder: &Path, attempts: &[Attempt], expected: &[Entry]) -
 /// The samples of all ranks in the order of the epoch: those of a rank are consecutive.
 fn together<'a>(ranks: impl Iterator<Item = &'a Entry>) -> Entry {
     let ranks: Vec<&Entry> = ranks.collect();
-    let samples = ranks.iter().flat_map(|entry| entry.samples.iter().copied()).collect();
-    Entry { step: ranks[0].step, epoch: ranks[0].epoch, samples }
+    let samples = ranks
+        .iter()
+        .flat_map(|entry| entry.samples.iter().copied())
+        .collect();
+    Entry {
+        step: ranks[0].step,
+        epoch: ranks[0].epoch,
+        samples,
+    }
 }
 
 /// The processes of an attempt. Dropping it kills them.
@@ -717,15 +918,34 @@ impl World {
     fn start(folder: &Path, attempt: usize, world: u32, seed: u64) -> Anyhow<Self> {
         let ended = vec![None; world as usize];
         let (sockets, rounds) = (Arc::default(), Arc::default());
-        let mut started = Self { ranks: Vec::new(), ended, sockets, rounds, hub: None };
+        let mut started = Self {
+            ranks: Vec::new(),
+            ended,
+            sockets,
+            rounds,
+            hub: None,
+        };
         let mut sockets = Vec::new();
         for rank in 0..world {
             let (socket, theirs) = UnixStream::pair()?;
             let mut command = Command::new(std::env::current_exe()?);
-            command.args(std::env::args_os().skip(1)).args(["--seed", &seed.to_string(), "--rank-in"]).arg(folder);
-            let variables = [("RANK", rank), ("WORLD_SIZE", world), ("LOCAL_RANK", rank), (RESTARTS, attempt as u32)];
+            command
+                .args(std::env::args_os().skip(1))
+                .args(["--seed", &seed.to_string(), "--rank-in"])
+                .arg(folder);
+            let variables = [
+                ("RANK", rank),
+                ("WORLD_SIZE", world),
+                ("LOCAL_RANK", rank),
+                (RESTARTS, attempt as u32),
+            ];
             command.envs(variables.map(|(name, value)| (name, value.to_string())));
-            started.ranks.push(command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?);
+            started.ranks.push(
+                command
+                    .stdin(OwnedFd::from(theirs))
+                    .stdout(Stdio::null())
+                    .spawn()?,
+            );
             sockets.push(File::from(OwnedFd::from(socket)));
         }
         started.sockets = Arc::new(sockets);
@@ -735,7 +955,12 @@ impl World {
     }
 
     /// Waits until all ranks have ended. Returns the cause, and whether the run is over; `None` if interrupted.
-    fn live(&mut self, kill: Option<Kill>, stop: &Stop, draws: &mut Draws) -> Anyhow<Option<(String, bool)>> {
+    fn live(
+        &mut self,
+        kill: Option<Kill>,
+        stop: &Stop,
+        draws: &mut Draws,
+    ) -> Anyhow<Option<(String, bool)>> {
         let (mut due, mut how, mut failed) = (None, None, None);
         while self.ended.contains(&None) {
             if stop.requested() {
@@ -744,7 +969,10 @@ impl World {
             self.poll()?;
             // The others would wait for a failed rank, so a launcher kills them.
             if failed.is_none()
-                && let Some(rank) = self.ended.iter().position(|ended| ended.is_some_and(is_failure))
+                && let Some(rank) = self
+                    .ended
+                    .iter()
+                    .position(|ended| ended.is_some_and(is_failure))
             {
                 failed = Some(rank);
                 self.send(Number::KILL);
@@ -757,15 +985,22 @@ impl World {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        let all = |good: fn(ExitStatus) -> bool| self.ended.iter().flatten().all(|status| good(*status));
+        let all =
+            |good: fn(ExitStatus) -> bool| self.ended.iter().flatten().all(|status| good(*status));
         match (how, failed) {
             // A terminal's Ctrl-C reaches the ranks, too.
             _ if stop.requested() => Ok(None),
             _ if all(|status| status.success()) => Ok(Some(("its end".into(), true))),
-            (Some(how), _) if all(has_saved) || all(|status| is_killed(status) || status.success()) => {
+            (Some(how), _)
+                if all(has_saved) || all(|status| is_killed(status) || status.success()) =>
+            {
                 Ok(Some((how, false)))
             }
-            (_, Some(rank)) => Err(format!("rank {rank} failed: {}", self.ended[rank].unwrap_or_default()).into()),
+            (_, Some(rank)) => Err(format!(
+                "rank {rank} failed: {}",
+                self.ended[rank].unwrap_or_default()
+            )
+            .into()),
             (_, None) => Err("some ranks saved and stopped, others finished".into()),
         }
     }
@@ -846,7 +1081,9 @@ fn all_reduce(sockets: &[File], rounds: &AtomicU64) {
             any[0] |= flag[0];
         }
         // A rank that has ended fails the next round.
-        sockets.iter().for_each(|mut socket| drop(socket.write_all(&any)));
+        sockets
+            .iter()
+            .for_each(|mut socket| drop(socket.write_all(&any)));
         rounds.fetch_add(1, Ordering::Release);
     }
 }

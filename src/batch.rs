@@ -34,7 +34,9 @@ pub(crate) struct BatchInfo {
 impl BatchInfo {
     /// Whether one of the builder's streams takes the batches.
     pub(crate) fn takes(&self) -> bool {
-        self.streams.iter().any(|bound| bound.how == StreamUse::Takes)
+        self.streams
+            .iter()
+            .any(|bound| bound.how == StreamUse::Takes)
     }
 }
 
@@ -87,7 +89,9 @@ impl dlpack::Streams for Batch {
     }
 
     fn holds(&self, address: u64) -> bool {
-        let Contents::Device(on_device) = self.contents() else { return false };
+        let Contents::Device(on_device) = self.contents() else {
+            return false;
+        };
         let start = on_device.memory().base();
         (start..start + on_device.memory().layout().bytes() as u64).contains(&address)
     }
@@ -123,7 +127,9 @@ impl Contents {
         match self {
             Self::Host(filled) => {
                 filled.hand_out();
-                meters.slots.move_to(filled.times(), Stay::Held, meters.clock.now());
+                meters
+                    .slots
+                    .move_to(filled.times(), Stay::Held, meters.clock.now());
             }
             Self::Device(_) => {}
         }
@@ -169,7 +175,11 @@ impl Batch {
     /// Errors: a broken device, or a builder's stream that cannot wait for the batch.
     pub(crate) fn new(contents: Contents, info: Arc<BatchInfo>) -> Result<Self> {
         info.held.fetch_add(1, Ordering::Relaxed);
-        let batch = Self { contents: Some(contents), info, recorded: None };
+        let batch = Self {
+            contents: Some(contents),
+            info,
+            recorded: None,
+        };
         batch.contents().held(&batch.info.meters);
         if let Contents::Device(on_device) = batch.contents() {
             on_device.memory().hand_out(&batch.info.streams)?;
@@ -264,7 +274,11 @@ impl Batch {
         let count = count.min(self.len());
         let (least, longer) = (self.len() / count, self.len() % count);
         let start = move |part: usize| part * least + part.min(longer);
-        Ok((0..count).map(move |part| MicroBatch { batch: self, start: start(part), end: start(part + 1) }))
+        Ok((0..count).map(move |part| MicroBatch {
+            batch: self,
+            start: start(part),
+            end: start(part + 1),
+        }))
     }
 
     /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
@@ -320,9 +334,19 @@ impl Batch {
         let (mut fields, mut lens, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         for field in batch.fields() {
             let name = || field.name().to_string();
-            fields.push((name(), batch.export(Array::Field(field.kept.index), field.dtype(), &field.shape())));
+            fields.push((
+                name(),
+                batch.export(
+                    Array::Field(field.kept.index),
+                    field.dtype(),
+                    &field.shape(),
+                ),
+            ));
             if field.lens().is_some() {
-                lens.push((name(), batch.export(Array::Lens(field.kept.index), DType::U64, &rows)));
+                lens.push((
+                    name(),
+                    batch.export(Array::Lens(field.kept.index), DType::U64, &rows),
+                ));
             }
         }
         for field in batch.fields().filter(|field| field.offsets().is_some()) {
@@ -331,7 +355,14 @@ impl Batch {
         }
         let ids = batch.export(Array::Ids, DType::U64, &rows);
         let status = batch.export(Array::Status, DType::U8, &rows);
-        Tensors { fields, lens, offsets, ids, status, streams: BatchStreams::of(&batch) }
+        Tensors {
+            fields,
+            lens,
+            offsets,
+            ids,
+            status,
+            streams: BatchStreams::of(&batch),
+        }
     }
 
     /// Only for a batch consumed by `into_dlpack`, without any borrow.
@@ -340,9 +371,17 @@ impl Batch {
         let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
         let (shape, strides) = (numbers(shape), numbers(&dense_strides(shape)));
         let (data, device, owner): (_, _, Box<dyn dlpack::Owner>) = match self.contents() {
-            Contents::Host(filled) => (filled.ptr(array).cast(), DLDevice::CPU, Box::new(self.clone())),
+            Contents::Host(filled) => (
+                filled.ptr(array).cast(),
+                DLDevice::CPU,
+                Box::new(self.clone()),
+            ),
             Contents::Device(on_device) => match on_device.place(array) {
-                Some(address) => (address as *mut c_void, dl_device(on_device.memory().kind()), Box::new(self.clone())),
+                Some(address) => (
+                    address as *mut c_void,
+                    dl_device(on_device.memory().kind()),
+                    Box::new(self.clone()),
+                ),
                 // A list on the host, which this crate still reads: consumers may write to a copy.
                 None => {
                     let bytes = match array {
@@ -351,15 +390,34 @@ impl Batch {
                     };
                     let mut list = vec![0_u64; bytes.len().div_ceil(8)];
                     bytemuck::cast_slice_mut(&mut list)[..bytes.len()].copy_from_slice(bytes);
-                    (list.as_mut_ptr().cast(), DLDevice::CPU, Box::new(HostList { list, batch: self.clone() }))
+                    (
+                        list.as_mut_ptr().cast(),
+                        DLDevice::CPU,
+                        Box::new(HostList {
+                            list,
+                            batch: self.clone(),
+                        }),
+                    )
                 }
             },
         };
-        Dlpack::new(Parts { data, device, dtype, shape, strides, owner, counted: None })
+        Dlpack::new(Parts {
+            data,
+            device,
+            dtype,
+            shape,
+            strides,
+            owner,
+            counted: None,
+        })
     }
 
     fn all(&self) -> MicroBatch<'_> {
-        MicroBatch { batch: self, start: 0, end: self.len() }
+        MicroBatch {
+            batch: self,
+            start: 0,
+            end: self.len(),
+        }
     }
 
     /// Records the batch for the profiler; `asked` and `got` by the loader's clock.
@@ -367,10 +425,26 @@ impl Batch {
         let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
         let ticket = self.contents().ticket();
         let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
-        let times =
-            BatchRecord { planned_ns, read_ns, full_ns, copied_ns, first, asked_ns, got_ns, ..BatchRecord::default() };
+        let times = BatchRecord {
+            planned_ns,
+            read_ns,
+            full_ns,
+            copied_ns,
+            first,
+            asked_ns,
+            got_ns,
+            ..BatchRecord::default()
+        };
         let meters = &self.info.meters;
-        self.recorded = Some(meters.recorder.note(BatchRecord { epoch, batch, rows, ..times }, meters.gauges(got_ns)));
+        self.recorded = Some(meters.recorder.note(
+            BatchRecord {
+                epoch,
+                batch,
+                rows,
+                ..times
+            },
+            meters.gauges(got_ns),
+        ));
     }
 
     /// Total bytes of the fields.
@@ -394,7 +468,10 @@ impl Drop for Batch {
         }
         self.info.held.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = self.recorded {
-            self.info.meters.recorder.dropped(number, self.info.meters.clock.now());
+            self.info
+                .meters
+                .recorder
+                .dropped(number, self.info.meters.clock.now());
         }
         // Contents still here are dropped now: `Filled` frees its slot, `OnDevice` releases its buffer.
     }
@@ -448,18 +525,28 @@ impl<'a> MicroBatch<'a> {
     /// The fields, in order.
     pub fn fields(&self) -> impl Iterator<Item = FieldView<'a>> + use<'a> {
         let Self { batch, start, end } = *self;
-        batch.info.keep.iter().map(move |kept| FieldView { contents: batch.contents(), kept, start, end })
+        batch.info.keep.iter().map(move |kept| FieldView {
+            contents: batch.contents(),
+            kept,
+            start,
+            end,
+        })
     }
 
     /// The field named `name`.
     ///
     /// Errors: [`ErrorKind::Shape`] with the names of the fields.
     pub fn field(&self, name: &str) -> Result<FieldView<'a>> {
-        self.fields().find(|field| field.name() == name).ok_or_else(|| {
-            let names: Vec<_> = self.fields().map(|field| field.name()).collect();
-            let message = format!("no field `{name}` in the batch; there are {}", names.join(", "));
-            Error::new(ErrorKind::Shape, Stage::Batch, message)
-        })
+        self.fields()
+            .find(|field| field.name() == name)
+            .ok_or_else(|| {
+                let names: Vec<_> = self.fields().map(|field| field.name()).collect();
+                let message = format!(
+                    "no field `{name}` in the batch; there are {}",
+                    names.join(", ")
+                );
+                Error::new(ErrorKind::Shape, Stage::Batch, message)
+            })
     }
 }
 
@@ -520,7 +607,8 @@ impl<'a> FieldView<'a> {
 
     /// True first dimension of each row of an `UpTo` field; `None` for fixed shapes.
     pub fn lens(&self) -> Option<&'a [u64]> {
-        on!(self.contents, inner => inner.lens(self.kept.index)).map(|lens| &lens[self.start..self.end])
+        on!(self.contents, inner => inner.lens(self.kept.index))
+            .map(|lens| &lens[self.start..self.end])
     }
 
     /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
@@ -529,7 +617,8 @@ impl<'a> FieldView<'a> {
     /// One element more than rows. In a [part](Batch::micro) of a batch, subtract `offsets[0]`. The host keeps them,
     /// even for a batch on a device.
     pub fn offsets(&self) -> Option<&'a [u64]> {
-        on!(self.contents, inner => inner.offsets(self.kept.index)).map(|offsets| &offsets[self.start..=self.end])
+        on!(self.contents, inner => inner.offsets(self.kept.index))
+            .map(|offsets| &offsets[self.start..=self.end])
     }
 
     /// All elements, row after row; booleans as `u8`.
@@ -557,7 +646,9 @@ impl<'a> FieldView<'a> {
         }
         let row_len = all.len() / rows;
         let used = match (self.field().shape(), self.lens()) {
-            (Shape::UpTo { .. }, Some(lens)) => row_len / self.most() * (lens[row] as usize).min(self.most()),
+            (Shape::UpTo { .. }, Some(lens)) => {
+                row_len / self.most() * (lens[row] as usize).min(self.most())
+            }
             _ => row_len,
         };
         Ok(&all[row * row_len..row * row_len + used])
@@ -590,13 +681,19 @@ impl<'a> FieldView<'a> {
     /// Errors: [`ErrorKind::Shape`] if the length of `out` differs, [`ErrorKind::Device`] if the device fails.
     pub fn read_into(&self, out: &mut [u8]) -> Result<()> {
         if out.len() != self.size_bytes() {
-            let message =
-                format!("field `{}` has {} bytes, but the target has {}", self.name(), self.size_bytes(), out.len());
+            let message = format!(
+                "field `{}` has {} bytes, but the target has {}",
+                self.name(),
+                self.size_bytes(),
+                out.len()
+            );
             return Err(Error::new(ErrorKind::Shape, Stage::Batch, message));
         }
         match self.contents {
             Contents::Host(_) => out.copy_from_slice(self.as_bytes()?),
-            Contents::Device(on_device) => on_device.read_back(self.kept.index, self.span().start, out)?,
+            Contents::Device(on_device) => {
+                on_device.read_back(self.kept.index, self.span().start, out)?
+            }
         }
         Ok(())
     }
@@ -620,7 +717,12 @@ impl<'a> FieldView<'a> {
         if self.dtype().is_seen_as::<T>() {
             return Ok(());
         }
-        let message = format!("field `{}` holds {}, not {}", self.name(), self.dtype(), T::DTYPE);
+        let message = format!(
+            "field `{}` holds {}, not {}",
+            self.name(),
+            self.dtype(),
+            T::DTYPE
+        );
         Err(Error::new(ErrorKind::Shape, Stage::Batch, message))
     }
 }
@@ -634,10 +736,15 @@ impl<'a> FieldView<'a> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on the host,
     /// [`ErrorKind::Config`] for a stream of another context.
     #[cfg(feature = "cudarc")]
-    pub fn cuda_slice<T: Element>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<FieldSlice<'a, T>> {
+    pub fn cuda_slice<T: Element>(
+        &self,
+        stream: &Arc<cudarc::driver::CudaStream>,
+    ) -> Result<FieldSlice<'a, T>> {
         self.check_dtype::<T>()?;
         let on_device = self.on_device()?;
-        on_device.memory().bind(&Stream::from(stream), StreamUse::Takes)?;
+        on_device
+            .memory()
+            .bind(&Stream::from(stream), StreamUse::Takes)?;
         let ptr = on_device.ptr(self.kept.index) + self.span().start as u64;
         FieldSlice::of(on_device, stream, ptr, self.size_bytes() / size_of::<T>())
     }
@@ -660,7 +767,9 @@ impl<'a> FieldView<'a> {
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
-        Ok(on_device.lens_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
+        Ok(on_device
+            .lens_ptr(self.kept.index)
+            .map(|ptr| ptr + 8 * self.start as u64))
     }
 
     /// Device address of the [offsets](Self::offsets) of a packed field, `u64` each.
@@ -669,7 +778,9 @@ impl<'a> FieldView<'a> {
     pub fn device_offsets_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
-        Ok(on_device.offsets_ptr(self.kept.index).map(|ptr| ptr + 8 * self.start as u64))
+        Ok(on_device
+            .offsets_ptr(self.kept.index)
+            .map(|ptr| ptr + 8 * self.start as u64))
     }
 
     fn on_device(&self) -> Result<&'a OnDevice> {
@@ -684,7 +795,8 @@ impl<'a> FieldView<'a> {
 
     fn elsewhere(&self, on_device: &OnDevice) -> Error {
         let (name, device) = (self.name(), on_device.memory().kind());
-        let message = format!("field `{name}` is on {device}: use `device_ptr`, or copy it by `to_vec`");
+        let message =
+            format!("field `{name}` is on {device}: use `device_ptr`, or copy it by `to_vec`");
         Error::new(ErrorKind::Device, Stage::Batch, message)
     }
 }
@@ -719,14 +831,23 @@ pub(crate) struct Reorder<T> {
 
 impl<T> Reorder<T> {
     pub(crate) fn new(window: usize) -> Self {
-        Self { places: (0..window).map(|_| None).collect(), next: 0 }
+        Self {
+            places: (0..window).map(|_| None).collect(),
+            next: 0,
+        }
     }
 
     /// Adds item number `sequence`. Panics if it is outside of the window or present already: slots bound the numbers.
     pub(crate) fn put(&mut self, sequence: u64, item: T) {
-        assert!(sequence >= self.next && sequence - self.next < self.places.len() as u64, "outside of the window");
+        assert!(
+            sequence >= self.next && sequence - self.next < self.places.len() as u64,
+            "outside of the window"
+        );
         let index = (sequence % self.places.len() as u64) as usize;
-        assert!(self.places[index].replace(item).is_none(), "the same number twice");
+        assert!(
+            self.places[index].replace(item).is_none(),
+            "the same number twice"
+        );
     }
 
     /// The next item in order, if it has arrived.

@@ -8,12 +8,16 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
         // A mount of v1 has the name of one controller, or of all that it joins.
         let roots = match controllers {
             "" => vec![String::from("/sys/fs/cgroup")],
             list if list.split(',').any(|name| name == controller) => {
-                let mut roots: Vec<_> = [controller, list].map(|name| format!("/sys/fs/cgroup/{name}")).into();
+                let mut roots: Vec<_> = [controller, list]
+                    .map(|name| format!("/sys/fs/cgroup/{name}"))
+                    .into();
                 roots.dedup();
                 roots
             }
@@ -22,7 +26,11 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
         for root in &roots {
             // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
             let own = Path::new(root).join(path.trim_start_matches('/'));
-            all.extend(own.ancestors().take_while(|folder| folder.starts_with(root)).map(Path::to_path_buf));
+            all.extend(
+                own.ancestors()
+                    .take_while(|folder| folder.starts_with(root))
+                    .map(Path::to_path_buf),
+            );
         }
     }
     all

@@ -32,7 +32,9 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-pub use raw::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
+pub use raw::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+};
 
 /// The structs of `dlpack.h`.
 pub(crate) mod raw {
@@ -51,11 +53,17 @@ pub(crate) mod raw {
 
     impl DLDevice {
         /// Host memory.
-        pub const CPU: Self = Self { device_type: 1, device_id: 0 };
+        pub const CPU: Self = Self {
+            device_type: 1,
+            device_id: 0,
+        };
 
         /// The GPU with this number.
         pub const fn cuda(device_id: i32) -> Self {
-            Self { device_type: 2, device_id }
+            Self {
+                device_type: 2,
+                device_id,
+            }
         }
     }
 
@@ -88,7 +96,11 @@ pub(crate) mod raw {
                 DType::BF16 => (4, 16),
                 DType::Bool => (6, 8),
             };
-            Self { code, bits, lanes: 1 }
+            Self {
+                code,
+                bits,
+                lanes: 1,
+            }
         }
     }
 
@@ -198,8 +210,14 @@ impl BatchStreams {
     /// Binds a stream as [`Batch::bind_as`](crate::Batch::bind_as). False if every tensor was freed.
     ///
     /// Errors: as [`Batch::bind_as`](crate::Batch::bind_as).
-    pub fn bind_as(&self, stream: impl std::borrow::Borrow<Stream>, how: StreamUse) -> Result<bool> {
-        let Some(batch) = self.0.upgrade() else { return Ok(false) };
+    pub fn bind_as(
+        &self,
+        stream: impl std::borrow::Borrow<Stream>,
+        how: StreamUse,
+    ) -> Result<bool> {
+        let Some(batch) = self.0.upgrade() else {
+            return Ok(false);
+        };
         batch.bind_as(stream.borrow(), how).map(|()| true)
     }
 
@@ -259,7 +277,11 @@ unsafe impl Send for Dlpack {}
 
 impl Dlpack {
     pub(crate) fn new(parts: Parts) -> Self {
-        assert_eq!(parts.shape.len(), parts.strides.len(), "a stride for each dimension");
+        assert_eq!(
+            parts.shape.len(),
+            parts.strides.len(),
+            "a stride for each dimension"
+        );
         Self(Box::new(parts))
     }
 
@@ -327,7 +349,11 @@ impl Dlpack {
         self.order();
         let dl_tensor = self.tensor();
         let manager_ctx = Box::into_raw(self.0).cast();
-        NonNull::from(Box::leak(Box::new(DLManagedTensor { dl_tensor, manager_ctx, deleter: Some(delete_legacy) })))
+        NonNull::from(Box::leak(Box::new(DLManagedTensor {
+            dl_tensor,
+            manager_ctx,
+            deleter: Some(delete_legacy),
+        })))
     }
 
     /// Orders the memory before its export: on the bound streams, or else on the default stream.
@@ -338,7 +364,14 @@ impl Dlpack {
 
     /// The C struct, with pointers into the parts' lists, which do not move. An empty list has an address too.
     fn tensor(&mut self) -> raw::DLTensor {
-        let Parts { data, device, dtype, shape, strides, .. } = &mut *self.0;
+        let Parts {
+            data,
+            device,
+            dtype,
+            shape,
+            strides,
+            ..
+        } = &mut *self.0;
         raw::DLTensor {
             data: *data,
             device: *device,
@@ -407,17 +440,30 @@ mod tests {
     }
 
     fn dense(shape: &[i64]) -> Vec<i64> {
-        (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
+        (0..shape.len())
+            .map(|dim| shape[dim + 1..].iter().product())
+            .collect()
     }
 
     fn dlpack(dtype: DType, shape: Vec<i64>, gone: &Arc<AtomicUsize>) -> Dlpack {
         let elements: i64 = shape.iter().product();
         let words = (elements as usize * dtype.size()).div_ceil(8);
-        let mut owner = Bytes { bytes: (0..words as u64).collect(), gone: gone.clone() };
+        let mut owner = Bytes {
+            bytes: (0..words as u64).collect(),
+            gone: gone.clone(),
+        };
         let data = owner.bytes.as_mut_ptr().cast();
         let strides = dense(&shape);
         let device = DLDevice::CPU;
-        Dlpack::new(Parts { data, device, dtype, shape, strides, owner: Box::new(owner), counted: None })
+        Dlpack::new(Parts {
+            data,
+            device,
+            dtype,
+            shape,
+            strides,
+            owner: Box::new(owner),
+            counted: None,
+        })
     }
 
     fn count(gone: &Arc<AtomicUsize>) -> usize {
@@ -431,7 +477,10 @@ mod tests {
         // SAFETY: `ndim` elements each, alive until the deleter is called.
         unsafe {
             let shape = std::slice::from_raw_parts(tensor.shape, ndim).to_vec();
-            (shape, std::slice::from_raw_parts(tensor.strides, ndim).to_vec())
+            (
+                shape,
+                std::slice::from_raw_parts(tensor.strides, ndim).to_vec(),
+            )
         }
     }
 
@@ -477,7 +526,15 @@ mod tests {
             let managed = Elsewhere(dlpack(dtype, vec![2, 3], &gone).into_versioned());
             // SAFETY: alive until `delete`.
             let seen = unsafe { managed.0.as_ref() }.dl_tensor.dtype;
-            assert_eq!(seen, DLDataType { code, bits, lanes: 1 }, "{dtype}");
+            assert_eq!(
+                seen,
+                DLDataType {
+                    code,
+                    bits,
+                    lanes: 1
+                },
+                "{dtype}"
+            );
             assert_eq!(usize::from(bits), dtype.size() * 8);
             managed.delete();
         }
@@ -487,7 +544,14 @@ mod tests {
     #[cfg(target_pointer_width = "64")]
     fn structs_match_the_layout_of_the_header() {
         // Sizes from a C compiler for dlpack.h 1.0 on a 64-bit machine.
-        assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>(), size_of::<DLPackVersion>()), (8, 4, 8));
+        assert_eq!(
+            (
+                size_of::<DLDevice>(),
+                size_of::<DLDataType>(),
+                size_of::<DLPackVersion>()
+            ),
+            (8, 4, 8)
+        );
         let tensor = [
             offset_of!(DLTensor, data),
             offset_of!(DLTensor, device),
@@ -574,7 +638,9 @@ mod tests {
                 std::thread::spawn(move || legacy.delete()),
                 std::thread::spawn(move || drop(never)),
             ];
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
             assert_eq!(count(&gone) - before, 3);
         }
     }
@@ -586,14 +652,18 @@ mod tests {
         let managed = std::thread::spawn(move || {
             let managed = managed;
             // SAFETY: three elements, alive until `delete`, without another user.
-            let data = unsafe { std::slice::from_raw_parts_mut(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
+            let data = unsafe {
+                std::slice::from_raw_parts_mut(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3)
+            };
             data.iter_mut().for_each(|value| *value += 10);
             managed
         })
         .join()
         .unwrap();
         // SAFETY: as above; the other thread has ended.
-        let data = unsafe { std::slice::from_raw_parts(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3) };
+        let data = unsafe {
+            std::slice::from_raw_parts(managed.0.as_ref().dl_tensor.data.cast::<u64>(), 3)
+        };
         assert_eq!(data, [10, 11, 12]);
         managed.delete();
         assert_eq!(count(&gone), 1);
@@ -610,7 +680,13 @@ mod tests {
             owner: Box::new(Nobody),
             counted: None,
         });
-        assert_eq!(dlpack.device(), DLDevice { device_type: 2, device_id: 3 });
+        assert_eq!(
+            dlpack.device(),
+            DLDevice {
+                device_type: 2,
+                device_id: 3
+            }
+        );
         let managed = Elsewhere(dlpack.into_versioned());
         // SAFETY: alive until `delete`.
         let seen = unsafe { managed.0.as_ref() };
@@ -622,7 +698,11 @@ mod tests {
     #[test]
     fn an_array_is_counted_until_its_deleter_is_called() {
         let count = Arc::new(());
-        let managed = Elsewhere(dlpack(DType::U8, vec![3], &Arc::default()).counted_by(&count).into_versioned());
+        let managed = Elsewhere(
+            dlpack(DType::U8, vec![3], &Arc::default())
+                .counted_by(&count)
+                .into_versioned(),
+        );
         let unread = dlpack(DType::U8, vec![3], &Arc::default()).counted_by(&count);
         assert_eq!(Arc::strong_count(&count), 3);
         managed.delete();

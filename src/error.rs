@@ -107,11 +107,18 @@ impl ErrorKind {
 /// Runs another crate's decoder or parser, which may panic on hostile bytes. (It is trusted to be sound.)
 ///
 /// Errors: those of `work`; [`ErrorKind::Panicked`] with `what` and the panic's message.
-#[cfg_attr(not(any(feature = "image", feature = "parquet")), allow(dead_code, reason = "only those features need it"))]
+#[cfg_attr(
+    not(any(feature = "image", feature = "parquet")),
+    allow(dead_code, reason = "only those features need it")
+)]
 pub(crate) fn guarded<T>(what: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let error = panicked(panic, stage);
-        Err(Error::new(ErrorKind::Panicked, stage, format!("a library panicked on {what}: {}", error.message())))
+        Err(Error::new(
+            ErrorKind::Panicked,
+            stage,
+            format!("a library panicked on {what}: {}", error.message()),
+        ))
     })
 }
 
@@ -124,14 +131,21 @@ pub(crate) fn caught<T>(stage: Stage, work: impl FnOnce() -> Result<T>) -> Resul
 
 /// As [`caught`]; the message of a panic begins with `who`, such as "the sampler".
 pub(crate) fn caught_in<T>(who: &str, stage: Stage, work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(panic, stage).within(who)))
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(panicked(panic, stage).within(who)))
 }
 
 /// The error for a caught panic, with its message.
 pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Error {
     let message = panic.downcast_ref::<&str>().copied();
-    let message = message.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-    let message: String = message.chars().take(200).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let message = message
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no message");
+    let message: String = message
+        .chars()
+        .take(200)
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
     // What was thrown is the user's as well, and may throw when it is dropped.
     if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
         std::mem::forget(again);
@@ -250,7 +264,13 @@ impl Error {
     /// An error with a message; add the site with the `with_` methods.
     pub fn new(kind: ErrorKind, stage: Stage, message: impl Into<String>) -> Self {
         let message = shown(message.into());
-        Self(Box::new(Inner { kind, stage, message, site: Site::default(), source: None }))
+        Self(Box::new(Inner {
+            kind,
+            stage,
+            message,
+            site: Site::default(),
+            source: None,
+        }))
     }
 
     /// An operating-system error, which determines the kind (`ENOENT` is [`ErrorKind::NotFound`], for example).
@@ -279,7 +299,10 @@ impl Error {
 
     /// Adds the underlying error.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+    pub fn with_source(
+        mut self,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
         self.0.source = Some(source.into());
         self
     }
@@ -287,10 +310,13 @@ impl Error {
     /// Adds the path, unless the error has one.
     #[must_use]
     pub fn with_path(mut self, path: impl AsRef<Path>) -> Self {
-        self.0.site.path.get_or_insert_with(|| match hidden(&path.as_ref().to_string_lossy()) {
-            Cow::Owned(safe) => safe.into(),
-            Cow::Borrowed(_) => path.as_ref().to_path_buf(),
-        });
+        self.0
+            .site
+            .path
+            .get_or_insert_with(|| match hidden(&path.as_ref().to_string_lossy()) {
+                Cow::Owned(safe) => safe.into(),
+                Cow::Borrowed(_) => path.as_ref().to_path_buf(),
+            });
         self
     }
 
@@ -378,9 +404,21 @@ impl Error {
 
     /// A copy of the error, for every sample that one fault concerns. Its source is the source's text.
     pub(crate) fn clone_lossy(&self) -> Self {
-        let Inner { kind, stage, message, site, source } = &*self.0;
+        let Inner {
+            kind,
+            stage,
+            message,
+            site,
+            source,
+        } = &*self.0;
         let source = source.as_ref().map(|source| source.to_string().into());
-        Self(Box::new(Inner { kind: *kind, stage: *stage, message: message.clone(), site: site.clone(), source }))
+        Self(Box::new(Inner {
+            kind: *kind,
+            stage: *stage,
+            message: message.clone(),
+            site: site.clone(),
+            source,
+        }))
     }
 
     /// The stage at which it happened.
@@ -401,7 +439,13 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, stage, message, site, source } = &*self.0;
+        let Inner {
+            kind,
+            stage,
+            message,
+            site,
+            source,
+        } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
         if *kind == ErrorKind::Budget {
             // The sum, with a line for each of its terms.
@@ -413,7 +457,11 @@ impl fmt::Display for Error {
             f.write_str(":")?;
         }
         let path = site.path.as_ref().map(|path| path.display().to_string());
-        for (name, text) in [("path", &path), ("member", &site.member), ("field", &site.field)] {
+        for (name, text) in [
+            ("path", &path),
+            ("member", &site.member),
+            ("field", &site.field),
+        ] {
             match text {
                 // Escaped, so that any file name keeps the rendering on one line.
                 Some(text) if text.contains(char::is_control) => write!(f, " {name}={text:?}")?,
@@ -421,7 +469,12 @@ impl fmt::Display for Error {
                 None => {}
             }
         }
-        let numbers = [("offset", site.offset), ("len", site.len), ("sample", site.sample), ("batch", site.batch)];
+        let numbers = [
+            ("offset", site.offset),
+            ("len", site.len),
+            ("sample", site.sample),
+            ("batch", site.batch),
+        ];
         for (name, value) in numbers {
             if let Some(value) = value {
                 write!(f, " {name}={value}")?;
@@ -447,7 +500,10 @@ pub(crate) fn one_line(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return text.into();
     }
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect::<String>()
+        .into()
 }
 
 impl fmt::Debug for Error {
@@ -469,12 +525,16 @@ mod tests {
 
     #[test]
     fn the_rendering_is_one_line_with_kind_stage_site_and_source() {
-        let error = Error::new(ErrorKind::Truncated, Stage::Read, "4096 bytes expected, 1000 read")
-            .with_path("/data/a.bin")
-            .with_range(8192, 4096)
-            .with_sample(2)
-            .with_batch(0)
-            .with_source("end of file");
+        let error = Error::new(
+            ErrorKind::Truncated,
+            Stage::Read,
+            "4096 bytes expected, 1000 read",
+        )
+        .with_path("/data/a.bin")
+        .with_range(8192, 4096)
+        .with_sample(2)
+        .with_batch(0)
+        .with_source("end of file");
         let expected = "read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 \
                         sample=2 batch=0: end of file";
         assert_eq!(error.to_string(), expected);
@@ -484,12 +544,17 @@ mod tests {
     #[test]
     fn unknown_parts_of_the_site_are_left_out() {
         let error = Error::new(ErrorKind::Config, Stage::Build, "batch_size is 0");
-        assert_eq!(error.to_string(), "build: bad configuration: batch_size is 0");
+        assert_eq!(
+            error.to_string(),
+            "build: bad configuration: batch_size is 0"
+        );
     }
 
     #[test]
     fn a_library_panic_is_an_error_with_its_message_on_one_line() {
-        let error = guarded("a PNG", Stage::Decode, || -> Result<()> { panic!("index {}\nout of bounds", 7) });
+        let error = guarded("a PNG", Stage::Decode, || -> Result<()> {
+            panic!("index {}\nout of bounds", 7)
+        });
         let expected = "decode: panicked: a library panicked on a PNG: index 7 out of bounds";
         assert_eq!(error.unwrap_err().to_string(), expected);
         assert_eq!(guarded("a PNG", Stage::Decode, || Ok(3)).unwrap(), 3);
@@ -497,15 +562,23 @@ mod tests {
 
     #[test]
     fn the_first_site_wins() {
-        let error = Error::user("x").with_sample(1).with_sample(2).with_path("a").with_path("b");
+        let error = Error::user("x")
+            .with_sample(1)
+            .with_sample(2)
+            .with_path("a")
+            .with_path("b");
         assert_eq!(error.site().sample, Some(1));
         assert_eq!(error.site().path.as_deref(), Some(Path::new("a")));
     }
 
     #[test]
     fn os_errors_map_to_kinds() {
-        let table =
-            [(2, ErrorKind::NotFound), (13, ErrorKind::Permission), (5, ErrorKind::Io), (21, ErrorKind::NotAFile)];
+        let table = [
+            (2, ErrorKind::NotFound),
+            (13, ErrorKind::Permission),
+            (5, ErrorKind::Io),
+            (21, ErrorKind::NotAFile),
+        ];
         for (code, kind) in table {
             let error = Error::os(Stage::Open, "", std::io::Error::from_raw_os_error(code));
             assert_eq!(error.kind(), kind, "errno {code}");

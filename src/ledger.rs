@@ -77,8 +77,14 @@ impl BadSample {
     pub(crate) fn new(place: RowPlace, sample: u64, error: &Error, member: Option<String>) -> Self {
         let RowPlace { epoch, batch, row } = place;
         let site = error.site();
-        let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
-        let joint = if error.message().is_empty() || source.is_empty() { "" } else { ": " };
+        let source = std::error::Error::source(error)
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        let joint = if error.message().is_empty() || source.is_empty() {
+            ""
+        } else {
+            ": "
+        };
         Self {
             epoch,
             batch,
@@ -111,7 +117,11 @@ impl fmt::Display for BadSample {
             write!(f, " at {offset}, {length} bytes")?;
         }
         write!(f, ": {}: {}", self.stage.as_str(), self.kind.as_str())?;
-        if self.cause.is_empty() { Ok(()) } else { write!(f, ": {}", brief(&self.cause)) }
+        if self.cause.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ": {}", brief(&self.cause))
+        }
     }
 }
 
@@ -122,7 +132,11 @@ fn brief(words: &str) -> String {
 
 /// `1 row`, `2 rows`.
 fn count_of(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+    if count == 1 {
+        format!("1 {what}")
+    } else {
+        format!("{count} {what}s")
+    }
 }
 
 /// The bad samples that a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
@@ -141,10 +155,15 @@ pub struct Ledger {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rows, samples) = (count_of(self.substituted, "row"), count_of(self.samples.len() as u64, "bad sample"));
+        let (rows, samples) = (
+            count_of(self.substituted, "row"),
+            count_of(self.samples.len() as u64, "bad sample"),
+        );
         write!(f, "{rows} substituted, {samples}")?;
         match (&self.path, &self.not_written) {
-            (Some(path), Some(why)) => write!(f, "; {} could not be written: {why}", path.display()),
+            (Some(path), Some(why)) => {
+                write!(f, "; {} could not be written: {why}", path.display())
+            }
             (Some(path), None) => write!(f, ", in {}", path.display()),
             (None, _) => Ok(()),
         }
@@ -168,8 +187,17 @@ impl LedgerWriter {
     /// Errors: those of opening the file for appending; [`ErrorKind::NotAFile`].
     pub(crate) fn open(budget: u64, path: Option<&Path>) -> Result<Self> {
         let file = path.map(open).transpose()?;
-        let ledger = Ledger { path: path.map(Path::to_path_buf), ..Ledger::default() };
-        Ok(Self { ledger, places: BTreeMap::new(), file, torn: false, budget })
+        let ledger = Ledger {
+            path: path.map(Path::to_path_buf),
+            ..Ledger::default()
+        };
+        Ok(Self {
+            ledger,
+            places: BTreeMap::new(),
+            file,
+            torn: false,
+            budget,
+        })
     }
 
     /// Enters the bad samples of a batch that is handed out.
@@ -184,8 +212,14 @@ impl LedgerWriter {
             if self.file.is_some() {
                 // All strings and numbers; JSON refuses only a path that is not UTF-8.
                 let line = serde_json::to_vec(&entry).or_else(|_| {
-                    let name = entry.path.as_ref().map(|path| path.to_string_lossy().into_owned().into());
-                    serde_json::to_vec(&BadSample { path: name, ..entry.clone() })
+                    let name = entry
+                        .path
+                        .as_ref()
+                        .map(|path| path.to_string_lossy().into_owned().into());
+                    serde_json::to_vec(&BadSample {
+                        path: name,
+                        ..entry.clone()
+                    })
                 });
                 lines.extend(line.unwrap_or_default());
                 lines.push(b'\n');
@@ -223,22 +257,40 @@ impl LedgerWriter {
         if lines.is_empty() {
             return;
         }
-        let torn = if self.torn { file.write_all(b"\n") } else { Ok(()) };
+        let torn = if self.torn {
+            file.write_all(b"\n")
+        } else {
+            Ok(())
+        };
         let written = torn.and_then(|()| file.write_all(lines));
         self.torn = written.is_err();
         if let Err(error) = written {
-            self.ledger.not_written.get_or_insert_with(|| error.to_string());
+            self.ledger
+                .not_written
+                .get_or_insert_with(|| error.to_string());
         }
     }
 
     fn exceeded(&self, count: u64, fresh: &[&BadSample]) -> Error {
         // The new bad samples first: the ledger holds the others, but not these.
-        let mut said: Vec<_> = fresh.iter().rev().take(NAMED).map(ToString::to_string).collect();
+        let mut said: Vec<_> = fresh
+            .iter()
+            .rev()
+            .take(NAMED)
+            .map(ToString::to_string)
+            .collect();
         if fresh.len() > NAMED {
             let rest = fresh[..fresh.len() - NAMED].iter().rev();
-            let numbers: Vec<_> = rest.clone().take(NUMBERED).map(|bad| bad.sample.to_string()).collect();
-            let more =
-                if rest.len() > NUMBERED { format!(" and {} more", rest.len() - NUMBERED) } else { String::new() };
+            let numbers: Vec<_> = rest
+                .clone()
+                .take(NUMBERED)
+                .map(|bad| bad.sample.to_string())
+                .collect();
+            let more = if rest.len() > NUMBERED {
+                format!(" and {} more", rest.len() - NUMBERED)
+            } else {
+                String::new()
+            };
             said.push(format!("samples {}{more}", numbers.join(", ")));
         }
         let before = &self.ledger.samples;
@@ -246,17 +298,25 @@ impl LedgerWriter {
         said.extend(described.clone().map(ToString::to_string));
         match (before.len() - described.len(), &self.ledger.path) {
             (0, _) => {}
-            (before, Some(path)) => said.push(format!("and {before} before, in {}", path.display())),
-            (before, None) => {
-                said.push(format!("and {before} before{}", Setting::Ledger.hint(|ledger| format!(", see {ledger}"))))
+            (before, Some(path)) => {
+                said.push(format!("and {before} before, in {}", path.display()))
             }
+            (before, None) => said.push(format!(
+                "and {before} before{}",
+                Setting::Ledger.hint(|ledger| format!(", see {ledger}"))
+            )),
         }
         let (count, budget) = (count_of(count, "bad sample"), self.budget);
         let message = format!("{count}, the budget is {budget}: {}", said.join("; "));
         let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message);
-        let Some(last) = fresh.last() else { return error };
+        let Some(last) = fresh.last() else {
+            return error;
+        };
         let error = error.with_sample(last.sample).with_batch(last.batch);
-        let error = last.path.iter().fold(error, |error, path| error.with_path(path));
+        let error = last
+            .path
+            .iter()
+            .fold(error, |error, path| error.with_path(path));
         match (last.offset, last.length) {
             (Some(offset), Some(length)) => error.with_range(offset, length),
             _ => error,
@@ -267,8 +327,13 @@ impl LedgerWriter {
 fn open(path: &Path) -> Result<File> {
     // Without waiting: a FIFO in its place is an error, not a wait for a reader.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let opened = OpenOptions::new().append(true).create(true).custom_flags(flags).open(path);
-    let failed = |error| Error::os(Stage::Build, "the ledger cannot be written", error).with_path(path);
+    let opened = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .custom_flags(flags)
+        .open(path);
+    let failed =
+        |error| Error::os(Stage::Build, "the ledger cannot be written", error).with_path(path);
     let file = opened.map_err(failed)?;
     if !file.metadata().map_err(failed)?.is_file() {
         return Err(Error::new(ErrorKind::NotAFile, Stage::Build, "the ledger").with_path(path));
@@ -281,42 +346,82 @@ mod tests {
     use super::*;
 
     fn bad(sample: u64, row: u32, substitute: Option<u64>) -> BadSample {
-        let error = Error::new(ErrorKind::Truncated, Stage::Read, "4 bytes expected, 1 read")
-            .with_path("/data/a.bin")
-            .with_range(8, 4)
-            .with_source("end of file");
+        let error = Error::new(
+            ErrorKind::Truncated,
+            Stage::Read,
+            "4 bytes expected, 1 read",
+        )
+        .with_path("/data/a.bin")
+        .with_range(8, 4)
+        .with_source("end of file");
         BadSample {
             substitute,
-            ..BadSample::new(RowPlace { epoch: 1, batch: 2, row }, sample, &error, Some("cat.jpg".into()))
+            ..BadSample::new(
+                RowPlace {
+                    epoch: 1,
+                    batch: 2,
+                    row,
+                },
+                sample,
+                &error,
+                Some("cat.jpg".into()),
+            )
         }
     }
 
     #[test]
     fn a_bad_sample_counts_once_against_the_budget() {
         let mut writer = LedgerWriter::open(2, None).unwrap();
-        writer.add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))]).unwrap();
-        writer.add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))]).unwrap();
-        let times: Vec<_> = writer.ledger.samples.iter().map(|entry| (entry.sample, entry.times)).collect();
-        assert_eq!((times, writer.ledger.substituted), (vec![(5, 3), (7, 1)], 4));
+        writer
+            .add(vec![bad(5, 0, Some(9)), bad(5, 3, Some(1))])
+            .unwrap();
+        writer
+            .add(vec![bad(7, 0, Some(9)), bad(5, 1, Some(2))])
+            .unwrap();
+        let times: Vec<_> = writer
+            .ledger
+            .samples
+            .iter()
+            .map(|entry| (entry.sample, entry.times))
+            .collect();
+        assert_eq!(
+            (times, writer.ledger.substituted),
+            (vec![(5, 3), (7, 1)], 4)
+        );
     }
 
     #[test]
     fn a_bad_substitute_counts_against_the_budget_but_not_as_row() {
         let mut writer = LedgerWriter::open(1, None).unwrap();
-        let error = writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap_err();
+        let error = writer
+            .add(vec![bad(5, 0, Some(9)), bad(8, 0, None)])
+            .unwrap_err();
         // The batch is not handed out, and nothing of it counts.
-        assert_eq!((error.kind(), writer.ledger.substituted), (ErrorKind::BadSamples, 0));
+        assert_eq!(
+            (error.kind(), writer.ledger.substituted),
+            (ErrorKind::BadSamples, 0)
+        );
         assert!(writer.ledger.samples.is_empty());
         let mut writer = LedgerWriter::open(2, None).unwrap();
-        writer.add(vec![bad(5, 0, Some(9)), bad(8, 0, None)]).unwrap();
-        assert_eq!((writer.ledger.substituted, writer.ledger.samples.len()), (1, 2));
+        writer
+            .add(vec![bad(5, 0, Some(9)), bad(8, 0, None)])
+            .unwrap();
+        assert_eq!(
+            (writer.ledger.substituted, writer.ledger.samples.len()),
+            (1, 2)
+        );
     }
 
     #[test]
     fn over_the_budget_the_error_lists_the_new_bad_samples() {
         let mut writer = LedgerWriter::open(11, None).unwrap();
-        writer.add((0..11).map(|sample| bad(sample, 0, Some(99))).collect()).unwrap();
-        let text = writer.add(vec![bad(11, 0, Some(99))]).unwrap_err().to_string();
+        writer
+            .add((0..11).map(|sample| bad(sample, 0, Some(99))).collect())
+            .unwrap();
+        let text = writer
+            .add(vec![bad(11, 0, Some(99))])
+            .unwrap_err()
+            .to_string();
         let of = |sample: u64| {
             format!(
                 "sample {sample} in \"/data/a.bin\" (cat.jpg) at 8, 4 bytes: read: truncated: 4 bytes expected, 1 read: end of file"
@@ -325,11 +430,20 @@ mod tests {
         let site = "path=/data/a.bin offset=8 len=4 sample=11 batch=2";
         let first = "batch: too many bad samples: 12 bad samples, the budget is 11";
         let ten = (2..12).rev().map(of).collect::<Vec<_>>().join("; ");
-        assert_eq!(text, format!("{first}: {ten}; and 2 before, see `Loader::ledger`: {site}"));
+        assert_eq!(
+            text,
+            format!("{first}: {ten}; and 2 before, see `Loader::ledger`: {site}")
+        );
 
-        let text = writer.add((11..26).map(|sample| bad(sample, 0, None)).collect()).unwrap_err().to_string();
+        let text = writer
+            .add((11..26).map(|sample| bad(sample, 0, None)).collect())
+            .unwrap_err()
+            .to_string();
         assert!((16..26).all(|sample| text.contains(&of(sample))), "{text}");
-        assert!(text.contains("; samples 15, 14, 13, 12, 11; and 11 before"), "{text}");
+        assert!(
+            text.contains("; samples 15, 14, 13, 12, 11; and 11 before"),
+            "{text}"
+        );
         assert!(!text.contains('\n'), "{text}");
     }
 
@@ -339,7 +453,9 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         for _ in 0..2 {
             let mut writer = LedgerWriter::open(9, Some(&path)).unwrap();
-            writer.add(vec![bad(5, 0, Some(9)), bad(5, 1, Some(3))]).unwrap();
+            writer
+                .add(vec![bad(5, 0, Some(9)), bad(5, 1, Some(3))])
+                .unwrap();
         }
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
@@ -351,34 +467,54 @@ mod tests {
 
     #[test]
     fn foreign_text_stays_on_one_line_after_a_torn_one() {
-        let entry = BadSample { cause: "a\nb\u{1b}[2J".into(), member: Some("x\ny".into()), ..bad(1, 0, Some(2)) };
+        let entry = BadSample {
+            cause: "a\nb\u{1b}[2J".into(),
+            member: Some("x\ny".into()),
+            ..bad(1, 0, Some(2))
+        };
         assert!(!entry.to_string().contains(char::is_control), "{entry}");
-        let path = std::env::temp_dir().join(format!("feedline-ledger-torn-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("feedline-ledger-torn-{}", std::process::id()));
         std::fs::write(&path, "{\"half").unwrap();
         let mut writer = LedgerWriter::open(1, Some(&path)).unwrap();
         writer.torn = true;
         writer.add(vec![entry]).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(text.lines().count() == 2 && text.lines().nth(1).unwrap().starts_with("{\"epoch\""), "{text}");
+        assert!(
+            text.lines().count() == 2 && text.lines().nth(1).unwrap().starts_with("{\"epoch\""),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_path_that_is_not_utf_8_is_written_all_the_same() {
         use std::os::unix::ffi::OsStrExt;
-        let path = std::env::temp_dir().join(format!("feedline-ledger-utf8-{}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("feedline-ledger-utf8-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let name = std::ffi::OsStr::from_bytes(b"/data/\xff.jpg");
-        let entry = BadSample { path: Some(name.into()), ..bad(1, 0, Some(2)) };
-        LedgerWriter::open(1, Some(&path)).unwrap().add(vec![entry]).unwrap();
+        let entry = BadSample {
+            path: Some(name.into()),
+            ..bad(1, 0, Some(2))
+        };
+        LedgerWriter::open(1, Some(&path))
+            .unwrap()
+            .add(vec![entry])
+            .unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(text.contains("/data/\u{fffd}.jpg") && text.contains("\"sample\":1,"), "{text}");
+        assert!(
+            text.contains("/data/\u{fffd}.jpg") && text.contains("\"sample\":1,"),
+            "{text}"
+        );
     }
 
     #[test]
     fn an_unusable_ledger_is_an_error_and_a_full_disk_is_noted() {
-        let error = LedgerWriter::open(1, Some(Path::new("/nowhere/ledger"))).err().unwrap();
+        let error = LedgerWriter::open(1, Some(Path::new("/nowhere/ledger")))
+            .err()
+            .unwrap();
         assert_eq!(
             (error.kind(), error.site().path.as_deref()),
             (ErrorKind::NotFound, Some(Path::new("/nowhere/ledger")))
@@ -387,6 +523,15 @@ mod tests {
         let mut writer = LedgerWriter::open(1, None).unwrap();
         writer.file = Some(OpenOptions::new().append(true).open("/dev/full").unwrap());
         writer.add(vec![bad(5, 0, Some(9))]).unwrap();
-        assert!(writer.ledger.not_written.as_ref().unwrap().contains("No space"), "{:?}", writer.ledger);
+        assert!(
+            writer
+                .ledger
+                .not_written
+                .as_ref()
+                .unwrap()
+                .contains("No space"),
+            "{:?}",
+            writer.ledger
+        );
     }
 }

@@ -202,7 +202,11 @@ pub mod dlpack;
 mod error;
 #[cfg_attr(
     not(feature = "image"),
-    allow(dead_code, unused_imports, reason = "its pixels are for `decode::image` alone")
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "its pixels are for `decode::image` alone"
+    )
 )]
 mod jpeg;
 mod ledger;
@@ -227,7 +231,9 @@ pub use device::Device;
 pub use error::{Error, ErrorKind, Result, Site, Stage};
 pub use ledger::{BadSample, Ledger};
 pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
-pub use memory::{BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Process, Row, RowFields, Status};
+pub use memory::{
+    BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Process, Row, RowFields, Status,
+};
 pub use order::{LastBatch, Order, Rank};
 pub use pipeline::{FieldRoute, Gds, Numa, OnBadSample, Route};
 #[doc(hidden)]
@@ -246,13 +252,15 @@ pub use thread::start as start_thread;
 pub mod profile {
     pub use crate::loader::{Log, Origin};
     pub use crate::meter::{
-        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads, Effort, EpochCounts,
-        Gauges, GpuIdle, Handed, Latency, Lookups, Network, OrderStage, PipelineStage, ReadStats, ReaderInUse,
-        ReaderKind, Slots, Snapshot, SourceCount, Span, StorageStage, Timeline, Track, Unmeasured, Work,
+        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads,
+        Effort, EpochCounts, Gauges, GpuIdle, Handed, Latency, Lookups, Network, OrderStage,
+        PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, Span,
+        StorageStage, Timeline, Track, Unmeasured, Work,
     };
     pub use crate::report::{
-        Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, HowMany, Late, Measure, Names, Prediction,
-        RankReport, Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf, prometheus, trace,
+        Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, HowMany, Late, Measure,
+        Names, Prediction, RankReport, Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf,
+        prometheus, trace,
     };
 }
 
@@ -274,7 +282,8 @@ pub mod unstable {
     pub use crate::storage::faulty::{Fault, Faulty, Hit};
     pub use crate::storage::page_cache::{Cached, PageCache};
     pub use crate::storage::reader::{
-        Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, THREADS_MAX, leaked,
+        Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions,
+        THREADS_MAX, leaked,
     };
     pub use crate::storage::waker::Waker;
     pub use crate::thread::room::leave_room_for_threads;

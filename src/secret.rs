@@ -68,10 +68,14 @@ pub(crate) fn at_query(text: &str) -> (&str, bool) {
         return (&text[..at], true);
     }
     let is_pair = |rest: &str| {
-        let name = rest.find(|c: char| !c.is_ascii_alphanumeric() && !matches!(c, '-' | '_' | '.' | '%' | '[' | ']'));
+        let name = rest.find(|c: char| {
+            !c.is_ascii_alphanumeric() && !matches!(c, '-' | '_' | '.' | '%' | '[' | ']')
+        });
         name.is_some_and(|at| at > 0 && rest[at..].starts_with('='))
     };
-    let found = text.char_indices().find(|(at, c)| matches!(c, '?' | '#') && is_pair(&text[at + 1..]));
+    let found = text
+        .char_indices()
+        .find(|(at, c)| matches!(c, '?' | '#') && is_pair(&text[at + 1..]));
     found.map_or((text, false), |(at, _)| (&text[..at], true))
 }
 
@@ -83,7 +87,10 @@ fn is_web(text: &str) -> bool {
 /// Hides `user:password@`, and a port that is not a number.
 fn of_user(text: &str) -> String {
     let start = text.find(":/").map_or(0, |colon| {
-        let slashes = text[colon + 1..].bytes().take_while(|byte| *byte == b'/').count();
+        let slashes = text[colon + 1..]
+            .bytes()
+            .take_while(|byte| *byte == b'/')
+            .count();
         colon + 1 + slashes
     });
     let is_url = start > 0;
@@ -91,7 +98,9 @@ fn of_user(text: &str) -> String {
     let host = &rest[..rest.find('/').unwrap_or(rest.len())];
     // A password may hold a slash.
     let odd = host.split_once(':').is_some_and(|(name, port)| {
-        !name.starts_with('[') && !port.is_empty() && !port.bytes().all(|byte| byte.is_ascii_digit())
+        !name.starts_with('[')
+            && !port.is_empty()
+            && !port.bytes().all(|byte| byte.is_ascii_digit())
     });
     if !is_url {
         let is_password = |at: &usize| text[text[..*at].rfind('/').unwrap_or(0)..*at].contains(':');
@@ -103,10 +112,19 @@ fn of_user(text: &str) -> String {
     }
     // A password of digits, then a slash, looks like a port.
     let odd = odd || is_web(text) && host.contains(':') && rest.contains('@');
-    match (if odd { rest.rfind('@') } else { host.rfind('@') }, host.find(':')) {
+    match (
+        if odd {
+            rest.rfind('@')
+        } else {
+            host.rfind('@')
+        },
+        host.find(':'),
+    ) {
         (Some(at), _) => format!("{scheme}{STARS}{}", &rest[at..]),
         // Of `user:password%40host`.
-        (None, Some(colon)) if odd => format!("{scheme}{}{STARS}{}", &rest[..=colon], &rest[host.len()..]),
+        (None, Some(colon)) if odd => {
+            format!("{scheme}{}{STARS}{}", &rest[..=colon], &rest[host.len()..])
+        }
         _ => text.into(),
     }
 }
@@ -193,9 +211,11 @@ mod tests {
     #[test]
     fn no_form_of_a_secret_is_shown() {
         for form in FORMS {
-            for text in
-                [form.to_string(), format!("no file matches \"{form}\""), format!("{form}: not found; see {form}")]
-            {
+            for text in [
+                form.to_string(),
+                format!("no file matches \"{form}\""),
+                format!("{form}: not found; see {form}"),
+            ] {
                 let shown = hidden(&text);
                 assert!(!shown.contains("hunter2"), "{form:?} is shown as {shown:?}");
                 assert_eq!(hidden(&shown), shown, "hidden twice");

@@ -127,7 +127,11 @@ impl Setting {
 
     fn with_in(self, dialect: Dialect, value: impl Debug) -> String {
         let value = format!("{value:?}");
-        let value = if dialect == Dialect::Rust { value } else { value.to_lowercase() };
+        let value = if dialect == Dialect::Rust {
+            value
+        } else {
+            value.to_lowercase()
+        };
         format!("`{}`", self.name(dialect).replace("{}", &value))
     }
 
@@ -165,21 +169,36 @@ mod tests {
 
     #[test]
     fn a_setting_has_a_name_in_each_dialect() {
-        let all = |setting: Setting| [Rust, Python, CommandLine].map(|dialect| setting.words_in(dialect));
+        let all =
+            |setting: Setting| [Rust, Python, CommandLine].map(|dialect| setting.words_in(dialect));
         assert_eq!(all(Setting::Slots), ["`slots`", "`slots`", "`--slots`"]);
-        assert_eq!(all(Setting::NullZero), ["`nulls(Nulls::Zero)`", "`null_zero=True`", "`--null-zero`"]);
+        assert_eq!(
+            all(Setting::NullZero),
+            ["`nulls(Nulls::Zero)`", "`null_zero=True`", "`--null-zero`"]
+        );
         assert_eq!(all(Setting::Epochs), ["`epochs(a..b)`", "epochs", "epochs"]);
-        assert_eq!(all(Setting::LastBatch), ["`last_batch`", "`last_batch`", "lastbatch"]);
+        assert_eq!(
+            all(Setting::LastBatch),
+            ["`last_batch`", "`last_batch`", "lastbatch"]
+        );
     }
 
     #[test]
     fn a_value_is_written_as_the_dialect_writes_it() {
         #[derive(Debug)]
         struct Keep;
-        let all = |setting: Setting, value: &dyn Debug| [Rust, Python].map(|dialect| setting.with_in(dialect, value));
-        assert_eq!(all(Setting::LastBatch, &Keep), ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]);
+        let all = |setting: Setting, value: &dyn Debug| {
+            [Rust, Python].map(|dialect| setting.with_in(dialect, value))
+        };
+        assert_eq!(
+            all(Setting::LastBatch, &Keep),
+            ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]
+        );
         assert_eq!(all(Setting::Workers, &8), ["`workers(8)`", "`workers=8`"]);
-        assert_eq!(all(Setting::Depth, &8), ["`tuning(|t| t.depth(8))`", "`depth=8`"]);
+        assert_eq!(
+            all(Setting::Depth, &8),
+            ["`tuning(|t| t.depth(8))`", "`depth=8`"]
+        );
         assert_eq!(Setting::Workers.with_in(CommandLine, 8), "`--workers 8`");
     }
 
@@ -188,7 +207,10 @@ mod tests {
         for setting in ALL {
             for dialect in [Python, CommandLine] {
                 let name = setting.name(dialect);
-                assert!(!name.contains("::") && !name.contains("()"), "{setting:?}: {name}");
+                assert!(
+                    !name.contains("::") && !name.contains("()"),
+                    "{setting:?}: {name}"
+                );
             }
         }
     }

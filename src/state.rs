@@ -106,7 +106,16 @@ pub(crate) struct Cursor {
 impl Checkpoint {
     /// CRC32C of all values, in the order of this version.
     fn check(&self) -> u32 {
-        let Self { cursor, global_batch, last, order, draws, dataset, skips, .. } = self;
+        let Self {
+            cursor,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skips,
+            ..
+        } = self;
         let kind = match order.kind {
             OrderKind::Sequential => 0,
             OrderKind::Shuffled => 1,
@@ -122,17 +131,48 @@ impl Checkpoint {
             LastBatch::Drop => 3,
         };
         let cursor = [cursor.epoch, cursor.position, cursor.batch, cursor.steps];
-        let Settings { shuffled, seed, window, lanes, positions, identity, .. } = *order;
-        let order = [kind, u64::from(shuffled), seed, window, lanes, positions, identity];
-        let words = [u64::from(VERSION)].into_iter().chain(cursor).chain([*global_batch, last]).chain(order);
-        let skips = skips.iter().flat_map(|skip| [skip.epoch, skip.start, skip.end]);
-        let words = words.chain([*draws]).chain(dataset.words()).chain(skips).chain(self.more().into_iter().flatten());
-        words.fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
+        let Settings {
+            shuffled,
+            seed,
+            window,
+            lanes,
+            positions,
+            identity,
+            ..
+        } = *order;
+        let order = [
+            kind,
+            u64::from(shuffled),
+            seed,
+            window,
+            lanes,
+            positions,
+            identity,
+        ];
+        let words = [u64::from(VERSION)]
+            .into_iter()
+            .chain(cursor)
+            .chain([*global_batch, last])
+            .chain(order);
+        let skips = skips
+            .iter()
+            .flat_map(|skip| [skip.epoch, skip.start, skip.end]);
+        let words = words
+            .chain([*draws])
+            .chain(dataset.words())
+            .chain(skips)
+            .chain(self.more().into_iter().flatten());
+        words.fold(0, |crc, word| {
+            crc32c::crc32c_append(crc, &word.to_le_bytes())
+        })
     }
 
     /// What an order of this kind keeps besides, of which there is one at most.
     fn more(&self) -> Option<[u64; 4]> {
-        self.past.as_ref().map(Past::words).or(self.groups.as_ref().map(GroupsMark::words))
+        self.past
+            .as_ref()
+            .map(Past::words)
+            .or(self.groups.as_ref().map(GroupsMark::words))
     }
 
     /// The reason why no run can have this state, if there is one.
@@ -149,7 +189,13 @@ impl Checkpoint {
 
     /// The numbers that decide the sequence of samples, with their names.
     pub(crate) fn numbers(&self) -> [(&'static str, u64); 5] {
-        let Settings { seed, window, lanes, positions, .. } = self.order;
+        let Settings {
+            seed,
+            window,
+            lanes,
+            positions,
+            ..
+        } = self.order;
         [
             ("seed of the order", seed),
             ("seed of transforms", self.draws),
@@ -163,21 +209,35 @@ impl Checkpoint {
     fn diff(&self, others: &Self, is: &str, has: &str) -> String {
         let (own, theirs) = (&self.cursor, &others.cursor);
         if self.dataset != others.dataset {
-            let size = |print: &Fingerprint| format!("{} samples in {} shards", print.samples(), print.shards());
-            return format!("{has} another dataset ({}, the others {})", size(&self.dataset), size(&others.dataset));
+            let size = |print: &Fingerprint| {
+                format!("{} samples in {} shards", print.samples(), print.shards())
+            };
+            return format!(
+                "{has} another dataset ({}, the others {})",
+                size(&self.dataset),
+                size(&others.dataset)
+            );
         }
         if self.order.kind != others.order.kind || self.last != others.last {
-            let settings =
-                |checkpoint: &Self| format!("{:?}, {:?}", checkpoint.order.kind, checkpoint.last).to_lowercase();
-            return format!("{has} other settings ({}, the others {})", settings(self), settings(others));
+            let settings = |checkpoint: &Self| {
+                format!("{:?}, {:?}", checkpoint.order.kind, checkpoint.last).to_lowercase()
+            };
+            return format!(
+                "{has} other settings ({}, the others {})",
+                settings(self),
+                settings(others)
+            );
         }
         let settings = |checkpoint: &Self| {
             let shuffled = checkpoint.order.shuffled;
             let rest = [("shuffle", u64::from(shuffled))];
-            std::iter::once(("global batch", checkpoint.global_batch)).chain(checkpoint.numbers()).chain(rest)
+            std::iter::once(("global batch", checkpoint.global_batch))
+                .chain(checkpoint.numbers())
+                .chain(rest)
         };
-        if let Some(((what, own), (_, theirs))) =
-            settings(self).zip(settings(others)).find(|(own, theirs)| own != theirs)
+        if let Some(((what, own), (_, theirs))) = settings(self)
+            .zip(settings(others))
+            .find(|(own, theirs)| own != theirs)
         {
             return format!("{has} another {what} ({own}, the others {theirs})");
         }
@@ -191,7 +251,9 @@ impl Checkpoint {
                 (_, Some(own), Some(theirs)) if own.hash == theirs.hash => {
                     format!("{has} another schedule of the mix, in segments that begin later")
                 }
-                (_, Some(_), _) => format!("{has} another mix: other weights, first positions, sources or key"),
+                (_, Some(_), _) => {
+                    format!("{has} another mix: other weights, first positions, sources or key")
+                }
                 (OrderKind::Indices, ..) => format!("{has} another list of indices"),
                 (OrderKind::Grouped, ..) => format!("{has} other groups or batch sizes"),
                 (OrderKind::Windowed, ..) => format!("{has} another length of runs"),
@@ -199,11 +261,20 @@ impl Checkpoint {
             };
         }
         if self.skips != others.skips {
-            let all = |checkpoint: &Self| match checkpoint.skips.iter().map(ToString::to_string).collect::<Vec<_>>() {
+            let all = |checkpoint: &Self| match checkpoint
+                .skips
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+            {
                 none if none.is_empty() => "none".into(),
                 some => some.join(", "),
             };
-            return format!("{has} other batches to skip ({}, the others {})", all(self), all(others));
+            return format!(
+                "{has} other batches to skip ({}, the others {})",
+                all(self),
+                all(others)
+            );
         }
         let places = [
             ("step", own.steps, theirs.steps),
@@ -214,7 +285,9 @@ impl Checkpoint {
         let place = places.iter().find(|(_, own, theirs)| own != theirs);
         match place {
             Some((what, own, theirs)) => format!("{is} at {what} {own}, the others at {theirs}"),
-            None if self.groups != others.groups => format!("{has} another budget, multiple or bounds of its groups"),
+            None if self.groups != others.groups => {
+                format!("{has} another budget, multiple or bounds of its groups")
+            }
             None => format!("{has} another past of the mixture"),
         }
     }
@@ -254,7 +327,11 @@ impl State {
     /// The same run at the beginning of `epoch`: for a run that leaves an epoch early on purpose.
     pub fn at_epoch(self, epoch: u64) -> Self {
         let steps = self.steps();
-        self.at(Cursor { epoch, steps, ..Cursor::default() })
+        self.at(Cursor {
+            epoch,
+            steps,
+            ..Cursor::default()
+        })
     }
 
     fn at(mut self, cursor: Cursor) -> Self {
@@ -268,19 +345,39 @@ impl State {
     ///
     /// After the last batch of an epoch the state stays at the end of that epoch; a run that resumes from it begins the next.
     pub fn advance(self, batches: u64) -> Self {
-        let Checkpoint { cursor, global_batch, last, order, .. } = &self.checkpoint;
+        let Checkpoint {
+            cursor,
+            global_batch,
+            last,
+            order,
+            ..
+        } = &self.checkpoint;
         let count = |positions: u64| match last {
             LastBatch::Drop => positions / global_batch,
             _ => positions.div_ceil(*global_batch),
         };
-        let (left, whole) = (count(order.positions - cursor.position), count(order.positions));
+        let (left, whole) = (
+            count(order.positions - cursor.position),
+            count(order.positions),
+        );
         let (mut next, mut further) = (*cursor, batches.min(left));
         if batches > left && whole > 0 {
             let later = batches - left - 1;
             let epoch = cursor.epoch.saturating_add(later / whole).saturating_add(1);
-            (next, further) = (Cursor { epoch, position: 0, batch: 0, ..*cursor }, later % whole + 1);
+            (next, further) = (
+                Cursor {
+                    epoch,
+                    position: 0,
+                    batch: 0,
+                    ..*cursor
+                },
+                later % whole + 1,
+            );
         }
-        next.position = next.position.saturating_add(further.saturating_mul(*global_batch)).min(order.positions);
+        next.position = next
+            .position
+            .saturating_add(further.saturating_mul(*global_batch))
+            .min(order.positions);
         next.batch = next.batch.saturating_add(further).min(next.position);
         self.at(next)
     }
@@ -316,7 +413,10 @@ impl State {
     /// Errors: [`ErrorKind::State`] for bytes that were cut or damaged, hold something else, or a version that is not read.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() as u64 > BYTES_MAX {
-            return Err(bad(format!("{} bytes; a state has less than 1 KiB", bytes.len())));
+            return Err(bad(format!(
+                "{} bytes; a state has less than 1 KiB",
+                bytes.len()
+            )));
         }
         if bytes.is_empty() {
             return Err(bad("an empty file: it was cut, or never written"));
@@ -374,18 +474,37 @@ impl State {
             }
         }
         // The first of the largest groups.
-        let Some(most) = (0..groups.len()).rev().max_by_key(|group| groups[*group].1.len()) else {
-            return Err(Error::new(ErrorKind::Config, Stage::State, "no states to compare"));
+        let Some(most) = (0..groups.len())
+            .rev()
+            .max_by_key(|group| groups[*group].1.len())
+        else {
+            return Err(Error::new(
+                ErrorKind::Config,
+                Stage::State,
+                "no states to compare",
+            ));
         };
         let (common, _) = groups.remove(most);
-        if groups.is_empty() { Ok(()) } else { Err(bad(disagreement(common, &groups))) }
+        if groups.is_empty() {
+            Ok(())
+        } else {
+            Err(bad(disagreement(common, &groups)))
+        }
     }
 }
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cursor { epoch, position, batch, steps } = self.checkpoint.cursor;
-        write!(f, "epoch {epoch}, step {steps} (batch {batch} of the epoch, position {position})")
+        let Cursor {
+            epoch,
+            position,
+            batch,
+            steps,
+        } = self.checkpoint.cursor;
+        write!(
+            f,
+            "epoch {epoch}, step {steps} (batch {batch} of the epoch, position {position})"
+        )
     }
 }
 
@@ -394,17 +513,29 @@ fn disagreement(common: &State, groups: &[(&State, Vec<usize>)]) -> String {
     let (mut clauses, mut named) = (Vec::new(), 0);
     for (state, ranks) in groups {
         let shown = &ranks[..ranks.len().min(RANKS_MAX - named)];
-        let Some((first, more)) = shown.split_first() else { break };
+        let Some((first, more)) = shown.split_first() else {
+            break;
+        };
         named += shown.len();
         let mut list = format!("rank{} {first}", if ranks.len() == 1 { "" } else { "s" });
         more.iter().for_each(|rank| list += &format!(", {rank}"));
         if shown.len() < ranks.len() {
             list += &format!(" and {} more", ranks.len() - shown.len());
         }
-        let (is, has) = if ranks.len() == 1 { ("is", "has") } else { ("are", "have") };
-        clauses.push(format!("{list} {}", state.checkpoint.diff(&common.checkpoint, is, has)));
+        let (is, has) = if ranks.len() == 1 {
+            ("is", "has")
+        } else {
+            ("are", "have")
+        };
+        clauses.push(format!(
+            "{list} {}",
+            state.checkpoint.diff(&common.checkpoint, is, has)
+        ));
     }
-    let rest: usize = groups[clauses.len()..].iter().map(|(_, ranks)| ranks.len()).sum();
+    let rest: usize = groups[clauses.len()..]
+        .iter()
+        .map(|(_, ranks)| ranks.len())
+        .sum();
     if rest > 0 {
         clauses.push(format!("and {rest} more differ"));
     }
@@ -417,9 +548,17 @@ fn bad(message: impl Into<String>) -> Error {
 
 /// The error for text that a parser refused.
 fn unread(error: serde_json::Error) -> Error {
-    let message = if error.is_eof() { "cut: it ends too early" } else { "not a saved state, or damaged" };
+    let message = if error.is_eof() {
+        "cut: it ends too early"
+    } else {
+        "not a saved state, or damaged"
+    };
     let mut words = error.to_string();
-    if error.is_data() && !["missing", "unknown", "duplicate"].iter().any(|kind| words.starts_with(kind)) {
+    if error.is_data()
+        && !["missing", "unknown", "duplicate"]
+            .iter()
+            .any(|kind| words.starts_with(kind))
+    {
         // The parser names types of this crate.
         words = "a value is of another kind than in a state".into();
     }
@@ -479,9 +618,40 @@ fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 impl From<State> for Raw {
     fn from(state: State) -> Self {
         let (check, past) = (state.checkpoint.check(), state.checkpoint.more());
-        let Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, .. } = state.checkpoint;
-        let (Cursor { epoch, position, batch, steps }, version) = (cursor, VERSION);
-        Self { version, epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check }
+        let Checkpoint {
+            cursor,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skips: skip,
+            ..
+        } = state.checkpoint;
+        let (
+            Cursor {
+                epoch,
+                position,
+                batch,
+                steps,
+            },
+            version,
+        ) = (cursor, VERSION);
+        Self {
+            version,
+            epoch,
+            position,
+            batch,
+            steps,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skip,
+            past,
+            check,
+        }
     }
 }
 
@@ -489,17 +659,52 @@ impl TryFrom<Raw> for State {
     type Error = Error;
 
     fn try_from(raw: Raw) -> Result<Self> {
-        let Raw { epoch, position, batch, steps, global_batch, last, order, draws, dataset, skip, past, check, .. } =
-            raw;
-        let cursor = Cursor { epoch, position, batch, steps };
+        let Raw {
+            epoch,
+            position,
+            batch,
+            steps,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skip,
+            past,
+            check,
+            ..
+        } = raw;
+        let cursor = Cursor {
+            epoch,
+            position,
+            batch,
+            steps,
+        };
         let grouped = order.kind == OrderKind::Grouped;
         let groups = past.filter(|_| grouped).map(GroupsMark::of_words);
         let past = past.filter(|_| !grouped);
-        let past = past.map(|[epoch, position, segments, hash]| Past { epoch, position, segments, hash });
-        let checkpoint = Checkpoint { cursor, global_batch, last, order, draws, dataset, skips: skip, past, groups };
+        let past = past.map(|[epoch, position, segments, hash]| Past {
+            epoch,
+            position,
+            segments,
+            hash,
+        });
+        let checkpoint = Checkpoint {
+            cursor,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skips: skip,
+            past,
+            groups,
+        };
         let found = checkpoint.check();
         if found != check {
-            return Err(bad(format!("damaged: its values have the CRC32C {found}, it says {check}")));
+            return Err(bad(format!(
+                "damaged: its values have the CRC32C {found}, it says {check}"
+            )));
         }
         match checkpoint.validate() {
             Some(what) => Err(bad(what)),
@@ -516,41 +721,82 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Error::new(ErrorKind::NotAFile, Stage::State, "a state is a regular file"));
+        return Err(Error::new(
+            ErrorKind::NotAFile,
+            Stage::State,
+            "a state is a regular file",
+        ));
     }
-    let too_large = |len: u64| Err(bad(format!("{len} bytes or more; a state has less than 1 KiB")));
+    let too_large = |len: u64| {
+        Err(bad(format!(
+            "{len} bytes or more; a state has less than 1 KiB"
+        )))
+    };
     if stat.st_size as u64 > BYTES_MAX {
         return too_large(stat.st_size as u64);
     }
     let mut bytes = Vec::new();
     // The file may grow meanwhile.
-    File::from(fd).take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > BYTES_MAX { too_large(bytes.len() as u64) } else { Ok(bytes) }
+    File::from(fd)
+        .take(BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(failed)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        too_large(bytes.len() as u64)
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// Gives `path` these bytes, as a whole or not at all.
 fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
-    let failed = |source: io::Error| Error::os(Stage::State, "cannot save the state", source).with_path(path);
+    let failed = |source: io::Error| {
+        Error::os(Stage::State, "cannot save the state", source).with_path(path)
+    };
     if path.file_name().is_none() {
-        return Err(Error::new(ErrorKind::Config, Stage::State, "a path without a file name").with_path(path));
+        return Err(Error::new(
+            ErrorKind::Config,
+            Stage::State,
+            "a path without a file name",
+        )
+        .with_path(path));
     }
     // Checked here, for the rename would replace a device by a file.
-    if path.symlink_metadata().is_ok_and(|meta| !meta.is_file() && !meta.is_symlink()) {
-        return Err(Error::new(ErrorKind::NotAFile, Stage::State, "something else has this name").with_path(path));
+    if path
+        .symlink_metadata()
+        .is_ok_and(|meta| !meta.is_file() && !meta.is_symlink())
+    {
+        return Err(Error::new(
+            ErrorKind::NotAFile,
+            Stage::State,
+            "something else has this name",
+        )
+        .with_path(path));
     }
     // Before the write: a folder that cannot be opened cannot be synced.
     let folder = match Folder::of(path) {
         Ok(folder) => Some(folder),
         Err(source) if sync || source.kind() == io::ErrorKind::NotFound => {
-            let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            return Err(Error::os(Stage::State, "cannot open the folder to save a state in", source).with_path(dir));
+            let dir = path
+                .parent()
+                .filter(|dir| !dir.as_os_str().is_empty())
+                .unwrap_or(Path::new("."));
+            return Err(Error::os(
+                Stage::State,
+                "cannot open the folder to save a state in",
+                source,
+            )
+            .with_path(dir));
         }
         Err(_) => None,
     };
     publish(path, bytes, sync).map_err(failed)?;
-    let Some(folder) = folder.filter(|_| sync) else { return Ok(()) };
+    let Some(folder) = folder.filter(|_| sync) else {
+        return Ok(());
+    };
     folder.sync().map_err(|source| {
-        let message = "the state is saved, but its folder cannot be synced: it may not survive a power cut";
+        let message =
+            "the state is saved, but its folder cannot be synced: it may not survive a power cut";
         Error::os(Stage::State, message, source).with_path(path)
     })
 }
@@ -566,7 +812,12 @@ mod tests {
     const NEXT: &[u8] = include_bytes!("../tests/fixtures/state/step-1201.json");
 
     fn cursor(steps: u64) -> Cursor {
-        Cursor { epoch: 3, position: 10_240 + (steps - 1200) * 256, batch: steps - 1160, steps }
+        Cursor {
+            epoch: 3,
+            position: 10_240 + (steps - 1200) * 256,
+            batch: steps - 1160,
+            steps,
+        }
     }
 
     fn checkpoint() -> Checkpoint {
@@ -596,25 +847,64 @@ mod tests {
     }
 
     fn at(steps: u64) -> State {
-        State::new(Checkpoint { cursor: cursor(steps), ..checkpoint() })
+        State::new(Checkpoint {
+            cursor: cursor(steps),
+            ..checkpoint()
+        })
     }
 
     /// A checkpoint of these numbers, in the order of its fields.
-    fn made(words: [u64; 15], print: [u64; 22], kind: OrderKind, last: LastBatch, shuffled: bool) -> Checkpoint {
-        let [epoch, position, batch, steps, global_batch, seed, window, lanes, positions, identity, draws, past @ ..] =
-            words;
+    fn made(
+        words: [u64; 15],
+        print: [u64; 22],
+        kind: OrderKind,
+        last: LastBatch,
+        shuffled: bool,
+    ) -> Checkpoint {
+        let [
+            epoch,
+            position,
+            batch,
+            steps,
+            global_batch,
+            seed,
+            window,
+            lanes,
+            positions,
+            identity,
+            draws,
+            past @ ..,
+        ] = words;
         let (position, positions) = (position.min(positions), position.max(positions));
         Checkpoint {
-            cursor: Cursor { epoch, position, batch, steps },
+            cursor: Cursor {
+                epoch,
+                position,
+                batch,
+                steps,
+            },
             global_batch: global_batch.max(1),
             last,
-            order: Settings { kind, shuffled, seed, window, lanes, positions, identity },
+            order: Settings {
+                kind,
+                shuffled,
+                seed,
+                window,
+                lanes,
+                positions,
+                identity,
+            },
             draws,
             dataset: Fingerprint::of_words(print),
             skips: Skips::default(),
             past: (kind == OrderKind::Sampler).then(|| {
                 let [epoch, position, segments, hash] = past;
-                Past { epoch, position, segments, hash }
+                Past {
+                    epoch,
+                    position,
+                    segments,
+                    hash,
+                }
             }),
             groups: (kind == OrderKind::Grouped && shuffled).then(|| GroupsMark::of_words(past)),
         }
@@ -629,7 +919,12 @@ mod tests {
             OrderKind::Sampler,
             OrderKind::Grouped,
         ];
-        let lasts = vec![LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+        let lasts = vec![
+            LastBatch::Keep,
+            LastBatch::Mask,
+            LastBatch::Pad,
+            LastBatch::Drop,
+        ];
         (
             any::<[u64; 15]>(),
             any::<[u64; 22]>(),
@@ -641,7 +936,11 @@ mod tests {
             .prop_map(|(words, print, kind, last, shuffled, skips)| {
                 let mut checkpoint = made(words, print, kind, last, shuffled);
                 for (epoch, start, len) in skips {
-                    let _ = checkpoint.skips.add(Skip { epoch, start, end: start + len });
+                    let _ = checkpoint.skips.add(Skip {
+                        epoch,
+                        start,
+                        end: start + len,
+                    });
                 }
                 checkpoint
             })
@@ -677,16 +976,28 @@ mod tests {
     #[test]
     fn the_text_is_pinned() {
         for (steps, pinned) in [(1200, PINNED), (1201, NEXT)] {
-            assert_eq!(String::from_utf8(at(steps).to_bytes()).unwrap(), String::from_utf8_lossy(pinned));
+            assert_eq!(
+                String::from_utf8(at(steps).to_bytes()).unwrap(),
+                String::from_utf8_lossy(pinned)
+            );
             assert_eq!(State::from_bytes(pinned).unwrap(), at(steps));
             let value: serde_json::Value = serde_json::from_slice(pinned).unwrap();
-            assert_eq!(State::from_bytes(&serde_json::to_vec_pretty(&value).unwrap()).unwrap(), at(steps));
+            assert_eq!(
+                State::from_bytes(&serde_json::to_vec_pretty(&value).unwrap()).unwrap(),
+                at(steps)
+            );
         }
     }
 
     #[test]
     fn a_state_of_the_largest_numbers_is_less_than_1_kib() {
-        let largest = made([u64::MAX; 15], [u64::MAX; 22], OrderKind::Sampler, LastBatch::Keep, false);
+        let largest = made(
+            [u64::MAX; 15],
+            [u64::MAX; 22],
+            OrderKind::Sampler,
+            LastBatch::Keep,
+            false,
+        );
         let text = State::new(largest).to_bytes();
         assert!(text.len() < 1024, "{}", text.len());
         State::from_bytes(&text).unwrap();
@@ -694,8 +1005,16 @@ mod tests {
 
     #[test]
     fn every_value_is_covered_by_the_checksum() {
-        let past = Past { epoch: 3, position: 10_240, segments: 2, hash: 7 };
-        let mixture = State::new(Checkpoint { past: Some(past), ..checkpoint() });
+        let past = Past {
+            epoch: 3,
+            position: 10_240,
+            segments: 2,
+            hash: 7,
+        };
+        let mixture = State::new(Checkpoint {
+            past: Some(past),
+            ..checkpoint()
+        });
         check_values(PINNED, 6 + 7 + 7 + 5);
         check_values(&mixture.to_bytes(), 6 + 7 + 7 + 5);
     }
@@ -706,7 +1025,9 @@ mod tests {
         let mut paths = Vec::new();
         for (key, own) in value.as_object().unwrap() {
             match own.as_object() {
-                Some(inner) => paths.extend(inner.keys().map(|inner| vec![key.clone(), inner.clone()])),
+                Some(inner) => {
+                    paths.extend(inner.keys().map(|inner| vec![key.clone(), inner.clone()]))
+                }
                 None => paths.push(vec![key.clone()]),
             }
         }
@@ -716,8 +1037,20 @@ mod tests {
             let others: Vec<serde_json::Value> = match now {
                 serde_json::Value::Number(number) => {
                     let now = number.as_u64().unwrap();
-                    let near = [now + 1, now.wrapping_sub(1), 0, 1, 51, u64::from(u32::MAX), u64::MAX - 1, u64::MAX];
-                    near.into_iter().filter(|other| *other != now).map(Into::into).collect()
+                    let near = [
+                        now + 1,
+                        now.wrapping_sub(1),
+                        0,
+                        1,
+                        51,
+                        u64::from(u32::MAX),
+                        u64::MAX - 1,
+                        u64::MAX,
+                    ];
+                    near.into_iter()
+                        .filter(|other| *other != now)
+                        .map(Into::into)
+                        .collect()
                 }
                 serde_json::Value::Null => vec![serde_json::json!([0, 0, 0, 0])],
                 serde_json::Value::Bool(on) => vec![(!on).into()],
@@ -746,10 +1079,15 @@ mod tests {
                 let error = State::from_bytes(&serde_json::to_vec(&changed).unwrap()).unwrap_err();
                 let expected = match other.as_u64() {
                     _ if path == ["version"] => &format!("version {other} of a state"),
-                    Some(check) if path == ["check"] && check > u64::from(u32::MAX) => "not a saved state, or damaged",
+                    Some(check) if path == ["check"] && check > u64::from(u32::MAX) => {
+                        "not a saved state, or damaged"
+                    }
                     _ => "damaged: its values have the CRC32C",
                 };
-                assert!(error.message().starts_with(expected), "{path:?} {other}: {error}");
+                assert!(
+                    error.message().starts_with(expected),
+                    "{path:?} {other}: {error}"
+                );
             }
         }
     }
@@ -758,12 +1096,18 @@ mod tests {
     fn a_cut_or_flipped_packed_state_is_refused() {
         let packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         for len in 0..packed.len() {
-            assert!(postcard::from_bytes::<State>(&packed[..len]).is_err(), "{len}");
+            assert!(
+                postcard::from_bytes::<State>(&packed[..len]).is_err(),
+                "{len}"
+            );
         }
         for bit in 0..packed.len() * 8 {
             let mut flipped = packed.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(postcard::from_bytes::<State>(&flipped).is_err(), "bit {bit}");
+            assert!(
+                postcard::from_bytes::<State>(&flipped).is_err(),
+                "bit {bit}"
+            );
         }
     }
 
@@ -773,16 +1117,26 @@ mod tests {
         let cases = [
             (4, text.replace("\"version\":3", "\"version\":4")),
             // That of before batches could be skipped.
-            (2, text.replace("\"version\":3", "\"version\":2").replace("\"skip\":[],", "")),
+            (
+                2,
+                text.replace("\"version\":3", "\"version\":2")
+                    .replace("\"skip\":[],", ""),
+            ),
             (1, text.replace("\"version\":3", "\"version\":1")),
             (4, r#"{"version":4}"#.into()),
-            (4, r#"{"epoch":"three","order":[],"news":{"a":1},"version":4}"#.into()),
+            (
+                4,
+                r#"{"epoch":"three","order":[],"news":{"a":1},"version":4}"#.into(),
+            ),
             (u64::MAX, r#"{"version":18446744073709551615}"#.into()),
             (1 << 32 | 1, format!(r#"{{"version":{}}}"#, 1_u64 << 32 | 1)),
         ];
         for (version, text) in cases {
             let error = State::from_bytes(text.as_bytes()).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::State, Stage::State)
+            );
             let expected = format!(
                 "state: state not usable: version {version} of a state, this feedline reads 3: resume with the feedline that saved it, or begin anew"
             );
@@ -790,8 +1144,13 @@ mod tests {
         }
         // Inside another checkpoint it is serde that reads it.
         let newer = r#"{"version":4,"news":true,"epoch":"three"}"#;
-        let error = serde_json::from_str::<State>(newer).unwrap_err().to_string();
-        assert!(error.starts_with("version 4 of a state, this feedline reads 3"), "{error}");
+        let error = serde_json::from_str::<State>(newer)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("version 4 of a state, this feedline reads 3"),
+            "{error}"
+        );
         let mut packed = postcard::to_allocvec(&State::new(checkpoint())).unwrap();
         packed[0] = 4;
         assert!(postcard::from_bytes::<State>(&packed).is_err());
@@ -809,7 +1168,13 @@ mod tests {
             ("nothing", Vec::new()),
             ("white space", b"   \n".to_vec()),
             ("zeroes", vec![0; 700]),
-            ("not UTF-8", with("keep", "ke\u{1}p").iter().map(|byte| if *byte == 1 { 0xff } else { *byte }).collect()),
+            (
+                "not UTF-8",
+                with("keep", "ke\u{1}p")
+                    .iter()
+                    .map(|byte| if *byte == 1 { 0xff } else { *byte })
+                    .collect(),
+            ),
             ("a number", b"1".to_vec()),
             ("a list", b"[1,3,10240]".to_vec()),
             ("another object", b"{}".to_vec()),
@@ -817,29 +1182,63 @@ mod tests {
             ("a fraction", with("\"epoch\":3", "\"epoch\":3.0")),
             ("an exponent", with("\"epoch\":3", "\"epoch\":3e0")),
             ("a negative number", with("\"epoch\":3", "\"epoch\":-3")),
-            ("a huge number", with("\"epoch\":3", "\"epoch\":18446744073709551616")),
-            ("a huger number", with("\"epoch\":3", &format!("\"epoch\":{}", "9".repeat(5000)))),
+            (
+                "a huge number",
+                with("\"epoch\":3", "\"epoch\":18446744073709551616"),
+            ),
+            (
+                "a huger number",
+                with("\"epoch\":3", &format!("\"epoch\":{}", "9".repeat(5000))),
+            ),
             ("text for a number", with("\"epoch\":3", "\"epoch\":\"3\"")),
             ("null", with("\"epoch\":3", "\"epoch\":null")),
-            ("a key twice", with("\"epoch\":3", "\"epoch\":3,\"epoch\":3")),
-            ("the version twice", with("\"version\":3", "\"version\":3,\"version\":3")),
-            ("an inner key twice", with("\"seed\":42", "\"seed\":42,\"seed\":42")),
+            (
+                "a key twice",
+                with("\"epoch\":3", "\"epoch\":3,\"epoch\":3"),
+            ),
+            (
+                "the version twice",
+                with("\"version\":3", "\"version\":3,\"version\":3"),
+            ),
+            (
+                "an inner key twice",
+                with("\"seed\":42", "\"seed\":42,\"seed\":42"),
+            ),
             ("a missing key", with("\"epoch\":3,", "")),
             ("a missing past", with("\"past\":null,", "")),
-            ("an unknown kind", with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\"")),
+            (
+                "an unknown kind",
+                with("\"kind\":\"shuffled\"", "\"kind\":\"stirred\""),
+            ),
             ("long text", with("\"last\":\"keep\"", &long)),
-            ("bytes behind it", with("\"check\"", "\"check\"").into_iter().chain(*b" x").collect()),
-            ("deep lists", [&b"[".repeat(60_000)[..], &b"]".repeat(5000)].concat()),
+            (
+                "bytes behind it",
+                with("\"check\"", "\"check\"")
+                    .into_iter()
+                    .chain(*b" x")
+                    .collect(),
+            ),
+            (
+                "deep lists",
+                [&b"[".repeat(60_000)[..], &b"]".repeat(5000)].concat(),
+            ),
             ("deep objects", br#"{"a":"#.repeat(10_000)),
         ];
         for (what, bytes) in cases {
             let error = State::from_bytes(&bytes).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State), "{what}");
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::State, Stage::State),
+                "{what}"
+            );
             let text = error.to_string();
             assert!(text.len() < 1000 && !text.contains('\n'), "{what}: {text}");
         }
         let unknown = with("\"epoch\":3", "\"epoch\":3,\"note\":[{}]");
-        assert_eq!(State::from_bytes(&unknown).unwrap(), State::new(checkpoint()));
+        assert_eq!(
+            State::from_bytes(&unknown).unwrap(),
+            State::new(checkpoint())
+        );
         let error = State::from_bytes(&vec![b' '; 65_537]).unwrap_err();
         assert_eq!(error.message(), "65537 bytes; a state has less than 1 KiB");
     }
@@ -853,11 +1252,16 @@ mod tests {
         let overlap = "batches to leave out that are none, or overlap";
         let mut reversed = checkpoint();
         reversed.skips = serde_json::from_str("[[3,60,50]]").unwrap();
-        for (checkpoint, expected) in
-            [(behind, "position 98961 of an epoch of 98960"), (empty, "a global batch of 0 rows"), (reversed, overlap)]
-        {
+        for (checkpoint, expected) in [
+            (behind, "position 98961 of an epoch of 98960"),
+            (empty, "a global batch of 0 rows"),
+            (reversed, overlap),
+        ] {
             let error = State::from_bytes(&State { checkpoint }.to_bytes()).unwrap_err();
-            assert_eq!((error.kind(), error.message()), (ErrorKind::State, expected));
+            assert_eq!(
+                (error.kind(), error.message()),
+                (ErrorKind::State, expected)
+            );
         }
         let mut last = checkpoint();
         last.cursor.position = last.order.positions;
@@ -867,9 +1271,23 @@ mod tests {
     #[test]
     fn one_line_says_where_a_run_stands() {
         let state = at(1200);
-        assert_eq!(state.to_string(), "epoch 3, step 1200 (batch 40 of the epoch, position 10240)");
-        assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (3, 10_240, 40, 1200));
-        assert_eq!((state.global_batch(), state.fingerprint().samples()), (256, 98_960));
+        assert_eq!(
+            state.to_string(),
+            "epoch 3, step 1200 (batch 40 of the epoch, position 10240)"
+        );
+        assert_eq!(
+            (
+                state.epoch(),
+                state.position(),
+                state.batch(),
+                state.steps()
+            ),
+            (3, 10_240, 40, 1200)
+        );
+        assert_eq!(
+            (state.global_batch(), state.fingerprint().samples()),
+            (256, 98_960)
+        );
     }
 
     proptest! {
@@ -912,7 +1330,10 @@ mod tests {
             State::agree(&vec![at(1200); ranks]).unwrap();
         }
         let error = State::agree(&[]).unwrap_err();
-        assert_eq!((error.kind(), error.message()), (ErrorKind::Config, "no states to compare"));
+        assert_eq!(
+            (error.kind(), error.message()),
+            (ErrorKind::Config, "no states to compare")
+        );
     }
 
     #[test]
@@ -924,12 +1345,20 @@ mod tests {
         };
         let of = |changed: &[(usize, State)]| {
             let mut states = vec![at(1201); 8];
-            changed.iter().for_each(|(rank, state)| states[*rank] = state.clone());
+            changed
+                .iter()
+                .for_each(|(rank, state)| states[*rank] = state.clone());
             let error = State::agree(&states).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State));
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::State, Stage::State)
+            );
             error.message().to_string()
         };
-        assert_eq!(of(&[(3, at(1200)), (5, at(1200))]), "ranks 3, 5 are at step 1200, the others at 1201");
+        assert_eq!(
+            of(&[(3, at(1200)), (5, at(1200))]),
+            "ranks 3, 5 are at step 1200, the others at 1201"
+        );
         assert_eq!(
             of(&[(0, at(1200)), (5, at(1202))]),
             "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the others at 1201"
@@ -937,18 +1366,40 @@ mod tests {
         let epoch = with(&|checkpoint| checkpoint.cursor.epoch = 4);
         assert_eq!(of(&[(7, epoch)]), "rank 7 is at epoch 4, the others at 3");
         let position = with(&|checkpoint| checkpoint.cursor.position = 1);
-        assert_eq!(of(&[(7, position)]), "rank 7 is at position 1, the others at 10496");
+        assert_eq!(
+            of(&[(7, position)]),
+            "rank 7 is at position 1, the others at 10496"
+        );
         let batch = with(&|checkpoint| checkpoint.cursor.batch = 1);
         assert_eq!(of(&[(7, batch)]), "rank 7 is at batch 1, the others at 41");
         let seed = with(&|checkpoint| (checkpoint.order.seed, checkpoint.draws) = (1, 1));
-        assert_eq!(of(&[(1, seed)]), "rank 1 has another seed of the order (1, the others 42)");
+        assert_eq!(
+            of(&[(1, seed)]),
+            "rank 1 has another seed of the order (1, the others 42)"
+        );
         let rows = with(&|checkpoint| (checkpoint.global_batch, checkpoint.cursor.steps) = (64, 1));
-        assert_eq!(of(&[(1, rows.clone()), (2, rows)]), "ranks 1, 2 have another global batch (64, the others 256)");
+        assert_eq!(
+            of(&[(1, rows.clone()), (2, rows)]),
+            "ranks 1, 2 have another global batch (64, the others 256)"
+        );
         let last = with(&|checkpoint| checkpoint.last = LastBatch::Drop);
-        assert_eq!(of(&[(1, last)]), "rank 1 has other settings (shuffled, drop, the others shuffled, keep)");
+        assert_eq!(
+            of(&[(1, last)]),
+            "rank 1 has other settings (shuffled, drop, the others shuffled, keep)"
+        );
         let other = Fingerprint::of_words(std::array::from_fn(|k| if k < 2 { 7 } else { 0 }));
-        let skips = with(&|checkpoint| checkpoint.skips.add(Skip { epoch: 3, start: 100, end: 120 }).unwrap());
-        let expected = "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
+        let skips = with(&|checkpoint| {
+            checkpoint
+                .skips
+                .add(Skip {
+                    epoch: 3,
+                    start: 100,
+                    end: 120,
+                })
+                .unwrap()
+        });
+        let expected =
+            "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
         assert_eq!(of(&[(1, skips)]), expected);
         let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
         let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples in 64 shards)";
@@ -959,7 +1410,9 @@ mod tests {
     fn every_different_setting_is_named() {
         type Change = fn(&mut Checkpoint);
         let changes: [(&str, Change); 10] = [
-            ("settings", |checkpoint| checkpoint.order.kind = OrderKind::Sampler),
+            ("settings", |checkpoint| {
+                checkpoint.order.kind = OrderKind::Sampler
+            }),
             ("seed of transforms", |checkpoint| checkpoint.draws += 1),
             ("window", |checkpoint| checkpoint.order.window += 1),
             ("lanes", |checkpoint| checkpoint.order.lanes += 1),
@@ -975,7 +1428,10 @@ mod tests {
             change(&mut other);
             let states = [at(1200), at(1200), State::new(other)];
             let message = State::agree(&states).unwrap_err().message().to_string();
-            assert!(message.starts_with("rank 2 has") && message.contains(what), "{what}: {message}");
+            assert!(
+                message.starts_with("rank 2 has") && message.contains(what),
+                "{what}: {message}"
+            );
         }
     }
 
@@ -990,7 +1446,13 @@ mod tests {
         // All different: the first counts as the common state.
         let states: Vec<State> = (0..100).map(|rank| at(1200 + rank)).collect();
         let message = State::agree(&states).unwrap_err().message().to_string();
-        assert!(message.starts_with("rank 1 is at step 1201, the others at 1200; rank 2 "), "{message}");
-        assert!(message.ends_with("rank 16 is at step 1216, the others at 1200; and 83 more differ"), "{message}");
+        assert!(
+            message.starts_with("rank 1 is at step 1201, the others at 1200; rank 2 "),
+            "{message}"
+        );
+        assert!(
+            message.ends_with("rank 16 is at step 1216, the others at 1200; and 83 more differ"),
+            "{message}"
+        );
     }
 }

@@ -102,7 +102,12 @@ impl Stop {
     /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system refuses a handler; those installed before stay.
     pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
         let signals = signals::Watch::new(signals)?;
-        Ok(Self { shared: Arc::new(StopState { requested: AtomicBool::new(false), signals }) })
+        Ok(Self {
+            shared: Arc::new(StopState {
+                requested: AtomicBool::new(false),
+                signals,
+            }),
+        })
     }
 
     /// The first of this flag's signals that arrived. Calls of this and of [`requested`](Self::requested) record it; of several
@@ -162,7 +167,8 @@ mod signals {
             static INSTALLED: Mutex<Vec<Signal>> = Mutex::new(Vec::new());
             let mut installed = INSTALLED.hold();
             if !installed.contains(&self) {
-                self.register().map_err(|e| Error::os(Stage::Build, format!("no handler for {self}"), e))?;
+                self.register()
+                    .map_err(|e| Error::os(Stage::Build, format!("no handler for {self}"), e))?;
                 installed.push(self);
             }
             Ok(())
@@ -203,7 +209,12 @@ mod signals {
 
         pub(super) fn first(&self) -> Option<Signal> {
             let came = |signal: &&Signal| signal.came().load(Ordering::Acquire);
-            let fresh = || self.watched.iter().find(came).map(|signal| *self.first.get_or_init(|| *signal));
+            let fresh = || {
+                self.watched
+                    .iter()
+                    .find(came)
+                    .map(|signal| *self.first.get_or_init(|| *signal))
+            };
             self.first.get().copied().or_else(fresh)
         }
     }
@@ -214,7 +225,11 @@ mod signals {
 
         #[test]
         fn a_signal_has_the_kernels_name() {
-            for (signal, name) in [(Signal::Term, "SIGTERM"), (Signal::Int, "SIGINT"), (Signal::Usr2, "SIGUSR2")] {
+            for (signal, name) in [
+                (Signal::Term, "SIGTERM"),
+                (Signal::Int, "SIGINT"),
+                (Signal::Usr2, "SIGUSR2"),
+            ] {
                 assert_eq!(signal.to_string(), name);
             }
         }

@@ -24,7 +24,8 @@ impl<T> Hold for std::sync::Mutex<T> {
         T: 'a;
 
     fn hold(&self) -> Self::Guard<'_> {
-        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -36,7 +37,8 @@ impl<T> Hold for Mutex<T> {
         T: 'a;
 
     fn hold(&self) -> Self::Guard<'_> {
-        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -89,7 +91,12 @@ pub(crate) mod futex {
     }
 
     /// A timeout never expires.
-    pub(crate) fn wait(word: &AtomicU32, _: Flags, expected: u32, _: Option<&Timespec>) -> rustix::io::Result<()> {
+    pub(crate) fn wait(
+        word: &AtomicU32,
+        _: Flags,
+        expected: u32,
+        _: Option<&Timespec>,
+    ) -> rustix::io::Result<()> {
         let held = SLEEPERS.0.lock().unwrap();
         if word.load(Ordering::SeqCst) != expected {
             return Err(rustix::io::Errno::AGAIN);

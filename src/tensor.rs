@@ -151,15 +151,36 @@ pub(crate) struct Packing {
 impl Field {
     /// A field with equal shapes of all rows; an empty shape is a scalar.
     pub fn fixed(name: impl Into<String>, dtype: DType, shape: impl Into<Vec<usize>>) -> Self {
-        Self { name: name.into(), dtype, shape: Shape::Fixed(shape.into()), packed: None, of_groups: Vec::new() }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: Shape::Fixed(shape.into()),
+            packed: None,
+            of_groups: Vec::new(),
+        }
     }
 
     /// A field whose rows have one of these shapes, that of the batch's group.
     #[cfg(feature = "image")]
-    pub(crate) fn in_groups(name: impl Into<String>, dtype: DType, shapes: Vec<Vec<usize>>) -> Self {
-        let elements = |shape: &&Vec<usize>| shape.iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
-        let largest = shapes.iter().max_by_key(elements).cloned().unwrap_or_default();
-        Self { of_groups: shapes, ..Self::fixed(name, dtype, largest) }
+    pub(crate) fn in_groups(
+        name: impl Into<String>,
+        dtype: DType,
+        shapes: Vec<Vec<usize>>,
+    ) -> Self {
+        let elements = |shape: &&Vec<usize>| {
+            shape
+                .iter()
+                .fold(1, |all: usize, dim| all.saturating_mul(*dim))
+        };
+        let largest = shapes
+            .iter()
+            .max_by_key(elements)
+            .cloned()
+            .unwrap_or_default();
+        Self {
+            of_groups: shapes,
+            ..Self::fixed(name, dtype, largest)
+        }
     }
 
     /// A field of vectors with at most `max` elements.
@@ -168,8 +189,19 @@ impl Field {
     }
 
     /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
-    pub fn rows_up_to(name: impl Into<String>, dtype: DType, max: usize, row: impl Into<Vec<usize>>) -> Self {
-        Self { shape: Shape::UpTo { max, inner: row.into() }, ..Self::fixed(name, dtype, []) }
+    pub fn rows_up_to(
+        name: impl Into<String>,
+        dtype: DType,
+        max: usize,
+        row: impl Into<Vec<usize>>,
+    ) -> Self {
+        Self {
+            shape: Shape::UpTo {
+                max,
+                inner: row.into(),
+            },
+            ..Self::fixed(name, dtype, [])
+        }
     }
 
     /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
@@ -180,7 +212,13 @@ impl Field {
     /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
     /// declared, which needs known lengths, it reserves and allows only that many.
     pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {
-        Self { packed: Some(Packing { batch_bytes, by_index: true }), ..Self::up_to(name, DType::U8, max) }
+        Self {
+            packed: Some(Packing {
+                batch_bytes,
+                by_index: true,
+            }),
+            ..Self::up_to(name, DType::U8, max)
+        }
     }
 
     pub(crate) fn packing(&self) -> Option<Packing> {
@@ -218,7 +256,9 @@ impl Field {
     pub fn dims(&self) -> Vec<usize> {
         match &self.shape {
             Shape::Fixed(dims) => dims.clone(),
-            Shape::UpTo { max, inner } => std::iter::once(*max).chain(inner.iter().copied()).collect(),
+            Shape::UpTo { max, inner } => {
+                std::iter::once(*max).chain(inner.iter().copied()).collect()
+            }
         }
     }
 
@@ -241,7 +281,11 @@ impl Field {
     /// Bytes reserved for `rows` rows of a packed field; `None` for a field with a stride.
     fn packed_room(&self, rows: usize) -> Option<usize> {
         let declared = self.packed?.batch_bytes;
-        Some(declared.unwrap_or(usize::MAX).min(self.row_bytes().saturating_mul(rows)))
+        Some(
+            declared
+                .unwrap_or(usize::MAX)
+                .min(self.row_bytes().saturating_mul(rows)),
+        )
     }
 
     /// Whether row lengths vary.
@@ -271,7 +315,10 @@ impl Field {
             Shape::Fixed(dims) => (1, dims),
             Shape::UpTo { max, inner } => (*max, inner),
         };
-        rest.iter().try_fold(self.dtype.size().checked_mul(first)?, |bytes, dim| bytes.checked_mul(*dim))
+        rest.iter()
+            .try_fold(self.dtype.size().checked_mul(first)?, |bytes, dim| {
+                bytes.checked_mul(*dim)
+            })
     }
 
     /// Bytes of one row as stored.
@@ -297,7 +344,11 @@ impl Spec {
     pub fn new(fields: Vec<Field>) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if fields.is_empty() || fields.len() > Self::FIELDS_MAX {
-            return bad(format!("a sample needs 1 to {} fields, not {}", Self::FIELDS_MAX, fields.len()));
+            return bad(format!(
+                "a sample needs 1 to {} fields, not {}",
+                Self::FIELDS_MAX,
+                fields.len()
+            ));
         }
         for (index, field) in fields.iter().enumerate() {
             if field.name.is_empty() {
@@ -308,7 +359,12 @@ impl Spec {
             }
             match field.checked_row_bytes() {
                 Some(bytes) if bytes > 0 && bytes < 1 << 47 => {}
-                _ => return bad(format!("rows of field `{}` have an invalid size; use 1 to 2^47 bytes", field.name)),
+                _ => {
+                    return bad(format!(
+                        "rows of field `{}` have an invalid size; use 1 to 2^47 bytes",
+                        field.name
+                    ));
+                }
             }
         }
         Ok(Self { fields })
@@ -345,11 +401,20 @@ pub enum Encoding {
 impl fmt::Display for Encoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Raw { dtype, shape: Shape::Fixed(dims) } => write!(f, "{dtype} {dims:?}"),
-            Self::Raw { dtype, shape: Shape::UpTo { max, inner } } if inner.is_empty() => {
+            Self::Raw {
+                dtype,
+                shape: Shape::Fixed(dims),
+            } => write!(f, "{dtype} {dims:?}"),
+            Self::Raw {
+                dtype,
+                shape: Shape::UpTo { max, inner },
+            } if inner.is_empty() => {
                 write!(f, "{dtype} up to [{max}]")
             }
-            Self::Raw { dtype, shape: Shape::UpTo { max, inner } } => write!(f, "{dtype} up to {max} of {inner:?}"),
+            Self::Raw {
+                dtype,
+                shape: Shape::UpTo { max, inner },
+            } => write!(f, "{dtype} up to {max} of {inner:?}"),
             Self::Image => f.write_str("an encoded picture"),
             Self::Bytes => f.write_str("bytes"),
         }
@@ -368,35 +433,63 @@ pub struct EncodedField {
 impl EncodedField {
     /// A field of raw bytes, copied unchanged.
     pub fn raw(field: Field) -> Self {
-        Self { name: field.name, encoding: Encoding::Raw { dtype: field.dtype, shape: field.shape } }
+        Self {
+            name: field.name,
+            encoding: Encoding::Raw {
+                dtype: field.dtype,
+                shape: field.shape,
+            },
+        }
     }
 
     /// An encoded picture.
     pub fn image(name: impl Into<String>) -> Self {
-        Self { name: name.into(), encoding: Encoding::Image }
+        Self {
+            name: name.into(),
+            encoding: Encoding::Image,
+        }
     }
 
     /// Opaque bytes.
     pub fn bytes(name: impl Into<String>) -> Self {
-        Self { name: name.into(), encoding: Encoding::Bytes }
+        Self {
+            name: name.into(),
+            encoding: Encoding::Bytes,
+        }
     }
 
     /// Bytes per element of the first dimension; 1 for encoded bytes.
     pub(crate) fn unit_bytes(&self) -> u64 {
         let (dtype, inner) = match &self.encoding {
-            Encoding::Raw { dtype, shape: Shape::UpTo { inner, .. } } => (dtype, &inner[..]),
-            Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => (dtype, dims.get(1..).unwrap_or_default()),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::UpTo { inner, .. },
+            } => (dtype, &inner[..]),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::Fixed(dims),
+            } => (dtype, dims.get(1..).unwrap_or_default()),
             _ => return 1,
         };
-        inner.iter().fold(dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim as u64)).max(1)
+        inner
+            .iter()
+            .fold(dtype.size() as u64, |bytes, dim| {
+                bytes.saturating_mul(*dim as u64)
+            })
+            .max(1)
     }
 
     /// Bytes of every sample, if it is raw with one shape.
     pub(crate) fn fixed_bytes(&self) -> Option<u64> {
         match &self.encoding {
-            Encoding::Raw { shape: Shape::Fixed(dims), .. } => {
-                Some(dims.first().map_or(1, |first| *first as u64).saturating_mul(self.unit_bytes()))
-            }
+            Encoding::Raw {
+                shape: Shape::Fixed(dims),
+                ..
+            } => Some(
+                dims.first()
+                    .map_or(1, |first| *first as u64)
+                    .saturating_mul(self.unit_bytes()),
+            ),
             _ => None,
         }
     }
@@ -404,9 +497,10 @@ impl EncodedField {
     /// The batch field of raw bytes.
     pub fn as_raw(&self) -> Option<Field> {
         match &self.encoding {
-            Encoding::Raw { dtype, shape } => {
-                Some(Field { shape: shape.clone(), ..Field::fixed(&self.name, *dtype, []) })
-            }
+            Encoding::Raw { dtype, shape } => Some(Field {
+                shape: shape.clone(),
+                ..Field::fixed(&self.name, *dtype, [])
+            }),
             _ => None,
         }
     }
@@ -432,7 +526,10 @@ impl GroupShapes {
     /// Errors: [`ErrorKind::Config`] for a field that `spec` lacks or that does not fit.
     pub(crate) fn check(&self, spec: &Spec) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
-        for Field { name, of_groups, .. } in spec.fields.iter().filter(|field| field.varies_by_group()) {
+        for Field {
+            name, of_groups, ..
+        } in spec.fields.iter().filter(|field| field.varies_by_group())
+        {
             if !(1..=of_groups.len()).contains(&self.rows.len()) {
                 return bad(format!(
                     "field `{name}` has {} shapes, the order {} groups: group the order by the shapes",
@@ -444,19 +541,36 @@ impl GroupShapes {
         for (name, most) in &self.most {
             let Some(field) = spec.index_of(name).map(|index| &spec.fields[index]) else {
                 let names: Vec<_> = spec.fields.iter().map(Field::name).collect();
-                return bad(format!("the groups name a field `{name}`; there are {}", names.join(", ")));
+                return bad(format!(
+                    "the groups name a field `{name}`; there are {}",
+                    names.join(", ")
+                ));
             };
             let Shape::UpTo { max, .. } = field.shape else {
-                return bad(format!("field `{name}` has one shape: groups cannot shorten it"));
+                return bad(format!(
+                    "field `{name}` has one shape: groups cannot shorten it"
+                ));
             };
             if field.is_packed() {
-                return bad(format!("field `{name}` is packed, and has no padding that groups could shorten"));
+                return bad(format!(
+                    "field `{name}` is packed, and has no padding that groups could shorten"
+                ));
             }
             if most.len() < self.rows.len() {
-                return bad(format!("{} lengths of field `{name}` for {} groups", most.len(), self.rows.len()));
+                return bad(format!(
+                    "{} lengths of field `{name}` for {} groups",
+                    most.len(),
+                    self.rows.len()
+                ));
             }
-            if let Some((group, most)) = most.iter().enumerate().find(|(_, most)| !(1..=max).contains(*most)) {
-                return bad(format!("field `{name}` has up to {most} in group {group}; 1 to {max} are possible"));
+            if let Some((group, most)) = most
+                .iter()
+                .enumerate()
+                .find(|(_, most)| !(1..=max).contains(*most))
+            {
+                return bad(format!(
+                    "field `{name}` has up to {most} in group {group}; 1 to {max} are possible"
+                ));
             }
         }
         Ok(())
@@ -516,13 +630,29 @@ impl Layout {
     }
 
     /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no bytes.
-    pub(crate) fn without(spec: &Spec, rows: usize, absent: &[usize], groups: &GroupShapes) -> Result<Self> {
-        let overflow =
-            || Error::new(ErrorKind::Config, Stage::Build, format!("a slot of {rows} rows exceeds the address space"));
+    pub(crate) fn without(
+        spec: &Spec,
+        rows: usize,
+        absent: &[usize],
+        groups: &GroupShapes,
+    ) -> Result<Self> {
+        let overflow = || {
+            Error::new(
+                ErrorKind::Config,
+                Stage::Build,
+                format!("a slot of {rows} rows exceeds the address space"),
+            )
+        };
         let mut end = 0_usize;
         let mut place = |bytes: Option<usize>| -> Result<usize> {
-            let bytes = bytes.filter(|bytes| *bytes < 1 << 47).ok_or_else(overflow)?;
-            let offset = end.next_multiple_of(if bytes >= PAGE_FROM { PAGE } else { ARRAY_ALIGN });
+            let bytes = bytes
+                .filter(|bytes| *bytes < 1 << 47)
+                .ok_or_else(overflow)?;
+            let offset = end.next_multiple_of(if bytes >= PAGE_FROM {
+                PAGE
+            } else {
+                ARRAY_ALIGN
+            });
             end = offset.checked_add(bytes).ok_or_else(overflow)?;
             Ok(offset)
         };
@@ -530,37 +660,69 @@ impl Layout {
         let mut of_groups = Vec::new();
         for (index, field) in spec.fields.iter().enumerate() {
             let room = field.packed_room(rows);
-            let row_bytes = if room.is_some() || absent.contains(&index) { 0 } else { field.row_bytes() };
+            let row_bytes = if room.is_some() || absent.contains(&index) {
+                0
+            } else {
+                field.row_bytes()
+            };
             let strides = groups.row_bytes(field).filter(|_| row_bytes > 0);
             let most = strides.as_ref().map(|strides| {
-                let bytes = groups.rows.iter().zip(strides).map(|(rows, bytes)| rows.saturating_mul(*bytes));
+                let bytes = groups
+                    .rows
+                    .iter()
+                    .zip(strides)
+                    .map(|(rows, bytes)| rows.saturating_mul(*bytes));
                 bytes.max().unwrap_or(0)
             });
             of_groups.extend(strides.map(|strides| (index, strides)));
             let offset = place(room.or(most).or(row_bytes.checked_mul(rows)))?;
-            let packed = room.map(|room| Packed { offsets: 0, room, unit: field.unit_bytes() });
-            fields.push(FieldLayout { offset, row_bytes, lens: None, packed });
+            let packed = room.map(|room| Packed {
+                offsets: 0,
+                room,
+                unit: field.unit_bytes(),
+            });
+            fields.push(FieldLayout {
+                offset,
+                row_bytes,
+                lens: None,
+                packed,
+            });
         }
         for (field, layout) in spec.fields.iter().zip(&mut fields) {
             if field.is_up_to() {
                 layout.lens = Some(place(rows.checked_mul(8))?);
             }
             if let Some(packed) = &mut layout.packed {
-                packed.offsets = place(rows.checked_add(1).and_then(|offsets| offsets.checked_mul(8)))?;
+                packed.offsets = place(
+                    rows.checked_add(1)
+                        .and_then(|offsets| offsets.checked_mul(8)),
+                )?;
             }
         }
         let ids = place(rows.checked_mul(8))?;
         let status = place(Some(rows))?;
-        Ok(Self { rows, fields, of_groups, ids, status, bytes: end.next_multiple_of(PAGE) })
+        Ok(Self {
+            rows,
+            fields,
+            of_groups,
+            ids,
+            status,
+            bytes: end.next_multiple_of(PAGE),
+        })
     }
 
     /// Bytes from row to row of field `field` in a batch of `group`; 0 for a packed field.
     pub(crate) fn row_bytes(&self, field: usize, group: Option<u8>) -> usize {
         let of_group = |group: u8| {
-            let (_, strides) = self.of_groups.iter().find(|(differs, _)| *differs == field)?;
+            let (_, strides) = self
+                .of_groups
+                .iter()
+                .find(|(differs, _)| *differs == field)?;
             strides.get(usize::from(group)).copied()
         };
-        group.and_then(of_group).unwrap_or(self.fields[field].row_bytes)
+        group
+            .and_then(of_group)
+            .unwrap_or(self.fields[field].row_bytes)
     }
 
     /// Whether full batches have arrays of different sizes.
@@ -600,15 +762,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_field() -> impl Strategy<Value = Field> {
-        let dtype = prop_oneof![Just(DType::U8), Just(DType::I64), Just(DType::F32), Just(DType::BF16)];
-        (dtype, prop::collection::vec(1_usize..70, 0..3), 0..4, 1_usize..5000).prop_map(|(dtype, dims, kind, max)| {
-            match kind {
+        let dtype = prop_oneof![
+            Just(DType::U8),
+            Just(DType::I64),
+            Just(DType::F32),
+            Just(DType::BF16)
+        ];
+        (
+            dtype,
+            prop::collection::vec(1_usize..70, 0..3),
+            0..4,
+            1_usize..5000,
+        )
+            .prop_map(|(dtype, dims, kind, max)| match kind {
                 0 => Field::up_to("x", dtype, max),
                 1 => Field::packed("x", max, None),
                 2 => Field::packed("x", max, Some(3 * max)),
                 _ => Field::fixed("x", dtype, dims),
-            }
-        })
+            })
     }
 
     proptest! {
@@ -651,6 +822,9 @@ mod tests {
             assert!(error.to_string().contains(words), "{error}");
         }
         let spec = Spec::new(vec![u8s("a", vec![1 << 40])]).unwrap();
-        assert_eq!(Layout::new(&spec, 1 << 30).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(
+            Layout::new(&spec, 1 << 30).unwrap_err().kind(),
+            ErrorKind::Config
+        );
     }
 }

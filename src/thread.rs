@@ -63,10 +63,12 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
     body: impl FnOnce() -> T + Send + 'scope,
 ) -> io::Result<ScopedJoinHandle<'scope, T>> {
     let room = room::take()?;
-    Builder::new().name(name.into()).spawn_scoped(scope, move || {
-        let _room = room;
-        body()
-    })
+    Builder::new()
+        .name(name.into())
+        .spawn_scoped(scope, move || {
+            let _room = room;
+            body()
+        })
 }
 
 /// Calls `start` for `wanted` threads. Where one is refused, `start` ends those that it has, gives their number and the refusal, and
@@ -104,22 +106,29 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
     or_fewer(what, wanted, |count| {
         let enter = enter(count);
         let (mut threads, mut why) = (Vec::with_capacity(count), None);
-        let builder = rayon::ThreadPoolBuilder::new().num_threads(count).spawn_handler(|thread| {
-            let enter = enter.clone();
-            let body = move || {
-                enter();
-                thread.run();
-            };
-            let name = format!("{name}-{}", threads.len());
-            spawn(&name, body).map(|thread| threads.push(thread)).map_err(|error| {
-                let again = io::Error::from(error.kind());
-                why = Some(error);
-                again
-            })
-        });
+        let builder = rayon::ThreadPoolBuilder::new()
+            .num_threads(count)
+            .spawn_handler(|thread| {
+                let enter = enter.clone();
+                let body = move || {
+                    enter();
+                    thread.run();
+                };
+                let name = format!("{name}-{}", threads.len());
+                spawn(&name, body)
+                    .map(|thread| threads.push(thread))
+                    .map_err(|error| {
+                        let again = io::Error::from(error.kind());
+                        why = Some(error);
+                        again
+                    })
+            });
         let built = builder.build().ok().filter(|_| {
             // The process needs one more, such as the planner. A pool that took the last one would leave it none.
-            count == 1 || spawn("feedline-room", || ()).map(|last| drop(last.join())).is_ok()
+            count == 1
+                || spawn("feedline-room", || ())
+                    .map(|last| drop(last.join()))
+                    .is_ok()
         });
         if let Some(pool) = built {
             return Ok((pool, threads));
@@ -127,7 +136,10 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
         // Rayon ends them, and does not wait for that.
         let started = threads.len();
         threads.into_iter().for_each(|thread| drop(thread.join()));
-        Err((started, why.unwrap_or_else(|| io::ErrorKind::WouldBlock.into())))
+        Err((
+            started,
+            why.unwrap_or_else(|| io::ErrorKind::WouldBlock.into()),
+        ))
     })
 }
 
@@ -142,7 +154,9 @@ pub(crate) fn room_for(wanted: usize) -> usize {
             let _ = held.recv();
             rustix::thread::gettid()
         };
-        let Ok(thread) = spawn("feedline-room", body) else { break };
+        let Ok(thread) = spawn("feedline-room", body) else {
+            break;
+        };
         threads.push(thread);
     }
     drop(hold);
@@ -168,7 +182,13 @@ pub(crate) fn fewer_in_words() -> Option<String> {
     let line = |(what, (wanted, started, limits)): (&&str, &(usize, usize, String))| {
         format!("{started} of {wanted} threads of the {what}; {limits}")
     };
-    (!groups.is_empty()).then(|| groups.iter().map(line).collect::<Vec<_>>().join("\n          "))
+    (!groups.is_empty()).then(|| {
+        groups
+            .iter()
+            .map(line)
+            .collect::<Vec<_>>()
+            .join("\n          ")
+    })
 }
 
 /// The error where the system refuses a thread of `what`, of which so many were wanted and have started.
@@ -191,10 +211,18 @@ fn limits() -> String {
     if !full.is_empty() {
         return full.join(", ");
     }
-    known.extend(getrlimit(Resource::Nproc).current.map(|most| format!("RLIMIT_NPROC (ulimit -u) is {most}")));
+    known.extend(
+        getrlimit(Resource::Nproc)
+            .current
+            .map(|most| format!("RLIMIT_NPROC (ulimit -u) is {most}")),
+    );
     let most = read(Path::new("/proc/sys/kernel/threads-max"));
     known.extend(most.map(|most| format!("kernel.threads-max is {}", most.trim())));
-    if known.is_empty() { "the limits are unknown, as there is no /proc".into() } else { known.join(", ") }
+    if known.is_empty() {
+        "the limits are unknown, as there is no /proc".into()
+    } else {
+        known.join(", ")
+    }
 }
 
 /// `pids.max` of this process's groups: of those that are full, and of the others.
@@ -203,9 +231,18 @@ fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> (Vec<Strin
     for folder in cgroup::folders(groups, "pids") {
         let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
         // "max" does not parse.
-        let (Some(most), Some(now)) = (number("pids.max"), number("pids.current")) else { continue };
-        let words = format!("pids.max of the control group {} is {most}, {now} in use", folder.display());
-        if now < most { known.push(words) } else { full.push(words) }
+        let (Some(most), Some(now)) = (number("pids.max"), number("pids.current")) else {
+            continue;
+        };
+        let words = format!(
+            "pids.max of the control group {} is {most}, {now} in use",
+            folder.display()
+        );
+        if now < most {
+            known.push(words)
+        } else {
+            full.push(words)
+        }
     }
     (full, known)
 }
@@ -222,8 +259,11 @@ pub(crate) mod room {
     pub(super) struct Room;
 
     pub(super) fn take() -> io::Result<Room> {
-        let less = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| (left > 0).then(|| left - 1));
-        less.map(|_| Room).map_err(|_| io::ErrorKind::WouldBlock.into())
+        let less = LEFT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+            (left > 0).then(|| left - 1)
+        });
+        less.map(|_| Room)
+            .map_err(|_| io::ErrorKind::WouldBlock.into())
     }
 
     impl Drop for Room {
@@ -257,17 +297,33 @@ mod tests {
         let mut asked = Vec::new();
         let started = or_fewer("test", 9, |count| {
             asked.push(count);
-            if count > 3 { Err((count / 2, io::ErrorKind::WouldBlock.into())) } else { Ok(count) }
+            if count > 3 {
+                Err((count / 2, io::ErrorKind::WouldBlock.into()))
+            } else {
+                Ok(count)
+            }
         });
         assert_eq!((started.unwrap(), asked), (2, vec![9, 2]));
-        assert!(fewer_in_words().unwrap().contains("2 of 9 threads of the test; "));
+        assert!(
+            fewer_in_words()
+                .unwrap()
+                .contains("2 of 9 threads of the test; ")
+        );
     }
 
     #[test]
     fn a_group_without_a_thread_is_an_error_with_the_limits() {
-        let refused = or_fewer::<()>("test alone", 9, |_| Err((0, io::Error::from_raw_os_error(11)))).unwrap_err();
+        let refused = or_fewer::<()>("test alone", 9, |_| {
+            Err((0, io::Error::from_raw_os_error(11)))
+        })
+        .unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Limit);
-        for words in ["for the test alone: 9 wanted, 0 started; ", "RLIMIT_NPROC", "`workers`", "os error 11"] {
+        for words in [
+            "for the test alone: 9 wanted, 0 started; ",
+            "RLIMIT_NPROC",
+            "`workers`",
+            "os error 11",
+        ] {
             assert!(refused.to_string().contains(words), "{refused}");
         }
         assert!(!fewer_in_words().unwrap_or_default().contains("test alone"));
@@ -285,8 +341,13 @@ mod tests {
         ]);
         let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
         let words = |group, numbers| {
-            vec![format!("pids.max of the control group /sys/fs/cgroup/pids{group} is {numbers} in use")]
+            vec![format!(
+                "pids.max of the control group /sys/fs/cgroup/pids{group} is {numbers} in use"
+            )]
         };
-        assert_eq!(of_groups("3:pids:/pod/job\n", read), (words("/pod", "24, 24"), words("", "999, 30")));
+        assert_eq!(
+            of_groups("3:pids:/pod/job\n", read),
+            (words("/pod", "24, 24"), words("", "999, 30"))
+        );
     }
 }

@@ -109,7 +109,10 @@ fn files(dir: &str) -> Vec<PathBuf> {
 }
 
 fn name(path: &Path) -> String {
-    path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap().display().to_string()
+    path.strip_prefix(env!("CARGO_MANIFEST_DIR"))
+        .unwrap()
+        .display()
+        .to_string()
 }
 
 fn module_of(name: &str) -> Option<&str> {
@@ -118,25 +121,46 @@ fn module_of(name: &str) -> Option<&str> {
 
 /// Code without comments; strings stay.
 fn code(text: &str) -> String {
-    text.lines().map(|line| if line.trim_start().starts_with("//") { "" } else { line }).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(|line| {
+            if line.trim_start().starts_with("//") {
+                ""
+            } else {
+                line
+            }
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[test]
 fn modules_import_only_from_below() {
-    let level = |module: &str| LEVELS.iter().find(|(name, _)| *name == module).map(|(_, level)| *level);
+    let level = |module: &str| {
+        LEVELS
+            .iter()
+            .find(|(name, _)| *name == module)
+            .map(|(_, level)| *level)
+    };
     let mut wrong = Vec::new();
     for path in files("src") {
         let name = name(&path);
-        let Some(from) = module_of(&name).filter(|module| *module != "lib") else { continue };
-        let own = level(from).unwrap_or_else(|| panic!("{name} is in no level: add it to the table"));
+        let Some(from) = module_of(&name).filter(|module| *module != "lib") else {
+            continue;
+        };
+        let own =
+            level(from).unwrap_or_else(|| panic!("{name} is in no level: add it to the table"));
         let text = code(&std::fs::read_to_string(&path).unwrap());
         for (at, _) in text.match_indices("crate::") {
-            let to: String = text[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            let to: String = text[at + 7..]
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || *c == '_')
+                .collect();
             let Some(other) = level(&to) else { continue };
             // Level 2 modules do not know each other.
             let legal = to == from
                 || other < own
-                || (own == 0 && ["cgroup", "error", "secret", "setting", "sync"].contains(&to.as_str()));
+                || (own == 0
+                    && ["cgroup", "error", "secret", "setting", "sync"].contains(&to.as_str()));
             if !legal {
                 wrong.push(format!("{name} imports {to}"));
             }
@@ -147,7 +171,10 @@ fn modules_import_only_from_below() {
 
 /// What comes before the tests at the end of a file.
 fn without_tests(text: &str) -> &str {
-    let end = ["#[cfg(test)]\nmod ", "#[cfg(test)]\n#[path"].iter().filter_map(|start| text.find(start)).min();
+    let end = ["#[cfg(test)]\nmod ", "#[cfg(test)]\n#[path"]
+        .iter()
+        .filter_map(|start| text.find(start))
+        .min();
     &text[..end.unwrap_or(text.len())]
 }
 
@@ -158,19 +185,31 @@ type Module = Vec<String>;
 fn modules() -> BTreeMap<Module, String> {
     let module = |path: &Path| {
         let name = name(path);
-        let mut parts: Module = name["src/".len()..].trim_end_matches(".rs").split('/').map(String::from).collect();
+        let mut parts: Module = name["src/".len()..]
+            .trim_end_matches(".rs")
+            .split('/')
+            .map(String::from)
+            .collect();
         parts.pop_if(|last| ["mod", "lib"].contains(&last.as_str()));
         parts
     };
-    let texts: BTreeMap<_, _> =
-        files("src").iter().map(|path| (module(path), code(&std::fs::read_to_string(path).unwrap()))).collect();
+    let texts: BTreeMap<_, _> = files("src")
+        .iter()
+        .map(|path| (module(path), code(&std::fs::read_to_string(path).unwrap())))
+        .collect();
     let is_test = |module: &Module| {
-        let Some((own, parent)) = module.split_last() else { return false };
+        let Some((own, parent)) = module.split_last() else {
+            return false;
+        };
         let parent = texts.get(parent).map_or("", String::as_str);
         parent.contains(&format!("#[cfg(test)]\nmod {own};"))
     };
-    let built = texts.iter().filter(|(module, _)| !(1..=module.len()).any(|n| is_test(&module[..n].to_vec())));
-    built.map(|(module, text)| (module.clone(), without_tests(text).to_string())).collect()
+    let built = texts
+        .iter()
+        .filter(|(module, _)| !(1..=module.len()).any(|n| is_test(&module[..n].to_vec())));
+    built
+        .map(|(module, text)| (module.clone(), without_tests(text).to_string()))
+        .collect()
 }
 
 /// The paths of `use a::{b, c::d};`, each in full.
@@ -184,9 +223,11 @@ fn spread(prefix: &str, tree: &str, found: &mut Vec<String>) {
                 let item = tree[start..at].trim();
                 start = (at + 1).min(tree.len());
                 match item.split_once('{') {
-                    Some((path, rest)) => {
-                        spread(&format!("{prefix}{}", path.trim()), rest.trim_end().trim_end_matches('}'), found)
-                    }
+                    Some((path, rest)) => spread(
+                        &format!("{prefix}{}", path.trim()),
+                        rest.trim_end().trim_end_matches('}'),
+                        found,
+                    ),
                     None => found.push(format!("{prefix}{}", item.split(" as ").next().unwrap())),
                 }
             }
@@ -202,8 +243,17 @@ fn named(own: &Module, text: &str, all: &BTreeMap<Module, String>) -> BTreeSet<M
     for part in text.split("use ").skip(1) {
         spread("", part.split(';').next().unwrap(), &mut paths);
     }
-    for start in ["crate::", "super::"].iter().flat_map(|word| text.match_indices(word)).map(|(at, _)| at) {
-        paths.push(text[start..].chars().take_while(|c| c.is_alphanumeric() || "_:".contains(*c)).collect());
+    for start in ["crate::", "super::"]
+        .iter()
+        .flat_map(|word| text.match_indices(word))
+        .map(|(at, _)| at)
+    {
+        paths.push(
+            text[start..]
+                .chars()
+                .take_while(|c| c.is_alphanumeric() || "_:".contains(*c))
+                .collect(),
+        );
     }
     let mut files = BTreeSet::new();
     for path in &paths {
@@ -234,19 +284,30 @@ fn named(own: &Module, text: &str, all: &BTreeMap<Module, String>) -> BTreeSet<M
 #[test]
 fn no_files_import_each_other_in_a_circle() {
     let all = modules();
-    let mut arrows: BTreeMap<_, _> = all.iter().map(|(module, text)| (module, named(module, text, &all))).collect();
+    let mut arrows: BTreeMap<_, _> = all
+        .iter()
+        .map(|(module, text)| (module, named(module, text, &all)))
+        .collect();
     let count: usize = arrows.values().map(BTreeSet::len).sum();
-    assert!(count > 400, "{count} imports were found: the test does not see them");
+    assert!(
+        count > 400,
+        "{count} imports were found: the test does not see them"
+    );
     loop {
         // Files that name no other, and files that no other names, lie in no circle.
         let named: BTreeSet<_> = arrows.values().flatten().cloned().collect();
         let ends: Vec<_> = arrows.keys().map(|module| (*module).clone()).collect();
-        let ends: Vec<_> = ends.into_iter().filter(|own| arrows[own].is_empty() || !named.contains(own)).collect();
+        let ends: Vec<_> = ends
+            .into_iter()
+            .filter(|own| arrows[own].is_empty() || !named.contains(own))
+            .collect();
         if ends.is_empty() {
             break;
         }
         arrows.retain(|module, _| !ends.contains(module));
-        arrows.values_mut().for_each(|files| files.retain(|file| !ends.contains(file)));
+        arrows
+            .values_mut()
+            .for_each(|files| files.retain(|file| !ends.contains(file)));
     }
     assert!(arrows.is_empty(), "{arrows:#?}");
 }
@@ -254,13 +315,18 @@ fn no_files_import_each_other_in_a_circle() {
 #[test]
 fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     let (mut wrong, mut met) = (Vec::new(), BTreeSet::new());
-    for path in ["src", "tests", "benches", "examples"].into_iter().flat_map(files) {
+    for path in ["src", "tests", "benches", "examples"]
+        .into_iter()
+        .flat_map(files)
+    {
         let name = name(&path);
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         for (index, line) in lines.iter().enumerate() {
             let bare = line.split("//").next().unwrap_or("");
-            let word = bare.contains("unsafe {") || bare.contains("unsafe impl") || bare.contains("unsafe fn");
+            let word = bare.contains("unsafe {")
+                || bare.contains("unsafe impl")
+                || bare.contains("unsafe fn");
             if !word || name == "tests/tidy.rs" {
                 continue;
             }
@@ -269,21 +335,32 @@ fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
                 wrong.push(format!("{name}:{} holds unsafe", index + 1));
             }
             let argued = bare.contains("unsafe fn")
-                || lines[index.saturating_sub(8)..index].iter().any(|line| line.contains("SAFETY:"));
+                || lines[index.saturating_sub(8)..index]
+                    .iter()
+                    .any(|line| line.contains("SAFETY:"));
             if !argued {
                 wrong.push(format!("{name}:{} has no SAFETY comment", index + 1));
             }
         }
     }
-    wrong
-        .extend(UNSAFE.iter().filter(|name| !met.contains(**name)).map(|name| format!("{name} holds none: unlist it")));
+    wrong.extend(
+        UNSAFE
+            .iter()
+            .filter(|name| !met.contains(**name))
+            .map(|name| format!("{name} holds none: unlist it")),
+    );
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// What starts threads. `thread.rs` alone has it, since it names the limits where one is refused; and the file whose runtime starts
 /// its own, for which it makes sure of room.
-const STARTS: &[&str] =
-    &["std::thread::spawn", "std::thread::Builder", "scope.spawn(", "ThreadPoolBuilder", "runtime::Builder"];
+const STARTS: &[&str] = &[
+    "std::thread::spawn",
+    "std::thread::Builder",
+    "scope.spawn(",
+    "ThreadPoolBuilder",
+    "runtime::Builder",
+];
 const STARTERS: &[&str] = &["src/thread.rs", "src/storage/remote/store.rs"];
 
 #[test]
@@ -296,7 +373,10 @@ fn one_file_starts_threads() {
         wrong.extend(starts.map(|word| format!("{name}: {word}")));
     }
     wrong.retain(|line| !STARTERS.iter().any(|name| line.starts_with(name)));
-    assert!(wrong.is_empty(), "start threads by crate::thread:\n{wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "start threads by crate::thread:\n{wrong:#?}"
+    );
 }
 
 /// What opens, lists or looks at files by itself. Datasets ask `storage` for a blob or a listing, so that a source may be
@@ -320,7 +400,11 @@ const FILE_SYSTEM: &[&str] = &[
 #[test]
 fn datasets_and_prepare_open_no_path_themselves() {
     let mut wrong = Vec::new();
-    let fenced = |module: &Module| module.first().is_some_and(|top| ["dataset", "prepare"].contains(&top.as_str()));
+    let fenced = |module: &Module| {
+        module
+            .first()
+            .is_some_and(|top| ["dataset", "prepare"].contains(&top.as_str()))
+    };
     for (module, text) in modules().iter().filter(|(module, _)| fenced(module)) {
         let own = text.lines().enumerate().flat_map(|(line, text)| {
             let words = FILE_SYSTEM.iter().filter(move |word| text.contains(**word));
@@ -328,7 +412,10 @@ fn datasets_and_prepare_open_no_path_themselves() {
         });
         wrong.extend(own);
     }
-    assert!(wrong.is_empty(), "ask crate::storage for a Blob, a listing, or publish:\n{wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "ask crate::storage for a Blob, a listing, or publish:\n{wrong:#?}"
+    );
 }
 
 /// Calls that open a path, and the only files of `storage` that may have them. Data files are opened by `files` and, with
@@ -347,34 +434,69 @@ const OPENS: &[(&str, &[&str])] = &[
 #[test]
 fn data_files_are_opened_where_their_version_is_checked() {
     let mut wrong = Vec::new();
-    for (module, text) in modules().iter().filter(|(module, _)| module.first().is_some_and(|top| top == "storage")) {
+    for (module, text) in modules()
+        .iter()
+        .filter(|(module, _)| module.first().is_some_and(|top| top == "storage"))
+    {
         let module = module[1..].join("/");
         let own = |at: usize| !text[..at].ends_with(char::is_alphanumeric);
         let has = |call: &str| text.match_indices(call).any(|(at, _)| own(at));
-        let calls = OPENS.iter().filter(|(call, owners)| has(call) && !owners.contains(&module.as_str()));
+        let calls = OPENS
+            .iter()
+            .filter(|(call, owners)| has(call) && !owners.contains(&module.as_str()));
         wrong.extend(calls.map(|(call, _)| format!("storage/{module} has {call}")));
     }
-    assert!(wrong.is_empty(), "open data files by `files::open_indexed` or `Files::get`:\n{wrong:#?}");
+    assert!(
+        wrong.is_empty(),
+        "open data files by `files::open_indexed` or `Files::get`:\n{wrong:#?}"
+    );
 }
 
 #[test]
 fn the_map_in_the_guide_names_every_folder_of_src() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let guide = std::fs::read_to_string(root.join("guide/architecture.md")).unwrap();
-    let map = guide.split("## Map of `src/`").nth(1).expect("the guide has a map").split("\n## ").next().unwrap();
+    let map = guide
+        .split("## Map of `src/`")
+        .nth(1)
+        .expect("the guide has a map")
+        .split("\n## ")
+        .next()
+        .unwrap();
     let map: String = map.lines().filter(|line| line.starts_with('|')).collect();
-    let rows: BTreeSet<_> = map.split('`').skip(1).step_by(2).map(|row| root.join(row)).collect();
-    let parents = files("src").into_iter().map(|path| path.parent().unwrap().to_path_buf());
-    let top = files("src").into_iter().filter(|path| path.parent() == Some(&root));
-    let expected: BTreeSet<_> = parents.filter(|folder| *folder != root).chain(top).collect();
-    let differ: Vec<_> = rows.symmetric_difference(&expected).map(|path| name(path)).collect();
-    assert!(differ.is_empty(), "edit the section Map of src/ in src/guide/architecture.md: {differ:#?}");
+    let rows: BTreeSet<_> = map
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(|row| root.join(row))
+        .collect();
+    let parents = files("src")
+        .into_iter()
+        .map(|path| path.parent().unwrap().to_path_buf());
+    let top = files("src")
+        .into_iter()
+        .filter(|path| path.parent() == Some(&root));
+    let expected: BTreeSet<_> = parents
+        .filter(|folder| *folder != root)
+        .chain(top)
+        .collect();
+    let differ: Vec<_> = rows
+        .symmetric_difference(&expected)
+        .map(|path| name(path))
+        .collect();
+    assert!(
+        differ.is_empty(),
+        "edit the section Map of src/ in src/guide/architecture.md: {differ:#?}"
+    );
 }
 
 #[test]
 fn every_file_of_src_says_what_it_does() {
     let text = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
-    let silent: Vec<_> = files("src").into_iter().filter(|path| !text(path).starts_with("//! ")).collect();
+    let silent: Vec<_> = files("src")
+        .into_iter()
+        .filter(|path| !text(path).starts_with("//! "))
+        .collect();
     assert!(silent.is_empty(), "begin with `//! `: {silent:#?}");
 }
 
@@ -382,13 +504,18 @@ fn every_file_of_src_says_what_it_does() {
 fn ci_runs_the_tests_of_every_feature() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let script = std::fs::read_to_string(root.join(".ci/run")).unwrap();
-    let line = script.lines().find_map(|line| line.strip_prefix("touched=(")).expect("a list of what features touch");
+    let line = script
+        .lines()
+        .find_map(|line| line.strip_prefix("touched=("))
+        .expect("a list of what features touch");
     let touched: Vec<&str> = line.trim_end_matches(')').split(' ').collect();
     let mut missing = Vec::new();
     for group in ["alone", "behaviour", "conformance", "faults"] {
         let main = std::fs::read_to_string(root.join(format!("tests/{group}/main.rs"))).unwrap();
         let lines: Vec<&str> = main.lines().collect();
-        let behind = lines.windows(2).filter(|pair| pair[0].starts_with("#[cfg(feature"));
+        let behind = lines
+            .windows(2)
+            .filter(|pair| pair[0].starts_with("#[cfg(feature"));
         for module in behind.filter_map(|pair| pair[1].strip_prefix("mod ")?.strip_suffix(';')) {
             let name = format!("{module}::");
             if !touched.iter().any(|filter| name.contains(filter)) {
@@ -396,7 +523,10 @@ fn ci_runs_the_tests_of_every_feature() {
             }
         }
     }
-    assert!(missing.is_empty(), "name these in `touched` of .ci/run: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "name these in `touched` of .ci/run: {missing:?}"
+    );
 }
 
 /// The string literals of code that users build, with their lines: not those of attributes, and not the messages of broken
@@ -422,12 +552,20 @@ fn messages(code: &str) -> Vec<(usize, String)> {
         let is_raw = before[..before.len() - raw].ends_with('r') && from.starts_with('"');
         let len = match (from.as_bytes()[0], is_raw) {
             // 'x' and '\n' are letters; 'a alone is a lifetime.
-            (b'\'', _) if from[1..].starts_with('\\') => from[2..].find('\'').map_or(1, |end| from[3 + end..].len()),
+            (b'\'', _) if from[1..].starts_with('\\') => {
+                from[2..].find('\'').map_or(1, |end| from[3 + end..].len())
+            }
             (b'\'', _) => {
                 let letter = from[1..].chars().next().map_or(1, char::len_utf8);
-                if from[1 + letter..].starts_with('\'') { from[2 + letter..].len() } else { from[1..].len() }
+                if from[1 + letter..].starts_with('\'') {
+                    from[2 + letter..].len()
+                } else {
+                    from[1..].len()
+                }
             }
-            (_, true) => from[1..].find(&format!("\"{}", "#".repeat(raw))).map_or(0, |end| from[2 + end + raw..].len()),
+            (_, true) => from[1..]
+                .find(&format!("\"{}", "#".repeat(raw)))
+                .map_or(0, |end| from[2 + end + raw..].len()),
             (_, false) => {
                 let mut escaped = false;
                 let end = from[1..].find(|c| {
@@ -439,11 +577,27 @@ fn messages(code: &str) -> Vec<(usize, String)> {
             }
         };
         let after = &from[from.len() - len..];
-        let head: String = before.chars().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect();
+        let head: String = before
+            .chars()
+            .rev()
+            .take(60)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+            .collect();
         let head = head.rsplit(['\n', ';']).next().unwrap_or("").trim_start();
-        let head = if head.is_empty() { before.trim_end().rsplit('\n').next().unwrap_or("") } else { head };
+        let head = if head.is_empty() {
+            before.trim_end().rsplit('\n').next().unwrap_or("")
+        } else {
+            head
+        };
         if from.starts_with('"') && !INVARIANTS.iter().any(|word| head.contains(word)) {
-            found.push((line, from[1..from.len() - len].trim_end_matches(['"', '#']).to_string()));
+            found.push((
+                line,
+                from[1..from.len() - len]
+                    .trim_end_matches(['"', '#'])
+                    .to_string(),
+            ));
         }
         line += from[..from.len() - len].matches('\n').count();
         rest = after;
@@ -459,21 +613,41 @@ fn names_rust(text: &str, table: &[String]) -> bool {
     };
     let spans = text.split('`').skip(1).step_by(2);
     text.match_indices("::").any(joined)
-        || spans
-            .into_iter()
-            .any(|span| span.starts_with('.') || span.contains('(') || table.iter().any(|name| name == span))
+        || spans.into_iter().any(|span| {
+            span.starts_with('.') || span.contains('(') || table.iter().any(|name| name == span)
+        })
 }
 
 #[test]
 fn messages_name_settings_by_the_table_alone() {
-    let table = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/setting.rs")).unwrap();
-    let rows = table.split("settings! {\n").nth(1).unwrap().split("\n}").next().unwrap().lines();
+    let table =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/setting.rs"))
+            .unwrap();
+    let rows = table
+        .split("settings! {\n")
+        .nth(1)
+        .unwrap()
+        .split("\n}")
+        .next()
+        .unwrap()
+        .lines();
     let row = |line: &str| {
-        let name = line.split('"').nth(1).unwrap().trim_start_matches("tuning(|t| t.");
-        name.split("({}").next().unwrap().split("(LastBatch").next().unwrap().to_string()
+        let name = line
+            .split('"')
+            .nth(1)
+            .unwrap()
+            .trim_start_matches("tuning(|t| t.");
+        name.split("({}")
+            .next()
+            .unwrap()
+            .split("(LastBatch")
+            .next()
+            .unwrap()
+            .to_string()
     };
     let table: Vec<String> = rows.map(row).collect();
-    let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"].map(|tool| format!("examples/{tool}"));
+    let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"]
+        .map(|tool| format!("examples/{tool}"));
     let dirs = std::iter::once("src".to_string()).chain(tools);
     let mut all: Vec<PathBuf> = dirs.flat_map(|dir| files(&dir)).collect();
     all.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/resume.rs"));
@@ -491,8 +665,14 @@ fn messages_name_settings_by_the_table_alone() {
             }
         }
     }
-    assert!(seen > 2000, "{seen} literals were found: the test does not see them");
-    assert!(wrong.is_empty(), "compose these with Setting of src/setting.rs:\n{wrong:#?}");
+    assert!(
+        seen > 2000,
+        "{seen} literals were found: the test does not see them"
+    );
+    assert!(
+        wrong.is_empty(),
+        "compose these with Setting of src/setting.rs:\n{wrong:#?}"
+    );
 }
 
 /// Phrases over which readers stumbled in earlier texts.
@@ -509,12 +689,21 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
         "not ours",
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let guides = std::fs::read_dir(root.join("src/guide")).unwrap().map(|entry| entry.unwrap().path());
+    let guides = std::fs::read_dir(root.join("src/guide"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let pages = ["README.md", "examples/pytorch/README.md"].map(|page| root.join(page));
     for page in guides.chain(pages) {
-        let text =
-            std::fs::read_to_string(&page).unwrap().split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
-        let found: Vec<_> = phrases.iter().filter(|phrase| text.contains(**phrase)).collect();
+        let text = std::fs::read_to_string(&page)
+            .unwrap()
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .to_lowercase();
+        let found: Vec<_> = phrases
+            .iter()
+            .filter(|phrase| text.contains(**phrase))
+            .collect();
         assert!(found.is_empty(), "{}: {found:?}", page.display());
     }
 }

@@ -23,14 +23,29 @@ pub struct Made {
 impl Made {
     /// Samples of `record` bytes, read one by one.
     pub fn samples(sources: Sources, len: u64, record: usize) -> Self {
-        let schema = vec![EncodedField::raw(Field::fixed("record", DType::U8, [record]))];
-        Self { sources: Arc::new(sources), schema, len, record: record as u64, rows: 0, starts: Vec::new() }
+        let schema = vec![EncodedField::raw(Field::fixed(
+            "record",
+            DType::U8,
+            [record],
+        ))];
+        Self {
+            sources: Arc::new(sources),
+            schema,
+            len,
+            record: record as u64,
+            rows: 0,
+            starts: Vec::new(),
+        }
     }
 
     /// Chunks of `rows` such samples.
     pub fn chunks(sources: Sources, chunks: u64, rows: u64, record: usize) -> Self {
         let starts = (0..=chunks).map(|chunk| chunk * rows).collect();
-        Self { rows, starts, ..Self::samples(sources, chunks * rows, record) }
+        Self {
+            rows,
+            starts,
+            ..Self::samples(sources, chunks * rows, record)
+        }
     }
 
     /// A single source: bytes of this process.
@@ -45,7 +60,11 @@ impl Made {
         let count = self.sources.count() as u64;
         let source = SourceId::at((index % count) as usize);
         let pieces = self.sources.len_of(source) / len;
-        Extent { source, offset: index / count % pieces * len, len }
+        Extent {
+            source,
+            offset: index / count % pieces * len,
+            len,
+        }
     }
 }
 
@@ -81,10 +100,21 @@ impl Chunked for Made {
     }
     fn chunk_bytes(&self, _: usize) -> ChunkBytes {
         let bytes = self.rows * self.record;
-        ChunkBytes { encoded: bytes, opened: bytes, scratch: 0 }
+        ChunkBytes {
+            encoded: bytes,
+            opened: bytes,
+            scratch: 0,
+        }
     }
-    fn open_chunk(&self, _: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        out.fixed(0, self.record as usize)?.copy_from_slice(&pieces[0]);
+    fn open_chunk(
+        &self,
+        _: usize,
+        pieces: &[Bytes],
+        _: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        out.fixed(0, self.record as usize)?
+            .copy_from_slice(&pieces[0]);
         Ok(())
     }
     fn chunk_name(&self, chunk: usize) -> String {

@@ -22,14 +22,31 @@ pub fn as_test() -> bool {
 
 /// Number of pairs, and seconds of each half.
 pub fn pairs_wanted() -> (usize, f64) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<f64>().ok());
-    let pairs = if as_test() { 0.0 } else { number("FEEDLINE_PAIRS").unwrap_or(0.0) };
-    (pairs as usize, number("FEEDLINE_PAIR_SECONDS").unwrap_or(5.0))
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .and_then(|value| value.parse::<f64>().ok())
+    };
+    let pairs = if as_test() {
+        0.0
+    } else {
+        number("FEEDLINE_PAIRS").unwrap_or(0.0)
+    };
+    (
+        pairs as usize,
+        number("FEEDLINE_PAIR_SECONDS").unwrap_or(5.0),
+    )
 }
 
 /// Runs `a` and `b` in turn and prints the median of the pairs' ratios with its 95 % interval. Both must return the
 /// same kind of figure.
-pub fn compare(what: &str, unit: &str, pairs: usize, mut a: impl FnMut() -> f64, mut b: impl FnMut() -> f64) {
+pub fn compare(
+    what: &str,
+    unit: &str,
+    pairs: usize,
+    mut a: impl FnMut() -> f64,
+    mut b: impl FnMut() -> f64,
+) {
     let (mut ratios, mut left, mut right) = (Vec::new(), Vec::new(), Vec::new());
     for pair in 0..pairs {
         // A B, B A, A B …: a drift of the machine affects both equally.
@@ -45,9 +62,15 @@ pub fn compare(what: &str, unit: &str, pairs: usize, mut a: impl FnMut() -> f64,
         ratios.push(x / y);
     }
     let (ratio, low, high) = spread(ratios);
-    let noisy = if (high - low) / 2.0 > 0.05 * ratio { "  inconclusive: machine too noisy" } else { "" };
+    let noisy = if (high - low) / 2.0 > 0.05 * ratio {
+        "  inconclusive: machine too noisy"
+    } else {
+        ""
+    };
     let (x, y) = (spread(left).0, spread(right).0);
-    println!("{what}: {x:.3} vs {y:.3} {unit}, ratio {ratio:.3} [{low:.3}, {high:.3}] of {pairs} pairs{noisy}");
+    println!(
+        "{what}: {x:.3} vs {y:.3} {unit}, ratio {ratio:.3} [{low:.3}, {high:.3}] of {pairs} pairs{noisy}"
+    );
 }
 
 /// Median and its 95 % interval by order statistics, which make no assumption about the noise. With fewer than 6 values
@@ -128,13 +151,33 @@ pub struct Fio {
 /// `FEEDLINE_FIO_ARGS` adds arguments (`--fixedbufs=1 --registerfiles=1`).
 pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
     let more = std::env::var("FEEDLINE_FIO_ARGS").unwrap_or_default();
-    let huge = if std::env::var_os("FEEDLINE_FIO_PLAIN").is_some() { 0 } else { 1 };
+    let huge = if std::env::var_os("FEEDLINE_FIO_PLAIN").is_some() {
+        0
+    } else {
+        1
+    };
     let output = Command::new("fio")
         .env("GLIBC_TUNABLES", format!("glibc.malloc.hugetlb={huge}"))
-        .args(["--name=feedline", "--readonly", "--rw=randread", "--ioengine=io_uring", "--direct=1", "--time_based"])
-        .args(["--norandommap", "--randrepeat=0", "--thread", "--output-format=json"])
+        .args([
+            "--name=feedline",
+            "--readonly",
+            "--rw=randread",
+            "--ioengine=io_uring",
+            "--direct=1",
+            "--time_based",
+        ])
+        .args([
+            "--norandommap",
+            "--randrepeat=0",
+            "--thread",
+            "--output-format=json",
+        ])
         .arg(format!("--filename={}", path.display()))
-        .args([format!("--bs={block}"), format!("--iodepth={depth}"), format!("--runtime={seconds}")])
+        .args([
+            format!("--bs={block}"),
+            format!("--iodepth={depth}"),
+            format!("--runtime={seconds}"),
+        ])
         .args(more.split_whitespace())
         .output()
         .ok()?;
@@ -147,5 +190,8 @@ pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
     };
     let (speed, runtime) = (value("bw_bytes")?, value("runtime")? / 1e3);
     let cpu = (value("usr_cpu")? + value("sys_cpu")?) / 100.0 * (value("job_runtime")? / 1e3);
-    Some(Fio { gb_per_s: speed / 1e9, cpu_s_per_gb: cpu / (speed * runtime / 1e9) })
+    Some(Fio {
+        gb_per_s: speed / 1e9,
+        cpu_s_per_gb: cpu / (speed * runtime / 1e9),
+    })
 }

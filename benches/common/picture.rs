@@ -8,7 +8,9 @@ pub fn made(id: u64, interval: u16) -> Vec<u8> {
     const WIDTH: usize = 500;
     const HEIGHT: usize = 375;
     let mut draws = Draws::new(1, 0, id, "bench");
-    let waves: Vec<[f64; 4]> = (0..9).map(|_| std::array::from_fn(|_| draws.range_f64(-0.1, 0.1))).collect();
+    let waves: Vec<[f64; 4]> = (0..9)
+        .map(|_| std::array::from_fn(|_| draws.range_f64(-0.1, 0.1)))
+        .collect();
     let mut pixels = Vec::with_capacity(3 * WIDTH * HEIGHT);
     for y in 0..HEIGHT {
         for x in 0..WIDTH {
@@ -16,7 +18,9 @@ pub fn made(id: u64, interval: u16) -> Vec<u8> {
             for channel in 0..3 {
                 let smooth: f64 = (0..3)
                     .map(|i| waves[3 * channel + i])
-                    .map(|[a, b, c, d]| 35.0 * (a * x as f64 + b * y as f64 + 30.0 * c).sin() * (0.3 + 7.0 * d))
+                    .map(|[a, b, c, d]| {
+                        35.0 * (a * x as f64 + b * y as f64 + 30.0 * c).sin() * (0.3 + 7.0 * d)
+                    })
                     .sum();
                 pixels.push((128.0 + smooth + noise).clamp(0.0, 255.0) as u8);
             }
@@ -28,6 +32,8 @@ pub fn made(id: u64, interval: u16) -> Vec<u8> {
     if interval > 0 {
         encoder.set_restart_interval(interval);
     }
-    encoder.encode(&pixels, WIDTH as u16, HEIGHT as u16, ColorType::Rgb).expect("sizes fit");
+    encoder
+        .encode(&pixels, WIDTH as u16, HEIGHT as u16, ColorType::Rgb)
+        .expect("sizes fit");
     bytes
 }

@@ -24,49 +24,80 @@ pub const SCENARIOS: [Scenario; 25] = [
             consumer.each(batches, |consumer, _| consumer.work(2000));
         })
     }),
-    ("device: decode is a little slower than the step", 60, |steps| {
-        run(Case::new(steps, |_| rest(200)), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(3000));
-        })
-    }),
+    (
+        "device: decode is a little slower than the step",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(200)), |consumer, batches| {
+                consumer.each(batches, |consumer, _| consumer.work(3000));
+            })
+        },
+    ),
     ("device: decode and step vary", 80, |steps| {
-        run(Case::new(steps, |id| rest(random(id, 400))), |consumer, batches| {
-            consumer.each(batches, |consumer, batch| consumer.work(random(batch.index(), 7000)));
-        })
+        run(
+            Case::new(steps, |id| rest(random(id, 400))),
+            |consumer, batches| {
+                consumer.each(batches, |consumer, batch| {
+                    consumer.work(random(batch.index(), 7000))
+                });
+            },
+        )
     }),
     ("device: copies are slow (64 KiB at 10 MB/s)", 60, |steps| {
-        run(Case::new(steps, |_| {}).bandwidth(10_000_000), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(3000));
-        })
+        run(
+            Case::new(steps, |_| {}).bandwidth(10_000_000),
+            |consumer, batches| {
+                consumer.each(batches, |consumer, _| consumer.work(3000));
+            },
+        )
     }),
-    ("device: copies are slow, 32 slots: many steps in flight", 120, |steps| {
-        let case = Case::new(steps, |_| {}).bandwidth(16_000_000);
-        run(case.with(|builder| builder.tuning(|t| t.slots(32).device_batches(24))), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(1000));
-        })
-    }),
+    (
+        "device: copies are slow, 32 slots: many steps in flight",
+        120,
+        |steps| {
+            let case = Case::new(steps, |_| {}).bandwidth(16_000_000);
+            run(
+                case.with(|builder| builder.tuning(|t| t.slots(32).device_batches(24))),
+                |consumer, batches| {
+                    consumer.each(batches, |consumer, _| consumer.work(1000));
+                },
+            )
+        },
+    ),
     ("device: the GPU is far behind the host", 80, |steps| {
         run(
-            Case::new(steps, |_| {}).with(|builder| builder.tuning(|t| t.slots(6).device_batches(5))),
+            Case::new(steps, |_| {})
+                .with(|builder| builder.tuning(|t| t.slots(6).device_batches(5))),
             |consumer, batches| {
                 consumer.each(batches, |consumer, _| consumer.work(4000));
             },
         )
     }),
-    ("device: far behind, and copies slow now and then", 80, |steps| {
-        run(Case::new(steps, |id| rest(if id % 320 < 16 { 1500 } else { 0 })), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(3000));
-        })
-    }),
-    ("device: dropped before the last kernel is launched", 60, |steps| {
-        run(Case::new(steps, |_| rest(300)), |consumer, batches| {
-            consumer.each_owned(batches, |consumer, batch| {
-                consumer.work(500);
-                consumer.drop(batch);
-                consumer.work(1500);
-            });
-        })
-    }),
+    (
+        "device: far behind, and copies slow now and then",
+        80,
+        |steps| {
+            run(
+                Case::new(steps, |id| rest(if id % 320 < 16 { 1500 } else { 0 })),
+                |consumer, batches| {
+                    consumer.each(batches, |consumer, _| consumer.work(3000));
+                },
+            )
+        },
+    ),
+    (
+        "device: dropped before the last kernel is launched",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(300)), |consumer, batches| {
+                consumer.each_owned(batches, |consumer, batch| {
+                    consumer.work(500);
+                    consumer.drop(batch);
+                    consumer.work(1500);
+                });
+            })
+        },
+    ),
     ("device: dropped at once, all work follows", 60, |steps| {
         run(Case::new(steps, |_| rest(300)), |consumer, batches| {
             consumer.each_owned(batches, |consumer, batch| {
@@ -84,53 +115,73 @@ pub const SCENARIOS: [Scenario; 25] = [
             });
         })
     }),
-    ("device: the host is late and decode is slower still", 60, |steps| {
-        run(Case::new(steps, |_| rest(500)), |consumer, batches| {
-            consumer.each_owned(batches, |consumer, batch| {
-                consumer.work(1000);
-                consumer.drop(batch);
-                rest(3000);
-            });
-        })
-    }),
-    ("device: work follows the drop, then the host is late", 60, |steps| {
-        run(Case::new(steps, |_| rest(400)), |consumer, batches| {
-            consumer.each_owned(batches, |consumer, batch| {
-                consumer.drop(batch);
-                consumer.work(1000);
-                rest(4000);
-            });
-        })
-    }),
-    ("device: the host is late between two kernels", 60, |steps| {
-        run(Case::new(steps, |_| rest(500)), |consumer, batches| {
-            consumer.each(batches, |consumer, _| {
-                consumer.work(500);
-                rest(3000);
-                consumer.work(500);
-            });
-        })
-    }),
-    ("device: the host waits for the stream in each step", 60, |steps| {
-        run(Case::new(steps, |_| rest(400)), |consumer, batches| {
-            consumer.each(batches, |consumer, _| {
-                consumer.work(2000);
-                consumer.stream.synchronize().unwrap();
-            });
-        })
-    }),
-    ("device: the last batch is held until the next is there", 60, |steps| {
-        run(Case::new(steps, |_| rest(300)), |consumer, batches| {
-            let mut held = None;
-            while let Some(batch) = consumer.next(batches) {
-                // Dropped before the new batch is used, as by `batch = epoch.next()`.
-                if let Some(before) = held.replace(batch) {
-                    consumer.drop(before);
+    (
+        "device: the host is late and decode is slower still",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(500)), |consumer, batches| {
+                consumer.each_owned(batches, |consumer, batch| {
+                    consumer.work(1000);
+                    consumer.drop(batch);
+                    rest(3000);
+                });
+            })
+        },
+    ),
+    (
+        "device: work follows the drop, then the host is late",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(400)), |consumer, batches| {
+                consumer.each_owned(batches, |consumer, batch| {
+                    consumer.drop(batch);
+                    consumer.work(1000);
+                    rest(4000);
+                });
+            })
+        },
+    ),
+    (
+        "device: the host is late between two kernels",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(500)), |consumer, batches| {
+                consumer.each(batches, |consumer, _| {
+                    consumer.work(500);
+                    rest(3000);
+                    consumer.work(500);
+                });
+            })
+        },
+    ),
+    (
+        "device: the host waits for the stream in each step",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(400)), |consumer, batches| {
+                consumer.each(batches, |consumer, _| {
+                    consumer.work(2000);
+                    consumer.stream.synchronize().unwrap();
+                });
+            })
+        },
+    ),
+    (
+        "device: the last batch is held until the next is there",
+        60,
+        |steps| {
+            run(Case::new(steps, |_| rest(300)), |consumer, batches| {
+                let mut held = None;
+                while let Some(batch) = consumer.next(batches) {
+                    // Dropped before the new batch is used, as by `batch = epoch.next()`.
+                    if let Some(before) = held.replace(batch) {
+                        consumer.drop(before);
+                    }
+                    consumer.work(2000);
                 }
-                consumer.work(2000);
-            }
-        })
-    }),
+            })
+        },
+    ),
     ("device: dropped by another thread, late", 60, |steps| {
         run(Case::new(steps, |_| rest(300)), |consumer, batches| {
             std::thread::scope(|scope| {
@@ -150,18 +201,24 @@ pub const SCENARIOS: [Scenario; 25] = [
         })
     }),
     ("device: batches are bound by hand, late", 60, |steps| {
-        run(Case::new(steps, |_| rest(300)).unbound(), |consumer, batches| {
-            while let Some(batch) = consumer.next(batches) {
-                rest(2000);
-                batch.bind(Stream::from(&consumer.stream)).unwrap();
-                consumer.work_of(BOUND, 0);
-                consumer.work(1000);
-                consumer.drop(batch);
-            }
-        })
+        run(
+            Case::new(steps, |_| rest(300)).unbound(),
+            |consumer, batches| {
+                while let Some(batch) = consumer.next(batches) {
+                    rest(2000);
+                    batch.bind(Stream::from(&consumer.stream)).unwrap();
+                    consumer.work_of(BOUND, 0);
+                    consumer.work(1000);
+                    consumer.drop(batch);
+                }
+            },
+        )
     }),
     ("device: six epochs, one after the other", 12, |steps| {
-        let case = Case { epochs: 6, ..Case::new(steps, |_| rest(300)).bandwidth(20_000_000) };
+        let case = Case {
+            epochs: 6,
+            ..Case::new(steps, |_| rest(300)).bandwidth(20_000_000)
+        };
         run(case, |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(2000));
             // Validation and saving, outside the steady time.
@@ -185,41 +242,67 @@ pub const SCENARIOS: [Scenario; 25] = [
             }
         })
     }),
-    ("device: runs ahead, steps are slow, bare stream", 80, |steps| {
-        run(Case::new(steps, |_| {}).bare(), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(4000));
-        })
-    }),
-    ("device: runs ahead, decode is slow, bare stream", 60, |steps| {
-        run(Case::new(steps, |_| rest(300)).bare(), |consumer, batches| {
-            consumer.each(batches, |consumer, _| consumer.work(2000));
-        })
-    }),
+    (
+        "device: runs ahead, steps are slow, bare stream",
+        80,
+        |steps| {
+            run(Case::new(steps, |_| {}).bare(), |consumer, batches| {
+                consumer.each(batches, |consumer, _| consumer.work(4000));
+            })
+        },
+    ),
+    (
+        "device: runs ahead, decode is slow, bare stream",
+        60,
+        |steps| {
+            run(
+                Case::new(steps, |_| rest(300)).bare(),
+                |consumer, batches| {
+                    consumer.each(batches, |consumer, _| consumer.work(2000));
+                },
+            )
+        },
+    ),
     ("device: runs ahead, copies are slow", 60, |steps| {
         let case = Case::new(steps, |_| {})
             .bandwidth(10_000_000)
             .with(|builder| builder.tuning(|t| t.slots(8).device_batches(5)));
-        run(case, |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
-    }),
-    ("device: runs ahead, copies are slow, bare stream", 60, |steps| {
-        let case = Case::new(steps, |_| {})
-            .bandwidth(10_000_000)
-            .with(|builder| builder.tuning(|t| t.slots(8).device_batches(5)));
-        run(case.bare(), |consumer, batches| consumer.each(batches, |consumer, _| consumer.work(1000)))
-    }),
-    ("device: runs three steps ahead, all vary, bare stream", 80, |steps| {
-        run(Case::new(steps, |id| rest(random(id, 400))).bare(), |consumer, batches| {
-            let mut queued = VecDeque::new();
-            consumer.each_owned(batches, |consumer, batch| {
-                consumer.work(random(batch.index(), 7000));
-                consumer.drop(batch);
-                queued.push_back(consumer.stream.record_event(None).unwrap());
-                if queued.len() > 3 {
-                    queued.pop_front().unwrap().synchronize().unwrap();
-                }
-            });
+        run(case, |consumer, batches| {
+            consumer.each(batches, |consumer, _| consumer.work(1000))
         })
     }),
+    (
+        "device: runs ahead, copies are slow, bare stream",
+        60,
+        |steps| {
+            let case = Case::new(steps, |_| {})
+                .bandwidth(10_000_000)
+                .with(|builder| builder.tuning(|t| t.slots(8).device_batches(5)));
+            run(case.bare(), |consumer, batches| {
+                consumer.each(batches, |consumer, _| consumer.work(1000))
+            })
+        },
+    ),
+    (
+        "device: runs three steps ahead, all vary, bare stream",
+        80,
+        |steps| {
+            run(
+                Case::new(steps, |id| rest(random(id, 400))).bare(),
+                |consumer, batches| {
+                    let mut queued = VecDeque::new();
+                    consumer.each_owned(batches, |consumer, batch| {
+                        consumer.work(random(batch.index(), 7000));
+                        consumer.drop(batch);
+                        queued.push_back(consumer.stream.record_event(None).unwrap());
+                        if queued.len() > 3 {
+                            queued.pop_front().unwrap().synchronize().unwrap();
+                        }
+                    });
+                },
+            )
+        },
+    ),
     ("device: tiny steps of 100 µs", 400, |steps| {
         run(Case::new(steps, |_| {}), |consumer, batches| {
             consumer.each(batches, |consumer, _| consumer.work(100));
@@ -249,7 +332,12 @@ fn log() -> std::sync::MutexGuard<'static, Vec<(u64, Instant, Instant)>> {
 extern "C" fn work(_: *const u32, _: *const u32, params: *const *const c_void) {
     let begin = Instant::now();
     // SAFETY: the stand-in calls this with the two parameters of the registration.
-    let (mark, ns) = unsafe { ((*params).cast::<u64>().read(), (*params.add(1)).cast::<u64>().read()) };
+    let (mark, ns) = unsafe {
+        (
+            (*params).cast::<u64>().read(),
+            (*params.add(1)).cast::<u64>().read(),
+        )
+    };
     if ns > 0 {
         std::thread::sleep(Duration::from_nanos(ns));
     }
@@ -278,14 +366,28 @@ struct Case {
 impl Case {
     /// A case of `steps` batches per epoch, with `decode` on each sample by one worker.
     fn new(steps: u64, decode: fn(u64)) -> Self {
-        let records = Records::builder(RECORD).open_bytes(vec![7; RECORD * ROWS * steps as usize]).unwrap();
-        let builder = Loader::builder(records).batch_size(ROWS).workers(1).map(move |row, ctx| {
-            decode(ctx.id());
-            row.bytes_mut(0)[0] ^= 1;
-            Ok(())
-        });
-        let config = Config { devices: vec![Gpu::new(1 << 30, "0000:3b:00.0")], ..Config::default() };
-        Self { builder, config, epochs: 1, steps, given: Given::Builder }
+        let records = Records::builder(RECORD)
+            .open_bytes(vec![7; RECORD * ROWS * steps as usize])
+            .unwrap();
+        let builder = Loader::builder(records)
+            .batch_size(ROWS)
+            .workers(1)
+            .map(move |row, ctx| {
+                decode(ctx.id());
+                row.bytes_mut(0)[0] ^= 1;
+                Ok(())
+            });
+        let config = Config {
+            devices: vec![Gpu::new(1 << 30, "0000:3b:00.0")],
+            ..Config::default()
+        };
+        Self {
+            builder,
+            config,
+            epochs: 1,
+            steps,
+            given: Given::Builder,
+        }
     }
 
     fn bandwidth(mut self, bytes_per_s: u64) -> Self {
@@ -294,15 +396,24 @@ impl Case {
     }
 
     fn with(self, set: fn(LoaderBuilder) -> LoaderBuilder) -> Self {
-        Self { builder: set(self.builder), ..self }
+        Self {
+            builder: set(self.builder),
+            ..self
+        }
     }
 
     fn unbound(self) -> Self {
-        Self { given: Given::ByHand, ..self }
+        Self {
+            given: Given::ByHand,
+            ..self
+        }
     }
 
     fn bare(self) -> Self {
-        Self { given: Given::Handle, ..self }
+        Self {
+            given: Given::Handle,
+            ..self
+        }
     }
 }
 
@@ -312,7 +423,11 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     log().clear();
     let consumer = Consumer::new(case.given);
     let builder = case.builder.device(Device::cuda(0).unwrap());
-    let builder = if case.given == Given::Builder { builder.stream(&consumer.stream) } else { builder };
+    let builder = if case.given == Given::Builder {
+        builder.stream(&consumer.stream)
+    } else {
+        builder
+    };
     let loader = consumer.loader.get_or_init(|| builder.build().unwrap());
     loader.ready().unwrap();
     for epoch in 0..case.epochs {
@@ -330,10 +445,20 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     let steps = (case.epochs * (case.steps - 1), gpu.steps);
     let log = log();
     let (truth, wall) = (Truth::of(&log), wall(&log));
-    let line = |what, truth, ns| Line { what, steps, truth, measured: Duration::from_nanos(ns), wall };
+    let line = |what, truth, ns| Line {
+        what,
+        steps,
+        truth,
+        measured: Duration::from_nanos(ns),
+        wall,
+    };
     vec![
         line("starved", truth.starved, gpu.starved_ns),
-        line("host late", truth.late, gpu.host_late_ns().expect("each step is marked")),
+        line(
+            "host late",
+            truth.late,
+            gpu.host_late_ns().expect("each step is marked"),
+        ),
     ]
 }
 
@@ -373,7 +498,9 @@ impl Truth {
 
 /// From the first work to the last.
 fn wall(log: &[(u64, Instant, Instant)]) -> Duration {
-    log.first().zip(log.last()).map_or(Duration::ZERO, |((_, begin, _), (.., end))| *end - *begin)
+    log.first()
+        .zip(log.last())
+        .map_or(Duration::ZERO, |((_, begin, _), (.., end))| *end - *begin)
 }
 
 /// The consumer's stream, and a kernel for it.
@@ -398,9 +525,19 @@ impl Consumer {
         // SAFETY: the text ends with a zero; the module lives until the drop.
         let (module, kernel) = unsafe {
             let module = result::module::load_data(image.as_ptr().cast()).unwrap();
-            (module, result::module::get_function(module, c"work".into()).unwrap())
+            (
+                module,
+                result::module::get_function(module, c"work".into()).unwrap(),
+            )
         };
-        Self { context, stream, given, module, kernel, loader: OnceLock::new() }
+        Self {
+            context,
+            stream,
+            given,
+            module,
+            kernel,
+            loader: OnceLock::new(),
+        }
     }
 
     fn work_of(&self, mark: u64, us: u64) {
@@ -409,13 +546,17 @@ impl Consumer {
         let mut params: [*mut c_void; 2] = [(&raw mut mark).cast(), (&raw mut ns).cast()];
         let stream = self.stream.cu_stream();
         // SAFETY: the parameters are those that the kernel was registered with, and are copied by the call.
-        unsafe { result::launch_kernel(self.kernel, (1, 1, 1), (1, 1, 1), 0, stream, &mut params) }.unwrap();
+        unsafe { result::launch_kernel(self.kernel, (1, 1, 1), (1, 1, 1), 0, stream, &mut params) }
+            .unwrap();
     }
 
     /// Launches work of the step, and marks its end.
     fn work(&self, us: u64) {
         self.work_of(WORK, us);
-        self.loader.get().unwrap().mark_on(Stream::from(&self.stream));
+        self.loader
+            .get()
+            .unwrap()
+            .mark_on(Stream::from(&self.stream));
     }
 
     /// Marks the stream's position at the call of `next()`.
@@ -428,7 +569,9 @@ impl Consumer {
         let batch = batches.next()?.unwrap();
         if self.given == Given::Handle {
             // SAFETY: the stream lives as long as `self`, and batches are dropped before.
-            batch.bind(unsafe { Stream::from_raw(self.stream.cu_stream() as usize) }).unwrap();
+            batch
+                .bind(unsafe { Stream::from_raw(self.stream.cu_stream() as usize) })
+                .unwrap();
         }
         self.work_of(GOT, 0);
         Some(batch)

@@ -10,12 +10,30 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 pub const SCENARIOS: [Scenario; 27] = [
-    ("decode sleeps, 1 worker", 60, |steps| plain(mapped(steps, 8, |_| rest(1000)).workers(1), steps, |_| rest(2000))),
-    ("decode sleeps, 2 workers", 60, |steps| plain(mapped(steps, 8, |_| rest(1500)).workers(2), steps, |_| rest(2000))),
-    ("decode spins, 1 worker", 60, |steps| plain(mapped(steps, 16, |_| spin(300)).workers(1), steps, |_| rest(1000))),
-    ("decode spins, 2 workers", 80, |steps| plain(mapped(steps, 16, |_| spin(400)).workers(2), steps, |_| rest(1000))),
+    ("decode sleeps, 1 worker", 60, |steps| {
+        plain(mapped(steps, 8, |_| rest(1000)).workers(1), steps, |_| {
+            rest(2000)
+        })
+    }),
+    ("decode sleeps, 2 workers", 60, |steps| {
+        plain(mapped(steps, 8, |_| rest(1500)).workers(2), steps, |_| {
+            rest(2000)
+        })
+    }),
+    ("decode spins, 1 worker", 60, |steps| {
+        plain(mapped(steps, 16, |_| spin(300)).workers(1), steps, |_| {
+            rest(1000)
+        })
+    }),
+    ("decode spins, 2 workers", 80, |steps| {
+        plain(mapped(steps, 16, |_| spin(400)).workers(2), steps, |_| {
+            rest(1000)
+        })
+    }),
     ("decode is a little slower than the step", 100, |steps| {
-        plain(mapped(steps, 8, |_| rest(500)).workers(1), steps, |_| rest(4000))
+        plain(mapped(steps, 8, |_| rest(500)).workers(1), steps, |_| {
+            rest(4000)
+        })
     }),
     ("storage: O_DIRECT, depth 1, 128 KiB records", 60, |steps| {
         stored(steps, 128 << 10, 8, |b| b.tuning(|t| t.depth(1)), 300)
@@ -23,62 +41,123 @@ pub const SCENARIOS: [Scenario; 27] = [
     ("storage: O_DIRECT, depth 1, 4 KiB records", 60, |steps| {
         stored(steps, 4 << 10, 16, |b| b.tuning(|t| t.depth(1)), 300)
     }),
-    ("storage: O_DIRECT by pread, depth 2, slow step", 40, |steps| {
-        stored(steps, 64 << 10, 8, |b| b.tuning(|t| t.reader(Mode::Pread).depth(2)), 3000)
+    (
+        "storage: O_DIRECT by pread, depth 2, slow step",
+        40,
+        |steps| {
+            stored(
+                steps,
+                64 << 10,
+                8,
+                |b| b.tuning(|t| t.reader(Mode::Pread).depth(2)),
+                3000,
+            )
+        },
+    ),
+    ("in memory, nothing but next()", 1000, |steps| {
+        plain(mapped(steps, 2048, |_| {}), steps, |_| {})
     }),
-    ("in memory, nothing but next()", 1000, |steps| plain(mapped(steps, 2048, |_| {}), steps, |_| {})),
-    ("in memory, no transform, 100 µs steps", 2000, |steps| plain(records(steps, 256), steps, |_| spin(100))),
-    ("slow consumer", 100, |steps| plain(mapped(steps, 8, |_| rest(50)), steps, |_| rest(3000))),
-    ("both: decode and step take 3 ms, by turns more", 100, |steps| {
-        plain(mapped(steps, 6, |id| rest(random(id, 1000))).workers(1), steps, |step| rest(random(step, 6000)))
+    ("in memory, no transform, 100 µs steps", 2000, |steps| {
+        plain(records(steps, 256), steps, |_| spin(100))
     }),
+    ("slow consumer", 100, |steps| {
+        plain(mapped(steps, 8, |_| rest(50)), steps, |_| rest(3000))
+    }),
+    (
+        "both: decode and step take 3 ms, by turns more",
+        100,
+        |steps| {
+            plain(
+                mapped(steps, 6, |id| rest(random(id, 1000))).workers(1),
+                steps,
+                |step| rest(random(step, 6000)),
+            )
+        },
+    ),
     ("dropped before the step", 60, |steps| {
-        watched(mapped(steps, 8, |_| rest(800)).workers(1), steps, |watch, batches| {
-            while let Some(batch) = watch.next(batches) {
-                drop(batch.unwrap());
-                rest(3000);
-            }
-        })
+        watched(
+            mapped(steps, 8, |_| rest(800)).workers(1),
+            steps,
+            |watch, batches| {
+                while let Some(batch) = watch.next(batches) {
+                    drop(batch.unwrap());
+                    rest(3000);
+                }
+            },
+        )
     }),
     ("three of four batches are held", 60, |steps| {
-        watched(mapped(steps, 8, |_| rest(500)).workers(1).tuning(|t| t.slots(4)), steps, |watch, batches| {
-            let mut held = VecDeque::new();
-            while let Some(batch) = watch.next(batches) {
-                held.push_back(batch.unwrap());
-                rest(1500);
-                held.drain(..held.len().saturating_sub(3));
-            }
-        })
+        watched(
+            mapped(steps, 8, |_| rest(500))
+                .workers(1)
+                .tuning(|t| t.slots(4)),
+            steps,
+            |watch, batches| {
+                let mut held = VecDeque::new();
+                while let Some(batch) = watch.next(batches) {
+                    held.push_back(batch.unwrap());
+                    rest(1500);
+                    held.drain(..held.len().saturating_sub(3));
+                }
+            },
+        )
     }),
     ("all batches are held until next() fails", 4, held_too_long),
-    ("another thread steps, up to three batches behind", 60, |steps| {
-        watched(mapped(steps, 8, |_| rest(300)).workers(1).tuning(|t| t.slots(6)), steps, |watch, batches| {
-            std::thread::scope(|scope| {
-                let (send, stepper) = std::sync::mpsc::sync_channel(2);
-                scope.spawn(move || {
-                    for batch in stepper {
-                        rest(2000);
-                        drop::<Batch>(batch);
-                    }
-                });
-                while let Some(batch) = watch.next(batches) {
-                    send.send(batch.unwrap()).unwrap();
-                }
-            });
-        })
-    }),
+    (
+        "another thread steps, up to three batches behind",
+        60,
+        |steps| {
+            watched(
+                mapped(steps, 8, |_| rest(300))
+                    .workers(1)
+                    .tuning(|t| t.slots(6)),
+                steps,
+                |watch, batches| {
+                    std::thread::scope(|scope| {
+                        let (send, stepper) = std::sync::mpsc::sync_channel(2);
+                        scope.spawn(move || {
+                            for batch in stepper {
+                                rest(2000);
+                                drop::<Batch>(batch);
+                            }
+                        });
+                        while let Some(batch) = watch.next(batches) {
+                            send.send(batch.unwrap()).unwrap();
+                        }
+                    });
+                },
+            )
+        },
+    ),
     ("next_within 300 µs, work in between", 60, |steps| {
-        polled(mapped(steps, 8, |_| rest(800)).workers(1), steps, 300, || spin(200))
+        polled(
+            mapped(steps, 8, |_| rest(800)).workers(1),
+            steps,
+            300,
+            || spin(200),
+        )
     }),
     ("next_within 0, as fast as it goes", 60, |steps| {
-        polled(mapped(steps, 8, |_| rest(600)).workers(1), steps, 0, std::thread::yield_now)
+        polled(
+            mapped(steps, 8, |_| rest(600)).workers(1),
+            steps,
+            0,
+            std::thread::yield_now,
+        )
     }),
     ("next_within, given up for ever", 8, given_up),
-    ("tiny batches, steps of microseconds", 5000, |steps| plain(records(steps, 1), steps, |_| spin(5))),
+    ("tiny batches, steps of microseconds", 5000, |steps| {
+        plain(records(steps, 1), steps, |_| spin(5))
+    }),
     ("bursty decode: one sample of 20 takes 20 ms", 80, |steps| {
-        plain(mapped(steps, 4, |id| rest(if random(id, 20) == 0 { 20_000 } else { 100 })).workers(2), steps, |_| {
-            rest(1500)
-        })
+        plain(
+            mapped(steps, 4, |id| {
+                rest(if random(id, 20) == 0 { 20_000 } else { 100 })
+            })
+            .workers(2),
+            steps,
+            |_| rest(1500),
+        )
     }),
     ("bursty consumer", 80, |steps| {
         plain(mapped(steps, 8, |_| rest(400)).workers(1), steps, |step| {
@@ -111,7 +190,11 @@ pub const SCENARIOS: [Scenario; 27] = [
         })
     }),
     ("the second half, by since()", 80, second_half),
-    ("looked at by another thread while next() waits", 6, looked_at),
+    (
+        "looked at by another thread while next() waits",
+        6,
+        looked_at,
+    ),
     ("beside threads that take every core", 60, |steps| {
         let stop = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -122,7 +205,9 @@ pub const SCENARIOS: [Scenario; 27] = [
                     }
                 });
             }
-            let lines = plain(mapped(steps, 8, |_| spin(200)).workers(2), steps, |_| spin(1000));
+            let lines = plain(mapped(steps, 8, |_| spin(200)).workers(2), steps, |_| {
+                spin(1000)
+            });
             stop.store(true, std::sync::atomic::Ordering::Relaxed);
             lines
         })
@@ -132,7 +217,9 @@ pub const SCENARIOS: [Scenario; 27] = [
 /// `batches` batches of small records, from memory.
 fn records(batches: u64, rows: usize) -> LoaderBuilder {
     let bytes = vec![7; 16 * rows * batches as usize];
-    Loader::builder(Records::builder(16).open_bytes(bytes).unwrap()).order(Order::shuffled(1)).batch_size(rows)
+    Loader::builder(Records::builder(16).open_bytes(bytes).unwrap())
+        .order(Order::shuffled(1))
+        .batch_size(rows)
 }
 
 /// The same, with `work` on each sample.
@@ -156,7 +243,10 @@ fn stored(
     let path = file(len);
     evict(&path, 0..len);
     let records = Records::builder(record).open(path).unwrap();
-    let builder = Loader::builder(records).order(Order::shuffled(1)).batch_size(rows).tuning(|t| t.direct(Direct::On));
+    let builder = Loader::builder(records)
+        .order(Order::shuffled(1))
+        .batch_size(rows)
+        .tuning(|t| t.direct(Direct::On));
     plain(set(builder), batches, move |_| rest(step_us))
 }
 
@@ -171,7 +261,13 @@ pub struct Watch {
 
 impl Watch {
     fn run(loader: &Loader, consume: impl FnOnce(&mut Self)) -> Vec<Line> {
-        let mut watch = Self { is_first: true, steps: 0, inside: Duration::ZERO, began: None, wall: Duration::ZERO };
+        let mut watch = Self {
+            is_first: true,
+            steps: 0,
+            inside: Duration::ZERO,
+            began: None,
+            wall: Duration::ZERO,
+        };
         consume(&mut watch);
         watch.begin();
         let measured = Duration::from_nanos(loader.snapshot().consumer.waited_ns);
@@ -180,13 +276,22 @@ impl Watch {
 
     fn line(&self, measured: Duration) -> Line {
         let (steps, truth, wall) = ((self.steps, self.steps), self.inside, self.wall);
-        Line { what: "starved", steps, truth, measured, wall }
+        Line {
+            what: "starved",
+            steps,
+            truth,
+            measured,
+            wall,
+        }
     }
 
     /// Starts another iterator, or none.
     fn begin(&mut self) {
         self.is_first = true;
-        self.wall += self.began.take().map_or(Duration::ZERO, |began| began.elapsed());
+        self.wall += self
+            .began
+            .take()
+            .map_or(Duration::ZERO, |began| began.elapsed());
     }
 
     /// Counts the time in `call`, except for a first batch, whose arrival `came` reports.
@@ -210,9 +315,15 @@ impl Watch {
 }
 
 /// Runs `consume` on a first iterator over epoch 0, and expects a number of batches.
-fn watched(builder: LoaderBuilder, batches: u64, consume: impl FnOnce(&mut Watch, &mut Epoch)) -> Vec<Line> {
+fn watched(
+    builder: LoaderBuilder,
+    batches: u64,
+    consume: impl FnOnce(&mut Watch, &mut Epoch),
+) -> Vec<Line> {
     let loader = builder.build().unwrap();
-    let lines = Watch::run(&loader, |watch| consume(watch, &mut loader.epoch(0).unwrap()));
+    let lines = Watch::run(&loader, |watch| {
+        consume(watch, &mut loader.epoch(0).unwrap())
+    });
     assert_eq!(loader.snapshot().consumer.batches, batches);
     lines
 }
@@ -231,7 +342,10 @@ fn polled(builder: LoaderBuilder, batches: u64, limit_us: u64, between: fn()) ->
     watched(builder, batches, |watch, epoch| {
         loop {
             let limit = Duration::from_micros(limit_us);
-            match watch.call(|| epoch.next_within(limit), |polled| matches!(polled, Poll::Ready(Some(Ok(_))))) {
+            match watch.call(
+                || epoch.next_within(limit),
+                |polled| matches!(polled, Poll::Ready(Some(Ok(_)))),
+            ) {
                 Poll::Ready(Some(batch)) => {
                     drop(batch.unwrap());
                     rest(1000);
@@ -263,11 +377,18 @@ fn given_up(times: u64) -> Vec<Line> {
 
 /// Holds every batch until `next()` fails, then drops one and continues.
 fn held_too_long(times: u64) -> Vec<Line> {
-    let loader = mapped(2 + 2 * times, 1, |_| rest(500)).workers(1).tuning(|t| t.slots(2));
-    let loader = loader.tuning(|t| t.held_deadline(Duration::from_millis(20))).build().unwrap();
+    let loader = mapped(2 + 2 * times, 1, |_| rest(500))
+        .workers(1)
+        .tuning(|t| t.slots(2));
+    let loader = loader
+        .tuning(|t| t.held_deadline(Duration::from_millis(20)))
+        .build()
+        .unwrap();
     Watch::run(&loader, |watch| {
         let mut batches = loader.epoch(0).unwrap();
-        let mut held: VecDeque<_> = (0..2).map(|_| watch.next(&mut batches).unwrap().unwrap()).collect();
+        let mut held: VecDeque<_> = (0..2)
+            .map(|_| watch.next(&mut batches).unwrap().unwrap())
+            .collect();
         for _ in 0..2 * times {
             let refused = watch.next(&mut batches).unwrap();
             assert_eq!(refused.unwrap_err().kind(), ErrorKind::BatchesHeld);
@@ -279,14 +400,18 @@ fn held_too_long(times: u64) -> Vec<Line> {
 
 /// The difference of two snapshots.
 fn second_half(batches: u64) -> Vec<Line> {
-    let loader = mapped(batches, 8, |_| rest(500)).workers(1).build().unwrap();
+    let loader = mapped(batches, 8, |_| rest(500))
+        .workers(1)
+        .build()
+        .unwrap();
     let mut half = None;
     let mut lines = Watch::run(&loader, |watch| {
         let mut epoch = loader.epoch(0).unwrap();
         while let Some(batch) = watch.next(&mut epoch) {
             if batch.unwrap().index() == batches / 2 {
                 half = Some(loader.snapshot());
-                (watch.steps, watch.inside, watch.began) = (0, Duration::ZERO, Some(Instant::now()));
+                (watch.steps, watch.inside, watch.began) =
+                    (0, Duration::ZERO, Some(Instant::now()));
             }
             rest(1000);
         }
@@ -298,7 +423,11 @@ fn second_half(batches: u64) -> Vec<Line> {
 
 /// Takes snapshots during long waits: the wait so far counts.
 fn looked_at(times: u64) -> Vec<Line> {
-    let loader = mapped(times + 1, 1, |_| rest(60_000)).workers(1).tuning(|t| t.slots(1)).build().unwrap();
+    let loader = mapped(times + 1, 1, |_| rest(60_000))
+        .workers(1)
+        .tuning(|t| t.slots(1))
+        .build()
+        .unwrap();
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
     let (mut truth, mut measured) = (Duration::ZERO, Duration::ZERO);
     let mut lines = Watch::run(&loader, |watch| {

@@ -33,20 +33,39 @@ const LISTED: usize = 100;
 pub fn run(args: &CacheArgs) -> Result<ExitCode, Box<dyn Error>> {
     let cache = Cache::at(&args.dir);
     let before = cache.entries()?;
-    let damaged = if args.verify { Some(verify(&cache, &before)?) } else { None };
+    let damaged = if args.verify {
+        Some(verify(&cache, &before)?)
+    } else {
+        None
+    };
     let freed = args.trim.map(|bytes| cache.trim(bytes)).transpose()?;
-    let mut entries = if freed.is_some() || args.verify { cache.entries()? } else { before };
+    let mut entries = if freed.is_some() || args.verify {
+        cache.entries()?
+    } else {
+        before
+    };
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.bytes));
-    let damaged: Option<Vec<_>> = damaged.map(|errors| errors.iter().map(ToString::to_string).collect());
+    let damaged: Option<Vec<_>> =
+        damaged.map(|errors| errors.iter().map(ToString::to_string).collect());
     match args.json {
         true => print_json(&args.dir, &entries, damaged.as_deref(), freed)?,
         false => print_table(&args.dir, &entries, damaged.as_deref(), freed)?,
     }
     let held: u64 = entries.iter().map(|entry| entry.bytes).sum();
     if let Some(limit) = args.trim.filter(|limit| held > *limit) {
-        eprintln!("{} are more than {}: processes read the rest", HumanBytes(held), HumanBytes(limit));
+        eprintln!(
+            "{} are more than {}: processes read the rest",
+            HumanBytes(held),
+            HumanBytes(limit)
+        );
     }
-    Ok(ExitCode::from(if damaged.is_none_or(|damaged| damaged.is_empty()) { 0 } else { 2 }))
+    Ok(ExitCode::from(
+        if damaged.is_none_or(|damaged| damaged.is_empty()) {
+            0
+        } else {
+            2
+        },
+    ))
 }
 
 fn verify(cache: &Cache, entries: &[CacheEntry]) -> feedline::Result<Vec<feedline::Error>> {
@@ -96,10 +115,17 @@ fn print_table(
             HumanBytes(entry.bytes).to_string(),
             HumanBytes(entry.len).to_string(),
             format!("{}/{}", entry.whole, entry.blocks),
-            format!("{:#}", HumanDuration(entry.used.elapsed().unwrap_or_default())),
+            format!(
+                "{:#}",
+                HumanDuration(entry.used.elapsed().unwrap_or_default())
+            ),
             if entry.in_use { "in use" } else { "" },
             entry.version.chars().take(16).collect::<String>(),
-            if entry.url.is_empty() { "(left by a crash)" } else { &entry.url },
+            if entry.url.is_empty() {
+                "(left by a crash)"
+            } else {
+                &entry.url
+            },
         );
     }
     if entries.len() > LISTED {

@@ -35,7 +35,11 @@ use tokens::Largest;
 
 /// Prints the contents of a dataset. With --verify it reads all of it and names every damaged sample.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
     #[command(subcommand)]
     what: Option<What>,
@@ -110,10 +114,18 @@ fn run(args: &Args) -> Result<ExitCode, Box<dyn Error>> {
         None => {}
     }
     let started = Instant::now();
-    let source = args.source.as_ref().ok_or("name a format and a path; --help says more")?;
-    let source = SourceArgs { skip_unsupported: true, ..source.clone() };
+    let source = args
+        .source
+        .as_ref()
+        .ok_or("name a format and a path; --help says more")?;
+    let source = SourceArgs {
+        skip_unsupported: true,
+        ..source.clone()
+    };
     let Opened { dataset, damage } = source.open_all()?;
-    let tokens = matches!(source.source, Source::Tokens | Source::Megatron).then(|| Largest::of(&*dataset)).flatten();
+    let tokens = matches!(source.source, Source::Tokens | Source::Megatron)
+        .then(|| Largest::of(&*dataset))
+        .flatten();
     let open_s = started.elapsed().as_secs_f64();
     print_dataset(&*dataset, open_s);
     for line in &damage {
@@ -136,24 +148,37 @@ fn print_dataset(dataset: &dyn Dataset, open_s: f64) {
     say!("dataset   {}", dataset.describe());
     say!("samples   {}", dataset.len());
     let sources = dataset.sources();
-    say!("sources   {} files, {:.3} GB; opened in {open_s:.3} s", sources.count(), sources.total_bytes() as f64 / 1e9);
+    say!(
+        "sources   {} files, {:.3} GB; opened in {open_s:.3} s",
+        sources.count(),
+        sources.total_bytes() as f64 / 1e9
+    );
     for field in dataset.schema() {
         say!("field     {:<16} {}", field.name, field.encoding);
     }
     let mean = dataset.sources().total_bytes() / dataset.len().max(1);
     match dataset.chunked() {
         None => {
-            say!("sample    at most {} bytes stored; the files have {mean} for each", dataset.sizes().sample_bytes_max)
+            say!(
+                "sample    at most {} bytes stored; the files have {mean} for each",
+                dataset.sizes().sample_bytes_max
+            )
         }
         Some(_) => say!("sample    the files have {mean} bytes for each"),
     }
     if let Some(chunks) = dataset.chunked() {
         let sizes = (0..chunks.starts().len() - 1).map(|chunk| chunks.chunk_bytes(chunk).opened);
         let largest = sizes.max().unwrap_or(0) as f64 / f64::from(1 << 20);
-        say!("chunks    {}, the largest takes {largest:.1} MiB when open", chunks.starts().len() - 1);
+        say!(
+            "chunks    {}, the largest takes {largest:.1} MiB when open",
+            chunks.starts().len() - 1
+        );
     }
     let index = dataset.sizes().index_bytes + sources.table_bytes();
-    say!("index     {:.1} bytes per sample in memory", index as f64 / dataset.len().max(1) as f64);
+    say!(
+        "index     {:.1} bytes per sample in memory",
+        index as f64 / dataset.len().max(1) as f64
+    );
 }
 
 fn verify(
@@ -163,7 +188,9 @@ fn verify(
     tokens: Option<&Largest>,
 ) -> Result<bool, Box<dyn Error>> {
     let verify = args.checks.verification(dataset, args.workers);
-    let verify = tokens.into_iter().fold(verify, |verify, tokens| verify.decode_field(tokens::FIELD, tokens.clone()));
+    let verify = tokens.into_iter().fold(verify, |verify, tokens| {
+        verify.decode_field(tokens::FIELD, tokens.clone())
+    });
     let bar = progress(dataset.len());
     let started = Instant::now();
     let (done, ledger) = verify.run(dataset, |seen: Verified| {
@@ -185,7 +212,11 @@ fn verify(
         done.bytes as f64 / 1e9,
         done.bytes as f64 / 1e9 / seconds.max(1e-9),
         done.damaged,
-        if listed < done.damaged { format!(", {listed} errors listed") } else { String::new() },
+        if listed < done.damaged {
+            format!(", {listed} errors listed")
+        } else {
+            String::new()
+        },
         lost(damage),
     );
     Ok(done.damaged == 0)
@@ -195,11 +226,18 @@ impl Checks {
     /// The verification of a dataset.
     fn verification(&self, dataset: &dyn Dataset, workers: Option<NonZeroUsize>) -> Verify {
         let verify = Verify::new().listed(self.listed);
-        let verify = workers.into_iter().fold(verify, |verify, workers| verify.workers(workers.get()));
-        let pictures = dataset.schema().iter().filter(|field| self.decode && field.encoding == Encoding::Image);
+        let verify = workers
+            .into_iter()
+            .fold(verify, |verify, workers| verify.workers(workers.get()));
+        let pictures = dataset
+            .schema()
+            .iter()
+            .filter(|field| self.decode && field.encoding == Encoding::Image);
         // A resize decodes the whole picture; a crop would not.
         let image = Image::resize(8, 8).limits(Limits::of_pixels(self.max_pixels));
-        pictures.fold(verify, |verify, field| verify.decode_field(&field.name, image.clone()))
+        pictures.fold(verify, |verify, field| {
+            verify.decode_field(&field.name, image.clone())
+        })
     }
 }
 
@@ -209,12 +247,21 @@ fn lost(damage: &[Damage]) -> String {
         return String::new();
     }
     let samples: u64 = damage.iter().map(|damage| damage.samples).sum();
-    let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };
-    format!("; {least}{samples} more lost in the {} damaged places listed first", damage.len())
+    let least = if damage.iter().any(Damage::is_lower_bound) {
+        "at least "
+    } else {
+        ""
+    };
+    format!(
+        "; {least}{samples} more lost in the {} damaged places listed first",
+        damage.len()
+    )
 }
 
 /// Drawn on terminals only.
 fn progress(samples: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("{elapsed_precise} {wide_bar} {pos}/{len} ({per_sec}, {eta} left) {msg}");
+    let style = ProgressStyle::with_template(
+        "{elapsed_precise} {wide_bar} {pos}/{len} ({per_sec}, {eta} left) {msg}",
+    );
     ProgressBar::new(samples).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -34,25 +34,40 @@ pub struct PlanArgs {
 pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
     let source = &args.source;
     if source.checked.is_some() || source.in_memory {
-        return Err("--checked and --in-memory concern a whole dataset: leave them out of a plan".into());
+        return Err(
+            "--checked and --in-memory concern a whole dataset: leave them out of a plan".into(),
+        );
     }
     if source.index.is_some() && !matches!(source.source, Source::Tar | Source::Tfrecord) {
         return Err("--index is for tar and TFRecord: the other formats need none".into());
     }
-    if let Some(place) = source.seek_points.iter().chain(&source.index).find(|place| place.exists()) {
+    if let Some(place) = source
+        .seek_points
+        .iter()
+        .chain(&source.index)
+        .find(|place| place.exists())
+    {
         return Err(format!("{} exists: name a new file", place.display()).into());
     }
     // The options are kept as they were written, with their folder, and read again by each process.
     let here = std::env::current_dir()?.into_os_string();
-    let options: Option<Vec<String>> =
-        [here].into_iter().chain(std::env::args_os().skip(1)).map(|arg| arg.into_string().ok()).collect();
-    let settings = options.ok_or("a plan needs a folder and options that are UTF-8")?.join("\0");
+    let options: Option<Vec<String>> = [here]
+        .into_iter()
+        .chain(std::env::args_os().skip(1))
+        .map(|arg| arg.into_string().ok())
+        .collect();
+    let settings = options
+        .ok_or("a plan needs a folder and options that are UTF-8")?
+        .join("\0");
     let endings: &[&str] = match source.source {
         Source::Images if source.seek_points.is_some() => {
             return Err("--seek-points for a folder of pictures: insert restart markers by `prepare` instead".into());
         }
         Source::Megatron | Source::Mds => {
-            return Err("Megatron and MDS keep their index for all files: inspect a folder as a whole".into());
+            return Err(
+                "Megatron and MDS keep their index for all files: inspect a folder as a whole"
+                    .into(),
+            );
         }
         Source::Tar => &[".tar"],
         #[cfg(feature = "parquet")]
@@ -67,7 +82,11 @@ pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
         Source::Images => Plan::of_pictures(&source.path, &settings, &args.output, args.tasks)?,
         _ => Plan::of_files(&source.path, endings, &settings, &args.output, args.tasks)?,
     };
-    job::tell!("files       {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    job::tell!(
+        "files       {}, {}",
+        plan.inputs(),
+        HumanBytes(plan.bytes())
+    );
     job::print_tasks(&plan);
     Ok(ExitCode::SUCCESS)
 }
@@ -75,14 +94,23 @@ pub fn plan(args: &PlanArgs) -> Outcome<ExitCode> {
 /// The plan and its options.
 fn open(path: &Path) -> Outcome<(Plan, PlanArgs)> {
     let plan = Plan::open(path)?;
-    let settings = plan.settings().ok_or("a plan of shards: run and finish it by `prepare`")?;
-    let (here, _) = settings.split_once('\0').ok_or("the plan is of another program")?;
+    let settings = plan
+        .settings()
+        .ok_or("a plan of shards: run and finish it by `prepare`")?;
+    let (here, _) = settings
+        .split_once('\0')
+        .ok_or("the plan is of another program")?;
     // The first word is the program for clap, and the folder here.
     match Args::try_parse_from(settings.split('\0'))?.what {
         Some(super::What::Plan(mut args)) => {
             let source = &mut args.source;
-            for path in
-                [Some(&mut source.path), source.index.as_mut(), source.seek_points.as_mut()].into_iter().flatten()
+            for path in [
+                Some(&mut source.path),
+                source.index.as_mut(),
+                source.seek_points.as_mut(),
+            ]
+            .into_iter()
+            .flatten()
             {
                 if !path.to_string_lossy().contains("://") {
                     *path = Path::new(here).join(&*path);
@@ -97,7 +125,11 @@ fn open(path: &Path) -> Outcome<(Plan, PlanArgs)> {
 pub fn run(args: &RunArgs) -> Outcome<ExitCode> {
     let (plan, mut planned) = open(&args.plan)?;
     let (stop, folder) = (job::stop()?, folder_of(&args.plan));
-    let points = planned.source.seek_points.is_some().then(|| folder.join("points"));
+    let points = planned
+        .source
+        .seek_points
+        .is_some()
+        .then(|| folder.join("points"));
     if let Some(points) = &points {
         std::fs::create_dir_all(points)?;
     }
@@ -109,7 +141,11 @@ pub fn run(args: &RunArgs) -> Outcome<ExitCode> {
 }
 
 fn folder_of(plan: &Path) -> PathBuf {
-    if plan.is_dir() { plan.into() } else { plan.parent().unwrap_or(Path::new("")).into() }
+    if plan.is_dir() {
+        plan.into()
+    } else {
+        plan.parent().unwrap_or(Path::new("")).into()
+    }
 }
 
 fn part_in(points: &Path, input: u64) -> PathBuf {
@@ -118,7 +154,12 @@ fn part_in(points: &Path, input: u64) -> PathBuf {
 
 impl PlanArgs {
     /// Opens these files as a dataset, and verifies it.
-    fn one(&mut self, files: &[PathBuf], workers: Option<NonZeroUsize>, stop: &Stop) -> feedline::Result<Checked> {
+    fn one(
+        &mut self,
+        files: &[PathBuf],
+        workers: Option<NonZeroUsize>,
+        stop: &Stop,
+    ) -> feedline::Result<Checked> {
         let opened = match self.open_one(files) {
             Ok(opened) => opened,
             Err(error) => return lost(error),
@@ -126,13 +167,26 @@ impl PlanArgs {
         let Opened { dataset, damage } = opened;
         let samples = damage.iter().map(|damage| damage.samples).sum::<u64>();
         let mut errors: Vec<Error> = damage.iter().map(error_of).collect();
-        let mut seen = Verified { samples: dataset.len(), ..Verified::default() };
+        let mut seen = Verified {
+            samples: dataset.len(),
+            ..Verified::default()
+        };
         if self.checks.verify {
             let verify = self.checks.verification(&*dataset, workers);
-            let go_on = |_| if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+            let go_on = |_| {
+                if stop.requested() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            };
             let (verified, ledger) = verify.run(&*dataset, go_on)?;
             if stop.requested() {
-                return Err(Error::new(ErrorKind::Cancelled, Stage::Read, "stopped on request"));
+                return Err(Error::new(
+                    ErrorKind::Cancelled,
+                    Stage::Read,
+                    "stopped on request",
+                ));
             }
             seen = verified;
             errors.extend(ledger);
@@ -154,7 +208,10 @@ impl PlanArgs {
     fn open_one(&mut self, files: &[PathBuf]) -> Outcome<Opened> {
         if self.source.source == Source::Images {
             let dataset: Arc<dyn Dataset> = Arc::new(Images::open_files(files)?);
-            return Ok(Opened { dataset, damage: Vec::new() });
+            return Ok(Opened {
+                dataset,
+                damage: Vec::new(),
+            });
         }
         // A file of its own has no index of all files.
         self.source.index = None;
@@ -166,21 +223,33 @@ impl PlanArgs {
 type Checked = (Verified, Vec<Error>);
 
 fn plain(error: Box<dyn std::error::Error>) -> Error {
-    error.downcast::<Error>().map_or_else(|other| Error::user(other.to_string()), |error| *error)
+    error
+        .downcast::<Error>()
+        .map_or_else(|other| Error::user(other.to_string()), |error| *error)
 }
 
 fn error_of(damage: &Damage) -> Error {
-    let error = Error::new(ErrorKind::Decode, Stage::Index, format!("{}: {}", damage.kind.as_str(), damage.message));
-    error.with_path(&damage.path).with_range(damage.offset, damage.len)
+    let error = Error::new(
+        ErrorKind::Decode,
+        Stage::Index,
+        format!("{}: {}", damage.kind.as_str(), damage.message),
+    );
+    error
+        .with_path(&damage.path)
+        .with_range(damage.offset, damage.len)
 }
 
 /// A file whose content cannot be opened is damaged; any other error fails the task.
 fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {
     let error = plain(error);
     match error.kind() {
-        ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Empty | ErrorKind::Shape => {
-            Ok((Verified { damaged: 1, ..Verified::default() }, vec![error]))
-        }
+        ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Empty | ErrorKind::Shape => Ok((
+            Verified {
+                damaged: 1,
+                ..Verified::default()
+            },
+            vec![error],
+        )),
         _ => Err(error),
     }
 }
@@ -201,11 +270,21 @@ pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
         if let Some(place) = place {
             let points = folder_of(&args.plan).join("points");
             std::fs::create_dir_all(&points)?;
-            let files: Vec<PathBuf> = whole.sources().ids().map(|id| whole.sources().path(id)).collect();
+            let files: Vec<PathBuf> = whole
+                .sources()
+                .ids()
+                .map(|id| whole.sources().path(id))
+                .collect();
             planned.source.index = None;
-            let parts = (0..).zip(files).map(|(input, file)| planned.points_of(&file, part_in(&points, input)));
+            let parts = (0..)
+                .zip(files)
+                .map(|(input, file)| planned.points_of(&file, part_in(&points, input)));
             let joined = whole.seekable_from(&place, parts)?;
-            job::tell!("points      {}, {}", place.display(), HumanBytes(joined.bytes()));
+            job::tell!(
+                "points      {}, {}",
+                place.display(),
+                HumanBytes(joined.bytes())
+            );
         }
     }
     // Damage is a result, not a failure of the job.

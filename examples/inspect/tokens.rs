@@ -24,28 +24,52 @@ pub struct Largest {
 impl Largest {
     /// Of the field `tokens`, if the dataset has it.
     pub fn of(dataset: &dyn Dataset) -> Option<Self> {
-        let field = dataset.schema().iter().find(|field| field.name == FIELD)?.as_raw()?;
-        Some(Self { dtype: field.dtype(), most: Arc::new(AtomicI64::new(i64::MIN)), odd: Arc::default() })
+        let field = dataset
+            .schema()
+            .iter()
+            .find(|field| field.name == FIELD)?
+            .as_raw()?;
+        Some(Self {
+            dtype: field.dtype(),
+            most: Arc::new(AtomicI64::new(i64::MIN)),
+            odd: Arc::default(),
+        })
     }
 
     fn note(&self, row: &[u8]) {
         let numbers = row.chunks_exact(self.dtype.size()).map(|bytes| {
-            let value = bytes.iter().rev().fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+            let value = bytes
+                .iter()
+                .rev()
+                .fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
             let signed = matches!(self.dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
             let above = 64 - 8 * bytes.len();
-            if signed { (value << above) as i64 >> above } else { i64::try_from(value).unwrap_or(i64::MAX) }
+            if signed {
+                (value << above) as i64 >> above
+            } else {
+                i64::try_from(value).unwrap_or(i64::MAX)
+            }
         });
-        if row.chunks_exact(self.dtype.size()).skip(1).step_by(2).any(|token| token.iter().any(|byte| *byte > 0)) {
+        if row
+            .chunks_exact(self.dtype.size())
+            .skip(1)
+            .step_by(2)
+            .any(|token| token.iter().any(|byte| *byte > 0))
+        {
             self.odd.store(true, Ordering::Relaxed);
         }
-        self.most.fetch_max(numbers.max().unwrap_or(i64::MIN), Ordering::Relaxed);
+        self.most
+            .fetch_max(numbers.max().unwrap_or(i64::MIN), Ordering::Relaxed);
     }
 
     pub fn said(&self) -> String {
         match self.most.load(Ordering::Relaxed) {
             i64::MIN => "none".into(),
             most if most > 0 && !self.odd.load(Ordering::Relaxed) => {
-                format!("the largest id is {most}, as {}; every second is 0: they may have twice the bytes", self.dtype)
+                format!(
+                    "the largest id is {most}, as {}; every second is 0: they may have twice the bytes",
+                    self.dtype
+                )
             }
             most => format!("the largest id is {most}, as {}", self.dtype),
         }
@@ -58,7 +82,11 @@ impl Largest {
             let id = number * dataset.len() / some;
             self.note(&dataset.read_sample(id)?.concat());
         }
-        Ok(format!("{} in {some} of {} samples; --verify looks at all", self.said(), dataset.len()))
+        Ok(format!(
+            "{} in {some} of {} samples; --verify looks at all",
+            self.said(),
+            dataset.len()
+        ))
     }
 }
 

@@ -30,7 +30,9 @@ pub struct DocumentsArgs {
 /// The path comes first, as in other verbs.
 pub fn with_input(command: Command) -> Command {
     command.mut_subcommand("documents", |verb| {
-        verb.mut_arg("path", |arg| arg.long(Resettable::Reset).value_name("INPUT").index(1))
+        verb.mut_arg("path", |arg| {
+            arg.long(Resettable::Reset).value_name("INPUT").index(1)
+        })
     })
 }
 
@@ -40,7 +42,11 @@ pub fn run(mut args: DocumentsArgs) -> Result<ExitCode, Box<dyn Error>> {
         args.source.up_to = vec![(1 << 30).to_string().parse()?];
     }
     let dataset = args.source.open()?;
-    let names: Vec<&str> = dataset.schema().iter().map(|field| field.name.as_str()).collect();
+    let names: Vec<&str> = dataset
+        .schema()
+        .iter()
+        .map(|field| field.name.as_str())
+        .collect();
     let field = match (&args.field, &names[..]) {
         (Some(field), _) => field,
         (None, [only]) => *only,

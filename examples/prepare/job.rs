@@ -68,8 +68,11 @@ impl Chosen {
             (_, Some(list)) => Ok(Tasks::list(list)?),
             (Some(part), _) if part == "env" => Ok(Tasks::from_env()?),
             (Some(part), _) => {
-                let numbers = part.split_once('/').and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
-                let (part, of) = numbers.ok_or_else(|| format!("--part {part}: write it as 7/1000, or 'env'"))?;
+                let numbers = part
+                    .split_once('/')
+                    .and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+                let (part, of) = numbers
+                    .ok_or_else(|| format!("--part {part}: write it as 7/1000, or 'env'"))?;
                 Ok(Tasks::part(part, of)?)
             }
         }
@@ -79,8 +82,14 @@ impl Chosen {
 pub fn print_tasks(plan: &Plan) {
     let tasks = plan.tasks();
     let size = HumanBytes(plan.bytes() / tasks);
-    tell!("tasks       {tasks}, on average {:.1} inputs and {size}", plan.inputs() as f64 / tasks as f64);
-    tell!("next        run in any number of processes, as --array=0-{}, then finish", tasks - 1);
+    tell!(
+        "tasks       {tasks}, on average {:.1} inputs and {size}",
+        plan.inputs() as f64 / tasks as f64
+    );
+    tell!(
+        "next        run in any number of processes, as --array=0-{}, then finish",
+        tasks - 1
+    );
 }
 
 /// A flag that the signals of schedulers and Ctrl-C set.
@@ -104,7 +113,12 @@ pub fn watch(event: Event<'_>) {
 
 /// Prints the outcome of a run; gives its exit code.
 pub fn ended(ran: Ran) -> ExitCode {
-    tell!("tasks       {} done, {} skipped, {} failed", ran.done, ran.skipped, ran.failed);
+    tell!(
+        "tasks       {} done, {} skipped, {} failed",
+        ran.done,
+        ran.skipped,
+        ran.failed
+    );
     if ran == Ran::default() {
         tell!("nothing     no task is in this part");
     }
@@ -120,10 +134,18 @@ pub fn ended(ran: Ran) -> ExitCode {
 
 /// Finishes a plan, and prints the outcome.
 pub fn finish(plan: &Plan, args: &FinishArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let finished = plan.finish(if args.quick { Check::Lengths } else { Check::Bytes })?;
+    let finished = plan.finish(if args.quick {
+        Check::Lengths
+    } else {
+        Check::Bytes
+    })?;
     tell!("{finished}");
     if let Some(index) = &finished.index {
         tell!("index       {}", index.display());
     }
-    Ok(ExitCode::from(if finished.missing.is_empty() { 0 } else { MISSING }))
+    Ok(ExitCode::from(if finished.missing.is_empty() {
+        0
+    } else {
+        MISSING
+    }))
 }

@@ -33,7 +33,11 @@ use std::process::ExitCode;
 
 /// Writes pictures as shards or documents as Megatron's files, or fills a cache of objects.
 #[derive(Parser)]
-#[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
     #[command(subcommand)]
     verb: Option<Verb>,
@@ -103,7 +107,11 @@ fn main() -> ExitCode {
     let command = documents::with_input(Args::command());
     #[cfg(feature = "remote")]
     let command = warm::with_defaults(command);
-    let args = source::given(command.try_get_matches().and_then(|found| Args::from_arg_matches(&found)));
+    let args = source::given(
+        command
+            .try_get_matches()
+            .and_then(|found| Args::from_arg_matches(&found)),
+    );
     let done = match (args.verb, args.shards.zip(args.options)) {
         (Some(Verb::Plan(args)), _) => shards::plan(&args),
         (Some(Verb::Run(args)), _) => shards::run(&args),
@@ -112,7 +120,9 @@ fn main() -> ExitCode {
         #[cfg(feature = "remote")]
         (Some(Verb::Warm(args)), _) => warm::run(&args),
         (None, Some((args, options))) => run(&args, &options),
-        (None, None) => Err("name a folder of pictures and a folder to write to; --help says more".into()),
+        (None, None) => {
+            Err("name a folder of pictures and a folder to write to; --help says more".into())
+        }
     };
     done.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -127,22 +137,33 @@ impl Options {
             #[cfg(feature = "parquet")]
             Kind::Parquet => Format::Parquet,
         });
-        let shards = shards.seek_points(!self.no_seek_points).skip_damaged(self.skip_damaged);
+        let shards = shards
+            .seek_points(!self.no_seek_points)
+            .skip_damaged(self.skip_damaged);
         self.shuffle.into_iter().fold(shards, Shards::shuffle)
     }
 }
 
 fn run(args: &ShardArgs, options: &Options) -> Result<ExitCode, Box<dyn Error>> {
     let stop = job::stop()?;
-    let shards = options.shards().workers(args.workers.map_or(0, NonZeroUsize::get));
-    let shards = args.samples_per_shard.into_iter().fold(shards, Shards::samples_per_shard);
+    let shards = options
+        .shards()
+        .workers(args.workers.map_or(0, NonZeroUsize::get));
+    let shards = args
+        .samples_per_shard
+        .into_iter()
+        .fold(shards, Shards::samples_per_shard);
     let bar = progress("{elapsed_precise} {wide_bar} {pos}/{len} pictures ({eta})")?;
     let finished = shards.write(&args.input, &args.output, |event| {
         if let Event::Inputs { done, total, .. } = event {
             bar.set_length(total);
             bar.set_position(done);
         }
-        if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stop.requested() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     });
     bar.finish_and_clear();
     match finished {

@@ -25,8 +25,15 @@ pub struct PlanArgs {
 }
 
 pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
-    let plan = args.options.shards().plan(&args.input, &args.output, args.tasks)?;
-    job::tell!("pictures    {}, {}", plan.inputs(), HumanBytes(plan.bytes()));
+    let plan = args
+        .options
+        .shards()
+        .plan(&args.input, &args.output, args.tasks)?;
+    job::tell!(
+        "pictures    {}, {}",
+        plan.inputs(),
+        HumanBytes(plan.bytes())
+    );
     for (ending, count) in plan.left_out() {
         job::tell!("left out    {count}: {ending}, not pictures");
     }
@@ -37,7 +44,12 @@ pub fn plan(args: &PlanArgs) -> Result<ExitCode, Box<dyn Error>> {
 pub fn run(args: &RunArgs) -> Result<ExitCode, Box<dyn Error>> {
     let plan = Plan::open(&args.plan)?;
     let stop = job::stop()?;
-    let ran = plan.run(&args.choice.tasks()?, args.workers.map_or(0, NonZeroUsize::get), &stop, job::watch)?;
+    let ran = plan.run(
+        &args.choice.tasks()?,
+        args.workers.map_or(0, NonZeroUsize::get),
+        &stop,
+        job::watch,
+    )?;
     Ok(job::ended(ran))
 }
 

@@ -47,12 +47,18 @@ pub fn run(args: &WarmArgs) -> Result<ExitCode, Box<dyn Error>> {
         Some(gib) => cache.capacity((gib * f64::from(1 << 30)) as u64),
         None => cache,
     };
-    let bar = progress("{elapsed_precise} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left) {msg}")?;
+    let bar = progress(
+        "{elapsed_precise} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left) {msg}",
+    )?;
     let warmed = cache.warm(dataset.sources(), |so_far| {
         bar.set_length(so_far.bytes);
         bar.set_position(so_far.found + so_far.kept);
         bar.set_message(format!("{} objects failed", so_far.errors.len()));
-        if stop.requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stop.requested() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     });
     bar.finish_and_clear();
     let warmed = warmed?;

@@ -10,7 +10,8 @@ use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
 use feedline::profile::{
-    Advice, Cause, Change, Evidence, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict, WhatIf,
+    Advice, Cause, Change, Evidence, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict,
+    WhatIf,
 };
 use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
@@ -97,7 +98,14 @@ pub struct Run<'a> {
 
 impl Answer {
     pub fn new(run: Run<'_>) -> Self {
-        let Run { given, tally, report, snapshot, notes, nvml } = run;
+        let Run {
+            given,
+            tally,
+            report,
+            snapshot,
+            notes,
+            nvml,
+        } = run;
         let verdict = &report.verdict;
         let (items_per_s, bytes_per_s) = tally.rates();
         let au = tally.stretch.utilisation(given.step);
@@ -108,9 +116,14 @@ impl Answer {
             au,
             au_target: target,
             pass: au.zip(given.au_target()).map(|(au, target)| au >= target),
-            gpu_idle_pct: gpu.map(|(idle, _)| idle).or(au.map(|au| 1.0 - au)).map(|share| 100.0 * share),
+            gpu_idle_pct: gpu
+                .map(|(idle, _)| idle)
+                .or(au.map(|au| 1.0 - au))
+                .map(|share| 100.0 * share),
             starved_pct: (verdict.cause != Cause::Unknown).then_some(100.0 * verdict.starved_share),
-            late_pct: gpu.map_or(late(au, verdict), |(_, late)| late).map(|share| 100.0 * share),
+            late_pct: gpu
+                .map_or(late(au, verdict), |(_, late)| late)
+                .map(|share| 100.0 * share),
             cause: verdict.cause,
             also: verdict.also,
             strength,
@@ -137,12 +150,20 @@ impl Answer {
             error: tally.error.as_ref().map(ToString::to_string),
             device: report.device.clone(),
             reader: report.choice.to_string(),
-            workload: given.benchmark.map(|benchmark| benchmark.workload.to_string()),
-            accelerator: given.benchmark.map(|benchmark| benchmark.accelerator.to_string()),
+            workload: given
+                .benchmark
+                .map(|benchmark| benchmark.workload.to_string()),
+            accelerator: given
+                .benchmark
+                .map(|benchmark| benchmark.accelerator.to_string()),
             notes,
             from_memory: report.origin.from_memory(),
             origin: report.origin,
-            warnings: doubts(&report.origin, given.args.settings.past_cache(), report.total.storage.counts.fallbacks),
+            warnings: doubts(
+                &report.origin,
+                given.args.settings.past_cache(),
+                report.total.storage.counts.fallbacks,
+            ),
             nvml,
             snapshot,
         }
@@ -150,7 +171,9 @@ impl Answer {
 
     /// Result against the required AU, appended to the AU.
     pub fn result(&self) -> String {
-        let Some(target) = self.au_target.filter(|_| self.au.is_some()) else { return String::new() };
+        let Some(target) = self.au_target.filter(|_| self.au.is_some()) else {
+            return String::new();
+        };
         let percent = 100.0 * target;
         match self.pass {
             None => ": not the benchmark's batch, so neither PASS nor FAIL".into(),
@@ -160,12 +183,18 @@ impl Answer {
     }
 
     fn on_gpu(&self) -> bool {
-        self.snapshot.consumer.gpu.as_ref().is_some_and(|gpu| gpu.steps > 0)
+        self.snapshot
+            .consumer
+            .gpu
+            .as_ref()
+            .is_some_and(|gpu| gpu.steps > 0)
     }
 
     /// Note that the consumer's own work includes this program's delays on a busy machine.
     pub fn late_step(&self) -> Option<String> {
-        let late = self.late_pct.filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
+        let late = self
+            .late_pct
+            .filter(|late| *late > LATE_MUCH && *late > self.starved_pct.unwrap_or(0.0))?;
         let why = match self.on_gpu() {
             true => "for {} of the time the GPU waited for this program to ask for a batch",
             false => "for {} of the time this program had no core",
@@ -192,9 +221,16 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
 
 /// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part by the program's own code.
 fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, Option<f64>)> {
-    let gpu = snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.span_ns > 0)?;
+    let gpu = snapshot
+        .consumer
+        .gpu
+        .as_ref()
+        .filter(|gpu| gpu.span_ns > 0)?;
     let share = |ns: u64| (ns as f64 / gpu.span_ns as f64).min(1.0);
-    Some((share(gpu.starved_ns.saturating_add(gpu.late_ns)), gpu.host_late_ns().map(share)))
+    Some((
+        share(gpu.starved_ns.saturating_add(gpu.late_ns)),
+        gpu.host_late_ns().map(share),
+    ))
 }
 
 /// Lateness on the host: time in neither steps nor waits for batches.
@@ -204,31 +240,71 @@ fn late(au: Option<f64>, verdict: &Verdict) -> Option<f64> {
 
 /// The measurement, and predictions for usual changes.
 fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
-    let Some(model) = WhatIf::from(snapshot) else { return Vec::new() };
+    let Some(model) = WhatIf::from(snapshot) else {
+        return Vec::new();
+    };
     let now = snapshot.decode.workers.max(1);
     let twice = now.saturating_mul(2);
-    let twice_as_fast = Change { storage_factor: Some(2.0), ..Change::default() };
+    let twice_as_fast = Change {
+        storage_factor: Some(2.0),
+        ..Change::default()
+    };
     let mut changes = vec![
-        (format!("workers {twice} instead of {now}"), Change { workers: Some(twice), ..Change::default() }),
+        (
+            format!("workers {twice} instead of {now}"),
+            Change {
+                workers: Some(twice),
+                ..Change::default()
+            },
+        ),
         ("storage twice as fast".into(), twice_as_fast),
-        ("all in the page cache".into(), Change { cached: true, ..Change::default() }),
+        (
+            "all in the page cache".into(),
+            Change {
+                cached: true,
+                ..Change::default()
+            },
+        ),
     ];
     let depth = snapshot.storage.depth.max(1);
     if snapshot.storage.counts.ops > 0 && depth < DEPTH_MAX {
         let twice = depth.saturating_mul(2).min(DEPTH_MAX);
-        changes.push((format!("depth {twice} instead of {depth}"), Change { depth: Some(twice), ..Change::default() }));
+        changes.push((
+            format!("depth {twice} instead of {depth}"),
+            Change {
+                depth: Some(twice),
+                ..Change::default()
+            },
+        ));
     }
     if snapshot.storage.network.is_some() {
-        changes.push(("all in the local cache".into(), Change { local_cache: true, ..Change::default() }));
+        changes.push((
+            "all in the local cache".into(),
+            Change {
+                local_cache: true,
+                ..Change::default()
+            },
+        ));
     }
     if given.pictures {
-        changes.push(("decoding on the GPU".into(), Change { gpu_decode: true, ..Change::default() }));
+        changes.push((
+            "decoding on the GPU".into(),
+            Change {
+                gpu_decode: true,
+                ..Change::default()
+            },
+        ));
     }
     let rows = snapshot.consumer.samples as f64 / snapshot.consumer.batches.max(1) as f64;
     let guess = |(what, change): (String, Change)| {
         let then = model.with(&change);
         let busy = then.items_per_s / rows.max(1.0) * given.step.as_secs_f64();
-        Guess { what, change, then, au: (busy > 0.0).then(|| busy.min(1.0)) }
+        Guess {
+            what,
+            change,
+            then,
+            au: (busy > 0.0).then(|| busy.min(1.0)),
+        }
     };
     let mut now = guess(("as it is".into(), Change::default()));
     // Measured: neither bounds nor assumptions.
@@ -240,7 +316,9 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
             number(items_per_s)
         ));
     }
-    std::iter::once(now).chain(changes.into_iter().map(guess)).collect()
+    std::iter::once(now)
+        .chain(changes.into_iter().map(guess))
+        .collect()
 }
 
 /// The input data.
@@ -256,9 +334,13 @@ impl Data {
     pub fn of(dataset: &dyn Dataset) -> Self {
         let sources = dataset.sources();
         let is_url = |id| sources.path(id).to_string_lossy().contains("://");
-        let in_files = sources.ids().filter(|id| sources.bytes_of(*id).is_none() && !is_url(*id));
+        let in_files = sources
+            .ids()
+            .filter(|id| sources.bytes_of(*id).is_none() && !is_url(*id));
         Self {
-            bytes: in_files.map(|id| sources.len_of(id)).fold(0, u64::saturating_add),
+            bytes: in_files
+                .map(|id| sources.len_of(id))
+                .fold(0, u64::saturating_add),
             samples: dataset.len(),
             memory: memory_available(),
         }
@@ -294,7 +376,9 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
         _ => {}
     }
     if direct && (refused > 0 || origin.direct == 0 && origin.delivered > origin.copied) {
-        all.push(format!("O_DIRECT was refused {refused} times: these reads went through the page cache"));
+        all.push(format!(
+            "O_DIRECT was refused {refused} times: these reads went through the page cache"
+        ));
     }
     if let Some(times) = origin.amplification() {
         all.push(format!(
@@ -307,7 +391,9 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
 /// Memory that the kernel can provide without eviction: the page cache is part of it, or can grow by about that.
 fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }
 
@@ -336,8 +422,9 @@ fn size_of_samples(benchmark: &Benchmark, data: &Data) -> Option<String> {
     let mean = data.bytes as f64 / data.samples.max(1) as f64;
     let wanted = benchmark.sample_bytes as f64;
     // Data in memory has no files.
-    (data.bytes > 0 && !(0.8..1.25).contains(&(mean / wanted)))
-        .then(|| format!("the benchmark's samples have {wanted:.0} bytes, these {mean:.0} on average"))
+    (data.bytes > 0 && !(0.8..1.25).contains(&(mean / wanted))).then(|| {
+        format!("the benchmark's samples have {wanted:.0} bytes, these {mean:.0} on average")
+    })
 }
 
 #[cfg(test)]
@@ -345,15 +432,28 @@ mod tests {
     use super::*;
     use crate::step::Stretch;
 
-    const DATA: Data = Data { bytes: 1000 * 114_660, samples: 1000, memory: Some(1 << 30) };
+    const DATA: Data = Data {
+        bytes: 1000 * 114_660,
+        samples: 1000,
+        memory: Some(1 << 30),
+    };
 
     #[test]
     fn a_warning_names_data_that_fits_into_memory() {
         let warning = DATA.warning(false).unwrap();
-        assert!(warning.starts_with("the data fits into memory (1.07 GB are free)"), "{warning}");
+        assert!(
+            warning.starts_with("the data fits into memory (1.07 GB are free)"),
+            "{warning}"
+        );
         // Direct reads need no such hint.
         assert_eq!(DATA.warning(true), None);
-        for data in [Data { memory: Some(1 << 20), ..DATA }, Data { bytes: 0, ..DATA }] {
+        for data in [
+            Data {
+                memory: Some(1 << 20),
+                ..DATA
+            },
+            Data { bytes: 0, ..DATA },
+        ] {
             assert_eq!(data.warning(false), None);
         }
     }
@@ -362,16 +462,38 @@ mod tests {
     fn bytes_from_memory_cast_doubt_on_figures() {
         for (moved, copied, direct, asked, said) in [
             (Some(1000), 0, 1000, true, ""),
-            (Some(30), 0, 0, false, "this measured the page cache: 97 % of the bytes"),
-            (Some(770), 0, 0, false, "23 % of the bytes came from memory: storage alone"),
+            (
+                Some(30),
+                0,
+                0,
+                false,
+                "this measured the page cache: 97 % of the bytes",
+            ),
+            (
+                Some(770),
+                0,
+                0,
+                false,
+                "23 % of the bytes came from memory: storage alone",
+            ),
             (Some(1000), 0, 0, true, "O_DIRECT was refused"),
-            (Some(1500), 0, 1000, true, "the device moved 1.50 bytes for each byte"),
+            (
+                Some(1500),
+                0,
+                1000,
+                true,
+                "the device moved 1.50 bytes for each byte",
+            ),
             (None, 0, 0, false, "the kernel does not count"),
         ] {
             let mut origin = Origin::default();
-            (origin.delivered, origin.moved, origin.copied, origin.direct) = (1000, moved, copied, direct);
+            (origin.delivered, origin.moved, origin.copied, origin.direct) =
+                (1000, moved, copied, direct);
             let doubts = doubts(&origin, asked, 0).join("; ");
-            assert!(doubts.starts_with(said) && doubts.is_empty() == said.is_empty(), "{doubts}, not {said}");
+            assert!(
+                doubts.starts_with(said) && doubts.is_empty() == said.is_empty(),
+                "{doubts}, not {said}"
+            );
         }
     }
 
@@ -380,18 +502,37 @@ mod tests {
         let notes = |words: &str, data: &Data, interrupted: bool, batches: u64| {
             let words = format!("profile --path data --device host {words}");
             let given = Given::from(words.split_whitespace()).unwrap();
-            let tally = Tally { batches, stretch: Stretch::default(), interrupted, ..Tally::default() };
+            let tally = Tally {
+                batches,
+                stretch: Stretch::default(),
+                interrupted,
+                ..Tally::default()
+            };
             notes(&given, &tally, data, 10).join("; ")
         };
         let (right, resnet50) = (DATA, "--workload resnet50 --accelerator h100");
         assert_eq!(notes(resnet50, &right, false, 10), "");
         let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
-        assert_eq!(text, "the benchmark's batches are of 400, not 5; so the AU is not comparable to the benchmark's");
-        let small = Data { samples: 2000, ..DATA };
+        assert_eq!(
+            text,
+            "the benchmark's batches are of 400, not 5; so the AU is not comparable to the benchmark's"
+        );
+        let small = Data {
+            samples: 2000,
+            ..DATA
+        };
         let text = notes(resnet50, &small, false, 10);
-        assert!(text.starts_with("the benchmark's samples have 114660 bytes, these 57330 on average; so"), "{text}");
+        assert!(
+            text.starts_with(
+                "the benchmark's samples have 114660 bytes, these 57330 on average; so"
+            ),
+            "{text}"
+        );
         assert_eq!(notes("--source images --step-ms 5", &small, false, 10), "");
         assert!(notes(resnet50, &right, true, 10).starts_with("the run ended early"));
-        assert_eq!(notes(resnet50, &right, false, 40), "the data was read 4 times");
+        assert_eq!(
+            notes(resnet50, &right, false, 40),
+            "the data was read 4 times"
+        );
     }
 }

@@ -123,7 +123,9 @@ impl Given {
         crate::source::given(Self::from(std::env::args_os()))
     }
 
-    pub fn from(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
+    pub fn from(
+        words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
         let mut command = command();
         let matches = command.try_get_matches_from_mut(words)?;
         let args = Args::from_arg_matches(&matches)?;
@@ -132,14 +134,21 @@ impl Given {
 
     fn checked(mut args: Args, matches: &ArgMatches) -> Result<Self, Refused> {
         if args.trace.is_some() && args.trace == args.html {
-            return Err((ErrorKind::ArgumentConflict, "--trace and --html name the same file".into()));
+            return Err((
+                ErrorKind::ArgumentConflict,
+                "--trace and --html name the same file".into(),
+            ));
         }
         let given = |name: &str| is_given(matches, name);
         let mut deviations = Vec::new();
         let benchmark = match args.workload.zip(args.accelerator) {
             Some((workload, accelerator)) => Some(
                 Benchmark::find(workload, accelerator)
-                    .and_then(|found| found.fill_in(&mut args, given, &mut deviations).map(|()| found))
+                    .and_then(|found| {
+                        found
+                            .fill_in(&mut args, given, &mut deviations)
+                            .map(|()| found)
+                    })
                     .map_err(|message| (ErrorKind::InvalidValue, message))?,
             ),
             None => None,
@@ -149,17 +158,26 @@ impl Given {
             Some(benchmark) => benchmark.step(),
             None => Duration::from_secs_f64(args.step_ms.unwrap_or(0.0) / 1e3),
         };
-        Ok(Self { args, benchmark, step, deviations, pictures: false })
+        Ok(Self {
+            args,
+            benchmark,
+            step,
+            deviations,
+            pictures: false,
+        })
     }
 
     /// The AU that the workload requires; `None` if the batch differs from the benchmark's.
     pub fn au_target(&self) -> Option<f64> {
-        self.benchmark.filter(|_| !self.other_batch()).map(|benchmark| benchmark.au_target)
+        self.benchmark
+            .filter(|_| !self.other_batch())
+            .map(|benchmark| benchmark.au_target)
     }
 
     /// Whether there is a workload with a batch that differs from the benchmark's.
     pub fn other_batch(&self) -> bool {
-        self.benchmark.is_some_and(|benchmark| benchmark.batch != self.args.settings.batch)
+        self.benchmark
+            .is_some_and(|benchmark| benchmark.batch != self.args.settings.batch)
     }
 
     pub fn limit(&self) -> Limit {
@@ -167,9 +185,10 @@ impl Given {
             (Some(batches), _) => Limit::Batches(batches),
             (None, Some(epochs)) => Limit::Epochs(epochs),
             // Longer than any run counts as endless.
-            (None, None) => {
-                Limit::Time(Duration::try_from_secs_f64(self.args.seconds.unwrap_or(30.0)).unwrap_or(Duration::MAX))
-            }
+            (None, None) => Limit::Time(
+                Duration::try_from_secs_f64(self.args.seconds.unwrap_or(30.0))
+                    .unwrap_or(Duration::MAX),
+            ),
         }
     }
 
@@ -196,8 +215,16 @@ impl Given {
             source: source.source,
             sample_bytes: workload.map_or(usual, |benchmark| benchmark.sample_bytes),
             samples_per_file: workload.map(|benchmark| benchmark.samples_per_file),
-            token_bytes: if source.source == Source::Tokens { token_bytes } else { 0 },
-            batch: if workload.is_some() { settings.batch as u64 } else { 1 },
+            token_bytes: if source.source == Source::Tokens {
+                token_bytes
+            } else {
+                0
+            },
+            batch: if workload.is_some() {
+                settings.batch as u64
+            } else {
+                1
+            },
             mib: self.args.generate_mib,
         }
     }
@@ -213,7 +240,9 @@ impl Benchmark {
         let source = self.source()?;
         match args.source.source {
             other if given("source") && other != source && args.generate.is_some() => {
-                return Err(format!("{self} reads {source}, and --generate makes that: leave out --source {other}"));
+                return Err(format!(
+                    "{self} reads {source}, and --generate makes that: leave out --source {other}"
+                ));
             }
             other if given("source") && other != source => {
                 deviations.push(format!("the benchmark reads {source}, not {other}"))
@@ -222,7 +251,10 @@ impl Benchmark {
         }
         match args.settings.batch {
             batch if !given("batch") || batch == self.batch => args.settings.batch = self.batch,
-            batch => deviations.push(format!("the benchmark's batches are of {}, not {batch}", self.batch)),
+            batch => deviations.push(format!(
+                "the benchmark's batches are of {}, not {batch}",
+                self.batch
+            )),
         }
         if args.decode {
             deviations.push("the benchmark does not decode pictures".into());
@@ -238,7 +270,11 @@ fn command() -> Command {
         .override_usage(USAGE)
         .mut_args(|arg| {
             let with_value = arg.get_action().takes_values();
-            if with_value { arg.allow_negative_numbers(true) } else { arg }
+            if with_value {
+                arg.allow_negative_numbers(true)
+            } else {
+                arg
+            }
         })
         .mut_arg("source", |arg| {
             let arg = arg.required(false).required_unless_present("workload");
@@ -314,10 +350,20 @@ mod tests {
     fn workloads_set_source_batch_and_step() {
         let given = parse("--workload resnet50 --accelerator h100 --path data").unwrap();
         let (args, benchmark) = (&given.args, given.benchmark.unwrap());
-        assert_eq!((args.source.source, args.settings.batch), (Source::Tfrecord, 400));
-        assert_eq!((given.step, benchmark.au_target), (Duration::from_millis(224), 0.9));
+        assert_eq!(
+            (args.source.source, args.settings.batch),
+            (Source::Tfrecord, 400)
+        );
+        assert_eq!(
+            (given.step, benchmark.au_target),
+            (Duration::from_millis(224), 0.9)
+        );
         assert!(given.deviations.is_empty() && !given.decode());
-        assert!(parse("--workload retinanet --accelerator b200 --path data --decode").unwrap().decode());
+        assert!(
+            parse("--workload retinanet --accelerator b200 --path data --decode")
+                .unwrap()
+                .decode()
+        );
     }
 
     #[test]
@@ -327,13 +373,22 @@ mod tests {
             ("--source tar", "the benchmark reads tfrecord, not tar"),
             ("--decode", "the benchmark does not decode pictures"),
         ] {
-            let given = parse(&format!("--workload resnet50 --accelerator h100 --path data {more}")).unwrap();
+            let given = parse(&format!(
+                "--workload resnet50 --accelerator h100 --path data {more}"
+            ))
+            .unwrap();
             assert_eq!(given.deviations, [deviation]);
         }
-        let given = parse("--workload resnet50 --accelerator h100 --path data --batch 100 --source tar").unwrap();
-        assert_eq!((given.args.source.source, given.args.settings.batch), (Source::Tar, 100));
+        let given =
+            parse("--workload resnet50 --accelerator h100 --path data --batch 100 --source tar")
+                .unwrap();
+        assert_eq!(
+            (given.args.source.source, given.args.settings.batch),
+            (Source::Tar, 100)
+        );
         // A value equal to the benchmark's is no deviation.
-        let same = "--workload resnet50 --accelerator h100 --path data --batch 400 --source tfrecord";
+        let same =
+            "--workload resnet50 --accelerator h100 --path data --batch 400 --source tfrecord";
         assert!(parse(same).unwrap().deviations.is_empty());
     }
 
@@ -343,55 +398,130 @@ mod tests {
             ("", "--source <SOURCE>\n  --path <PATH>"),
             ("--source images", "not provided:\n  --path <PATH>"),
             ("--path data", "not provided:\n  --source <SOURCE>"),
-            ("--workload unet3d --accelerator h100", "not provided:\n  --path <PATH>"),
-            ("--source records --path data", "--record-bytes <RECORD_BYTES>"),
-            ("--source images --path data --generate dir", "'--path <PATH>' cannot be used with '--generate <DIR>'"),
+            (
+                "--workload unet3d --accelerator h100",
+                "not provided:\n  --path <PATH>",
+            ),
+            (
+                "--source records --path data",
+                "--record-bytes <RECORD_BYTES>",
+            ),
+            (
+                "--source images --path data --generate dir",
+                "'--path <PATH>' cannot be used with '--generate <DIR>'",
+            ),
             ("--source images --generate-mib 5", "--generate <DIR>"),
-            ("--workload unet3d --path data", "--accelerator <ACCELERATOR>"),
-            ("--workload resnet50 --accelerator b200 --path data", "MLPerf Storage has no resnet50 for b200"),
-            ("--workload unet3d --accelerator h100 --path data --step-ms 3", "cannot be used with"),
-            ("--workload unet3d --accelerator h100 --generate dir --source tar", "leave out --source tar"),
-            ("--source images --path data --decode", "--workload <WORKLOAD>"),
-            ("--source images --path data --seconds 3 --batches 5", "cannot be used with"),
-            ("--source images --path data --before --html f", "cannot be used with"),
-            ("--source images --path data --step-ms -1", "expected a number of milliseconds, 0 or more"),
-            ("--source images --path data --batch -1", "invalid value '-1' for '--batch <BATCH>'"),
-            ("--source images --path data --trace f --html f", "--trace and --html name the same file"),
+            (
+                "--workload unet3d --path data",
+                "--accelerator <ACCELERATOR>",
+            ),
+            (
+                "--workload resnet50 --accelerator b200 --path data",
+                "MLPerf Storage has no resnet50 for b200",
+            ),
+            (
+                "--workload unet3d --accelerator h100 --path data --step-ms 3",
+                "cannot be used with",
+            ),
+            (
+                "--workload unet3d --accelerator h100 --generate dir --source tar",
+                "leave out --source tar",
+            ),
+            (
+                "--source images --path data --decode",
+                "--workload <WORKLOAD>",
+            ),
+            (
+                "--source images --path data --seconds 3 --batches 5",
+                "cannot be used with",
+            ),
+            (
+                "--source images --path data --before --html f",
+                "cannot be used with",
+            ),
+            (
+                "--source images --path data --step-ms -1",
+                "expected a number of milliseconds, 0 or more",
+            ),
+            (
+                "--source images --path data --batch -1",
+                "invalid value '-1' for '--batch <BATCH>'",
+            ),
+            (
+                "--source images --path data --trace f --html f",
+                "--trace and --html name the same file",
+            ),
         ] {
             let error = parse(line).map(|_| ()).expect_err(line);
-            assert!(error.starts_with("error: ") && error.contains(why), "{line}: {error}");
+            assert!(
+                error.starts_with("error: ") && error.contains(why),
+                "{line}: {error}"
+            );
         }
     }
 
     #[test]
     fn generated_data_fits_the_workload_or_source() {
-        let wanted = parse("--workload resnet50 --accelerator h100 --generate dir").unwrap().wanted();
+        let wanted = parse("--workload resnet50 --accelerator h100 --generate dir")
+            .unwrap()
+            .wanted();
         assert_eq!(
             (wanted.source, wanted.sample_bytes, wanted.samples_per_file),
             (Source::Tfrecord, 114_660, Some(1251))
         );
         assert_eq!((wanted.batch, wanted.mib), (400, None));
-        let wanted = parse("--source records --record-bytes 77 --generate dir --generate-mib 9").unwrap().wanted();
-        assert_eq!((wanted.sample_bytes, wanted.samples_per_file, wanted.batch, wanted.mib), (77, None, 1, Some(9)));
-        let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir").unwrap().wanted();
+        let wanted = parse("--source records --record-bytes 77 --generate dir --generate-mib 9")
+            .unwrap()
+            .wanted();
+        assert_eq!(
+            (
+                wanted.sample_bytes,
+                wanted.samples_per_file,
+                wanted.batch,
+                wanted.mib
+            ),
+            (77, None, 1, Some(9))
+        );
+        let wanted = parse("--source tokens --token u32 --seq-len 100 --generate dir")
+            .unwrap()
+            .wanted();
         assert_eq!((wanted.sample_bytes, wanted.token_bytes), (400, 4));
     }
 
     #[test]
     fn options_without_effect_for_the_source_are_refused() {
         for (line, why) in [
-            ("--source images --record-bytes 9", "--record-bytes has no effect for images; use it for records"),
-            ("--workload unet3d --accelerator h100 --token u32", "--token has no effect for npz"),
+            (
+                "--source images --record-bytes 9",
+                "--record-bytes has no effect for images; use it for records",
+            ),
+            (
+                "--workload unet3d --accelerator h100 --token u32",
+                "--token has no effect for npz",
+            ),
         ] {
-            let error = parse(&format!("--path data {line}")).map(|_| ()).expect_err(line);
+            let error = parse(&format!("--path data {line}"))
+                .map(|_| ())
+                .expect_err(line);
             assert!(error.contains(why), "{line}: {error}");
         }
         assert!(parse("--path data --source tar --columns cls --crop 9").is_ok());
-        let (command, all) = (command(), Source::value_variants().iter().map(ToString::to_string));
+        let (command, all) = (
+            command(),
+            Source::value_variants().iter().map(ToString::to_string),
+        );
         let names: Vec<String> = all.chain(["parquet".into()]).collect();
         for (option, sources) in OF_SOURCES {
-            assert!(command.get_arguments().any(|arg| arg.get_id() == option), "{option}");
-            assert!(sources.split(' ').all(|source| names.iter().any(|name| name == source)), "{sources}");
+            assert!(
+                command.get_arguments().any(|arg| arg.get_id() == option),
+                "{option}"
+            );
+            assert!(
+                sources
+                    .split(' ')
+                    .all(|source| names.iter().any(|name| name == source)),
+                "{sources}"
+            );
         }
     }
 
@@ -399,8 +529,14 @@ mod tests {
     fn only_the_batch_of_the_benchmark_can_pass() {
         let target = |words: &str| parse(&format!("--path data {words}")).unwrap().au_target();
         assert_eq!(target("--workload resnet50 --accelerator h100"), Some(0.9));
-        assert_eq!(target("--workload resnet50 --accelerator h100 --batch 400"), Some(0.9));
-        assert_eq!(target("--workload resnet50 --accelerator h100 --batch 1"), None);
+        assert_eq!(
+            target("--workload resnet50 --accelerator h100 --batch 400"),
+            Some(0.9)
+        );
+        assert_eq!(
+            target("--workload resnet50 --accelerator h100 --batch 1"),
+            None
+        );
         assert_eq!(target("--source images --step-ms 3"), None);
     }
 }

@@ -101,7 +101,10 @@ impl Content {
                 bytes.clear();
                 texture.picture(number, bytes)?;
                 out.extend(tar_member(&format!("{number:09}.jpg"), bytes));
-                out.extend(tar_member(&format!("{number:09}.cls"), (number % 1000).to_string().as_bytes()));
+                out.extend(tar_member(
+                    &format!("{number:09}.cls"),
+                    (number % 1000).to_string().as_bytes(),
+                ));
             }
         }
         Ok(())
@@ -154,11 +157,18 @@ fn tokens(number: u64, width: usize, count: usize, out: &mut Vec<u8>) {
 fn floats(number: u64, count: usize, out: &mut Vec<u8>) {
     let mut draws = Draws::of(number);
     out.clear();
-    out.extend((0..count).flat_map(|_| ((draws.next() >> 40) as f32 / (1_u32 << 24) as f32).to_le_bytes()));
+    out.extend(
+        (0..count).flat_map(|_| ((draws.next() >> 40) as f32 / (1_u32 << 24) as f32).to_le_bytes()),
+    );
 }
 
 fn tfrecord(payload: &[u8], out: &mut Vec<u8>) {
-    let masked = |bytes: &[u8]| crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes();
+    let masked = |bytes: &[u8]| {
+        crc32c::crc32c(bytes)
+            .rotate_right(15)
+            .wrapping_add(0xa282_ead8)
+            .to_le_bytes()
+    };
     let len = (payload.len() as u64).to_le_bytes();
     out.extend_from_slice(&len);
     out.extend_from_slice(&masked(&len));
@@ -182,7 +192,12 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
     let mut directory = Vec::new();
     for (name, descr, shape, data) in [
         ("x.npy", "|u1", format!("({},)", x.len()), x),
-        ("y.npy", "<i8", "()".to_string(), &(label % 1000).to_le_bytes()[..]),
+        (
+            "y.npy",
+            "<i8",
+            "()".to_string(),
+            &(label % 1000).to_le_bytes()[..],
+        ),
     ] {
         let at = (out.len() - start) as u32;
         // Placeholder for the header: checksum and length are known after writing.
@@ -190,7 +205,10 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(name.as_bytes());
         let data_at = out.len();
         npy(descr, &shape, data, out);
-        let (crc, len) = (crc32fast::hash(&out[data_at..]), (out.len() - data_at) as u32);
+        let (crc, len) = (
+            crc32fast::hash(&out[data_at..]),
+            (out.len() - data_at) as u32,
+        );
         let mut common = vec![20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0];
         for number in [crc, len, len, name.len() as u32] {
             common.extend_from_slice(&number.to_le_bytes());
@@ -221,16 +239,25 @@ fn parquet<W: Write + Send>(
     use arrow_array::{ArrayRef, FixedSizeBinaryArray, RecordBatch};
     use arrow_schema::{DataType, Field, Schema};
     use std::sync::Arc;
-    let width = i32::try_from(bytes).map_err(|_| io::Error::other("a sample is too large for a Parquet column"))?;
-    let schema = Arc::new(Schema::new(vec![Field::new("record", DataType::FixedSizeBinary(width), false)]));
+    let width = i32::try_from(bytes)
+        .map_err(|_| io::Error::other("a sample is too large for a Parquet column"))?;
+    let schema = Arc::new(Schema::new(vec![Field::new(
+        "record",
+        DataType::FixedSizeBinary(width),
+        false,
+    )]));
     let plain = parquet::file::properties::WriterProperties::builder()
         .set_dictionary_enabled(false)
         .set_statistics_enabled(parquet::file::properties::EnabledStatistics::None)
         .set_write_batch_size(1)
         .build();
-    let mut writer =
-        parquet::arrow::ArrowWriter::try_new(out, schema.clone(), Some(plain)).map_err(io::Error::other)?;
-    let (rows, mut sample, mut start) = ((GROUP_BYTES / bytes.max(1)).max(1) as u64, Vec::new(), samples.start);
+    let mut writer = parquet::arrow::ArrowWriter::try_new(out, schema.clone(), Some(plain))
+        .map_err(io::Error::other)?;
+    let (rows, mut sample, mut start) = (
+        (GROUP_BYTES / bytes.max(1)).max(1) as u64,
+        Vec::new(),
+        samples.start,
+    );
     while start < samples.end {
         let end = samples.end.min(start.saturating_add(rows));
         let mut values = Vec::with_capacity(bytes * (end - start) as usize);
@@ -238,10 +265,14 @@ fn parquet<W: Write + Send>(
             noise(number, bytes, &mut sample);
             values.extend_from_slice(&sample);
         }
-        let column: ArrayRef =
-            Arc::new(FixedSizeBinaryArray::try_new(width, values.into(), None).map_err(io::Error::other)?);
+        let column: ArrayRef = Arc::new(
+            FixedSizeBinaryArray::try_new(width, values.into(), None).map_err(io::Error::other)?,
+        );
         let batch = RecordBatch::try_new(schema.clone(), vec![column]).map_err(io::Error::other)?;
-        writer.write(&batch).and_then(|()| writer.flush()).map_err(io::Error::other)?;
+        writer
+            .write(&batch)
+            .and_then(|()| writer.flush())
+            .map_err(io::Error::other)?;
         done(bytes as u64 * (end - start))?;
         start = end;
     }
@@ -268,7 +299,10 @@ impl Texture {
         for (step, height) in [(128, 56), (32, 28), (8, 20), (1, 9)] {
             add_octave(&mut pixels, step, height);
         }
-        let pixels = pixels.into_iter().map(|value| value.clamp(0, 255) as u8).collect();
+        let pixels = pixels
+            .into_iter()
+            .map(|value| value.clamp(0, 255) as u8)
+            .collect();
         let mut texture = Self { pixels, area: 0.0 };
         let (width, height, mut probe) = (1024, 768, Vec::new());
         texture.cut(&mut Draws::of(0), width, height, &mut probe)?;
@@ -285,17 +319,34 @@ impl Texture {
         self.cut(&mut draws, width as usize, height as usize, out)
     }
 
-    fn cut(&self, draws: &mut Draws, width: usize, height: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        let (left, top) = (draws.below(SIDE as u64) as usize, draws.below(SIDE as u64) as usize);
+    fn cut(
+        &self,
+        draws: &mut Draws,
+        width: usize,
+        height: usize,
+        out: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let (left, top) = (
+            draws.below(SIDE as u64) as usize,
+            draws.below(SIDE as u64) as usize,
+        );
         let shade = draws.below(64) as u8;
         let mut pixels = Vec::with_capacity(width * height * 3);
         for y in 0..height {
             let row = &self.pixels[(top + y) % SIDE * SIDE * 3..][..SIDE * 3];
-            pixels.extend(row.iter().cycle().skip(left * 3).take(width * 3).map(|value| value.saturating_add(shade)));
+            pixels.extend(
+                row.iter()
+                    .cycle()
+                    .skip(left * 3)
+                    .take(width * 3)
+                    .map(|value| value.saturating_add(shade)),
+            );
         }
         let mut encoder = Encoder::new(&mut *out, QUALITY);
         encoder.set_sampling_factor(SamplingFactor::F_2_2);
-        encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb).map_err(io::Error::other)
+        encoder
+            .encode(&pixels, width as u16, height as u16, ColorType::Rgb)
+            .map_err(io::Error::other)
     }
 }
 
@@ -303,12 +354,18 @@ impl Texture {
 fn add_octave(pixels: &mut [i32], step: usize, height: i32) {
     let cells = SIDE / step;
     let mut draws = Draws::of(step as u64);
-    let knots: Vec<i32> = (0..cells * cells * 3).map(|_| draws.below(2 * height as u64 + 1) as i32 - height).collect();
-    let knot = |x: usize, y: usize, channel: usize| knots[(y % cells * cells + x % cells) * 3 + channel];
+    let knots: Vec<i32> = (0..cells * cells * 3)
+        .map(|_| draws.below(2 * height as u64 + 1) as i32 - height)
+        .collect();
+    let knot =
+        |x: usize, y: usize, channel: usize| knots[(y % cells * cells + x % cells) * 3 + channel];
     for (index, value) in pixels.iter_mut().enumerate() {
         let (channel, x, y) = (index % 3, index / 3 % SIDE, index / 3 / SIDE);
-        let ((cell_x, right), (cell_y, down)) = ((x / step, (x % step) as i32), (y / step, (y % step) as i32));
-        let across = |y: usize| knot(cell_x, y, channel) * (step as i32 - right) + knot(cell_x + 1, y, channel) * right;
+        let ((cell_x, right), (cell_y, down)) =
+            ((x / step, (x % step) as i32), (y / step, (y % step) as i32));
+        let across = |y: usize| {
+            knot(cell_x, y, channel) * (step as i32 - right) + knot(cell_x + 1, y, channel) * right
+        };
         let both = across(cell_y) * (step as i32 - down) + across(cell_y + 1) * down;
         *value += both / (step * step) as i32;
     }
@@ -339,7 +396,9 @@ mod tests {
     #[test]
     fn picture_sizes_vary_around_the_requested_mean() {
         let content = Content::Images(Texture::new(30_000).unwrap());
-        let sizes: Vec<usize> = (0..16).map(|number| file(&content, number..number + 1).len()).collect();
+        let sizes: Vec<usize> = (0..16)
+            .map(|number| file(&content, number..number + 1).len())
+            .collect();
         let mean = sizes.iter().sum::<usize>() / sizes.len();
         assert!((24_000..36_000).contains(&mean), "{sizes:?}");
         let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());

@@ -12,8 +12,12 @@ impl Folder {
         // Beside the test program, which is on a disk.
         let program = std::env::current_exe().unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            program.ancestors().nth(3).unwrap().join("tmp").join(format!("profile-{}-{number}", std::process::id()));
+        let path = program
+            .ancestors()
+            .nth(3)
+            .unwrap()
+            .join("tmp")
+            .join(format!("profile-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }

@@ -77,7 +77,12 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
     }
     let content = wanted.content()?;
     fs::create_dir_all(dir).map_err(at)?;
-    if let Some(entry) = fs::read_dir(dir).map_err(at)?.next().transpose().map_err(at)? {
+    if let Some(entry) = fs::read_dir(dir)
+        .map_err(at)?
+        .next()
+        .transpose()
+        .map_err(at)?
+    {
         let (name, entry) = (dir.display(), entry.file_name());
         let entry = entry.display();
         return Err(match entry.to_string().as_str() {
@@ -89,7 +94,8 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
     let partial = dir.join(PARTIAL);
     // Fails if another program has made it meanwhile.
     fs::create_dir(&partial).map_err(|error| format!("{}: {error}", partial.display()))?;
-    let made = fill(&partial, wanted.source, &asked, &content, quit).and_then(|()| settle(dir, asked));
+    let made =
+        fill(&partial, wanted.source, &asked, &content, quit).and_then(|()| settle(dir, asked));
     if made.is_err() {
         let _ = fs::remove_dir_all(&partial);
     }
@@ -98,31 +104,55 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
 
 /// The data's path in a folder of `--generate`; any other path unchanged.
 pub fn data_in(path: PathBuf) -> PathBuf {
-    if path.join(MARKER).is_file() { path.join(DATA) } else { path }
+    if path.join(MARKER).is_file() {
+        path.join(DATA)
+    } else {
+        path
+    }
 }
 
 /// Data of an earlier run, if it is what was asked for. Requests without a size match any.
 fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
     let (name, path) = (dir.display(), dir.join(MARKER));
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let marker: Marker = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    let same = Marker { files: marker.files, bytes: marker.bytes, ..asked.clone() };
+    let marker: Marker =
+        serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let same = Marker {
+        files: marker.files,
+        bytes: marker.bytes,
+        ..asked.clone()
+    };
     let same = match wanted.mib {
         Some(_) => same,
-        None => Marker { mib: marker.mib, samples: marker.samples.max(wanted.batch), ..same },
+        None => Marker {
+            mib: marker.mib,
+            samples: marker.samples.max(wanted.batch),
+            ..same
+        },
     };
     if marker != same {
         let (held, asked) = (marker.in_words(), same.in_words());
-        return Err(format!("{name} holds {held}, but {asked} were requested: name another folder").into());
+        return Err(format!(
+            "{name} holds {held}, but {asked} were requested: name another folder"
+        )
+        .into());
     }
     let data = dir.join(DATA);
-    let now = measure(&data, ending(wanted.source)).map_err(|error| format!("{}: {error}", data.display()))?;
+    let now = measure(&data, ending(wanted.source))
+        .map_err(|error| format!("{}: {error}", data.display()))?;
     if now != (marker.files, marker.bytes) {
         let (then, all) = (marker.files, marker.bytes);
-        let now = format!("{} files of {} bytes, {then} of {all} were made", now.0, now.1);
+        let now = format!(
+            "{} files of {} bytes, {then} of {all} were made",
+            now.0, now.1
+        );
         return Err(format!("{name} was changed: {now}; remove it to make it again").into());
     }
-    Ok(Made { path: data, bytes: marker.bytes, before: true })
+    Ok(Made {
+        path: data,
+        bytes: marker.bytes,
+        before: true,
+    })
 }
 
 /// Number and bytes of the files with this ending: indexes beside the data are not data.
@@ -130,7 +160,11 @@ fn measure(dir: &Path, ending: &str) -> io::Result<(u64, u64)> {
     let (mut files, mut bytes) = (0, 0);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_name().as_encoded_bytes().ends_with(ending.as_bytes()) {
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .ends_with(ending.as_bytes())
+        {
             files += 1;
             bytes += entry.metadata()?.len();
         }
@@ -159,12 +193,19 @@ impl Wanted {
             Source::Tar => Content::Tar(Texture::new(bytes)?),
             Source::Records => Content::Records { bytes },
             Source::Tfrecord => Content::TfRecord { bytes },
-            Source::Tokens => Content::Tokens { width: usize::try_from(self.token_bytes)?, bytes },
+            Source::Tokens => Content::Tokens {
+                width: usize::try_from(self.token_bytes)?,
+                bytes,
+            },
             Source::Npy => Content::Npy { bytes },
             Source::Npz => Content::Npz { bytes },
             #[cfg(feature = "parquet")]
             Source::Parquet => Content::Parquet { bytes },
-            other => return Err(format!("--generate cannot make {other}: use your own data by --path").into()),
+            other => {
+                return Err(
+                    format!("--generate cannot make {other}: use your own data by --path").into(),
+                );
+            }
         })
     }
 
@@ -175,15 +216,22 @@ impl Wanted {
         let (rows, bytes, source) = (self.batch.max(1), self.sample_bytes, self.source);
         if samples < rows {
             let least = rows.saturating_mul(bytes).div_ceil(1 << 20);
-            let few = format!("{mib} MiB are too few for a batch of {rows} × {bytes} bytes ({source})");
+            let few =
+                format!("{mib} MiB are too few for a batch of {rows} × {bytes} bytes ({source})");
             return Err(format!("{few}: use --generate-mib {least} or more").into());
         }
-        let several = self.samples_per_file.unwrap_or((FILE_BYTES / bytes.max(1)).max(1));
+        let several = self
+            .samples_per_file
+            .unwrap_or((FILE_BYTES / bytes.max(1)).max(1));
         Ok(Marker {
             source: source.to_string(),
             sample_bytes: bytes,
             token_bytes: self.token_bytes,
-            samples_per_file: if matches!(source, Source::Images | Source::Npy | Source::Npz) { 1 } else { several },
+            samples_per_file: if matches!(source, Source::Images | Source::Npy | Source::Npz) {
+                1
+            } else {
+                several
+            },
             samples,
             mib,
             files: 0,
@@ -194,40 +242,76 @@ impl Wanted {
 
 impl Marker {
     fn in_words(&self) -> String {
-        let Self { source, sample_bytes, token_bytes, samples_per_file, samples, mib, .. } = self;
-        let tokens = if *token_bytes > 0 { format!(" in tokens of {token_bytes}") } else { String::new() };
+        let Self {
+            source,
+            sample_bytes,
+            token_bytes,
+            samples_per_file,
+            samples,
+            mib,
+            ..
+        } = self;
+        let tokens = if *token_bytes > 0 {
+            format!(" in tokens of {token_bytes}")
+        } else {
+            String::new()
+        };
         format!(
             "{mib} MiB of {source} in {samples} samples of {sample_bytes} bytes{tokens}, up to {samples_per_file} to a file"
         )
     }
 }
 
-fn fill(data: &Path, source: Source, marker: &Marker, content: &Content, quit: impl Fn() -> bool + Sync) -> Anyhow<()> {
+fn fill(
+    data: &Path,
+    source: Source,
+    marker: &Marker,
+    content: &Content,
+    quit: impl Fn() -> bool + Sync,
+) -> Anyhow<()> {
     // Drawn on terminals only.
     let bar = ProgressBar::new(marker.samples * marker.sample_bytes);
-    bar.set_style(ProgressStyle::with_template("making data {wide_bar} {bytes} of {total_bytes} ({eta})")?);
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    bar.set_style(ProgressStyle::with_template(
+        "making data {wide_bar} {bytes} of {total_bytes} ({eta})",
+    )?);
+    let threads = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(THREADS_MAX);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()?;
     let written = pool.install(|| {
-        (0..marker.samples.div_ceil(marker.samples_per_file)).into_par_iter().try_for_each(|number| {
-            let path = data.join(format!("{number:08}{}", ending(source)));
-            let start = number * marker.samples_per_file;
-            let samples = start..marker.samples.min(start.saturating_add(marker.samples_per_file));
-            let file = || -> io::Result<()> {
-                let out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
-                content.write(out, samples, |bytes| {
-                    bar.inc(bytes);
-                    if quit() { Err(ErrorKind::Interrupted.into()) } else { Ok(()) }
+        (0..marker.samples.div_ceil(marker.samples_per_file))
+            .into_par_iter()
+            .try_for_each(|number| {
+                let path = data.join(format!("{number:08}{}", ending(source)));
+                let start = number * marker.samples_per_file;
+                let samples = start
+                    ..marker
+                        .samples
+                        .min(start.saturating_add(marker.samples_per_file));
+                let file = || -> io::Result<()> {
+                    let out = BufWriter::with_capacity(1 << 20, File::create(&path)?);
+                    content.write(out, samples, |bytes| {
+                        bar.inc(bytes);
+                        if quit() {
+                            Err(ErrorKind::Interrupted.into())
+                        } else {
+                            Ok(())
+                        }
+                    })
+                };
+                file().map_err(|error| match error.kind() {
+                    ErrorKind::Interrupted => {
+                        "interrupted while making data; the partial data is removed".into()
+                    }
+                    ErrorKind::StorageFull => {
+                        "the disk is full; the partial data is removed: use less --generate-mib"
+                            .into()
+                    }
+                    _ => format!("{}: {error}", path.display()),
                 })
-            };
-            file().map_err(|error| match error.kind() {
-                ErrorKind::Interrupted => "interrupted while making data; the partial data is removed".into(),
-                ErrorKind::StorageFull => {
-                    "the disk is full; the partial data is removed: use less --generate-mib".into()
-                }
-                _ => format!("{}: {error}", path.display()),
             })
-        })
     });
     bar.finish_and_clear();
     Ok(written?)
@@ -241,18 +325,31 @@ fn settle(dir: &Path, mut marker: Marker) -> Anyhow<Made> {
     rustix::fs::syncfs(File::open(dir).map_err(at)?).map_err(|error| at(error.into()))?;
     fs::rename(&partial, &data).map_err(at)?;
     fs::write(dir.join(MARKER), serde_json::to_string_pretty(&marker)?).map_err(at)?;
-    Ok(Made { path: data, bytes: marker.bytes, before: false })
+    Ok(Made {
+        path: data,
+        bytes: marker.bytes,
+        before: false,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::folder::Folder;
-    use feedline::dataset::{Dataset, DatasetExt, Images, Npy, Npz, Records, Tar, TfRecord, Tokens};
+    use feedline::dataset::{
+        Dataset, DatasetExt, Images, Npy, Npz, Records, Tar, TfRecord, Tokens,
+    };
     use feedline::tensor::DType;
 
     fn wanted(source: Source, sample_bytes: u64) -> Wanted {
-        Wanted { source, sample_bytes, samples_per_file: None, token_bytes: 0, batch: 1, mib: Some(1) }
+        Wanted {
+            source,
+            sample_bytes,
+            samples_per_file: None,
+            token_bytes: 0,
+            batch: 1,
+            mib: Some(1),
+        }
     }
 
     fn make(dir: &Path, wanted: &Wanted) -> Result<Made, String> {
@@ -262,49 +359,91 @@ mod tests {
     /// Names in a folder, sorted.
     fn names(dir: &Path) -> Vec<String> {
         let entries = fs::read_dir(dir).into_iter().flatten();
-        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         names
     }
 
     /// Reads every byte of every sample, with the format's checksums.
     fn read_all(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
-        (0..dataset.len()).map(|sample| dataset.read_sample(sample).unwrap()).collect()
+        (0..dataset.len())
+            .map(|sample| dataset.read_sample(sample).unwrap())
+            .collect()
     }
 
     #[test]
     fn generated_formats_read_back_with_the_requested_samples() {
         let folder = Folder::new();
-        let data = |source, bytes| make(&folder.join(format!("{source}")), &wanted(source, bytes)).unwrap().path;
-        let records = Records::builder(10_000).open(data(Source::Records, 10_000)).unwrap();
+        let data = |source, bytes| {
+            make(&folder.join(format!("{source}")), &wanted(source, bytes))
+                .unwrap()
+                .path
+        };
+        let records = Records::builder(10_000)
+            .open(data(Source::Records, 10_000))
+            .unwrap();
         assert_eq!(read_all(&records).len(), 104);
         let tfrecord = read_all(&TfRecord::open(data(Source::Tfrecord, 10_000)).unwrap());
         assert!(tfrecord.len() == 104 && tfrecord.iter().all(|fields| fields[0].len() == 10_000));
-        let tokens = Wanted { token_bytes: 2, ..wanted(Source::Tokens, 4096) };
+        let tokens = Wanted {
+            token_bytes: 2,
+            ..wanted(Source::Tokens, 4096)
+        };
         let path = make(&folder.join("tokens"), &tokens).unwrap().path;
         let tokens = read_all(&Tokens::builder(DType::U16).window(2048).open(path).unwrap());
         assert!(tokens.len() == 256 && tokens.iter().flatten().flatten().any(|byte| *byte > 0));
         let npy = read_all(&Npy::open(data(Source::Npy, 10_000)).unwrap());
         assert!(npy.len() == 104 && npy.iter().all(|fields| fields[0].len() == 10_000));
-        let npz = read_all(&Npz::builder().verify(true).open(data(Source::Npz, 10_000)).unwrap());
-        assert!(npz.len() == 104 && npz.iter().all(|fields| fields.len() == 2 && fields[1].len() == 8));
+        let npz = read_all(
+            &Npz::builder()
+                .verify(true)
+                .open(data(Source::Npz, 10_000))
+                .unwrap(),
+        );
+        assert!(
+            npz.len() == 104
+                && npz
+                    .iter()
+                    .all(|fields| fields.len() == 2 && fields[1].len() == 8)
+        );
         let images = read_all(&Images::open(data(Source::Images, 20_000)).unwrap());
-        assert!(images.len() == 52 && images.iter().all(|fields| fields[0].starts_with(&[0xff, 0xd8])));
-        assert_eq!(read_all(&Tar::open(data(Source::Tar, 20_000)).unwrap()).len(), 52);
+        assert!(
+            images.len() == 52
+                && images
+                    .iter()
+                    .all(|fields| fields[0].starts_with(&[0xff, 0xd8]))
+        );
+        assert_eq!(
+            read_all(&Tar::open(data(Source::Tar, 20_000)).unwrap()).len(),
+            52
+        );
     }
 
     #[cfg(feature = "parquet")]
     #[test]
     fn parquet_has_the_bytes_of_every_sample() {
         let folder = Folder::new();
-        let wanted = Wanted { samples_per_file: Some(4), ..wanted(Source::Parquet, 100_000) };
+        let wanted = Wanted {
+            samples_per_file: Some(4),
+            ..wanted(Source::Parquet, 100_000)
+        };
         let made = make(&folder.join("parquet"), &wanted).unwrap();
-        assert_eq!(names(&made.path), ["00000000.parquet", "00000001.parquet", "00000002.parquet"]);
+        assert_eq!(
+            names(&made.path),
+            ["00000000.parquet", "00000001.parquet", "00000002.parquet"]
+        );
         let dataset = feedline::dataset::Parquet::open(&made.path).unwrap();
-        let loader = feedline::Loader::builder(dataset).batch_size(10).build().unwrap();
+        let loader = feedline::Loader::builder(dataset)
+            .batch_size(10)
+            .build()
+            .unwrap();
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
         let mut expected = Vec::new();
-        Content::Records { bytes: 100_000 }.write(&mut expected, 0..10, |_| Ok(())).unwrap();
+        Content::Records { bytes: 100_000 }
+            .write(&mut expected, 0..10, |_| Ok(()))
+            .unwrap();
         assert!(batch.field("record").unwrap().as_bytes().unwrap() == expected);
     }
 
@@ -319,22 +458,71 @@ mod tests {
         );
         fs::write(made.path.join("00000000.fdx"), "an index").unwrap();
         for mib in [Some(1), None] {
-            let again = make(&folder, &Wanted { mib, ..first.clone() }).unwrap();
+            let again = make(
+                &folder,
+                &Wanted {
+                    mib,
+                    ..first.clone()
+                },
+            )
+            .unwrap();
             assert!(again.before && !made.before && again.bytes == made.bytes);
         }
         for (other, said) in [
-            (Wanted { source: Source::Tfrecord, ..first.clone() }, "1 MiB of tfrecord in 1048 samples of 1000 bytes"),
-            (Wanted { sample_bytes: 1001, ..first.clone() }, "samples of 1001 bytes"),
-            (Wanted { mib: Some(2), ..first.clone() }, "2 MiB of records"),
-            (Wanted { samples_per_file: Some(3), ..first.clone() }, "up to 3 to a file"),
-            (Wanted { batch: 2000, mib: None, ..first.clone() }, "in 2000 samples of 1000 bytes"),
+            (
+                Wanted {
+                    source: Source::Tfrecord,
+                    ..first.clone()
+                },
+                "1 MiB of tfrecord in 1048 samples of 1000 bytes",
+            ),
+            (
+                Wanted {
+                    sample_bytes: 1001,
+                    ..first.clone()
+                },
+                "samples of 1001 bytes",
+            ),
+            (
+                Wanted {
+                    mib: Some(2),
+                    ..first.clone()
+                },
+                "2 MiB of records",
+            ),
+            (
+                Wanted {
+                    samples_per_file: Some(3),
+                    ..first.clone()
+                },
+                "up to 3 to a file",
+            ),
+            (
+                Wanted {
+                    batch: 2000,
+                    mib: None,
+                    ..first.clone()
+                },
+                "in 2000 samples of 1000 bytes",
+            ),
         ] {
             let error = make(&folder, &other).unwrap_err();
-            assert!(error.contains("holds 1 MiB of records in 1048 samples") && error.contains(said), "{error}");
+            assert!(
+                error.contains("holds 1 MiB of records in 1048 samples") && error.contains(said),
+                "{error}"
+            );
         }
-        File::options().write(true).open(made.path.join("00000000.bin")).unwrap().set_len(5).unwrap();
+        File::options()
+            .write(true)
+            .open(made.path.join("00000000.bin"))
+            .unwrap()
+            .set_len(5)
+            .unwrap();
         let error = make(&folder, &first).unwrap_err();
-        assert!(error.contains("was changed: 1 files of 5 bytes, 1 of 1048000 were made"), "{error}");
+        assert!(
+            error.contains("was changed: 1 files of 5 bytes, 1 of 1048000 were made"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -342,22 +530,41 @@ mod tests {
         let folder = Folder::new();
         fs::write(folder.join("thesis.tex"), "years of work").unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
-        assert!(error.contains(" is not empty (it has thesis.tex), and not made by --generate: name a new"), "{error}");
+        assert!(
+            error.contains(
+                " is not empty (it has thesis.tex), and not made by --generate: name a new"
+            ),
+            "{error}"
+        );
         fs::rename(folder.join("thesis.tex"), folder.join(PARTIAL)).unwrap();
         let error = make(&folder, &wanted(Source::Records, 1000)).unwrap_err();
-        assert!(error.contains("another program makes data there, or was killed"), "{error}");
+        assert!(
+            error.contains("another program makes data there, or was killed"),
+            "{error}"
+        );
         assert_eq!(names(&folder), [PARTIAL]);
     }
 
     #[test]
     fn failures_and_interruptions_leave_no_data() {
         let folder = Folder::new();
-        let error = ensure(&folder, &wanted(Source::Records, 1000), || true).unwrap_err().to_string();
+        let error = ensure(&folder, &wanted(Source::Records, 1000), || true)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("interrupted"), "{error}");
         for (wanted, why) in [
-            (wanted(Source::Megatron, 1000), "--generate cannot make megatron"),
+            (
+                wanted(Source::Megatron, 1000),
+                "--generate cannot make megatron",
+            ),
             (wanted(Source::Tokens, u64::MAX), "are too few for a batch"),
-            (Wanted { batch: 3000, ..wanted(Source::Records, 1000) }, "use --generate-mib 3 or more"),
+            (
+                Wanted {
+                    batch: 3000,
+                    ..wanted(Source::Records, 1000)
+                },
+                "use --generate-mib 3 or more",
+            ),
         ] {
             let error = make(&folder, &wanted).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -41,7 +41,14 @@ impl GpuStep {
         let kernel = Kernel::load(&context)?;
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
         let nanoseconds = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
-        Ok(Self { first: event()?, last: event()?, stream, kernel, nanoseconds, taken: 0 })
+        Ok(Self {
+            first: event()?,
+            last: event()?,
+            stream,
+            kernel,
+            nanoseconds,
+            taken: 0,
+        })
     }
 
     /// The stream of the steps.
@@ -68,8 +75,15 @@ impl GpuStep {
         self.last.synchronize()?;
         let steps = self.taken.saturating_sub(1);
         // Without a step the first event was never recorded.
-        let ms = if steps == 0 { 0.0 } else { self.first.elapsed_ms(&self.last)? };
-        Ok(Stretch { steps, seconds: f64::from(ms) / 1e3 })
+        let ms = if steps == 0 {
+            0.0
+        } else {
+            self.first.elapsed_ms(&self.last)?
+        };
+        Ok(Stretch {
+            steps,
+            seconds: f64::from(ms) / 1e3,
+        })
     }
 }
 
@@ -92,7 +106,11 @@ impl Kernel {
         context.bind_to_thread()?;
         // SAFETY: the text ends with a NUL, and is static.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast::<c_void>()) }?;
-        let mut kernel = Self { context: context.clone(), module, function: std::ptr::null_mut() };
+        let mut kernel = Self {
+            context: context.clone(),
+            module,
+            function: std::ptr::null_mut(),
+        };
         // SAFETY: the module was just loaded, and is unloaded when `kernel` is dropped.
         kernel.function = unsafe { result::module::get_function(module, CString::from(NAME)) }?;
         Ok(kernel)
@@ -102,7 +120,16 @@ impl Kernel {
         self.context.bind_to_thread()?;
         let mut params = [(&raw mut nanoseconds).cast::<c_void>()];
         // SAFETY: the kernel takes one u64, which this call copies, and accesses no memory.
-        unsafe { result::launch_kernel(self.function, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), &mut params) }?;
+        unsafe {
+            result::launch_kernel(
+                self.function,
+                (1, 1, 1),
+                (1, 1, 1),
+                0,
+                stream.cu_stream(),
+                &mut params,
+            )
+        }?;
         Ok(())
     }
 }

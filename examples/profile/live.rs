@@ -72,9 +72,13 @@ const GOOD: Style = Style::new().green().bold();
 impl Live {
     /// Takes over the terminal, and draws until the user or the caller ends.
     pub fn start(loader: Arc<Loader>, setup: Setup) -> Result<Self, Box<dyn Error>> {
-        let terminal = ratatui::try_init().map_err(|error| format!("the terminal cannot be set up: {error}"))?;
+        let terminal = ratatui::try_init()
+            .map_err(|error| format!("the terminal cannot be set up: {error}"))?;
         let shared = Arc::new(Shared::default());
-        let mut live = Self { shared: shared.clone(), thread: None };
+        let mut live = Self {
+            shared: shared.clone(),
+            thread: None,
+        };
         let run = move || {
             // Without a usable terminal the user is gone.
             if draw_until_end(terminal, &loader, State::new(setup), &shared.end).unwrap_or(true) {
@@ -95,7 +99,9 @@ impl Live {
 impl Drop for Live {
     fn drop(&mut self) {
         self.shared.end.store(true, Ordering::Release);
-        let Some(thread) = self.thread.take() else { return ratatui::restore() };
+        let Some(thread) = self.thread.take() else {
+            return ratatui::restore();
+        };
         let late = Instant::now() + PATIENCE;
         while !thread.is_finished() && Instant::now() < late {
             std::thread::sleep(Duration::from_millis(1));
@@ -148,7 +154,14 @@ struct State {
 impl State {
     fn new(setup: Setup) -> Self {
         let (history, rates, starved) = Default::default();
-        Self { setup, history, rates, starved, whole: false, paused: false }
+        Self {
+            setup,
+            history,
+            rates,
+            starved,
+            whole: false,
+            paused: false,
+        }
     }
 
     /// Returns whether to go on.
@@ -167,32 +180,51 @@ impl State {
 
     fn push(&mut self, snapshot: Snapshot) {
         let keep = snapshot.at_ns.saturating_sub(WINDOW_MOST + SECOND);
-        while self.history.front().is_some_and(|oldest| oldest.at_ns < keep) {
+        while self
+            .history
+            .front()
+            .is_some_and(|oldest| oldest.at_ns < keep)
+        {
             self.history.pop_front();
         }
         self.history.push_back(snapshot);
         let now = self.now();
-        self.rates.push_front(samples_per_s(&now).unwrap_or(0.0) as u64);
-        self.starved.push_front((100.0 * Verdict::of(&now).starved_share) as u64);
+        self.rates
+            .push_front(samples_per_s(&now).unwrap_or(0.0) as u64);
+        self.starved
+            .push_front((100.0 * Verdict::of(&now).starved_share) as u64);
         self.rates.truncate(PLOTTED);
         self.starved.truncate(PLOTTED);
     }
 
     /// The measurements of the window.
     fn now(&self) -> Snapshot {
-        let Some(last) = self.history.back() else { return Snapshot::default() };
+        let Some(last) = self.history.back() else {
+            return Snapshot::default();
+        };
         let enough = |before: &&Snapshot| {
-            let (ns, batches) = (last.at_ns - before.at_ns, last.consumer.batches - before.consumer.batches);
+            let (ns, batches) = (
+                last.at_ns - before.at_ns,
+                last.consumer.batches - before.consumer.batches,
+            );
             ns >= WINDOW && (batches >= WINDOW_BATCHES || ns >= WINDOW_MOST)
         };
-        match self.history.iter().rev().find(enough).or(self.history.front()) {
+        match self
+            .history
+            .iter()
+            .rev()
+            .find(enough)
+            .or(self.history.front())
+        {
             Some(before) if before.at_ns < last.at_ns => last.since(before),
             _ => last.clone(),
         }
     }
 
     fn draw(&self, frame: &mut Frame<'_>) {
-        let Some(all) = self.history.back() else { return };
+        let Some(all) = self.history.back() else {
+            return;
+        };
         let now = self.now();
         let scope = if self.whole { all } else { &now };
         let verdict = Verdict::of(scope);
@@ -211,10 +243,15 @@ impl State {
         ])
         .areas(frame.area());
         frame.render_widget(self.head(all), head);
-        let [figures, plots] = Layout::horizontal([Constraint::Length(40), Constraint::Fill(1)]).areas(top);
+        let [figures, plots] =
+            Layout::horizontal([Constraint::Length(40), Constraint::Fill(1)]).areas(top);
         frame.render_widget(self.figures(&now, all), figures);
         self.plots(frame, plots);
-        let about = if self.whole { "whole run".into() } else { format!("last {}", time(now.at_ns as f64)) };
+        let about = if self.whole {
+            "whole run".into()
+        } else {
+            format!("last {}", time(now.at_ns as f64))
+        };
         draw_stages(frame, stages, &verdict, &about);
         draw_queues(frame, queues, scope, all);
         frame.render_widget(said, words);
@@ -225,21 +262,37 @@ impl State {
 
     fn head(&self, all: &Snapshot) -> Line<'static> {
         let seconds = all.at_ns / SECOND;
-        let clock = format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let clock = format!(
+            "{}:{:02}:{:02}",
+            seconds / 3600,
+            seconds / 60 % 60,
+            seconds % 60
+        );
         let state = match all.consumer.batches {
             _ if self.paused => " PAUSED ".reversed(),
             0 => " waiting for the first batch ".reversed(),
             batches => format!("batch {}", indicatif::HumanCount(batches)).into(),
         };
-        vec!["feedline  ".dim(), self.setup.title.clone().bold(), "  ".into(), state, format!("  {clock}").into()]
-            .into()
+        vec![
+            "feedline  ".dim(),
+            self.setup.title.clone().bold(),
+            "  ".into(),
+            state,
+            format!("  {clock}").into(),
+        ]
+        .into()
     }
 
     fn figures(&self, now: &Snapshot, all: &Snapshot) -> Table<'static> {
-        let starved = |part: &Snapshot| Some(Verdict::of(part)).filter(|verdict| !verdict.stages.is_empty());
+        let starved =
+            |part: &Snapshot| Some(Verdict::of(part)).filter(|verdict| !verdict.stages.is_empty());
         let starved = |part| or_none(starved(part).map(|verdict| verdict.starved_share), percent);
         let rate = |part| or_none(samples_per_s(part), number);
-        let bytes = |part: &Snapshot| or_none(per_s(part, part.consumer.bytes), |rate| format!("{:.3}", rate / 1e9));
+        let bytes = |part: &Snapshot| {
+            or_none(per_s(part, part.consumer.bytes), |rate| {
+                format!("{:.3}", rate / 1e9)
+            })
+        };
         let row = |name: &'static str, now: String, all: String| {
             Row::new([Span::raw(name), Span::styled(now, STRONG), Span::raw(all)])
         };
@@ -255,9 +308,15 @@ impl State {
                 (Some(_), Some(_)) => HOT,
                 _ => Style::new(),
             };
-            let name = self.setup.au_target.map_or("AU".into(), |target| format!("AU of {:.0} %", 100.0 * target));
+            let name = self.setup.au_target.map_or("AU".into(), |target| {
+                format!("AU of {:.0} %", 100.0 * target)
+            });
             let (now, all) = (or_none(au(now), percent), or_none(au(all), percent));
-            rows.push(Row::new([Span::raw(name), Span::styled(now, STRONG), Span::styled(all, style)]));
+            rows.push(Row::new([
+                Span::raw(name),
+                Span::styled(now, STRONG),
+                Span::styled(all, style),
+            ]));
         }
         Table::new(rows, [12, 12, 12]).header(Row::new(["", "now", "whole run"]).dim())
     }
@@ -267,12 +326,31 @@ impl State {
         let plot = |values: &VecDeque<u64>, most: u64, title: String, style| {
             let block = Block::new().borders(Borders::TOP).title(title);
             let newest_right = ratatui::widgets::RenderDirection::RightToLeft;
-            Sparkline::default().data(values).max(most).direction(newest_right).style(style).block(block)
+            Sparkline::default()
+                .data(values)
+                .max(most)
+                .direction(newest_right)
+                .style(style)
+                .block(block)
         };
-        let seen = self.rates.iter().take(usize::from(area.width)).copied().max().unwrap_or(0);
+        let seen = self
+            .rates
+            .iter()
+            .take(usize::from(area.width))
+            .copied()
+            .max()
+            .unwrap_or(0);
         let title = format!("samples/s, up to {} ", number(seen as f64));
         frame.render_widget(plot(&self.rates, seen, title, Style::new().cyan()), above);
-        frame.render_widget(plot(&self.starved, 100, "starved, of 100 % ".into(), Style::new().yellow()), below);
+        frame.render_widget(
+            plot(
+                &self.starved,
+                100,
+                "starved, of 100 % ".into(),
+                Style::new().yellow(),
+            ),
+            below,
+        );
     }
 }
 
@@ -287,7 +365,10 @@ fn samples_per_s(part: &Snapshot) -> Option<f64> {
 
 /// Steps per steady time. The step of the last batch is under way.
 fn utilisation(part: &Snapshot, step: Duration) -> Option<f64> {
-    let batches = part.consumer.batches.saturating_sub(u64::from(part.consumer.first_ns > 0));
+    let batches = part
+        .consumer
+        .batches
+        .saturating_sub(u64::from(part.consumer.first_ns > 0));
     let busy = batches as f64 * step.as_nanos() as f64;
     (part.steady_ns > 0).then(|| (busy / part.steady_ns as f64).min(1.0))
 }
@@ -298,30 +379,59 @@ fn or_none(value: Option<f64>, text: impl Fn(f64) -> String) -> String {
 
 fn draw_stages(frame: &mut Frame<'_>, area: Rect, verdict: &Verdict, about: &str) {
     let lines = Layout::vertical(vec![Constraint::Length(1); 1 + verdict.stages.len()]).split(area);
-    frame.render_widget(Block::new().borders(Borders::TOP).title(format!("stages, {about} ")), lines[0]);
+    frame.render_widget(
+        Block::new()
+            .borders(Borders::TOP)
+            .title(format!("stages, {about} ")),
+        lines[0],
+    );
     // In the order of the data.
     for (load, line) in verdict.stages.iter().rev().zip(&lines[1..]) {
-        let StageLoad { stage, utilisation, ceiling_items_per_s, at_least, .. } = *load;
+        let StageLoad {
+            stage,
+            utilisation,
+            ceiling_items_per_s,
+            at_least,
+            ..
+        } = *load;
         let (style, mark) = match verdict.cause {
             Cause::NotStarved if stage == PipelineStage::Consumer => (GOOD, "◀ limits"),
             cause if cause == stage.into() => (HOT, "◀ CAUSE"),
             _ if verdict.also == Some(stage.into()) => (STRONG.yellow(), "◀ also"),
             _ => (Style::new().cyan(), ""),
         };
-        let sizes = [Constraint::Length(26), Constraint::Fill(1), Constraint::Length(20), Constraint::Length(9)];
+        let sizes = [
+            Constraint::Length(26),
+            Constraint::Fill(1),
+            Constraint::Length(20),
+            Constraint::Length(9),
+        ];
         let [left, bar, right, end] = Layout::horizontal(sizes).areas(*line);
         frame.render_widget(Line::styled(name(stage.into()), style), left);
-        let gauge = Gauge::default().ratio(utilisation.clamp(0.0, 1.0)).label(percent(utilisation));
-        frame.render_widget(gauge.gauge_style(style.on_dark_gray()).use_unicode(true), bar);
+        let gauge = Gauge::default()
+            .ratio(utilisation.clamp(0.0, 1.0))
+            .label(percent(utilisation));
+        frame.render_widget(
+            gauge.gauge_style(style.on_dark_gray()).use_unicode(true),
+            bar,
+        );
         let least = if at_least { "≥ " } else { "" };
-        frame.render_widget(Line::from(format!("{least}{}/s ", number(ceiling_items_per_s))).right_aligned(), right);
+        frame.render_widget(
+            Line::from(format!("{least}{}/s ", number(ceiling_items_per_s))).right_aligned(),
+            right,
+        );
         frame.render_widget(Line::styled(mark, style), end);
     }
 }
 
 fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapshot) {
     let mean = |ns: u64| format!("{:.1}", ns as f64 / scope.steady_ns.max(1) as f64);
-    let Snapshot { slots, storage, decode, .. } = scope;
+    let Snapshot {
+        slots,
+        storage,
+        decode,
+        ..
+    } = scope;
     let mut queues = vec![
         Line::from(format!(
             "slots    {} held, {} full, {} filling, {} free, of {}",
@@ -331,7 +441,11 @@ fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapsh
             mean(slots.free_ns),
             slots.count
         )),
-        Line::from(format!("reads    {} of {} in flight", mean(storage.in_flight_ns), storage.depth)),
+        Line::from(format!(
+            "reads    {} of {} in flight",
+            mean(storage.in_flight_ns),
+            storage.depth
+        )),
         Line::from(format!(
             "workers  {} of {} at work, {} pieces queued",
             mean(decode.busy_ns),
@@ -343,11 +457,21 @@ fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapsh
         let share = |ns: u64| percent(ns as f64 / gpu.span_ns.max(1) as f64);
         let starved = share(gpu.starved_ns);
         let late = gpu.host_late_ns().map_or_else(|| "unknown".into(), share);
-        queues.push(format!("GPU      starved {starved}, host late {late}, {} steps", gpu.steps).into());
+        queues.push(
+            format!(
+                "GPU      starved {starved}, host late {late}, {} steps",
+                gpu.steps
+            )
+            .into(),
+        );
     }
     let copies = all.copy.as_ref().map(|copy| &copy.latency);
     let latency = |name: &'static str, latency: Option<&Latency>| {
-        let text = |ns: fn(&Latency) -> f64| latency.filter(|l| l.count > 0).map_or("–".into(), |l| time(ns(l)));
+        let text = |ns: fn(&Latency) -> f64| {
+            latency
+                .filter(|l| l.count > 0)
+                .map_or("–".into(), |l| time(ns(l)))
+        };
         Row::new([name.to_string(), text(|l| l.p50_ns), text(|l| l.p99_ns)])
     };
     let rows = [
@@ -356,7 +480,9 @@ fn draw_queues(frame: &mut Frame<'_>, area: Rect, scope: &Snapshot, all: &Snapsh
         latency("a copy", copies),
         latency("a wait in next()", Some(&all.consumer.waits)),
     ];
-    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(46)]).spacing(2).areas(area);
+    let [left, right] = Layout::horizontal([Constraint::Fill(1), Constraint::Length(46)])
+        .spacing(2)
+        .areas(area);
     let titled = |title| Block::new().borders(Borders::TOP).title(title);
     frame.render_widget(Paragraph::new(queues).block(titled("means ")), left);
     let times = Table::new(rows, [20, 12, 12]).header(Row::new(["", "median", "p99"]).dim());
@@ -371,13 +497,32 @@ fn said(verdict: &Verdict, width: u16) -> (Paragraph<'static>, u16) {
         _ => HOT,
     };
     let mut lines = vec![Line::styled(verdict.headline(), style)];
-    lines.extend(verdict.advice.iter().map(|text| Line::from(format!("→ {text}"))));
-    lines.extend(verdict.evidence.iter().map(|text| Line::from(format!("· {text}")).dim()));
+    lines.extend(
+        verdict
+            .advice
+            .iter()
+            .map(|text| Line::from(format!("→ {text}"))),
+    );
+    lines.extend(
+        verdict
+            .evidence
+            .iter()
+            .map(|text| Line::from(format!("· {text}")).dim()),
+    );
     // Words are broken before the end of a line, so a line holds a little less than its width.
-    let lines_of = |line: &Line<'_>| line.width().div_ceil(usize::from(width).saturating_sub(6).max(1)).max(1);
+    let lines_of = |line: &Line<'_>| {
+        line.width()
+            .div_ceil(usize::from(width).saturating_sub(6).max(1))
+            .max(1)
+    };
     let high = 1 + lines.iter().map(lines_of).sum::<usize>();
     let block = Block::new().borders(Borders::TOP).title("verdict ");
-    (Paragraph::new(lines).wrap(Wrap { trim: false }).block(block), high.min(1000) as u16)
+    (
+        Paragraph::new(lines)
+            .wrap(Wrap { trim: false })
+            .block(block),
+        high.min(1000) as u16,
+    )
 }
 
 #[cfg(test)]
@@ -393,10 +538,14 @@ mod tests {
         let (mut snapshot, ns, batches) = (Snapshot::default(), ms * MS, ms / 200);
         (snapshot.at_ns, snapshot.steady_ns) = (ns, ns);
         let consumer = &mut snapshot.consumer;
-        (consumer.batches, consumer.samples, consumer.bytes) = (batches, batches * 256, batches * 256 * 150_528);
+        (consumer.batches, consumer.samples, consumer.bytes) =
+            (batches, batches * 256, batches * 256 * 150_528);
         (consumer.waited_ns, consumer.user_ns) = (batches * 50 * MS, batches * 150 * MS);
-        (snapshot.storage.busy_ns, snapshot.storage.depth, snapshot.storage.counts.ops) =
-            (ns / 10 * 7, 32, batches * 256);
+        (
+            snapshot.storage.busy_ns,
+            snapshot.storage.depth,
+            snapshot.storage.counts.ops,
+        ) = (ns / 10 * 7, 32, batches * 256);
         let workers = &mut snapshot.decode;
         (workers.workers, workers.cores, workers.samples) = (4, 8, batches * 256);
         (workers.busy_ns, workers.ahead_ns) = (ns / 100 * 396, ns / 25);
@@ -406,10 +555,15 @@ mod tests {
     }
 
     fn state() -> State {
-        let setup =
-            Setup { title: "images, train/".into(), step: Some(Duration::from_millis(150)), au_target: Some(0.9) };
+        let setup = Setup {
+            title: "images, train/".into(),
+            step: Some(Duration::from_millis(150)),
+            au_target: Some(0.9),
+        };
         let mut state = State::new(setup);
-        (0..=60_000).step_by(250).for_each(|ms| state.push(snapshot(ms)));
+        (0..=60_000)
+            .step_by(250)
+            .for_each(|ms| state.push(snapshot(ms)));
         state
     }
 
@@ -424,21 +578,42 @@ mod tests {
         let mut state = state();
         for (width, height) in [(80, 24), (120, 40), (100, 30)] {
             let screen = screen(&state, width, height);
-            for word in ["images, train/", "samples/s", "1,280", "25.0 %", "AU of 90 %", "75.0 %", "◀ CAUSE", "q quit"]
-            {
+            for word in [
+                "images, train/",
+                "samples/s",
+                "1,280",
+                "25.0 %",
+                "AU of 90 %",
+                "75.0 %",
+                "◀ CAUSE",
+                "q quit",
+            ] {
                 assert!(screen.contains(word), "{word} is missing:\n{screen}");
             }
-            assert!(screen.contains("bound by decode, starved 25.0 %"), "{screen}");
+            assert!(
+                screen.contains("bound by decode, starved 25.0 %"),
+                "{screen}"
+            );
         }
         assert!(screen(&state, 120, 40).contains("latencies, whole run"));
         state.whole = true;
         assert!(screen(&state, 80, 24).contains("stages, whole run"));
-        assert!(state.history.len() < 130 && state.rates.len() < 300, "old snapshots are dropped");
+        assert!(
+            state.history.len() < 130 && state.rates.len() < 300,
+            "old snapshots are dropped"
+        );
     }
 
     #[test]
     fn any_size_and_an_empty_run_can_be_drawn() {
-        let (full, mut empty) = (state(), State::new(Setup { title: String::new(), step: None, au_target: None }));
+        let (full, mut empty) = (
+            state(),
+            State::new(Setup {
+                title: String::new(),
+                step: None,
+                au_target: None,
+            }),
+        );
         screen(&empty, 80, 24);
         empty.push(Snapshot::default());
         assert!(screen(&empty, 80, 24).contains("waiting for the first batch"));
@@ -452,7 +627,10 @@ mod tests {
     fn slow_batches_extend_the_window() {
         let mut state = state();
         assert_eq!(state.now().at_ns, 2 * SECOND);
-        state.history.iter_mut().for_each(|seen| seen.consumer.batches = seen.at_ns / SECOND / 2);
+        state
+            .history
+            .iter_mut()
+            .for_each(|seen| seen.consumer.batches = seen.at_ns / SECOND / 2);
         assert_eq!(state.now().at_ns / SECOND, 14);
     }
 
@@ -460,9 +638,15 @@ mod tests {
     fn keys_pause_change_the_scope_and_quit() {
         let mut state = state();
         let mut press = |code, modifiers| state.obey(KeyEvent::new(code, modifiers));
-        assert!(press(KeyCode::Char('p'), KeyModifiers::NONE) && press(KeyCode::Char('w'), KeyModifiers::NONE));
+        assert!(
+            press(KeyCode::Char('p'), KeyModifiers::NONE)
+                && press(KeyCode::Char('w'), KeyModifiers::NONE)
+        );
         assert!(press(KeyCode::Char('c'), KeyModifiers::NONE));
-        assert!(!press(KeyCode::Char('q'), KeyModifiers::NONE) && !press(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        assert!(
+            !press(KeyCode::Char('q'), KeyModifiers::NONE)
+                && !press(KeyCode::Char('c'), KeyModifiers::CONTROL)
+        );
         assert!(state.paused && state.whole);
     }
 }

@@ -107,31 +107,59 @@ fn run(mut given: Given) -> Anyhow<()> {
 fn open_outputs(given: &Given) -> Result<[Option<Output>; 2], String> {
     let args = &given.args;
     let data = args.generate.as_ref().unwrap_or(&args.source.path);
-    let open = |path: &Option<_>| path.as_deref().map(|path| Output::open(path, data)).transpose();
+    let open = |path: &Option<_>| {
+        path.as_deref()
+            .map(|path| Output::open(path, data))
+            .transpose()
+    };
     Ok([open(&args.trace)?, open(&args.html)?])
 }
 
-const ENDS: [feedline::Signal; 3] = [feedline::Signal::Int, feedline::Signal::Term, feedline::Signal::Hup];
+const ENDS: [feedline::Signal; 3] = [
+    feedline::Signal::Int,
+    feedline::Signal::Term,
+    feedline::Signal::Hup,
+];
 
 /// Ignores a closed terminal, as under `nohup`: the run goes on.
 fn hangups_are_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+    ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & 1 == 1)
 }
 
 /// A stop flag for Ctrl-C; a second Ctrl-C ends the process.
 fn stop() -> Anyhow<Stop> {
-    Ok(Stop::on(if hangups_are_ignored() { &ENDS[..2] } else { &ENDS }.iter().copied())?)
+    Ok(Stop::on(
+        if hangups_are_ignored() {
+            &ENDS[..2]
+        } else {
+            &ENDS
+        }
+        .iter()
+        .copied(),
+    )?)
 }
 
 fn make_data(given: &mut Given) -> Anyhow<()> {
-    let Some(dir) = &given.args.generate else { return Ok(()) };
+    let Some(dir) = &given.args.generate else {
+        return Ok(());
+    };
     let stop = stop()?;
     let made = generate::ensure(dir, &given.wanted(), || stop.requested())?;
     let gb = made.bytes as f64 / 1e9;
-    let how = if made.before { "made by an earlier run" } else { "made" };
-    tell(format_args!("{gb:.3} GB of {} in {}, {how}", given.args.source.source, made.path.display()));
+    let how = if made.before {
+        "made by an earlier run"
+    } else {
+        "made"
+    };
+    tell(format_args!(
+        "{gb:.3} GB of {} in {}, {how}",
+        given.args.source.source,
+        made.path.display()
+    ));
     given.args.source.path = made.path;
     if !made.before {
         // Fresh data is in memory, but a first epoch must read from storage.
@@ -151,15 +179,23 @@ fn open_data(given: &mut Given) -> Anyhow<Arc<dyn Dataset>> {
         }
     }
     let dataset = args.open_within(given.args.settings.budget())?;
-    given.pictures = given.decode() && dataset.schema().iter().any(|field| field.encoding == Encoding::Image);
+    given.pictures = given.decode()
+        && dataset
+            .schema()
+            .iter()
+            .any(|field| field.encoding == Encoding::Image);
     Ok(dataset)
 }
 
 /// Bytes of the largest file: no byte array in it can be longer.
 fn largest(path: &std::path::Path) -> Option<usize> {
     let files = std::fs::read_dir(path).ok().into_iter().flatten().flatten();
-    let sizes = files.filter_map(|entry| entry.metadata().ok()).map(|data| data.len());
-    let most = sizes.max().or_else(|| std::fs::metadata(path).ok().map(|data| data.len()))?;
+    let sizes = files
+        .filter_map(|entry| entry.metadata().ok())
+        .map(|data| data.len());
+    let most = sizes
+        .max()
+        .or_else(|| std::fs::metadata(path).ok().map(|data| data.len()))?;
     usize::try_from(most).ok()
 }
 
@@ -168,12 +204,22 @@ const EPOCH_LEAST: Duration = Duration::from_secs(1);
 
 /// Takes batches without a step, and prints the estimate of a run.
 fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
-    let loader = given.args.settings.loader(dataset, given.decode())?.build()?;
+    let loader = given
+        .args
+        .settings
+        .loader(dataset, given.decode())?
+        .build()?;
     let (stop, seconds) = (stop()?, given.args.seconds.unwrap_or(3.0));
     let probe = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     let (mut batches, mut first) = (loader.epochs(0..)?, None);
     // A whole epoch is enough, unless it is over at once: a second one may find in memory what the first one read.
-    let least = || if loader.next_epoch() == 0 { probe } else { probe.min(EPOCH_LEAST) };
+    let least = || {
+        if loader.next_epoch() == 0 {
+            probe
+        } else {
+            probe.min(EPOCH_LEAST)
+        }
+    };
     while !stop.requested() && first.is_none_or(|first: Instant| first.elapsed() < least()) {
         match batches.next_within(measure::LOOK) {
             Poll::Pending => continue,
@@ -207,8 +253,8 @@ fn step_of(given: &Given, builder: LoaderBuilder) -> Anyhow<(LoaderBuilder, Step
     let DeviceKind::Cuda(ordinal) = given.args.settings.device.kind() else {
         return Ok((builder, Step::Host(HostStep::new(given.step))));
     };
-    let step =
-        gpu::GpuStep::new(ordinal, given.step).map_err(|error| format!("the step on cuda:{ordinal}: {error}"))?;
+    let step = gpu::GpuStep::new(ordinal, given.step)
+        .map_err(|error| format!("the step on cuda:{ordinal}: {error}"))?;
     Ok((builder.stream(step.stream()), Step::Gpu(step)))
 }
 
@@ -231,20 +277,43 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let (snapshot, report) = (loader.snapshot(), loader.report());
     let notes = answer::notes(given, &tally, data, loader.batches_per_epoch());
-    let run = Run { given, tally: &tally, report: &report, snapshot, notes, nvml };
-    Ok(Finished { answer: Answer::new(run), loader: loader.clone(), report, gpu })
+    let run = Run {
+        given,
+        tally: &tally,
+        report: &report,
+        snapshot,
+        notes,
+        nvml,
+    };
+    Ok(Finished {
+        answer: Answer::new(run),
+        loader: loader.clone(),
+        report,
+        gpu,
+    })
 }
 
 fn dashboard(given: &Given, loader: &Arc<Loader>) -> Anyhow<Live> {
     let title = loader.report().dataset;
     let step = Some(given.step).filter(|step| !step.is_zero());
-    Live::start(loader.clone(), Setup { title, step, au_target: given.au_target() })
+    Live::start(
+        loader.clone(),
+        Setup {
+            title,
+            step,
+            au_target: given.au_target(),
+        },
+    )
 }
 
 impl Finished {
     /// Prints the answer, then writes the files, even after a failure; returns the failures.
     fn say(self, json: bool, files: [Option<Output>; 2]) -> Anyhow<()> {
-        let answer = if json { format!("{}\n", self.answer.json()?) } else { self.text() };
+        let answer = if json {
+            format!("{}\n", self.answer.json()?)
+        } else {
+            self.text()
+        };
         let mut failed: Vec<String> = say(&answer).err().into_iter().collect();
         failed.extend(self.write(files));
         failed.extend(self.answer.error);
@@ -259,7 +328,11 @@ impl Finished {
     fn write(&self, [trace, html]: [Option<Output>; 2]) -> Vec<String> {
         let snapshot = &self.answer.snapshot;
         let trace = trace.map(|file| {
-            let text = feedline::profile::trace(&self.loader.timeline(), snapshot, Names::new("profile", 0));
+            let text = feedline::profile::trace(
+                &self.loader.timeline(),
+                snapshot,
+                Names::new("profile", 0),
+            );
             file.write(&text)
         });
         let html = html.map(|file| {
@@ -267,13 +340,22 @@ impl Finished {
             let title = format!("feedline profile: {}", self.report.dataset);
             file.write(&page::html(snapshot, &lines, &title, &self.text()))
         });
-        [trace, html].into_iter().flatten().filter_map(Result::err).collect()
+        [trace, html]
+            .into_iter()
+            .flatten()
+            .filter_map(Result::err)
+            .collect()
     }
 
     fn text(&self) -> String {
         // The verdict is printed above, with its evidence.
         let facts = format!("{:#}", self.report);
-        text::answer(&self.answer, &self.report.verdict, &facts, self.gpu.as_deref())
+        text::answer(
+            &self.answer,
+            &self.report.verdict,
+            &facts,
+            self.gpu.as_deref(),
+        )
     }
 }
 
@@ -289,11 +371,17 @@ mod tests {
     /// Runs with these arguments on generated data; returns the JSON and the text.
     fn profile(words: &str, folder: &Folder) -> (Value, String) {
         let finished = finished(words, folder);
-        (serde_json::from_str(&finished.answer.json().unwrap()).unwrap(), finished.text())
+        (
+            serde_json::from_str(&finished.answer.json().unwrap()).unwrap(),
+            finished.text(),
+        )
     }
 
     fn finished(words: &str, folder: &Folder) -> Finished {
-        let words = format!("profile --generate {} --device host {words}", folder.join("made").display());
+        let words = format!(
+            "profile --generate {} --device host {words}",
+            folder.join("made").display()
+        );
         let mut given = Given::from(words.split_whitespace()).unwrap();
         make_data(&mut given).unwrap();
         let dataset = open_data(&mut given).unwrap();
@@ -317,7 +405,10 @@ mod tests {
             ("null", "au_target pass workload accelerator nvml error"),
         ] {
             for name in names.split(' ') {
-                let found = match json.get(name).unwrap_or_else(|| panic!("{name} is missing")) {
+                let found = match json
+                    .get(name)
+                    .unwrap_or_else(|| panic!("{name} is missing"))
+                {
                     Value::Number(_) => "number",
                     Value::String(_) => "string",
                     Value::Array(_) => "array",
@@ -328,9 +419,16 @@ mod tests {
                 assert_eq!(found, kind, "{name}");
             }
         }
-        assert_eq!((json["batches"].as_u64(), json["samples"].as_u64()), (Some(105), Some(1048)));
+        assert_eq!(
+            (json["batches"].as_u64(), json["samples"].as_u64()),
+            (Some(105), Some(1048))
+        );
         let stage = &json["stages"][0];
-        assert!(stage["stage"].is_string() && stage["utilisation"].is_f64() && stage["at_least"].is_boolean());
+        assert!(
+            stage["stage"].is_string()
+                && stage["utilisation"].is_f64()
+                && stage["at_least"].is_boolean()
+        );
     }
 
     #[test]
@@ -339,12 +437,22 @@ mod tests {
         let (json, text) = profile(&format!("{RECORDS} --batches 41 --step-ms 2"), &folder);
         let number = |name: &str| json[name].as_f64().unwrap();
         let au = 40.0 * 0.002 / number("seconds");
-        assert!((number("au") - au).abs() < 1e-9 && au <= 1.0, "{au} {}", json["au"]);
+        assert!(
+            (number("au") - au).abs() < 1e-9 && au <= 1.0,
+            "{au} {}",
+            json["au"]
+        );
         assert!((number("gpu_idle_pct") - 100.0 * (1.0 - au)).abs() < 1e-6);
         assert!(number("late_pct") <= number("gpu_idle_pct") + 1e-6);
-        assert!(text.contains(&format!("\nAU        {:.2} %\n", 100.0 * au)), "{text}");
+        assert!(
+            text.contains(&format!("\nAU        {:.2} %\n", 100.0 * au)),
+            "{text}"
+        );
         let (json, text) = profile(&format!("{RECORDS} --epochs 1"), &folder);
-        assert!(json["au"].is_null() && json["gpu_idle_pct"].is_null() && !text.contains("\nAU "), "{text}");
+        assert!(
+            json["au"].is_null() && json["gpu_idle_pct"].is_null() && !text.contains("\nAU "),
+            "{text}"
+        );
     }
 
     #[test]
@@ -354,12 +462,34 @@ mod tests {
         let (json, text) = profile(&format!("{workload} --epochs 1"), &folder);
         let pass = json["pass"].as_bool().unwrap();
         assert_eq!(pass, json["au"].as_f64().unwrap() >= 0.7);
-        assert!(text.contains(if pass { ": PASS (70 % required)" } else { ": FAIL (70 % required)" }), "{text}");
-        assert_eq!((json["batch"].as_u64(), json["step_ms"].as_f64()), (Some(1), Some(5.51)));
-        assert_eq!(json["notes"].to_string().matches("benchmark").count(), 0, "{}", json["notes"]);
+        assert!(
+            text.contains(if pass {
+                ": PASS (70 % required)"
+            } else {
+                ": FAIL (70 % required)"
+            }),
+            "{text}"
+        );
+        assert_eq!(
+            (json["batch"].as_u64(), json["step_ms"].as_f64()),
+            (Some(1), Some(5.51))
+        );
+        assert_eq!(
+            json["notes"].to_string().matches("benchmark").count(),
+            0,
+            "{}",
+            json["notes"]
+        );
         let (json, text) = profile(&format!("{workload} --batch 2"), &folder);
-        assert!(json["pass"].is_null() && json["au"].is_f64() && json["au_target"].as_f64() == Some(0.7));
-        assert!(text.contains(" %: not the benchmark's batch, so neither PASS nor FAIL\n"), "{text}");
+        assert!(
+            json["pass"].is_null()
+                && json["au"].is_f64()
+                && json["au_target"].as_f64() == Some(0.7)
+        );
+        assert!(
+            text.contains(" %: not the benchmark's batch, so neither PASS nor FAIL\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -378,25 +508,57 @@ mod tests {
         let folder = Folder::new();
         let (json, text) = profile(&format!("{RECORDS} --epochs 1 --step-ms 1"), &folder);
         let rate = json["items_per_s"].as_f64().unwrap();
-        assert!((rate - 1038.0 / json["seconds"].as_f64().unwrap()).abs() < 1e-6 * rate, "{json}");
+        assert!(
+            (rate - 1038.0 / json["seconds"].as_f64().unwrap()).abs() < 1e-6 * rate,
+            "{json}"
+        );
         let line = format!("\nrate      {} samples/s", text::number(rate));
-        assert!(text.contains(&line) && text.contains("over 104 batches"), "{text}");
+        assert!(
+            text.contains(&line) && text.contains("over 104 batches"),
+            "{text}"
+        );
         // The table shows the loader's own rate: no stage can do less, and no improvement gives less.
         let rates = |list: &str, name: &str| -> Vec<f64> {
-            json[list].as_array().unwrap().iter().map(|row| row[name].as_f64().unwrap()).collect()
+            json[list]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| row[name].as_f64().unwrap())
+                .collect()
         };
-        let (kept, could) = (rates("what_if", "items_per_s"), rates("stages", "ceiling_items_per_s"));
-        assert!(kept.iter().chain(&could).all(|rate| *rate >= 0.9999 * kept[0]), "{kept:?} {could:?}");
+        let (kept, could) = (
+            rates("what_if", "items_per_s"),
+            rates("stages", "ceiling_items_per_s"),
+        );
+        assert!(
+            kept.iter()
+                .chain(&could)
+                .all(|rate| *rate >= 0.9999 * kept[0]),
+            "{kept:?} {could:?}"
+        );
     }
 
     #[test]
     fn a_single_batch_has_the_rate_of_the_whole_run() {
         let folder = Folder::new();
         let (json, text) = profile(&format!("{RECORDS} --batches 1 --step-ms 1"), &folder);
-        let (rate, wall) = (json["items_per_s"].as_f64().unwrap(), json["wall_seconds"].as_f64().unwrap());
-        assert!((rate * wall - 10.0).abs() < 1e-6 && json["bytes_per_s"].as_f64().unwrap() > 0.0, "{json}");
-        assert!(json["pass"].is_null() && json["au"].is_null() && json["what_if"].as_array().unwrap().is_empty());
-        assert!(text.contains("\nAU        not known") && text.contains("of 1 batch and its step"), "{text}");
+        let (rate, wall) = (
+            json["items_per_s"].as_f64().unwrap(),
+            json["wall_seconds"].as_f64().unwrap(),
+        );
+        assert!(
+            (rate * wall - 10.0).abs() < 1e-6 && json["bytes_per_s"].as_f64().unwrap() > 0.0,
+            "{json}"
+        );
+        assert!(
+            json["pass"].is_null()
+                && json["au"].is_null()
+                && json["what_if"].as_array().unwrap().is_empty()
+        );
+        assert!(
+            text.contains("\nAU        not known") && text.contains("of 1 batch and its step"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -404,8 +566,7 @@ mod tests {
         let (folder, data) = (Folder::new(), Folder::new());
         let file = |number| data.join(format!("{number}.bin"));
         (0..10).for_each(|number| std::fs::write(file(number), [7; 10_000]).unwrap());
-        let words =
-            "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path";
+        let words = "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path";
         let path = data.to_string_lossy().into_owned();
         let mut given = Given::from(words.split(' ').chain([path.as_str()])).unwrap();
         let dataset = open_data(&mut given).unwrap();
@@ -414,10 +575,19 @@ mod tests {
         std::fs::remove_file(file(5)).unwrap();
         let finished = measured(&given, &loader, step, &data).unwrap();
         let (said, text) = (finished.answer.error.clone().unwrap(), finished.text());
-        assert!(finished.answer.batches == 5 && said.contains("5.bin") && finished.answer.au.is_some(), "{said}");
-        assert!(text.trim_start().starts_with("ERROR ") && text.contains("VERDICT") && text.contains("AU "), "{text}");
+        assert!(
+            finished.answer.batches == 5 && said.contains("5.bin") && finished.answer.au.is_some(),
+            "{said}"
+        );
+        assert!(
+            text.trim_start().starts_with("ERROR ")
+                && text.contains("VERDICT")
+                && text.contains("AU "),
+            "{text}"
+        );
         let page = folder.join("page.html");
-        let files = [Path::new("/dev/full"), &page].map(|path| Some(Output::open(path, Path::new("/none")).unwrap()));
+        let files = [Path::new("/dev/full"), &page]
+            .map(|path| Some(Output::open(path, Path::new("/none")).unwrap()));
         // Returns the last error; one failed file does not prevent the other.
         assert_eq!(finished.say(true, files).unwrap_err().to_string(), said);
         assert!(std::fs::metadata(&page).unwrap().len() > 0);
@@ -427,19 +597,38 @@ mod tests {
     fn usual_changes_are_predicted() {
         let folder = Folder::new();
         let (json, text) = profile(&format!("{RECORDS} --epochs 1 --workers 2"), &folder);
-        let whats = json["what_if"].as_array().unwrap().iter().map(|guess| guess["what"].as_str().unwrap());
+        let whats = json["what_if"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|guess| guess["what"].as_str().unwrap());
         // Cached data is not read, so depth does not matter.
         let whats: Vec<&str> = whats.filter(|what| !what.starts_with("depth ")).collect();
-        assert_eq!(whats, ["as it is", "workers 4 instead of 2", "storage twice as fast", "all in the page cache"]);
+        assert_eq!(
+            whats,
+            [
+                "as it is",
+                "workers 4 instead of 2",
+                "storage twice as fast",
+                "all in the page cache"
+            ]
+        );
         assert!(text.contains("workers 4 instead of 2"));
     }
 
     #[test]
     fn text_fits_100_columns_except_for_long_words() {
         let folder = Folder::new();
-        let (_, text) = profile("--source images --generate-mib 1 --batch 4 --epochs 1 --crop 32 --step-ms 1", &folder);
-        let long =
-            |line: &&str| line.chars().count() > 100 && line.split_whitespace().all(|word| word.chars().count() < 80);
+        let (_, text) = profile(
+            "--source images --generate-mib 1 --batch 4 --epochs 1 --crop 32 --step-ms 1",
+            &folder,
+        );
+        let long = |line: &&str| {
+            line.chars().count() > 100
+                && line
+                    .split_whitespace()
+                    .all(|word| word.chars().count() < 80)
+        };
         assert_eq!(text.lines().filter(long).collect::<Vec<_>>(), [""; 0]);
         assert!(text.contains("decoding on the GPU"), "{text}");
     }

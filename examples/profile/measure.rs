@@ -70,22 +70,39 @@ impl Tally {
     /// Samples and bytes per second of the stretch; without a stretch, of the whole run.
     pub fn rates(&self) -> (f64, f64) {
         let (samples, bytes, seconds) = match self.stretch {
-            Stretch { steps: 1.., seconds } if seconds > 0.0 => (self.stretch_samples, self.stretch_bytes, seconds),
+            Stretch {
+                steps: 1..,
+                seconds,
+            } if seconds > 0.0 => (self.stretch_samples, self.stretch_bytes, seconds),
             _ => (self.samples, self.bytes, self.wall_s),
         };
-        let rate = |amount: u64| if seconds > 0.0 { amount as f64 / seconds } else { 0.0 };
+        let rate = |amount: u64| {
+            if seconds > 0.0 {
+                amount as f64 / seconds
+            } else {
+                0.0
+            }
+        };
         (rate(samples), rate(bytes))
     }
 }
 
 fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
-    (batch.len() as u64, batch.fields().map(|field| field.size_bytes() as u64).sum())
+    (
+        batch.len() as u64,
+        batch.fields().map(|field| field.size_bytes() as u64).sum(),
+    )
 }
 
 /// Takes batches until the limit, `quit`, or an error. The tally contains the error and the batches before it.
 ///
 /// Errors: failures of the loader or device before the first batch; an epoch without batches.
-pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> bool) -> Result<Tally, Box<dyn Error>> {
+pub fn run(
+    loader: &Loader,
+    mut step: Step,
+    limit: Limit,
+    quit: impl Fn() -> bool,
+) -> Result<Tally, Box<dyn Error>> {
     let per_epoch = loader.batches_per_epoch();
     if per_epoch == 0 {
         let rows = loader.global_batch();
@@ -96,7 +113,14 @@ pub fn run(loader: &Loader, mut step: Step, limit: Limit, quit: impl Fn() -> boo
     }
     let most = limit.batches(per_epoch);
     let (mut tally, started) = (Tally::default(), Instant::now());
-    let taken = take(loader, &mut step, (limit, most, per_epoch), &quit, &mut tally, started);
+    let taken = take(
+        loader,
+        &mut step,
+        (limit, most, per_epoch),
+        &quit,
+        &mut tally,
+        started,
+    );
     if tally.batches == 0 {
         taken?;
         tally.stretch = step.end()?;
@@ -158,11 +182,20 @@ mod tests {
     use std::cell::Cell;
 
     fn loader() -> Loader {
-        Loader::builder(Records::builder(2).open_bytes([7; 100]).unwrap()).batch_size(20).build().unwrap()
+        Loader::builder(Records::builder(2).open_bytes([7; 100]).unwrap())
+            .batch_size(20)
+            .build()
+            .unwrap()
     }
 
     fn taken(limit: Limit, quit: impl Fn() -> bool) -> Tally {
-        run(&loader(), Step::Host(HostStep::new(Duration::ZERO)), limit, quit).unwrap()
+        run(
+            &loader(),
+            Step::Host(HostStep::new(Duration::ZERO)),
+            limit,
+            quit,
+        )
+        .unwrap()
     }
 
     #[test]
@@ -174,7 +207,11 @@ mod tests {
             (Limit::Epochs(2), 6, 100),
         ] {
             let tally = taken(limit, || false);
-            assert_eq!((tally.batches, tally.samples, tally.bytes), (batches, samples, 2 * samples), "{limit:?}");
+            assert_eq!(
+                (tally.batches, tally.samples, tally.bytes),
+                (batches, samples, 2 * samples),
+                "{limit:?}"
+            );
             assert_eq!(tally.stretch.steps, batches - 1);
             assert!(!tally.interrupted);
         }
@@ -184,13 +221,18 @@ mod tests {
     fn a_timed_run_spans_epochs() {
         let limit = Duration::from_millis(30);
         let tally = taken(Limit::Time(limit), || false);
-        assert!(tally.batches > 3 && tally.wall_s >= limit.as_secs_f64(), "{tally:?}");
+        assert!(
+            tally.batches > 3 && tally.wall_s >= limit.as_secs_f64(),
+            "{tally:?}"
+        );
     }
 
     #[test]
     fn an_interrupted_run_keeps_its_tally() {
         let asked = Cell::new(0);
-        let tally = taken(Limit::Time(Duration::MAX), || asked.replace(asked.get() + 1) >= 5);
+        let tally = taken(Limit::Time(Duration::MAX), || {
+            asked.replace(asked.get() + 1) >= 5
+        });
         assert!(tally.interrupted && tally.batches > 0, "{tally:?}");
     }
 
@@ -199,17 +241,32 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-measure-{}", std::process::id()));
         std::fs::write(&path, [7; 10_000]).unwrap();
         let records = Records::builder(100).open(&path).unwrap();
-        let loader = Loader::builder(records).batch_size(10).workers(1).build().unwrap();
+        let loader = Loader::builder(records)
+            .batch_size(10)
+            .workers(1)
+            .build()
+            .unwrap();
         let cut = || {
             if loader.snapshot().consumer.batches > 0 {
-                std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+                std::fs::File::options()
+                    .write(true)
+                    .open(&path)
+                    .unwrap()
+                    .set_len(0)
+                    .unwrap();
             }
             false
         };
         let step = || Step::Host(HostStep::new(Duration::ZERO));
         let tally = run(&loader, step(), Limit::Time(Duration::MAX), cut).unwrap();
-        assert!(tally.batches > 0 && tally.samples == 10 * tally.batches, "{tally:?}");
-        assert!(tally.error.is_some() && !tally.interrupted && tally.stretch.steps == tally.batches - 1, "{tally:?}");
+        assert!(
+            tally.batches > 0 && tally.samples == 10 * tally.batches,
+            "{tally:?}"
+        );
+        assert!(
+            tally.error.is_some() && !tally.interrupted && tally.stretch.steps == tally.batches - 1,
+            "{tally:?}"
+        );
         // Without a batch there is no tally.
         run(&loader, step(), Limit::Epochs(1), || false).unwrap_err();
         std::fs::remove_file(&path).unwrap();
@@ -218,18 +275,41 @@ mod tests {
     #[test]
     fn rates_omit_the_first_batch() {
         let tally = taken(Limit::Batches(3), || false);
-        assert_eq!((tally.stretch_samples, tally.stretch_bytes), (30, 60), "20 and 10 of 50");
-        let stretch = Stretch { steps: 2, seconds: 2.0 };
-        let tally = Tally { samples: 50, bytes: 100, stretch_samples: 30, stretch_bytes: 60, stretch, ..tally };
+        assert_eq!(
+            (tally.stretch_samples, tally.stretch_bytes),
+            (30, 60),
+            "20 and 10 of 50"
+        );
+        let stretch = Stretch {
+            steps: 2,
+            seconds: 2.0,
+        };
+        let tally = Tally {
+            samples: 50,
+            bytes: 100,
+            stretch_samples: 30,
+            stretch_bytes: 60,
+            stretch,
+            ..tally
+        };
         assert_eq!(tally.rates(), (15.0, 30.0));
     }
 
     #[test]
     fn interrupted_steps_count_in_no_rate() {
-        let (loader, step) = (loader(), Step::Host(HostStep::new(Duration::from_millis(5))));
+        let (loader, step) = (
+            loader(),
+            Step::Host(HostStep::new(Duration::from_millis(5))),
+        );
         let third = || loader.report().total.consumer.batches == 3;
         let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
-        assert!(tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1, "{tally:?}");
-        assert_eq!((tally.samples, tally.stretch_samples, tally.stretch_bytes), (50, 20, 40));
+        assert!(
+            tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1,
+            "{tally:?}"
+        );
+        assert_eq!(
+            (tally.samples, tally.stretch_samples, tally.stretch_bytes),
+            (50, 20, 40)
+        );
     }
 }

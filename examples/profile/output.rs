@@ -20,19 +20,31 @@ impl Output {
     pub fn open(path: &Path, data: &Path) -> Result<Self, String> {
         if resolved(path).starts_with(resolved(data)) {
             let (path, data) = (path.display(), data.display());
-            return Err(format!("{path} is in the data {data}: name a file elsewhere"));
+            return Err(format!(
+                "{path} is in the data {data}: name a file elsewhere"
+            ));
         }
         let made = !path.exists();
         // Not truncated: a run that ends early leaves the old contents.
-        let file = File::options().write(true).create(true).truncate(false).open(path);
-        Ok(Self { path: path.into(), file: file.map_err(|error| cannot_write(path, &error))?, made })
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path);
+        Ok(Self {
+            path: path.into(),
+            file: file.map_err(|error| cannot_write(path, &error))?,
+            made,
+        })
     }
 
     /// Replaces the file's contents. Errors: text with the path.
     pub fn write(mut self, text: &str) -> Result<(), String> {
         // A device or a pipe has no length.
         let _ = self.file.set_len(0);
-        self.file.write_all(text.as_bytes()).map_err(|error| cannot_write(&self.path, &error))?;
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(|error| cannot_write(&self.path, &error))?;
         self.made = false;
         Ok(())
     }
@@ -73,7 +85,9 @@ fn cannot_write(path: &Path, error: &io::Error) -> String {
 pub fn say(text: &str) -> Result<(), String> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(format!("cannot write the answer: {error}")),
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("cannot write the answer: {error}"))
+        }
         _ => Ok(()),
     }
 }
@@ -93,14 +107,22 @@ mod tests {
         let folder = Folder::new();
         let (new, old, data) = (folder.join("new"), folder.join("old"), folder.join("data"));
         std::fs::write(&old, "before").unwrap();
-        [&new, &old].iter().for_each(|path| drop(Output::open(path, &data).unwrap()));
+        [&new, &old]
+            .iter()
+            .for_each(|path| drop(Output::open(path, &data).unwrap()));
         assert!(!new.exists() && std::fs::read(&old).unwrap() == b"before");
         Output::open(&old, &data).unwrap().write("new").unwrap();
         assert_eq!(std::fs::read(&old).unwrap(), b"new");
-        Output::open(Path::new("/dev/null"), &data).unwrap().write("new").unwrap();
+        Output::open(Path::new("/dev/null"), &data)
+            .unwrap()
+            .write("new")
+            .unwrap();
         for path in [folder.join("none/page.html"), folder.to_path_buf()] {
             let error = Output::open(&path, &data).map(|_| ()).unwrap_err();
-            assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
+            assert!(
+                error.starts_with(&format!("cannot write {}: ", path.display())),
+                "{error}"
+            );
         }
     }
 
@@ -111,9 +133,17 @@ mod tests {
         std::fs::create_dir_all(data.join("class")).unwrap();
         std::fs::write(data.join("a.bin"), "a").unwrap();
         std::os::unix::fs::symlink(&data, &link).unwrap();
-        for path in [data.join("class/page.html"), link.join("a.bin"), folder.join("data/../link/./page.html")] {
+        for path in [
+            data.join("class/page.html"),
+            link.join("a.bin"),
+            folder.join("data/../link/./page.html"),
+        ] {
             let error = Output::open(&path, &data).map(|_| ()).unwrap_err();
-            assert!(error.contains("is in the data"), "{}: {error}", path.display());
+            assert!(
+                error.contains("is in the data"),
+                "{}: {error}",
+                path.display()
+            );
         }
         assert!(Output::open(&link.join("a.bin"), &data.join("a.bin")).is_err());
         Output::open(&folder.join("data.html"), &data).unwrap();

@@ -16,7 +16,10 @@ const HOT: f64 = 0.02;
 
 /// A page of a snapshot. `verdict` are lines of text, the most important first. All text is escaped.
 pub fn html(snapshot: &Snapshot, verdict: &[String], title: &str, report: &str) -> String {
-    let mut page = Page { out: String::with_capacity(64 << 10), snapshot };
+    let mut page = Page {
+        out: String::with_capacity(64 << 10),
+        snapshot,
+    };
     page.head(title);
     page.tiles();
     page.verdict(verdict);
@@ -39,15 +42,34 @@ macro_rules! put {
 impl Page<'_> {
     fn head(&mut self, title: &str) {
         let title = escape(title);
-        put!(self, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>");
-        put!(self, "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"/>");
-        put!(self, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>");
-        put!(self, "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>");
+        put!(
+            self,
+            "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>"
+        );
+        put!(
+            self,
+            "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"/>"
+        );
+        put!(
+            self,
+            "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>"
+        );
+        put!(
+            self,
+            "<title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>"
+        );
         let consumer = &self.snapshot.consumer;
-        let [at, steady, first] =
-            [self.snapshot.at_ns, self.snapshot.steady_ns, consumer.first_ns].map(|ns| time(ns as f64));
+        let [at, steady, first] = [
+            self.snapshot.at_ns,
+            self.snapshot.steady_ns,
+            consumer.first_ns,
+        ]
+        .map(|ns| time(ns as f64));
         let batches = HumanCount(consumer.batches);
-        put!(self, "<p>{batches} batches in {at}: steady time {steady}, waits for first batches {first}</p>");
+        put!(
+            self,
+            "<p>{batches} batches in {at}: steady time {steady}, waits for first batches {first}</p>"
+        );
     }
 
     fn starved(&self) -> f64 {
@@ -55,47 +77,76 @@ impl Page<'_> {
     }
 
     fn gpu_starved(&self) -> Option<f64> {
-        let gpu = self.snapshot.consumer.gpu.as_ref().filter(|gpu| gpu.span_ns > 0)?;
+        let gpu = self
+            .snapshot
+            .consumer
+            .gpu
+            .as_ref()
+            .filter(|gpu| gpu.span_ns > 0)?;
         Some(share(gpu.starved_ns, gpu.span_ns))
     }
 
     /// Whether the trainer starves: the GPU if it was measured, or else the host.
     fn hot(&self) -> bool {
         let on_host = || self.snapshot.copy.is_none() && self.starved() >= HOT;
-        self.gpu_starved().map_or_else(on_host, |starved| starved >= HOT)
+        self.gpu_starved()
+            .map_or_else(on_host, |starved| starved >= HOT)
     }
 
     fn tiles(&mut self) {
-        let Snapshot { consumer, storage, steady_ns, .. } = self.snapshot;
+        let Snapshot {
+            consumer,
+            storage,
+            steady_ns,
+            ..
+        } = self.snapshot;
         let rate = |amount: u64| per_second(amount, steady_ns.saturating_add(consumer.first_ns));
         let mut tiles = vec![
             (number(rate(consumer.samples)), "samples/s"),
             (number(rate(consumer.batches)), "batches/s"),
             (format!("{}/s", bytes(rate(consumer.bytes))), "handed out"),
-            (format!("{}/s", bytes(rate(storage.counts.bytes_moved))), "read from storage"),
+            (
+                format!("{}/s", bytes(rate(storage.counts.bytes_moved))),
+                "read from storage",
+            ),
             (percent(self.starved()), "consumer waited for batches"),
-            (percent(share(consumer.user_ns, *steady_ns)), "consumer's own work"),
+            (
+                percent(share(consumer.user_ns, *steady_ns)),
+                "consumer's own work",
+            ),
         ];
-        tiles.extend(self.gpu_starved().map(|starved| (percent(starved), "GPU starved")));
+        tiles.extend(
+            self.gpu_starved()
+                .map(|starved| (percent(starved), "GPU starved")),
+        );
         put!(self, "<div class=\"tiles\">");
         for (figure, what) in tiles {
-            put!(self, "<div class=\"tile\"><b>{figure}</b><span>{what}</span></div>");
+            put!(
+                self,
+                "<div class=\"tile\"><b>{figure}</b><span>{what}</span></div>"
+            );
         }
         put!(self, "</div>");
     }
 
     fn verdict(&mut self, verdict: &[String]) {
-        let Some((first, rest)) = verdict.split_first() else { return };
+        let Some((first, rest)) = verdict.split_first() else {
+            return;
+        };
         let class = if self.hot() { "verdict hot" } else { "verdict" };
         put!(self, "<div class=\"{class}\"><b>{}</b><ul>", escape(first));
-        rest.iter().for_each(|line| _ = writeln!(self.out, "<li>{}</li>", escape(line)));
+        rest.iter()
+            .for_each(|line| _ = writeln!(self.out, "<li>{}</li>", escape(line)));
         put!(self, "</ul></div>");
     }
 
     fn shares(&mut self) {
         put!(self, "<h2>Where the time went</h2>");
         if self.snapshot.steady_ns == 0 {
-            put!(self, "<p>No iterator has delivered its first batch yet.</p>");
+            put!(
+                self,
+                "<p>No iterator has delivered its first batch yet.</p>"
+            );
             return;
         }
         put!(
@@ -120,7 +171,10 @@ impl Page<'_> {
                 let width = (100.0 * ns as f64 / whole.max(1.0)).min(left);
                 left -= width;
                 let text = format!("{what} {width:.1} %");
-                put!(self, "<i class=\"{class}\" style=\"width:{width:.2}%\" title=\"{text}\">{text}</i>");
+                put!(
+                    self,
+                    "<i class=\"{class}\" style=\"width:{width:.2}%\" title=\"{text}\">{text}</i>"
+                );
             }
             put!(self, "</div>");
         }
@@ -128,46 +182,101 @@ impl Page<'_> {
     }
 
     fn histograms(&mut self) {
-        let Snapshot { consumer, storage, decode, copy, .. } = self.snapshot;
+        let Snapshot {
+            consumer,
+            storage,
+            decode,
+            copy,
+            ..
+        } = self.snapshot;
         let all = [
-            ("starved", "waits of the consumer in next()", Some(&consumer.waits)),
+            (
+                "starved",
+                "waits of the consumer in next()",
+                Some(&consumer.waits),
+            ),
             ("read", "reads, from submission", Some(&storage.latency)),
             ("own", "pieces of decode work", Some(&decode.latency)),
-            ("copy", "copies to the device", copy.as_ref().map(|copy| &copy.latency)),
+            (
+                "copy",
+                "copies to the device",
+                copy.as_ref().map(|copy| &copy.latency),
+            ),
         ];
         put!(self, "<h2>Durations</h2>\n<div class=\"pair\">");
         for (class, what, latency) in all {
-            let Some((latency, bins)) = latency.map(|latency| (latency, bins(latency))) else { continue };
-            let (Some((first, _)), Some((last, _))) = (bins.first(), bins.last()) else { continue };
-            let most = bins.iter().map(|(_, count)| *count).max().unwrap_or(1).max(1);
+            let Some((latency, bins)) = latency.map(|latency| (latency, bins(latency))) else {
+                continue;
+            };
+            let (Some((first, _)), Some((last, _))) = (bins.first(), bins.last()) else {
+                continue;
+            };
+            let most = bins
+                .iter()
+                .map(|(_, count)| *count)
+                .max()
+                .unwrap_or(1)
+                .max(1);
             let (from, to) = (time(bin_start(*first)), time(bin_start(last + 1)));
             let (median, p99) = (time(latency.p50_ns), time(latency.p99_ns));
-            let caption = format!("{} {what}: median {median}, p99 {p99}", HumanCount(latency.count));
-            put!(self, "<figure><figcaption>{caption}</figcaption><div class=\"hist\">");
+            let caption = format!(
+                "{} {what}: median {median}, p99 {p99}",
+                HumanCount(latency.count)
+            );
+            put!(
+                self,
+                "<figure><figcaption>{caption}</figcaption><div class=\"hist\">"
+            );
             for (bin, count) in &bins {
-                let (height, from, to) = (100.0 * *count as f64 / most as f64, bin_start(*bin), bin_start(bin + 1));
+                let (height, from, to) = (
+                    100.0 * *count as f64 / most as f64,
+                    bin_start(*bin),
+                    bin_start(bin + 1),
+                );
                 let title = format!("{} to {}: {count}", time(from), time(to));
-                put!(self, "<i class=\"{class}\" style=\"height:{height:.2}%\" title=\"{title}\"></i>");
+                put!(
+                    self,
+                    "<i class=\"{class}\" style=\"height:{height:.2}%\" title=\"{title}\"></i>"
+                );
             }
-            put!(self, "</div><p><span>{from}</span><span>{to}</span></p></figure>");
+            put!(
+                self,
+                "</div><p><span>{from}</span><span>{to}</span></p></figure>"
+            );
         }
         put!(self, "</div>");
     }
 
     fn report(&mut self, report: &str) {
         put!(self, "<h2>Report</h2>\n<pre>{}</pre>", escape(report));
-        put!(self, "<footer>feedline {}</footer>\n</body>\n</html>", env!("CARGO_PKG_VERSION"));
+        put!(
+            self,
+            "<footer>feedline {}</footer>\n</body>\n</html>",
+            env!("CARGO_PKG_VERSION")
+        );
     }
 }
 
 /// Bins of a tenth of a power of ten, without gaps.
 fn bins(latency: &Latency) -> Vec<(i32, u64)> {
-    let seen = latency.buckets.iter().filter(|(ns, count)| ns.is_finite() && *count > 0);
-    let seen: Vec<(i32, u64)> = seen.map(|(ns, count)| ((10.0 * ns.max(1.0).log10()).floor() as i32, *count)).collect();
-    let (Some(first), Some(last)) = (seen.iter().map(|bin| bin.0).min(), seen.iter().map(|bin| bin.0).max()) else {
+    let seen = latency
+        .buckets
+        .iter()
+        .filter(|(ns, count)| ns.is_finite() && *count > 0);
+    let seen: Vec<(i32, u64)> = seen
+        .map(|(ns, count)| ((10.0 * ns.max(1.0).log10()).floor() as i32, *count))
+        .collect();
+    let (Some(first), Some(last)) = (
+        seen.iter().map(|bin| bin.0).min(),
+        seen.iter().map(|bin| bin.0).max(),
+    ) else {
         return Vec::new();
     };
-    let in_bin = |bin| seen.iter().filter(|seen| seen.0 == bin).fold(0_u64, |sum, seen| sum.saturating_add(seen.1));
+    let in_bin = |bin| {
+        seen.iter()
+            .filter(|seen| seen.0 == bin)
+            .fold(0_u64, |sum, seen| sum.saturating_add(seen.1))
+    };
     (first..=last).map(|bin| (bin, in_bin(bin))).collect()
 }
 
@@ -180,36 +289,84 @@ type Part = (&'static str, &'static str, u64);
 
 /// Each stage's name, time, and parts of it.
 fn stages(snapshot: &Snapshot) -> Vec<(&'static str, f64, Vec<Part>)> {
-    let Snapshot { consumer, order, storage, decode, .. } = snapshot;
+    let Snapshot {
+        consumer,
+        order,
+        storage,
+        decode,
+        ..
+    } = snapshot;
     let steady = snapshot.steady_ns as f64;
     let starved = ("starved", "starved", consumer.waited_ns);
-    let mut all = vec![("consumer", steady, vec![starved, ("own", "own work", consumer.user_ns)])];
+    let mut all = vec![(
+        "consumer",
+        steady,
+        vec![starved, ("own", "own work", consumer.user_ns)],
+    )];
     if let Some(gpu) = &consumer.gpu {
-        let late = gpu.host_late_ns().map(|ns| ("wait", "idle by the program's own code", ns));
-        let parts = [("starved", "starved", gpu.starved_ns)].into_iter().chain(late);
+        let late = gpu
+            .host_late_ns()
+            .map(|ns| ("wait", "idle by the program's own code", ns));
+        let parts = [("starved", "starved", gpu.starved_ns)]
+            .into_iter()
+            .chain(late);
         all.push(("GPU", gpu.span_ns as f64, parts.collect()));
     }
     if let Some(copy) = &snapshot.copy {
-        let work = [("own", "copying", copy.busy_ns), ("own", "operations", copy.ops_ns)];
-        let waits = [("wait", "no full batch", copy.starved_ns), ("room", "no device memory", copy.blocked_ns)];
+        let work = [
+            ("own", "copying", copy.busy_ns),
+            ("own", "operations", copy.ops_ns),
+        ];
+        let waits = [
+            ("wait", "no full batch", copy.starved_ns),
+            ("room", "no device memory", copy.blocked_ns),
+        ];
         all.push(("copy", steady, [work, waits].concat()));
     }
-    let waits = [("wait", "no bytes", decode.starved_ns), ("room", "ahead", decode.ahead_ns)];
+    let waits = [
+        ("wait", "no bytes", decode.starved_ns),
+        ("room", "ahead", decode.ahead_ns),
+    ];
     let workers = steady * f64::from(decode.workers);
-    all.push(("decode", workers, [&[("own", "decoding", decode.busy_ns)], &waits[..]].concat()));
-    all.push(("storage", steady, vec![("own", "reading", storage.busy_ns), ("room", "no space", storage.blocked_ns)]));
-    all.push(("order", steady, vec![("own", "planning", order.busy_ns), ("room", "no slot", order.no_slot_ns)]));
+    all.push((
+        "decode",
+        workers,
+        [&[("own", "decoding", decode.busy_ns)], &waits[..]].concat(),
+    ));
+    all.push((
+        "storage",
+        steady,
+        vec![
+            ("own", "reading", storage.busy_ns),
+            ("room", "no space", storage.blocked_ns),
+        ],
+    ));
+    all.push((
+        "order",
+        steady,
+        vec![
+            ("own", "planning", order.busy_ns),
+            ("room", "no slot", order.no_slot_ns),
+        ],
+    ));
     all
 }
 
 fn escape(text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let text = text
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
     text.replace('"', "&quot;").replace('\0', "\u{fffd}")
 }
 
 /// `part` of `whole`; 0 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
-    if whole > 0 { part as f64 / whole as f64 } else { 0.0 }
+    if whole > 0 {
+        part as f64 / whole as f64
+    } else {
+        0.0
+    }
 }
 
 fn per_second(amount: u64, ns: u64) -> f64 {
@@ -227,11 +384,18 @@ mod tests {
         let (mut open, mut all): (Vec<String>, Vec<String>) = Default::default();
         let mut rest = page.strip_prefix("<!DOCTYPE html>").expect("a page");
         while let Some(at) = rest.find('<') {
-            assert!(!rest[..at].contains('>'), "a stray > before {}", &rest[at..]);
+            assert!(
+                !rest[..at].contains('>'),
+                "a stray > before {}",
+                &rest[at..]
+            );
             let end = rest[at..].find('>').expect("a closed tag") + at;
             let tag = &rest[at + 1..end];
             rest = &rest[end + 1..];
-            assert!(!tag.contains('<') && tag.matches('"').count().is_multiple_of(2), "{tag}");
+            assert!(
+                !tag.contains('<') && tag.matches('"').count().is_multiple_of(2),
+                "{tag}"
+            );
             if let Some(name) = tag.strip_prefix('/') {
                 assert_eq!(open.pop().as_deref(), Some(name));
                 continue;
@@ -269,9 +433,19 @@ mod tests {
 
     #[test]
     fn texts_are_never_markup_and_nothing_is_loaded() {
-        let evil = "</style></title><script>alert(1)</script><img src=x onerror=\"y\">&".to_string();
-        let page = html(&Snapshot::default(), &[evil.clone(), evil.clone()], &evil, &evil);
-        assert!(elements(&page).iter().all(|name| name != "script" && name != "img"));
+        let evil =
+            "</style></title><script>alert(1)</script><img src=x onerror=\"y\">&".to_string();
+        let page = html(
+            &Snapshot::default(),
+            &[evil.clone(), evil.clone()],
+            &evil,
+            &evil,
+        );
+        assert!(
+            elements(&page)
+                .iter()
+                .all(|name| name != "script" && name != "img")
+        );
         assert!(page.contains("No iterator has delivered its first batch yet."));
         let page = html(&Snapshot::default(), &[], "train", "");
         for reference in ["http://", "https://", "src=", "href=", "@import", "url("] {

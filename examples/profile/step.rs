@@ -67,7 +67,11 @@ pub struct HostStep {
 
 impl HostStep {
     pub fn new(length: Duration) -> Self {
-        Self { length, taken: 0, ends: None }
+        Self {
+            length,
+            taken: 0,
+            ends: None,
+        }
     }
 
     fn take(&mut self, batch: Batch, quit: impl Fn() -> bool) -> bool {
@@ -82,8 +86,13 @@ impl HostStep {
     }
 
     fn end(self) -> Stretch {
-        let seconds = self.ends.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
-        Stretch { steps: self.taken.saturating_sub(1), seconds }
+        let seconds = self
+            .ends
+            .map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+        Stretch {
+            steps: self.taken.saturating_sub(1),
+            seconds,
+        }
     }
 }
 
@@ -124,15 +133,30 @@ mod tests {
             (0, 1.0, None),
             (4, 0.0, None),
         ] {
-            assert_eq!(Stretch { steps, seconds }.utilisation(step), expected, "{steps} steps in {seconds} s");
+            assert_eq!(
+                Stretch { steps, seconds }.utilisation(step),
+                expected,
+                "{steps} steps in {seconds} s"
+            );
         }
-        assert_eq!(Stretch { steps: 4, seconds: 1.0 }.utilisation(Duration::ZERO), None, "no step has a length");
+        assert_eq!(
+            Stretch {
+                steps: 4,
+                seconds: 1.0
+            }
+            .utilisation(Duration::ZERO),
+            None,
+            "no step has a length"
+        );
     }
 
     #[test]
     fn a_stretch_omits_the_first_step() {
         let length = Duration::from_millis(3);
-        let loader = Loader::builder(Records::builder(1).open_bytes([7; 40]).unwrap()).batch_size(10).build().unwrap();
+        let loader = Loader::builder(Records::builder(1).open_bytes([7; 40]).unwrap())
+            .batch_size(10)
+            .build()
+            .unwrap();
         let mut step = HostStep::new(length);
         for batch in loader.epoch(0).unwrap() {
             assert!(step.take(batch.unwrap(), || false));
@@ -140,12 +164,19 @@ mod tests {
         let stretch = step.end();
         assert_eq!(stretch.steps, 3);
         assert!(stretch.seconds >= 3.0 * length.as_secs_f64(), "{stretch:?}");
-        assert!(stretch.utilisation(length).is_some_and(|au| au > 0.0 && au <= 1.0));
+        assert!(
+            stretch
+                .utilisation(length)
+                .is_some_and(|au| au > 0.0 && au <= 1.0)
+        );
     }
 
     #[test]
     fn an_interrupted_step_does_not_count() {
-        let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap()).batch_size(1).build().unwrap();
+        let loader = Loader::builder(Records::builder(1).open_bytes([7; 4]).unwrap())
+            .batch_size(1)
+            .build()
+            .unwrap();
         let mut step = HostStep::new(Duration::from_secs(3600));
         assert!(!step.take(loader.epoch(0).unwrap().next().unwrap().unwrap(), || true));
         assert_eq!(step.taken, 0);

@@ -68,7 +68,10 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
     if let Some(benchmark) = given.benchmark {
         let target = match given.au_target() {
             Some(target) => format!("AU of {:.0} % to pass", 100.0 * target),
-            None => format!("without PASS or FAIL: the benchmark's batches are of {}", benchmark.batch),
+            None => format!(
+                "without PASS or FAIL: the benchmark's batches are of {}",
+                benchmark.batch
+            ),
         };
         page.line(
             "workload",
@@ -80,10 +83,18 @@ pub fn heading(given: &Given, describe: &str, data: &Data) -> String {
             ),
         );
     } else {
-        let text = if given.step.is_zero() { "none: measures the loader's own speed".into() } else { step(given) };
+        let text = if given.step.is_zero() {
+            "none: measures the loader's own speed".into()
+        } else {
+            step(given)
+        };
         page.line("step", &format!("{text}, batches of {}", settings.batch));
     }
-    let size = if data.bytes > 0 { format!(", {}", bytes(data.bytes as f64)) } else { String::new() };
+    let size = if data.bytes > 0 {
+        format!(", {}", bytes(data.bytes as f64))
+    } else {
+        String::new()
+    };
     page.line("data", &format!("{describe}{size}"));
     if let Some(warning) = data.warning(settings.past_cache()) {
         page.line("warning", &warning);
@@ -139,14 +150,24 @@ fn verdict_with(answer: &Answer, verdict: &Verdict) -> String {
 
 /// The evidence, then the advice.
 fn details(verdict: &Verdict) -> impl Iterator<Item = String> {
-    verdict.evidence.iter().map(|line| line.text.clone()).chain(verdict.advice.iter().map(|text| format!("→ {text}")))
+    verdict
+        .evidence
+        .iter()
+        .map(|line| line.text.clone())
+        .chain(verdict.advice.iter().map(|text| format!("→ {text}")))
 }
 
 /// The answer for the head of a page: the verdict's heading, then the rest, one line each.
 pub fn lines(answer: &Answer, verdict: &Verdict) -> Vec<String> {
-    let figures = figures(answer).into_iter().map(|(label, text)| format!("{label}: {text}"));
-    let all = std::iter::once(verdict.headline()).chain(figures).chain(answer.late_step());
-    all.chain(details(verdict)).map(|line| line.replace('`', "")).collect()
+    let figures = figures(answer)
+        .into_iter()
+        .map(|(label, text)| format!("{label}: {text}"));
+    let all = std::iter::once(verdict.headline())
+        .chain(figures)
+        .chain(answer.late_step());
+    all.chain(details(verdict))
+        .map(|line| line.replace('`', ""))
+        .collect()
 }
 
 /// Measured figures with their labels.
@@ -158,12 +179,21 @@ fn figures(answer: &Answer) -> Vec<(&'static str, String)> {
         all.push(("AU", "not known: needs two steps".into()));
     }
     if let Some(idle) = answer.gpu_idle_pct {
-        let late = answer.late_pct.map_or(String::new(), |late| format!(", late {late:.2} %"));
-        let starved = answer.starved_pct.map_or("unknown".into(), |share| format!("{share:.2} %"));
+        let late = answer
+            .late_pct
+            .map_or(String::new(), |late| format!(", late {late:.2} %"));
+        let starved = answer
+            .starved_pct
+            .map_or("unknown".into(), |share| format!("{share:.2} %"));
         all.push(("gpu idle", format!("{idle:.2} %: starved {starved}{late}")));
     }
     all.push(("rate", rate(answer)));
-    all.extend(answer.warnings.iter().map(|warning| ("warning", warning.clone())));
+    all.extend(
+        answer
+            .warnings
+            .iter()
+            .map(|warning| ("warning", warning.clone())),
+    );
     all.extend(answer.notes.iter().map(|note| ("note", note.clone())));
     all
 }
@@ -179,7 +209,11 @@ fn rate(answer: &Answer) -> String {
             batches(answer.batches),
             answer.wall_seconds
         ),
-        steps => format!("over {} in {} s, without the first one", batches(steps), significant(answer.seconds)),
+        steps => format!(
+            "over {} in {} s, without the first one",
+            batches(steps),
+            significant(answer.seconds)
+        ),
     };
     format!(
         "{} samples/s, {:.3} GB/s delivered, {of}; first batch after {:.3} s",
@@ -190,11 +224,19 @@ fn rate(answer: &Answer) -> String {
 }
 
 fn batches(count: u64) -> String {
-    if count == 1 { "1 batch".into() } else { format!("{count} batches") }
+    if count == 1 {
+        "1 batch".into()
+    } else {
+        format!("{count} batches")
+    }
 }
 
 fn stages(page: &mut Page, answer: &Answer) {
-    let _ = writeln!(page.0, "{:<24}{:>8}  {:>24}", "stage", "busy", "could do, samples/s");
+    let _ = writeln!(
+        page.0,
+        "{:<24}{:>8}  {:>24}",
+        "stage", "busy", "could do, samples/s"
+    );
     for stage in &answer.stages {
         let (name, busy) = (name(stage.stage.into()), 100.0 * stage.utilisation);
         let _ = writeln!(
@@ -207,9 +249,16 @@ fn stages(page: &mut Page, answer: &Answer) {
 
 /// Note for a change without gain.
 fn gain(answer: &Answer, guess: &Guess) -> &'static str {
-    let now = answer.what_if.first().map_or(0.0, |as_it_is| as_it_is.then.items_per_s);
+    let now = answer
+        .what_if
+        .first()
+        .map_or(0.0, |as_it_is| as_it_is.then.items_per_s);
     let changed = guess.change != Change::default();
-    if changed && guess.then.items_per_s < WhatIf::GAIN * now { ", no gain" } else { "" }
+    if changed && guess.then.items_per_s < WhatIf::GAIN * now {
+        ", no gain"
+    } else {
+        ""
+    }
 }
 
 /// A rate that is a lower bound, an upper bound, or neither.
@@ -238,11 +287,29 @@ fn what_if(page: &mut Page, answer: &Answer) {
     }
     let with_au = answer.au.is_some();
     let au = if with_au { "      AU" } else { "" };
-    let _ = writeln!(page.0, "{:<28}{:>20}{au}  then limits", "what if", "samples/s");
+    let _ = writeln!(
+        page.0,
+        "{:<28}{:>20}{au}  then limits",
+        "what if", "samples/s"
+    );
     for guess in &answer.what_if {
-        let (what, rate) = (&guess.what, bounded((guess.then.at_least, guess.then.at_most), guess.then.items_per_s));
-        let au = guess.au.filter(|_| with_au).map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
-        let _ = writeln!(page.0, "{what:<28}{rate:>20}{au}  {}{}", name(guess.then.bound_by), gain(answer, guess));
+        let (what, rate) = (
+            &guess.what,
+            bounded(
+                (guess.then.at_least, guess.then.at_most),
+                guess.then.items_per_s,
+            ),
+        );
+        let au = guess
+            .au
+            .filter(|_| with_au)
+            .map_or(String::new(), |au| format!("{:>6.1} %", 100.0 * au));
+        let _ = writeln!(
+            page.0,
+            "{what:<28}{rate:>20}{au}  {}{}",
+            name(guess.then.bound_by),
+            gain(answer, guess)
+        );
     }
     let mut caveats: Vec<&String> = Vec::new();
     for caveat in answer.what_if.iter().flat_map(|guess| &guess.then.caveats) {
@@ -269,7 +336,10 @@ pub fn number(value: f64) -> String {
 /// Readable nanoseconds.
 pub fn time(ns: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
-    let (size, unit) = units.into_iter().find(|(size, _)| ns >= size * 0.9995).unwrap_or((1.0, "ns"));
+    let (size, unit) = units
+        .into_iter()
+        .find(|(size, _)| ns >= size * 0.9995)
+        .unwrap_or((1.0, "ns"));
     format!("{} {unit}", number(ns / size))
 }
 
@@ -281,7 +351,11 @@ fn significant(value: f64) -> String {
         _ => 3,
     };
     let text = format!("{value:.digits$}");
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_string() } else { text }
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_string()
+    } else {
+        text
+    }
 }
 
 #[cfg(test)]
@@ -297,21 +371,39 @@ mod tests {
         assert!(lines[0].starts_with("reader    word") && lines[1].starts_with("          word"));
         out.clear();
         reflow(&mut out, &format!("  → {}", "wörd ".repeat(40)), 4);
-        assert!(out.lines().nth(1).is_some_and(|line| line.starts_with("    wörd")), "{out}");
+        assert!(
+            out.lines()
+                .nth(1)
+                .is_some_and(|line| line.starts_with("    wörd")),
+            "{out}"
+        );
         out.clear();
         reflow(&mut out, "short  as   it is", 4);
         fill(&mut out, "path      ", 10, &"x".repeat(200));
-        assert!(out.starts_with("short  as   it is\n") && out.lines().count() == 2, "{out}");
+        assert!(
+            out.starts_with("short  as   it is\n") && out.lines().count() == 2,
+            "{out}"
+        );
     }
 
     #[test]
     fn numbers_have_significant_digits() {
-        for (value, text) in
-            [(0.0, "0"), (0.1234, "0.123"), (5.5, "5.5"), (47.55, "47.5"), (224.0, "224"), (1_234_567.8, "1,234,568")]
-        {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.1234, "0.123"),
+            (5.5, "5.5"),
+            (47.55, "47.5"),
+            (224.0, "224"),
+            (1_234_567.8, "1,234,568"),
+        ] {
             assert_eq!(number(value), text);
         }
-        for (ns, text) in [(0.0, "0 ns"), (1234.0, "1.23 µs"), (999_999.0, "1 ms"), (61e9, "61 s")] {
+        for (ns, text) in [
+            (0.0, "0 ns"),
+            (1234.0, "1.23 µs"),
+            (999_999.0, "1 ms"),
+            (61e9, "61 s"),
+        ] {
             assert_eq!(time(ns), text);
         }
     }

@@ -81,16 +81,30 @@ const fn of(
     step_s: f64,
     au_target: f64,
 ) -> Benchmark {
-    Benchmark { workload, accelerator, format, batch, sample_bytes, samples_per_file, step_s, au_target }
+    Benchmark {
+        workload,
+        accelerator,
+        format,
+        batch,
+        sample_bytes,
+        samples_per_file,
+        step_s,
+        au_target,
+    }
 }
 
 impl Benchmark {
     /// Errors: an unknown combination, with the known ones.
     pub fn find(workload: Workload, accelerator: Accelerator) -> Result<&'static Self, String> {
-        let same = |benchmark: &&Self| benchmark.workload == workload && benchmark.accelerator == accelerator;
+        let same = |benchmark: &&Self| {
+            benchmark.workload == workload && benchmark.accelerator == accelerator
+        };
         BENCHMARKS.iter().find(same).ok_or_else(|| {
             let all: Vec<String> = BENCHMARKS.iter().map(ToString::to_string).collect();
-            format!("MLPerf Storage has no {workload} for {accelerator}: use one of {}", all.join(", "))
+            format!(
+                "MLPerf Storage has no {workload} for {accelerator}: use one of {}",
+                all.join(", ")
+            )
         })
     }
 
@@ -107,7 +121,9 @@ impl Benchmark {
             #[cfg(feature = "parquet")]
             Parquet => Ok(Source::Parquet),
             #[cfg(not(feature = "parquet"))]
-            Parquet => Err(format!("{self} reads Parquet: build this program with `--features parquet`")),
+            Parquet => Err(format!(
+                "{self} reads Parquet: build this program with `--features parquet`"
+            )),
         }
     }
 }
@@ -139,7 +155,10 @@ mod tests {
     fn an_unknown_combination_error_lists_the_known_ones() {
         for workload in [Resnet50, Cosmoflow] {
             let error = Benchmark::find(workload, B200).unwrap_err();
-            assert!(error.starts_with(&format!("MLPerf Storage has no {workload} for b200")), "{error}");
+            assert!(
+                error.starts_with(&format!("MLPerf Storage has no {workload} for b200")),
+                "{error}"
+            );
             assert_eq!(error.matches(" on ").count(), BENCHMARKS.len());
         }
     }
@@ -148,8 +167,9 @@ mod tests {
     fn parquet_is_refused_unless_built_in() {
         let flux = Benchmark::find(Flux, B200).unwrap().source();
         assert_eq!(flux.is_ok(), cfg!(feature = "parquet"));
-        assert!(
-            flux.map_or_else(|error| error.contains("--features parquet"), |source| source.to_string() == "parquet")
-        );
+        assert!(flux.map_or_else(
+            |error| error.contains("--features parquet"),
+            |source| source.to_string() == "parquet"
+        ));
     }
 }

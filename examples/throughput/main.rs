@@ -58,7 +58,11 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let loader = builder.build()?;
     let build_s = built.elapsed().as_secs_f64();
     let tally = pull(&loader, args)?;
-    let figures = Figures { build_s, memory: memory_mib(), tally };
+    let figures = Figures {
+        build_s,
+        memory: memory_mib(),
+        tally,
+    };
     if args.json {
         println!("{}", figures.json(&loader));
     } else {
@@ -99,23 +103,42 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         }
         batches += 1;
         samples += batch.len() as u64;
-        bytes += batch.fields().map(|field| field.size_bytes() as u64).sum::<u64>();
-        batch.ids().iter().for_each(|id| order.update(&id.to_le_bytes()));
+        bytes += batch
+            .fields()
+            .map(|field| field.size_bytes() as u64)
+            .sum::<u64>();
+        batch
+            .ids()
+            .iter()
+            .for_each(|id| order.update(&id.to_le_bytes()));
         if args.hash {
             hash_rows(&batch, &mut data, &mut copy)?;
         }
         bar.inc(1);
-        let last = batches == limit || args.seconds.is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
+        let last = batches == limit
+            || args
+                .seconds
+                .is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
         if last {
             // Device batches are delivered before their copies complete; this waits for the last one.
-            batch.fields().try_for_each(|field| copy_of(&field, &mut copy).map(|_| ()))?;
+            batch
+                .fields()
+                .try_for_each(|field| copy_of(&field, &mut copy).map(|_| ()))?;
             break;
         }
     }
     bar.finish_and_clear();
     let wall_s = started.elapsed().as_secs_f64();
     let data_hash = args.hash.then(|| data.digest());
-    Ok(Tally { samples, bytes, first_batch_s, wall_s, cpu_s: cpu_s() - cpu, order_hash: order.digest(), data_hash })
+    Ok(Tally {
+        samples,
+        bytes,
+        first_batch_s,
+        wall_s,
+        cpu_s: cpu_s() - cpu,
+        order_hash: order.digest(),
+        data_hash,
+    })
 }
 
 /// Hashes sample by sample, field by field, so the hash does not depend on the batch size.
@@ -141,10 +164,18 @@ fn copy_of<'a>(field: &FieldView<'a>, copy: &'a mut Vec<u8>) -> feedline::Result
 /// Drawn on terminals only.
 fn progress(batches: u64) -> ProgressBar {
     let (bar, style) = match batches {
-        u64::MAX => (ProgressBar::no_length(), "{elapsed_precise} {pos} batches ({per_sec})"),
-        _ => (ProgressBar::new(batches), "{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})"),
+        u64::MAX => (
+            ProgressBar::no_length(),
+            "{elapsed_precise} {pos} batches ({per_sec})",
+        ),
+        _ => (
+            ProgressBar::new(batches),
+            "{elapsed_precise} {wide_bar} {pos}/{len} batches ({per_sec})",
+        ),
     };
-    bar.with_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()))
+    bar.with_style(
+        ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()),
+    )
 }
 
 struct Figures {
@@ -156,11 +187,20 @@ struct Figures {
 
 impl Figures {
     fn json(&self, loader: &Loader) -> String {
-        let Tally { samples, bytes, first_batch_s, wall_s, cpu_s, order_hash, data_hash } = self.tally;
+        let Tally {
+            samples,
+            bytes,
+            first_batch_s,
+            wall_s,
+            cpu_s,
+            order_hash,
+            data_hash,
+        } = self.tally;
         let report = loader.report();
         let choice = &report.choice;
         let routes: Vec<String> = report.routes.iter().map(ToString::to_string).collect();
-        let rounded = |value: f64, digits: i32| (value * 10_f64.powi(digits)).round() / 10_f64.powi(digits);
+        let rounded =
+            |value: f64, digits: i32| (value * 10_f64.powi(digits)).round() / 10_f64.powi(digits);
         serde_json::json!({
             "items_per_s": rounded(samples as f64 / wall_s, 1),
             "gb_per_s": rounded(bytes as f64 / wall_s / 1e9, 4),
@@ -183,7 +223,15 @@ impl Figures {
     }
 
     fn text(&self) -> String {
-        let Tally { samples, bytes, first_batch_s, wall_s, cpu_s, order_hash, data_hash } = self.tally;
+        let Tally {
+            samples,
+            bytes,
+            first_batch_s,
+            wall_s,
+            cpu_s,
+            order_hash,
+            data_hash,
+        } = self.tally;
         let data_hash = data_hash.map_or(String::new(), |hash| format!(", data hash {hash:016x}"));
         format!(
             "{samples} samples in {wall_s:.2} s: {:.0} samples/s, {:.3} GB/s delivered\nfirst batch {first_batch_s:.3} s \
@@ -214,5 +262,6 @@ fn memory_mib() -> (f64, f64) {
 fn status_kib(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(key));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+        .unwrap_or(0)
 }

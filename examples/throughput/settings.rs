@@ -76,11 +76,25 @@ pub struct Settings {
     pub cold: bool,
 }
 
-const TYPES: [(&str, DType); 4] = [("u8", DType::U8), ("f32", DType::F32), ("f16", DType::F16), ("bf16", DType::BF16)];
-const LAYOUTS: [(&str, PixelLayout); 2] = [("nhwc", PixelLayout::Nhwc), ("nchw", PixelLayout::Nchw)];
-const READERS: [(&str, Mode); 4] =
-    [("auto", Mode::Auto), ("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)];
-const BYPASS: [(&str, Direct); 3] = [("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)];
+const TYPES: [(&str, DType); 4] = [
+    ("u8", DType::U8),
+    ("f32", DType::F32),
+    ("f16", DType::F16),
+    ("bf16", DType::BF16),
+];
+const LAYOUTS: [(&str, PixelLayout); 2] =
+    [("nhwc", PixelLayout::Nhwc), ("nchw", PixelLayout::Nchw)];
+const READERS: [(&str, Mode); 4] = [
+    ("auto", Mode::Auto),
+    ("uring", Mode::Uring),
+    ("pread", Mode::Pread),
+    ("mmap", Mode::Mmap),
+];
+const BYPASS: [(&str, Direct); 3] = [
+    ("auto", Direct::Auto),
+    ("on", Direct::On),
+    ("off", Direct::Off),
+];
 
 impl Settings {
     /// Whether reads always bypass the page cache.
@@ -92,7 +106,11 @@ impl Settings {
     /// A loader of `dataset` with these settings. Without `decode` it delivers pictures as stored.
     ///
     /// Errors: of reading the lengths of stored bytes.
-    pub fn loader(&self, dataset: Arc<dyn Dataset>, decode: bool) -> feedline::Result<LoaderBuilder> {
+    pub fn loader(
+        &self,
+        dataset: Arc<dyn Dataset>,
+        decode: bool,
+    ) -> feedline::Result<LoaderBuilder> {
         let mut builder = self.configure(Loader::builder(dataset.clone()));
         for (number, field) in dataset.schema().iter().enumerate() {
             builder = match field.encoding {
@@ -108,8 +126,13 @@ impl Settings {
     }
 
     fn pictures(&self) -> Image {
-        let decoder = Image::random_resized_crop(self.crop).flip(0.5).dtype(self.dtype).layout(self.layout);
-        let decoder = decoder.limits(Limits::of_pixels(self.max_pixels)).exif_orientation(self.exif_orientation);
+        let decoder = Image::random_resized_crop(self.crop)
+            .flip(0.5)
+            .dtype(self.dtype)
+            .layout(self.layout);
+        let decoder = decoder
+            .limits(Limits::of_pixels(self.max_pixels))
+            .exif_orientation(self.exif_orientation);
         if self.dtype == DType::U8 {
             return decoder;
         }
@@ -128,18 +151,29 @@ impl Settings {
             .device(self.device.clone());
         let builder = with(builder, self.shard, LoaderBuilder::rank);
         let builder = with(builder, self.workers, LoaderBuilder::workers);
-        let builder = with(builder, self.depth, |builder, depth| builder.tuning(|t| t.depth(depth)));
-        let builder = with(builder, self.slots, |builder, slots| builder.tuning(|t| t.slots(slots)));
-        let builder = with(builder, self.budget_mib, |builder, _| builder.memory_budget(self.budget()));
-        with(builder, self.cache.as_ref().map(Cache::at), |builder, cache| {
-            let limit = self.cache_gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
-            builder.cache(with(cache, limit, Cache::capacity))
-        })
+        let builder = with(builder, self.depth, |builder, depth| {
+            builder.tuning(|t| t.depth(depth))
+        });
+        let builder = with(builder, self.slots, |builder, slots| {
+            builder.tuning(|t| t.slots(slots))
+        });
+        let builder = with(builder, self.budget_mib, |builder, _| {
+            builder.memory_budget(self.budget())
+        });
+        with(
+            builder,
+            self.cache.as_ref().map(Cache::at),
+            |builder, cache| {
+                let limit = self.cache_gib.map(|gib| (gib * f64::from(1 << 30)) as u64);
+                builder.cache(with(cache, limit, Cache::capacity))
+            },
+        )
     }
 
     /// Most bytes of memory.
     pub fn budget(&self) -> usize {
-        self.budget_mib.map_or(usize::MAX, |mib| (mib as usize) << 20)
+        self.budget_mib
+            .map_or(usize::MAX, |mib| (mib as usize) << 20)
     }
 }
 
@@ -166,7 +200,9 @@ fn gibibytes(text: &str) -> Result<f64, String> {
 
 /// Parser of arguments: `rank/world`.
 fn shard(text: &str) -> Result<Rank, String> {
-    let numbers = text.split_once('/').and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
+    let numbers = text
+        .split_once('/')
+        .and_then(|(rank, world)| Some((rank.parse().ok()?, world.parse().ok()?)));
     let (rank, world) = numbers.ok_or("expected rank/world, such as 0/4")?;
     Rank::new(rank, world).map_err(|error| error.to_string())
 }
@@ -176,12 +212,20 @@ pub fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
     let sources = dataset.sources();
     for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {
         let path = sources.path(id);
-        if path.as_os_str().as_encoded_bytes().windows(3).any(|three| three == b"://") {
-            return Err(
-                format!("{}: an object has no pages in the page cache; leave out --cold", path.display()).into()
-            );
+        if path
+            .as_os_str()
+            .as_encoded_bytes()
+            .windows(3)
+            .any(|three| three == b"://")
+        {
+            return Err(format!(
+                "{}: an object has no pages in the page cache; leave out --cold",
+                path.display()
+            )
+            .into());
         }
-        let file = std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let file =
+            std::fs::File::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         // Unwritten pages cannot be dropped. Read-only media refuse to sync, and have none.
         let _ = file.sync_data();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;

@@ -3,8 +3,8 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use feedline::dataset::{
-    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TarBuilder, TfRecord,
-    TfRecordBuilder, Tokens,
+    Damage, Dataset, DatasetExt, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar,
+    TarBuilder, TfRecord, TfRecordBuilder, Tokens,
 };
 use feedline::tensor::{DType, Field};
 use std::error::Error;
@@ -51,7 +51,10 @@ pub struct SourceArgs {
     pub image: Option<String>,
     /// Whether columns of Parquet that cannot be read are left out.
     #[arg(skip)]
-    #[cfg_attr(not(feature = "parquet"), allow(dead_code, reason = "only Parquet has columns"))]
+    #[cfg_attr(
+        not(feature = "parquet"),
+        allow(dead_code, reason = "only Parquet has columns")
+    )]
     pub skip_unsupported: bool,
     /// Tokens: data type
     #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
@@ -158,18 +161,32 @@ impl std::str::FromStr for UpTo {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (column, max) = text.rsplit_once('=').map_or((None, text), |(column, max)| (Some(column.into()), max));
-        Ok(Self { column, max: max.parse()? })
+        let (column, max) = text
+            .rsplit_once('=')
+            .map_or((None, text), |(column, max)| (Some(column.into()), max));
+        Ok(Self {
+            column,
+            max: max.parse()?,
+        })
     }
 }
 
-const TOKENS: [(&str, DType); 4] = [("u16", DType::U16), ("u32", DType::U32), ("i32", DType::I32), ("i64", DType::I64)];
+const TOKENS: [(&str, DType); 4] = [
+    ("u16", DType::U16),
+    ("u32", DType::U32),
+    ("i32", DType::I32),
+    ("i64", DType::I64),
+];
 
 /// Parser of arguments: one of these words, as its value.
-pub fn one_of<T: Copy + Send + Sync + 'static>(words: &'static [(&str, T)]) -> impl TypedValueParser<Value = T> {
+pub fn one_of<T: Copy + Send + Sync + 'static>(
+    words: &'static [(&str, T)],
+) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(words.iter().map(|(word, _)| *word)).try_map(|given| {
         let known = words.iter().find(|(word, _)| *word == given);
-        known.map(|(_, value)| *value).ok_or("not one of these words")
+        known
+            .map(|(_, value)| *value)
+            .ok_or("not one of these words")
     })
 }
 
@@ -178,12 +195,28 @@ pub fn one_of<T: Copy + Send + Sync + 'static>(words: &'static [(&str, T)]) -> i
 pub fn size(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     let digits = lower.trim_end_matches(char::is_alphabetic);
-    let units = ["kb", "mb", "gb", "tb"].into_iter().zip((1..).map(|power| 1000_u64.pow(power)));
-    let binary = ["kib", "mib", "gib", "tib"].into_iter().zip((1..).map(|power| 1024_u64.pow(power)));
-    let unit = [("", 1), ("b", 1)].into_iter().chain(units).chain(binary).find(|unit| unit.0 == &lower[digits.len()..]);
-    let number = digits.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
-    let bytes = unit.zip(number).map(|((_, unit), number)| (number * unit as f64) as u64);
-    bytes.ok_or_else(|| format!("{text:?} is not a number of bytes: write 500MB, 100GiB or 107374182400"))
+    let units = ["kb", "mb", "gb", "tb"]
+        .into_iter()
+        .zip((1..).map(|power| 1000_u64.pow(power)));
+    let binary = ["kib", "mib", "gib", "tib"]
+        .into_iter()
+        .zip((1..).map(|power| 1024_u64.pow(power)));
+    let unit = [("", 1), ("b", 1)]
+        .into_iter()
+        .chain(units)
+        .chain(binary)
+        .find(|unit| unit.0 == &lower[digits.len()..]);
+    let number = digits
+        .trim()
+        .parse::<f64>()
+        .ok()
+        .filter(|number| number.is_finite() && *number >= 0.0);
+    let bytes = unit
+        .zip(number)
+        .map(|((_, unit), number)| (number * unit as f64) as u64);
+    bytes.ok_or_else(|| {
+        format!("{text:?} is not a number of bytes: write 500MB, 100GiB or 107374182400")
+    })
 }
 
 /// Applies a setting to a builder, if it is given.
@@ -206,20 +239,32 @@ impl SourceArgs {
     #[allow(dead_code, reason = "not every example prints the ledger")]
     pub fn open_all(&self) -> Result<Opened, Box<dyn Error>> {
         if self.checked.is_some() {
-            return Ok(Opened { dataset: self.open()?, damage: Vec::new() });
+            return Ok(Opened {
+                dataset: self.open()?,
+                damage: Vec::new(),
+            });
         }
         match self.source {
             Source::Tar => {
                 let tar = self.tar().skip_damage(true).open(&self.path)?;
                 let damage = tar.damage().to_vec();
-                Ok(Opened { dataset: self.seekable(Arc::new(tar))?, damage })
+                Ok(Opened {
+                    dataset: self.seekable(Arc::new(tar))?,
+                    damage,
+                })
             }
             Source::Tfrecord => {
                 let records = self.tfrecord()?.skip_damage(true).open(&self.path)?;
                 let damage = records.damage().to_vec();
-                Ok(Opened { dataset: self.seekable(Arc::new(records))?, damage })
+                Ok(Opened {
+                    dataset: self.seekable(Arc::new(records))?,
+                    damage,
+                })
             }
-            _ => Ok(Opened { dataset: self.open()?, damage: Vec::new() }),
+            _ => Ok(Opened {
+                dataset: self.open()?,
+                damage: Vec::new(),
+            }),
         }
     }
 
@@ -255,9 +300,10 @@ impl SourceArgs {
         let path: &Path = &self.path;
         Ok(match self.source {
             Source::Images => Arc::new(Images::open(path)?),
-            Source::Records => {
-                Arc::new(Records::builder(self.record_bytes.ok_or("--record-bytes is missing")?).open(path)?)
-            }
+            Source::Records => Arc::new(
+                Records::builder(self.record_bytes.ok_or("--record-bytes is missing")?)
+                    .open(path)?,
+            ),
             Source::Tar => Arc::new(self.tar().open(path)?),
             #[cfg(feature = "parquet")]
             Source::Parquet => Arc::new(self.parquet()?),
@@ -266,12 +312,23 @@ impl SourceArgs {
                     Some(token) => Tokens::builder(self.token).separator(token),
                     None => Tokens::builder(self.token).window(self.seq_len),
                 };
-                let builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
-                let builder = with(builder, self.vocabulary, |builder, size| builder.vocabulary(size));
-                Arc::new(with(builder, self.header_bytes, |builder, bytes| builder.header(bytes)).open(path)?)
+                let builder = with(builder, self.index.as_ref(), |builder, file| {
+                    builder.index_file(file)
+                });
+                let builder = with(builder, self.vocabulary, |builder, size| {
+                    builder.vocabulary(size)
+                });
+                Arc::new(
+                    with(builder, self.header_bytes, |builder, bytes| {
+                        builder.header(bytes)
+                    })
+                    .open(path)?,
+                )
             }
             Source::Megatron => {
-                let builder = with(Megatron::builder(), self.vocabulary, |builder, size| builder.vocabulary(size));
+                let builder = with(Megatron::builder(), self.vocabulary, |builder, size| {
+                    builder.vocabulary(size)
+                });
                 Arc::new(match self.all_up_to() {
                     Some(max) => builder.documents(max).cut(self.cut).open(path)?,
                     None => builder.window(self.seq_len).open(path)?,
@@ -281,26 +338,40 @@ impl SourceArgs {
             Source::Npy => Arc::new(self.npy()?),
             Source::Npz => Arc::new(self.npz()?),
             Source::Safetensors if self.columns.is_empty() => Arc::new(SafeTensors::open(path)?),
-            Source::Safetensors => {
-                Arc::new(SafeTensors::builder().tensors(self.columns.iter().map(String::as_str)).open(path)?)
-            }
+            Source::Safetensors => Arc::new(
+                SafeTensors::builder()
+                    .tensors(self.columns.iter().map(String::as_str))
+                    .open(path)?,
+            ),
             Source::Mds => Arc::new(self.mds()?),
         })
     }
 
     fn tar(&self) -> TarBuilder {
-        let builder = with(Tar::builder(), self.image.as_ref(), |builder, endings| builder.image(endings));
-        let builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
-        self.columns.iter().fold(builder, |builder, ending| match ending.rsplit('.').next() {
-            Some("cls") => builder.class(ending),
-            _ => builder.bytes(ending),
-        })
+        let builder = with(Tar::builder(), self.image.as_ref(), |builder, endings| {
+            builder.image(endings)
+        });
+        let builder = with(builder, self.index.as_ref(), |builder, file| {
+            builder.index_file(file)
+        });
+        self.columns
+            .iter()
+            .fold(builder, |builder, ending| match ending.rsplit('.').next() {
+                Some("cls") => builder.class(ending),
+                _ => builder.bytes(ending),
+            })
     }
 
     fn tfrecord(&self) -> Result<TfRecordBuilder, Box<dyn Error>> {
-        let builder = TfRecord::builder().context_only(self.context_only).missing_zero(self.missing_zero);
-        let builder = with(builder, self.image.as_ref(), |builder, feature| builder.image(feature));
-        let mut builder = with(builder, self.index.as_ref(), |builder, file| builder.index_file(file));
+        let builder = TfRecord::builder()
+            .context_only(self.context_only)
+            .missing_zero(self.missing_zero);
+        let builder = with(builder, self.image.as_ref(), |builder, feature| {
+            builder.image(feature)
+        });
+        let mut builder = with(builder, self.index.as_ref(), |builder, file| {
+            builder.index_file(file)
+        });
         for column in &self.columns {
             if let Some(name) = column.strip_suffix(":bytes") {
                 builder = builder.bytes(name);
@@ -311,27 +382,43 @@ impl SourceArgs {
             builder = match field.dtype() {
                 DType::I64 => builder.ints(field, &name),
                 DType::F32 => builder.floats(field, &name),
-                other => return Err(format!("feature {column}: type {other}, give i64, f32 or bytes").into()),
+                other => {
+                    return Err(
+                        format!("feature {column}: type {other}, give i64, f32 or bytes").into(),
+                    );
+                }
             };
         }
         Ok(builder)
     }
 
     fn all_up_to(&self) -> Option<usize> {
-        self.up_to.iter().find(|up_to| up_to.column.is_none()).map(|up_to| up_to.max)
+        self.up_to
+            .iter()
+            .find(|up_to| up_to.column.is_none())
+            .map(|up_to| up_to.max)
     }
 
     fn up_to_of(&self, column: &str) -> Option<usize> {
-        self.up_to.iter().find(|up_to| up_to.column.as_deref() == Some(column)).map(|up_to| up_to.max)
+        self.up_to
+            .iter()
+            .find(|up_to| up_to.column.as_deref() == Some(column))
+            .map(|up_to| up_to.max)
     }
 
     /// A field by its words, such as `boxes:f32:4`, `image:u8:28x28` or `ids:i64:?`.
     fn field(&self, words: &str) -> Result<Field, Box<dyn Error>> {
         use DType::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
         let mut parts = words.splitn(3, ':');
-        let (name, kind, count) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("i64"), parts.next());
+        let (name, kind, count) = (
+            parts.next().unwrap_or_default(),
+            parts.next().unwrap_or("i64"),
+            parts.next(),
+        );
         let mut all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, F32, F64].into_iter();
-        let dtype = all.find(|dtype| dtype.name() == kind).ok_or_else(|| format!("{words}: type {kind} is unknown"))?;
+        let dtype = all
+            .find(|dtype| dtype.name() == kind)
+            .ok_or_else(|| format!("{words}: type {kind} is unknown"))?;
         if count == Some("?") {
             let max = self
                 .up_to_of(name)
@@ -339,14 +426,24 @@ impl SourceArgs {
                 .ok_or_else(|| format!("{words}: give the most values by --up-to"))?;
             return Ok(Field::up_to(name, dtype, max));
         }
-        let dims = count.unwrap_or("1").split('x').map(str::parse).collect::<Result<Vec<usize>, _>>();
+        let dims = count
+            .unwrap_or("1")
+            .split('x')
+            .map(str::parse)
+            .collect::<Result<Vec<usize>, _>>();
         let dims = dims.map_err(|_| format!("{words}: give a count such as 4, 2x3 or ?"))?;
-        Ok(Field::fixed(name, dtype, if dims == [1] { vec![] } else { dims }))
+        Ok(Field::fixed(
+            name,
+            dtype,
+            if dims == [1] { vec![] } else { dims },
+        ))
     }
 
     fn mds(&self) -> Result<Mds, Box<dyn Error>> {
         let builder = Mds::builder().follow_links(self.follow_links);
-        let mut builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
+        let mut builder = self.up_to.iter().fold(builder, |builder, up_to| {
+            builder.up_to(up_to.column(), up_to.max)
+        });
         if !self.columns.is_empty() {
             builder = builder.columns(self.columns.iter().cloned());
         }
@@ -361,8 +458,14 @@ impl SourceArgs {
         if self.rows {
             builder = builder.rows();
         }
-        builder = self.all_up_to().into_iter().fold(builder, |builder, max| builder.up_to("array", max));
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
+        builder = self
+            .all_up_to()
+            .into_iter()
+            .fold(builder, |builder, max| builder.up_to("array", max));
+        self.flat
+            .into_iter()
+            .fold(builder, |builder, max| builder.flat("array", max))
+            .open()
     }
 
     fn npz(&self) -> feedline::Result<Npz> {
@@ -374,24 +477,38 @@ impl SourceArgs {
             builder = builder.rows();
         }
         // Others than those that vary, such as a label, keep their shape.
-        builder = self.up_to.iter().fold(builder, |builder, up_to| builder.up_to(up_to.column(), up_to.max));
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(&self.path)
+        builder = self.up_to.iter().fold(builder, |builder, up_to| {
+            builder.up_to(up_to.column(), up_to.max)
+        });
+        self.flat
+            .into_iter()
+            .fold(builder, |builder, max| builder.flat("*", max))
+            .open(&self.path)
     }
 
     #[cfg(feature = "parquet")]
     fn parquet(&self) -> feedline::Result<feedline::dataset::Parquet> {
         use feedline::dataset::{Nulls, Parquet};
-        let builder = with(Parquet::builder(), self.image.as_ref(), |builder, image| builder.image(image));
-        let builder = with(builder, self.null_zero.then_some(Nulls::Zero), |builder, nulls| builder.nulls(nulls));
-        let builder = with(builder, self.all_up_to(), |builder, max| builder.varying_up_to(max));
+        let builder = with(Parquet::builder(), self.image.as_ref(), |builder, image| {
+            builder.image(image)
+        });
+        let builder = with(
+            builder,
+            self.null_zero.then_some(Nulls::Zero),
+            |builder, nulls| builder.nulls(nulls),
+        );
+        let builder = with(builder, self.all_up_to(), |builder, max| {
+            builder.varying_up_to(max)
+        });
         let builder = builder.skip_unsupported(self.skip_unsupported);
         if let Some(name) = &self.stack {
             return builder.stack(name, &self.columns).open(&self.path);
         }
-        let column = |builder: feedline::dataset::ParquetBuilder, name: &String| match self.up_to_of(name) {
-            Some(max) => builder.up_to(name, max),
-            None => builder.column(name),
-        };
+        let column =
+            |builder: feedline::dataset::ParquetBuilder, name: &String| match self.up_to_of(name) {
+                Some(max) => builder.up_to(name, max),
+                None => builder.column(name),
+            };
         self.columns.iter().fold(builder, column).open(&self.path)
     }
 }

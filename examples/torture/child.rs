@@ -17,7 +17,8 @@ use feedline::storage::Mode;
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
 use feedline::{Batch, Loader, LoaderBuilder, OnBadSample, Order, Row, State, Status};
 use rustix::process::{
-    Resource, Rlimit, Signal, getpid, getrlimit, kill_process, set_parent_process_death_signal, setrlimit,
+    Resource, Rlimit, Signal, getpid, getrlimit, kill_process, set_parent_process_death_signal,
+    setrlimit,
 };
 use std::collections::HashMap;
 use std::error::Error;
@@ -43,7 +44,12 @@ pub fn run(mut args: SourceArgs, job: &Job) -> ExitCode {
     args.path.clone_from(&job.path);
     args.checked.clone_from(&job.checked);
     args.record_bytes = job.record_bytes.or(args.record_bytes);
-    let mut child = Child { args, job, phase: Phase::Open, report: ChildReport::default() };
+    let mut child = Child {
+        args,
+        job,
+        phase: Phase::Open,
+        report: ChildReport::default(),
+    };
     if let Err(error) = child.run() {
         child.report.error = Some(fault(&*error, child.phase));
     }
@@ -55,7 +61,14 @@ pub fn run(mut args: SourceArgs, job: &Job) -> ExitCode {
 fn fault(error: &(dyn Error + 'static), phase: Phase) -> Fault {
     let Some(ours) = error.downcast_ref::<feedline::Error>() else {
         let text = error.to_string();
-        return Fault { phase, kind: "other".into(), text, path: None, offset: None, sample: None };
+        return Fault {
+            phase,
+            kind: "other".into(),
+            text,
+            path: None,
+            offset: None,
+            sample: None,
+        };
     };
     let site = ours.site();
     Fault {
@@ -80,11 +93,24 @@ impl Child<'_> {
         let job = self.job;
         if let Act::Descriptors(limit) = job.act {
             let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-            setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum })?;
+            setrlimit(
+                Resource::Nofile,
+                Rlimit {
+                    current: Some(limit),
+                    maximum,
+                },
+            )?;
         }
         self.damage(When::Before)?;
-        let Opened { dataset, damage } = if job.substitute { self.args.open_all()? } else { as_opened(&self.args)? };
-        (self.report.damage, self.report.samples) = (damage.iter().map(ToString::to_string).collect(), dataset.len());
+        let Opened { dataset, damage } = if job.substitute {
+            self.args.open_all()?
+        } else {
+            as_opened(&self.args)?
+        };
+        (self.report.damage, self.report.samples) = (
+            damage.iter().map(ToString::to_string).collect(),
+            dataset.len(),
+        );
         self.damage(When::Indexed)?;
         self.phase = Phase::Build;
         let loader = self.builder(dataset.clone())?.build()?;
@@ -99,7 +125,9 @@ impl Child<'_> {
 
     fn damage(&self, when: When) -> Anyhow<()> {
         match &self.job.damage {
-            Some(damage) if damage.when == when => Ok(inflict(damage, self.args.source, self.job.seed)?),
+            Some(damage) if damage.when == when => {
+                Ok(inflict(damage, self.args.source, self.job.seed)?)
+            }
             _ => Ok(()),
         }
     }
@@ -134,7 +162,10 @@ impl Child<'_> {
         }
         fs::write(self.job.work.join("oracle"), serde_json::to_vec(&hashes)?)?;
         let sources = dataset.sources();
-        let names = sources.ids().filter(|id| sources.bytes_of(*id).is_none()).map(|id| sources.path(id));
+        let names = sources
+            .ids()
+            .filter(|id| sources.bytes_of(*id).is_none())
+            .map(|id| sources.path(id));
         self.report.files = names.filter(|path| path.to_str().is_some()).collect();
         Ok(())
     }
@@ -142,15 +173,21 @@ impl Child<'_> {
     fn read(&mut self, loader: &Loader) -> Anyhow<()> {
         let mut checker = Checker::new(self.job)?;
         let half = loader.batches_per_epoch() / 2;
-        let result = loader.epoch(loader.next_epoch())?.enumerate().try_for_each(|(index, batch)| {
-            if self.job.act == Act::Stopped && index as u64 == half {
-                // A stopped process cannot wake itself.
-                let waker = format!("sleep 1; kill -CONT {}", std::process::id());
-                std::process::Command::new("sh").args(["-c", &waker]).spawn()?;
-                kill_process(getpid(), Signal::STOP)?;
-            }
-            checker.take(&batch?)
-        });
+        let result =
+            loader
+                .epoch(loader.next_epoch())?
+                .enumerate()
+                .try_for_each(|(index, batch)| {
+                    if self.job.act == Act::Stopped && index as u64 == half {
+                        // A stopped process cannot wake itself.
+                        let waker = format!("sleep 1; kill -CONT {}", std::process::id());
+                        std::process::Command::new("sh")
+                            .args(["-c", &waker])
+                            .spawn()?;
+                        kill_process(getpid(), Signal::STOP)?;
+                    }
+                    checker.take(&batch?)
+                });
         checker.fill(loader, &mut self.report);
         result?;
         self.report.missing = checker.missing();
@@ -204,13 +241,19 @@ impl Child<'_> {
                 None => self.report.missing += 1,
             }
         }
-        self.report.note = Some(format!("killed after {before} of {} samples", planned.len()));
+        self.report.note = Some(format!(
+            "killed after {before} of {} samples",
+            planned.len()
+        ));
         Ok(())
     }
 }
 
 fn as_opened(args: &SourceArgs) -> Anyhow<Opened> {
-    Ok(Opened { dataset: args.open()?, damage: Vec::new() })
+    Ok(Opened {
+        dataset: args.open()?,
+        damage: Vec::new(),
+    })
 }
 
 /// A loader that shuffles, and decodes encoded fields.
@@ -223,7 +266,9 @@ fn plain(dataset: Arc<dyn Dataset>, job: &Job) -> feedline::Result<LoaderBuilder
         .tuning(|t| t.stall_deadline(Duration::from_secs(20)));
     for (number, field) in dataset.schema().iter().enumerate() {
         builder = match field.encoding {
-            Encoding::Image => builder.decode_field(&field.name, Witness(Image::resize(SIDE, SIDE))),
+            Encoding::Image => {
+                builder.decode_field(&field.name, Witness(Image::resize(SIDE, SIDE)))
+            }
             Encoding::Bytes => {
                 let most = dataset.field_bytes_max(number)?.max(1) as usize;
                 builder.decode_field(&field.name, Bytes::up_to(most))
@@ -240,7 +285,11 @@ struct Witness(Image);
 impl Decoder for Witness {
     fn outputs(&self, input: &EncodedField) -> feedline::Result<Vec<Field>> {
         let mut outputs = self.0.outputs(input)?;
-        outputs.push(Field::fixed(format!("{}.stored", input.name), DType::U64, []));
+        outputs.push(Field::fixed(
+            format!("{}.stored", input.name),
+            DType::U64,
+            [],
+        ));
         Ok(outputs)
     }
 
@@ -270,11 +319,17 @@ fn rows(batch: &Batch) -> feedline::Result<Vec<Seen>> {
             let bytes = field.as_bytes()?;
             // Only the valid bytes, because the padding depends on the longest sample of the dataset.
             let most = field.shape().get(1).copied().unwrap_or(1).max(1);
-            let valid = field.lens().map_or(bytes.len(), |lens| bytes.len() / most * lens[0] as usize);
+            let valid = field
+                .lens()
+                .map_or(bytes.len(), |lens| bytes.len() / most * lens[0] as usize);
             hash.update(&(valid as u64).to_le_bytes());
             hash.update(&bytes[..valid]);
         }
-        out.push(Seen { id: row.ids()[0], status: row.status()[0], hash: hash.digest() });
+        out.push(Seen {
+            id: row.ids()[0],
+            status: row.status()[0],
+            hash: hash.digest(),
+        });
     }
     Ok(out)
 }
@@ -298,14 +353,31 @@ impl Checker {
         for hash in &hashes {
             *left.entry(*hash).or_insert(0) += 1;
         }
-        let moved = matches!(&job.damage, Some(Damage { when: When::Before, .. }));
-        Ok(Self { hashes, left, moved, exact: 0, wrong: 0, substituted: 0 })
+        let moved = matches!(
+            &job.damage,
+            Some(Damage {
+                when: When::Before,
+                ..
+            })
+        );
+        Ok(Self {
+            hashes,
+            left,
+            moved,
+            exact: 0,
+            wrong: 0,
+            substituted: 0,
+        })
     }
 
     fn take(&mut self, batch: &Batch) -> Anyhow<()> {
         for row in rows(batch)? {
             let known = self.left.contains_key(&row.hash);
-            let right = if self.moved { known } else { self.hashes.get(row.id as usize) == Some(&row.hash) };
+            let right = if self.moved {
+                known
+            } else {
+                self.hashes.get(row.id as usize) == Some(&row.hash)
+            };
             if !right {
                 self.wrong += 1;
             } else if row.status == Status::Substitute as u8 {
@@ -325,10 +397,14 @@ impl Checker {
     }
 
     fn fill(&self, loader: &Loader, report: &mut ChildReport) {
-        (report.exact, report.wrong, report.substituted) = (self.exact, self.wrong, self.substituted);
+        (report.exact, report.wrong, report.substituted) =
+            (self.exact, self.wrong, self.substituted);
         let ledger = loader.ledger();
         report.bad = ledger.samples.len() as u64;
-        let nameless = ledger.samples.iter().filter(|bad| bad.path.is_none() || bad.offset.is_none());
+        let nameless = ledger
+            .samples
+            .iter()
+            .filter(|bad| bad.path.is_none() || bad.offset.is_none());
         report.unnamed = nameless.count() as u64 + ledger.substituted.abs_diff(self.substituted);
     }
 }

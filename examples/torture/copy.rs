@@ -38,12 +38,21 @@ impl Copy {
     /// Copies the data of `args` into a new folder in `parent`: at most `most` bytes and `sample` files.
     ///
     /// Errors: too many bytes, no files, those of the file system, interrupted.
-    pub fn make(args: &SourceArgs, parent: &Path, most: u64, sample: Option<usize>, stop: &Stop) -> Anyhow<Self> {
+    pub fn make(
+        args: &SourceArgs,
+        parent: &Path,
+        most: u64,
+        sample: Option<usize>,
+        stop: &Stop,
+    ) -> Anyhow<Self> {
         let mut found = find(&args.path)?;
         if let Some(count) = sample {
             thin(&mut found, args, count)?;
         }
-        let sizes = found.files.iter().map(|name| fs::metadata(found.base.join(name)).map(|meta| meta.len()));
+        let sizes = found
+            .files
+            .iter()
+            .map(|name| fs::metadata(found.base.join(name)).map(|meta| meta.len()));
         let bytes = sizes.sum::<io::Result<u64>>()?;
         if found.files.is_empty() {
             return Err(format!("{}: no files there", args.path.display()).into());
@@ -60,16 +69,23 @@ impl Copy {
             .into());
         }
         let work = parent.join(format!("feedline-torture-{}", std::process::id()));
-        fs::create_dir_all(parent).map_err(|error| format!("--work {}: {error}", parent.display()))?;
+        fs::create_dir_all(parent)
+            .map_err(|error| format!("--work {}: {error}", parent.display()))?;
         fs::create_dir(&work).map_err(|error| format!("{}: {error}", work.display()))?;
-        let copy = Self { work: work.canonicalize()?, pattern: found.pattern, files: found.files, bytes };
+        let copy = Self {
+            work: work.canonicalize()?,
+            pattern: found.pattern,
+            files: found.files,
+            bytes,
+        };
         for name in &copy.files {
             if stop.requested() {
                 return Err("interrupted".into());
             }
             let to = copy.pristine().join(name);
             fs::create_dir_all(to.parent().unwrap_or(&copy.work))?;
-            duplicate(&found.base.join(name), &to).map_err(|error| format!("{}: {error}", name.display()))?;
+            duplicate(&found.base.join(name), &to)
+                .map_err(|error| format!("{}: {error}", name.display()))?;
         }
         Ok(copy)
     }
@@ -88,7 +104,10 @@ impl Copy {
 
     /// The files for a child.
     pub fn files(&self) -> Vec<PathBuf> {
-        self.files.iter().map(|name| self.data().join(name)).collect()
+        self.files
+            .iter()
+            .map(|name| self.data().join(name))
+            .collect()
     }
 
     fn data(&self) -> PathBuf {
@@ -97,7 +116,11 @@ impl Copy {
 
     /// The data for a child, as a `--path`.
     pub fn path(&self) -> PathBuf {
-        if self.pattern.as_os_str().is_empty() { self.data() } else { self.data().join(&self.pattern) }
+        if self.pattern.as_os_str().is_empty() {
+            self.data()
+        } else {
+            self.data().join(&self.pattern)
+        }
     }
 
     /// Replaces the last child's files by an intact copy.
@@ -118,8 +141,16 @@ impl Copy {
         match fs::rename(self.data(), folder) {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 // It also copies FIFOs.
-                let copied = Command::new("cp").arg("-a").arg(self.data()).arg(folder).status()?;
-                if copied.success() { Ok(()) } else { Err(io::Error::other(format!("cp -a: {copied}"))) }
+                let copied = Command::new("cp")
+                    .arg("-a")
+                    .arg(self.data())
+                    .arg(folder)
+                    .status()?;
+                if copied.success() {
+                    Ok(())
+                } else {
+                    Err(io::Error::other(format!("cp -a: {copied}")))
+                }
             }
             other => other,
         }
@@ -129,7 +160,10 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         if let Err(error) = remove(&self.work) {
-            eprintln!("the copy could not be removed: {}: {error}", self.work.display());
+            eprintln!(
+                "the copy could not be removed: {}: {error}",
+                self.work.display()
+            );
         }
     }
 }
@@ -145,7 +179,10 @@ fn remove(folder: &Path) -> io::Result<()> {
 pub fn duplicate(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, to)?;
     let modified = fs::metadata(from)?.modified()?;
-    File::options().write(true).open(to)?.set_times(FileTimes::new().set_modified(modified))
+    File::options()
+        .write(true)
+        .open(to)?
+        .set_times(FileTimes::new().set_modified(modified))
 }
 
 /// Finds the files of a folder, of a pattern, or of one file.
@@ -159,29 +196,55 @@ fn find(path: &Path) -> Anyhow<Found> {
         let mut files = Vec::new();
         walk(path, Path::new(""), &mut files).map_err(at)?;
         files.sort();
-        return Ok(Found { base: path.to_path_buf(), pattern: PathBuf::new(), files });
+        return Ok(Found {
+            base: path.to_path_buf(),
+            pattern: PathBuf::new(),
+            files,
+        });
     }
-    let is_plain = |part: &Component<'_>| !part.as_os_str().to_string_lossy().contains(['*', '?', '[', '{']);
+    let is_plain = |part: &Component<'_>| {
+        !part
+            .as_os_str()
+            .to_string_lossy()
+            .contains(['*', '?', '[', '{'])
+    };
     let parts: Vec<_> = path.components().collect();
-    let plain = parts.iter().take_while(|part| is_plain(part)).count().min(parts.len().saturating_sub(1));
+    let plain = parts
+        .iter()
+        .take_while(|part| is_plain(part))
+        .count()
+        .min(parts.len().saturating_sub(1));
     let base: PathBuf = parts[..plain].iter().collect();
     let pattern: PathBuf = parts[plain..].iter().collect();
     let found = if pattern.components().all(|part| is_plain(&part)) {
         let (name, stem) = (pattern.file_name(), pattern.file_stem());
         let folder = if plain == 0 { Path::new(".") } else { &base };
-        let names = fs::read_dir(folder).map_err(at)?.map(|entry| Ok(base.join(entry?.file_name())));
+        let names = fs::read_dir(folder)
+            .map_err(at)?
+            .map(|entry| Ok(base.join(entry?.file_name())));
         let mut files = names.collect::<io::Result<Vec<_>>>().map_err(at)?;
-        files.retain(|file| file.is_file() && (file.file_name() == name || [name, stem].contains(&file.file_stem())));
+        files.retain(|file| {
+            file.is_file() && (file.file_name() == name || [name, stem].contains(&file.file_stem()))
+        });
         if files.is_empty() {
             fs::metadata(path).map_err(at)?;
         }
         files
     } else {
-        feedline::storage::list(path, &[]).map_err(|_| format!("{}: no files there", path.display()))?.files
+        feedline::storage::list(path, &[])
+            .map_err(|_| format!("{}: no files there", path.display()))?
+            .files
     };
-    let mut files: Vec<PathBuf> = found.iter().map(|file| file.strip_prefix(&base).unwrap_or(file).into()).collect();
+    let mut files: Vec<PathBuf> = found
+        .iter()
+        .map(|file| file.strip_prefix(&base).unwrap_or(file).into())
+        .collect();
     files.sort();
-    Ok(Found { base, pattern, files })
+    Ok(Found {
+        base,
+        pattern,
+        files,
+    })
 }
 
 fn walk(base: &Path, below: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
@@ -201,12 +264,21 @@ fn walk(base: &Path, below: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
 fn thin(found: &mut Found, args: &SourceArgs, count: usize) -> Anyhow<()> {
     let listed = matches!(args.source, Source::Mds | Source::Megatron);
     if listed || found.pattern.to_string_lossy().contains('{') {
-        return Err("--sample: this dataset lists its files by name, so it needs all of them".into());
+        return Err(
+            "--sample: this dataset lists its files by name, so it needs all of them".into(),
+        );
     }
-    found.files.retain(|name| !name.to_string_lossy().split('/').any(|part| part.starts_with('.')));
+    found.files.retain(|name| {
+        !name
+            .to_string_lossy()
+            .split('/')
+            .any(|part| part.starts_with('.'))
+    });
     let all = found.files.len();
     if count < all {
-        found.files = (0..count).map(|k| found.files[k * all / count].clone()).collect();
+        found.files = (0..count)
+            .map(|k| found.files[k * all / count].clone())
+            .collect();
     }
     Ok(())
 }

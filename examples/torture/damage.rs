@@ -36,7 +36,10 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
         // Not at the end of a record of even length, which some formats could not detect.
         Kind::Cut => open(path)?.set_len((fs::metadata(path)?.len() / 2).saturating_sub(3)),
         Kind::Emptied => open(path)?.set_len(0),
-        Kind::Grown => OpenOptions::new().append(true).open(path)?.write_all(&[0xa5; 1000]),
+        Kind::Grown => OpenOptions::new()
+            .append(true)
+            .open(path)?
+            .write_all(&[0xa5; 1000]),
         Kind::Replaced => {
             let old = fs::read(path)?;
             let new: Vec<u8> = old.iter().map(|_| draws.next_u64() as u8).collect();
@@ -54,7 +57,13 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
 }
 
 fn fifo(path: &Path) -> io::Result<()> {
-    Ok(mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?)
+    Ok(mknodat(
+        CWD,
+        path,
+        FileType::Fifo,
+        Mode::RUSR | Mode::WUSR,
+        0,
+    )?)
 }
 
 fn open(path: &Path) -> io::Result<File> {
@@ -71,7 +80,12 @@ fn own(path: &Path) -> io::Result<()> {
 }
 
 /// Flips a random bit at a `legal` offset, if any, and keeps the file's modification time, like bit rot.
-fn flip(path: &Path, draws: &mut Draws, ranges: &[Range<u64>], legal: impl Fn(u64) -> bool) -> io::Result<()> {
+fn flip(
+    path: &Path,
+    draws: &mut Draws,
+    ranges: &[Range<u64>],
+    legal: impl Fn(u64) -> bool,
+) -> io::Result<()> {
     let total: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     if total == 0 {
         return Ok(());
@@ -86,7 +100,9 @@ fn flip(path: &Path, draws: &mut Draws, ranges: &[Range<u64>], legal: impl Fn(u6
         }
         0
     };
-    let at = (0..1000).map(|_| place(draws.below(total))).find(|at| legal(*at));
+    let at = (0..1000)
+        .map(|_| place(draws.below(total)))
+        .find(|at| legal(*at));
     let Some(at) = at else { return Ok(()) };
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let before = file.metadata()?.modified()?;
@@ -102,9 +118,14 @@ pub fn self_description(source: Source, path: &Path) -> io::Result<Vec<Range<u64
     let len = file.metadata()?.len();
     let word = |at: u64| -> u64 {
         let mut bytes = [0; 8];
-        file.read_exact_at(&mut bytes, at).map_or(0, |()| u64::from_le_bytes(bytes))
+        file.read_exact_at(&mut bytes, at)
+            .map_or(0, |()| u64::from_le_bytes(bytes))
     };
-    let ending = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+    let ending = path
+        .extension()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     let first = |bytes: u64| only(0..bytes.min(len));
     Ok(match source {
         Source::Tar => tar_headers(&file, len)?,
@@ -117,7 +138,9 @@ pub fn self_description(source: Source, path: &Path) -> io::Result<Vec<Range<u64
         Source::Tfrecord => first(12),
         Source::Images => first(20),
         #[cfg(feature = "parquet")]
-        Source::Parquet => only(len.saturating_sub(8 + (word(len.saturating_sub(8)) as u32 as u64))..len),
+        Source::Parquet => {
+            only(len.saturating_sub(8 + (word(len.saturating_sub(8)) as u32 as u64))..len)
+        }
         _ => Vec::new(),
     })
 }
@@ -131,7 +154,9 @@ fn tar_headers(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
     while at + 512 <= len {
         file.read_exact_at(&mut block, at)?;
         let digits = String::from_utf8_lossy(&block[124..135]).into_owned();
-        let Ok(size) = u64::from_str_radix(digits.trim_matches(['\0', ' ']), 8) else { break };
+        let Ok(size) = u64::from_str_radix(digits.trim_matches(['\0', ' ']), 8) else {
+            break;
+        };
         headers.push(at..at + 512);
         at += 512 + size.next_multiple_of(512);
     }

@@ -41,7 +41,11 @@ pub struct Outcome {
 
 impl Outcome {
     pub fn new(verdict: Verdict, summary: impl Into<String>) -> Self {
-        Self { summary: summary.into(), verdict, details: None }
+        Self {
+            summary: summary.into(),
+            verdict,
+            details: None,
+        }
     }
 }
 
@@ -75,11 +79,20 @@ impl Case {
             return Outcome::new(Verdict::Broken, "HANG: killed at the time limit");
         }
         let Some(report) = &ended.report else {
-            let how = ended.signal.map_or("no report".into(), |signal| format!("signal {signal}"));
+            let how = ended
+                .signal
+                .map_or("no report".into(), |signal| format!("signal {signal}"));
             let details = Some(ended.stderr.clone());
-            return Outcome { details, ..Outcome::new(Verdict::Broken, format!("CRASH: {how}")) };
+            return Outcome {
+                details,
+                ..Outcome::new(Verdict::Broken, format!("CRASH: {how}"))
+            };
         };
-        let note = report.note.as_ref().map(|note| format!("; {note}")).unwrap_or_default();
+        let note = report
+            .note
+            .as_ref()
+            .map(|note| format!("; {note}"))
+            .unwrap_or_default();
         if report.wrong > 0 {
             // Before any error: wrong samples count first.
             return self.silent(report, &note);
@@ -91,14 +104,31 @@ impl Case {
     }
 
     fn silent(&self, report: &ChildReport, note: &str) -> Outcome {
-        let found = if report.bad > 0 { format!(", {} found", report.bad) } else { String::new() };
+        let found = if report.bad > 0 {
+            format!(", {} found", report.bad)
+        } else {
+            String::new()
+        };
         if self.unlisted && self.promise == Promise::Noticed {
-            let summary = format!("{} other or additional samples: it is another dataset{note}", report.wrong);
+            let summary = format!(
+                "{} other or additional samples: it is another dataset{note}",
+                report.wrong
+            );
             return Outcome::new(Verdict::NotNoticed, summary);
         }
         let forgiven = self.promise == Promise::Checksum && !self.has_checksums();
-        let verdict = if forgiven { Verdict::NotNoticed } else { Verdict::Broken };
-        Outcome::new(verdict, format!("WRONG: {} of {} samples differ{found}{note}", report.wrong, self.samples))
+        let verdict = if forgiven {
+            Verdict::NotNoticed
+        } else {
+            Verdict::Broken
+        };
+        Outcome::new(
+            verdict,
+            format!(
+                "WRONG: {} of {} samples differ{found}{note}",
+                report.wrong, self.samples
+            ),
+        )
     }
 
     fn rows(&self, report: &ChildReport, note: &str) -> Outcome {
@@ -110,7 +140,9 @@ impl Case {
                 report.bad - report.unnamed.min(report.bad),
                 report.bad
             );
-            let legal = named && matches!(self.promise, Promise::Noticed | Promise::Checksum) && report.missing == 0;
+            let legal = named
+                && matches!(self.promise, Promise::Noticed | Promise::Checksum)
+                && report.missing == 0;
             return Outcome::new(if legal { Verdict::Ok } else { Verdict::Broken }, summary);
         }
         if report.missing > 0 {
@@ -132,10 +164,16 @@ impl Case {
             (Some(damage), Promise::Noticed | Promise::Checksum) => {
                 let details = Some(report.damage.join("; "));
                 let summary = format!("{summary}, reported at open: {}", short(damage));
-                Outcome { details, ..Outcome::new(Verdict::Ok, summary) }
+                Outcome {
+                    details,
+                    ..Outcome::new(Verdict::Ok, summary)
+                }
             }
             // Only the folder lists the files.
-            (None, Promise::Noticed) => Outcome::new(Verdict::NotNoticed, format!("{summary}: it is another dataset")),
+            (None, Promise::Noticed) => Outcome::new(
+                Verdict::NotNoticed,
+                format!("{summary}: it is another dataset"),
+            ),
             _ => Outcome::new(Verdict::Broken, summary),
         }
     }
@@ -152,15 +190,25 @@ impl Case {
         };
         let verdict = if legal { Verdict::Ok } else { Verdict::Broken };
         let summary = format!("error: {}{lacks}{note}", named(fault));
-        Outcome { details: Some(fault.text.clone()), ..Outcome::new(verdict, summary) }
+        Outcome {
+            details: Some(fault.text.clone()),
+            ..Outcome::new(verdict, summary)
+        }
     }
 }
 
 /// Short text of an error: its kind and site.
 fn named(fault: &Fault) -> String {
-    let mut text = if fault.kind == "other" { short(&fault.text) } else { fault.kind.clone() };
+    let mut text = if fault.kind == "other" {
+        short(&fault.text)
+    } else {
+        fault.kind.clone()
+    };
     if let Some(path) = &fault.path {
-        text += &format!(": {}", path.file_name().map(Path::new).unwrap_or(path).display());
+        text += &format!(
+            ": {}",
+            path.file_name().map(Path::new).unwrap_or(path).display()
+        );
     }
     if let Some(offset) = fault.offset {
         text += &format!(" at {offset}");
@@ -181,19 +229,42 @@ fn short(text: &str) -> String {
 
 /// Combines several children of one row: the worst verdict, and the count of each outcome.
 pub fn together(outcomes: &[Outcome]) -> Outcome {
-    let verdict = outcomes.iter().map(|outcome| outcome.verdict).max().unwrap_or(Verdict::Skipped);
+    let verdict = outcomes
+        .iter()
+        .map(|outcome| outcome.verdict)
+        .max()
+        .unwrap_or(Verdict::Skipped);
     let mut counts: Vec<(String, usize)> = Vec::new();
     for outcome in outcomes {
-        let word = outcome.summary.split(':').next().unwrap_or_default().to_string();
+        let word = outcome
+            .summary
+            .split(':')
+            .next()
+            .unwrap_or_default()
+            .to_string();
         match counts.iter_mut().find(|(known, _)| *known == word) {
             Some((_, count)) => *count += 1,
             None => counts.push((word, 1)),
         }
     }
-    let summary = counts.iter().map(|(word, count)| format!("{count} × {word}")).collect::<Vec<_>>().join(", ");
-    let worst = outcomes.iter().find(|outcome| outcome.verdict == verdict && verdict == Verdict::Broken);
-    let details = outcomes.iter().map(|outcome| outcome.details.as_deref().unwrap_or(&outcome.summary));
+    let summary = counts
+        .iter()
+        .map(|(word, count)| format!("{count} × {word}"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let worst = outcomes
+        .iter()
+        .find(|outcome| outcome.verdict == verdict && verdict == Verdict::Broken);
+    let details = outcomes
+        .iter()
+        .map(|outcome| outcome.details.as_deref().unwrap_or(&outcome.summary));
     let details = Some(details.collect::<Vec<_>>().join(" | "));
-    let worst = worst.map(|outcome| format!("; {}", outcome.summary)).unwrap_or_default();
-    Outcome { summary: format!("{summary}{worst}"), verdict, details }
+    let worst = worst
+        .map(|outcome| format!("; {}", outcome.summary))
+        .unwrap_or_default();
+    Outcome {
+        summary: format!("{summary}{worst}"),
+        verdict,
+        details,
+    }
 }

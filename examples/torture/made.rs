@@ -26,9 +26,14 @@ pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
     let content = match args.source {
         Source::Images | Source::Mds => Content::Images(Texture::new(BYTES)?),
         Source::Tar => Content::Tar(Texture::new(BYTES)?),
-        Source::Records => Content::Records { bytes: *args.record_bytes.get_or_insert(BYTES) },
+        Source::Records => Content::Records {
+            bytes: *args.record_bytes.get_or_insert(BYTES),
+        },
         Source::Tfrecord => Content::TfRecord { bytes: BYTES },
-        Source::Tokens => Content::Tokens { width, bytes: args.seq_len * width },
+        Source::Tokens => Content::Tokens {
+            width,
+            bytes: args.seq_len * width,
+        },
         Source::Npy => Content::Npy { bytes: BYTES },
         Source::Npz => Content::Npz { bytes: BYTES },
         #[cfg(feature = "parquet")]
@@ -56,7 +61,11 @@ pub fn make(dir: &Path, args: &mut SourceArgs) -> Result<(), Box<dyn Error>> {
 /// Writes formats with one sample per file; pictures into a folder for each of four classes.
 fn singles(dir: &Path, ending: &str, content: &Content) -> Result<(), Box<dyn Error>> {
     for number in 0..FILES * EACH {
-        let folder = if ending == ".jpg" { dir.join(format!("class-{}", number % FILES)) } else { dir.into() };
+        let folder = if ending == ".jpg" {
+            dir.join(format!("class-{}", number % FILES))
+        } else {
+            dir.into()
+        };
         fs::create_dir_all(&folder)?;
         let out = fs::File::create(folder.join(format!("{number:04}{ending}")))?;
         content.write(out, number..number + 1, |_| Ok(()))?;
@@ -105,6 +114,9 @@ fn mds(dir: &Path, content: &Content) -> Result<(), Box<dyn Error>> {
         shard["zip_data"] = json!(null);
         shards.push(shard);
     }
-    fs::write(dir.join("index.json"), serde_json::to_vec(&json!({ "shards": shards, "version": 2 }))?)?;
+    fs::write(
+        dir.join("index.json"),
+        serde_json::to_vec(&json!({ "shards": shards, "version": 2 }))?,
+    )?;
     Ok(())
 }

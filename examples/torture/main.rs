@@ -116,7 +116,11 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error}");
-            if error.to_string() == "interrupted" { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
+            if error.to_string() == "interrupted" {
+                ExitCode::from(INTERRUPTED)
+            } else {
+                ExitCode::FAILURE
+            }
         }
     }
 }
@@ -129,7 +133,9 @@ fn parse() -> Args {
         .mut_arg("checked", |arg| {
             arg.help("Verify every read against checksums of the copy's intact files; FILE itself is not used")
         });
-    let parsed = command.try_get_matches().and_then(|matches| Args::from_arg_matches(&matches));
+    let parsed = command
+        .try_get_matches()
+        .and_then(|matches| Args::from_arg_matches(&matches));
     parsed.unwrap_or_else(|error| error.exit())
 }
 
@@ -139,22 +145,38 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     let sample = args.sample.map(|count| count as usize);
     let copy = if args.generate || args.source.path.as_os_str() == GENERATED {
         let made = Folder(parent.join(format!("feedline-torture-made-{}", std::process::id())));
-        made::make(&made.0, &mut args.source).map_err(|error| format!("{}: {error}", made.0.display()))?;
+        made::make(&made.0, &mut args.source)
+            .map_err(|error| format!("{}: {error}", made.0.display()))?;
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     } else {
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     };
     let (files, bytes) = (copy.count(), human_bytes(copy.bytes));
-    say(format_args!("{files} files, {bytes}, copied to {}; the original stays unchanged\n", copy.work().display()));
-    let mut run = Run { args, stop, copy, files: Vec::new(), samples: 0 };
+    say(format_args!(
+        "{files} files, {bytes}, copied to {}; the original stays unchanged\n",
+        copy.work().display()
+    ));
+    let mut run = Run {
+        args,
+        stop,
+        copy,
+        files: Vec::new(),
+        samples: 0,
+    };
     let lines = run.all()?;
     table::foot(&lines, run.args.source.checked.is_some());
     if let Some(path) = &run.args.json {
         std::fs::write(path, serde_json::to_vec_pretty(&lines)?)
             .map_err(|error| format!("{}: {error}", path.display()))?;
     }
-    let broken = lines.iter().any(|line| line.outcome.verdict == Verdict::Broken);
-    Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let broken = lines
+        .iter()
+        .any(|line| line.outcome.verdict == Verdict::Broken);
+    Ok(if broken {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 /// Checks the arguments at the start, also those that are used at the end.
@@ -164,12 +186,17 @@ fn check(args: &Args) -> Anyhow<()> {
         return Err(format!("--only {word}: no scenario has this word in its name").into());
     }
     if let Some(path) = &args.json {
-        std::fs::File::create(path).map_err(|error| format!("--json {}: {error}", path.display()))?;
+        std::fs::File::create(path)
+            .map_err(|error| format!("--json {}: {error}", path.display()))?;
     }
     if let Some(keep) = &args.keep
         && std::path::absolute(keep)?.starts_with(std::path::absolute(&args.source.path)?)
     {
-        return Err(format!("--keep {}: this folder lies in the data; give another one", keep.display()).into());
+        return Err(format!(
+            "--keep {}: this folder lies in the data; give another one",
+            keep.display()
+        )
+        .into());
     }
     Ok(())
 }
@@ -199,7 +226,10 @@ impl Run {
         table::head();
         let mut lines: Vec<Line> = Vec::new();
         for (index, scenario) in SCENARIOS.iter().enumerate() {
-            if index > 0 && !self.args.only.is_empty() && !self.args.only.iter().any(|word| scenario.is_called(word)) {
+            if index > 0
+                && !self.args.only.is_empty()
+                && !self.args.only.iter().any(|word| scenario.is_called(word))
+            {
                 continue;
             }
             let policies: &[bool] = match scenario.policies {
@@ -210,12 +240,19 @@ impl Run {
                 let started = Instant::now();
                 let outcome = self.scenario(scenario, *substitute)?;
                 let policy = if *substitute { "substitute" } else { "fail" };
-                let line = Line { scenario: scenario.name, policy, seconds: started.elapsed().as_secs_f64(), outcome };
+                let line = Line {
+                    scenario: scenario.name,
+                    policy,
+                    seconds: started.elapsed().as_secs_f64(),
+                    outcome,
+                };
                 table::print(&line, row > 0);
                 lines.push(line);
             }
             if let Some(folder) = &self.args.keep
-                && lines.last().is_some_and(|line| line.outcome.verdict != Verdict::Skipped)
+                && lines
+                    .last()
+                    .is_some_and(|line| line.outcome.verdict != Verdict::Skipped)
             {
                 self.copy.keep(&folder.join(scenario.folder))?;
             }
@@ -230,12 +267,26 @@ impl Run {
         match scenario.what {
             What::Act(Act::Oracle) => self.oracle(),
             What::Act(act) => self.once(scenario, act, None, substitute),
-            What::Damage(kind, when) => {
-                self.once(scenario, Act::Read, Some(Damage { kind, when, files: self.victims(kind) }), substitute)
-            }
-            What::Both(act, kind, when) => {
-                self.once(scenario, act, Some(Damage { kind, when, files: self.victims(kind) }), substitute)
-            }
+            What::Damage(kind, when) => self.once(
+                scenario,
+                Act::Read,
+                Some(Damage {
+                    kind,
+                    when,
+                    files: self.victims(kind),
+                }),
+                substitute,
+            ),
+            What::Both(act, kind, when) => self.once(
+                scenario,
+                act,
+                Some(Damage {
+                    kind,
+                    when,
+                    files: self.victims(kind),
+                }),
+                substitute,
+            ),
             What::Headers => self.headers(scenario),
             What::Descriptors => self.descriptors(scenario),
             What::Kill => self.kill(scenario),
@@ -248,7 +299,12 @@ impl Run {
             path: self.copy.path(),
             record_bytes: self.args.source.record_bytes,
             work: self.copy.work().to_path_buf(),
-            checked: self.args.source.checked.as_ref().map(|_| self.copy.work().join("sums")),
+            checked: self
+                .args
+                .source
+                .checked
+                .as_ref()
+                .map(|_| self.copy.work().join("sums")),
             damage,
             substitute,
             seed: self.args.seed,
@@ -262,7 +318,14 @@ impl Run {
         let header = damage.is_some_and(|damage| damage.kind == Kind::FlippedHeader);
         let plain = matches!(source, Source::Images | Source::Records | Source::Tokens);
         let unlisted = plain && damage.is_some_and(|damage| damage.when == When::Before);
-        Case { promise, source, checked, header, unlisted, samples: self.samples }
+        Case {
+            promise,
+            source,
+            checked,
+            header,
+            unlisted,
+            samples: self.samples,
+        }
     }
 
     /// Runs a job on an intact copy, with its checksums.
@@ -279,7 +342,13 @@ impl Run {
         supervise::run(job, Duration::from_secs(self.args.limit.into()), &self.stop)
     }
 
-    fn once(&self, scenario: &Scenario, act: Act, damage: Option<Damage>, substitute: bool) -> Anyhow<Outcome> {
+    fn once(
+        &self,
+        scenario: &Scenario,
+        act: Act,
+        damage: Option<Damage>,
+        substitute: bool,
+    ) -> Anyhow<Outcome> {
         let case = self.case(scenario.promise, damage.as_ref());
         Ok(case.judge(&self.fresh(&self.job(act, damage, substitute))?))
     }
@@ -322,18 +391,29 @@ impl Run {
         self.copy.renew()?;
         let files = self.copy.files();
         let describes = |path: &PathBuf| {
-            path.to_str().is_some() && damage::self_description(source, path).is_ok_and(|ranges| !ranges.is_empty())
+            path.to_str().is_some()
+                && damage::self_description(source, path).is_ok_and(|ranges| !ranges.is_empty())
         };
-        let files = spread(&files.into_iter().filter(describes).collect::<Vec<_>>(), self.args.places as usize);
+        let files = spread(
+            &files.into_iter().filter(describes).collect::<Vec<_>>(),
+            self.args.places as usize,
+        );
         if files.is_empty() {
             return Ok(Outcome::new(Verdict::Skipped, "the format has no headers"));
         }
         let mut outcomes = Vec::new();
         for place in 0..self.args.places {
             let file = files[place as usize % files.len()].clone();
-            let damage = Damage { kind: Kind::FlippedHeader, when: When::Before, files: vec![file] };
+            let damage = Damage {
+                kind: Kind::FlippedHeader,
+                when: When::Before,
+                files: vec![file],
+            };
             let case = self.case(scenario.promise, Some(&damage));
-            let job = Job { seed: self.args.seed + u64::from(place), ..self.job(Act::Read, Some(damage), false) };
+            let job = Job {
+                seed: self.args.seed + u64::from(place),
+                ..self.job(Act::Read, Some(damage), false)
+            };
             outcomes.push(case.judge(&self.fresh(&job)?));
         }
         Ok(together(&outcomes))
@@ -345,9 +425,15 @@ impl Run {
         for limit in [256, 96, 64, 48, 32, 24, 20, 16, 14, 12, 10, 8, 6, 4, 3] {
             let ended = self.fresh(&self.job(Act::Descriptors(limit), None, false))?;
             let outcome = self.case(scenario.promise, None).judge(&ended);
-            let exact = ended.report.as_ref().is_some_and(|report| report.error.is_none());
+            let exact = ended
+                .report
+                .as_ref()
+                .is_some_and(|report| report.error.is_none());
             if outcome.verdict != Verdict::Ok || !exact {
-                return Ok(Outcome { summary: format!("{summary}; with {limit}: {}", outcome.summary), ..outcome });
+                return Ok(Outcome {
+                    summary: format!("{summary}; with {limit}: {}", outcome.summary),
+                    ..outcome
+                });
             }
             summary = format!("exact with {limit}");
         }
@@ -374,5 +460,7 @@ fn touches(what: What, kind: Kind) -> bool {
 /// Selects `count` files, evenly spread; not the first, which may hold headers of the whole dataset.
 fn spread(all: &[PathBuf], count: usize) -> Vec<PathBuf> {
     let count = count.min(all.len());
-    (0..count).map(|k| all[(2 * k + 1) * all.len() / (2 * count)].clone()).collect()
+    (0..count)
+        .map(|k| all[(2 * k + 1) * all.len() / (2 * count)].clone())
+        .collect()
 }

@@ -63,15 +63,39 @@ const fn damage(name: &'static str, folder: &'static str, kind: Kind, when: When
         Kind::Flipped | Kind::FlippedHeader | Kind::Replaced => Promise::Checksum,
         _ => Promise::Noticed,
     };
-    Scenario { name, folder, what: What::Damage(kind, when), policies: Policies::Both, promise }
+    Scenario {
+        name,
+        folder,
+        what: What::Damage(kind, when),
+        policies: Policies::Both,
+        promise,
+    }
 }
 
 const fn act(name: &'static str, folder: &'static str, act: Act, promise: Promise) -> Scenario {
-    Scenario { name, folder, what: What::Act(act), policies: Policies::Fail, promise }
+    Scenario {
+        name,
+        folder,
+        what: What::Act(act),
+        policies: Policies::Fail,
+        promise,
+    }
 }
 
-const fn with(name: &'static str, folder: &'static str, what: What, policies: Policies, promise: Promise) -> Scenario {
-    Scenario { name, folder, what, policies, promise }
+const fn with(
+    name: &'static str,
+    folder: &'static str,
+    what: What,
+    policies: Policies,
+    promise: Promise,
+) -> Scenario {
+    Scenario {
+        name,
+        folder,
+        what,
+        policies,
+        promise,
+    }
 }
 
 use When::{Before, Indexed};
@@ -80,11 +104,26 @@ use When::{Before, Indexed};
 pub const SCENARIOS: [Scenario; 24] = [
     act("intact", "intact", Act::Oracle, Promise::Exact),
     damage("cut in half, before", "cut", Kind::Cut, Before),
-    damage("cut in half, when indexed", "cut-indexed", Kind::Cut, Indexed),
+    damage(
+        "cut in half, when indexed",
+        "cut-indexed",
+        Kind::Cut,
+        Indexed,
+    ),
     damage("emptied, before", "emptied", Kind::Emptied, Before),
-    damage("emptied, when indexed", "emptied-indexed", Kind::Emptied, Indexed),
+    damage(
+        "emptied, when indexed",
+        "emptied-indexed",
+        Kind::Emptied,
+        Indexed,
+    ),
     damage("removed, before", "removed", Kind::Removed, Before),
-    damage("removed, when indexed", "removed-indexed", Kind::Removed, Indexed),
+    damage(
+        "removed, when indexed",
+        "removed-indexed",
+        Kind::Removed,
+        Indexed,
+    ),
     with(
         "removed; then an older state",
         "removed-state",
@@ -92,20 +131,68 @@ pub const SCENARIOS: [Scenario; 24] = [
         Policies::Fail,
         Promise::Refused,
     ),
-    damage("other file, same length", "replaced-indexed", Kind::Replaced, Indexed),
-    damage("a bit in each of some files", "flipped", Kind::Flipped, Before),
-    with("a bit in a header or index", "flipped-header", What::Headers, Policies::Fail, Promise::Checksum),
+    damage(
+        "other file, same length",
+        "replaced-indexed",
+        Kind::Replaced,
+        Indexed,
+    ),
+    damage(
+        "a bit in each of some files",
+        "flipped",
+        Kind::Flipped,
+        Before,
+    ),
+    with(
+        "a bit in a header or index",
+        "flipped-header",
+        What::Headers,
+        Policies::Fail,
+        Promise::Checksum,
+    ),
     damage("grown, before", "grown", Kind::Grown, Before),
     damage("grown, when indexed", "grown-indexed", Kind::Grown, Indexed),
-    damage("no permission, before", "forbidden", Kind::Forbidden, Before),
-    damage("no permission, when indexed", "forbidden-indexed", Kind::Forbidden, Indexed),
+    damage(
+        "no permission, before",
+        "forbidden",
+        Kind::Forbidden,
+        Before,
+    ),
+    damage(
+        "no permission, when indexed",
+        "forbidden-indexed",
+        Kind::Forbidden,
+        Indexed,
+    ),
     damage("a FIFO, before", "fifo", Kind::Fifo, Before),
     damage("a FIFO, when indexed", "fifo-indexed", Kind::Fifo, Indexed),
     damage("a folder, before", "folder", Kind::Folder, Before),
-    damage("a folder, when indexed", "folder-indexed", Kind::Folder, Indexed),
-    with("fewer and fewer descriptors", "descriptors", What::Descriptors, Policies::Fail, Promise::Survives),
+    damage(
+        "a folder, when indexed",
+        "folder-indexed",
+        Kind::Folder,
+        Indexed,
+    ),
+    with(
+        "fewer and fewer descriptors",
+        "descriptors",
+        What::Descriptors,
+        Policies::Fail,
+        Promise::Survives,
+    ),
     act("no io_uring (pread)", "pread", Act::Pread, Promise::Exact),
-    act("stopped for a second", "stopped", Act::Stopped, Promise::Exact),
-    with("kill -9, then resumed", "killed", What::Kill, Policies::Fail, Promise::Exact),
+    act(
+        "stopped for a second",
+        "stopped",
+        Act::Stopped,
+        Promise::Exact,
+    ),
+    with(
+        "kill -9, then resumed",
+        "killed",
+        What::Kill,
+        Policies::Fail,
+        Promise::Exact,
+    ),
     act("intact, again", "again", Act::Read, Promise::Exact),
 ];

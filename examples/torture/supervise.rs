@@ -48,8 +48,21 @@ pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Err
     if stop.requested() {
         return Err("interrupted".into());
     }
-    let (stdout, stderr) = (fs::read_to_string(stdout)?, String::from_utf8_lossy(&fs::read(stderr)?).into_owned());
-    let report = stdout.lines().find_map(|line| serde_json::from_str(line.strip_prefix(REPORT)?).ok());
-    let tail: Vec<&str> = stderr.lines().skip(stderr.lines().count().saturating_sub(5)).collect();
-    Ok(Ended { report, signal: if hang { None } else { status.signal() }, hang, stderr: tail.join("; ") })
+    let (stdout, stderr) = (
+        fs::read_to_string(stdout)?,
+        String::from_utf8_lossy(&fs::read(stderr)?).into_owned(),
+    );
+    let report = stdout
+        .lines()
+        .find_map(|line| serde_json::from_str(line.strip_prefix(REPORT)?).ok());
+    let tail: Vec<&str> = stderr
+        .lines()
+        .skip(stderr.lines().count().saturating_sub(5))
+        .collect();
+    Ok(Ended {
+        report,
+        signal: if hang { None } else { status.signal() },
+        hang,
+        stderr: tail.join("; "),
+    })
 }

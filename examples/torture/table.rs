@@ -30,7 +30,9 @@ pub fn head() {
 }
 
 fn row(name: &str, policy: &str, summary: &str, seconds: &str, verdict: &str) -> String {
-    format!("{name:<NAME$} {policy:<POLICY$} {summary:<SUMMARY$} {seconds:>SECONDS$}  {verdict}").trim_end().to_string()
+    format!("{name:<NAME$} {policy:<POLICY$} {summary:<SUMMARY$} {seconds:>SECONDS$}  {verdict}")
+        .trim_end()
+        .to_string()
 }
 
 /// Prints a row, its summary wrapped, and the scenario's name only once.
@@ -39,7 +41,13 @@ pub fn print(line: &Line, same: bool) {
     let name = if same { "" } else { line.scenario };
     for (index, text) in wrap(&line.outcome.summary).iter().enumerate() {
         if index == 0 {
-            say(row(name, line.policy, text, &seconds, line.outcome.verdict.as_str()));
+            say(row(
+                name,
+                line.policy,
+                text,
+                &seconds,
+                line.outcome.verdict.as_str(),
+            ));
         } else {
             say(row("", "", text, "", ""));
         }
@@ -67,14 +75,31 @@ fn wrap(text: &str) -> Vec<String> {
 /// Prints the counts of verdicts, with explanations.
 pub fn foot(lines: &[Line], checked: bool) {
     say("─".repeat(110));
-    let count = |verdict| lines.iter().filter(|line| line.outcome.verdict == verdict).count();
-    let (ok, not, broken) = (count(Verdict::Ok), count(Verdict::NotNoticed), count(Verdict::Broken));
+    let count = |verdict| {
+        lines
+            .iter()
+            .filter(|line| line.outcome.verdict == verdict)
+            .count()
+    };
+    let (ok, not, broken) = (
+        count(Verdict::Ok),
+        count(Verdict::NotNoticed),
+        count(Verdict::Broken),
+    );
     let skipped = count(Verdict::Skipped);
-    say(format_args!("{ok} ok, {not} not noticed, {skipped} skipped, {broken} broken"));
-    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && line.outcome.summary.contains("WRONG")) {
-        say("not noticed, WRONG: without checksums (npz: not verified) changed bytes are undetectable; use --checked");
+    say(format_args!(
+        "{ok} ok, {not} not noticed, {skipped} skipped, {broken} broken"
+    ));
+    if lines.iter().any(|line| {
+        line.outcome.verdict == Verdict::NotNoticed && line.outcome.summary.contains("WRONG")
+    }) {
+        say(
+            "not noticed, WRONG: without checksums (npz: not verified) changed bytes are undetectable; use --checked",
+        );
     }
-    if lines.iter().any(|line| line.outcome.verdict == Verdict::NotNoticed && !line.outcome.summary.contains("WRONG")) {
+    if lines.iter().any(|line| {
+        line.outcome.verdict == Verdict::NotNoticed && !line.outcome.summary.contains("WRONG")
+    }) {
         say(
             "not noticed, another dataset: only the folder lists the files; a saved state would detect it (dataset changed)",
         );

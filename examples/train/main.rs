@@ -77,15 +77,30 @@ fn run(args: &Args) -> Anyhow<()> {
     }
     println!("{}", images.describe());
     let (held_out, training) = images.split(HELD_OUT, args.seed)?;
-    println!("{} to learn from, {} held out", training.len(), held_out.len());
+    println!(
+        "{} to learn from, {} held out",
+        training.len(),
+        held_out.len()
+    );
 
     if held_out.len() == 0 {
         return Err("too few pictures: none is left to test with".into());
     }
 
-    let augmented = decoder(Image::random_resized_crop(SIDE as u32).scale(0.5, 1.0).flip(0.5));
+    let augmented = decoder(
+        Image::random_resized_crop(SIDE as u32)
+            .scale(0.5, 1.0)
+            .flip(0.5),
+    );
     let order = Order::shuffled(args.seed);
-    let loader = open(|| Loader::builder(training.clone()).decode(augmented.clone()).order(order.clone()), args)?;
+    let loader = open(
+        || {
+            Loader::builder(training.clone())
+                .decode(augmented.clone())
+                .order(order.clone())
+        },
+        args,
+    )?;
     println!("memory\n{}", loader.plan());
 
     let steps = loader.batches_per_epoch() * args.epochs;
@@ -102,7 +117,10 @@ fn run(args: &Args) -> Anyhow<()> {
     }
 
     let plain = decoder(Image::resize(SIDE as u32, SIDE as u32));
-    let test = open(|| Loader::builder(held_out.clone()).decode(plain.clone()), args)?;
+    let test = open(
+        || Loader::builder(held_out.clone()).decode(plain.clone()),
+        args,
+    )?;
     let mut score = Score::default();
     for batch in test.epoch(0)? {
         let batch = batch?;
@@ -120,13 +138,19 @@ fn run(args: &Args) -> Anyhow<()> {
 }
 
 fn decoder(image: Image) -> Image {
-    image.dtype(DType::F32).layout(PixelLayout::Nchw).normalize(MEAN, STD)
+    image
+        .dtype(DType::F32)
+        .layout(PixelLayout::Nchw)
+        .normalize(MEAN, STD)
 }
 
 /// The loader with io_uring past the page cache, to show the whole way; where that is refused, whatever works.
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args) -> Anyhow<Loader> {
     let make = || make().batch_size(args.batch).workers(args.workers);
-    match make().tuning(|t| t.reader(Mode::Uring).direct(Direct::Auto)).build() {
+    match make()
+        .tuning(|t| t.reader(Mode::Uring).direct(Direct::Auto))
+        .build()
+    {
         Err(error) if error.kind() == ErrorKind::Unsupported => {
             println!("note: {error}");
             Ok(make().build()?)
@@ -138,7 +162,11 @@ fn open(make: impl Fn() -> LoaderBuilder, args: &Args) -> Anyhow<Loader> {
 fn train_epoch(loader: &Loader, trainer: &mut Trainer, epoch: u64) -> Anyhow<(Score, f64)> {
     let begin = Instant::now();
     let batches = loader.epoch(epoch)?;
-    let bar = progress(batches.len() as u64, &format!("epoch {:2}", epoch + 1), "batches");
+    let bar = progress(
+        batches.len() as u64,
+        &format!("epoch {:2}", epoch + 1),
+        "batches",
+    );
     let mut score = Score::default();
     for batch in batches {
         let batch = batch?;
@@ -152,7 +180,10 @@ fn train_epoch(loader: &Loader, trainer: &mut Trainer, epoch: u64) -> Anyhow<(Sc
 
 /// `[n, 3, SIDE, SIDE]` and `[n]`: views of the batch's memory, no copy.
 fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
-    Ok((batch.field("image")?.as_slice()?, batch.field("label")?.as_slice()?))
+    Ok((
+        batch.field("image")?.as_slice()?,
+        batch.field("label")?.as_slice()?,
+    ))
 }
 
 /// The folder of the made set. Its name tells what it was made from, so that another set gets another folder.
@@ -160,7 +191,11 @@ fn made_shapes() -> Anyhow<PathBuf> {
     // In the checkout if cargo runs it, else in the present folder.
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
     let dir = Path::new(&root).join(format!("target/feedline-shapes/plain-{PER_CLASS}"));
-    let bar = progress((PER_CLASS * shapes::CLASSES.len()) as u64, "making pictures", "pictures");
+    let bar = progress(
+        (PER_CLASS * shapes::CLASSES.len()) as u64,
+        "making pictures",
+        "pictures",
+    );
     let made = shapes::make_shapes(&dir, PER_CLASS, 1, |done| bar.set_position(done));
     bar.finish_and_clear();
     made.map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
@@ -169,6 +204,7 @@ fn made_shapes() -> Anyhow<PathBuf> {
 
 /// Drawn on terminals only.
 fn progress(len: u64, what: &str, unit: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(&format!("{what} {{wide_bar}} {{pos}}/{{len}} {unit}"));
+    let style =
+        ProgressStyle::with_template(&format!("{what} {{wide_bar}} {{pos}}/{{len}} {unit}"));
     ProgressBar::new(len).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

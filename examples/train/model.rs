@@ -61,11 +61,24 @@ impl Trainer {
         let mut convolutions = Vec::new();
         for (outputs, kernel, stride) in CONVOLUTIONS {
             let layer = Layer::new(outputs, channels * kernel.pow(2), &mut draws);
-            convolutions.push(Convolution { layer, rows: Window { kernel, stride, side }.rows(channels) });
+            convolutions.push(Convolution {
+                layer,
+                rows: Window {
+                    kernel,
+                    stride,
+                    side,
+                }
+                .rows(channels),
+            });
             (side, channels) = (side / stride, outputs);
         }
         let head = Layer::new(classes, channels, &mut draws);
-        Trainer { convolutions, head, step: 0, steps }
+        Trainer {
+            convolutions,
+            head,
+            step: 0,
+            steps,
+        }
     }
 
     /// One training step. `images` is `[n, 3, SIDE, SIDE]`, normalised; `labels` is `[n]`, each below the number of classes.
@@ -94,7 +107,12 @@ impl Trainer {
 
     /// How well the network does on pictures it does not learn from.
     pub fn evaluate(&self, images: &[f32], labels: &[i64]) -> Result<Score, ShapeError> {
-        let x = self.convolutions.iter().fold(columns(images, labels.len())?, |x, layer| layer.forward(&x).0);
+        let x = self
+            .convolutions
+            .iter()
+            .fold(columns(images, labels.len())?, |x, layer| {
+                layer.forward(&x).0
+            });
         Ok(cross_entropy(self.head.forward(&pool(&x, self.channels())), labels).0)
     }
 
@@ -108,24 +126,35 @@ impl Trainer {
 fn pool(x: &Array2<f32>, channels: usize) -> Array2<f32> {
     let positions = x.nrows() / channels;
     Array2::from_shape_fn((channels, x.ncols()), |(channel, n)| {
-        x.slice(s![channel * positions..(channel + 1) * positions, n]).sum() / positions as f32
+        x.slice(s![channel * positions..(channel + 1) * positions, n])
+            .sum()
+            / positions as f32
     })
 }
 
 /// The gradient of [`pool`]: each of the `rows` gets an equal share of its channel's.
 fn spread(gradient: &Array2<f32>, rows: usize) -> Array2<f32> {
     let positions = rows / gradient.nrows();
-    Array2::from_shape_fn((rows, gradient.ncols()), |(row, n)| gradient[(row / positions, n)] / positions as f32)
+    Array2::from_shape_fn((rows, gradient.ncols()), |(row, n)| {
+        gradient[(row / positions, n)] / positions as f32
+    })
 }
 
 /// A column for each picture.
 fn columns(images: &[f32], n: usize) -> Result<Array2<f32>, ShapeError> {
-    Ok(ArrayView2::from_shape((n, 3 * SIDE * SIDE), images)?.t().as_standard_layout().into_owned())
+    Ok(ArrayView2::from_shape((n, 3 * SIDE * SIDE), images)?
+        .t()
+        .as_standard_layout()
+        .into_owned())
 }
 
 /// The mean loss of all pictures as a score, and its gradient with respect to `logits`, `[classes, n]`.
 fn cross_entropy(mut logits: Array2<f32>, labels: &[i64]) -> (Score, Array2<f32>) {
-    let mut score = Score { loss: 0.0, correct: 0, seen: labels.len() };
+    let mut score = Score {
+        loss: 0.0,
+        correct: 0,
+        seen: labels.len(),
+    };
     for (mut column, &label) in logits.axis_iter_mut(Axis(1)).zip(labels) {
         let label = label as usize;
         let max = column.fold(f32::NEG_INFINITY, |a, &b| a.max(b));
@@ -160,7 +189,10 @@ impl Adam {
             0.5 + 0.5 * (std::f32::consts::PI * (done - WARM_UP) / (1.0 - WARM_UP)).cos()
         };
         let corrections = Self::DECAYS.map(|decay| 1.0 - decay.powi(step as i32 + 1));
-        Adam { rate: PEAK_LEARNING_RATE * part, corrections }
+        Adam {
+            rate: PEAK_LEARNING_RATE * part,
+            corrections,
+        }
     }
 }
 
@@ -173,17 +205,25 @@ struct Parameter {
 impl Parameter {
     fn new(value: Array2<f32>) -> Self {
         let zeros = Array2::zeros(value.dim());
-        Parameter { value, moments: [zeros.clone(), zeros] }
+        Parameter {
+            value,
+            moments: [zeros.clone(), zeros],
+        }
     }
 
     fn update(&mut self, gradient: &Array2<f32>, adam: &Adam) {
         let [first, second] = &mut self.moments;
         let ([a, b], [c, d]) = (Adam::DECAYS, adam.corrections);
-        Zip::from(&mut self.value).and(first).and(second).and(gradient).for_each(|value, first, second, &g| {
-            *first = a * *first + (1.0 - a) * g;
-            *second = b * *second + (1.0 - b) * g * g;
-            *value -= adam.rate * (Adam::WEIGHT_DECAY * *value + *first / c / ((*second / d).sqrt() + 1e-8));
-        });
+        Zip::from(&mut self.value)
+            .and(first)
+            .and(second)
+            .and(gradient)
+            .for_each(|value, first, second, &g| {
+                *first = a * *first + (1.0 - a) * g;
+                *second = b * *second + (1.0 - b) * g * g;
+                *value -= adam.rate
+                    * (Adam::WEIGHT_DECAY * *value + *first / c / ((*second / d).sqrt() + 1e-8));
+            });
     }
 }
 
@@ -197,8 +237,12 @@ impl Layer {
     /// He's initialisation: the values of a layer keep their variance through ReLU.
     fn new(outputs: usize, inputs: usize, draws: &mut Draws) -> Self {
         let most = (6.0 / inputs as f64).sqrt();
-        let weight = Array2::from_shape_fn((outputs, inputs), |_| draws.range_f64(-most, most) as f32);
-        Self { weight: Parameter::new(weight), bias: Parameter::new(Array2::zeros((outputs, 1))) }
+        let weight =
+            Array2::from_shape_fn((outputs, inputs), |_| draws.range_f64(-most, most) as f32);
+        Self {
+            weight: Parameter::new(weight),
+            bias: Parameter::new(Array2::zeros((outputs, 1))),
+        }
     }
 
     fn forward(&self, x: &Array2<f32>) -> Array2<f32> {
@@ -208,7 +252,8 @@ impl Layer {
     fn backward(&mut self, x: &Array2<f32>, gradient: &Array2<f32>, adam: &Adam) -> Array2<f32> {
         let below = self.weight.value.t().dot(gradient);
         self.weight.update(&gradient.dot(&x.t()), adam);
-        self.bias.update(&gradient.sum_axis(Axis(1)).insert_axis(Axis(1)), adam);
+        self.bias
+            .update(&gradient.sum_axis(Axis(1)).insert_axis(Axis(1)), adam);
         below
     }
 }
@@ -233,13 +278,24 @@ impl Convolution {
         let y = self.layer.forward(&under_kernel);
         let positive = y.mapv(|y| y > 0.0);
         let y = self.fold(y.mapv_into(|y| y.max(0.0)), x.ncols());
-        (y, Tape { inputs: x.nrows(), under_kernel, positive })
+        (
+            y,
+            Tape {
+                inputs: x.nrows(),
+                under_kernel,
+                positive,
+            },
+        )
     }
 
     /// Learns from the gradient of the output and returns that of the input.
     fn backward(&mut self, tape: Tape, gradient: Array2<f32>, adam: &Adam) -> Array2<f32> {
-        let mut gradient = gradient.into_shape_with_order(tape.positive.dim()).expect("as many numbers as the output");
-        gradient.zip_mut_with(&tape.positive, |gradient, positive| *gradient *= f32::from(u8::from(*positive)));
+        let mut gradient = gradient
+            .into_shape_with_order(tape.positive.dim())
+            .expect("as many numbers as the output");
+        gradient.zip_mut_with(&tape.positive, |gradient, positive| {
+            *gradient *= f32::from(u8::from(*positive))
+        });
         let below = self.layer.backward(&tape.under_kernel, &gradient, adam);
         self.scatter(&below, tape.inputs)
     }
@@ -247,7 +303,8 @@ impl Convolution {
     /// From a row for each channel to one for each channel and position.
     fn fold(&self, y: Array2<f32>, n: usize) -> Array2<f32> {
         let rows = y.len() / n;
-        y.into_shape_with_order((rows, n)).expect("as many numbers as before")
+        y.into_shape_with_order((rows, n))
+            .expect("as many numbers as before")
     }
 
     /// A row for each input channel and place in the kernel, a column for each output position and picture.
@@ -260,14 +317,19 @@ impl Convolution {
                 None => under_kernel.resize(under_kernel.len() + n, 0.0),
             }
         }
-        let shape = (self.layer.weight.value.ncols(), under_kernel.len() / self.layer.weight.value.ncols());
+        let shape = (
+            self.layer.weight.value.ncols(),
+            under_kernel.len() / self.layer.weight.value.ncols(),
+        );
         Array2::from_shape_vec(shape, under_kernel).expect("a row for each weight")
     }
 
     /// The gradient of [`gather`](Self::gather): the sum over all places to which an input row went.
     fn scatter(&self, gradient: &Array2<f32>, inputs: usize) -> Array2<f32> {
         let n = gradient.len() / self.rows.len();
-        let gradient = gradient.to_shape((self.rows.len(), n)).expect("as many numbers as were gathered");
+        let gradient = gradient
+            .to_shape((self.rows.len(), n))
+            .expect("as many numbers as were gathered");
         let mut below = Array2::zeros((inputs, n));
         for (row, gradient) in self.rows.iter().zip(gradient.rows()) {
             if let Some(row) = row {
@@ -302,7 +364,9 @@ impl Window {
 
     /// The input's row (or column) under place `k` of the kernel; none beyond the border.
     fn input(&self, output: usize, k: usize) -> Option<usize> {
-        (output * self.stride + k).checked_sub(self.kernel / 2).filter(|&input| input < self.side)
+        (output * self.stride + k)
+            .checked_sub(self.kernel / 2)
+            .filter(|&input| input < self.side)
     }
 }
 
@@ -323,20 +387,36 @@ mod tests {
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {
         let (mut trainer, labels, x) = (Trainer::new(3, 10, 1), [0, 2, 1, 1], pictures(4));
-        let still = Adam { rate: 0.0, corrections: [1.0, 1.0] };
+        let still = Adam {
+            rate: 0.0,
+            corrections: [1.0, 1.0],
+        };
         let (_, gradient) = trainer.learn(x.clone(), &labels, &still);
         let length = gradient.iter().map(|g| g * g).sum::<f32>().sqrt();
-        let mut loss = |step: f32| trainer.learn(&x + &(&gradient * (step / length)), &labels, &still).0.loss();
+        let mut loss = |step: f32| {
+            trainer
+                .learn(&x + &(&gradient * (step / length)), &labels, &still)
+                .0
+                .loss()
+        };
         let slope = (loss(0.02) - loss(-0.02)) / 0.04;
-        assert!((slope / f64::from(length) - 1.0).abs() < 0.02, "slope {slope}, gradient {length}");
+        assert!(
+            (slope / f64::from(length) - 1.0).abs() < 0.02,
+            "slope {slope}, gradient {length}"
+        );
     }
 
     #[test]
     fn the_network_learns_a_few_pictures_by_heart() {
-        let (mut trainer, labels, x) =
-            (Trainer::new(3, 30, 1), [0, 2, 1, 1], pictures(4).t().as_standard_layout().into_owned());
+        let (mut trainer, labels, x) = (
+            Trainer::new(3, 30, 1),
+            [0, 2, 1, 1],
+            pictures(4).t().as_standard_layout().into_owned(),
+        );
         let images = x.as_slice().expect("standard layout");
-        let losses: Vec<f64> = (0..30).map(|_| trainer.train(images, &labels).unwrap().loss()).collect();
+        let losses: Vec<f64> = (0..30)
+            .map(|_| trainer.train(images, &labels).unwrap().loss())
+            .collect();
         assert!(losses[29] < 0.02 && losses[0] > 0.5, "{losses:?}");
     }
 }

@@ -11,7 +11,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The classes, one folder each. In alphabetical order, so that a label is an index into this list.
-pub const CLASSES: [&str; 8] = ["circle", "crescent", "cross", "heart", "ring", "square", "star", "triangle"];
+pub const CLASSES: [&str; 8] = [
+    "circle", "crescent", "cross", "heart", "ring", "square", "star", "triangle",
+];
 
 const JPEG_QUALITY: u8 = 90;
 
@@ -21,7 +23,12 @@ const JPEG_QUALITY: u8 = 90;
 /// A folder that is there already is left as it is. It is a whole set: the pictures go to a
 /// temporary folder first, which gets its name only once the last picture is in it.
 /// The same seed draws the same pictures.
-pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(u64) + Sync) -> io::Result<()> {
+pub fn make_shapes(
+    dir: &Path,
+    n_per_class: usize,
+    seed: u64,
+    progress: impl Fn(u64) + Sync,
+) -> io::Result<()> {
     if dir.is_dir() {
         return Ok(());
     }
@@ -30,7 +37,8 @@ pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(
     partial.push(format!(".partial-{}", std::process::id()));
     let partial = Path::new(&partial);
 
-    let made = draw_all(partial, n_per_class, seed, progress).and_then(|()| fs::rename(partial, dir));
+    let made =
+        draw_all(partial, n_per_class, seed, progress).and_then(|()| fs::rename(partial, dir));
     if made.is_err() {
         // The error that counts is the first one; what cannot be removed now does no harm.
         let _ = fs::remove_dir_all(partial);
@@ -41,21 +49,33 @@ pub fn make_shapes(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(
     made
 }
 
-fn draw_all(dir: &Path, n_per_class: usize, seed: u64, progress: impl Fn(u64) + Sync) -> io::Result<()> {
+fn draw_all(
+    dir: &Path,
+    n_per_class: usize,
+    seed: u64,
+    progress: impl Fn(u64) + Sync,
+) -> io::Result<()> {
     for class in CLASSES {
         fs::create_dir_all(dir.join(class))?;
     }
     let done = AtomicU64::new(0);
-    (0..CLASSES.len() * n_per_class).into_par_iter().try_for_each(|i| {
-        let (class, number) = (i / n_per_class, i % n_per_class);
-        // Draws of its own for each picture: the order of the threads has no say.
-        let picture = draw(class, Draws::new(seed, 0, i as u64, "shape"));
-        let mut jpeg = Vec::new();
-        JpegEncoder::new_with_quality(&mut jpeg, JPEG_QUALITY).encode_image(&picture).map_err(io::Error::other)?;
-        fs::write(dir.join(CLASSES[class]).join(format!("{number:05}.jpg")), jpeg)?;
-        progress(done.fetch_add(1, Ordering::Relaxed) + 1);
-        Ok(())
-    })
+    (0..CLASSES.len() * n_per_class)
+        .into_par_iter()
+        .try_for_each(|i| {
+            let (class, number) = (i / n_per_class, i % n_per_class);
+            // Draws of its own for each picture: the order of the threads has no say.
+            let picture = draw(class, Draws::new(seed, 0, i as u64, "shape"));
+            let mut jpeg = Vec::new();
+            JpegEncoder::new_with_quality(&mut jpeg, JPEG_QUALITY)
+                .encode_image(&picture)
+                .map_err(io::Error::other)?;
+            fs::write(
+                dir.join(CLASSES[class]).join(format!("{number:05}.jpg")),
+                jpeg,
+            )?;
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+            Ok(())
+        })
 }
 
 /// A picture of the class: a light shape, wholly inside, on a darker ground that is lit from one side.
@@ -65,9 +85,16 @@ fn draw(class: usize, mut draws: Draws) -> RgbImage {
     let mut colour = |low, high| [(); 3].map(|()| between(low, high));
     let (ground, shape) = (colour(0.05, 0.4), colour(0.5, 1.0));
     let radius = between(0.24, 0.42) * width.min(height);
-    let (x, y) = (between(radius.into(), (width - radius).into()), between(radius.into(), (height - radius).into()));
+    let (x, y) = (
+        between(radius.into(), (width - radius).into()),
+        between(radius.into(), (height - radius).into()),
+    );
     let (sin, cos) = between(0.0, std::f64::consts::TAU).sin_cos();
-    let (light, noise, outline) = (between(-0.5, 0.5), f64::from(between(0.02, 0.1)), outline(class));
+    let (light, noise, outline) = (
+        between(-0.5, 0.5),
+        f64::from(between(0.02, 0.1)),
+        outline(class),
+    );
     RgbImage::from_fn(width as u32, height as u32, |column, row| {
         let (u, v) = (column as f32 - x, row as f32 - y);
         let (u, v) = ((u * cos + v * sin) / radius, (v * cos - u * sin) / radius);

@@ -7,8 +7,13 @@ use feedline::unstable::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    for (name, kind) in ["", "a", "label"].into_iter().flat_map(|name| (0..3).map(move |kind| (name, kind))) {
-        let Ok(values) = fuzzing::feature(bytes, name, kind, 4096) else { continue };
+    for (name, kind) in ["", "a", "label"]
+        .into_iter()
+        .flat_map(|name| (0..3).map(move |kind| (name, kind)))
+    {
+        let Ok(values) = fuzzing::feature(bytes, name, kind, 4096) else {
+            continue;
+        };
         assert!(values.len() <= if kind == 0 { bytes.len() } else { 4096 });
     }
 });

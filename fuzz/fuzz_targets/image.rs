@@ -4,8 +4,8 @@
 #![no_main]
 
 use feedline::decode::{Image, Limits};
-use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
+use feedline::unstable::Single;
 use libfuzzer_sys::fuzz_target;
 use std::cell::RefCell;
 

@@ -12,14 +12,23 @@ const COLUMNS: &str = r#""version":2,"format":"mds","column_names":["a","b","c",
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = fuzzing::mds(bytes, bytes);
-    let [samples, kind, shard @ ..] = bytes else { return };
+    let [samples, kind, shard @ ..] = bytes else {
+        return;
+    };
     let (zip, len) = (kind & 1 == 1, shard.len());
     let raw = if zip { usize::from(*kind) * 64 } else { len };
-    let compressed = format!(r#""compression":"zstd","zip_data":{{"basename":"a.zstd","bytes":{len}}}"#);
-    let compressed = if zip { &compressed } else { r#""compression":null,"zip_data":null"# };
+    let compressed =
+        format!(r#""compression":"zstd","zip_data":{{"basename":"a.zstd","bytes":{len}}}"#);
+    let compressed = if zip {
+        &compressed
+    } else {
+        r#""compression":null,"zip_data":null"#
+    };
     let file = format!(r#""raw_data":{{"basename":"a","bytes":{raw}}},"samples":{samples}"#);
     let index = format!(r#"{{"version":2,"shards":[{{{COLUMNS},{compressed},{file}}}]}}"#);
-    let Ok(mds) = fuzzing::mds(index.as_bytes(), shard) else { return };
+    let Ok(mds) = fuzzing::mds(index.as_bytes(), shard) else {
+        return;
+    };
     assert_eq!(mds.len(), u64::from(*samples));
     if zip {
         let _ = fuzzing::chunk(&mds, 0);

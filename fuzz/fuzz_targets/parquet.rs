@@ -15,7 +15,10 @@ fn forgive_the_parquet_crate() {
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            if !info.location().is_some_and(|place| place.file().contains("/parquet-")) {
+            if !info
+                .location()
+                .is_some_and(|place| place.file().contains("/parquet-"))
+            {
                 before(info);
             }
         }));
@@ -26,18 +29,33 @@ fuzz_target!(|bytes: &[u8]| {
     forgive_the_parquet_crate();
     // Whole row groups, or runs of their rows; every column, or those that lists of any length would rule out.
     let builder = Parquet::builder().chunk_bytes(if bytes.len() % 2 == 0 { 700 } else { 1 << 27 });
-    let lists = builder.clone().up_to("tok", 8).up_to("bools", 8).up_to("same", 500).up_to("empty.list.element.a", 4);
+    let lists = builder
+        .clone()
+        .up_to("tok", 8)
+        .up_to("bools", 8)
+        .up_to("same", 500)
+        .up_to("empty.list.element.a", 4);
     let one = |name: &str| builder.clone().up_to(name, 500).open_bytes(bytes.to_vec());
-    let opened = lists.open_bytes(bytes.to_vec()).or_else(|_| builder.clone().open_bytes(bytes.to_vec()));
-    let opened = opened.or_else(|_| one("tok")).or_else(|_| one("same")).or_else(|_| one("empty.list.element.a"));
+    let opened = lists
+        .open_bytes(bytes.to_vec())
+        .or_else(|_| builder.clone().open_bytes(bytes.to_vec()));
+    let opened = opened
+        .or_else(|_| one("tok"))
+        .or_else(|_| one("same"))
+        .or_else(|_| one("empty.list.element.a"));
     let Ok(dataset) = opened else { return };
     let chunks = dataset.chunked().expect("Parquet comes in chunks");
-    let largest =
-        (0..chunks.starts().len() - 1).map(|chunk| chunks.chunk_bytes(chunk)).map(|b| b.opened + b.scratch).max();
+    let largest = (0..chunks.starts().len() - 1)
+        .map(|chunk| chunks.chunk_bytes(chunk))
+        .map(|b| b.opened + b.scratch)
+        .max();
     // A loader would refuse it by its budget.
     if largest.unwrap_or(0) > 64 << 20 {
         return;
     }
-    let (done, _) = Verify::new().workers(1).run(&dataset, |_| ControlFlow::Continue(())).expect("legal settings");
+    let (done, _) = Verify::new()
+        .workers(1)
+        .run(&dataset, |_| ControlFlow::Continue(()))
+        .expect("legal settings");
     assert_eq!(done.samples, dataset.len());
 });

@@ -5,8 +5,8 @@
 #![no_main]
 
 use feedline::decode::{Image, Limits};
-use feedline::unstable::Single;
 use feedline::tensor::EncodedField;
+use feedline::unstable::Single;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use libfuzzer_sys::fuzz_target;
 
@@ -38,7 +38,13 @@ impl Recipe {
     fn encode(&self, bytes: &[u8], marked: bool) -> Vec<u8> {
         let channels = if self.gray { 1 } else { 3 };
         let count = usize::from(self.width) * usize::from(self.height) * channels;
-        let value = |at: usize| bytes.get(at % bytes.len().max(1)).copied().unwrap_or(0).wrapping_add((at / 7) as u8);
+        let value = |at: usize| {
+            bytes
+                .get(at % bytes.len().max(1))
+                .copied()
+                .unwrap_or(0)
+                .wrapping_add((at / 7) as u8)
+        };
         let pixels: Vec<u8> = (0..count).map(value).collect();
         let mut out = Vec::new();
         let mut encoder = Encoder::new(&mut out, 85);
@@ -46,8 +52,14 @@ impl Recipe {
         if marked {
             encoder.set_restart_interval(self.interval);
         }
-        let color = if self.gray { ColorType::Luma } else { ColorType::Rgb };
-        encoder.encode(&pixels, self.width, self.height, color).expect("a legal picture");
+        let color = if self.gray {
+            ColorType::Luma
+        } else {
+            ColorType::Rgb
+        };
+        encoder
+            .encode(&pixels, self.width, self.height, color)
+            .expect("a legal picture");
         out
     }
 }
@@ -56,18 +68,26 @@ fn row(strict: bool, input: &[u8], id: u64) -> Option<Vec<u8>> {
     let mut limits = Limits::default();
     limits.pixels = 1 << 20;
     limits.memory = 64 << 20;
-    let image = Image::random_resized_crop(16).scale(0.01, 1.0).limits(limits).strict(strict);
+    let image = Image::random_resized_crop(16)
+        .scale(0.01, 1.0)
+        .limits(limits)
+        .strict(strict);
     let mut single = Single::new(image, &EncodedField::image("image")).expect("legal settings");
     single.decode(input, 0, 0, id).ok()?;
     Some(single.bytes(0).to_vec())
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    let Some((head, rest)) = bytes.split_first_chunk() else { return };
+    let Some((head, rest)) = bytes.split_first_chunk() else {
+        return;
+    };
     let recipe = Recipe::of(head);
     let (plain, mut marked) = (recipe.encode(rest, false), recipe.encode(rest, true));
     let expected = row(true, &plain, recipe.id).expect("a good picture");
-    assert!(row(true, &marked, recipe.id) == Some(expected), "with and without markers differ");
+    assert!(
+        row(true, &marked, recipe.id) == Some(expected),
+        "with and without markers differ"
+    );
     // Then damage: every three bytes are a place and a value.
     for damage in rest.chunks_exact(3).take(8) {
         let at = usize::from(u16::from_le_bytes([damage[0], damage[1]])) % marked.len();

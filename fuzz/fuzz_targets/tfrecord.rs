@@ -8,11 +8,22 @@ use feedline::unstable::fuzzing;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(records) = TfRecord::builder().open_bytes(bytes) else { return };
+    let Ok(records) = TfRecord::builder().open_bytes(bytes) else {
+        return;
+    };
     // Payloads may be wrong; lengths may not.
-    let unchecked = TfRecord::builder().checksums(false).open_bytes(bytes).expect("the same index");
+    let unchecked = TfRecord::builder()
+        .checksums(false)
+        .open_bytes(bytes)
+        .expect("the same index");
     let all = |dataset| (0..records.len()).map(move |id| fuzzing::sample(dataset, id));
-    let sum: usize = all(&unchecked).map(|fields| 16 + fields.expect("its length is right")[0].len()).sum();
+    let sum: usize = all(&unchecked)
+        .map(|fields| 16 + fields.expect("its length is right")[0].len())
+        .sum();
     assert_eq!(sum, bytes.len());
-    assert!(all(&records).flatten().all(|fields| fields[0].len() < bytes.len()));
+    assert!(
+        all(&records)
+            .flatten()
+            .all(|fields| fields[0].len() < bytes.len())
+    );
 });

@@ -41,7 +41,13 @@ pub trait Chunked: Send + Sync {
     ///
     /// Runs on a decode worker, which keeps `scratch` from chunk to chunk. An error becomes the error of every sample
     /// of the chunk.
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()>;
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()>;
 
     /// Name of the chunk in errors: the path and, for example, the row group.
     fn chunk_name(&self, chunk: usize) -> String;

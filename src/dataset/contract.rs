@@ -11,7 +11,10 @@ use std::sync::Arc;
 /// A set of samples with ids 0 … len - 1. Open: implement it for a format of your own.
 ///
 /// The first five methods are enough for data that lies in storage as it is delivered.
-#[allow(clippy::len_without_is_empty, reason = "a loader refuses an empty dataset")]
+#[allow(
+    clippy::len_without_is_empty,
+    reason = "a loader refuses an empty dataset"
+)]
 pub trait Dataset: Send + Sync + 'static {
     /// Stored fields of a sample, in order.
     fn schema(&self) -> &[EncodedField];
@@ -87,7 +90,10 @@ pub struct Sizes {
 impl Sizes {
     /// Sizes of samples of at most so many bytes; the rest is 0 or unknown.
     pub fn new(sample_bytes_max: u64) -> Self {
-        Self { sample_bytes_max, ..Self::default() }
+        Self {
+            sample_bytes_max,
+            ..Self::default()
+        }
     }
 }
 
@@ -109,7 +115,13 @@ pub trait Framed: Send + Sync {
     ///
     /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
     /// other fields are not opened.
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let _ = (sample, field, buffer);
         Ok(bytes)
     }
@@ -143,7 +155,12 @@ pub trait Framed: Send + Sync {
     /// Seek points of the picture in a field, which decoders get with its bytes; see
     /// [`DatasetExt`](super::DatasetExt)`::seekable`. Points that lie in a file are read into `buffer`. After an error the picture
     /// is decoded without them.
-    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn seek_points<'a>(
+        &'a self,
+        sample: u64,
+        field: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let _ = (sample, field, buffer);
         Ok(&[])
     }
@@ -161,7 +178,9 @@ pub(super) fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
 
 /// The chunks of a dataset that has some.
 pub(super) fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
-    dataset.chunked().expect("asked only when the dataset has chunks")
+    dataset
+        .chunked()
+        .expect("asked only when the dataset has chunks")
 }
 
 struct Unframed;
@@ -174,11 +193,19 @@ impl Framed for Unframed {
 
 /// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells: for most framed
 /// fields of varying length, and for those in chunks.
-pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: usize) -> Result<Option<u64>> {
+pub(crate) fn field_bytes<D: Dataset + ?Sized>(
+    dataset: &D,
+    sample: u64,
+    field: usize,
+) -> Result<Option<u64>> {
     if let Some(bytes) = frames(dataset).field_bytes(sample, field)? {
         return Ok(Some(bytes));
     }
-    if let Some(bytes) = dataset.schema().get(field).and_then(EncodedField::fixed_bytes) {
+    if let Some(bytes) = dataset
+        .schema()
+        .get(field)
+        .and_then(EncodedField::fixed_bytes)
+    {
         return Ok(Some(bytes));
     }
     if dataset.chunked().is_some() {
@@ -187,7 +214,10 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: 
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
     let len = |part: Part<'_>| (!matches!(part, Part::Framed(_))).then(|| part.len() as u64);
-    let own = parts.iter().filter(|(of, _)| *of == field).map(|(_, part)| len(part));
+    let own = parts
+        .iter()
+        .filter(|(of, _)| *of == field)
+        .map(|(_, part)| len(part));
     Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 
@@ -199,7 +229,11 @@ pub(crate) fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> b
 }
 
 /// Name of the sample within its file, for people.
-pub(crate) fn member<D: Dataset + ?Sized>(dataset: &D, sample: u64, field: Option<usize>) -> Option<String> {
+pub(crate) fn member<D: Dataset + ?Sized>(
+    dataset: &D,
+    sample: u64,
+    field: Option<usize>,
+) -> Option<String> {
     if let Some(framed) = dataset.framed() {
         return framed.member(sample, field);
     }

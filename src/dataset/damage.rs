@@ -48,11 +48,17 @@ const KINDS: [(&str, DamageKind); 10] = [
 impl DamageKind {
     /// Name of the kind.
     pub fn as_str(self) -> &'static str {
-        KINDS.iter().find(|(_, kind)| *kind == self).map_or("other", |(name, _)| name)
+        KINDS
+            .iter()
+            .find(|(_, kind)| *kind == self)
+            .map_or("other", |(name, _)| name)
     }
 
     pub(crate) fn from_str(name: &str) -> Option<Self> {
-        KINDS.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind)
+        KINDS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, kind)| *kind)
     }
 
     /// Kind of the error for refused damage.
@@ -85,8 +91,21 @@ pub struct Damage {
 
 impl Damage {
     /// Makes an entry; the index fills in the path.
-    pub fn new(kind: DamageKind, offset: u64, len: u64, samples: u64, message: impl Into<String>) -> Self {
-        Self { path: PathBuf::new(), offset, len, kind, message: message.into(), samples }
+    pub fn new(
+        kind: DamageKind,
+        offset: u64,
+        len: u64,
+        samples: u64,
+        message: impl Into<String>,
+    ) -> Self {
+        Self {
+            path: PathBuf::new(),
+            offset,
+            len,
+            kind,
+            message: message.into(),
+            samples,
+        }
     }
 
     pub(crate) fn at(mut self, path: &Path) -> Self {
@@ -96,17 +115,33 @@ impl Damage {
 
     /// Whether more than [`samples`](Self::samples) may be lost: a cut or zeroed end does not show how many it held.
     pub fn is_lower_bound(&self) -> bool {
-        matches!(self.kind, DamageKind::Cut | DamageKind::NoEnd | DamageKind::Zeroed)
+        matches!(
+            self.kind,
+            DamageKind::Cut | DamageKind::NoEnd | DamageKind::Zeroed
+        )
     }
 
     fn cost(&self) -> String {
-        format!("samples{}{}", if self.is_lower_bound() { ">=" } else { "=" }, self.samples)
+        format!(
+            "samples{}{}",
+            if self.is_lower_bound() { ">=" } else { "=" },
+            self.samples
+        )
     }
 
     /// Error for refused damage, with the number `others` of further damages.
     pub(crate) fn refused(&self, others: usize) -> Error {
-        let more = if others == 0 { String::new() } else { format!(" (and {others} more)") };
-        let message = format!("{}: {}{more}: {}", self.kind.as_str(), self.message, self.cost());
+        let more = if others == 0 {
+            String::new()
+        } else {
+            format!(" (and {others} more)")
+        };
+        let message = format!(
+            "{}: {}{more}: {}",
+            self.kind.as_str(),
+            self.message,
+            self.cost()
+        );
         Error::new(self.kind.error_kind(), Stage::Index, message)
             .with_path(&self.path)
             .with_range(self.offset, self.len)
@@ -115,14 +150,36 @@ impl Damage {
 
 impl std::fmt::Display for Damage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { path, offset, len, kind, message, .. } = self;
-        write!(f, "{}: {message}: path={} offset={offset} len={len} {}", kind.as_str(), path.display(), self.cost())
+        let Self {
+            path,
+            offset,
+            len,
+            kind,
+            message,
+            ..
+        } = self;
+        write!(
+            f,
+            "{}: {message}: path={} offset={offset} len={len} {}",
+            kind.as_str(),
+            path.display(),
+            self.cost()
+        )
     }
 }
 
 /// Summary of all damage for people.
 pub(crate) fn cost(damage: &[Damage]) -> String {
-    let lost = damage.iter().fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
-    let least = if damage.iter().any(Damage::is_lower_bound) { "at least " } else { "" };
-    format!("damage in {} places costs {least}{lost} samples", damage.len())
+    let lost = damage
+        .iter()
+        .fold(0_u64, |lost, damage| lost.saturating_add(damage.samples));
+    let least = if damage.iter().any(Damage::is_lower_bound) {
+        "at least "
+    } else {
+        ""
+    };
+    format!(
+        "damage in {} places costs {least}{lost} samples",
+        damage.len()
+    )
 }

@@ -21,14 +21,20 @@ impl Digest {
     /// Hashes the length first, so that the boundary between consecutive lists counts.
     #[must_use]
     pub(crate) fn words(self, words: &[u64]) -> Self {
-        words.iter().fold(self.word(words.len() as u64), |digest, word| digest.word(*word))
+        words
+            .iter()
+            .fold(self.word(words.len() as u64), |digest, word| {
+                digest.word(*word)
+            })
     }
 
     #[must_use]
     pub(crate) fn bytes(self, bytes: &[u8]) -> Self {
         let (words, rest) = bytes.as_chunks::<8>();
         let start = self.word(bytes.len() as u64);
-        let digest = words.iter().fold(start, |digest, word| digest.word(u64::from_le_bytes(*word)));
+        let digest = words
+            .iter()
+            .fold(start, |digest, word| digest.word(u64::from_le_bytes(*word)));
         if rest.is_empty() {
             return digest;
         }
@@ -50,7 +56,10 @@ mod tests {
     fn the_hash_is_pinned_for_all_machines_and_versions() {
         let digest = Digest::new("a");
         assert_eq!(digest.end(), 0x7b5a_84aa_31c5_6a09);
-        assert_eq!(digest.word(1).words(&[2, 3]).bytes(b"0123456789").end(), 0xef0c_ae7f_5a11_6d55);
+        assert_eq!(
+            digest.word(1).words(&[2, 3]).bytes(b"0123456789").end(),
+            0xef0c_ae7f_5a11_6d55
+        );
     }
 
     #[test]

@@ -105,7 +105,11 @@ pub trait DatasetExt: Dataset + Sized {
     /// Errors: of reading, also of damaged samples; [`ErrorKind::Config`] for an unknown field, one that has not one dimension, a part of
     /// a dataset with chunks, and for a `copy` that is another kind of file; [`ErrorKind::Shape`] for fields of different lengths;
     /// [`ErrorKind::Changed`] for a copy of another dataset or of this one before it changed; file system errors.
-    fn copied<'n>(self, fields: impl IntoIterator<Item = &'n str>, copy: impl AsRef<Path>) -> Result<Copied> {
+    fn copied<'n>(
+        self,
+        fields: impl IntoIterator<Item = &'n str>,
+        copy: impl AsRef<Path>,
+    ) -> Result<Copied> {
         let fields: Vec<String> = fields.into_iter().map(String::from).collect();
         Copied::open(&self, &fields, copy.as_ref())
     }
@@ -135,7 +139,11 @@ pub trait DatasetExt: Dataset + Sized {
     /// As [`in_memory`](Self::in_memory), for a loader with this
     /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the first read.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
-        InMemory::open(self, budget, available::for_rank().map(|free| free.saturating_sub(PROCESS as u64)))
+        InMemory::open(
+            self,
+            budget,
+            available::for_rank().map(|free| free.saturating_sub(PROCESS as u64)),
+        )
     }
 
     /// Length of a field of every sample, by the index alone: the first dimension of a raw field, the bytes of an encoded
@@ -157,12 +165,16 @@ pub trait DatasetExt: Dataset + Sized {
         let length = |sample| match field_bytes(self, sample, number)?.ok_or_else(unknown)? {
             bytes if bytes.is_multiple_of(unit) => Ok(bytes / unit),
             bytes => {
-                let message = format!("field `{field}` has {bytes} bytes, not a multiple of its element's {unit}");
+                let message = format!(
+                    "field `{field}` has {bytes} bytes, not a multiple of its element's {unit}"
+                );
                 Err(Error::new(ErrorKind::Decode, Stage::Index, message))
             }
         };
         let located = |error: Error, sample| error.in_stage(Stage::Index).with_sample(sample);
-        (0..self.len()).map(|sample| length(sample).map_err(|error| located(error, sample))).collect()
+        (0..self.len())
+            .map(|sample| length(sample).map_err(|error| located(error, sample)))
+            .collect()
     }
 
     /// Width and height of the picture of every sample in the field `field`, as `image` decodes it: upright, if that is
@@ -173,7 +185,12 @@ pub trait DatasetExt: Dataset + Sized {
     /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors, and those of an `index` as of
     /// [`measured`](Self::measured).
     #[cfg(feature = "image")]
-    fn picture_sizes(&self, field: &str, image: &Image, index: impl AsRef<Path>) -> Result<Vec<(u32, u32)>> {
+    fn picture_sizes(
+        &self,
+        field: &str,
+        image: &Image,
+        index: impl AsRef<Path>,
+    ) -> Result<Vec<(u32, u32)>> {
         picture_sizes(self, field, image, index.as_ref())
     }
 

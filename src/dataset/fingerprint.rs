@@ -65,7 +65,9 @@ impl Fingerprint {
             samples: dataset.len(),
             shards,
             fields: fields(dataset.schema()),
-            chunks: dataset.chunked().map_or(0, |chunks| Digest::new("chunks").words(chunks.starts()).end()),
+            chunks: dataset.chunked().map_or(0, |chunks| {
+                Digest::new("chunks").words(chunks.starts()).end()
+            }),
             identity: dataset.identity(),
             hashes: Hashes::of(dataset.sources(), shards)?,
         })
@@ -88,10 +90,16 @@ impl Fingerprint {
             shard = number.map(|number| dataset.sources().path(SourceId::at(number as usize)));
         }
         if self.samples != saved.samples {
-            differences.push(format!("{} samples, {} when saved", self.samples, saved.samples));
+            differences.push(format!(
+                "{} samples, {} when saved",
+                self.samples, saved.samples
+            ));
         }
         if self.fields != saved.fields {
-            differences.push(format!("other fields than when saved; now they are {}", described(dataset.schema())));
+            differences.push(format!(
+                "other fields than when saved; now they are {}",
+                described(dataset.schema())
+            ));
         }
         // Other shards imply other chunks and identities: do not report those too.
         if same_shards && self.chunks != saved.chunks {
@@ -102,7 +110,10 @@ impl Fingerprint {
                         labels, or another choice of columns or members";
             differences.push(what.into());
         }
-        let message = format!("{}; open the dataset that the run began with, or begin anew", differences.join("; "));
+        let message = format!(
+            "{}; open the dataset that the run began with, or begin anew",
+            differences.join("; ")
+        );
         let error = Error::new(ErrorKind::FingerprintMismatch, Stage::State, message);
         Err(match shard {
             Some(path) => error.with_path(path),
@@ -112,7 +123,9 @@ impl Fingerprint {
 
     /// Whether the first shards of these `sources`, those of `self`, are all that `saved` had, and more samples follow.
     pub(crate) fn appends_to(&self, saved: &Self, sources: &Sources) -> bool {
-        let more = self.samples > saved.samples && self.shards >= saved.shards && self.fields == saved.fields;
+        let more = self.samples > saved.samples
+            && self.shards >= saved.shards
+            && self.fields == saved.fields;
         more && Hashes::of(sources, saved.shards).is_ok_and(|hashes| hashes == saved.hashes)
     }
 
@@ -131,20 +144,37 @@ impl Fingerprint {
         let (then, now) = (saved.shards, self.shards);
         if then == now {
             let differing = self.hashes.differing(&saved.hashes);
-            let Some(first) = differing.first() else { return ("other shards than when saved".into(), None) };
+            let Some(first) = differing.first() else {
+                return ("other shards than when saved".into(), None);
+            };
             let (place, number) = named(&places_in(*first, now), sources);
-            let have = if differing.len() > 1 { "and others have" } else { "has" };
+            let have = if differing.len() > 1 {
+                "and others have"
+            } else {
+                "has"
+            };
             let what = "another name, length or content than when saved";
-            return (format!("{place} of {now} (counted from 0) {have} {what}"), number);
+            return (
+                format!("{place} of {now} (counted from 0) {have} {what}"),
+                number,
+            );
         }
         let counts = format!("{now} shards, {then} when saved");
         // The counts differ anyway, so an error of this second read does not matter.
-        let Ok(hashes) = Hashes::of(sources, then) else { return (counts, None) };
+        let Ok(hashes) = Hashes::of(sources, then) else {
+            return (counts, None);
+        };
         let both = then.min(now);
-        let first = hashes.differing(&saved.hashes).first().map_or(both..both, |bucket| places_in(*bucket, then));
+        let first = hashes
+            .differing(&saved.hashes)
+            .first()
+            .map_or(both..both, |bucket| places_in(*bucket, then));
         let difference = match first.start..first.end.min(both) {
             first if first.is_empty() => format!("the first {both} are the same"),
-            first => format!("the first difference is {} (counted from 0)", named(&first, sources).0),
+            first => format!(
+                "the first difference is {} (counted from 0)",
+                named(&first, sources).0
+            ),
         };
         (format!("{counts}; {difference}"), None)
     }
@@ -169,7 +199,14 @@ impl Fingerprint {
     pub(crate) fn of_words(words: [u64; WORDS]) -> Self {
         let [samples, shards, fields, chunks, identity, total, ..] = words;
         let buckets = std::array::from_fn(|k| words[6 + k]);
-        Self { samples, shards, fields, chunks, identity, hashes: Hashes { total, buckets } }
+        Self {
+            samples,
+            shards,
+            fields,
+            chunks,
+            identity,
+            hashes: Hashes { total, buckets },
+        }
     }
 }
 
@@ -186,28 +223,42 @@ impl Hashes {
     fn of(sources: &Sources, count: u64) -> Result<Self> {
         let here = count.min(sources.count() as u64);
         let looks: Vec<u64> = looks(count).filter(|place| *place < here).collect();
-        let ends = parallel(&looks, |_, place| ends_of(sources, SourceId::at(*place as usize)))?;
+        let ends = parallel(&looks, |_, place| {
+            ends_of(sources, SourceId::at(*place as usize))
+        })?;
         let mut ends = looks.into_iter().zip(ends).peekable();
         let (shard, mut total) = (Digest::new("shard"), Digest::new("shards"));
         let mut buckets = [Digest::new("bucket"); BUCKETS];
         for place in 0..here {
             let id = SourceId::at(place as usize);
-            let digest = shard.bytes(sources.name_of(id).unwrap_or_default()).word(sources.len_of(id));
+            let digest = shard
+                .bytes(sources.name_of(id).unwrap_or_default())
+                .word(sources.len_of(id));
             let ends = ends.next_if(|(looked, _)| *looked == place);
             let hash = ends.map_or(digest, |(_, ends)| digest.word(ends)).end();
             total = total.word(hash);
             let bucket = &mut buckets[bucket_of(place, count)];
             *bucket = bucket.word(hash);
         }
-        let word = |four: &[Digest; 4]| four.iter().fold(0, |word, bucket| word << 16 | bucket.end() >> 48);
+        let word = |four: &[Digest; 4]| {
+            four.iter()
+                .fold(0, |word, bucket| word << 16 | bucket.end() >> 48)
+        };
         let mut words = buckets.as_chunks::<4>().0.iter().map(word);
-        Ok(Self { total: total.end(), buckets: std::array::from_fn(|_| words.next().unwrap_or_default()) })
+        Ok(Self {
+            total: total.end(),
+            buckets: std::array::from_fn(|_| words.next().unwrap_or_default()),
+        })
     }
 
     /// Differing buckets, ascending.
     fn differing(&self, other: &Self) -> Vec<usize> {
-        let hash = |hashes: &Self, bucket: usize| (hashes.buckets[bucket / 4] >> (48 - 16 * (bucket % 4))) as u16;
-        (0..BUCKETS).filter(|bucket| hash(self, *bucket) != hash(other, *bucket)).collect()
+        let hash = |hashes: &Self, bucket: usize| {
+            (hashes.buckets[bucket / 4] >> (48 - 16 * (bucket % 4))) as u16
+        };
+        (0..BUCKETS)
+            .filter(|bucket| hash(self, *bucket) != hash(other, *bucket))
+            .collect()
     }
 }
 
@@ -226,7 +277,8 @@ fn bucket_of(place: u64, count: u64) -> usize {
 
 /// Shards of a bucket.
 fn places_in(bucket: usize, count: u64) -> Range<u64> {
-    let start = |bucket: usize| (bucket as u128 * u128::from(count)).div_ceil(BUCKETS as u128) as u64;
+    let start =
+        |bucket: usize| (bucket as u128 * u128::from(count)).div_ceil(BUCKETS as u128) as u64;
     start(bucket)..start(bucket + 1)
 }
 
@@ -236,7 +288,13 @@ fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     if first >= last {
         return (format!("shard {first}"), Some(first));
     }
-    (format!("a shard between {first} ({}) and {last}", shown(sources, first)), None)
+    (
+        format!(
+            "a shard between {first} ({}) and {last}",
+            shown(sources, first)
+        ),
+        None,
+    )
 }
 
 /// Hash of the names, lengths and ends of all sources, of the ends of some if there are many.
@@ -250,10 +308,15 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
     let sizes = |len: u64| (len.min(ENDS), (len - len.min(ENDS)).min(ENDS));
     if let Some(bytes) = sources.bytes_of(id) {
         let (first, last) = sizes(bytes.len() as u64);
-        return Ok(digest.bytes(&bytes[..first as usize]).bytes(&bytes[bytes.len() - last as usize..]).end());
+        return Ok(digest
+            .bytes(&bytes[..first as usize])
+            .bytes(&bytes[bytes.len() - last as usize..])
+            .end());
     }
     if sources.is_remote(id) {
-        return Ok(digest.bytes(sources.pin(id).unwrap_or_default().as_bytes()).end());
+        return Ok(digest
+            .bytes(sources.pin(id).unwrap_or_default().as_bytes())
+            .end());
     }
     patiently(|| {
         let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));
@@ -268,22 +331,37 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
 fn fields(schema: &[EncodedField]) -> u64 {
     let dims = |digest: Digest, dims: &[usize]| {
         let start = digest.word(dims.len() as u64);
-        dims.iter().fold(start, |digest, dim| digest.word(*dim as u64))
+        dims.iter()
+            .fold(start, |digest, dim| digest.word(*dim as u64))
     };
     // Booleans were bytes once: states of that time stay valid.
-    let name = |dtype: DType| if dtype == DType::Bool { DType::U8.name() } else { dtype.name() }.as_bytes();
+    let name = |dtype: DType| {
+        if dtype == DType::Bool {
+            DType::U8.name()
+        } else {
+            dtype.name()
+        }
+        .as_bytes()
+    };
     let field = |digest: Digest, field: &EncodedField| {
         let digest = digest.bytes(field.name.as_bytes());
         match &field.encoding {
             Encoding::Image => digest.word(0),
             Encoding::Bytes => digest.word(1),
-            Encoding::Raw { dtype, shape: Shape::Fixed(fixed) } => dims(digest.word(2).bytes(name(*dtype)), fixed),
-            Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
-                dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner)
-            }
+            Encoding::Raw {
+                dtype,
+                shape: Shape::Fixed(fixed),
+            } => dims(digest.word(2).bytes(name(*dtype)), fixed),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::UpTo { max, inner },
+            } => dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner),
         }
     };
-    schema.iter().fold(Digest::new("fields").word(schema.len() as u64), field).end()
+    schema
+        .iter()
+        .fold(Digest::new("fields").word(schema.len() as u64), field)
+        .end()
 }
 
 /// Description such as `image (a picture), label i64 []`.
@@ -291,8 +369,14 @@ fn described(schema: &[EncodedField]) -> String {
     let one = |field: &EncodedField| match &field.encoding {
         Encoding::Image => format!("{} (a picture)", field.name),
         Encoding::Bytes => format!("{} (bytes)", field.name),
-        Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => format!("{} {dtype} {dims:?}", field.name),
-        Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
+        Encoding::Raw {
+            dtype,
+            shape: Shape::Fixed(dims),
+        } => format!("{} {dtype} {dims:?}", field.name),
+        Encoding::Raw {
+            dtype,
+            shape: Shape::UpTo { max, inner },
+        } => {
             format!("{} {dtype} up to {max} of {inner:?}", field.name)
         }
     };
@@ -303,7 +387,11 @@ fn described(schema: &[EncodedField]) -> String {
 fn shown(sources: &Sources, number: u64) -> String {
     let path: PathBuf = sources.path(SourceId::at(number as usize));
     let text = path.display().to_string();
-    if text.contains(char::is_control) { format!("{text:?}") } else { text }
+    if text.contains(char::is_control) {
+        format!("{text:?}")
+    } else {
+        text
+    }
 }
 
 /// Serialised form of a fingerprint: numbers, and hashes in hexadecimal.
@@ -342,8 +430,18 @@ impl TryFrom<Text> for Fingerprint {
         let [chunks] = numbers(&text.chunks, "chunks")?;
         let [identity] = numbers(&text.identity, "identity")?;
         let [total] = numbers(&text.total, "total")?;
-        let hashes = Hashes { total, buckets: numbers(&text.buckets, "buckets")? };
-        Ok(Self { samples: text.samples, shards: text.shards, fields, chunks, identity, hashes })
+        let hashes = Hashes {
+            total,
+            buckets: numbers(&text.buckets, "buckets")?,
+        };
+        Ok(Self {
+            samples: text.samples,
+            shards: text.shards,
+            fields,
+            chunks,
+            identity,
+            hashes,
+        })
     }
 }
 
@@ -354,12 +452,17 @@ fn numbers<const N: usize>(text: &str, name: &str) -> Result<[u64; N]> {
     let read = text.len() == N * 16
         && text.bytes().all(legal)
         && out.iter_mut().enumerate().all(|(index, number)| {
-            u64::from_str_radix(&text[index * 16..][..16], 16).map(|read| *number = read).is_ok()
+            u64::from_str_radix(&text[index * 16..][..16], 16)
+                .map(|read| *number = read)
+                .is_ok()
         });
     if read {
         return Ok(out);
     }
-    let message = format!("a fingerprint's `{name}` must be {} hexadecimal digits in lower case", N * 16);
+    let message = format!(
+        "a fingerprint's `{name}` must be {} hexadecimal digits in lower case",
+        N * 16
+    );
     Err(Error::new(ErrorKind::State, Stage::State, message))
 }
 
@@ -410,12 +513,20 @@ mod tests {
 
     #[test]
     fn huge_shard_counts_do_not_overflow() {
-        assert_eq!((bucket_of(u64::MAX - 1, u64::MAX), places_in(63, u64::MAX).end), (63, u64::MAX));
+        assert_eq!(
+            (
+                bucket_of(u64::MAX - 1, u64::MAX),
+                places_in(63, u64::MAX).end
+            ),
+            (63, u64::MAX)
+        );
     }
 
     #[test]
     fn the_fingerprint_is_pinned() {
-        let dataset = Records::builder(2).open_bytes([1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let dataset = Records::builder(2)
+            .open_bytes([1, 2, 3, 4, 5, 6, 7, 8])
+            .unwrap();
         let text = serde_json::to_value(Fingerprint::of(&dataset).unwrap()).unwrap();
         let expected = serde_json::json!({
             "samples": 4,
@@ -443,10 +554,23 @@ mod tests {
         let text = serde_json::to_string(&Fingerprint::of(&dataset).unwrap()).unwrap();
         let fields = format!("\"fields\":\"{:016x}\"", fields(dataset.schema()));
         assert!(text.contains(&fields));
-        for wrong in ["", "0", "+000000000000000", "000000000000000G", "00000000000000000", "00000000000000é", "é"] {
+        for wrong in [
+            "",
+            "0",
+            "+000000000000000",
+            "000000000000000G",
+            "00000000000000000",
+            "00000000000000é",
+            "é",
+        ] {
             let text = text.replace(&fields, &format!("\"fields\":\"{wrong}\""));
-            let error = serde_json::from_str::<Fingerprint>(&text).unwrap_err().to_string();
-            assert!(error.contains("a fingerprint's `fields` must be 16 hexadecimal digits"), "{error}");
+            let error = serde_json::from_str::<Fingerprint>(&text)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("a fingerprint's `fields` must be 16 hexadecimal digits"),
+                "{error}"
+            );
         }
     }
 }

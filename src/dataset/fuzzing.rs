@@ -26,22 +26,37 @@ pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
 
 /// Offset and length of each field of a tar shard's sample.
 pub fn tar_places(tar: &super::Tar, sample: u64) -> Vec<Option<(u64, u64)>> {
-    (0..tar.schema().len()).map(|field| tar.place(sample, field)).collect()
+    (0..tar.schema().len())
+        .map(|field| tar.place(sample, field))
+        .collect()
 }
 
 /// Rows of one chunk, each with its fields, read and opened as a loader does.
 pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");
-    let (fields, rows) = (dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
+    let (fields, rows) = (
+        dataset.schema().len(),
+        chunks.starts()[chunk + 1] - chunks.starts()[chunk],
+    );
     let buffer = super::sample::Plain::new(dataset).chunk(chunk)?;
-    let row =
-        |row| (0..fields).map(|field| buffer.row(field, row).expect("every field has every row").to_vec()).collect();
+    let row = |row| {
+        (0..fields)
+            .map(|field| {
+                buffer
+                    .row(field, row)
+                    .expect("every field has every row")
+                    .to_vec()
+            })
+            .collect()
+    };
     Ok((0..rows as usize).map(row).collect())
 }
 
 /// Opens an MDS index with one shard in memory.
 pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
-    super::Mds::builder().up_to("*", 1 << 16).of_bytes(index, &shard.into())
+    super::Mds::builder()
+        .up_to("*", 1 << 16)
+        .of_bytes(index, &shard.into())
 }
 
 /// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most
@@ -50,16 +65,25 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     use super::format::tfrecord::example::{Feature, ListKind};
     let mut buffer = Vec::new();
     match kind {
-        0 => Feature::find(example, name, ListKind::Bytes, false)?.one_bytes().map(<[u8]>::to_vec),
-        1 => Feature::find(example, name, ListKind::Floats, false)?.floats(bytes_max, &mut buffer).map(<[u8]>::to_vec),
-        _ => Feature::find(example, name, ListKind::Ints, false)?.ints(bytes_max, &mut buffer).map(<[u8]>::to_vec),
+        0 => Feature::find(example, name, ListKind::Bytes, false)?
+            .one_bytes()
+            .map(<[u8]>::to_vec),
+        1 => Feature::find(example, name, ListKind::Floats, false)?
+            .floats(bytes_max, &mut buffer)
+            .map(<[u8]>::to_vec),
+        _ => Feature::find(example, name, ListKind::Ints, false)?
+            .ints(bytes_max, &mut buffer)
+            .map(<[u8]>::to_vec),
     }
 }
 
 /// Number of formats whose header this may be, each parsed as one of its own.
 pub fn headers(bytes: &[u8]) -> usize {
     let blob = Blob::memory(Bytes::copy_from_slice(bytes));
-    super::format::HEADERS.iter().filter(|is_header| is_header(&blob)).count()
+    super::format::HEADERS
+        .iter()
+        .filter(|is_header| is_header(&blob))
+        .count()
 }
 
 /// Loads an index file with a correct checksum. True if it is accepted.

@@ -37,19 +37,28 @@ pub fn stoppable<T>(stop: &Stop, open: impl FnOnce() -> T) -> T {
 /// Errors: [`ErrorKind::Cancelled`] once the opening that this thread works for is to stop.
 pub(super) fn goes_on() -> Result<()> {
     match STOP.with_borrow(|stop| stop.as_ref().is_some_and(Stop::requested)) {
-        true => Err(Error::new(ErrorKind::Cancelled, Stage::Index, "the opening was stopped")),
+        true => Err(Error::new(
+            ErrorKind::Cancelled,
+            Stage::Index,
+            "the opening was stopped",
+        )),
         false => Ok(()),
     }
 }
 
 /// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
 /// begun after an error.
-pub(crate) fn parallel<I, R: Send>(items: I, f: impl Fn(usize, I::Item) -> Result<R> + Sync) -> Result<Vec<R>>
+pub(crate) fn parallel<I, R: Send>(
+    items: I,
+    f: impl Fn(usize, I::Item) -> Result<R> + Sync,
+) -> Result<Vec<R>>
 where
     I: IntoIterator<IntoIter: Send>,
 {
     // Indexing waits for storage more than it computes.
-    let threads = std::thread::available_parallelism().map_or(4, usize::from).saturating_mul(2);
+    let threads = std::thread::available_parallelism()
+        .map_or(4, usize::from)
+        .saturating_mul(2);
     by_threads(threads.clamp(1, THREADS_MAX), items, f)
 }
 
@@ -107,7 +116,11 @@ where
         }
         let mut done = work();
         for handle in handles {
-            done.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            done.extend(
+                handle
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            );
         }
         done
     });

@@ -36,7 +36,10 @@ impl Part<'_> {
     /// Extent in the sources; `None` for bytes of the index.
     pub(crate) fn extent(&self) -> Option<Extent> {
         match *self {
-            Self::Extent(extent) | Self::Checked(extent) | Self::Framed(extent) | Self::More(extent) => Some(extent),
+            Self::Extent(extent)
+            | Self::Checked(extent)
+            | Self::Framed(extent)
+            | Self::More(extent) => Some(extent),
             Self::Inline(_) | Self::MoreInline(_) => None,
         }
     }
@@ -45,7 +48,9 @@ impl Part<'_> {
     pub(crate) fn len(&self) -> usize {
         match *self {
             Self::Inline(bytes) | Self::MoreInline(bytes) => bytes.len(),
-            _ => self.extent().map_or(0, |extent| usize::try_from(extent.len).unwrap_or(usize::MAX)),
+            _ => self.extent().map_or(0, |extent| {
+                usize::try_from(extent.len).unwrap_or(usize::MAX)
+            }),
         }
     }
 
@@ -70,7 +75,11 @@ impl Part<'_> {
 
 impl<'a> Parts<'a> {
     pub(crate) fn new() -> Self {
-        Self { few: [(0, Part::Inline(&[])); PARTS_INLINE], more: Vec::new(), len: 0 }
+        Self {
+            few: [(0, Part::Inline(&[])); PARTS_INLINE],
+            more: Vec::new(),
+            len: 0,
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -79,7 +88,10 @@ impl<'a> Parts<'a> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, Part<'a>)> + '_ {
-        self.few[..self.len.min(PARTS_INLINE)].iter().chain(&self.more).copied()
+        self.few[..self.len.min(PARTS_INLINE)]
+            .iter()
+            .chain(&self.more)
+            .copied()
     }
 
     /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must have bytes exactly
@@ -92,16 +104,25 @@ impl<'a> Parts<'a> {
         sample: u64,
     ) -> Result<()> {
         self.clear();
-        let ask = || dataset.extents(sample, self).map_err(|error| error.in_stage(Stage::Read));
+        let ask = || {
+            dataset
+                .extents(sample, self)
+                .map_err(|error| error.in_stage(Stage::Read))
+        };
         caught_in("the dataset's `extents`", Stage::Read, ask)?;
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {
-            return lie(format!("{fields} fields, {} are the limit", Spec::FIELDS_MAX));
+            return lie(format!(
+                "{fields} fields, {} are the limit",
+                Spec::FIELDS_MAX
+            ));
         }
         let (mut seen, mut before) = (0_u64, None);
         for (field, part) in self.iter() {
             if field >= fields {
-                return lie(format!("the dataset names field {field}, its schema has {fields}"));
+                return lie(format!(
+                    "the dataset names field {field}, its schema has {fields}"
+                ));
             }
             let takes_more = before == Some(field);
             before = (matches!(part, Part::Extent(_)) || part.follows()).then_some(field);
@@ -113,27 +134,44 @@ impl<'a> Parts<'a> {
                     ));
                 }
             } else if seen & (1 << field) != 0 {
-                return lie(format!("the dataset gave bytes for field `{}` twice", name(field)));
+                return lie(format!(
+                    "the dataset gave bytes for field `{}` twice",
+                    name(field)
+                ));
             }
             seen |= 1 << field;
-            part.extent().map_or(Ok(()), |extent| sources.check(&extent))?;
+            part.extent()
+                .map_or(Ok(()), |extent| sources.check(&extent))?;
         }
         let missing = seen.trailing_ones() as usize;
         if missing < fields {
-            return lie(format!("the dataset gave no bytes for field `{}`", name(missing)));
+            return lie(format!(
+                "the dataset gave no bytes for field `{}`",
+                name(missing)
+            ));
         }
         Ok(())
     }
 
     /// Checks the extents, the read buffers' share, against the dataset's bounds.
     pub(crate) fn within(&self, sizes: &Sizes) -> Result<()> {
-        let (bytes, Sizes { sample_bytes_max, appended_max, .. }) = (self.stored_bytes(), sizes);
+        let (
+            bytes,
+            Sizes {
+                sample_bytes_max,
+                appended_max,
+                ..
+            },
+        ) = (self.stored_bytes(), sizes);
         if bytes > *sample_bytes_max {
             return lie(format!(
                 "the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"
             ));
         }
-        let appended = self.iter().filter(|(_, part)| matches!(part, Part::More(_))).count();
+        let appended = self
+            .iter()
+            .filter(|(_, part)| matches!(part, Part::More(_)))
+            .count();
         if appended > *appended_max {
             return lie(format!(
                 "the sample has {appended} appended extents, the dataset's `appended_max` is {appended_max}"
@@ -145,14 +183,17 @@ impl<'a> Parts<'a> {
     /// As [`ask`](Self::ask), for all fields and sources of the dataset. Errors name the sample.
     pub(super) fn ask_all(&mut self, dataset: &'a dyn Dataset, sample: u64) -> Result<()> {
         let fields = dataset.schema().len();
-        self.ask(dataset, dataset.sources(), fields, sample).map_err(|error| error.with_sample(sample))
+        self.ask(dataset, dataset.sources(), fields, sample)
+            .map_err(|error| error.with_sample(sample))
     }
 
     /// Bytes of all extents; one that follows itself counts once.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let (mut before, mut sum) = (None, 0_u64);
         for (_, part) in self.iter() {
-            let Some(extent) = part.extent() else { continue };
+            let Some(extent) = part.extent() else {
+                continue;
+            };
             if before.replace(extent) != Some(extent) || part.follows() {
                 sum = sum.saturating_add(extent.len);
             }
@@ -167,8 +208,16 @@ impl<'a> Parts<'a> {
 
     /// Adds `by` to the source ids of the parts from number `from` on: their table was appended to another.
     pub(super) fn move_sources(&mut self, from: usize, by: usize) {
-        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more).skip(from) {
-            if let Part::Extent(extent) | Part::Checked(extent) | Part::Framed(extent) | Part::More(extent) = part {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)]
+            .iter_mut()
+            .chain(&mut self.more)
+            .skip(from)
+        {
+            if let Part::Extent(extent)
+            | Part::Checked(extent)
+            | Part::Framed(extent)
+            | Part::More(extent) = part
+            {
                 extent.source = SourceId::at(extent.source.index() + by);
             }
         }
@@ -184,7 +233,10 @@ impl<'a> Parts<'a> {
 
     /// Marks all parts in storage for [`check`](super::Framed::check).
     pub(super) fn check_all(&mut self) {
-        for (_, part) in self.few[..self.len.min(PARTS_INLINE)].iter_mut().chain(&mut self.more) {
+        for (_, part) in self.few[..self.len.min(PARTS_INLINE)]
+            .iter_mut()
+            .chain(&mut self.more)
+        {
             if let Part::Extent(extent) = *part {
                 *part = Part::Checked(extent);
             }
@@ -240,7 +292,10 @@ fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
 pub(crate) fn within_opened<'a>(opened: &'a [u8], given: &[u8], most: u64) -> Result<&'a [u8]> {
     match opened.len() as u64 <= most || offset_in(opened, given).is_some() {
         true => Ok(opened),
-        false => lie(format!("`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}", opened.len())),
+        false => lie(format!(
+            "`open` gave {} bytes, the dataset's `opened_bytes_max` is {most}",
+            opened.len()
+        )),
     }
 }
 
@@ -258,10 +313,14 @@ pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     let framed = |sample| {
         let mut parts = Parts::new();
-        let goes = |part: Part<'_>| part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0);
+        let goes = |part: Part<'_>| {
+            part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
+        };
         dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| goes(part))
     };
     // A user's dataset may panic here; planning the sample meets the panic again and names it.
-    let asked = std::panic::AssertUnwindSafe(|| [0, len / 2, len.saturating_sub(1)].into_iter().any(framed));
+    let asked = std::panic::AssertUnwindSafe(|| {
+        [0, len / 2, len.saturating_sub(1)].into_iter().any(framed)
+    });
     dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)
 }

@@ -26,13 +26,26 @@ pub(super) struct Plain<'d> {
 impl<'d> Plain<'d> {
     pub(super) fn new(dataset: &'d dyn Dataset) -> Self {
         let (framed, sizes) = (frames(dataset), dataset.sizes());
-        Self { dataset, framed, sizes, open: None, bytes: Vec::new(), opened: Vec::new(), read: 0 }
+        Self {
+            dataset,
+            framed,
+            sizes,
+            open: None,
+            bytes: Vec::new(),
+            opened: Vec::new(),
+            read: 0,
+        }
     }
 
     /// Calls `each` for every field of a sample, with its number and its bytes as a decoder gets them. Errors, also of
     /// `each`, name the sample and the place.
-    pub(super) fn sample(&mut self, sample: u64, mut each: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
-        let (dataset, framed, mut parts, mut before) = (self.dataset, self.framed, Parts::new(), None);
+    pub(super) fn sample(
+        &mut self,
+        sample: u64,
+        mut each: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let (dataset, framed, mut parts, mut before) =
+            (self.dataset, self.framed, Parts::new(), None);
         parts.ask_all(dataset, sample)?;
         parts.within(&self.sizes)?;
         let mut all = parts.iter().peekable();
@@ -43,11 +56,19 @@ impl<'d> Plain<'d> {
                 (Part::Inline(bytes), _) => each(field, bytes),
                 (Part::MoreInline(bytes), _) => {
                     self.bytes.extend_from_slice(bytes);
-                    if is_last { each(field, &self.bytes) } else { Ok(()) }
+                    if is_last {
+                        each(field, &self.bytes)
+                    } else {
+                        Ok(())
+                    }
                 }
                 (Part::More(extent), _) => {
                     self.append(&extent)?;
-                    if is_last { each(field, &self.bytes) } else { Ok(()) }
+                    if is_last {
+                        each(field, &self.bytes)
+                    } else {
+                        Ok(())
+                    }
                 }
                 (_, Some(extent)) if !part.shares(before.replace(part)) => {
                     self.fill(&extent)?;
@@ -68,7 +89,9 @@ impl<'d> Plain<'d> {
                 if dataset.schema().len() > 1 {
                     error = error.with_field(&dataset.schema()[field].name);
                 }
-                if let Ok(Some(member)) = caught(Stage::Read, || Ok(member(dataset, sample, Some(field)))) {
+                if let Ok(Some(member)) =
+                    caught(Stage::Read, || Ok(member(dataset, sample, Some(field))))
+                {
                     error = error.with_member(member);
                 }
                 match part.extent() {
@@ -91,8 +114,9 @@ impl<'d> Plain<'d> {
         let given = match part {
             Part::Framed(_) => {
                 let (framed, bytes, buffer) = (self.framed, &self.bytes, &mut self.opened);
-                let opened =
-                    caught_in("the dataset's `open`", Stage::Decode, move || framed.open(sample, field, bytes, buffer));
+                let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
+                    framed.open(sample, field, bytes, buffer)
+                });
                 let opened = opened.map_err(|error| match part.extent() {
                     Some(extent) => placed(error, bytes, bytes, &extent),
                     None => error,
@@ -111,12 +135,19 @@ impl<'d> Plain<'d> {
     pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
         let (mut parts, mut before) = (Parts::new(), None);
         parts.ask_all(self.dataset, sample)?;
-        debug_assert!(parts.iter().all(|(_, part)| !part.follows()), "refused by `checked`");
+        debug_assert!(
+            parts.iter().all(|(_, part)| !part.follows()),
+            "refused by `checked`"
+        );
         for (field, part) in parts.iter() {
-            let Some(extent) = part.extent() else { continue };
+            let Some(extent) = part.extent() else {
+                continue;
+            };
             let crc = match before {
                 Some((same, crc)) if same == extent => crc,
-                _ => self.crc(&extent).map_err(|error| error.with_sample(sample))?,
+                _ => self
+                    .crc(&extent)
+                    .map_err(|error| error.with_sample(sample))?,
             };
             before = Some((extent, crc));
             each(field, crc);
@@ -128,7 +159,10 @@ impl<'d> Plain<'d> {
     pub(super) fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
         let lacks = || Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks");
         let chunks = self.dataset.chunked().ok_or_else(lacks)?;
-        let (fields, rows) = (self.dataset.schema().len(), chunks.starts()[chunk + 1] - chunks.starts()[chunk]);
+        let (fields, rows) = (
+            self.dataset.schema().len(),
+            chunks.starts()[chunk + 1] - chunks.starts()[chunk],
+        );
         let mut extents = Vec::new();
         chunks.chunk_extents(chunk, &mut extents)?;
         let mut pieces = Vec::with_capacity(extents.len());
@@ -136,7 +170,10 @@ impl<'d> Plain<'d> {
             self.fill(extent)?;
             pieces.push(Bytes::from(std::mem::take(&mut self.bytes)));
         }
-        let opened = chunks.chunk_bytes(chunk).opened.saturating_add(64 * fields as u64);
+        let opened = chunks
+            .chunk_bytes(chunk)
+            .opened
+            .saturating_add(64 * fields as u64);
         let mut buffer = ChunkBuf::new(usize::try_from(opened).unwrap_or(usize::MAX))?;
         buffer.begin(rows as usize, fields);
         chunks.open_chunk(chunk, &pieces, &mut Scratch::default(), &mut buffer)?;
@@ -155,7 +192,11 @@ impl<'d> Plain<'d> {
         self.dataset.sources().check(extent)?;
         while done < extent.len {
             let len = (extent.len - done).min(STEP);
-            self.fill(&Extent { offset: extent.offset + done, len, ..*extent })?;
+            self.fill(&Extent {
+                offset: extent.offset + done,
+                len,
+                ..*extent
+            })?;
             crc = crc32c::crc32c_append(crc, &self.bytes);
             done += len;
         }

@@ -12,7 +12,11 @@ impl Starts {
         let limit = || Error::new(ErrorKind::Limit, Stage::Index, "more than 2^64 samples");
         let mut starts = vec![0_u64];
         for count in counts {
-            starts.push(starts[starts.len() - 1].checked_add(count).ok_or_else(limit)?);
+            starts.push(
+                starts[starts.len() - 1]
+                    .checked_add(count)
+                    .ok_or_else(limit)?,
+            );
         }
         starts.shrink_to_fit();
         Ok(Self(starts))
@@ -44,5 +48,7 @@ impl Starts {
 /// start where the next file does; the last of equal starts is the one with the sample. Lists of files are usually
 /// short.
 pub(super) fn locate(starts: &[u64], sample: u64) -> Option<usize> {
-    starts.partition_point(|start| *start <= sample).checked_sub(1)
+    starts
+        .partition_point(|start| *start <= sample)
+        .checked_sub(1)
 }

@@ -38,12 +38,20 @@ pub struct Bytes {
 impl Bytes {
     /// Rows of at most `max` bytes. A longer sample is an error ([`ErrorKind::Shape`]).
     pub fn up_to(max: usize) -> Self {
-        Self { max, cut: false, packed: None }
+        Self {
+            max,
+            cut: false,
+            packed: None,
+        }
     }
 
     /// Rows of at most `max` bytes. A longer sample is truncated.
     pub fn cut_to(max: usize) -> Self {
-        Self { max, cut: true, packed: None }
+        Self {
+            max,
+            cut: true,
+            packed: None,
+        }
     }
 
     /// Rows of at most `max` bytes, side by side without padding.
@@ -57,7 +65,11 @@ impl Bytes {
     /// Where the index has [lengths](crate::dataset::DatasetExt::lengths), a sample of another length is an error, too, and
     /// substitutes have length 0.
     pub fn packed(max: usize) -> Self {
-        Self { max, cut: false, packed: Some(None) }
+        Self {
+            max,
+            cut: false,
+            packed: Some(None),
+        }
     }
 
     /// Maximum bytes of all rows of a batch, at least the `max` of one row.
@@ -75,17 +87,29 @@ impl Bytes {
 impl Decoder for Bytes {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if self.max == 0 {
-            let message = format!("field `{}` as bytes: the maximum is 0, but it must be at least 1", input.name);
+            let message = format!(
+                "field `{}` as bytes: the maximum is 0, but it must be at least 1",
+                input.name
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
-        if let Some(Some(bytes)) = self.packed.filter(|bytes| bytes.is_some_and(|bytes| bytes < self.max)) {
-            let message =
-                format!("field `{}`: batch_bytes is {bytes}, less than the {} of one row", input.name, self.max);
+        if let Some(Some(bytes)) = self
+            .packed
+            .filter(|bytes| bytes.is_some_and(|bytes| bytes < self.max))
+        {
+            let message = format!(
+                "field `{}`: batch_bytes is {bytes}, less than the {} of one row",
+                input.name, self.max
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         match (&input.encoding, self.packed) {
-            (Encoding::Bytes | Encoding::Image, None) => Ok(vec![Field::up_to(&input.name, DType::U8, self.max)]),
-            (Encoding::Bytes | Encoding::Image, Some(batch)) => Ok(vec![Field::packed(&input.name, self.max, batch)]),
+            (Encoding::Bytes | Encoding::Image, None) => {
+                Ok(vec![Field::up_to(&input.name, DType::U8, self.max)])
+            }
+            (Encoding::Bytes | Encoding::Image, Some(batch)) => {
+                Ok(vec![Field::packed(&input.name, self.max, batch)])
+            }
             _ => {
                 let message = format!("field `{}` is raw: leave out its decoder", input.name);
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
@@ -94,7 +118,11 @@ impl Decoder for Bytes {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let input = if self.cut { &input[..input.len().min(self.max)] } else { input };
+        let input = if self.cut {
+            &input[..input.len().min(self.max)]
+        } else {
+            input
+        };
         out.copy_from(ctx.fields().start, input)
     }
 }

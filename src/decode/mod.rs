@@ -16,7 +16,10 @@ mod bytes;
 #[cfg(feature = "image")]
 mod image;
 mod raw;
-#[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "the crate alone reads no rows"))]
+#[cfg_attr(
+    not(feature = "unstable"),
+    allow(dead_code, reason = "the crate alone reads no rows")
+)]
 pub(crate) mod single;
 
 #[cfg(feature = "image")]
@@ -82,8 +85,23 @@ pub struct Ctx<'a> {
 
 impl<'a> Ctx<'a> {
     /// A context. Public for tests and benchmarks of single decoders.
-    pub fn new(seed: u64, epoch: u64, id: u64, fields: Range<usize>, scratch: &'a mut Scratch) -> Self {
-        Self { seed, epoch, id, draw: 0, fields, scratch, scratch_limit: usize::MAX, seek_points: &[] }
+    pub fn new(
+        seed: u64,
+        epoch: u64,
+        id: u64,
+        fields: Range<usize>,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        Self {
+            seed,
+            epoch,
+            id,
+            draw: 0,
+            fields,
+            scratch,
+            scratch_limit: usize::MAX,
+            seek_points: &[],
+        }
     }
 
     /// For this draw of the sample in the epoch.
@@ -192,7 +210,11 @@ impl Scratch {
         catch_unwind(AssertUnwindSafe(|| work(owner))).unwrap_or_else(|panic| {
             let scratch = scratch(owner);
             let (running, worker, field) = (scratch.running, scratch.worker, scratch.field);
-            *scratch = Self { worker, field, ..Self::default() };
+            *scratch = Self {
+                worker,
+                field,
+                ..Self::default()
+            };
             Err(match running {
                 Running::Decoder => panicked(panic, Stage::Decode),
                 Running::Check => panicked(panic, Stage::Decode).within("the dataset's `check`"),
@@ -211,6 +233,8 @@ impl Scratch {
                 self.values.len() - 1
             }
         };
-        self.values[index].downcast_mut().expect("found by its type")
+        self.values[index]
+            .downcast_mut()
+            .expect("found by its type")
     }
 }

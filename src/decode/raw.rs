@@ -12,7 +12,10 @@ pub struct Raw;
 impl Decoder for Raw {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         input.as_raw().map(|field| vec![field]).ok_or_else(|| {
-            let message = format!("field `{}` is {} and needs a decoder", input.name, input.encoding);
+            let message = format!(
+                "field `{}` is {} and needs a decoder",
+                input.name, input.encoding
+            );
             Error::new(ErrorKind::Config, Stage::Build, message)
         })
     }

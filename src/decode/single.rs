@@ -53,7 +53,13 @@ impl Single {
         let layout = Layout::new(&spec, 1)?;
         let mailbox = Arc::new(Mailbox::default());
         Pool::new(spec.clone(), layout, 1, Box::new(Post(mailbox.clone())))?.announce();
-        Ok(Self { decoder: Box::new(decoder), spec, scratch: Scratch::default(), mailbox, row: None })
+        Ok(Self {
+            decoder: Box::new(decoder),
+            spec,
+            scratch: Scratch::default(),
+            mailbox,
+            row: None,
+        })
     }
 
     /// Decodes one sample. Errors: those of the decoder.
@@ -62,12 +68,21 @@ impl Single {
     }
 
     /// Decodes one sample with its [seek points](crate::dataset::Framed::seek_points). Errors: those of the decoder.
-    pub fn decode_seeking(&mut self, input: &[u8], points: &[u8], seed: u64, epoch: u64, id: u64) -> Result<()> {
+    pub fn decode_seeking(
+        &mut self,
+        input: &[u8],
+        points: &[u8],
+        seed: u64,
+        epoch: u64,
+        id: u64,
+    ) -> Result<()> {
         // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
         self.row = None;
         drop(self.mailbox.full.hold().take());
         let slot = self.mailbox.free.hold().take();
-        let mut rows = slot.expect("every use of the slot ends in the mailbox").begin(Ticket::default(), 1, 1);
+        let mut rows = slot
+            .expect("every use of the slot ends in the mailbox")
+            .begin(Ticket::default(), 1, 1);
         let fields = 0..self.spec.fields().len();
         let mut row = rows.row();
         row.mark(id);
@@ -107,7 +122,11 @@ mod tests {
     #[test]
     fn a_decoder_panic_is_an_error_and_the_next_picture_is_right() {
         let picture = include_bytes!("../../tests/fixtures/images/rgb.png");
-        let mut single = Single::new(crate::decode::Image::resize(8, 8), &EncodedField::image("x")).unwrap();
+        let mut single = Single::new(
+            crate::decode::Image::resize(8, 8),
+            &EncodedField::image("x"),
+        )
+        .unwrap();
         single.decode(picture, 0, 0, 0).unwrap();
         let right = single.bytes(0).to_vec();
         single.row = None;
@@ -115,7 +134,10 @@ mod tests {
         let slot = single.mailbox.free.lock().unwrap().take().unwrap();
         let mut rows = slot.begin(Ticket::default(), 1, 1);
         let mut ctx = Ctx::new(0, 0, 0, 5..6, &mut single.scratch);
-        let error = single.decoder.decode(picture, &mut ctx, &mut rows.row()).unwrap_err();
+        let error = single
+            .decoder
+            .decode(picture, &mut ctx, &mut rows.row())
+            .unwrap_err();
         assert_eq!(error.kind(), crate::ErrorKind::Panicked, "{error}");
         drop(rows);
         single.decode(picture, 0, 0, 0).unwrap();
@@ -124,7 +146,8 @@ mod tests {
 
     #[test]
     fn dropping_a_single_returns_its_memory() {
-        let mut single = Single::new(Raw, &EncodedField::raw(Field::fixed("x", DType::U8, [3]))).unwrap();
+        let mut single =
+            Single::new(Raw, &EncodedField::raw(Field::fixed("x", DType::U8, [3]))).unwrap();
         single.decode(&[1, 2, 3], 0, 0, 0).unwrap();
         let mailbox = Arc::downgrade(&single.mailbox);
         drop(single);

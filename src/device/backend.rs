@@ -187,11 +187,23 @@ impl BatchHead {
     /// With capacity for slots of this layout.
     pub(crate) fn new(slot: &Layout) -> Self {
         let rows = slot.rows();
-        let lens = slot.fields().iter().map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
+        let lens = slot
+            .fields()
+            .iter()
+            .map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
         let (ids, status) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-        let offsets =
-            slot.fields().iter().map(|field| Vec::with_capacity(field.packed.map_or(0, |_| rows + 1))).collect();
-        Self { ids, status, lens: lens.collect(), offsets, ..Self::default() }
+        let offsets = slot
+            .fields()
+            .iter()
+            .map(|field| Vec::with_capacity(field.packed.map_or(0, |_| rows + 1)))
+            .collect();
+        Self {
+            ids,
+            status,
+            lens: lens.collect(),
+            offsets,
+            ..Self::default()
+        }
     }
 
     pub(crate) fn take(&mut self, slot: &Filled, now: u64) {
@@ -259,15 +271,21 @@ impl OnDevice {
     }
 
     pub(crate) fn row_bytes(&self, field: usize) -> usize {
-        self.memory().layout().row_bytes(field, self.head().ticket.group)
+        self.memory()
+            .layout()
+            .row_bytes(field, self.head().ticket.group)
     }
 
     pub(crate) fn lens(&self, field: usize) -> Option<&[u64]> {
-        self.memory().layout().fields()[field].lens.map(|_| &*self.head().lens[field])
+        self.memory().layout().fields()[field]
+            .lens
+            .map(|_| &*self.head().lens[field])
     }
 
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
-        self.memory().layout().fields()[field].packed.map(|_| &*self.head().offsets[field])
+        self.memory().layout().fields()[field]
+            .packed
+            .map(|_| &*self.head().offsets[field])
     }
 
     /// Address of row 0 of the field. Only for work on bound streams.
@@ -299,7 +317,8 @@ impl OnDevice {
 
     /// Copies bytes from `from` of a field's array to the host, and waits for them.
     pub(crate) fn read_back(&self, field: usize, from: usize, to: &mut [u8]) -> Result<()> {
-        self.memory().read_back(self.memory().layout().fields()[field].offset + from, to)
+        self.memory()
+            .read_back(self.memory().layout().fields()[field].offset + from, to)
     }
 }
 

@@ -55,7 +55,13 @@ impl Finish {
     ///
     /// By default the values are in 0..=1 without [`Finish::mean_std`], in the layout of the input, not mirrored.
     pub fn to(dtype: DType) -> Self {
-        Self { dtype, mean: vec![0.0], std: vec![1.0], channels_first: false, flip: 0.0 }
+        Self {
+            dtype,
+            mean: vec![0.0],
+            std: vec![1.0],
+            channels_first: false,
+            flip: 0.0,
+        }
     }
 
     /// Mean and standard deviation, in units of 0..=1 (255 is 1); one per channel, or one for all.
@@ -114,7 +120,10 @@ impl Finish {
             _ => Err(Error::new(
                 ErrorKind::Shape,
                 Stage::Device,
-                format!("field `{}`: {what} has {len} bytes; {rows} pictures need {row} each", input.name()),
+                format!(
+                    "field `{}`: {what} has {len} bytes; {rows} pictures need {row} each",
+                    input.name()
+                ),
             )),
         };
         fits("the input", pictures.len(), plan.input_bytes())?;
@@ -122,9 +131,13 @@ impl Finish {
         if let Some(flips) = flips {
             fits("the list of flips", flips.len(), 1)?;
         }
-        let pairs = pictures.chunks_exact(plan.input_bytes()).zip(out.chunks_exact_mut(plan.output_bytes()));
+        let pairs = pictures
+            .chunks_exact(plan.input_bytes())
+            .zip(out.chunks_exact_mut(plan.output_bytes()));
         for (row, (picture, out)) in pairs.enumerate() {
-            let flip = flips.and_then(|flips| flips.get(row)).is_some_and(|flip| *flip != 0);
+            let flip = flips
+                .and_then(|flips| flips.get(row))
+                .is_some_and(|flip| *flip != 0);
             plan.run_row(picture, flip, out);
         }
         Ok(())
@@ -138,12 +151,25 @@ impl Finish {
             DType::BF16 => Table::Two(table(&moments, size, |y| bf16::from_f32(y).to_ne_bytes())),
             _ => Table::Four(table(&moments, size, f32::to_ne_bytes)),
         };
-        Ok(FinishPlan { size, dtype: self.dtype, channels_first: self.channels_first, table })
+        Ok(FinishPlan {
+            size,
+            dtype: self.dtype,
+            channels_first: self.channels_first,
+            table,
+        })
     }
 
     fn made(&self, input: &Field, size: Size) -> Field {
-        let Size { height, width, channels } = size;
-        let dims = if self.channels_first { [channels, height, width] } else { [height, width, channels] };
+        let Size {
+            height,
+            width,
+            channels,
+        } = size;
+        let dims = if self.channels_first {
+            [channels, height, width]
+        } else {
+            [height, width, channels]
+        };
         Field::fixed(input.name(), self.dtype, dims)
     }
 
@@ -153,7 +179,9 @@ impl Finish {
             Error::new(ErrorKind::Config, Stage::Build, message)
         };
         let size = Size::of(input).map_err(named)?;
-        self.moments(size.channels).map_err(named).map(|moments| (size, moments))
+        self.moments(size.channels)
+            .map_err(named)
+            .map(|moments| (size, moments))
     }
 
     /// Checks all settings, and returns each channel's mean and std.
@@ -165,13 +193,24 @@ impl Finish {
             other => return Err(format!("the dtype is {other}; use f32, f16 or bf16")),
         };
         if !(0.0..=1.0).contains(&self.flip) {
-            return Err(format!("the flip probability is {}; it must be in 0..=1", self.flip));
+            return Err(format!(
+                "the flip probability is {}; it must be in 0..=1",
+                self.flip
+            ));
         }
-        let mut moments = Moments { mean: [0.0; CHANNELS_MAX], std: [1.0; CHANNELS_MAX] };
+        let mut moments = Moments {
+            mean: [0.0; CHANNELS_MAX],
+            std: [1.0; CHANNELS_MAX],
+        };
         for c in 0..channels {
-            let (mean, std) = (each("mean", &self.mean, c, channels)?, each("std", &self.std, c, channels)?);
+            let (mean, std) = (
+                each("mean", &self.mean, c, channels)?,
+                each("std", &self.std, c, channels)?,
+            );
             if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
-                return Err(format!("channel {c} has mean {mean} and std {std}; both must be finite, std above 0"));
+                return Err(format!(
+                    "channel {c} has mean {mean} and std {std}; both must be finite, std above 0"
+                ));
             }
             (moments.mean[c], moments.std[c]) = (mean, std);
             // Every step of the rule is monotonic, including rounding, so 0 and 255 give the smallest and largest
@@ -193,7 +232,10 @@ fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f
     let at = if values.len() == 1 { 0 } else { channel };
     match values.get(at) {
         Some(value) if values.len() == 1 || values.len() == channels => Ok(*value),
-        _ => Err(format!("{} values of {what} for {channels} channels; set 1 or {channels}", values.len())),
+        _ => Err(format!(
+            "{} values of {what} for {channels} channels; set 1 or {channels}",
+            values.len()
+        )),
     }
 }
 
@@ -229,14 +271,28 @@ impl Size {
                 return Err("its shape depends on the group: let the decoder make floats".into());
             }
             Shape::Fixed(dims) if input.dtype() == DType::U8 => dims.as_slice(),
-            _ => return Err(format!("{wanted}, not {}", EncodedField::raw(input.clone()).encoding)),
+            _ => {
+                return Err(format!(
+                    "{wanted}, not {}",
+                    EncodedField::raw(input.clone()).encoding
+                ));
+            }
         };
         let &[height, width, channels @ 1..=CHANNELS_MAX] = dims else {
             return Err(format!("{wanted}, not {dims:?}"));
         };
-        match height.checked_mul(width).and_then(|plane| plane.checked_mul(channels)) {
-            Some(values) if values > 0 && i32::try_from(values).is_ok() => Ok(Self { height, width, channels }),
-            _ => Err(format!("the picture is {dims:?}; it must have 1 to 2^31 - 1 values")),
+        match height
+            .checked_mul(width)
+            .and_then(|plane| plane.checked_mul(channels))
+        {
+            Some(values) if values > 0 && i32::try_from(values).is_ok() => Ok(Self {
+                height,
+                width,
+                channels,
+            }),
+            _ => Err(format!(
+                "the picture is {dims:?}; it must have 1 to 2^31 - 1 values"
+            )),
         }
     }
 
@@ -253,7 +309,11 @@ enum Table {
     Four(Values<4>),
 }
 
-fn table<const N: usize>(moments: &Moments, size: Size, bytes: impl Fn(f32) -> [u8; N]) -> Values<N> {
+fn table<const N: usize>(
+    moments: &Moments,
+    size: Size,
+    bytes: impl Fn(f32) -> [u8; N],
+) -> Values<N> {
     let mut table = Box::new([[[0; N]; 256]; CHANNELS_MAX]);
     for (channel, entries) in table.iter_mut().enumerate().take(size.channels) {
         for (x, entry) in (0..=255).zip(entries) {
@@ -297,14 +357,23 @@ impl FinishPlan {
     ///
     /// `input` has [`FinishPlan::input_bytes`]; `out` has [`FinishPlan::output_bytes`], at any address.
     pub(crate) fn run_row(&self, input: &[u8], flip: bool, out: &mut [u8]) {
-        debug_assert_eq!((input.len(), out.len()), (self.input_bytes(), self.output_bytes()));
+        debug_assert_eq!(
+            (input.len(), out.len()),
+            (self.input_bytes(), self.output_bytes())
+        );
         match &self.table {
             Table::Two(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
             Table::Four(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
         }
     }
 
-    fn channels<const N: usize>(&self, table: &Values<N>, input: &[u8], flip: bool, out: &mut [[u8; N]]) {
+    fn channels<const N: usize>(
+        &self,
+        table: &Values<N>,
+        input: &[u8],
+        flip: bool,
+        out: &mut [[u8; N]],
+    ) {
         match self.size.channels {
             1 => self.spread::<N, 1>(table, input, flip, out),
             2 => self.spread::<N, 2>(table, input, flip, out),
@@ -313,15 +382,25 @@ impl FinishPlan {
         }
     }
 
-    fn spread<const N: usize, const C: usize>(&self, table: &Values<N>, input: &[u8], flip: bool, out: &mut [[u8; N]]) {
+    fn spread<const N: usize, const C: usize>(
+        &self,
+        table: &Values<N>,
+        input: &[u8],
+        flip: bool,
+        out: &mut [[u8; N]],
+    ) {
         let pixels = input.as_chunks::<C>().0;
         let Size { height, width, .. } = self.size;
         if !self.channels_first {
             let out = out.as_chunks_mut::<C>().0;
-            return lines(pixels, width, flip, out, |pixel| std::array::from_fn(|c| table[c][usize::from(pixel[c])]));
+            return lines(pixels, width, flip, out, |pixel| {
+                std::array::from_fn(|c| table[c][usize::from(pixel[c])])
+            });
         }
         for (c, plane) in out.chunks_exact_mut(height * width).enumerate().take(C) {
-            lines(pixels, width, flip, plane, |pixel| table[c][usize::from(pixel[c])]);
+            lines(pixels, width, flip, plane, |pixel| {
+                table[c][usize::from(pixel[c])]
+            });
         }
     }
 }

@@ -52,7 +52,10 @@ impl Device {
 
     /// The host, with a [reason](Self::why): for programs that choose a device themselves.
     pub fn host_since(why: impl Into<String>) -> Self {
-        Self { backend: Arc::new(Host), why: why.into() }
+        Self {
+            backend: Arc::new(Host),
+            why: why.into(),
+        }
     }
 
     /// A usable GPU, or else the host; [`why`](Self::why) gives the choice and its reason.
@@ -60,7 +63,10 @@ impl Device {
     /// Among several GPUs it takes the number of this process on its node, as set by the launcher
     /// ([`Rank::local_rank`](crate::Rank::local_rank)); without a launcher, the first.
     pub fn auto() -> Self {
-        cuda::best().map_or_else(|error| Self::host_since(error.message()), |(gpu, why)| Self::of(gpu, &why))
+        cuda::best().map_or_else(
+            |error| Self::host_since(error.message()),
+            |(gpu, why)| Self::of(gpu, &why),
+        )
     }
 
     /// The GPU with this number among the visible ones (`CUDA_VISIBLE_DEVICES` is respected).
@@ -78,7 +84,10 @@ impl Device {
     /// Errors: as [`cuda`](Self::cuda).
     #[cfg(feature = "cudarc")]
     pub fn cuda_in(context: Arc<cudarc::driver::CudaContext>) -> Result<Self> {
-        Ok(Self::of(cuda::interop::open(context)?, "requested, in the caller's context"))
+        Ok(Self::of(
+            cuda::interop::open(context)?,
+            "requested, in the caller's context",
+        ))
     }
 
     pub(crate) fn of(gpu: Arc<dyn Backend>, why: &str) -> Self {
@@ -126,7 +135,9 @@ impl FromStr for Device {
             "auto" => return Ok(Self::auto()),
             "host" | "cpu" => return Ok(Self::host()),
             "cuda" => return cuda::best().map(|(gpu, why)| Self::of(gpu, &why)),
-            _ => words.strip_prefix("cuda:").and_then(|number| number.parse().ok()),
+            _ => words
+                .strip_prefix("cuda:")
+                .and_then(|number| number.parse().ok()),
         };
         let unknown = || {
             let message = format!("no device is called {words:?}: use auto, cpu, cuda or cuda:N");

@@ -60,7 +60,10 @@ impl Stream {
     ///
     /// A batch is bound to it when its memory is requested without any other binding.
     pub fn legacy() -> Self {
-        Self { raw: LEGACY, owner: None }
+        Self {
+            raw: LEGACY,
+            owner: None,
+        }
     }
 
     /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
@@ -81,18 +84,33 @@ impl Stream {
     /// # Safety
     /// The stream must live, on the loader's device, until the last reference to `owner` is dropped.
     pub unsafe fn kept_by(stream: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { owner: Some(Owner { context: None, stream: owner }), ..Self::promised(stream) }
+        Self {
+            owner: Some(Owner {
+                context: None,
+                stream: owner,
+            }),
+            ..Self::promised(stream)
+        }
     }
 
     /// As [`from_raw`](Self::from_raw), with the promise made to another caller.
     pub(crate) fn promised(stream: usize) -> Self {
-        Self { raw: if stream == 0 { LEGACY } else { stream }, owner: None }
+        Self {
+            raw: if stream == 0 { LEGACY } else { stream },
+            owner: None,
+        }
     }
 
     /// A stream of `context`, which lives as long as `stream`.
     #[cfg(feature = "cudarc")]
     pub(crate) fn owned(raw: usize, context: usize, stream: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { raw: if raw == 0 { LEGACY } else { raw }, owner: Some(Owner { context: Some(context), stream }) }
+        Self {
+            raw: if raw == 0 { LEGACY } else { raw },
+            owner: Some(Owner {
+                context: Some(context),
+                stream,
+            }),
+        }
     }
 
     /// Whether this value itself keeps the stream alive.
@@ -113,6 +131,10 @@ impl Stream {
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.raw == LEGACY { f.write_str("the legacy default stream") } else { write!(f, "stream {:#x}", self.raw) }
+        if self.raw == LEGACY {
+            f.write_str("the legacy default stream")
+        } else {
+            write!(f, "stream {:#x}", self.raw)
+        }
     }
 }

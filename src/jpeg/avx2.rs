@@ -12,7 +12,15 @@ use std::arch::x86_64::*;
 pub(super) fn kernels() -> Option<Kernels> {
     let scalar = kernels::SCALAR;
     // The only way to the functions below.
-    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels { idct, idct4, idct2, h2v1, h2v2, rgb, ..scalar })
+    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels {
+        idct,
+        idct4,
+        idct2,
+        h2v1,
+        h2v2,
+        rgb,
+        ..scalar
+    })
 }
 
 fn idct(blocks: Blocks<'_>) {
@@ -65,7 +73,9 @@ fn words(row: &[u8], at: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store(value: __m128i, out: &mut [u8], at: usize) {
-    *out[at..].first_chunk_mut::<STEP>().expect("a step lies within the row") = bytemuck::must_cast(value);
+    *out[at..]
+        .first_chunk_mut::<STEP>()
+        .expect("a step lies within the row") = bytemuck::must_cast(value);
 }
 
 /// Two constants for [`_mm256_madd_epi16`], in the order of the interleaved values.
@@ -109,7 +119,10 @@ fn difference(a: Wide, b: Wide) -> Wide {
 fn widened(value: __m256i) -> Wide {
     const SHIFT: i32 = 16 - BITS as i32;
     let [low, high] = interleaved(_mm256_setzero_si256(), value);
-    [_mm256_srai_epi32::<SHIFT>(low), _mm256_srai_epi32::<SHIFT>(high)]
+    [
+        _mm256_srai_epi32::<SHIFT>(low),
+        _mm256_srai_epi32::<SHIFT>(high),
+    ]
 }
 
 #[inline]
@@ -130,7 +143,12 @@ fn pass<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     let t3 = products(z, F_0_541_PLUS_0_765, F_0_541);
     let t0 = widened(_mm256_add_epi16(r[0], r[4]));
     let t1 = widened(_mm256_sub_epi16(r[0], r[4]));
-    let even = [sum(t0, t3), sum(t1, t2), difference(t1, t2), difference(t0, t3)];
+    let even = [
+        sum(t0, t3),
+        sum(t1, t2),
+        difference(t1, t2),
+        difference(t0, t3),
+    ];
 
     let z = interleaved(_mm256_add_epi16(r[7], r[3]), _mm256_add_epi16(r[5], r[1]));
     let z3 = products(z, F_1_175_LESS_1_961, F_1_175);
@@ -160,12 +178,19 @@ fn pass<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
 #[target_feature(enable = "avx2")]
 fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     let zero = _mm256_setzero_si256();
-    let t0 = interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 1 }>(value));
+    let t0 =
+        interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 1 }>(value));
     let t2 = products(interleaved(r[2], r[6]), F_1_848, -F_0_765);
     let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
     let odd = [
-        sum(products(outer, F_2_562, F_0_899), products(inner, -F_0_601, -F_0_510)),
-        sum(products(outer, F_1_062, -F_2_173), products(inner, F_1_452, -F_0_211)),
+        sum(
+            products(outer, F_2_562, F_0_899),
+            products(inner, -F_0_601, -F_0_510),
+        ),
+        sum(
+            products(outer, F_1_062, -F_2_173),
+            products(inner, F_1_452, -F_0_211),
+        ),
     ];
     let even = [sum(t0, t2), difference(t0, t2)];
     [
@@ -185,10 +210,17 @@ fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
 #[target_feature(enable = "avx2")]
 fn pass2<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     let zero = _mm256_setzero_si256();
-    let even = interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 2 }>(value));
+    let even =
+        interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 2 }>(value));
     let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
-    let odd = sum(products(outer, F_3_625, -F_1_273), products(inner, F_0_850, -F_0_721));
-    let both = [scaled::<SHIFT>(sum(even, odd)), scaled::<SHIFT>(difference(even, odd))];
+    let odd = sum(
+        products(outer, F_3_625, -F_1_273),
+        products(inner, F_0_850, -F_0_721),
+    );
+    let both = [
+        scaled::<SHIFT>(sum(even, odd)),
+        scaled::<SHIFT>(difference(even, odd)),
+    ];
     [both[0], both[1], zero, zero, zero, zero, zero, zero]
 }
 
@@ -234,7 +266,10 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
         *row = _mm256_mullo_epi16(both(coefficients, k), both(quants, k));
     }
     // A constant column takes another path, whose overflow differs; only damaged pictures overflow.
-    let large = _mm256_cmpgt_epi16(_mm256_abs_epi16(rows[0]), _mm256_set1_epi16((1 << (15 - KEPT)) - 1));
+    let large = _mm256_cmpgt_epi16(
+        _mm256_abs_epi16(rows[0]),
+        _mm256_set1_epi16((1 << (15 - KEPT)) - 1),
+    );
     let least = _mm256_cmpeq_epi16(rows[0], _mm256_set1_epi16(i16::MIN));
     if _mm256_movemask_epi8(_mm256_or_si256(large, least)) != 0 {
         return scalar((coefficients, original, out));
@@ -244,12 +279,15 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     const FIRST_2: i32 = FIRST as i32 + 2;
     const SECOND_2: i32 = SECOND as i32 + 2;
     let rows = match N {
-        8 => transposed(pass::<{ SECOND as i32 }>(transposed(pass::<{ FIRST as i32 }>(rows)))),
+        8 => transposed(pass::<{ SECOND as i32 }>(transposed(pass::<
+            { FIRST as i32 },
+        >(rows)))),
         4 => transposed(pass4::<SECOND_4>(transposed(pass4::<FIRST_4>(rows)))),
         _ => {
             let columns = transposed(pass2::<FIRST_2>(rows));
             // The first column may be beyond 16 bits.
-            let full = [i16::MIN, i16::MAX].map(|end| _mm256_cmpeq_epi16(columns[0], _mm256_set1_epi16(end)));
+            let full = [i16::MIN, i16::MAX]
+                .map(|end| _mm256_cmpeq_epi16(columns[0], _mm256_set1_epi16(end)));
             if _mm256_movemask_epi8(_mm256_or_si256(full[0], full[1])) != 0 {
                 return scalar((coefficients, original, out));
             }
@@ -260,7 +298,11 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     for (k, two) in rows.as_chunks::<2>().0[..N / 2].iter().enumerate() {
         let samples = _mm256_xor_si256(_mm256_packs_epi16(two[0], two[1]), middle);
         store(_mm256_castsi256_si128(samples), &mut out[0], STEP * k);
-        store(_mm256_extracti128_si256::<1>(samples), &mut out[1], STEP * k);
+        store(
+            _mm256_extracti128_si256::<1>(samples),
+            &mut out[1],
+            STEP * k,
+        );
     }
 }
 
@@ -269,18 +311,29 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
 #[target_feature(enable = "avx2")]
 fn interleave(low: __m256i, high: __m256i, out: &mut [u8], at: usize) {
     let bytes = _mm256_or_si256(low, _mm256_slli_epi16::<8>(high));
-    *out[at..].first_chunk_mut::<32>().expect("a step lies within the row") = bytemuck::must_cast(bytes);
+    *out[at..]
+        .first_chunk_mut::<32>()
+        .expect("a step lies within the row") = bytemuck::must_cast(bytes);
 }
 
 #[target_feature(enable = "avx2")]
 fn h2v1_avx2(input: &[u8], out: &mut [u8]) {
     let mut done = 0;
-    let (one, two, three) = (_mm256_set1_epi16(1), _mm256_set1_epi16(2), _mm256_set1_epi16(3));
+    let (one, two, three) = (
+        _mm256_set1_epi16(1),
+        _mm256_set1_epi16(2),
+        _mm256_set1_epi16(3),
+    );
     while 2 * (done + STEP) <= out.len() && done + STEP + 2 <= input.len() {
         let this = _mm256_mullo_epi16(words(input, done + 1), three);
         let left = _mm256_add_epi16(_mm256_add_epi16(this, words(input, done)), one);
         let right = _mm256_add_epi16(_mm256_add_epi16(this, words(input, done + 2)), two);
-        interleave(_mm256_srli_epi16::<2>(left), _mm256_srli_epi16::<2>(right), out, 2 * done);
+        interleave(
+            _mm256_srli_epi16::<2>(left),
+            _mm256_srli_epi16::<2>(right),
+            out,
+            2 * done,
+        );
         done += STEP;
     }
     kernels::h2v1(&input[done..], &mut out[2 * done..]);
@@ -289,13 +342,22 @@ fn h2v1_avx2(input: &[u8], out: &mut [u8]) {
 #[target_feature(enable = "avx2")]
 fn h2v2_avx2(near: &[u8], far: &[u8], out: &mut [u8]) {
     let mut done = 0;
-    let (seven, eight, three) = (_mm256_set1_epi16(7), _mm256_set1_epi16(8), _mm256_set1_epi16(3));
+    let (seven, eight, three) = (
+        _mm256_set1_epi16(7),
+        _mm256_set1_epi16(8),
+        _mm256_set1_epi16(3),
+    );
     while 2 * (done + STEP) <= out.len() && done + STEP + 2 <= near.len().min(far.len()) {
         let sum = |at| _mm256_add_epi16(_mm256_mullo_epi16(words(near, at), three), words(far, at));
         let this = _mm256_mullo_epi16(sum(done + 1), three);
         let left = _mm256_add_epi16(_mm256_add_epi16(this, sum(done)), eight);
         let right = _mm256_add_epi16(_mm256_add_epi16(this, sum(done + 2)), seven);
-        interleave(_mm256_srli_epi16::<4>(left), _mm256_srli_epi16::<4>(right), out, 2 * done);
+        interleave(
+            _mm256_srli_epi16::<4>(left),
+            _mm256_srli_epi16::<4>(right),
+            out,
+            2 * done,
+        );
         done += STEP;
     }
     kernels::h2v2(&near[done..], &far[done..], &mut out[2 * done..]);
@@ -304,7 +366,11 @@ fn h2v2_avx2(near: &[u8], far: &[u8], out: &mut [u8]) {
 #[target_feature(enable = "avx2")]
 fn rgb_avx2([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     let mut done = 0;
-    let (middle, one, half) = (_mm256_set1_epi16(128), _mm256_set1_epi16(1), _mm256_set1_epi32(1 << 15));
+    let (middle, one, half) = (
+        _mm256_set1_epi16(128),
+        _mm256_set1_epi16(1),
+        _mm256_set1_epi32(1 << 15),
+    );
     // In 1/2¹⁶, less the whole parts: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, -0.71414 = 0.28586 - 1.
     let (to_red, to_blue) = (_mm256_set1_epi16(26345), _mm256_set1_epi16(-14942));
     let to_green = pair(-22554, 18734);
@@ -318,10 +384,17 @@ fn rgb_avx2([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
         let cb = _mm256_sub_epi16(words(cb, done), middle);
         let cr = _mm256_sub_epi16(words(cr, done), middle);
         let red = _mm256_add_epi16(y, _mm256_add_epi16(cr, share(cr, to_red)));
-        let blue = _mm256_add_epi16(y, _mm256_add_epi16(_mm256_add_epi16(cb, cb), share(cb, to_blue)));
-        let green = [_mm256_unpacklo_epi16(cb, cr), _mm256_unpackhi_epi16(cb, cr)]
-            .map(|both| _mm256_srai_epi32::<16>(_mm256_add_epi32(_mm256_madd_epi16(both, to_green), half)));
-        let green = _mm256_add_epi16(y, _mm256_sub_epi16(_mm256_packs_epi32(green[0], green[1]), cr));
+        let blue = _mm256_add_epi16(
+            y,
+            _mm256_add_epi16(_mm256_add_epi16(cb, cb), share(cb, to_blue)),
+        );
+        let green = [_mm256_unpacklo_epi16(cb, cr), _mm256_unpackhi_epi16(cb, cr)].map(|both| {
+            _mm256_srai_epi32::<16>(_mm256_add_epi32(_mm256_madd_epi16(both, to_green), half))
+        });
+        let green = _mm256_add_epi16(
+            y,
+            _mm256_sub_epi16(_mm256_packs_epi32(green[0], green[1]), cr),
+        );
         store_pixels([red, green, blue], &mut out[3 * done..]);
         done += STEP;
     }
@@ -332,11 +405,21 @@ fn rgb_avx2([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store_pixels(colours: [__m256i; 3], out: &mut [u8]) {
-    let [red, green, blue] =
-        colours.map(|words| _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words)));
+    let [red, green, blue] = colours.map(|words| {
+        _mm_packus_epi16(
+            _mm256_castsi256_si128(words),
+            _mm256_extracti128_si256::<1>(words),
+        )
+    });
     // Where each third of the output takes its bytes from: -1 for those of another colour.
     let places = |third: usize, colour: usize| -> __m128i {
-        let place = |k: usize| if (16 * third + k) % 3 == colour { ((16 * third + k) / 3) as i8 } else { -1 };
+        let place = |k: usize| {
+            if (16 * third + k) % 3 == colour {
+                ((16 * third + k) / 3) as i8
+            } else {
+                -1
+            }
+        };
         bytemuck::must_cast::<[i8; 16], __m128i>(std::array::from_fn(place))
     };
     for third in 0..3 {

@@ -23,7 +23,11 @@ pub(super) const FULL: u32 = 56;
 /// Whether these bytes are 0xFF as data: escaped by a zero, perhaps behind fill. Gives their number, or 0.
 fn escaped(bytes: &[u8]) -> usize {
     let ones = bytes.iter().take_while(|byte| **byte == 0xFF).count();
-    if ones > 0 && bytes.get(ones) == Some(&0) { ones + 1 } else { 0 }
+    if ones > 0 && bytes.get(ones) == Some(&0) {
+        ones + 1
+    } else {
+        0
+    }
 }
 
 /// A reader of bits, the highest of a byte first.
@@ -44,7 +48,13 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 impl<'a> Bits<'a> {
     /// Starts at bit `place.bit` of the byte at `place.byte`.
     pub(super) fn new(input: &'a [u8], place: Place) -> Self {
-        let mut bits = Self { input, at: place.byte, word: 0, count: 0, fed: 0 };
+        let mut bits = Self {
+            input,
+            at: place.byte,
+            word: 0,
+            count: 0,
+            fed: 0,
+        };
         bits.refill();
         bits.skip(u32::from(place.bit));
         bits
@@ -53,7 +63,11 @@ impl<'a> Bits<'a> {
     /// Makes at least [`FULL`] bits available.
     #[inline(always)]
     pub(super) fn refill(&mut self) {
-        if let Some(chunk) = self.input.get(self.at..).and_then(|rest| rest.first_chunk()) {
+        if let Some(chunk) = self
+            .input
+            .get(self.at..)
+            .and_then(|rest| rest.first_chunk())
+        {
             let word = u64::from_be_bytes(*chunk);
             // Whether one of the bytes is 0xFF: then its complement is zero.
             if (!word).wrapping_sub(ONES) & word & (ONES << 7) == 0 {
@@ -81,7 +95,11 @@ impl<'a> Bits<'a> {
                     *byte
                 }
                 // Fill is measured once: behind the end of the data, `at` stays.
-                rest => match if self.fed > 0 { 0 } else { escaped(rest.unwrap_or_default()) } {
+                rest => match if self.fed > 0 {
+                    0
+                } else {
+                    escaped(rest.unwrap_or_default())
+                } {
                     0 => {
                         self.fed = self.fed.saturating_add(1);
                         0
@@ -124,13 +142,26 @@ impl<'a> Bits<'a> {
     #[cold]
     pub(super) fn back(&self, count: u32) -> Self {
         let over = (8 * self.fed).saturating_sub(self.count);
-        let Place { mut byte, bit } = if over > 0 { Place { byte: self.at, bit: 0 } } else { self.place() };
+        let Place { mut byte, bit } = if over > 0 {
+            Place {
+                byte: self.at,
+                bit: 0,
+            }
+        } else {
+            self.place()
+        };
         let mut bit = i64::from(bit) - i64::from(count.saturating_sub(over));
         while bit < 0 && byte > 0 {
             byte = self.before(byte);
             bit += 8;
         }
-        let mut before = Self::new(self.input, Place { byte, bit: bit.max(0) as u8 });
+        let mut before = Self::new(
+            self.input,
+            Place {
+                byte,
+                bit: bit.max(0) as u8,
+            },
+        );
         for _ in count..over {
             before.refill();
             before.skip(1);
@@ -151,7 +182,10 @@ impl<'a> Bits<'a> {
         for _ in 0..unread.div_ceil(8) {
             at = self.before(at);
         }
-        Place { byte: at, bit: (unread.next_multiple_of(8) - unread) as u8 }
+        Place {
+            byte: at,
+            bit: (unread.next_multiple_of(8) - unread) as u8,
+        }
     }
 
     /// Offset of the data byte before this one, which is not the first.
@@ -159,13 +193,19 @@ impl<'a> Bits<'a> {
         while self.input.get(at) == Some(&0xFF) && self.input[at - 1] == 0xFF {
             at -= 1;
         }
-        at - if self.input[..at].ends_with(&[0xFF, 0]) { 2 } else { 1 }
+        at - if self.input[..at].ends_with(&[0xFF, 0]) {
+            2
+        } else {
+            1
+        }
     }
 
     /// The first marker from here on, behind padding.
     pub(super) fn end_marker(&self) -> Option<u8> {
         let rest = &self.input[self.next_byte()..];
-        rest.windows(2).find(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).map(|pair| pair[1])
+        rest.windows(2)
+            .find(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF))
+            .map(|pair| pair[1])
     }
 
     /// Offset of the first 0xFF from here on that no zero follows: a marker, or fill before one.
@@ -183,7 +223,10 @@ impl<'a> Bits<'a> {
     /// Offset of the first byte that is not begun.
     pub(super) fn next_byte(&self) -> usize {
         let place = self.place();
-        let stuffed = self.input.get(place.byte..).is_some_and(|rest| rest.starts_with(&[0xFF, 0]));
+        let stuffed = self
+            .input
+            .get(place.byte..)
+            .is_some_and(|rest| rest.starts_with(&[0xFF, 0]));
         match place.bit {
             0 => place.byte,
             _ if stuffed => place.byte + 2,
@@ -200,7 +243,9 @@ mod tests {
         let (mut out, mut at) = (Vec::new(), 0);
         while at < input.len() {
             let stuffed = input[at] == 0xFF;
-            if stuffed && input.get(at + 1) == Some(&0xFF) && input[at..].iter().find(|byte| **byte != 0xFF) == Some(&0)
+            if stuffed
+                && input.get(at + 1) == Some(&0xFF)
+                && input[at..].iter().find(|byte| **byte != 0xFF) == Some(&0)
             {
                 // Fill.
                 at += 1;
@@ -209,7 +254,12 @@ mod tests {
             if stuffed && input.get(at + 1) != Some(&0) {
                 break;
             }
-            out.extend((0..8).map(|bit| (u32::from(input[at] >> (7 - bit) & 1), Place { byte: at, bit })));
+            out.extend((0..8).map(|bit| {
+                (
+                    u32::from(input[at] >> (7 - bit) & 1),
+                    Place { byte: at, bit },
+                )
+            }));
             at += if stuffed { 2 } else { 1 };
         }
         out
@@ -219,7 +269,9 @@ mod tests {
     fn bits_and_their_places_equal_a_naive_walk() {
         let mut state = 7_u64;
         let mut next = |below: u64| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) % below
         };
         for _ in 0..300 {
@@ -234,7 +286,8 @@ mod tests {
                     _ => input.push(next(255) as u8),
                 }
             }
-            let end: &[u8] = [&[0xFF, 0xD9][..], &[0xFF, 0xFF, 0xD0], &[], &[0xFF]][next(4) as usize];
+            let end: &[u8] =
+                [&[0xFF, 0xD9][..], &[0xFF, 0xFF, 0xD0], &[], &[0xFF]][next(4) as usize];
             input.extend(end);
             let right = naive(&input);
             let mut bits = Bits::new(&input, Place::default());
@@ -245,8 +298,14 @@ mod tests {
                 assert_eq!(bits.place(), right[done].1, "{input:02x?} at bit {done}");
                 let mut jumped = Bits::new(&input, bits.place());
                 jumped.refill();
-                let value = right[done..done + count].iter().fold(0, |value, (bit, _)| value << 1 | bit);
-                assert_eq!((bits.take(count as u32), jumped.take(count as u32)), (value, value), "{input:02x?}");
+                let value = right[done..done + count]
+                    .iter()
+                    .fold(0, |value, (bit, _)| value << 1 | bit);
+                assert_eq!(
+                    (bits.take(count as u32), jumped.take(count as u32)),
+                    (value, value),
+                    "{input:02x?}"
+                );
                 assert!(!bits.overrun());
                 done += count;
             }

@@ -82,7 +82,9 @@ impl Header {
     /// Reads the segments up to the first scan of a picture with colours.
     pub(crate) fn parse(input: &[u8]) -> Result<Self> {
         match Self::read(input)? {
-            Self { components: 2, .. } => Err(Error::decode("JPEG of 2 components: 1, 3 or 4 have colours")),
+            Self { components: 2, .. } => Err(Error::decode(
+                "JPEG of 2 components: 1, 3 or 4 have colours",
+            )),
             header => Ok(header),
         }
     }
@@ -115,10 +117,19 @@ impl Header {
             let Segment { marker, start, end } = segment;
             let body = &input[start..end];
             // Bytes 0xFF are legal fill before a marker.
-            let others = input[at..segment.marker_at()].iter().filter(|byte| **byte != 0xFF).count();
-            stray = if stray.0 == 0 { (others, at) } else { (stray.0 + others, stray.1) };
+            let others = input[at..segment.marker_at()]
+                .iter()
+                .filter(|byte| **byte != 0xFF)
+                .count();
+            stray = if stray.0 == 0 {
+                (others, at)
+            } else {
+                (stray.0 + others, stray.1)
+            };
             match marker {
-                0xC0..=0xC2 if header.is_none() => header = Some(Self::of_frame(marker, body, start)?),
+                0xC0..=0xC2 if header.is_none() => {
+                    header = Some(Self::of_frame(marker, body, start)?)
+                }
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                     let message = format!(
                         "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic coding)",
@@ -126,22 +137,47 @@ impl Header {
                     );
                     return Err(Error::decode(message));
                 }
-                0xDE => return Err(Error::decode("JPEG of an unsupported kind (DHP: hierarchical coding)")),
+                0xDE => {
+                    return Err(Error::decode(
+                        "JPEG of an unsupported kind (DHP: hierarchical coding)",
+                    ));
+                }
                 0xD9 => return Err(Error::decode("JPEG ends before its first scan")),
                 0xDA => {
-                    let header = header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
-                    let names = body.iter().skip(1).step_by(2).take(header.components.into());
+                    let header =
+                        header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
+                    let names = body
+                        .iter()
+                        .skip(1)
+                        .step_by(2)
+                        .take(header.components.into());
                     let in_order = names.eq(&header.ids[..usize::from(header.components)]);
-                    let whole = body.first() == Some(&header.components) && body.ends_with(&[0, 63, 0]);
+                    let whole =
+                        body.first() == Some(&header.components) && body.ends_with(&[0, 63, 0]);
                     let one_scan = !header.progressive && whole && in_order;
-                    let colours = colours(&header.ids[..usize::from(header.components)], jfif, adobe);
-                    let header = Self { one_scan, colours, restart, ..header };
-                    return Ok(Self { scan: end, exif, points, stray, short_adobe, ..header });
+                    let colours =
+                        colours(&header.ids[..usize::from(header.components)], jfif, adobe);
+                    let header = Self {
+                        one_scan,
+                        colours,
+                        restart,
+                        ..header
+                    };
+                    return Ok(Self {
+                        scan: end,
+                        exif,
+                        points,
+                        stray,
+                        short_adobe,
+                        ..header
+                    });
                 }
                 0xDD => restart = restart_interval(body)?,
                 0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => jfif = true,
                 0xE1 if exif == (0, 0) && body.starts_with(EXIF) => exif = (start, end),
-                SEEK_MARKER if points == (0, 0) && body.starts_with(SEEK) => points = (start + SEEK.len(), end),
+                SEEK_MARKER if points == (0, 0) && body.starts_with(SEEK) => {
+                    points = (start + SEEK.len(), end)
+                }
                 0xEE if body.starts_with(b"Adobe") => match body.get(ADOBE - 1) {
                     Some(transform) => adobe = Some(*transform),
                     None => short_adobe = start,
@@ -154,7 +190,8 @@ impl Header {
 
     /// Whether the file has an index of further pictures, which counts bytes from its start.
     pub(super) fn has_further_pictures(&self, input: &[u8]) -> bool {
-        self.segments(input).any(|(marker, _, body)| marker == 0xE2 && body.starts_with(b"MPF\0"))
+        self.segments(input)
+            .any(|(marker, _, body)| marker == 0xE2 && body.starts_with(b"MPF\0"))
     }
 
     /// Refuses bytes between the segments of the header.
@@ -162,8 +199,12 @@ impl Header {
         match self.stray {
             (0, _) => Ok(()),
             (count, at) => {
-                let message = format!("JPEG with {count} stray bytes between the segments of its header, at byte {at}");
-                Err(Error::decode(message + &Setting::Strict.hint(|strict| format!("; {strict} skips them"))))
+                let message = format!(
+                    "JPEG with {count} stray bytes between the segments of its header, at byte {at}"
+                );
+                Err(Error::decode(
+                    message + &Setting::Strict.hint(|strict| format!("; {strict} skips them")),
+                ))
             }
         }
     }
@@ -176,13 +217,16 @@ impl Header {
         let (width, height) = (side(w1, w0), side(h1, h0));
         let described = rest.as_chunks::<3>().0;
         if *bits != 8 {
-            return Err(Error::decode(format!("JPEG of {bits} bits per sample: only 8 are supported")));
+            return Err(Error::decode(format!(
+                "JPEG of {bits} bits per sample: only 8 are supported"
+            )));
         }
         if height == 0 && width > 0 {
             let message = "JPEG whose height comes behind its data (DNL), which is not supported";
             return Err(Error::decode(message));
         }
-        if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4) {
+        if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4)
+        {
             let message = format!(
                 "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1 \
                  to 4 components"
@@ -191,7 +235,13 @@ impl Header {
         }
         let (mut ids, mut factors) = ([0; 4], [Factors::default(); 4]);
         for ((id, factors), [name, both, _]) in ids.iter_mut().zip(&mut factors).zip(described) {
-            (*id, *factors) = (*name, Factors { h: both >> 4, v: both & 15 });
+            (*id, *factors) = (
+                *name,
+                Factors {
+                    h: both >> 4,
+                    v: both & 15,
+                },
+            );
         }
         Ok(Self {
             width,
@@ -223,27 +273,39 @@ impl Header {
 
     /// Number of the component of this name.
     pub(super) fn component(&self, name: u8) -> Option<usize> {
-        self.ids[..usize::from(self.components)].iter().position(|id| *id == name)
+        self.ids[..usize::from(self.components)]
+            .iter()
+            .position(|id| *id == name)
     }
 
     /// Largest factors of a component, at least 1: an MCU has 8 times as many pixels.
     pub(crate) fn largest_factors(&self) -> (u32, u32) {
-        let most = |side: fn(&Factors) -> u8| u32::from(self.factors().iter().map(side).max().unwrap_or(1).max(1));
+        let most = |side: fn(&Factors) -> u8| {
+            u32::from(self.factors().iter().map(side).max().unwrap_or(1).max(1))
+        };
         (most(|factors| factors.h), most(|factors| factors.v))
     }
 
     /// Pixels of an MCU as it is coded in a picture of one scan.
     pub(crate) fn mcu(&self) -> (u32, u32) {
         // One component is not interleaved.
-        let (h, v) = if self.components == 1 { (1, 1) } else { self.largest_factors() };
+        let (h, v) = if self.components == 1 {
+            (1, 1)
+        } else {
+            self.largest_factors()
+        };
         (8 * h, 8 * v)
     }
 
     /// Blocks of a component in a scan of its own: across, down.
     pub(super) fn blocks(&self, component: usize) -> (u32, u32) {
         let (most, own) = (self.largest_factors(), self.factors()[component]);
-        let blocks = |side: u32, own: u8, most: u32| (side * u32::from(own)).div_ceil(most).div_ceil(8);
-        (blocks(self.width, own.h, most.0), blocks(self.height, own.v, most.1))
+        let blocks =
+            |side: u32, own: u8, most: u32| (side * u32::from(own)).div_ceil(most).div_ceil(8);
+        (
+            blocks(self.width, own.h, most.0),
+            blocks(self.height, own.v, most.1),
+        )
     }
 
     /// MCUs in a picture of one scan.
@@ -254,7 +316,11 @@ impl Header {
 
     /// Restart intervals in a picture of one scan.
     pub(super) fn intervals(&self) -> usize {
-        if self.restart == 0 { 1 } else { self.mcus().div_ceil(self.restart) as usize }
+        if self.restart == 0 {
+            1
+        } else {
+            self.mcus().div_ceil(self.restart) as usize
+        }
     }
 
     /// Maximum heap bytes of the engine for this picture, besides its output.
@@ -267,16 +333,24 @@ impl Header {
         let coded = &input[self.scan..];
         // From the back, because a second picture may follow the first in the file.
         let end = memchr::memrchr_iter(0xFF, coded).find(|at| coded.get(at + 1) == Some(&0xD9));
-        Ok(self.scan + end.ok_or_else(|| Error::decode("JPEG without its end marker: the file is cut"))?)
+        Ok(self.scan
+            + end.ok_or_else(|| Error::decode("JPEG without its end marker: the file is cut"))?)
     }
 
     /// The header's segments: marker, start of the body, body.
-    pub(super) fn segments<'a>(&self, input: &'a [u8]) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
+    pub(super) fn segments<'a>(
+        &self,
+        input: &'a [u8],
+    ) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
         let (mut at, end) = (2, self.scan);
         std::iter::from_fn(move || {
             let segment = Segment::next(&input[..end], at).ok()?;
             at = segment.end;
-            Some((segment.marker, segment.start, &input[segment.start..segment.end]))
+            Some((
+                segment.marker,
+                segment.start,
+                &input[segment.start..segment.end],
+            ))
         })
     }
 }
@@ -299,12 +373,18 @@ impl Segment {
     pub(crate) fn next(input: &[u8], at: usize) -> Result<Self> {
         let cut = || Error::decode("JPEG is cut in its header");
         let rest = input.get(at..).ok_or_else(cut)?;
-        let skipped =
-            rest.windows(2).position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF)).ok_or_else(cut)?;
+        let skipped = rest
+            .windows(2)
+            .position(|pair| pair[0] == 0xFF && !matches!(pair[1], 0 | 0xFF))
+            .ok_or_else(cut)?;
         let at = at + skipped;
         let marker = input[at + 1];
         if is_alone(marker) {
-            return Ok(Self { marker, start: at + 2, end: at + 2 });
+            return Ok(Self {
+                marker,
+                start: at + 2,
+                end: at + 2,
+            });
         }
         let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
         let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
@@ -312,13 +392,19 @@ impl Segment {
         let passed = matches!(marker, 0xDC | 0xE0..=0xEF | 0xFE);
         let length = if passed { length.max(2) } else { length };
         if length < 2 {
-            return Err(Error::decode(format!("JPEG segment {marker:02x} of length {length}: it must be at least 2")));
+            return Err(Error::decode(format!(
+                "JPEG segment {marker:02x} of length {length}: it must be at least 2"
+            )));
         }
         let end = at + 2 + length;
         if end > input.len() {
             return Err(cut());
         }
-        Ok(Self { marker, start: at + 4, end })
+        Ok(Self {
+            marker,
+            start: at + 4,
+            end,
+        })
     }
 
     pub(super) fn marker_at(&self) -> usize {
@@ -374,16 +460,29 @@ impl<'a> Scan<'a> {
                 _ => {}
             }
         }
-        let blocks: u32 =
-            scan.components().iter().map(|part| u32::from(part.factors.h) * u32::from(part.factors.v)).sum();
+        let blocks: u32 = scan
+            .components()
+            .iter()
+            .map(|part| u32::from(part.factors.h) * u32::from(part.factors.v))
+            .sum();
         let few = scan.count == 1 || blocks <= BLOCKS_MAX as u32;
         scan.check_factors(|own| few && (1..=4).contains(&own.h) && (1..=4).contains(&own.v))?;
         let mut have = [false; 4];
-        for (_, start, body) in header.segments(input).filter(|(marker, ..)| *marker == 0xDB) {
+        for (_, start, body) in header
+            .segments(input)
+            .filter(|(marker, ..)| *marker == 0xDB)
+        {
             scan.read_quants(body, start, &mut have)?;
         }
-        if !scan.components().iter().all(|part| have.get(part.quant).is_some_and(|have| *have)) {
-            return Err(at_offset("JPEG without a quantisation table that it names", header.scan));
+        if !scan
+            .components()
+            .iter()
+            .all(|part| have.get(part.quant).is_some_and(|have| *have))
+        {
+            return Err(at_offset(
+                "JPEG without a quantisation table that it names",
+                header.scan,
+            ));
         }
         let (h, v) = header.largest_factors();
         // libjpeg-turbo refuses the others.
@@ -411,8 +510,16 @@ impl<'a> Scan<'a> {
     pub(super) fn read_frame(&mut self, body: &[u8]) {
         let described = body[6..].as_chunks::<3>().0;
         for (component, [_, both, quant]) in self.components.iter_mut().zip(described) {
-            let factors = Factors { h: both >> 4, v: both & 15 };
-            *component = Component { factors, quant: usize::from(*quant), dc: 0, ac: 0 };
+            let factors = Factors {
+                h: both >> 4,
+                v: both & 15,
+            };
+            *component = Component {
+                factors,
+                quant: usize::from(*quant),
+                dc: 0,
+                ac: 0,
+            };
             self.count += 1;
         }
     }
@@ -425,26 +532,41 @@ impl<'a> Scan<'a> {
                 let message = format!("JPEG with a Huffman table of class {class}, number {index}");
                 return Err(at_offset(message, end - body.len()));
             }
-            let (table, after) =
-                Table::parse(rest).map_err(|message| at_offset(format!("JPEG with {message}"), end - body.len()))?;
-            *(if class == 0 { &mut self.dc[index] } else { &mut self.ac[index] }) = Some(table);
+            let (table, after) = Table::parse(rest)
+                .map_err(|message| at_offset(format!("JPEG with {message}"), end - body.len()))?;
+            *(if class == 0 {
+                &mut self.dc[index]
+            } else {
+                &mut self.ac[index]
+            }) = Some(table);
             body = after;
         }
         Ok(())
     }
 
-    pub(super) fn read_quants(&mut self, mut body: &[u8], start: usize, have: &mut [bool; 4]) -> Result<()> {
+    pub(super) fn read_quants(
+        &mut self,
+        mut body: &[u8],
+        start: usize,
+        have: &mut [bool; 4],
+    ) -> Result<()> {
         let end = start + body.len();
         while let Some((which, rest)) = body.split_first() {
             let (wide, index) = (which >> 4, usize::from(which & 15));
             let bytes = if wide == 0 { 64 } else { 128 };
             if wide > 1 || index > 3 || rest.len() < bytes {
-                let message =
-                    format!("JPEG with a quantisation table 0x{which:02x} in {} bytes, {bytes} expected", rest.len());
+                let message = format!(
+                    "JPEG with a quantisation table 0x{which:02x} in {} bytes, {bytes} expected",
+                    rest.len()
+                );
                 return Err(at_offset(message, end - body.len()));
             }
             for (k, natural) in ZIGZAG.iter().enumerate() {
-                let value = if wide == 0 { rest[k].into() } else { u16::from_be_bytes([rest[2 * k], rest[2 * k + 1]]) };
+                let value = if wide == 0 {
+                    rest[k].into()
+                } else {
+                    u16::from_be_bytes([rest[2 * k], rest[2 * k + 1]])
+                };
                 self.quants[index][usize::from(*natural)] = value;
             }
             have[index] = true;
@@ -455,13 +577,27 @@ impl<'a> Scan<'a> {
 
     fn read_scan(&mut self, body: &[u8], start: usize) -> Result<()> {
         let count = self.count;
-        let selectors = body.get(1..1 + 2 * count).unwrap_or_default().as_chunks::<2>().0;
+        let selectors = body
+            .get(1..1 + 2 * count)
+            .unwrap_or_default()
+            .as_chunks::<2>()
+            .0;
         if selectors.len() != count || body.get(1 + 2 * count..) != Some(&[0, 63, 0]) {
-            return Err(at_offset("JPEG with a scan header that does not fit its frame", start));
+            return Err(at_offset(
+                "JPEG with a scan header that does not fit its frame",
+                start,
+            ));
         }
-        for ((component, id), [name, tables]) in self.components[..count].iter_mut().zip(self.ids).zip(selectors) {
+        for ((component, id), [name, tables]) in self.components[..count]
+            .iter_mut()
+            .zip(self.ids)
+            .zip(selectors)
+        {
             if id != *name {
-                return Err(at_offset("JPEG whose scan has its components in another order than the frame", start));
+                return Err(at_offset(
+                    "JPEG whose scan has its components in another order than the frame",
+                    start,
+                ));
             }
             (component.dc, component.ac) = (usize::from(tables >> 4), usize::from(tables & 15));
             let there = component.dc < 4 && component.ac < 4;
@@ -478,14 +614,22 @@ impl<'a> Scan<'a> {
         if parts.iter().all(|part| fits(part.factors)) {
             return Ok(());
         }
-        let list: Vec<_> = parts.iter().map(|part| format!("{}x{}", part.factors.h, part.factors.v)).collect();
-        Err(Error::decode(format!("JPEG with sampling factors of {}, which no decoder takes", list.join(", "))))
+        let list: Vec<_> = parts
+            .iter()
+            .map(|part| format!("{}x{}", part.factors.h, part.factors.v))
+            .collect();
+        Err(Error::decode(format!(
+            "JPEG with sampling factors of {}, which no decoder takes",
+            list.join(", ")
+        )))
     }
 }
 
 /// MCUs between two restart markers, by a DRI segment.
 pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
-    let bytes = body.first_chunk().ok_or_else(|| Error::decode("JPEG with a cut restart interval"))?;
+    let bytes = body
+        .first_chunk()
+        .ok_or_else(|| Error::decode("JPEG with a cut restart interval"))?;
     Ok(u16::from_be_bytes(*bytes).into())
 }
 

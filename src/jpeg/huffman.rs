@@ -16,9 +16,9 @@ const VALUE_BITS: u32 = 15;
 
 /// Natural index of each coefficient in the order of the file.
 pub(super) const ZIGZAG: [u8; 64] = [
-    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21,
-    28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54,
-    47, 55, 62, 63,
+    0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5, 12, 19, 26, 33, 40, 48, 41, 34, 27, 20,
+    13, 6, 7, 14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51, 58, 59,
+    52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
 /// Natural index of the coefficient before each place; any index for places beyond the block, which are errors.
@@ -64,10 +64,22 @@ pub(crate) struct Table<'a> {
 
 /// Tables K.3 to K.6 of the standard: for luma and chroma, DC and AC. Frames of MJPEG leave them out.
 pub(super) const STANDARD: [Table<'static>; 4] = [
-    Table { counts: &[0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0], symbols: &SIZES },
-    Table { counts: &[0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0], symbols: &SIZES },
-    Table { counts: &[0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125], symbols: &AC_LUMA },
-    Table { counts: &[0, 2, 1, 2, 4, 4, 3, 4, 7, 5, 4, 4, 0, 1, 2, 119], symbols: &AC_CHROMA },
+    Table {
+        counts: &[0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
+        symbols: &SIZES,
+    },
+    Table {
+        counts: &[0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
+        symbols: &SIZES,
+    },
+    Table {
+        counts: &[0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125],
+        symbols: &AC_LUMA,
+    },
+    Table {
+        counts: &[0, 2, 1, 2, 4, 4, 3, 4, 7, 5, 4, 4, 0, 1, 2, 119],
+        symbols: &AC_CHROMA,
+    },
 ];
 const SIZES: [u8; 12] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11];
 #[rustfmt::skip]
@@ -99,14 +111,24 @@ impl<'a> Table<'a> {
     /// Parses one table from the front of `body`; returns the rest, too.
     pub(crate) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
         let Some((counts, rest)) = body.split_first_chunk::<CODE_MAX>() else {
-            return Err(format!("a Huffman table of {} bytes, at least 16 expected", body.len()));
+            return Err(format!(
+                "a Huffman table of {} bytes, at least 16 expected",
+                body.len()
+            ));
         };
         let total: usize = counts.iter().map(|count| usize::from(*count)).sum();
         if total > 256 || total > rest.len() {
-            return Err(format!("a Huffman table of {total} symbols in {} bytes", rest.len()));
+            return Err(format!(
+                "a Huffman table of {total} symbols in {} bytes",
+                rest.len()
+            ));
         }
         // In units of the longest code.
-        let used: usize = counts.iter().enumerate().map(|(index, count)| usize::from(*count) << (15 - index)).sum();
+        let used: usize = counts
+            .iter()
+            .enumerate()
+            .map(|(index, count)| usize::from(*count) << (15 - index))
+            .sum();
         if used > 1 << CODE_MAX {
             return Err("a Huffman table with more codes than its lengths allow".into());
         }
@@ -116,15 +138,20 @@ impl<'a> Table<'a> {
 
     /// Symbol, code and length of the code, shortest first.
     pub(crate) fn codes(&self) -> impl Iterator<Item = (u8, u32, u32)> + use<'a> {
-        let lengths = (1_u32..).zip(self.counts).flat_map(|(length, count)| (0..*count).map(move |_| length));
+        let lengths = (1_u32..)
+            .zip(self.counts)
+            .flat_map(|(length, count)| (0..*count).map(move |_| length));
         let (mut code, mut before) = (0_u32, 0);
-        self.symbols.iter().zip(lengths).map(move |(symbol, length)| {
-            code <<= length - before;
-            before = length;
-            let this = code;
-            code += 1;
-            (*symbol, this, length)
-        })
+        self.symbols
+            .iter()
+            .zip(lengths)
+            .map(move |(symbol, length)| {
+                code <<= length - before;
+                before = length;
+                let this = code;
+                code += 1;
+                (*symbol, this, length)
+            })
     }
 }
 
@@ -139,10 +166,18 @@ struct Canonical {
 }
 
 impl Canonical {
-    const EMPTY: Self = Self { limits: [0; CODE_MAX + 1], bases: [0; CODE_MAX + 1], symbols: [0; 256] };
+    const EMPTY: Self = Self {
+        limits: [0; CODE_MAX + 1],
+        bases: [0; CODE_MAX + 1],
+        symbols: [0; 256],
+    };
 
     fn new(table: Table<'_>) -> Self {
-        let Self { mut limits, mut bases, mut symbols } = Self::EMPTY;
+        let Self {
+            mut limits,
+            mut bases,
+            mut symbols,
+        } = Self::EMPTY;
         let (mut seen, mut beyond) = (0, 0);
         for (index, (symbol, code, length)) in table.codes().enumerate() {
             symbols[index] = symbol;
@@ -160,14 +195,20 @@ impl Canonical {
             *limit = last;
         }
         debug_assert_eq!(last, beyond);
-        Self { limits, bases, symbols }
+        Self {
+            limits,
+            bases,
+            symbols,
+        }
     }
 
     /// Reads a code; 16 bits are available.
     #[inline]
     fn symbol(&self, bits: &mut Bits<'_>) -> Result<u8, Fault> {
         let word = bits.peek(CODE_MAX as u32) as u32;
-        let length = (1..=CODE_MAX).find(|length| word < self.limits[*length]).ok_or(Fault::Code)?;
+        let length = (1..=CODE_MAX)
+            .find(|length| word < self.limits[*length])
+            .ok_or(Fault::Code)?;
         bits.skip(length as u32);
         let index = (word >> (CODE_MAX - length)) as i32 + self.bases[length];
         self.symbols.get(index as usize).copied().ok_or(Fault::Code)
@@ -179,7 +220,11 @@ impl Canonical {
 pub(super) fn extend(bits: u32, size: u32) -> i32 {
     let half = (1_i32 << size) >> 1;
     let value = bits as i32;
-    if value < half { value - (1 << size) + 1 } else { value }
+    if value < half {
+        value - (1 << size) + 1
+    } else {
+        value
+    }
 }
 
 /// A lookup that is made anew in its place.
@@ -203,7 +248,10 @@ pub(super) struct Values<const RUNS: bool> {
 }
 
 impl<const RUNS: bool> Lookup for Values<RUNS> {
-    const EMPTY: Self = Self { fast: [0; 1 << DECODE_BITS], any: Canonical::EMPTY };
+    const EMPTY: Self = Self {
+        fast: [0; 1 << DECODE_BITS],
+        any: Canonical::EMPTY,
+    };
 
     fn fill(&mut self, table: Table<'_>) {
         self.fast.fill(0);
@@ -227,7 +275,11 @@ impl<const RUNS: bool> Values<RUNS> {
     /// A symbol's run and the bits of its value.
     fn meaning(symbol: u8) -> (u32, u32) {
         let symbol = u32::from(symbol);
-        if RUNS { (symbol >> 4, symbol & 15) } else { (0, symbol) }
+        if RUNS {
+            (symbol >> 4, symbol & 15)
+        } else {
+            (0, symbol)
+        }
     }
 
     /// Reads a symbol with its value, with a refill before it: at least 25 bits are left behind it. Gives the run and the
@@ -334,7 +386,11 @@ impl CodeEntry {
 
     /// Bits of the value that follow a rare entry.
     fn size(self) -> u32 {
-        if self.is_rare() { (self.0 >> 32) as u32 & 15 } else { 0 }
+        if self.is_rare() {
+            (self.0 >> 32) as u32 & 15
+        } else {
+            0
+        }
     }
 
     #[inline(always)]
@@ -374,13 +430,18 @@ impl Skip {
         // Those of `bits` bits from 1 << bits on.
         let mut all = [Self::default(); 2 << SKIP_BITS];
         for bits in 1..=SKIP_BITS {
-            for (code, length, symbol) in Symbol::all(table).take_while(|(_, length, _)| *length <= bits) {
-                let Some(free) = bits.checked_sub(length + symbol.size) else { continue };
+            for (code, length, symbol) in
+                Symbol::all(table).take_while(|(_, length, _)| *length <= bits)
+            {
+                let Some(free) = bits.checked_sub(length + symbol.size) else {
+                    continue;
+                };
                 let (one, start) = (1 << free, (1 << bits) + (code << (bits - length)) as usize);
                 for behind in 0..one {
                     all[start + behind] = symbol.and(length + symbol.size, all[one + behind]);
                 }
-                (1..1 << symbol.size).for_each(|value| all.copy_within(start..start + one, start + value * one));
+                (1..1 << symbol.size)
+                    .for_each(|value| all.copy_within(start..start + one, start + value * one));
             }
         }
         to.copy_from_slice(&all[1 << SKIP_BITS..]);
@@ -403,14 +464,19 @@ impl Symbol {
         match (run, size) {
             (0, 0) => Some(Self { steps: 0, size }),
             (15, 0) => Some(Self { steps: 16, size }),
-            (_, 1..=VALUE_BITS) => Some(Self { steps: run + 1, size }),
+            (_, 1..=VALUE_BITS) => Some(Self {
+                steps: run + 1,
+                size,
+            }),
             _ => None,
         }
     }
 
     /// Codes, their lengths and symbols, shortest first.
     fn all(table: Table<'_>) -> impl Iterator<Item = (u32, u32, Self)> {
-        table.codes().filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
+        table
+            .codes()
+            .filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
     }
 
     /// This one, of `bits` bits, and those behind it, as far as a block has places for both.
@@ -418,7 +484,9 @@ impl Symbol {
         let steps = self.steps as usize;
         match behind.steps() {
             _ if steps == 0 => Skip(((END + 1) << 4) as u16 | bits as u16),
-            more if steps + more % END <= 64 => Skip(((steps + more) << 4) as u16 | (bits + behind.bits()) as u16),
+            more if steps + more % END <= 64 => {
+                Skip(((steps + more) << 4) as u16 | (bits + behind.bits()) as u16)
+            }
             _ => Skip((steps << 4) as u16 | bits as u16),
         }
     }
@@ -428,8 +496,11 @@ impl Symbol {
 const PER_REFILL: u32 = FULL / DECODE_BITS;
 
 impl Lookup for Ac {
-    const EMPTY: Self =
-        Self { fast: [CodeEntry::NONE; 1 << DECODE_BITS], skip: [Skip(0); 1 << SKIP_BITS], any: Canonical::EMPTY };
+    const EMPTY: Self = Self {
+        fast: [CodeEntry::NONE; 1 << DECODE_BITS],
+        skip: [Skip(0); 1 << SKIP_BITS],
+        any: Canonical::EMPTY,
+    };
 
     fn fill(&mut self, table: Table<'_>) {
         let mut single = [CodeEntry::NONE; 1 << DECODE_BITS];
@@ -443,14 +514,20 @@ impl Lookup for Ac {
             match bits + size {
                 all @ ..=DECODE_BITS if size > 0 => {
                     for value in 0..1 << size {
-                        fill(code << size | value, all, CodeEntry::value(all, steps, extend(value, size)));
+                        fill(
+                            code << size | value,
+                            all,
+                            CodeEntry::value(all, steps, extend(value, size)),
+                        );
                     }
                 }
                 _ => fill(code, bits, CodeEntry::rare(bits, steps, size)),
             }
         }
         // Zeros stand behind the index: an entry counts if it needs none of them.
-        let next = |index: usize, entry: CodeEntry| single[index << entry.bits() & ((1 << DECODE_BITS) - 1)];
+        let next = |index: usize, entry: CodeEntry| {
+            single[index << entry.bits() & ((1 << DECODE_BITS) - 1)]
+        };
         for (index, (to, entry)) in self.fast.iter_mut().zip(single).enumerate() {
             *to = entry.with(next(index, entry), DECODE_BITS);
         }
@@ -512,7 +589,11 @@ impl Ac {
         let (steps, size) = self.one(&mut bits, entry)?;
         if steps == END {
             // By a long code, or behind the last place that a block without an end has.
-            return if next <= 63 { Ok((64, bits)) } else { Err(Fault::Long) };
+            return if next <= 63 {
+                Ok((64, bits))
+            } else {
+                Err(Fault::Long)
+            };
         }
         next += steps;
         if size > 0 {
@@ -526,10 +607,24 @@ impl Ac {
     fn one(&self, bits: &mut Bits<'_>, entry: CodeEntry) -> Result<(usize, u32), Fault> {
         if entry.is_rare() && entry.bits() != 0 {
             bits.skip(entry.bits());
-            return Ok((if entry.steps() == 0 { END } else { entry.steps() }, entry.size()));
+            return Ok((
+                if entry.steps() == 0 {
+                    END
+                } else {
+                    entry.steps()
+                },
+                entry.size(),
+            ));
         }
         let symbol = Symbol::of(self.any.symbol(bits)?).ok_or(Fault::Code)?;
-        Ok((if symbol.steps == 0 { END } else { symbol.steps as usize }, symbol.size))
+        Ok((
+            if symbol.steps == 0 {
+                END
+            } else {
+                symbol.steps as usize
+            },
+            symbol.size,
+        ))
     }
 
     /// Passes the coefficients behind the first.
@@ -577,10 +672,23 @@ mod tests {
 
     #[test]
     fn impossible_tables_are_refused() {
-        let table = |counts: &[u8], symbols: usize| [counts, &vec![0; 16 - counts.len()], &vec![7; symbols]].concat();
-        assert!(Table::parse(&table(&[2], 2)).is_ok(), "two codes of one bit fill the code space");
-        let wrong = [table(&[3], 3), table(&[1, 3], 4), table(&[0, 0, 1], 0), table(&[0; 15], 0)[..15].to_vec()];
-        for bytes in wrong.into_iter().chain([[vec![0; 14], vec![255, 255], vec![1; 510]].concat()]) {
+        let table = |counts: &[u8], symbols: usize| {
+            [counts, &vec![0; 16 - counts.len()], &vec![7; symbols]].concat()
+        };
+        assert!(
+            Table::parse(&table(&[2], 2)).is_ok(),
+            "two codes of one bit fill the code space"
+        );
+        let wrong = [
+            table(&[3], 3),
+            table(&[1, 3], 4),
+            table(&[0, 0, 1], 0),
+            table(&[0; 15], 0)[..15].to_vec(),
+        ];
+        for bytes in wrong
+            .into_iter()
+            .chain([[vec![0; 14], vec![255, 255], vec![1; 510]].concat()])
+        {
             assert!(Table::parse(&bytes).is_err(), "{bytes:?}");
         }
     }

@@ -4,7 +4,11 @@
 //! upsampling), with 16-bit overflow where its vector code has it.
 
 /// Pairs of blocks: the coefficients, their quantisation tables, and the samples.
-pub(super) type Blocks<'a> = ([&'a [i16; 64]; 2], [&'a [u16; 64]; 2], &'a mut [[u8; 64]; 2]);
+pub(super) type Blocks<'a> = (
+    [&'a [i16; 64]; 2],
+    [&'a [u16; 64]; 2],
+    &'a mut [[u8; 64]; 2],
+);
 
 /// The functions that an instruction set can replace.
 #[derive(Clone, Copy)]
@@ -26,7 +30,12 @@ pub(super) struct Kernels {
 impl Kernels {
     /// Samples of two blocks, of `size` (2, 4 or 8) rows and columns.
     #[inline(always)]
-    pub(super) fn samples(&self, size: u32, blocks: [&[i16; 64]; 2], quants: [&[u16; 64]; 2]) -> [[u8; 64]; 2] {
+    pub(super) fn samples(
+        &self,
+        size: u32,
+        blocks: [&[i16; 64]; 2],
+        quants: [&[u16; 64]; 2],
+    ) -> [[u8; 64]; 2] {
         let mut samples = [[0; 64]; 2];
         let idct = match size {
             8 => self.idct,
@@ -38,7 +47,15 @@ impl Kernels {
     }
 }
 
-pub(super) const SCALAR: Kernels = Kernels { idct, idct4, idct2, h2v1, h2v2, h1v2, rgb };
+pub(super) const SCALAR: Kernels = Kernels {
+    idct,
+    idct4,
+    idct2,
+    h2v1,
+    h2v2,
+    h1v2,
+    rgb,
+};
 
 /// Constants of the inverse DCT in 1/2¹³, as sums that vector code multiplies by.
 pub(super) mod fixed {
@@ -76,7 +93,12 @@ pub(super) mod fixed {
 }
 
 fn idct(blocks: Blocks<'_>) {
-    transform(blocks, |block| block[8..].iter().all(|value| *value == 0), pass, 0);
+    transform(
+        blocks,
+        |block| block[8..].iter().all(|value| *value == 0),
+        pass,
+        0,
+    );
 }
 
 fn idct4(blocks: Blocks<'_>) {
@@ -88,8 +110,11 @@ fn idct4(blocks: Blocks<'_>) {
 fn idct2((coefficients, quants, out): Blocks<'_>) {
     for ((coefficients, quant), out) in coefficients.into_iter().zip(quants).zip(out) {
         let column = |column: usize| {
-            let value = |row: usize| coefficients[8 * row + column].wrapping_mul(quant[8 * row + column] as i16);
-            pass2(i32::from(value(0)), [1, 3, 5, 7].map(value)).map(|sum| rounded(sum, fixed::FIRST + 2))
+            let value = |row: usize| {
+                coefficients[8 * row + column].wrapping_mul(quant[8 * row + column] as i16)
+            };
+            pass2(i32::from(value(0)), [1, 3, 5, 7].map(value))
+                .map(|sum| rounded(sum, fixed::FIRST + 2))
         };
         let columns = [0, 1, 3, 5, 7].map(column);
         for row in 0..2 {
@@ -112,17 +137,27 @@ fn transform(
     more: u32,
 ) {
     for ((coefficients, quant), out) in coefficients.into_iter().zip(quants).zip(out) {
-        let mut block: [i16; 64] = std::array::from_fn(|k| coefficients[k].wrapping_mul(quant[k] as i16));
+        let mut block: [i16; 64] =
+            std::array::from_fn(|k| coefficients[k].wrapping_mul(quant[k] as i16));
         if lacks_rows(coefficients) {
-            let kept: [i16; 8] = std::array::from_fn(|column| block[column].wrapping_shl(fixed::KEPT));
+            let kept: [i16; 8] =
+                std::array::from_fn(|column| block[column].wrapping_shl(fixed::KEPT));
             block.as_chunks_mut::<8>().0.fill(kept);
         } else {
             for column in 0..8 {
-                let done = pass(std::array::from_fn(|row| block[8 * row + column]), fixed::FIRST + more);
+                let done = pass(
+                    std::array::from_fn(|row| block[8 * row + column]),
+                    fixed::FIRST + more,
+                );
                 (0..8).for_each(|row| block[8 * row + column] = done[row]);
             }
         }
-        for (row, out) in block.as_chunks::<8>().0.iter().zip(out.as_chunks_mut::<8>().0) {
+        for (row, out) in block
+            .as_chunks::<8>()
+            .0
+            .iter()
+            .zip(out.as_chunks_mut::<8>().0)
+        {
             let done = pass(*row, fixed::SECOND + more);
             *out = done.map(|value| (value.clamp(-128, 127) + 128) as u8);
         }
@@ -161,7 +196,10 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
     let t1 = wide(i0.wrapping_sub(i4)) << BITS;
     let even = [t0 + t3, t1 + t2, t1 - t2, t0 - t3];
     let (z3, z4) = (wide(i7.wrapping_add(i3)), wide(i5.wrapping_add(i1)));
-    let (z3, z4) = (z3 * F_1_175_LESS_1_961 + z4 * F_1_175, z3 * F_1_175 + z4 * F_1_175_LESS_0_390);
+    let (z3, z4) = (
+        z3 * F_1_175_LESS_1_961 + z4 * F_1_175,
+        z3 * F_1_175 + z4 * F_1_175_LESS_0_390,
+    );
     let [i1, i3, i5, i7] = [i1, i3, i5, i7].map(wide);
     let odd = [
         i1 * F_1_501_LESS_0_899 - i7 * F_0_899 + z4,
@@ -170,7 +208,11 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
         i7 * F_0_298_LESS_0_899 - i1 * F_0_899 + z3,
     ];
     std::array::from_fn(|k| {
-        let sum = if k < 4 { even[k].wrapping_add(odd[k]) } else { even[7 - k].wrapping_sub(odd[7 - k]) };
+        let sum = if k < 4 {
+            even[k].wrapping_add(odd[k])
+        } else {
+            even[7 - k].wrapping_sub(odd[7 - k])
+        };
         scaled(sum, shift)
     })
 }
@@ -216,15 +258,18 @@ fn pass2(first: i32, odd: [i16; 4]) -> [i32; 2] {
 pub(super) fn h2v1(input: &[u8], out: &mut [u8]) {
     for (around, out) in input.windows(3).zip(out.chunks_mut(2)) {
         let [before, this, after] = [around[0], around[1], around[2]].map(u32::from);
-        let both = [(3 * this + before + 1) >> 2, (3 * this + after + 2) >> 2].map(|value| value as u8);
+        let both =
+            [(3 * this + before + 1) >> 2, (3 * this + after + 2) >> 2].map(|value| value as u8);
         out.copy_from_slice(&both[..out.len()]);
     }
 }
 
 pub(super) fn h2v2(near: &[u8], far: &[u8], out: &mut [u8]) {
     for ((near, far), out) in near.windows(3).zip(far.windows(3)).zip(out.chunks_mut(2)) {
-        let [before, this, after] = std::array::from_fn(|k| 3 * u32::from(near[k]) + u32::from(far[k]));
-        let both = [(3 * this + before + 8) >> 4, (3 * this + after + 7) >> 4].map(|value| value as u8);
+        let [before, this, after] =
+            std::array::from_fn(|k| 3 * u32::from(near[k]) + u32::from(far[k]));
+        let both =
+            [(3 * this + before + 8) >> 4, (3 * this + after + 7) >> 4].map(|value| value as u8);
         out.copy_from_slice(&both[..out.len()]);
     }
 }

@@ -184,7 +184,11 @@ impl Decoder {
         (region, scale): (Region, u32),
         to: &mut dyn RowSink,
     ) -> Result<()> {
-        let Input { bytes: input, header, .. } = picture;
+        let Input {
+            bytes: input,
+            header,
+            ..
+        } = picture;
         let layout = Layout::new(header, scans.components(), (region, scale));
         let scan = match scans {
             Scans::One(scan) => scan,
@@ -194,7 +198,20 @@ impl Decoder {
         let mut tables = [points, header.points_of(input)].into_iter();
         // Whatever is wrong with the points, the picture decides.
         let points = tables.find_map(|table| Points::new(table, input, header));
-        if points.is_some() && self.run(Input { strict: true, ..picture }, scan, points, &layout, to).is_ok() {
+        if points.is_some()
+            && self
+                .run(
+                    Input {
+                        strict: true,
+                        ..picture
+                    },
+                    scan,
+                    points,
+                    &layout,
+                    to,
+                )
+                .is_ok()
+        {
             return Ok(());
         }
         self.run(picture, scan, None, &layout, to)
@@ -208,7 +225,12 @@ impl Decoder {
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let header = picture.header;
-        let Self { kernels, rows, coefficients, .. } = self;
+        let Self {
+            kernels,
+            rows,
+            coefficients,
+            ..
+        } = self;
         let smoothing = scans::survey(picture, script, &mut self.scans, coefficients)?;
         rows.start(layout);
         coefficients.start(header, layout);
@@ -216,7 +238,13 @@ impl Decoder {
         let mut next = layout.region.top;
         for row in 0..layout.mcu_rows.end {
             let needed = layout.mcu_rows.contains(&row);
-            readers.row(layout, (row, needed), coefficients, smoothing.as_ref(), (rows, kernels))?;
+            readers.row(
+                layout,
+                (row, needed),
+                coefficients,
+                smoothing.as_ref(),
+                (rows, kernels),
+            )?;
             if needed {
                 next = write(layout, (row, next), header.colours, (rows, kernels), to);
             }
@@ -259,7 +287,11 @@ impl Decoder {
     }
 
     /// Walks through a picture; gives its header and at most `most` bytes of seek points, or why it has none.
-    fn survey(&mut self, input: &[u8], most: usize) -> Result<std::result::Result<(Header, Vec<u8>), WithoutPoints>> {
+    fn survey(
+        &mut self,
+        input: &[u8],
+        most: usize,
+    ) -> Result<std::result::Result<(Header, Vec<u8>), WithoutPoints>> {
         if !input.starts_with(&[0xFF, 0xD8]) {
             return Ok(Err(WithoutPoints::NotJpeg));
         }
@@ -270,7 +302,8 @@ impl Decoder {
             header => header?,
         };
         header.end_marker(input).map_err(|error| {
-            Error::new(ErrorKind::Truncated, Stage::Decode, error.message()).with_range(input.len() as u64, 0)
+            Error::new(ErrorKind::Truncated, Stage::Decode, error.message())
+                .with_range(input.len() as u64, 0)
         })?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);
@@ -278,8 +311,13 @@ impl Decoder {
         let there = Points::new(header.points_of(input), input, &header).map(|points| points.step);
         let mut step = there.unwrap_or_else(|| seek::step(input, &header, most));
         loop {
-            let picture = Input { bytes: input, header: &header, strict: true };
-            let points = Walk::new(picture, &scan, &self.tables, &[], None)?.survey(Writer::new(&header, step))?;
+            let picture = Input {
+                bytes: input,
+                header: &header,
+                strict: true,
+            };
+            let points = Walk::new(picture, &scan, &self.tables, &[], None)?
+                .survey(Writer::new(&header, step))?;
             if points.len() <= most || step >= header.mcus() {
                 return Ok(Ok((header, points)));
             }
@@ -301,7 +339,13 @@ impl Decoder {
         let mut next = layout.region.top;
         for row in layout.mcu_rows.clone() {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;
-            next = write(layout, (row, next), scan.colours, (&mut self.rows, &self.kernels), to);
+            next = write(
+                layout,
+                (row, next),
+                scan.colours,
+                (&mut self.rows, &self.kernels),
+                to,
+            );
         }
         walk.finish()
     }

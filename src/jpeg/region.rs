@@ -56,7 +56,11 @@ pub(super) struct Layout {
 
 impl Layout {
     /// A non-empty `region` lies within the picture at 1 / `scale` of its size: 1, 2, 4 or 8.
-    pub(super) fn new(header: &Header, components: &[Component], (region, scale): (Region, u32)) -> Self {
+    pub(super) fn new(
+        header: &Header,
+        components: &[Component],
+        (region, scale): (Region, u32),
+    ) -> Self {
         let most = header.largest_factors();
         let plane = |factors: Factors| Plane::new(header, factors, most, (region, scale));
         let count = components.len();
@@ -82,7 +86,15 @@ impl Layout {
         let mcu_columns = hull(|plane| (plane.columns.clone(), plane.factors.h.into()));
         let mcu_rows = hull(|plane| (plane.rows.clone(), plane.factors.v.into()));
         let mcus = (header.width.div_ceil(8 * h), header.height.div_ceil(8 * v));
-        Self { region, scale, planes: all, count, mcus, mcu_columns, mcu_rows }
+        Self {
+            region,
+            scale,
+            planes: all,
+            count,
+            mcus,
+            mcu_columns,
+            mcu_rows,
+        }
     }
 
     pub(super) fn planes(&self) -> &[Plane] {
@@ -104,7 +116,12 @@ impl Layout {
                 Up::Box(_, v) => v * there,
             }
         };
-        self.planes().iter().map(ready).min().unwrap_or(end).clamp(self.region.top, end)
+        self.planes()
+            .iter()
+            .map(ready)
+            .min()
+            .unwrap_or(end)
+            .clamp(self.region.top, end)
     }
 }
 
@@ -119,20 +136,28 @@ impl Plane {
         rows: 0..0,
     };
 
-    fn new(header: &Header, factors: Factors, most: (u32, u32), (region, scale): (Region, u32)) -> Self {
+    fn new(
+        header: &Header,
+        factors: Factors,
+        most: (u32, u32),
+        (region, scale): (Region, u32),
+    ) -> Self {
         let (h, v) = (u32::from(factors.h), u32::from(factors.v));
         let least = 8 / scale;
         // A scaled component keeps more of its samples, if that spares interpolating it in both directions.
         let mut block = least;
         let twice = |block: u32| {
-            (most.0 * least).is_multiple_of(2 * h * block) && (most.1 * least).is_multiple_of(2 * v * block)
+            (most.0 * least).is_multiple_of(2 * h * block)
+                && (most.1 * least).is_multiple_of(2 * v * block)
         };
         while block < 8 && twice(block) {
             block *= 2;
         }
         let (wider, higher) = (most.0 * least / (h * block), most.1 * least / (v * block));
-        let (width, height) =
-            ((header.width * h * block).div_ceil(8 * most.0), (header.height * v * block).div_ceil(8 * most.1));
+        let (width, height) = (
+            (header.width * h * block).div_ceil(8 * most.0),
+            (header.height * v * block).div_ceil(8 * most.1),
+        );
         let smooth = least > 1;
         let up = match (wider, higher) {
             (1, 1) => Up::Same,
@@ -141,7 +166,10 @@ impl Plane {
             (2, 2) if smooth && width > 2 => Up::H2V2,
             _ => Up::Box(wider, higher),
         };
-        let (beside, above) = (matches!(up, Up::H2V1 | Up::H2V2), matches!(up, Up::H1V2 | Up::H2V2));
+        let (beside, above) = (
+            matches!(up, Up::H2V1 | Up::H2V2),
+            matches!(up, Up::H1V2 | Up::H2V2),
+        );
         let blocks = |start: u32, len: u32, times: u32, neighbour: bool, all: u32| {
             let first = (start / times).saturating_sub(neighbour.into());
             let end = ((start + len).div_ceil(times) + u32::from(neighbour)).min(all);
@@ -149,6 +177,14 @@ impl Plane {
         };
         let columns = blocks(region.left, region.width, wider, beside, width);
         let rows = blocks(region.top, region.height, higher, above, height);
-        Self { up, factors, block, width, height, columns, rows }
+        Self {
+            up,
+            factors,
+            block,
+            width,
+            height,
+            columns,
+            rows,
+        }
     }
 }

@@ -51,14 +51,26 @@ impl Ring {
 
 impl Rows {
     pub(super) fn start(&mut self, layout: &Layout) {
-        for ((ring, full), plane) in self.rings.iter_mut().zip(&mut self.full).zip(layout.planes()) {
+        for ((ring, full), plane) in self
+            .rings
+            .iter_mut()
+            .zip(&mut self.full)
+            .zip(layout.planes())
+        {
             let block = plane.block as usize;
             ring.stride = block * plane.columns.len() + 2 * MARGIN;
             ring.count = 2 * block * usize::from(plane.factors.v);
             ring.first = block * plane.columns.start as usize;
             grow(&mut ring.bytes, ring.stride * ring.count);
             let pixels = layout.region.width as usize;
-            grow(full, if plane.up == Up::Same { 0 } else { pixels + 2 * MARGIN });
+            grow(
+                full,
+                if plane.up == Up::Same {
+                    0
+                } else {
+                    pixels + 2 * MARGIN
+                },
+            );
         }
     }
 
@@ -70,7 +82,13 @@ impl Rows {
 
     /// Stores the samples of a block of `size` rows and columns, the first of those given.
     #[inline(always)]
-    pub(super) fn store(&mut self, component: usize, (column, row): (u32, u32), size: u32, samples: &[[u8; 8]; 8]) {
+    pub(super) fn store(
+        &mut self,
+        component: usize,
+        (column, row): (u32, u32),
+        size: u32,
+        samples: &[[u8; 8]; 8],
+    ) {
         let ring = &mut self.rings[component];
         let mut at = ring.start_of(size * row) + (size * column) as usize - ring.first;
         if size == 8 {
@@ -94,7 +112,10 @@ impl Rows {
                 continue;
             }
             let rows = plane.block * u32::from(plane.factors.v);
-            let (width, end) = (plane.width as usize, (plane.block * plane.columns.end) as usize);
+            let (width, end) = (
+                plane.width as usize,
+                (plane.block * plane.columns.end) as usize,
+            );
             for row in mcu_row * rows..(mcu_row + 1) * rows {
                 let start = ring.start_of(row);
                 if ring.first == 0 {
@@ -109,7 +130,14 @@ impl Rows {
     }
 
     /// Writes the pixels of row `y` within the region.
-    pub(super) fn write(&mut self, layout: &Layout, colours: Colours, y: u32, kernels: &Kernels, out: &mut [u8]) {
+    pub(super) fn write(
+        &mut self,
+        layout: &Layout,
+        colours: Colours,
+        y: u32,
+        kernels: &Kernels,
+        out: &mut [u8],
+    ) {
         let (left, width) = (layout.region.left as usize, layout.region.width as usize);
         for ((ring, full), plane) in self.rings.iter().zip(&mut self.full).zip(layout.planes()) {
             ring.widen(plane, y, (left, width), kernels, full);
@@ -126,16 +154,25 @@ impl Rows {
         match colours {
             Colours::Grey => {
                 let pixels = out.as_chunks_mut::<3>().0;
-                pixels.iter_mut().zip(row(0)).for_each(|(pixel, grey)| *pixel = [*grey; 3]);
+                pixels
+                    .iter_mut()
+                    .zip(row(0))
+                    .for_each(|(pixel, grey)| *pixel = [*grey; 3]);
             }
             Colours::YCbCr => (kernels.rgb)([row(0), row(1), row(2)], out),
             Colours::Rgb => {
                 let parts = row(0).iter().zip(row(1)).zip(row(2));
-                out.as_chunks_mut::<3>().0.iter_mut().zip(parts).for_each(|(pixel, ((r, g), b))| *pixel = [*r, *g, *b]);
+                out.as_chunks_mut::<3>()
+                    .0
+                    .iter_mut()
+                    .zip(parts)
+                    .for_each(|(pixel, ((r, g), b))| *pixel = [*r, *g, *b]);
             }
             Colours::Cmyk => {
                 let parts = row(0).iter().zip(row(1)).zip(row(2)).zip(row(3));
-                for (pixel, (((cyan, magenta), yellow), black)) in out.as_chunks_mut::<3>().0.iter_mut().zip(parts) {
+                for (pixel, (((cyan, magenta), yellow), black)) in
+                    out.as_chunks_mut::<3>().0.iter_mut().zip(parts)
+                {
                     *pixel = [*cyan, *magenta, *yellow].map(|ink| product(ink, *black));
                 }
             }
@@ -177,7 +214,14 @@ fn product(ink: u8, black: u8) -> u8 {
 
 impl Ring {
     /// Brings a row to the picture's size.
-    fn widen(&self, plane: &Plane, y: u32, (left, width): (usize, usize), kernels: &Kernels, full: &mut [u8]) {
+    fn widen(
+        &self,
+        plane: &Plane,
+        y: u32,
+        (left, width): (usize, usize),
+        kernels: &Kernels,
+        full: &mut [u8],
+    ) {
         // Rounded up to whole steps: the surplus samples come from the margin, and their pixels are not used.
         let pairs = ((left + width).div_ceil(2) - left / 2).next_multiple_of(STEP);
         let around = |row: u32| &self.row(row, left as isize / 2 - 1)[..pairs + 2];
@@ -191,12 +235,19 @@ impl Ring {
             Up::H2V2 => (kernels.h2v2)(around(y / 2), around(far(y / 2)), &mut full[..2 * pairs]),
             Up::H1V2 => {
                 let row = |row: u32| &self.row(row, left as isize)[..width];
-                (kernels.h1v2)(row(y / 2), row(far(y / 2)), 1 + (y % 2) as u8, &mut full[..width]);
+                (kernels.h1v2)(
+                    row(y / 2),
+                    row(far(y / 2)),
+                    1 + (y % 2) as u8,
+                    &mut full[..width],
+                );
             }
             Up::Box(h, v) => {
                 let row = self.row(y / v, (left / h as usize) as isize);
                 let columns = (left..left + width).map(|x| x / h as usize - left / h as usize);
-                full.iter_mut().zip(columns).for_each(|(out, column)| *out = row[column]);
+                full.iter_mut()
+                    .zip(columns)
+                    .for_each(|(out, column)| *out = row[column]);
             }
         }
     }

@@ -41,7 +41,10 @@ pub(super) struct ScanTables {
 impl ScanTables {
     /// Heap bytes.
     pub(super) fn bytes(&self) -> usize {
-        let (dc, ac) = (self.dc.iter().flatten().count(), self.ac.iter().flatten().count());
+        let (dc, ac) = (
+            self.dc.iter().flatten().count(),
+            self.ac.iter().flatten().count(),
+        );
         dc * DC_BYTES + ac * AC_BYTES + if self.band.is_some() { BAND_BYTES } else { 0 }
     }
 
@@ -54,7 +57,9 @@ impl ScanTables {
                 }
                 Coding::DcFirst => KeptTable::update(&mut self.dc[part.dc], scan.dc[part.dc]),
                 Coding::DcRefine => {}
-                Coding::AcFirst | Coding::AcRefine => KeptTable::update(&mut self.band, scan.ac[part.ac]),
+                Coding::AcFirst | Coding::AcRefine => {
+                    KeptTable::update(&mut self.band, scan.ac[part.ac])
+                }
             }
         }
     }
@@ -97,7 +102,9 @@ impl PlaneRow {
 
 impl Coefficients {
     pub(super) fn start(&mut self, header: &Header, layout: &Layout) {
-        self.planes[layout.planes().len()..].iter_mut().for_each(|unused| *unused = PlaneRow::default());
+        self.planes[layout.planes().len()..]
+            .iter_mut()
+            .for_each(|unused| *unused = PlaneRow::default());
         for (component, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
             let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
             store.padded = layout.mcus.0 * h;
@@ -110,7 +117,10 @@ impl Coefficients {
 
     /// Heap bytes.
     pub(super) fn bytes(&self) -> usize {
-        self.planes.iter().map(|plane| 128 * plane.blocks.capacity() + 8 * plane.filled.capacity()).sum()
+        self.planes
+            .iter()
+            .map(|plane| 128 * plane.blocks.capacity() + 8 * plane.filled.capacity())
+            .sum()
     }
 
     /// Begins a row of MCUs, of which a crop needs the coefficients or not.
@@ -125,25 +135,50 @@ impl Coefficients {
     }
 
     /// Adds estimates to the row.
-    fn smooth(&mut self, layout: &Layout, row: u32, quants: &[[u16; 64]; 4], smoothing: &Smoothing) {
+    fn smooth(
+        &mut self,
+        layout: &Layout,
+        row: u32,
+        quants: &[[u16; 64]; 4],
+        smoothing: &Smoothing,
+    ) {
         for (index, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
             let (v, across) = (u32::from(plane.factors.v), store.columns.len());
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
                 let blocks = &mut store.blocks[below as usize * across..][..across];
-                if smoothing.estimate(index, (store.columns.start, row * v + below), &quants[index], blocks) {
+                if smoothing.estimate(
+                    index,
+                    (store.columns.start, row * v + below),
+                    &quants[index],
+                    blocks,
+                ) {
                     // None is known to have its first coefficient alone.
-                    store.filled[(below * store.padded) as usize..][..store.padded as usize].fill(u64::MAX);
+                    store.filled[(below * store.padded) as usize..][..store.padded as usize]
+                        .fill(u64::MAX);
                 }
             }
         }
     }
 
     /// Turns the row into samples.
-    fn transform(&self, layout: &Layout, row: u32, quants: &[[u16; 64]; 4], rows: &mut Rows, kernels: &Kernels) {
+    fn transform(
+        &self,
+        layout: &Layout,
+        row: u32,
+        quants: &[[u16; 64]; 4],
+        rows: &mut Rows,
+        kernels: &Kernels,
+    ) {
         for (index, (store, plane)) in self.planes.iter().zip(layout.planes()).enumerate() {
             let v = u32::from(plane.factors.v);
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
-                store.transform((index, plane.block), (row * v + below, below), &quants[index], rows, kernels);
+                store.transform(
+                    (index, plane.block),
+                    (row * v + below, below),
+                    &quants[index],
+                    rows,
+                    kernels,
+                );
             }
         }
     }
@@ -171,13 +206,23 @@ impl PlaneRow {
         let blocks = &self.blocks[below as usize * self.columns.len()..];
         for (x, block) in self.columns.clone().zip(blocks) {
             if size == 1 {
-                rows.store(component, (x, y), 1, &[[kernels::mean(block[0], quant[0]); 8]; 8]);
+                rows.store(
+                    component,
+                    (x, y),
+                    1,
+                    &[[kernels::mean(block[0], quant[0]); 8]; 8],
+                );
                 continue;
             }
             let product = u32::from(block[0].unsigned_abs()) * u32::from(quant[0]);
             let only_dc = self.filled[(below * self.padded + x) as usize] >> 1 == 0;
             if only_dc && (size != 2 || product <= kernels::QUARTER_MAX) {
-                rows.store(component, (x, y), size, &[[kernels::flat(block[0], quant[0]); 8]; 8]);
+                rows.store(
+                    component,
+                    (x, y),
+                    size,
+                    &[[kernels::flat(block[0], quant[0]); 8]; 8],
+                );
                 continue;
             }
             let Some((before, first)) = waiting.take() else {
@@ -191,7 +236,12 @@ impl PlaneRow {
         }
         if let Some((x, block)) = waiting {
             let samples = kernels.samples(size, [block; 2], [quant; 2]);
-            rows.store(component, (x, y), size, bytemuck::must_cast_ref(&samples[0]));
+            rows.store(
+                component,
+                (x, y),
+                size,
+                bytemuck::must_cast_ref(&samples[0]),
+            );
         }
     }
 }
@@ -204,15 +254,32 @@ pub(super) fn survey(
     coefficients: &mut Coefficients,
 ) -> Result<Option<Smoothing>> {
     let header = picture.header;
-    let Some(lacks) = script.lacks else { return Ok(None) };
+    let Some(lacks) = script.lacks else {
+        return Ok(None);
+    };
     let (width, height) = (header.width.div_ceil(8), header.height.div_ceil(8));
-    let layout = Layout::new(header, script.components(), (Region { left: 0, top: 0, width, height }, 8));
+    let layout = Layout::new(
+        header,
+        script.components(),
+        (
+            Region {
+                left: 0,
+                top: 0,
+                width,
+                height,
+            },
+            8,
+        ),
+    );
     let mut smoothing = Smoothing::new(header, &layout, lacks);
     coefficients.start(header, &layout);
     let mut readers = Readers::new(picture, script, tables);
     for row in 0..layout.mcus.1 {
         readers.read((row, true), coefficients)?;
-        smoothing.planes().zip(&coefficients.planes).for_each(|(to, plane)| plane.copy_dc(to));
+        smoothing
+            .planes()
+            .zip(&coefficients.planes)
+            .for_each(|(to, plane)| plane.copy_dc(to));
     }
     smoothing.end_in(readers.end_row(&layout), header);
     Ok(Some(smoothing))
@@ -225,30 +292,46 @@ pub(super) struct Readers<'a> {
 }
 
 impl<'a> Readers<'a> {
-    pub(super) fn new(picture: Input<'a>, script: &'a Script<'a>, tables: &'a mut Vec<ScanTables>) -> Self {
+    pub(super) fn new(
+        picture: Input<'a>,
+        script: &'a Script<'a>,
+        tables: &'a mut Vec<ScanTables>,
+    ) -> Self {
         if tables.len() < script.scans.len() {
             tables.resize_with(script.scans.len(), ScanTables::default);
         }
-        tables.iter_mut().zip(&script.scans).for_each(|(tables, scan)| tables.update(scan));
+        tables
+            .iter_mut()
+            .zip(&script.scans)
+            .for_each(|(tables, scan)| tables.update(scan));
         let readers = script.scans.iter().zip(&*tables).enumerate();
         let reader = |(number, (scan, tables))| Reader::new(picture, (number, scan), tables);
-        Self { script, readers: readers.map(reader).collect() }
+        Self {
+            script,
+            readers: readers.map(reader).collect(),
+        }
     }
 
     /// Reads a row of MCUs.
     fn read(&mut self, (row, needed): (u32, bool), to: &mut Coefficients) -> Result<()> {
         to.begin(needed);
-        self.readers.iter_mut().try_for_each(|reader| match reader.strict {
-            true => reader.row::<true>(row, to),
-            false => reader.row::<false>(row, to),
-        })
+        self.readers
+            .iter_mut()
+            .try_for_each(|reader| match reader.strict {
+                true => reader.row::<true>(row, to),
+                false => reader.row::<false>(row, to),
+            })
     }
 
     /// The row of MCUs in which the last scan ends, or ends early.
     fn end_row(&self, layout: &Layout) -> u32 {
         self.readers.last().map_or(0, |reader| {
             let last = reader.mcu.saturating_sub(1);
-            let mcu = if reader.broken || reader.behind == Some(last) { reader.broken_at } else { last };
+            let mcu = if reader.broken || reader.behind == Some(last) {
+                reader.broken_at
+            } else {
+                last
+            };
             match reader.scan.parts() {
                 [part] => {
                     let factors = layout.planes()[part.component].factors;
@@ -280,7 +363,10 @@ impl<'a> Readers<'a> {
 
     /// Checks the ends of all scans, if they were read so far.
     pub(super) fn finish(&self) -> Result<()> {
-        self.readers.iter().filter(|reader| reader.mcu == reader.total).try_for_each(Reader::finish)
+        self.readers
+            .iter()
+            .filter(|reader| reader.mcu == reader.total)
+            .try_for_each(Reader::finish)
     }
 }
 
@@ -310,12 +396,34 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn new(picture: Input<'a>, (number, scan): (usize, &'a OneScan<'a>), tables: &'a ScanTables) -> Self {
-        let Input { bytes: input, header, strict } = picture;
+    fn new(
+        picture: Input<'a>,
+        (number, scan): (usize, &'a OneScan<'a>),
+        tables: &'a ScanTables,
+    ) -> Self {
+        let Input {
+            bytes: input,
+            header,
+            strict,
+        } = picture;
         let (across, down) = header.blocks(scan.parts[0].component);
-        let total = if scan.parts().len() == 1 { across * down } else { header.mcus() };
-        let stop = if scan.restart == 0 { total } else { scan.restart.min(total) };
-        let bits = Bits::new(input, Place { byte: scan.data.start, bit: 0 });
+        let total = if scan.parts().len() == 1 {
+            across * down
+        } else {
+            header.mcus()
+        };
+        let stop = if scan.restart == 0 {
+            total
+        } else {
+            scan.restart.min(total)
+        };
+        let bits = Bits::new(
+            input,
+            Place {
+                byte: scan.data.start,
+                bit: 0,
+            },
+        );
         Self {
             scan,
             tables,
@@ -340,20 +448,32 @@ impl<'a> Reader<'a> {
         let (low, band) = (self.scan.low, self.scan.band.clone());
         let part = self.scan.parts[0];
         match (self.scan.coding, &self.tables.band) {
-            (Coding::Sequential, _) => self.blocks(row, to, |reader, bits, part, (filled, block)| {
-                let (Some(dc), Some(ac)) = (&reader.tables.dc[part.dc], &reader.tables.ac[part.ac]) else {
+            (Coding::Sequential, _) => {
+                self.blocks(row, to, |reader, bits, part, (filled, block)| {
+                    let (Some(dc), Some(ac)) =
+                        (&reader.tables.dc[part.dc], &reader.tables.ac[part.ac])
+                    else {
+                        return Err(Fault::Code);
+                    };
+                    let predictor = &mut reader.predictors[part.component];
+                    *predictor = predictor.wrapping_add(dc.table.read(bits)?.1);
+                    let Some(block) = block else {
+                        return ac.table.skip(bits);
+                    };
+                    block[0] = *predictor as i16;
+                    // Not exactly those that are not zero, but no scan refines these.
+                    *filled |= if ac.table.read(bits, block)? > 1 {
+                        2
+                    } else {
+                        0
+                    };
+                    Ok(())
+                })
+            }
+            (Coding::DcFirst, _) => self.blocks(row, to, |reader, bits, part, (_, block)| {
+                let Some(dc) = &reader.tables.dc[part.dc] else {
                     return Err(Fault::Code);
                 };
-                let predictor = &mut reader.predictors[part.component];
-                *predictor = predictor.wrapping_add(dc.table.read(bits)?.1);
-                let Some(block) = block else { return ac.table.skip(bits) };
-                block[0] = *predictor as i16;
-                // Not exactly those that are not zero, but no scan refines these.
-                *filled |= if ac.table.read(bits, block)? > 1 { 2 } else { 0 };
-                Ok(())
-            }),
-            (Coding::DcFirst, _) => self.blocks(row, to, |reader, bits, part, (_, block)| {
-                let Some(dc) = &reader.tables.dc[part.dc] else { return Err(Fault::Code) };
                 let difference = match dc.table.read(bits) {
                     Err(_) if !STRICT => zero(bits),
                     found => found?.1,
@@ -373,16 +493,30 @@ impl<'a> Reader<'a> {
                 }
                 Ok(())
             }),
-            (Coding::AcFirst, Some(table)) => self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
-                reader.ended =
-                    ac_first::<STRICT>(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
-                Ok(())
-            }),
-            (Coding::AcRefine, Some(table)) => self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
-                reader.ended =
-                    ac_refine::<STRICT>(&table.table, bits, (band.clone(), low), reader.ended, (filled, block))?;
-                Ok(())
-            }),
+            (Coding::AcFirst, Some(table)) => {
+                self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
+                    reader.ended = ac_first::<STRICT>(
+                        &table.table,
+                        bits,
+                        (band.clone(), low),
+                        reader.ended,
+                        (filled, block),
+                    )?;
+                    Ok(())
+                })
+            }
+            (Coding::AcRefine, Some(table)) => {
+                self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
+                    reader.ended = ac_refine::<STRICT>(
+                        &table.table,
+                        bits,
+                        (band.clone(), low),
+                        reader.ended,
+                        (filled, block),
+                    )?;
+                    Ok(())
+                })
+            }
             _ => Err(Error::decode("JPEG without a Huffman table that it names")),
         }
     }
@@ -393,11 +527,18 @@ impl<'a> Reader<'a> {
         &mut self,
         row: u32,
         to: &mut Coefficients,
-        mut read: impl FnMut(&mut Self, &mut Bits<'a>, Part, (&mut u64, Option<&mut [i16; 64]>)) -> Result<(), Fault>,
+        mut read: impl FnMut(
+            &mut Self,
+            &mut Bits<'a>,
+            Part,
+            (&mut u64, Option<&mut [i16; 64]>),
+        ) -> Result<(), Fault>,
     ) -> Result<()> {
         let scan = self.scan;
         if let [part] = scan.parts() {
-            return self.blocks_of(*part, row, to, |reader, bits, block| read(reader, bits, *part, block));
+            return self.blocks_of(*part, row, to, |reader, bits, block| {
+                read(reader, bits, *part, block)
+            });
         }
         let first = &to.planes[scan.parts[0].component];
         for column in 0..first.padded / u32::from(first.factors.h) {
@@ -409,7 +550,9 @@ impl<'a> Reader<'a> {
                 let plane = &mut to.planes[part.component];
                 let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
                 (0..v).try_for_each(|y| {
-                    (0..h).try_for_each(|x| read(self, &mut bits, *part, plane.block(column * h + x, y)))
+                    (0..h).try_for_each(|x| {
+                        read(self, &mut bits, *part, plane.block(column * h + x, y))
+                    })
                 })
             });
             self.bits = bits;
@@ -425,7 +568,11 @@ impl<'a> Reader<'a> {
         part: Part,
         row: u32,
         to: &mut Coefficients,
-        mut read: impl FnMut(&mut Self, &mut Bits<'a>, (&mut u64, Option<&mut [i16; 64]>)) -> Result<(), Fault>,
+        mut read: impl FnMut(
+            &mut Self,
+            &mut Bits<'a>,
+            (&mut u64, Option<&mut [i16; 64]>),
+        ) -> Result<(), Fault>,
     ) -> Result<()> {
         let plane = &mut to.planes[part.component];
         let (v, down, across) = (u32::from(plane.factors.v), plane.down, plane.across);
@@ -465,7 +612,11 @@ impl<'a> Reader<'a> {
 
     #[cold]
     fn fault(&mut self, fault: Fault) -> Result<()> {
-        let fault = if self.bits.overrun() { Fault::End } else { fault };
+        let fault = if self.bits.overrun() {
+            Fault::End
+        } else {
+            fault
+        };
         if !self.strict {
             self.broken = true;
             if self.behind != Some(self.mcu - 1) {
@@ -474,7 +625,10 @@ impl<'a> Reader<'a> {
             return Ok(());
         }
         let (what, scan, mcu, total) = (fault.words(), self.number + 1, self.mcu - 1, self.total);
-        Err(at_offset(format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"), self.bits.place().byte))
+        Err(at_offset(
+            format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"),
+            self.bits.place().byte,
+        ))
     }
 
     /// Goes on behind the next restart marker.
@@ -485,25 +639,43 @@ impl<'a> Reader<'a> {
         self.behind = self.broken.then_some(self.mcu);
         let (place, found) = self.find_restart(number);
         if self.strict && !found {
-            let message = format!("{DAMAGED}: restart marker {number} is missing in scan {}", self.number + 1);
+            let message = format!(
+                "{DAMAGED}: restart marker {number} is missing in scan {}",
+                self.number + 1
+            );
             return Err(at_offset(message, self.bits.place().byte));
         }
-        self.bits = Bits::new(self.input, Place { byte: place, bit: 0 });
+        self.bits = Bits::new(
+            self.input,
+            Place {
+                byte: place,
+                bit: 0,
+            },
+        );
         // Without its marker the interval has no data, which the next MCU detects.
         (self.broken, self.ended, self.predictors) = (self.broken && !found, 0, [0; 4]);
         // Without a marker, nothing further on has one.
         let last = !found && place == self.scan.data.end;
-        self.stop = if last { self.total } else { (self.mcu + self.scan.restart).min(self.total) };
+        self.stop = if last {
+            self.total
+        } else {
+            (self.mcu + self.scan.restart).min(self.total)
+        };
         Ok(())
     }
 
     /// Where data go on, and whether there a restart interval begins. As libjpeg-turbo, this passes markers of the two intervals
     /// before, waits at those of the next two, and takes any others.
     fn find_restart(&self, number: u8) -> (usize, bool) {
-        let (start, end) = (self.bits.end().unwrap_or(self.input.len()), self.scan.data.end);
+        let (start, end) = (
+            self.bits.end().unwrap_or(self.input.len()),
+            self.scan.data.end,
+        );
         let data = self.input.get(start..end).unwrap_or_default();
         for at in memchr::memchr_iter(0xFF, data) {
-            let Some(marker @ 0xD0..=0xD7) = data.get(at + 1) else { continue };
+            let Some(marker @ 0xD0..=0xD7) = data.get(at + 1) else {
+                continue;
+            };
             match marker.wrapping_sub(number) & 7 {
                 0 => return (start + at + 2, true),
                 _ if self.strict => break,
@@ -518,10 +690,16 @@ impl<'a> Reader<'a> {
     /// Checks the end of a scan.
     fn finish(&self) -> Result<()> {
         self.check_end()?;
-        let (end, data) = (self.bits.end().unwrap_or(self.input.len()), self.scan.data.end);
+        let (end, data) = (
+            self.bits.end().unwrap_or(self.input.len()),
+            self.scan.data.end,
+        );
         // Some cameras write a restart marker behind the last interval, too.
         if self.strict && !self.broken && end + 2 < data {
-            let message = format!("{DAMAGED}: a restart marker more than scan {} has intervals", self.number + 1);
+            let message = format!(
+                "{DAMAGED}: a restart marker more than scan {} has intervals",
+                self.number + 1
+            );
             return Err(at_offset(message, end));
         }
         Ok(())
@@ -532,7 +710,11 @@ impl<'a> Reader<'a> {
         if self.broken || !self.strict {
             return Ok(());
         }
-        ends_here(&self.bits, self.input, format_args!("MCU {} of scan {}", self.mcu, self.number + 1))
+        ends_here(
+            &self.bits,
+            self.input,
+            format_args!("MCU {} of scan {}", self.mcu, self.number + 1),
+        )
     }
 }
 
@@ -642,7 +824,13 @@ fn ac_refine<const STRICT: bool>(
 
 /// Reads a bit for each of these coefficients that is `old`.
 #[inline(always)]
-fn refine(bits: &mut Bits<'_>, old: u64, range: Range<usize>, low: u32, block: Option<&mut [i16; 64]>) {
+fn refine(
+    bits: &mut Bits<'_>,
+    old: u64,
+    range: Range<usize>,
+    low: u32,
+    block: Option<&mut [i16; 64]>,
+) {
     if range.is_empty() {
         return;
     }

@@ -3,7 +3,8 @@
 //! Invariants: the tables that a scan names are there; a band lies within a block; an MCU has at most 10 blocks.
 
 use super::header::{
-    BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset, restart_interval,
+    BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset,
+    restart_interval,
 };
 use super::huffman::{Ac, Band, Dc, Table, ZIGZAG};
 use super::walk::KeptTable;
@@ -82,7 +83,11 @@ impl<'a> Script<'a> {
     ///
     /// Errors: more scans than `most`; scans that no decoder takes; if `strict`, scans that leave out coefficients.
     pub(crate) fn parse(picture: Input<'a>, most: u32) -> Result<Self> {
-        let Input { bytes: input, header, strict } = picture;
+        let Input {
+            bytes: input,
+            header,
+            strict,
+        } = picture;
         if strict {
             header.end_marker(input)?;
         }
@@ -119,7 +124,8 @@ impl<'a> Script<'a> {
                 0xDD => restart = restart_interval(body)?,
                 0xDA => {
                     if script.scans.len() == most as usize {
-                        let message = format!("JPEG of more than {most} scans; the limit is {most}");
+                        let message =
+                            format!("JPEG of more than {most} scans; the limit is {most}");
                         return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
                     }
                     let data = end..end_of_data(picture, end);
@@ -127,7 +133,11 @@ impl<'a> Script<'a> {
                     let scan = script.scan(picture, (body, start), &state, (restart, data))?;
                     script.latch(&scan, &state, (&have, &mut latched))?;
                     for part in scan.parts() {
-                        before[part.component] = if script.scans.is_empty() { [0; 64] } else { lacks[part.component] };
+                        before[part.component] = if script.scans.is_empty() {
+                            [0; 64]
+                        } else {
+                            lacks[part.component]
+                        };
                     }
                     odd = odd.and(scan.note(&mut lacks));
                     script.scans.push(scan);
@@ -141,7 +151,9 @@ impl<'a> Script<'a> {
         let missing = |lacks: &[u8; 64]| lacks.iter().any(|lacks| *lacks > 0);
         if strict && lacks[..script.count].iter().any(missing) {
             let scans = script.scans.len();
-            return Err(Error::decode(format!("{DAMAGED}: its {scans} scans leave out coefficients")));
+            return Err(Error::decode(format!(
+                "{DAMAGED}: its {scans} scans leave out coefficients"
+            )));
         }
         if header.progressive && !strict {
             script.find_estimated(&lacks, &before);
@@ -152,15 +164,25 @@ impl<'a> Script<'a> {
     /// As libjpeg-turbo, if each component has DC coefficients.
     fn find_estimated(&mut self, lacks: &Lacks, before: &Lacks) {
         let parts = 0..self.count;
-        let complete = parts.clone().all(|part| lacks[part][1..10].iter().all(|lacks| *lacks == 0));
+        let complete = parts
+            .clone()
+            .all(|part| lacks[part][1..10].iter().all(|lacks| *lacks == 0));
         let without = |part: usize| {
-            lacks[part][0] == UNSEEN || ZIGZAG[..10].iter().any(|k| self.quants[part][usize::from(*k)] == 0)
+            lacks[part][0] == UNSEEN
+                || ZIGZAG[..10]
+                    .iter()
+                    .any(|k| self.quants[part][usize::from(*k)] == 0)
         };
         if complete || parts.clone().any(without) {
             return;
         }
-        let first = |lacks: &Lacks| std::array::from_fn(|part| std::array::from_fn(|k| lacks[part][k]));
-        let before = if self.scans.len() == 1 { &[[UNSEEN; 64]; 4] } else { before };
+        let first =
+            |lacks: &Lacks| std::array::from_fn(|part| std::array::from_fn(|k| lacks[part][k]));
+        let before = if self.scans.len() == 1 {
+            &[[UNSEEN; 64]; 4]
+        } else {
+            before
+        };
         self.lacks = Some([first(lacks), first(before)]);
     }
 
@@ -192,7 +214,8 @@ impl<'a> Script<'a> {
         (self.components, self.count) = (state.components, header.components.into());
         let (h, v) = header.largest_factors();
         state.check_factors(|own| {
-            let divides = h.is_multiple_of(own.h.max(1).into()) && v.is_multiple_of(own.v.max(1).into());
+            let divides =
+                h.is_multiple_of(own.h.max(1).into()) && v.is_multiple_of(own.v.max(1).into());
             divides && (1..=4).contains(&own.h) && (1..=4).contains(&own.v)
         })
     }
@@ -206,13 +229,19 @@ impl<'a> Script<'a> {
         (restart, data): (u32, Range<usize>),
     ) -> Result<OneScan<'a>> {
         let wrong = |what: &str| Err(at_offset(format!("JPEG with a scan {what}"), start));
-        let Some((count, rest)) = body.split_first() else { return wrong("header without content") };
+        let Some((count, rest)) = body.split_first() else {
+            return wrong("header without content");
+        };
         let count = usize::from(*count);
         let Some((selectors, [first, last, bits])) = rest.split_at_checked(2 * count) else {
             return wrong("header that is cut");
         };
         // libjpeg-turbo warns, and decodes all of it.
-        let (first, last, bits) = if header.progressive || strict { (first, last, bits) } else { (&0, &63, &0) };
+        let (first, last, bits) = if header.progressive || strict {
+            (first, last, bits)
+        } else {
+            (&0, &63, &0)
+        };
         let (high, low) = (bits >> 4, bits & 15);
         let coding = match (header.progressive, first, high) {
             (false, ..) => Coding::Sequential,
@@ -227,21 +256,37 @@ impl<'a> Script<'a> {
             Coding::AcFirst | Coding::AcRefine => first <= last && *last < 64 && count == 1,
         };
         if !legal || low > SHIFT_MAX || (high > 0 && high != low + 1) || !(1..=4).contains(&count) {
-            return wrong(&format!("of {count} components, coefficients {first} to {last}, bits {high} and {low}"));
+            return wrong(&format!(
+                "of {count} components, coefficients {first} to {last}, bits {high} and {low}"
+            ));
         }
         let mut parts = [Part::default(); 4];
         for (index, [name, tables]) in selectors.as_chunks::<2>().0.iter().enumerate() {
-            let Some(component) = header.component(*name) else { return wrong("of a component that is not there") };
-            if parts[..index].iter().any(|part| part.component == component) {
+            let Some(component) = header.component(*name) else {
+                return wrong("of a component that is not there");
+            };
+            if parts[..index]
+                .iter()
+                .any(|part| part.component == component)
+            {
                 return wrong("that has a component twice");
             }
-            parts[index] = Part { component, dc: usize::from(tables >> 4), ac: usize::from(tables & 15) };
+            parts[index] = Part {
+                component,
+                dc: usize::from(tables >> 4),
+                ac: usize::from(tables & 15),
+            };
             let lacks = |used: bool, tables: &[Option<Table<'_>>; 4], number: usize| {
                 used && tables.get(number).is_none_or(Option::is_none)
             };
-            let (part, has_ac) = (parts[index], !matches!(coding, Coding::DcFirst | Coding::DcRefine));
+            let (part, has_ac) = (
+                parts[index],
+                !matches!(coding, Coding::DcFirst | Coding::DcRefine),
+            );
             if lacks(coding.has_dc(), &state.dc, part.dc) || lacks(has_ac, &state.ac, part.ac) {
-                return wrong(&format!("whose component {name} needs a Huffman table that is missing"));
+                return wrong(&format!(
+                    "whose component {name} needs a Huffman table that is missing"
+                ));
             }
         }
         let blocks = |part: &Part| {
@@ -253,7 +298,17 @@ impl<'a> Script<'a> {
         }
         let band = usize::from(*first)..usize::from(*last) + 1;
         let (dc, ac) = (state.dc, state.ac);
-        Ok(OneScan { coding, parts, count, band, low: low.into(), dc, ac, restart, data })
+        Ok(OneScan {
+            coding,
+            parts,
+            count,
+            band,
+            low: low.into(),
+            dc,
+            ac,
+            restart,
+            data,
+        })
     }
 
     /// A component has the quantisation table of its first scan.
@@ -269,7 +324,10 @@ impl<'a> Script<'a> {
                 continue;
             }
             if !have.get(quant).is_some_and(|have| *have) {
-                return Err(at_offset("JPEG without a quantisation table that it names", scan.data.start));
+                return Err(at_offset(
+                    "JPEG without a quantisation table that it names",
+                    scan.data.start,
+                ));
             }
             self.quants[part.component] = state.quants[quant];
             latched[part.component] = true;
@@ -292,11 +350,20 @@ impl OneScan<'_> {
             let expected = if refines { self.low as u8 + 1 } else { UNSEEN };
             let unready = self.band.start > 0 && lacks[0] == UNSEEN;
             // A sequential component may come again.
-            let odd =
-                self.coding != Coding::Sequential && lacks[self.band.clone()].iter().any(|lacks| *lacks != expected);
+            let odd = self.coding != Coding::Sequential
+                && lacks[self.band.clone()]
+                    .iter()
+                    .any(|lacks| *lacks != expected);
             if unready || odd {
-                let what = if refines || unready { "needs what no scan before it has" } else { "repeats coefficients" };
-                done = Err(at_offset(format!("{DAMAGED}: a scan {what}"), self.data.start));
+                let what = if refines || unready {
+                    "needs what no scan before it has"
+                } else {
+                    "repeats coefficients"
+                };
+                done = Err(at_offset(
+                    format!("{DAMAGED}: a scan {what}"),
+                    self.data.start,
+                ));
             }
             lacks[self.band.clone()].fill(self.low as u8);
         }
@@ -313,5 +380,7 @@ fn end_of_data(picture: Input<'_>, at: usize) -> usize {
         Some(marker) => picture.strict || *marker >= 0xC0,
         None => true,
     };
-    at + memchr::memchr_iter(0xFF, data).find(ends).unwrap_or(data.len())
+    at + memchr::memchr_iter(0xFF, data)
+        .find(ends)
+        .unwrap_or(data.len())
 }

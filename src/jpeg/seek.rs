@@ -60,8 +60,12 @@ impl<'a> Points<'a> {
     pub(super) fn new(table: &'a [u8], input: &[u8], header: &Header) -> Option<Self> {
         let (crc, numbers) = table.split_first_chunk()?;
         let mut rest = numbers;
-        let end = header.scan.checked_add(number(&mut rest)?.try_into().ok()?)?;
-        let step = u32::try_from(number(&mut rest)?).ok().filter(|step| *step > 0)?;
+        let end = header
+            .scan
+            .checked_add(number(&mut rest)?.try_into().ok()?)?;
+        let step = u32::try_from(number(&mut rest)?)
+            .ok()
+            .filter(|step| *step > 0)?;
         if header.restart > 0 || !header.one_scan || end > input.len() {
             return None;
         }
@@ -69,7 +73,14 @@ impl<'a> Points<'a> {
             return None;
         }
         let (components, total) = (header.components.into(), header.mcus());
-        let mut points = Self { rest, step, components, total, end, ahead: None };
+        let mut points = Self {
+            rest,
+            step,
+            components,
+            total,
+            end,
+            ahead: None,
+        };
         points.ahead = points.after(start(header));
         Some(points)
     }
@@ -103,7 +114,9 @@ impl<'a> Points<'a> {
         let mut point = Point {
             mcu: before.mcu.saturating_add(self.step).min(self.total),
             place: Place {
-                byte: usize::try_from(bits / 8).ok().filter(|byte| *byte <= self.end)?,
+                byte: usize::try_from(bits / 8)
+                    .ok()
+                    .filter(|byte| *byte <= self.end)?,
                 bit: (bits % 8) as u8,
             },
             predictors: before.predictors,
@@ -127,14 +140,25 @@ pub(super) struct Writer {
 impl Writer {
     /// Writes a point every `step` MCUs.
     pub(super) fn new(header: &Header, step: u32) -> Self {
-        Self { points: Vec::new(), components: header.components.into(), before: start(header), step }
+        Self {
+            points: Vec::new(),
+            components: header.components.into(),
+            before: start(header),
+            step,
+        }
     }
 
     pub(super) fn push(&mut self, point: Point) {
-        push(&mut self.points, point.place.bits() - self.before.place.bits());
+        push(
+            &mut self.points,
+            point.place.bits() - self.before.place.bits(),
+        );
         for index in 0..self.components {
             let change = point.predictors[index].wrapping_sub(self.before.predictors[index]);
-            push(&mut self.points, u64::from((change << 1 ^ change >> 31) as u32));
+            push(
+                &mut self.points,
+                u64::from((change << 1 ^ change >> 31) as u32),
+            );
         }
         self.before = point;
     }
@@ -145,7 +169,11 @@ impl Writer {
         push(&mut numbers, (end - header.scan) as u64);
         push(&mut numbers, self.step.into());
         numbers.extend(self.points);
-        [&identity(input, header, end, &numbers).to_le_bytes()[..], &numbers].concat()
+        [
+            &identity(input, header, end, &numbers).to_le_bytes()[..],
+            &numbers,
+        ]
+        .concat()
     }
 }
 
@@ -154,22 +182,36 @@ pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
     // A point takes some 2 bytes, and 3 for two components.
     let point = 2 + usize::from(header.components) * 3 / 2;
     let room = ((input.len() - header.scan) / SHARE).min(most) / point;
-    header.mcus().div_ceil(room.try_into().unwrap_or(u32::MAX).max(1))
+    header
+        .mcus()
+        .div_ceil(room.try_into().unwrap_or(u32::MAX).max(1))
 }
 
 /// CRC32C of what points depend on, and of their numbers. The coded data end at `end`.
 pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]) -> u32 {
     let of_codes = |marker| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD);
-    let segments = header.segments(input).filter(|(marker, ..)| of_codes(*marker));
+    let segments = header
+        .segments(input)
+        .filter(|(marker, ..)| of_codes(*marker));
     // From the marker's second byte on: before the body come 2 bytes of length.
-    let crc =
-        segments.fold(0, |crc, (_, start, body)| crc32c::crc32c_append(crc, &input[start - 3..start + body.len()]));
-    crc32c::crc32c_append(crc32c::crc32c_append(crc, &input[header.scan..end]), numbers)
+    let crc = segments.fold(0, |crc, (_, start, body)| {
+        crc32c::crc32c_append(crc, &input[start - 3..start + body.len()])
+    });
+    crc32c::crc32c_append(
+        crc32c::crc32c_append(crc, &input[header.scan..end]),
+        numbers,
+    )
 }
 
 /// Before the first point.
 fn start(header: &Header) -> Point {
-    Point { place: Place { byte: header.scan, bit: 0 }, ..Point::default() }
+    Point {
+        place: Place {
+            byte: header.scan,
+            bit: 0,
+        },
+        ..Point::default()
+    }
 }
 
 /// Whether a segment holds seek points.

@@ -13,13 +13,41 @@ use super::script::{Estimated, UNSEEN};
 /// Weights of a window of DC coefficients, in 1/256.
 type Weights = [[i16; 5]; 5];
 
-const DC: Weights =
-    [[-2, -6, -8, -6, -2], [-6, 6, 42, 6, -6], [-8, 42, 152, 42, -8], [-6, 6, 42, 6, -6], [-2, -6, -8, -6, -2]];
-const FIRST: Weights =
-    [[-1, -1, 0, 1, 1], [-3, 13, 0, -13, 3], [-3, 38, 0, -38, 3], [-3, 13, 0, -13, 3], [-1, -1, 0, 1, 1]];
-const SECOND: Weights = [[0; 5], [0, 2, -5, 2, 0], [1, 7, -14, 7, 1], [0, 2, -5, 2, 0], [0; 5]];
-const THIRD: Weights = [[0; 5], [0, 1, 0, -1, 0], [0, 2, 0, -2, 0], [0, 1, 0, -1, 0], [0; 5]];
-const BOTH: Weights = [[-1, 0, 0, 0, 1], [0, 9, 0, -9, 0], [0; 5], [0, -9, 0, 9, 0], [1, 0, 0, 0, -1]];
+const DC: Weights = [
+    [-2, -6, -8, -6, -2],
+    [-6, 6, 42, 6, -6],
+    [-8, 42, 152, 42, -8],
+    [-6, 6, 42, 6, -6],
+    [-2, -6, -8, -6, -2],
+];
+const FIRST: Weights = [
+    [-1, -1, 0, 1, 1],
+    [-3, 13, 0, -13, 3],
+    [-3, 38, 0, -38, 3],
+    [-3, 13, 0, -13, 3],
+    [-1, -1, 0, 1, 1],
+];
+const SECOND: Weights = [
+    [0; 5],
+    [0, 2, -5, 2, 0],
+    [1, 7, -14, 7, 1],
+    [0, 2, -5, 2, 0],
+    [0; 5],
+];
+const THIRD: Weights = [
+    [0; 5],
+    [0, 1, 0, -1, 0],
+    [0, 2, 0, -2, 0],
+    [0, 1, 0, -1, 0],
+    [0; 5],
+];
+const BOTH: Weights = [
+    [-1, 0, 0, 0, 1],
+    [0, 9, 0, -9, 0],
+    [0; 5],
+    [0, -9, 0, 9, 0],
+    [1, 0, 0, 0, -1],
+];
 const MIXED: Weights = [[0; 5], [0, 1, -3, 1, 0], [0; 5], [0, -1, 3, -1, 0], [0; 5]];
 /// Place in the order of the file, weights, and whether they are transposed: of a component without any AC coefficient.
 const DC_ALONE: [(usize, &Weights, bool); 10] = [
@@ -37,7 +65,13 @@ const DC_ALONE: [(usize, &Weights, bool); 10] = [
 
 const FIRST_OF_SOME: Weights = [[0; 5], [0; 5], [-7, 50, 0, -50, 7], [0; 5], [0; 5]];
 const SECOND_OF_SOME: Weights = [[0; 5], [0; 5], [-1, 13, -24, 13, -1], [0; 5], [0; 5]];
-const BOTH_OF_SOME: Weights = [[0, -1, 0, 1, 0], [-1, 10, 0, -10, 1], [0; 5], [1, -10, 0, 10, -1], [0, 1, 0, -1, 0]];
+const BOTH_OF_SOME: Weights = [
+    [0, -1, 0, 1, 0],
+    [-1, 10, 0, -10, 1],
+    [0; 5],
+    [1, -10, 0, 10, -1],
+    [0, 1, 0, -1, 0],
+];
 /// The same of a component that has some AC coefficients.
 const SOME_AC: [(usize, &Weights, bool); 5] = [
     (1, &FIRST_OF_SOME, false),
@@ -75,10 +109,23 @@ impl Smoothing {
         for (index, (plane, part)) in planes.iter_mut().zip(layout.planes()).enumerate() {
             let (across, down) = header.blocks(index);
             let padded = layout.mcus.0 * u32::from(part.factors.h);
-            *plane = Plane { dc: Vec::new(), padded, across, down, v: header.factors()[index].v.into() };
-            plane.dc.reserve_exact((padded * layout.mcus.1 * u32::from(part.factors.v)) as usize);
+            *plane = Plane {
+                dc: Vec::new(),
+                padded,
+                across,
+                down,
+                v: header.factors()[index].v.into(),
+            };
+            plane
+                .dc
+                .reserve_exact((padded * layout.mcus.1 * u32::from(part.factors.v)) as usize);
         }
-        Self { planes, lacks, end: 0, total: header.height.div_ceil(8 * header.largest_factors().1) }
+        Self {
+            planes,
+            lacks,
+            end: 0,
+            total: header.height.div_ceil(8 * header.largest_factors().1),
+        }
     }
 
     /// The first coefficients of each component, to which those of the rows of MCUs are added in turn.
@@ -89,7 +136,11 @@ impl Smoothing {
     /// The last scan ends in this row of MCUs.
     pub(super) fn end_in(&mut self, row: u32, header: &Header) {
         // A picture of one component is read by rows of blocks.
-        self.end = if header.components == 1 { row / header.largest_factors().1 } else { row };
+        self.end = if header.components == 1 {
+            row / header.largest_factors().1
+        } else {
+            row
+        };
     }
 
     /// Adds estimates to a row of a component's blocks, the first of which is in column `x`. Whether there were any.
@@ -103,7 +154,11 @@ impl Smoothing {
         let plane = &self.planes[component];
         // What the last scan does not reach, it leaves as the scan before did.
         let lacks = &self.lacks[usize::from(y / plane.v > self.end)][component];
-        let kinds = if lacks[1..].iter().all(|lacks| *lacks == UNSEEN) { &DC_ALONE[..] } else { &SOME_AC };
+        let kinds = if lacks[1..].iter().all(|lacks| *lacks == UNSEEN) {
+            &DC_ALONE[..]
+        } else {
+            &SOME_AC
+        };
         if lacks[1..].iter().all(|lacks| *lacks == 0) {
             return false;
         }
@@ -122,7 +177,11 @@ impl Smoothing {
                     continue;
                 }
                 let product = |k: usize| {
-                    let (down, right) = if *turned { (k % 5, k / 5) } else { (k / 5, k % 5) };
+                    let (down, right) = if *turned {
+                        (k % 5, k / 5)
+                    } else {
+                        (k / 5, k % 5)
+                    };
                     i64::from(weights[k / 5][k % 5]) * i64::from(window[down][right])
                 };
                 let sum = i64::from(quant[0]) * (0..25).map(product).sum::<i64>();
@@ -139,12 +198,22 @@ impl Plane {
     fn rows_around(&self, y: u32, total: u32) -> [&[i16]; 5] {
         let (row, last) = (y / self.v, self.down - 1);
         let alone = self.down.saturating_sub(row * self.v) == 1 || self.v == 1;
-        let above = if row == 1 && alone { y - 1 } else { y.saturating_sub(2) };
+        let above = if row == 1 && alone {
+            y - 1
+        } else {
+            y.saturating_sub(2)
+        };
         // Within an MCU's padding, too.
-        let below = if row + 1 < total && !(alone && row + 2 >= total) { y + 2 } else { (y + 2).min(last) };
+        let below = if row + 1 < total && !(alone && row + 2 >= total) {
+            y + 2
+        } else {
+            (y + 2).min(last)
+        };
         [above, y.saturating_sub(1), y, (y + 1).min(last), below].map(|row| {
             let start = (row * self.padded) as usize;
-            self.dc.get(start..start + self.across as usize).unwrap_or_default()
+            self.dc
+                .get(start..start + self.across as usize)
+                .unwrap_or_default()
         })
     }
 }
@@ -153,6 +222,10 @@ impl Plane {
 fn estimate(sum: i64, quant: u16, lacks: u8) -> i16 {
     let quant = i64::from(quant);
     let size = ((quant << 7) + sum.abs()) / (quant << 8);
-    let most = if lacks == UNSEEN || lacks == 0 { i64::MAX } else { (1 << lacks) - 1 };
+    let most = if lacks == UNSEEN || lacks == 0 {
+        i64::MAX
+    } else {
+        (1 << lacks) - 1
+    };
     (sum.signum() * size.min(most)) as i16
 }

@@ -27,7 +27,13 @@ impl<T: Lookup> KeptTable<T> {
     /// Files with tables of their own are common, so this takes no memory but for the first.
     pub(super) fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
         let Some(table) = table else { return };
-        let kept = kept.get_or_insert_with(|| Box::new(Self { counts: [0; 16], symbols: Vec::new(), table: T::EMPTY }));
+        let kept = kept.get_or_insert_with(|| {
+            Box::new(Self {
+                counts: [0; 16],
+                symbols: Vec::new(),
+                table: T::EMPTY,
+            })
+        });
         if kept.counts != *table.counts || kept.symbols != table.symbols {
             kept.counts = *table.counts;
             kept.symbols.clear();
@@ -41,9 +47,17 @@ impl<T: Lookup> KeptTable<T> {
 impl Tables {
     pub(super) fn update(&mut self, scan: &Scan<'_>) {
         for index in 0..4 {
-            let used = |which: fn(&Component) -> usize| scan.components().iter().any(|part| which(part) == index);
-            KeptTable::update(&mut self.dc[index], scan.dc[index].filter(|_| used(|part| part.dc)));
-            KeptTable::update(&mut self.ac[index], scan.ac[index].filter(|_| used(|part| part.ac)));
+            let used = |which: fn(&Component) -> usize| {
+                scan.components().iter().any(|part| which(part) == index)
+            };
+            KeptTable::update(
+                &mut self.dc[index],
+                scan.dc[index].filter(|_| used(|part| part.dc)),
+            );
+            KeptTable::update(
+                &mut self.ac[index],
+                scan.ac[index].filter(|_| used(|part| part.ac)),
+            );
         }
     }
 }
@@ -103,38 +117,71 @@ struct Pending<'a> {
 impl<'a> Walk<'a> {
     /// `starts` as of [`starts`]; `points` belong to this picture.
     pub(super) fn new(
-        Input { bytes: input, header, strict }: Input<'a>,
+        Input {
+            bytes: input,
+            header,
+            strict,
+        }: Input<'a>,
         scan: &'a Scan<'a>,
         tables: &'a Tables,
         starts: &'a [usize],
         points: Option<Points<'a>>,
     ) -> Result<Self> {
-        let coding = |component: &Component| match (&tables.dc[component.dc], &tables.ac[component.ac]) {
-            (Some(dc), Some(ac)) => Ok(Coding { dc: &dc.table, ac: &ac.table, quant: &scan.quants[component.quant] }),
-            _ => Err(Error::decode("JPEG without a Huffman table that it names")),
-        };
+        let coding =
+            |component: &Component| match (&tables.dc[component.dc], &tables.ac[component.ac]) {
+                (Some(dc), Some(ac)) => Ok(Coding {
+                    dc: &dc.table,
+                    ac: &ac.table,
+                    quant: &scan.quants[component.quant],
+                }),
+                _ => Err(Error::decode("JPEG without a Huffman table that it names")),
+            };
         let mut codings = [coding(&scan.components()[0])?; 4];
         let (mut blocks, mut count) = ([Block::default(); BLOCKS_MAX], 0);
         let alone = scan.components().len() == 1;
         for (index, component) in scan.components().iter().enumerate() {
             codings[index] = coding(component)?;
-            let (h, v) = if alone { (1, 1) } else { (component.factors.h, component.factors.v) };
+            let (h, v) = if alone {
+                (1, 1)
+            } else {
+                (component.factors.h, component.factors.v)
+            };
             for (y, x) in (0..v).flat_map(|y| (0..h).map(move |x| (y, x))) {
-                blocks[count] = Block { component: index, x: x.into(), y: y.into() };
+                blocks[count] = Block {
+                    component: index,
+                    x: x.into(),
+                    y: y.into(),
+                };
                 count += 1;
             }
         }
         let total = header.mcus();
-        let stop = if header.restart == 0 { total } else { header.restart.min(total) };
+        let stop = if header.restart == 0 {
+            total
+        } else {
+            header.restart.min(total)
+        };
         let (coefficients, targets, quants) = ([[0; 64]; 2], [(0, 0, 0); 2], [codings[0].quant; 2]);
-        let pending = Pending { coefficients, targets, quants, count: 0, size: 8 };
+        let pending = Pending {
+            coefficients,
+            targets,
+            quants,
+            count: 0,
+            size: 8,
+        };
         Ok(Self {
             input,
             header,
             blocks,
             count,
             codings,
-            bits: Bits::new(input, Place { byte: header.scan, bit: 0 }),
+            bits: Bits::new(
+                input,
+                Place {
+                    byte: header.scan,
+                    bit: 0,
+                },
+            ),
             predictors: [0; 4],
             mcu: 0,
             stop: points.as_ref().and_then(Points::next_mcu).unwrap_or(stop),
@@ -149,13 +196,23 @@ impl<'a> Walk<'a> {
     }
 
     /// Decodes what is needed of a row of MCUs.
-    pub(super) fn row(&mut self, layout: &Layout, row: u32, rows: &mut Rows, kernels: &Kernels) -> Result<()> {
+    pub(super) fn row(
+        &mut self,
+        layout: &Layout,
+        row: u32,
+        rows: &mut Rows,
+        kernels: &Kernels,
+    ) -> Result<()> {
         self.advance(row * layout.mcus.0 + layout.mcu_columns.start)?;
         for column in layout.mcu_columns.clone() {
             if self.mcu == self.stop {
                 self.cross()?;
             }
-            let done = if self.broken { Ok(()) } else { self.decode(layout, (column, row), rows, kernels) };
+            let done = if self.broken {
+                Ok(())
+            } else {
+                self.decode(layout, (column, row), rows, kernels)
+            };
             self.settle(done)?;
             if self.broken {
                 // Blocks of this MCU may wait, and must not come after the grey.
@@ -170,10 +227,16 @@ impl<'a> Walk<'a> {
 
     /// Passes MCUs up to `target`.
     fn advance(&mut self, target: u32) -> Result<()> {
-        if self.header.restart > 0 && target / self.header.restart > self.mcu / self.header.restart {
+        if self.header.restart > 0 && target / self.header.restart > self.mcu / self.header.restart
+        {
             self.next_interval(target)?;
         }
-        if self.points.as_ref().and_then(Points::next_mcu).is_some_and(|next| next <= target) {
+        if self
+            .points
+            .as_ref()
+            .and_then(Points::next_mcu)
+            .is_some_and(|next| next <= target)
+        {
             self.prove()?;
             self.jump(target);
         }
@@ -195,7 +258,9 @@ impl<'a> Walk<'a> {
     /// Begins the next restart interval, or compares with a seek point.
     #[cold]
     fn cross(&mut self) -> Result<()> {
-        let Some(point) = self.points.as_mut().and_then(Points::take) else { return self.next_interval(self.mcu) };
+        let Some(point) = self.points.as_mut().and_then(Points::take) else {
+            return self.next_interval(self.mcu);
+        };
         if point != self.point() {
             return Err(Error::decode("the seek points are of another picture"));
         }
@@ -206,7 +271,12 @@ impl<'a> Walk<'a> {
 
     /// Walks to the next seek point after a jump, which shows that the jump was right.
     fn prove(&mut self) -> Result<()> {
-        match self.points.as_ref().and_then(Points::next_mcu).filter(|_| self.unproven) {
+        match self
+            .points
+            .as_ref()
+            .and_then(Points::next_mcu)
+            .filter(|_| self.unproven)
+        {
             Some(next) => self.pass_until(next).and_then(|()| self.cross()),
             None => Ok(()),
         }
@@ -214,7 +284,13 @@ impl<'a> Walk<'a> {
 
     /// Jumps to the last seek point up to `target`, if there is one ahead.
     fn jump(&mut self, target: u32) {
-        let Some(point) = self.points.as_mut().and_then(|points| points.take_until(target)) else { return };
+        let Some(point) = self
+            .points
+            .as_mut()
+            .and_then(|points| points.take_until(target))
+        else {
+            return;
+        };
         // The point of the next MCU tells nothing new.
         if point.mcu > self.mcu {
             self.unproven = true;
@@ -225,11 +301,19 @@ impl<'a> Walk<'a> {
     }
 
     fn stop_at_next_point(&mut self) {
-        self.stop = self.points.as_ref().and_then(Points::next_mcu).unwrap_or(self.total);
+        self.stop = self
+            .points
+            .as_ref()
+            .and_then(Points::next_mcu)
+            .unwrap_or(self.total);
     }
 
     fn point(&self) -> Point {
-        Point { mcu: self.mcu, place: self.bits.place(), predictors: self.predictors }
+        Point {
+            mcu: self.mcu,
+            place: self.bits.place(),
+            predictors: self.predictors,
+        }
     }
 
     /// Passes the whole scan, and writes its seek points.
@@ -244,14 +328,23 @@ impl<'a> Walk<'a> {
 
     /// Starts the restart interval that holds `mcu`.
     fn next_interval(&mut self, mcu: u32) -> Result<()> {
-        debug_assert!(self.header.restart > 0, "pictures without markers have one interval");
+        debug_assert!(
+            self.header.restart > 0,
+            "pictures without markers have one interval"
+        );
         let number = mcu / self.header.restart;
         if self.mcu == self.stop {
             self.check_end()?;
         }
         self.broken = (number as usize) + 1 >= self.starts.len();
         if !self.broken {
-            self.bits = Bits::new(self.input, Place { byte: self.starts[number as usize], bit: 0 });
+            self.bits = Bits::new(
+                self.input,
+                Place {
+                    byte: self.starts[number as usize],
+                    bit: 0,
+                },
+            );
         }
         self.predictors = [0; 4];
         self.mcu = number * self.header.restart;
@@ -277,7 +370,9 @@ impl<'a> Walk<'a> {
         // With restart markers, `starts` has looked.
         let marker = self.bits.end_marker().unwrap_or(0);
         if self.strict && self.header.restart == 0 && !may_follow(marker) {
-            return Err(Error::decode(format!("{DAMAGED}: marker {marker:02x} behind its data")));
+            return Err(Error::decode(format!(
+                "{DAMAGED}: marker {marker:02x} behind its data"
+            )));
         }
         Ok(())
     }
@@ -294,13 +389,20 @@ impl<'a> Walk<'a> {
 
     #[cold]
     fn fault(&mut self, fault: Fault) -> Result<()> {
-        let fault = if self.bits.overrun() { Fault::End } else { fault };
+        let fault = if self.bits.overrun() {
+            Fault::End
+        } else {
+            fault
+        };
         if !self.strict {
             self.broken = true;
             return Ok(());
         }
         let (what, mcu, total) = (fault.words(), self.mcu, self.total);
-        Err(at_offset(format!("{DAMAGED}: {what}, in MCU {mcu} of {total}"), self.bits.place().byte))
+        Err(at_offset(
+            format!("{DAMAGED}: {what}, in MCU {mcu} of {total}"),
+            self.bits.place().byte,
+        ))
     }
 
     /// Passes an MCU.
@@ -324,7 +426,13 @@ impl<'a> Walk<'a> {
     }
 
     /// Decodes an MCU.
-    fn decode(&mut self, layout: &Layout, place: (u32, u32), rows: &mut Rows, kernels: &Kernels) -> Result<(), Fault> {
+    fn decode(
+        &mut self,
+        layout: &Layout,
+        place: (u32, u32),
+        rows: &mut Rows,
+        kernels: &Kernels,
+    ) -> Result<(), Fault> {
         let mut bits = self.bits.clone();
         let done = match layout.scale {
             1 => self.decode_blocks::<true>(&mut bits, layout, place, (rows, kernels)),
@@ -373,7 +481,12 @@ impl<'a> Walk<'a> {
                 let (dc, quant) = (coefficients[0], coding.quant[0]);
                 let product = u32::from(dc.unsigned_abs()) * u32::from(quant);
                 if size != 2 || product <= kernels::QUARTER_MAX {
-                    rows.store(block.component, (x, y), size, &[[kernels::flat(dc, quant); 8]; 8]);
+                    rows.store(
+                        block.component,
+                        (x, y),
+                        size,
+                        &[[kernels::flat(dc, quant); 8]; 8],
+                    );
                     continue;
                 }
             }
@@ -428,10 +541,20 @@ impl Pending<'_> {
 ///
 /// Errors, if `strict`: markers out of order, too few or too many; no end marker.
 pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> {
-    let Input { bytes: input, header, strict } = picture;
+    let Input {
+        bytes: input,
+        header,
+        strict,
+    } = picture;
     starts.clear();
     let coded = &input[header.scan..];
-    let end_marker = || if strict { header.end_marker(input).map(|_| ()) } else { Ok(()) };
+    let end_marker = || {
+        if strict {
+            header.end_marker(input).map(|_| ())
+        } else {
+            Ok(())
+        }
+    };
     if header.restart == 0 {
         return end_marker();
     }
@@ -440,8 +563,11 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     starts.push(header.scan);
     let is_restart = |at: &usize| matches!(coded.get(at + 1), Some(0xD0..=0xD7));
     // Nothing is lost then; some encoders number them otherwise.
-    let complete = !strict && memchr::memchr_iter(0xFF, coded).filter(is_restart).count() + 1 == count;
-    let damage = |at: usize, message: String| Err(at_offset(format!("{DAMAGED}: {message}"), header.scan + at));
+    let complete =
+        !strict && memchr::memchr_iter(0xFF, coded).filter(is_restart).count() + 1 == count;
+    let damage = |at: usize, message: String| {
+        Err(at_offset(format!("{DAMAGED}: {message}"), header.scan + at))
+    };
     for at in memchr::memchr_iter(0xFF, coded) {
         let marker = match coded.get(at + 1) {
             // An escaped data byte, or fill before a marker.
@@ -453,10 +579,20 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
         // Some cameras write a restart marker behind the last interval, too.
         let one_more = done == count && restart && coded[at + 2..].first() == Some(&0xFF);
         if strict && !one_more && (restart != (done < count) || (!restart && !may_follow(marker))) {
-            return damage(at, format!("marker {marker:02x} after {done} of {count} restart intervals"));
+            return damage(
+                at,
+                format!("marker {marker:02x} after {done} of {count} restart intervals"),
+            );
         }
         if strict && restart && usize::from(marker & 7) != (done - 1) % 8 {
-            return damage(at, format!("restart marker {} in place of {}", marker & 7, (done - 1) % 8));
+            return damage(
+                at,
+                format!(
+                    "restart marker {} in place of {}",
+                    marker & 7,
+                    (done - 1) % 8
+                ),
+            );
         }
         if !restart && marker != 0xD9 && !(strict && done == count) {
             // Damage.
@@ -485,11 +621,18 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
 }
 
 /// Checks that the data end with the interval, behind `last`.
-pub(super) fn ends_here(bits: &Bits<'_>, input: &[u8], last: std::fmt::Arguments<'_>) -> Result<()> {
+pub(super) fn ends_here(
+    bits: &Bits<'_>,
+    input: &[u8],
+    last: std::fmt::Arguments<'_>,
+) -> Result<()> {
     let next = bits.next_byte();
     match bits.end().unwrap_or(input.len()) - next {
         ..=SURPLUS => Ok(()),
-        left => Err(at_offset(format!("{DAMAGED}: {left} bytes of data are left after {last}"), next)),
+        left => Err(at_offset(
+            format!("{DAMAGED}: {left} bytes of data are left after {last}"),
+            next,
+        )),
     }
 }
 

@@ -15,7 +15,9 @@ use crate::device::{DeviceKind, IdleMeter};
 use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
 use crate::ledger::LedgerWriter;
 use crate::memory::plan::Limits;
-use crate::memory::{ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region};
+use crate::memory::{
+    ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region,
+};
 use crate::meter::{Effort, Meters, Settings, nvtx};
 use crate::order::{Batches, Cores, Counts, LastBatch, Order, local_ranks, usable_cores};
 use crate::pipeline::chunks::{self, ChunkRoom};
@@ -89,7 +91,11 @@ impl LoaderBuilder {
         }
         let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;
-        let placing = Placing::new(self.machine.numa, self.device.device.pci_bus_id(), &self.machine.sysfs)?;
+        let placing = Placing::new(
+            self.machine.numa,
+            self.device.device.pci_bus_id(),
+            &self.machine.sysfs,
+        )?;
         let opened = self.open_reader(placing.placement())?;
         let before = Before::now();
         let (recipe, routes) = self.recipe_and_routes(&opened)?;
@@ -117,11 +123,24 @@ impl LoaderBuilder {
             opened,
             reserved,
         };
-        let mut facts = assembly.facts(placing.line(self.machine.numa, assembly.reserved.workers), before, &first);
-        facts.cores = self.memory.workers.is_none().then(|| Cores::here().shared()).flatten();
+        let mut facts = assembly.facts(
+            placing.line(self.machine.numa, assembly.reserved.workers),
+            before,
+            &first,
+        );
+        facts.cores = self
+            .memory
+            .workers
+            .is_none()
+            .then(|| Cores::here().shared())
+            .flatten();
         let (pinning, pinned) = bounded(0);
         let threads = (pool, handles);
-        let Started { runtime, ready, idle } = on_node(placing.placement(), || assembly.start(threads, pinning))??;
+        let Started {
+            runtime,
+            ready,
+            idle,
+        } = on_node(placing.placement(), || assembly.start(threads, pinning))??;
         let shared = LoaderState {
             runtime,
             ready,
@@ -131,7 +150,10 @@ impl LoaderBuilder {
             whole: first.batches.clone(),
             facts,
             idle,
-            deadlines: Deadlines { held: self.faults.held_deadline, stall: self.faults.stall_deadline },
+            deadlines: Deadlines {
+                held: self.faults.held_deadline,
+                stall: self.faults.stall_deadline,
+            },
             steady: Mutex::default(),
             logged: Mutex::default(),
             live: AtomicBool::new(false),
@@ -149,7 +171,9 @@ impl LoaderBuilder {
         if let Some(state) = &self.run.resume {
             shared.resume(state, self.run.any_batch)?;
         }
-        Ok(Loader { shared: Life(Arc::new(shared)) })
+        Ok(Loader {
+            shared: Life(Arc::new(shared)),
+        })
     }
 
     fn on_host(&self) -> bool {
@@ -158,7 +182,11 @@ impl LoaderBuilder {
 
     /// Batches in device memory.
     fn batches_on_device(&self) -> usize {
-        if self.on_host() { 0 } else { self.device.batches.unwrap_or(DEVICE_BATCHES) }
+        if self.on_host() {
+            0
+        } else {
+            self.device.batches.unwrap_or(DEVICE_BATCHES)
+        }
     }
 
     /// Decode workers: the setting, or else one per CPU for this rank, of the node if there is a placement.
@@ -177,11 +205,15 @@ impl LoaderBuilder {
         first: &EpochJob,
         place: Option<&Placement>,
     ) -> Result<Reserved> {
-        let is_default = self.memory.workers.is_none() && self.memory.budget.is_none() && self.memory.shared.is_none();
+        let is_default = self.memory.workers.is_none()
+            && self.memory.budget.is_none()
+            && self.memory.shared.is_none();
         let mut workers = self.worker_count(place);
         loop {
             match self.reserved(fields, opened, first, workers) {
-                Err(error) if error.kind() == ErrorKind::Budget && is_default && workers > 1 => workers /= 2,
+                Err(error) if error.kind() == ErrorKind::Budget && is_default && workers > 1 => {
+                    workers /= 2
+                }
                 done => return done,
             }
         }
@@ -204,49 +236,93 @@ impl LoaderBuilder {
         let run = &self.run;
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.rank.world()));
         match (run.batch, &run.resume) {
-            (Some(BatchSize::Global(0)), _) => Err(config(format!("{} is 0; set at least 1", Setting::GlobalBatch))),
-            (Some(BatchSize::Rank(0)), _) => Err(config(format!("{} is 0; set at least 1", Setting::BatchSize))),
+            (Some(BatchSize::Global(0)), _) => Err(config(format!(
+                "{} is 0; set at least 1",
+                Setting::GlobalBatch
+            ))),
+            (Some(BatchSize::Rank(0)), _) => Err(config(format!(
+                "{} is 0; set at least 1",
+                Setting::BatchSize
+            ))),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
             (Some(BatchSize::Rank(rows)), _) => {
-                let too_large = || format!("{} is too large: the global batch exceeds 64 bits", Setting::BatchSize);
+                let too_large = || {
+                    format!(
+                        "{} is too large: the global batch exceeds 64 bits",
+                        Setting::BatchSize
+                    )
+                };
                 of_ranks(rows).ok_or_else(|| config(too_large()))
             }
             (None, Some(state)) => Ok(state.global_batch()),
-            (None, None) => {
-                of_ranks(BATCH_DEFAULT).ok_or_else(|| config("too many ranks: the global batch exceeds 64 bits"))
-            }
+            (None, None) => of_ranks(BATCH_DEFAULT)
+                .ok_or_else(|| config("too many ranks: the global batch exceeds 64 bits")),
         }
     }
 
     fn check(&self) -> Result<()> {
         if self.dataset.len() == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Build, "the dataset has no samples"));
+            return Err(Error::new(
+                ErrorKind::Empty,
+                Stage::Build,
+                "the dataset has no samples",
+            ));
         }
         let backend = self.device.device.backend();
-        self.device.streams.iter().try_for_each(|bound| backend.check_stream(&bound.stream))?;
+        self.device
+            .streams
+            .iter()
+            .try_for_each(|bound| backend.check_stream(&bound.stream))?;
         let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
         if deadline < STALL_LEAST {
-            return Err(config(format!("{} is {deadline:?}; set at least {STALL_LEAST:?}", Setting::StallDeadline)));
+            return Err(config(format!(
+                "{} is {deadline:?}; set at least {STALL_LEAST:?}",
+                Setting::StallDeadline
+            )));
         }
         if memory.workers == Some(0) {
             return Err(config(format!("{} is 0; set at least 1", Setting::Workers)));
         }
         if let Some(workers) = memory.workers.filter(|workers| *workers > WORKERS_MAX) {
-            return Err(config(format!("{} is {workers}; set at most {WORKERS_MAX}", Setting::Workers)));
+            return Err(config(format!(
+                "{} is {workers}; set at most {WORKERS_MAX}",
+                Setting::Workers
+            )));
         }
-        if let Some(batches) = self.device.batches.filter(|batches| !(2..=SLOTS_MAX).contains(batches)) {
-            return Err(config(format!("{} is {batches}; set 2 to {SLOTS_MAX}", Setting::DeviceBatches)));
+        if let Some(batches) = self
+            .device
+            .batches
+            .filter(|batches| !(2..=SLOTS_MAX).contains(batches))
+        {
+            return Err(config(format!(
+                "{} is {batches}; set 2 to {SLOTS_MAX}",
+                Setting::DeviceBatches
+            )));
         }
-        if let Some(slots) = memory.slots.filter(|slots| !(1..=SLOTS_MAX).contains(slots)) {
-            return Err(config(format!("{} is {slots}; set 1 to {SLOTS_MAX}", Setting::Slots)));
+        if let Some(slots) = memory
+            .slots
+            .filter(|slots| !(1..=SLOTS_MAX).contains(slots))
+        {
+            return Err(config(format!(
+                "{} is {slots}; set 1 to {SLOTS_MAX}",
+                Setting::Slots
+            )));
         }
-        let Sizes { sample_bytes_max: largest, appended_max, .. } = self.dataset.sizes();
+        let Sizes {
+            sample_bytes_max: largest,
+            appended_max,
+            ..
+        } = self.dataset.sizes();
         if appended_max > APPENDED_MAX {
-            let message = format!("a sample of {appended_max} appended extents; at most {APPENDED_MAX} are possible");
+            let message = format!(
+                "a sample of {appended_max} appended extents; at most {APPENDED_MAX} are possible"
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         if largest > SAMPLE_MAX {
-            let message = format!("the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible");
+            let message = format!(
+                "the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible"
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         Ok(())
@@ -263,8 +339,12 @@ impl LoaderBuilder {
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
         options.locality = self.run.order.locality();
-        let (deadline, open) = (self.faults.stall_deadline, move || storage::open(sources, &options));
-        on_node(place, || runtime::within(deadline, "the storage of the dataset's files", open))??
+        let (deadline, open) = (self.faults.stall_deadline, move || {
+            storage::open(sources, &options)
+        });
+        on_node(place, || {
+            runtime::within(deadline, "the storage of the dataset's files", open)
+        })??
     }
 
     /// The recipe of samples, and each field's route to the device.
@@ -273,21 +353,36 @@ impl LoaderBuilder {
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let substitutes = self.faults.on_bad != OnBadSample::Fail;
         let mut routes = Routes::new(&self.device, &*self.dataset, cached, substitutes);
-        let recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |draft| routes.choose(draft))?;
+        let recipe = Recipe::new(
+            &*self.dataset,
+            self.steps.clone(),
+            !self.on_host(),
+            |draft| routes.choose(draft),
+        )?;
         Ok((recipe, routes))
     }
 
     /// The maker of epoch jobs, and the job of the first epoch.
     fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<EpochJob>)> {
         let run = &self.run;
-        let last = run.last.or(run.resume.as_ref().map(|state| state.checkpoint().last)).unwrap_or_default();
+        let last = run
+            .last
+            .or(run.resume.as_ref().map(|state| state.checkpoint().last))
+            .unwrap_or_default();
         if run.batch.is_some() && run.order.sizes_batches() {
             return Err(config(format!(
                 "{} is set, and the groups of the order have batch sizes of their own: omit one of them",
-                if matches!(run.batch, Some(BatchSize::Rank(_))) { Setting::BatchSize } else { Setting::GlobalBatch }
+                if matches!(run.batch, Some(BatchSize::Rank(_))) {
+                    Setting::BatchSize
+                } else {
+                    Setting::GlobalBatch
+                }
             )));
         }
-        let order = run.order.clone().planned(self.dataset.len(), global, last, run.rank)?;
+        let order = run
+            .order
+            .clone()
+            .planned(self.dataset.len(), global, last, run.rank)?;
         let mut jobs = JobMaker {
             global: order.largest_batch().unwrap_or(global),
             order,
@@ -310,17 +405,27 @@ impl LoaderBuilder {
     fn check_last_batches(&self, whole: &Batches) -> Result<()> {
         let most = self.run.last_share;
         if most.is_nan() || most < 0.0 {
-            return Err(config(format!("{} is {most}; set a share from 0", Setting::LastBatchShare)));
+            return Err(config(format!(
+                "{} is {most}; set a share from 0",
+                Setting::LastBatchShare
+            )));
         }
-        let Counts { samples, repeated, left_out, .. } = whole.counts();
+        let Counts {
+            samples,
+            repeated,
+            left_out,
+            ..
+        } = whole.counts();
         let uneven = repeated + left_out;
         let share = uneven as f64 / samples.max(1) as f64;
         if !whole.end_apart() || share <= most || uneven < whole.global() {
             return Ok(());
         }
-        let keep = Setting::LastBatch.hint(|last| format!(", keep them by {}", last.with(LastBatch::Mask)));
+        let keep = Setting::LastBatch
+            .hint(|last| format!(", keep them by {}", last.with(LastBatch::Mask)));
         let allowed = (share * 1000.0).ceil() / 1000.0;
-        let allow = Setting::LastBatchShare.hint(|share| format!(", or allow it by {}", share.with(allowed)));
+        let allow = Setting::LastBatchShare
+            .hint(|share| format!(", or allow it by {}", share.with(allowed)));
         Err(config(format!(
             "an epoch of {samples} samples repeats {repeated} and leaves out {left_out} ({:.1} %), for each group ends with a \
              batch of its own: take fewer groups or smaller batches{keep}{allow}",
@@ -329,22 +434,45 @@ impl LoaderBuilder {
     }
 
     /// Layouts of the fields in a slot and in a device batch. Offers the batch's memory to cuFile.
-    fn lay_out(&self, mut recipe: Recipe, mut routes: Routes, rows: usize, groups: &GroupShapes) -> Result<Fields> {
-        let contents = |recipe: &Recipe| Layout::without(&recipe.contents, rows, &recipe.staged(), groups);
+    fn lay_out(
+        &self,
+        mut recipe: Recipe,
+        mut routes: Routes,
+        rows: usize,
+        groups: &GroupShapes,
+    ) -> Result<Fields> {
+        let contents =
+            |recipe: &Recipe| Layout::without(&recipe.contents, rows, &recipe.staged(), groups);
         if !routes.reserve(contents(&recipe)?.bytes(), self.batches_on_device())? {
-            recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| Ok(Vec::new()))?;
+            recipe = Recipe::new(&*self.dataset, self.steps.clone(), !self.on_host(), |_| {
+                Ok(Vec::new())
+            })?;
         }
         let absent: Vec<_> = recipe.directs.iter().map(|step| step.field).collect();
         let slot = Layout::without(&recipe.spec, rows, &absent, groups)?;
         let contents = contents(&recipe)?;
         let staged = recipe.staged();
-        let others: Vec<_> = (0..recipe.contents.fields().len()).filter(|field| !staged.contains(field)).collect();
+        let others: Vec<_> = (0..recipe.contents.fields().len())
+            .filter(|field| !staged.contains(field))
+            .collect();
         let staging = Layout::without(&recipe.contents, rows, &others, groups)?;
-        Ok(Fields { recipe, routes, slot, contents, staging })
+        Ok(Fields {
+            recipe,
+            routes,
+            slot,
+            contents,
+            staging,
+        })
     }
 
     /// The sum of all memory, and the lease on a shared budget.
-    fn reserved(&self, fields: &Fields, opened: &Opened, first: &EpochJob, workers: usize) -> Result<Reserved> {
+    fn reserved(
+        &self,
+        fields: &Fields,
+        opened: &Opened,
+        first: &EpochJob,
+        workers: usize,
+    ) -> Result<Reserved> {
         let (dataset, recipe) = (&*self.dataset, &fields.recipe);
         let chunks = ChunkRoom::new(dataset, &first.order, workers)?;
         let encoded = Encoded::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
@@ -353,12 +481,19 @@ impl LoaderBuilder {
         let pending = 2 * opened.reader.depth() + workers;
         let opening = usize::try_from(dataset.sizes().opened_bytes_max).unwrap_or(usize::MAX);
         let opening = opening.saturating_add(chunks.as_ref().map_or(0, |chunks| chunks.opening));
-        let readers = if recipe.directs.is_empty() { 0 } else { DIRECT_THREADS };
+        let readers = if recipe.directs.is_empty() {
+            0
+        } else {
+            DIRECT_THREADS
+        };
         let threads = workers + 1 + usize::from(!self.on_host()) + readers;
         // What a budget leaves above the least goes to chunks, then to slots (they hide latency), to the ring (depth), and
         // last to large pictures: these are the turns.
         let mut terms = vec![MemoryTerm::DATA.of(1, data.iter().map(ExactSizeIterator::len).sum())];
-        terms.push(slots(self.memory.slots, Region::size_for(fields.slot.bytes())));
+        terms.push(slots(
+            self.memory.slots,
+            Region::size_for(fields.slot.bytes()),
+        ));
         terms.extend(chunks.as_ref().map(|chunks| chunks.open));
         terms.push(encoded.ring(opened.reader.depth()));
         terms.push(encoded.cached(workers));
@@ -367,8 +502,11 @@ impl LoaderBuilder {
         terms.push(fetch::tables(pending, recipe.parts_max(&dataset.sizes())));
         terms.extend(chunks.as_ref().map(|chunks| chunks.tables));
         terms.extend(first.order.groups().map(|groups| {
-            MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, groups of the order")
-                .of(1, groups.plan().bytes())
+            MemoryTerm::new(
+                MemoryTerm::TABLES.name,
+                "samples in flight, groups of the order",
+            )
+            .of(1, groups.plan().bytes())
         }));
         terms.push(MemoryTerm::BOUNCE.of(readers, DIRECT_BOUNCE));
         terms.extend(opened.reader.terms());
@@ -376,33 +514,62 @@ impl LoaderBuilder {
         terms.push(MemoryTerm::STACKS.of(threads, STACK));
         // On the host a batch is its slot.
         terms.extend(
-            (!self.on_host()).then(|| MemoryTerm::DEVICE.of(self.batches_on_device(), fields.contents.bytes())),
+            (!self.on_host())
+                .then(|| MemoryTerm::DEVICE.of(self.batches_on_device(), fields.contents.bytes())),
         );
-        terms.extend(
-            (!self.on_host() && !recipe.staged().is_empty())
-                .then(|| MemoryTerm::STAGING.of(self.batches_on_device().min(STAGING_AREAS), fields.staging.bytes())),
-        );
-        terms.push(MemoryTerm::INDEX.of(1, dataset.sizes().index_bytes + dataset.sources().table_bytes()));
+        terms.extend((!self.on_host() && !recipe.staged().is_empty()).then(|| {
+            MemoryTerm::STAGING.of(
+                self.batches_on_device().min(STAGING_AREAS),
+                fields.staging.bytes(),
+            )
+        }));
+        terms.push(MemoryTerm::INDEX.of(
+            1,
+            dataset.sizes().index_bytes + dataset.sources().table_bytes(),
+        ));
         let (largest, pieces) = match chunks {
             Some(chunks) => (chunks.largest, chunks.pieces),
             None => (encoded.largest(dataset), 0),
         };
         let free = (self.machine.free)().map(|free| usize::try_from(free).unwrap_or(usize::MAX));
         let fit = |part| {
-            MemoryPlan::fit(terms, Limits { budget: self.memory.budget, part, free, ranks: local_ranks(), largest })
+            MemoryPlan::fit(
+                terms,
+                Limits {
+                    budget: self.memory.budget,
+                    part,
+                    free,
+                    ranks: local_ranks(),
+                    largest,
+                },
+            )
         };
         let (plan, lease) = match &self.memory.shared {
             None => (fit(None)?, None),
             Some(budget) => {
-                let planned = budget.take(data, |part| fit(Some(part)).map(|plan| (plan.clone(), plan.own())))?;
+                let planned = budget.take(data, |part| {
+                    fit(Some(part)).map(|plan| (plan.clone(), plan.own()))
+                })?;
                 (planned.0, Some(planned.1))
             }
         };
-        Ok(Reserved { plan, lease, workers, pending, pieces, room })
+        Ok(Reserved {
+            plan,
+            lease,
+            workers,
+            pending,
+            pieces,
+            room,
+        })
     }
 
     /// Data that all batches share.
-    fn batch_info(&mut self, recipe: &Recipe, plan: &MemoryPlan, meters: &Arc<Meters>) -> BatchInfo {
+    fn batch_info(
+        &mut self,
+        recipe: &Recipe,
+        plan: &MemoryPlan,
+        meters: &Arc<Meters>,
+    ) -> BatchInfo {
         let (most, permit) = match self.on_host() {
             true => (plan.term(MemoryTerm::SLOTS).count, Setting::Slots),
             false => (plan.term(MemoryTerm::DEVICE).count, Setting::DeviceBatches),
@@ -422,8 +589,16 @@ impl LoaderBuilder {
 
 /// This rank's batches of each group of the order.
 fn group_shapes(order: &Order, batches: &Batches) -> GroupShapes {
-    let Some((groups, plan)) = order.planned_groups() else { return GroupShapes::default() };
-    GroupShapes { rows: plan.rows().map(|rows| batches.share(rows) as usize).collect(), most: groups.most().to_vec() }
+    let Some((groups, plan)) = order.planned_groups() else {
+        return GroupShapes::default();
+    };
+    GroupShapes {
+        rows: plan
+            .rows()
+            .map(|rows| batches.share(rows) as usize)
+            .collect(),
+        most: groups.most().to_vec(),
+    }
 }
 
 /// The error for an epoch without a batch, which would train on nothing.
@@ -431,7 +606,9 @@ fn no_batches(whole: &Batches, global: u64) -> Error {
     let message = match whole.len() {
         0 if whole.are_grouped() => {
             let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
-            format!("no group of the order has enough samples for a batch: lower the batch sizes{keep}")
+            format!(
+                "no group of the order has enough samples for a batch: lower the batch sizes{keep}"
+            )
         }
         0 => "the order has no positions".into(),
         len => {
@@ -515,33 +692,80 @@ impl Assembly {
             cores: usable_cores() as u32,
             slots: plan.term(MemoryTerm::SLOTS).count as u32,
             buffers: (buffers > 0).then_some(buffers),
-            chunks: self.chunk_starts.as_ref().map(|starts| starts.len() as u64 - 1),
+            chunks: self
+                .chunk_starts
+                .as_ref()
+                .map(|starts| starts.len() as u64 - 1),
         };
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();
         let cores = None;
-        Facts { choice, remote, numa, cores, plan, routes, direct, planned_amplification, before, settings }
+        Facts {
+            choice,
+            remote,
+            numa,
+            cores,
+            plan,
+            routes,
+            direct,
+            planned_amplification,
+            before,
+            settings,
+        }
     }
 
     fn start(mut self, workers: WorkerThreads, pinning: Sender<Infallible>) -> Result<Started> {
-        let Fields { recipe, routes, slot, contents, staging } = &mut self.fields;
-        let layouts = Layouts { slot, contents, staging };
+        let Fields {
+            recipe,
+            routes,
+            slot,
+            contents,
+            staging,
+        } = &mut self.fields;
+        let layouts = Layouts {
+            slot,
+            contents,
+            staging,
+        };
         let stage = routes.open(recipe, layouts, &self.reserved.plan, &self.meters)?;
         let idle_meter = stage.as_ref().map(DeviceStage::idle);
-        let (exchange, Ends { ready, maps }) = self.exchange(stage.as_ref().map(DeviceStage::to_device));
+        let (exchange, Ends { ready, maps }) =
+            self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));
         // Slots hold their exchange, so announcing them waits until the threads exist.
         let spec = self.fields.recipe.spec.clone();
         let term = |term| self.reserved.plan.term(term);
-        let (count, chunks) = (term(MemoryTerm::SLOTS).count, term(MemoryTerm::CHUNKS).count);
-        let slots = Pool::new(spec, self.fields.slot.clone(), count, Box::new(exchange.clone()))?;
+        let (count, chunks) = (
+            term(MemoryTerm::SLOTS).count,
+            term(MemoryTerm::CHUNKS).count,
+        );
+        let slots = Pool::new(
+            spec,
+            self.fields.slot.clone(),
+            count,
+            Box::new(exchange.clone()),
+        )?;
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
-        let (pending, row_bytes) = (self.reserved.pending, self.fields.slot.bytes() / self.fields.slot.rows());
+        let (pending, row_bytes) = (
+            self.reserved.pending,
+            self.fields.slot.bytes() / self.fields.slot.rows(),
+        );
         let cached = term(MemoryTerm::CACHED).each;
         let cached = if chunks > 0 { (0, cached) } else { (cached, 0) };
-        let waiting = exchange::Capacity { slots: count, samples: pending, chunks, row_bytes };
+        let waiting = exchange::Capacity {
+            slots: count,
+            samples: pending,
+            chunks,
+            row_bytes,
+        };
         let substitutes = self.on_bad != OnBadSample::Fail;
-        let to_workers = ToWorkers::new(exchange.drains.clone(), maps, substitutes, &waiting, self.meters.clone());
+        let to_workers = ToWorkers::new(
+            exchange.drains.clone(),
+            maps,
+            substitutes,
+            &waiting,
+            self.meters.clone(),
+        );
         let (pool, mut handles) = workers;
         let watch = Arc::new(Watch::new(handles.len(), pending + chunks));
         let room = self.reserved.room;
@@ -550,13 +774,20 @@ impl Assembly {
         let io = Planner::new(core.clone(), reader, side, pending);
         let runtime = DeviceStage::start(stage, core, io, handles, (slots, pinning))?;
         closing.defuse();
-        Ok(Started { runtime, ready, idle: idle_meter })
+        Ok(Started {
+            runtime,
+            ready,
+            idle: idle_meter,
+        })
     }
 
     /// The exchange of slots. Every channel has room for all slots, so returning a slot never blocks.
     fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
         let plan = &self.reserved.plan;
-        let (slots, batches) = (plan.term(MemoryTerm::SLOTS).count, plan.term(MemoryTerm::DEVICE).count);
+        let (slots, batches) = (
+            plan.term(MemoryTerm::SLOTS).count,
+            plan.term(MemoryTerm::DEVICE).count,
+        );
         let (frees, frees_out) = bounded(slots);
         let (ready_in, ready) = bounded(slots.saturating_add(batches));
         let late = !self.fields.recipe.map_batches.is_empty();
@@ -580,7 +811,11 @@ impl Assembly {
 
     /// The I/O thread's own state: the ring of encoded bytes, chunks, and the regions that the reader may register with
     /// the kernel. Also returns the sender that brings back sample entries.
-    fn io_side(&self, exchange: &Exchange, slots: &[Arc<Region>]) -> Result<(IoSide, Sender<Box<Sample>>)> {
+    fn io_side(
+        &self,
+        exchange: &Exchange,
+        slots: &[Arc<Region>],
+    ) -> Result<(IoSide, Sender<Box<Sample>>)> {
         let (plan, waker) = (&self.reserved.plan, &exchange.waker);
         let MemoryTerm { count, at_once, .. } = plan.term(MemoryTerm::CHUNKS);
         let parts = self.fields.recipe.parts_max(&self.dataset.sizes());
@@ -590,11 +825,27 @@ impl Assembly {
             0 => None,
             bytes => Some(ByteRing::new(bytes, spans, move || on_room.wake())?),
         };
-        let buffers = (0..count).map(|_| ChunkBuf::new(at_once)).collect::<Result<Vec<_>>>()?;
-        let chunks = (!buffers.is_empty()).then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), count));
-        let regions = slots.iter().chain(ring.as_ref().map(|ring| ring.region())).cloned().collect();
+        let buffers = (0..count)
+            .map(|_| ChunkBuf::new(at_once))
+            .collect::<Result<Vec<_>>>()?;
+        let chunks = (!buffers.is_empty())
+            .then(|| (Arc::new(chunks::Home::new(buffers, waker.clone())), count));
+        let regions = slots
+            .iter()
+            .chain(ring.as_ref().map(|ring| ring.region()))
+            .cloned()
+            .collect();
         let (idle_in, idle) = bounded(self.reserved.pending);
-        Ok((IoSide { frees: exchange.frees_out.clone(), idle, ring, chunks, regions }, idle_in))
+        Ok((
+            IoSide {
+                frees: exchange.frees_out.clone(),
+                idle,
+                ring,
+                chunks,
+                regions,
+            },
+            idle_in,
+        ))
     }
 
     /// The state that all threads share, and the I/O thread's reader.
@@ -605,7 +856,16 @@ impl Assembly {
         watch: Arc<Watch>,
         idle: Sender<Box<Sample>>,
     ) -> (Arc<Core>, Box<dyn Reader>) {
-        let Self { dataset, chunk_starts, seed, meters, fields, opened, reserved, .. } = self;
+        let Self {
+            dataset,
+            chunk_starts,
+            seed,
+            meters,
+            fields,
+            opened,
+            reserved,
+            ..
+        } = self;
         let core = Core {
             samples: Samples {
                 sources: dataset.sources().clone(),
@@ -671,7 +931,9 @@ mod tests {
     use std::sync::atomic::Ordering::Relaxed;
 
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {
-        let mut builder = LoaderBuilder::new(Arc::new(Records::builder(1).open_bytes(vec![7; 64]).unwrap()));
+        let mut builder = LoaderBuilder::new(Arc::new(
+            Records::builder(1).open_bytes(vec![7; 64]).unwrap(),
+        ));
         builder.machine.sysfs = sysfs.root().into();
         builder.tuning(|t| t.reader(Mode::Pread).depth(3))
     }
@@ -681,8 +943,14 @@ mod tests {
         let mut names = Vec::new();
         for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
             let status = std::fs::read_to_string(task.path().join("status")).unwrap_or_default();
-            let value =
-                |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("").trim().to_string();
+            let value = |key: &str| {
+                status
+                    .lines()
+                    .find_map(|line| line.strip_prefix(key))
+                    .unwrap_or("")
+                    .trim()
+                    .to_string()
+            };
             if value("Cpus_allowed_list:") == cpus {
                 names.push(value("Name:"));
             }
@@ -694,7 +962,10 @@ mod tests {
     fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
         let wanted = |name: &str| names.iter().filter(|other| **other == name).count();
         let found = |name: &str| threads.iter().filter(|other| *other == name).count();
-        names.iter().copied().find(|name| found(name) < wanted(name))
+        names
+            .iter()
+            .copied()
+            .find(|name| found(name) < wanted(name))
     }
 
     #[test]
@@ -709,26 +980,49 @@ mod tests {
                 Ok(())
             }
         };
-        let loader = builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).workers(3).map(map).build().unwrap();
+        let loader = builder(&sysfs)
+            .tuning(|t| t.numa(Numa::Node(0)))
+            .workers(3)
+            .map(map)
+            .build()
+            .unwrap();
         // The kernel cuts names to 15 bytes, and a new thread has its parent's name until it runs.
-        let mut names = ["feedline-dec-0", "feedline-dec-1", "feedline-dec-2", "feedline-io"].to_vec();
+        let mut names = [
+            "feedline-dec-0",
+            "feedline-dec-1",
+            "feedline-dec-2",
+            "feedline-io",
+        ]
+        .to_vec();
         names.extend(["feedline-pread-"; 3]);
         let started = std::time::Instant::now();
         while let Some(missing) = missing(&names, &threads_on(&cpu)) {
-            assert!(started.elapsed() < Duration::from_secs(60), "{missing} is not among {:?}", threads_on(&cpu));
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "{missing} is not among {:?}",
+                threads_on(&cpu)
+            );
             std::thread::yield_now();
         }
         assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
         let seen = seen.lock().unwrap();
-        assert!(seen.len() == 64 && seen.iter().all(|cpus| *cpus == cpu), "{seen:?}");
+        assert!(
+            seen.len() == 64 && seen.iter().all(|cpus| *cpus == cpu),
+            "{seen:?}"
+        );
         let line = format!("numa      threads and memory on NUMA node 0 (1 CPUs: {cpu})\n");
-        assert!(loader.report().to_string().contains(&line), "{}", loader.report());
+        assert!(
+            loader.report().to_string().contains(&line),
+            "{}",
+            loader.report()
+        );
         assert_eq!(here(), all, "the caller stays where it was");
     }
 
     #[test]
     fn unregistered_memory_is_a_reason_also_beside_a_cache() {
-        let dir = std::env::temp_dir().join(format!("feedline-unregistered-{}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("feedline-unregistered-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("a"), [7; 64]).unwrap();
         let records = Arc::new(Records::builder(1).open(dir.join("a")).unwrap());
@@ -741,9 +1035,16 @@ mod tests {
             assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
             Some(loader.report().choice.to_string())
         };
-        for cache in [None, Some(Cache::at(dir.join("cache")).mount(dir.canonicalize().unwrap()))] {
+        for cache in [
+            None,
+            Some(Cache::at(dir.join("cache")).mount(dir.canonicalize().unwrap())),
+        ] {
             let why = why(cache);
-            assert!(why.as_ref().is_none_or(|why| why.contains("registration was turned off")), "{why:?}");
+            assert!(
+                why.as_ref()
+                    .is_none_or(|why| why.contains("registration was turned off")),
+                "{why:?}"
+            );
         }
         std::fs::remove_dir_all(dir).unwrap();
     }
@@ -753,14 +1054,24 @@ mod tests {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
         assert_eq!(
-            builder(&sysfs).tuning(|t| t.numa(Numa::Node(0))).build().unwrap().plan().term(MemoryTerm::SCRATCH).count,
+            builder(&sysfs)
+                .tuning(|t| t.numa(Numa::Node(0)))
+                .build()
+                .unwrap()
+                .plan()
+                .term(MemoryTerm::SCRATCH)
+                .count,
             1
         );
         let cores = std::thread::available_parallelism().unwrap().get();
         for numa in [Numa::Auto, Numa::Off] {
             let loader = builder(&sysfs).tuning(|t| t.numa(numa)).build().unwrap();
             let workers = loader.plan().term(MemoryTerm::SCRATCH).count;
-            assert_eq!((workers, loader.report().numa), (cores, None), "{numa:?} on the host");
+            assert_eq!(
+                (workers, loader.report().numa),
+                (cores, None),
+                "{numa:?} on the host"
+            );
         }
     }
 
@@ -772,7 +1083,9 @@ mod tests {
         let free = |free: usize, slots: Option<usize>| {
             FREE.store(free, Relaxed);
             let records = Records::builder(DATA).open_bytes(vec![7; DATA]).unwrap();
-            let mut builder = LoaderBuilder::new(Arc::new(records)).batch_size(1).workers(1);
+            let mut builder = LoaderBuilder::new(Arc::new(records))
+                .batch_size(1)
+                .workers(1);
             builder.memory.slots = slots;
             builder.machine.free = || Some(FREE.load(Relaxed) as u64);
             builder.build()
@@ -784,7 +1097,13 @@ mod tests {
         for (bytes, slots) in [(usize::MAX, 16), (all, 16), (all - 1, 15), (two, 2)] {
             let loader = free(bytes, None).unwrap();
             let term = |term| loader.plan().term(term);
-            assert_eq!((term(MemoryTerm::SLOTS).count, term(MemoryTerm::DATA).bytes()), (slots, DATA));
+            assert_eq!(
+                (
+                    term(MemoryTerm::SLOTS).count,
+                    term(MemoryTerm::DATA).bytes()
+                ),
+                (slots, DATA)
+            );
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             assert_eq!(batch.len(), 1);
         }
@@ -792,7 +1111,8 @@ mod tests {
             let error = free(bytes, slots).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
             let need = Bytes(need);
-            let words = format!("are free, limits of the container included, {need} are needed at least");
+            let words =
+                format!("are free, limits of the container included, {need} are needed at least");
             assert!(error.to_string().contains(&words), "{error}");
         }
     }
@@ -800,8 +1120,14 @@ mod tests {
     #[test]
     fn build_refuses_an_unusable_node() {
         let sysfs = Sysfs::new(&[("devices/system/node/node0/cpulist", "1022")]);
-        for (node, words) in [(0, "NUMA node 0 has 1022"), (9, "node9/cpulist cannot be read")] {
-            let error = builder(&sysfs).tuning(|t| t.numa(Numa::Node(node))).build().unwrap_err();
+        for (node, words) in [
+            (0, "NUMA node 0 has 1022"),
+            (9, "node9/cpulist cannot be read"),
+        ] {
+            let error = builder(&sysfs)
+                .tuning(|t| t.numa(Numa::Node(node)))
+                .build()
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.to_string().contains(words), "{error}");
         }

@@ -4,7 +4,9 @@
 
 use super::settings::DeviceSettings;
 use crate::dataset::{Dataset, Part, Parts};
-use crate::device::{Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved};
+use crate::device::{
+    Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved,
+};
 use crate::error::{Result, Stage, caught};
 use crate::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
 use crate::meter::{Meters, PipelineStage};
@@ -34,7 +36,12 @@ pub(super) struct Routes {
 
 impl Routes {
     /// `cached`: the page cache has room for the dataset. `substitutes`: bad samples are substituted.
-    pub(super) fn new(settings: &DeviceSettings, dataset: &dyn Dataset, cached: bool, substitutes: bool) -> Self {
+    pub(super) fn new(
+        settings: &DeviceSettings,
+        dataset: &dyn Dataset,
+        cached: bool,
+        substitutes: bool,
+    ) -> Self {
         let sources = dataset.sources().clone();
         let files = sources.count();
         let context = RouteContext {
@@ -45,49 +52,86 @@ impl Routes {
             substitutes,
             too_many: (files as u64 > storage::descriptor_limit() / 4).then_some(files),
         };
-        let firsts = if context.on_device && !context.in_chunks { firsts(dataset) } else { Vec::new() };
+        let firsts = if context.on_device && !context.in_chunks {
+            firsts(dataset)
+        } else {
+            Vec::new()
+        };
         let lane = settings.device.backend().clone().lane();
-        Self { settings: settings.clone(), lane, sources, context, firsts, routes: Vec::new() }
+        Self {
+            settings: settings.clone(),
+            lane,
+            sources,
+            context,
+            firsts,
+            routes: Vec::new(),
+        }
     }
 
     /// Chooses the fields that take the direct route.
     pub(super) fn choose(&mut self, draft: &Draft<'_>) -> Result<Vec<DirectField>> {
         let first = |handler: usize| self.firsts.get(handler).copied().flatten();
-        let row_bytes = |how: &How| if let How::InPlace(bytes) = how { Some(*bytes) } else { None };
+        let row_bytes = |how: &How| {
+            if let How::InPlace(bytes) = how {
+                Some(*bytes)
+            } else {
+                None
+            }
+        };
         let candidates: Vec<_> = (draft.handlers.iter().enumerate())
             .map(|(index, handler)| FieldCandidate {
                 name: &handler.name,
                 row_bytes: row_bytes(&handler.how),
                 wanted: draft.wanted[index],
-                plain: first(index).is_some_and(|extent| row_bytes(&handler.how) == Some(extent.len as usize)),
+                plain: first(index)
+                    .is_some_and(|extent| row_bytes(&handler.how) == Some(extent.len as usize)),
             })
             .collect();
-        let context = RouteContext { transforms: draft.transforms, ..self.context.clone() };
-        let trial = self.firsts.iter().flatten().next().map(|extent| self.trial(*extent));
+        let context = RouteContext {
+            transforms: draft.transforms,
+            ..self.context.clone()
+        };
+        let trial = self
+            .firsts
+            .iter()
+            .flatten()
+            .next()
+            .map(|extent| self.trial(*extent));
         let lane = &mut self.lane;
         let remote = self.sources.kinds().0;
-        let routes = route::choose(self.settings.gds, &candidates, &context, || match (lane, trial) {
-            _ if remote => Err("cuFile reads files, not objects of a store".into()),
-            (Some(lane), Some(trial)) => lane.open_direct(trial),
-            _ => Err("no file to read".into()),
+        let routes = route::choose(self.settings.gds, &candidates, &context, || {
+            match (lane, trial) {
+                _ if remote => Err("cuFile reads files, not objects of a store".into()),
+                (Some(lane), Some(trial)) => lane.open_direct(trial),
+                _ => Err("no file to read".into()),
+            }
         })?;
         let is_direct = |index: &usize| routes[*index].route == Route::Direct;
-        let fields = (0..routes.len()).filter(is_direct).map(|handler| DirectField {
-            handler,
-            unaligned: first(handler).is_none_or(|extent| (extent.offset | extent.len) % PAGE as u64 != 0),
-        });
+        let fields = (0..routes.len())
+            .filter(is_direct)
+            .map(|handler| DirectField {
+                handler,
+                unaligned: first(handler)
+                    .is_none_or(|extent| (extent.offset | extent.len) % PAGE as u64 != 0),
+            });
         let fields: Vec<_> = fields.collect();
         if let (Some(lane), true) = (&mut self.lane, fields.is_empty()) {
             lane.close_direct();
         }
-        self.routes = if context.on_device { routes } else { Vec::new() };
+        self.routes = if context.on_device {
+            routes
+        } else {
+            Vec::new()
+        };
         Ok(fields)
     }
 
     fn trial(&self, extent: Extent) -> DirectTrial {
         let files = Files::new(self.sources.clone(), PAGE, Some(0));
         DirectTrial {
-            file: Box::new(move || direct::open_own(&files, extent.source).map_err(|error| error.to_string())),
+            file: Box::new(move || {
+                direct::open_own(&files, extent.source).map_err(|error| error.to_string())
+            }),
             offset: extent.offset,
             len: extent.len,
             required: self.settings.gds == Gds::Require,
@@ -110,13 +154,24 @@ impl Routes {
     /// Returns false if cuFile refuses so much memory and direct reads are optional; all fields then take the host
     /// route.
     pub(super) fn reserve(&mut self, bytes: usize, count: usize) -> Result<bool> {
-        let Some(lane) = &mut self.lane else { return Ok(true) };
+        let Some(lane) = &mut self.lane else {
+            return Ok(true);
+        };
         match lane.reserve(count, bytes) {
             Ok(()) => Ok(true),
             Err(Unreserved::ForDirect(error)) if self.settings.gds == Gds::Auto => {
-                let cause = error.source().map_or(String::new(), |source| format!(": {source}"));
-                let why = format!("cuFile refused {count} batches of {bytes} bytes: {}{cause}", error.message());
-                for route in self.routes.iter_mut().filter(|route| route.route == Route::Direct) {
+                let cause = error
+                    .source()
+                    .map_or(String::new(), |source| format!(": {source}"));
+                let why = format!(
+                    "cuFile refused {count} batches of {bytes} bytes: {}{cause}",
+                    error.message()
+                );
+                for route in self
+                    .routes
+                    .iter_mut()
+                    .filter(|route| route.route == Route::Direct)
+                {
                     (route.route, route.why) = (Route::Staged, why.clone());
                 }
                 lane.close_direct();
@@ -141,8 +196,13 @@ impl Routes {
             contents: layouts.contents.clone(),
             gds: self.settings.gds,
         });
-        let Some(lane) = self.lane.take() else { return Ok(None) };
-        let (slots, batches) = (plan.term(MemoryTerm::SLOTS).count, plan.term(MemoryTerm::DEVICE).count);
+        let Some(lane) = self.lane.take() else {
+            return Ok(None);
+        };
+        let (slots, batches) = (
+            plan.term(MemoryTerm::SLOTS).count,
+            plan.term(MemoryTerm::DEVICE).count,
+        );
         let (full, bell) = (bounded(slots), bounded(1));
         let (copied, ops) = recipe.device_ops();
         let setup = Setup {
@@ -161,7 +221,14 @@ impl Routes {
         };
         let (copier, idle) = lane.open(setup)?;
         let backend = self.settings.device.backend().clone();
-        Ok(Some(DeviceStage { backend, copier, idle, direct, full, bell }))
+        Ok(Some(DeviceStage {
+            backend,
+            copier,
+            idle,
+            direct,
+            full,
+            bell,
+        }))
     }
 }
 
@@ -205,7 +272,11 @@ pub(super) struct DeviceStage {
 
 impl DeviceStage {
     pub(super) fn to_device(&self) -> ToDevice {
-        ToDevice { full: self.full.0.clone(), full_out: self.full.1.clone(), bell: self.bell.0.clone() }
+        ToDevice {
+            full: self.full.0.clone(),
+            full_out: self.full.1.clone(),
+            bell: self.bell.0.clone(),
+        }
     }
 
     /// The idle meter of the consumer's stream.
@@ -232,12 +303,39 @@ impl DeviceStage {
         Ok(runtime)
     }
 
-    fn spawn(self, core: Arc<Core>, (pool, pinning): (Pool, Sender<Infallible>), runtime: &mut Runtime) -> Result<()> {
-        let Self { backend, copier, direct, full, bell, .. } = self;
+    fn spawn(
+        self,
+        core: Arc<Core>,
+        (pool, pinning): (Pool, Sender<Infallible>),
+        runtime: &mut Runtime,
+    ) -> Result<()> {
+        let Self {
+            backend,
+            copier,
+            direct,
+            full,
+            bell,
+            ..
+        } = self;
         let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
-        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| runtime.spawn(name, PipelineStage::Storage, body);
-        let reads = direct.map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn)).transpose()?;
-        let transfer = Transfer { core, copier, reads, full: full.1, bell: bell.1, ready, slots, pageable: false };
-        runtime.spawn("feedline-copy".into(), PipelineStage::Copy, move || transfer.run(&*backend, pool, pinning))
+        let mut spawn = |name, body: Box<dyn FnOnce() + Send>| {
+            runtime.spawn(name, PipelineStage::Storage, body)
+        };
+        let reads = direct
+            .map(|plan| direct::DirectReads::start(plan, &core, bell.0, &mut spawn))
+            .transpose()?;
+        let transfer = Transfer {
+            core,
+            copier,
+            reads,
+            full: full.1,
+            bell: bell.1,
+            ready,
+            slots,
+            pageable: false,
+        };
+        runtime.spawn("feedline-copy".into(), PipelineStage::Copy, move || {
+            transfer.run(&*backend, pool, pinning)
+        })
     }
 }

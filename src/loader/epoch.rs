@@ -70,16 +70,29 @@ pub(super) enum From {
 }
 
 impl From {
-    fn cursor(self, &Place { cursor, resumed, .. }: &Place) -> Result<Cursor> {
+    fn cursor(
+        self,
+        &Place {
+            cursor, resumed, ..
+        }: &Place,
+    ) -> Result<Cursor> {
         match self {
             Self::Epoch(u64::MAX) => Err(config(format!("epoch {} cannot be used", u64::MAX))),
             Self::Here => Ok(cursor),
             Self::Epoch(epoch) if resumed && epoch == cursor.epoch => Ok(cursor),
             Self::Epoch(epoch) if resumed => {
                 let next = Setting::NextEpoch.hint(|next| format!(": continue with {next}"));
-                Err(config(format!("the resumed state is in epoch {}, not {epoch}{next}", cursor.epoch)))
+                Err(config(format!(
+                    "the resumed state is in epoch {}, not {epoch}{next}",
+                    cursor.epoch
+                )))
             }
-            Self::Epoch(epoch) => Ok(Cursor { epoch, position: 0, batch: 0, steps: cursor.steps }),
+            Self::Epoch(epoch) => Ok(Cursor {
+                epoch,
+                position: 0,
+                batch: 0,
+                steps: cursor.steps,
+            }),
         }
     }
 }
@@ -87,8 +100,13 @@ impl From {
 /// Refuses to deliver a batch while a bound stream is capturing a graph.
 fn check_streams(info: &BatchInfo) -> Result<()> {
     // Other stream errors are reported where they occur.
-    let waiting = info.streams.iter().filter(|bound| bound.how > StreamUse::Releases);
-    for error in waiting.filter_map(|bound| info.device.backend().check_uncaptured(&bound.stream).err()) {
+    let waiting = info
+        .streams
+        .iter()
+        .filter(|bound| bound.how > StreamUse::Releases);
+    for error in
+        waiting.filter_map(|bound| info.device.backend().check_uncaptured(&bound.stream).err())
+    {
         if error.kind() == ErrorKind::Config {
             return Err(error);
         }
@@ -99,7 +117,10 @@ fn check_streams(info: &BatchInfo) -> Result<()> {
 impl Epoch {
     /// Starts a run of `epochs` epochs and `steps` batches at most, as the only iterator of the loader.
     pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
-        let live = Some(Live::claim(&shared, "another iterator of this loader is alive: drop it first")?);
+        let live = Some(Live::claim(
+            &shared,
+            "another iterator of this loader is alive: drop it first",
+        )?);
         let current = shared.runtime.core().exchange.generation.clone();
         let generation = current.fetch_add(1, Ordering::AcqRel) + 1;
         let mut epoch = Self {
@@ -128,9 +149,17 @@ impl Epoch {
         place.arrive(&whole, from);
         let (mut at, skips) = (place.cursor, place.skips.clone());
         epoch.first = (at.epoch, whole.clone().starting(at.position, at.batch));
-        epoch.total = skips.count(&whole, &at, from.epoch.saturating_add(epochs)).min(steps);
+        epoch.total = skips
+            .count(&whole, &at, from.epoch.saturating_add(epochs))
+            .min(steps);
         epoch.span = Some(spans::epoch(at.epoch, epoch.total));
-        let name = || format!("{}epoch {}", if epochs > 1 { "from " } else { "" }, at.epoch);
+        let name = || {
+            format!(
+                "{}epoch {}",
+                if epochs > 1 { "from " } else { "" },
+                at.epoch
+            )
+        };
         epoch.range = nvtx::range(name, epoch.total);
         let jobs = epoch.shared.jobs.clone();
         let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
@@ -147,7 +176,11 @@ impl Epoch {
             at = skips.after(&whole, &at).ok_or_else(last)?;
             jobs.job(&at, skips.stop(&whole, &at), left, (generation, &current))
         });
-        epoch.shared.runtime.core().to_io.start(Start { first, batches: epoch.total, next });
+        epoch.shared.runtime.core().to_io.start(Start {
+            first,
+            batches: epoch.total,
+            next,
+        });
         Ok(epoch)
     }
 
@@ -210,7 +243,10 @@ impl Epoch {
         // An unrepresentable limit means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let contents = {
-            let _waiting = self.span.as_ref().map(|span| spans::wait(span, self.delivered));
+            let _waiting = self
+                .span
+                .as_ref()
+                .map(|span| spans::wait(span, self.delivered));
             let _range = nvtx::push(nvtx::Name::Wait, self.delivered);
             self.wait(first, until)
         };
@@ -243,8 +279,12 @@ impl Epoch {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
         // Before the first batch no time counts as the user's work.
-        if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take()) {
-            meters.consumer.user_ns.add_alone(now.saturating_sub(handed_out));
+        if let (true, Some(handed_out)) = (meters.on && self.delivered > 0, self.handed_out.take())
+        {
+            meters
+                .consumer
+                .user_ns
+                .add_alone(now.saturating_sub(handed_out));
         }
         if meters.on {
             meters.threads.consumes();
@@ -286,7 +326,9 @@ impl Epoch {
                 return Ok(Poll::Ready(contents));
             }
             let tick = TICK.min(self.shared.deadlines.stall / LOOKS);
-            let left = until.map_or(tick, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.map_or(tick, |until| {
+                until.saturating_duration_since(Instant::now())
+            });
             #[cfg(test)]
             crate::meter::Clock::waits();
             match self.shared.ready.recv_timeout(left.min(tick)) {
@@ -303,7 +345,11 @@ impl Epoch {
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader was shut down"));
+                    return Err(Error::new(
+                        ErrorKind::Cancelled,
+                        Stage::Batch,
+                        "the loader was shut down",
+                    ));
                 }
             }
         }
@@ -316,9 +362,14 @@ impl Epoch {
         }
         let held = self.shared.info.held.load(Ordering::Relaxed);
         if held >= self.shared.info.most && waited >= self.shared.deadlines.held {
-            let raise = self.shared.info.permit.hint(|permit| format!("; {permit} is how many there are"));
-            let message =
-                format!("the caller holds all {held} batches: drop one, or keep copies of what is needed{raise}");
+            let raise = self
+                .shared
+                .info
+                .permit
+                .hint(|permit| format!("; {permit} is how many there are"));
+            let message = format!(
+                "the caller holds all {held} batches: drop one, or keep copies of what is needed{raise}"
+            );
             return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
         }
         if held >= self.shared.info.most {
@@ -326,11 +377,18 @@ impl Epoch {
             self.watcher.rest();
             return Ok(());
         }
-        if waited >= self.shared.deadlines.stall && !self.hangs && core.watch.device.is_now(Doing::Blocked) {
+        if waited >= self.shared.deadlines.stall
+            && !self.hangs
+            && core.watch.device.is_now(Doing::Blocked)
+        {
             self.hangs = true;
             spans::consumer_hangs(waited);
         }
-        let stalled = self.watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
+        let stalled = self.watcher.look(
+            &core.watch,
+            self.shared.deadlines.stall,
+            &core.samples.sources,
+        );
         stalled.map_or(Ok(()), |error| Err(placed(core, error)))
     }
 
@@ -365,10 +423,22 @@ impl Epoch {
 
     /// Moves the place past the batch of `ticket`.
     fn step(&self, ticket: Ticket) {
-        let batches = if ticket.epoch == self.first.0 { &self.first.1 } else { &self.shared.whole };
+        let batches = if ticket.epoch == self.first.0 {
+            &self.first.1
+        } else {
+            &self.shared.whole
+        };
         self.shared.received(match batches.after(ticket.batch) {
-            Some((position, batch)) => Cursor { epoch: ticket.epoch, position, batch, steps: 0 },
-            None => Cursor { epoch: ticket.epoch.saturating_add(1), ..Cursor::default() },
+            Some((position, batch)) => Cursor {
+                epoch: ticket.epoch,
+                position,
+                batch,
+                steps: 0,
+            },
+            None => Cursor {
+                epoch: ticket.epoch.saturating_add(1),
+                ..Cursor::default()
+            },
         });
     }
 
@@ -388,7 +458,11 @@ impl Epoch {
             return Err(error);
         }
         let bad = contents.take_bad();
-        let kept = if bad.is_empty() { Ok(()) } else { self.shared.ledger().add(bad) };
+        let kept = if bad.is_empty() {
+            Ok(())
+        } else {
+            self.shared.ledger().add(bad)
+        };
         if let Err(error) = kept {
             drop(contents);
             spans::fault(&error, spans::Outcome::Failed);
@@ -405,13 +479,21 @@ impl Epoch {
     /// Adds the sample's name in its file to the error. The dataset may read for it, so here, once, and for a second at most.
     fn with_member(&self, error: Error) -> Error {
         let core = self.shared.runtime.core();
-        let Some(sample) = error.site().sample.filter(|_| core.samples.blames_sample(&error)) else { return error };
+        let Some(sample) = error
+            .site()
+            .sample
+            .filter(|_| core.samples.blames_sample(&error))
+        else {
+            return error;
+        };
         let (holder, field) = (core.clone(), core.samples.field_of(&error));
         let member = move || match holder.samples.chunk_starts {
             Some(_) => None,
             None => member(&*holder.samples.dataset, sample, field),
         };
-        let member = caught(Stage::Read, || within(Duration::from_secs(1), "the dataset", member));
+        let member = caught(Stage::Read, || {
+            within(Duration::from_secs(1), "the dataset", member)
+        });
         match member.ok().flatten() {
             Some(member) => error.with_member(member),
             None => error,
@@ -459,7 +541,11 @@ impl Iterator for Epoch {
 
     /// Exact, unless an error ends the iterator early.
     fn size_hint(&self) -> (usize, Option<usize>) {
-        let left = if self.ended { 0 } else { self.total - self.delivered };
+        let left = if self.ended {
+            0
+        } else {
+            self.total - self.delivered
+        };
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         (left, Some(left))
     }

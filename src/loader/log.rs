@@ -71,18 +71,24 @@ impl Log {
         let (then, totals) = (&before.totals, &now.totals);
         let alive = now.alive_ns.saturating_sub(before.alive_ns);
         let steady = alive.saturating_sub(totals.first_ns.saturating_sub(then.first_ns));
-        let per_s = |now: u64, then: u64| share(now.saturating_sub(then), alive).map(|per_ns| 1e9 * per_ns);
-        let part =
-            |part: fn(&Sums) -> u64, whole| share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0));
+        let per_s =
+            |now: u64, then: u64| share(now.saturating_sub(then), alive).map(|per_ns| 1e9 * per_ns);
+        let part = |part: fn(&Sums) -> u64, whole| {
+            share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0))
+        };
         let span = now.gpu.span_ns.saturating_sub(before.gpu.span_ns);
         let gpu = GpuIdle {
             steps: now.gpu.steps.saturating_sub(before.gpu.steps),
             late_ns: now.gpu.late_ns.saturating_sub(before.gpu.late_ns),
-            unmarked_steps: now.gpu.unmarked_steps.saturating_sub(before.gpu.unmarked_steps),
+            unmarked_steps: now
+                .gpu
+                .unmarked_steps
+                .saturating_sub(before.gpu.unmarked_steps),
             ..GpuIdle::default()
         };
         let late = gpu.host_late_ns();
-        let all_workers = u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
+        let all_workers =
+            u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
         Self {
             seconds: alive as f64 / 1e9,
             samples_per_s: per_s(totals.samples, then.samples),
@@ -90,9 +96,18 @@ impl Log {
                 true => part(|sums| sums.gpu.starved_ns, span),
                 false => part(|sums| sums.totals.waited_ns, steady),
             },
-            host_late_share: late.and_then(|late| share(late, span)).map(|of| of.min(1.0)),
+            host_late_share: late
+                .and_then(|late| share(late, span))
+                .map(|of| of.min(1.0)),
             read_bytes_per_s: per_s(totals.read_bytes, then.read_bytes),
-            decode_busy_share: part(|sums| sums.totals.decode_ns.saturating_sub(sums.totals.map_batch_ns), all_workers),
+            decode_busy_share: part(
+                |sums| {
+                    sums.totals
+                        .decode_ns
+                        .saturating_sub(sums.totals.map_batch_ns)
+                },
+                all_workers,
+            ),
             map_batch_busy_share: part(|sums| sums.totals.map_batch_ns, all_workers)
                 .filter(|_| totals.map_batch_ns > 0),
             bad_samples: now.substituted.saturating_sub(before.substituted),
@@ -141,8 +156,13 @@ impl Memory {
         if self.looked_ns > 0 && totals.at_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return self.share;
         }
-        let (now, delivered) = (device_bytes(), totals.read_bytes.saturating_add(totals.cached_bytes));
-        let moved = now.zip(self.moved.or(built)).map(|(now, then)| now.saturating_sub(then));
+        let (now, delivered) = (
+            device_bytes(),
+            totals.read_bytes.saturating_add(totals.cached_bytes),
+        );
+        let moved = now
+            .zip(self.moved.or(built))
+            .map(|(now, then)| now.saturating_sub(then));
         let more = delivered.saturating_sub(self.delivered);
         self.share = moved.and_then(|moved| Some(1.0 - share(moved.min(more), more)?));
         (self.looked_ns, self.delivered, self.moved) = (totals.at_ns, delivered, now);
@@ -177,7 +197,12 @@ impl Loader {
         let meters = &self.shared.runtime.core().meters;
         let wait = meters.consumer.waits.quantile_since(&mut last.waits, 0.99);
         let local = self.shared.facts.remote.is_none();
-        let memory = if local { last.memory.look(&now.totals, self.shared.facts.before.moved()) } else { None };
+        let memory = if local {
+            last.memory
+                .look(&now.totals, self.shared.facts.before.moved())
+        } else {
+            None
+        };
         let log = Log::between(&last.sums, &now, self.shared.facts.settings.workers);
         last.sums = now;
         let epoch = self.shared.whole.counts();
@@ -196,15 +221,26 @@ impl LoaderState {
         let totals = self.runtime.core().meters.totals();
         let steady_ns = {
             let steady = self.steady.hold();
-            let since = steady.since.as_ref().map_or(0, |since| totals.at_ns.saturating_sub(since.at_ns));
-            steady.sum.as_ref().map_or(0, |sum| sum.steady_ns).saturating_add(since)
+            let since = steady
+                .since
+                .as_ref()
+                .map_or(0, |since| totals.at_ns.saturating_sub(since.at_ns));
+            steady
+                .sum
+                .as_ref()
+                .map_or(0, |sum| sum.steady_ns)
+                .saturating_add(since)
         };
         Sums {
             totals,
             alive_ns: steady_ns.saturating_add(totals.first_ns),
             substituted: self.ledger().ledger.substituted,
             on_device: self.facts.settings.buffers.is_some(),
-            gpu: self.idle.as_ref().map(|idle| idle.totals()).unwrap_or_default(),
+            gpu: self
+                .idle
+                .as_ref()
+                .map(|idle| idle.totals())
+                .unwrap_or_default(),
         }
     }
 }
@@ -229,7 +265,12 @@ mod tests {
             alive_ns: 10 * scale,
             substituted: 3 * scale,
             on_device,
-            gpu: GpuIdle { span_ns: 10 * scale, starved_ns: 4 * scale, late_ns: scale, ..GpuIdle::default() },
+            gpu: GpuIdle {
+                span_ns: 10 * scale,
+                starved_ns: 4 * scale,
+                late_ns: scale,
+                ..GpuIdle::default()
+            },
         };
         let of = |on_device| Log::between(&sums(5, on_device), &sums(6, on_device), 4);
         let host = Log {
@@ -244,7 +285,13 @@ mod tests {
             ..Log::default()
         };
         assert_eq!(of(false), host);
-        assert_eq!(of(true), Log { starved_share: Some(0.4), ..host });
+        assert_eq!(
+            of(true),
+            Log {
+                starved_share: Some(0.4),
+                ..host
+            }
+        );
     }
 
     #[test]
@@ -253,6 +300,9 @@ mod tests {
         let log = Log::between(&same, &same, 4);
         assert_eq!(log, Log::default());
         let counts = ["seconds", "bad_samples", "epoch_repeated", "epoch_left_out"];
-        assert_eq!(log.scalars().collect::<Vec<_>>(), counts.map(|name| (name, 0.0)));
+        assert_eq!(
+            log.scalars().collect::<Vec<_>>(),
+            counts.map(|name| (name, 0.0))
+        );
     }
 }

@@ -28,7 +28,9 @@ use crate::device::{DirectReader, IdleMeter, Stream};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::ledger::{Ledger, LedgerWriter};
 use crate::memory::MemoryPlan;
-use crate::meter::{Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline};
+use crate::meter::{
+    Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline,
+};
 use crate::order::{Batches, ChunkStarts, Cores, Counts, LastBatch, Order, Rank, Skips};
 use crate::pipeline::runtime::{self, Runtime};
 use crate::pipeline::watchdog::Watcher;
@@ -67,12 +69,25 @@ impl JobMaker {
     /// The job of an epoch from `cursor` up to batch `end`, limited to `most` batches.
     ///
     /// The sampler is the user's code: it may panic, or change its length between epochs.
-    fn job(&self, cursor: &Cursor, end: u64, most: u64, (generation, current): Run<'_>) -> Result<Arc<EpochJob>> {
+    fn job(
+        &self,
+        cursor: &Cursor,
+        end: u64,
+        most: u64,
+        (generation, current): Run<'_>,
+    ) -> Result<Arc<EpochJob>> {
         let (order, batches) = caught(Stage::Order, || {
-            let order = self.order.epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
+            let order =
+                self.order
+                    .epoch_in(self.dataset_len, self.chunks.as_ref(), cursor.epoch)?;
             let batches = Batches::new(order.len(), self.global, self.last, self.rank)?;
-            let batches = batches.in_lanes(self.order.lane_count()).in_groups(order.groups());
-            Ok((order, batches.starting(cursor.position, cursor.batch).until(end)))
+            let batches = batches
+                .in_lanes(self.order.lane_count())
+                .in_groups(order.groups());
+            Ok((
+                order,
+                batches.starting(cursor.position, cursor.batch).until(end),
+            ))
         })?;
         let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
         if now != then {
@@ -83,7 +98,13 @@ impl JobMaker {
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));
         }
         let order = order.visited_by(&batches, most);
-        Ok(Arc::new(EpochJob { generation, current: current.clone(), epoch: cursor.epoch, order, batches }))
+        Ok(Arc::new(EpochJob {
+            generation,
+            current: current.clone(),
+            epoch: cursor.epoch,
+            order,
+            batches,
+        }))
     }
 }
 
@@ -256,7 +277,12 @@ impl Loader {
             Bound::Excluded(end) => u128::from(end.saturating_sub(start)),
             Bound::Unbounded => u128::from(u64::MAX),
         };
-        Epoch::start(self.shared.clone(), epoch::From::Epoch(start), u64::try_from(count).unwrap_or(u64::MAX), u64::MAX)
+        Epoch::start(
+            self.shared.clone(),
+            epoch::From::Epoch(start),
+            u64::try_from(count).unwrap_or(u64::MAX),
+            u64::MAX,
+        )
     }
 
     /// The next `steps` batches, across epoch boundaries.
@@ -307,7 +333,11 @@ impl Loader {
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
         let jobs = &self.shared.jobs;
-        caught(Stage::Order, || jobs.order.epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?.first_ids(count))
+        caught(Stage::Order, || {
+            jobs.order
+                .epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?
+                .first_ids(count)
+        })
     }
 
     /// Ids of the rows of this rank in the next batch; `u64::MAX` for blank rows. Reads nothing.
@@ -317,12 +347,17 @@ impl Loader {
         self.shared.info.process.check()?;
         let Place { cursor, skips, .. } = self.shared.place();
         let (at, _) = skips.past(&self.shared.whole, cursor);
-        let job = self.shared.jobs.job(&at, u64::MAX, 1, (0, &Arc::default()))?;
+        let job = self
+            .shared
+            .jobs
+            .job(&at, u64::MAX, 1, (0, &Arc::default()))?;
         let id = |row| match row < job.batches.filled(at.batch) {
             true => job.order.id(job.batches.position(at.batch, row)),
             false => Ok(u64::MAX),
         };
-        caught(Stage::Order, || (0..job.batches.rows(at.batch)).map(id).collect())
+        caught(Stage::Order, || {
+            (0..job.batches.rows(at.batch)).map(id).collect()
+        })
     }
 
     /// The state of the run after the last batch received, regardless of read-ahead.
@@ -356,8 +391,10 @@ impl Loader {
         self.shared.info.process.check()?;
         let place = self.shared.place_in(state, any_batch)?;
         // Without this, an iterator of another thread could start at the old place and overwrite the new one.
-        let _live =
-            Live::claim(&self.shared, "another iterator of this loader is alive: drop it before a state is resumed")?;
+        let _live = Live::claim(
+            &self.shared,
+            "another iterator of this loader is alive: drop it before a state is resumed",
+        )?;
         self.shared.set_place(place);
         Ok(())
     }
@@ -380,8 +417,16 @@ impl Loader {
         let core = self.shared.runtime.core();
         let mut watcher = Watcher::default();
         // The channel carries no messages: it disconnects when the last slot is pinned.
-        while let Err(RecvTimeoutError::Timeout) = self.shared.pinned.recv_timeout(Duration::from_millis(100)) {
-            let stalled = || watcher.look(&core.watch, self.shared.deadlines.stall, &core.samples.sources);
+        while let Err(RecvTimeoutError::Timeout) =
+            self.shared.pinned.recv_timeout(Duration::from_millis(100))
+        {
+            let stalled = || {
+                watcher.look(
+                    &core.watch,
+                    self.shared.deadlines.stall,
+                    &core.samples.sources,
+                )
+            };
             if let Some(error) = core.trouble().or_else(stalled) {
                 return Err(error);
             }
@@ -391,7 +436,12 @@ impl Loader {
 
     /// The fields of a batch, in order.
     pub fn spec(&self) -> Vec<Field> {
-        self.shared.info.keep.iter().map(|kept| kept.field.clone()).collect()
+        self.shared
+            .info
+            .keep
+            .iter()
+            .map(|kept| kept.field.clone())
+            .collect()
     }
 
     /// The plan of all memory, as a sum.
@@ -414,7 +464,10 @@ impl Loader {
         }
         let meters = &self.shared.runtime.core().meters;
         let stream = self.shared.idle.as_ref().map(|idle| idle.track());
-        Timeline { tracks: meters.rings.read().into_iter().chain(stream).collect(), ..meters.recorder.read() }
+        Timeline {
+            tracks: meters.rings.read().into_iter().chain(stream).collect(),
+            ..meters.recorder.read()
+        }
     }
 
     /// Failed samples and their substitutes, of all batches delivered so far.
@@ -430,7 +483,13 @@ impl Loader {
     /// all processes behind the same step.
     pub fn rank_report(&self, process: u32, processes: u32) -> RankReport {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        RankReport::of(process, processes, host.trim(), &self.snapshot(), &self.timeline())
+        RankReport::of(
+            process,
+            processes,
+            host.trim(),
+            &self.snapshot(),
+            &self.timeline(),
+        )
     }
 
     /// The rate and the limit of a run whose step takes `step`, and the cost of an epoch, from the batches so far: take them for
@@ -449,10 +508,21 @@ impl Loader {
     /// ```
     pub fn estimate(&self, step: Duration) -> Option<Estimate> {
         let samples = self.samples_per_epoch() / u64::from(self.rank().world());
-        let epoch = EpochCost { samples, batches: self.batches_per_epoch(), ..EpochCost::default() };
+        let epoch = EpochCost {
+            samples,
+            batches: self.batches_per_epoch(),
+            ..EpochCost::default()
+        };
         let (report, snapshot) = (self.report(), self.snapshot());
         let memory = self.plan().total() as u64;
-        Estimate::of(&report.total, &snapshot, step.as_nanos() as f64, epoch, report.origin.from_memory(), memory)
+        Estimate::of(
+            &report.total,
+            &snapshot,
+            step.as_nanos() as f64,
+            epoch,
+            report.origin.from_memory(),
+            memory,
+        )
     }
 
     /// Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: for before the first
@@ -485,10 +555,20 @@ impl Loader {
 
     fn mark_stream(&self, stream: Option<&Stream>) {
         let shared = &self.shared;
-        let Some(idle) = shared.idle.as_ref().filter(|_| !shared.info.process.is_forked()) else { return };
+        let Some(idle) = shared
+            .idle
+            .as_ref()
+            .filter(|_| !shared.info.process.is_forked())
+        else {
+            return;
+        };
         let backend = shared.info.device.backend();
         // First: a capturing stream must not be asked for its context.
-        let checked = |stream| backend.check_uncaptured(stream).and_then(|()| backend.check_stream(stream));
+        let checked = |stream| {
+            backend
+                .check_uncaptured(stream)
+                .and_then(|()| backend.check_stream(stream))
+        };
         if stream.is_none_or(|stream| checked(stream).is_ok()) {
             idle.mark(stream);
         }
@@ -519,7 +599,11 @@ impl LoaderState {
 
     /// The ledger so far; in a forked child an empty one, because a lock may be held for ever there.
     fn bad(&self) -> Ledger {
-        if self.info.process.is_forked() { Ledger::default() } else { self.ledger().ledger.clone() }
+        if self.info.process.is_forked() {
+            Ledger::default()
+        } else {
+            self.ledger().ledger.clone()
+        }
     }
 
     fn set_place(&self, place: Place) {
@@ -528,9 +612,17 @@ impl LoaderState {
 
     fn measured(&self) -> Snapshot {
         let core = self.runtime.core();
-        let lookups = |cache: &PageCache| Lookups { hits: cache.hits(), misses: cache.misses() };
+        let lookups = |cache: &PageCache| Lookups {
+            hits: cache.hits(),
+            misses: cache.misses(),
+        };
         let mut snapshot = core.meters.snapshot(&self.facts.settings);
-        let Counts { samples, batches, repeated, left_out } = self.whole.counts();
+        let Counts {
+            samples,
+            batches,
+            repeated,
+            left_out,
+        } = self.whole.counts();
         snapshot.epoch = EpochCounts::new(samples, batches, repeated, left_out);
         snapshot.consumer.gpu = self.idle.as_ref().map(|idle| idle.totals());
         snapshot.consumer.substituted = self.ledger().ledger.substituted;
@@ -538,7 +630,8 @@ impl LoaderState {
         snapshot.storage.recovered = core.again.recovered();
         snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
-        (snapshot.storage.network, snapshot.storage.local_cache) = (network.flatten(), cache.flatten());
+        (snapshot.storage.network, snapshot.storage.local_cache) =
+            (network.flatten(), cache.flatten());
         snapshot
     }
 
@@ -549,7 +642,12 @@ impl LoaderState {
         let now = self.measured();
         if let Some(since) = steady.since.take() {
             let stretch = now.since(&since);
-            steady.sum = Some(steady.sum.take().map_or(stretch.clone(), |sum| stretch.and(&sum)));
+            steady.sum = Some(
+                steady
+                    .sum
+                    .take()
+                    .map_or(stretch.clone(), |sum| stretch.and(&sum)),
+            );
         }
         steady.since = begins.then_some(now);
     }
@@ -568,13 +666,32 @@ impl LoaderState {
             copy.direct = Some(self.runtime.core().meters.copy.direct.read(mode));
         }
         let stretch = steady.since.as_ref().map(|since| now.since(since));
-        let sum = stretch.into_iter().chain(steady.sum.clone()).reduce(|stretch, sum| stretch.and(&sum));
+        let sum = stretch
+            .into_iter()
+            .chain(steady.sum.clone())
+            .reduce(|stretch, sum| stretch.and(&sum));
         // Counts start at the beginning; only times are limited to the steady time.
-        let mut snapshot = Snapshot { at_ns: now.at_ns, ..sum.unwrap_or_else(|| now.since(&now)) };
-        let Consumer { batches, samples, waited_ns, cpu_ns, delay_ns, .. } = snapshot.consumer;
+        let mut snapshot = Snapshot {
+            at_ns: now.at_ns,
+            ..sum.unwrap_or_else(|| now.since(&now))
+        };
+        let Consumer {
+            batches,
+            samples,
+            waited_ns,
+            cpu_ns,
+            delay_ns,
+            ..
+        } = snapshot.consumer;
         let steadily = Some(Handed { batches, samples });
         // The GPU meter omits first steps itself, and sees the last steps after the iterator has ended.
-        snapshot.consumer = Consumer { steady: steadily, waited_ns, cpu_ns, delay_ns, ..now.consumer.clone() };
+        snapshot.consumer = Consumer {
+            steady: steadily,
+            waited_ns,
+            cpu_ns,
+            delay_ns,
+            ..now.consumer.clone()
+        };
         snapshot.storage.recovered = now.storage.recovered;
         snapshot.decode.chunks = now.decode.chunks;
         if let (Some(copy), Some(now)) = (&mut snapshot.copy, &now.copy) {
@@ -586,18 +703,40 @@ impl LoaderState {
             snapshot.raise(said);
         }
         // The current step counts as the consumer's own work.
-        let own = snapshot.steady_ns.saturating_sub(snapshot.consumer.waited_ns);
-        snapshot.consumer.user_ns = own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
+        let own = snapshot
+            .steady_ns
+            .saturating_sub(snapshot.consumer.waited_ns);
+        snapshot.consumer.user_ns =
+            own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
         steady.said = Some(snapshot.clone());
-        (Snapshot { steady_ns: snapshot.steady_ns, consumer: snapshot.consumer.clone(), ..now }, snapshot)
+        (
+            Snapshot {
+                steady_ns: snapshot.steady_ns,
+                consumer: snapshot.consumer.clone(),
+                ..now
+            },
+            snapshot,
+        )
     }
 
     /// Of a mixture, what its sources have delivered.
     fn sources(&self) -> Vec<SourceCount> {
-        let Cursor { epoch, position, .. } = self.place().cursor;
+        let Cursor {
+            epoch, position, ..
+        } = self.place().cursor;
         // A sampler that panics says so in the epoch.
-        let progress = self.jobs.order.progress(epoch, position).ok().flatten().unwrap_or_default();
-        progress.sources.into_iter().map(|of| SourceCount::new(of.drawn, of.asked, of.samples)).collect()
+        let progress = self
+            .jobs
+            .order
+            .progress(epoch, position)
+            .ok()
+            .flatten()
+            .unwrap_or_default();
+        progress
+            .sources
+            .into_iter()
+            .map(|of| SourceCount::new(of.drawn, of.asked, of.samples))
+            .collect()
     }
 
     fn report(&self) -> Report {
@@ -625,7 +764,11 @@ impl LoaderState {
 
 impl std::fmt::Debug for Loader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Loader of {}", self.shared.runtime.core().samples.dataset.describe())?;
+        write!(
+            f,
+            "Loader of {}",
+            self.shared.runtime.core().samples.dataset.describe()
+        )?;
         match self.shared.jobs.rank {
             rank if rank.world() > 1 => write!(f, ", {rank}"),
             _ => Ok(()),

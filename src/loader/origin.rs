@@ -49,13 +49,20 @@ impl Origin {
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Some(memory) = self.from_memory() else { return write!(f, "not known") };
+        let Some(memory) = self.from_memory() else {
+            return write!(f, "not known");
+        };
         let (device, memory) = (100.0 * (1.0 - memory), 100.0 * memory);
-        write!(f, "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for this process")?;
+        write!(
+            f,
+            "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for this process"
+        )?;
         if let Some(direct) = self.share(self.direct) {
             write!(f, "; {:.0} % past the page cache", 100.0 * direct.min(1.0))?;
         }
-        self.amplification().map_or(Ok(()), |times| write!(f, "; {times:.2} bytes moved for each delivered"))
+        self.amplification().map_or(Ok(()), |times| {
+            write!(f, "; {times:.2} bytes moved for each delivered")
+        })
     }
 }
 
@@ -77,13 +84,23 @@ impl Before {
         let (storage, copied) = (&total.storage, total.storage.cached_bytes);
         let asked = storage.counts.bytes_asked;
         let direct = (asked as f64 * storage.counts.direct_share()) as u64;
-        let on_device = total.copy.as_ref().and_then(|copy| copy.direct.as_ref()).map_or(0, |direct| direct.bytes);
+        let on_device = total
+            .copy
+            .as_ref()
+            .and_then(|copy| copy.direct.as_ref())
+            .map_or(0, |direct| direct.bytes);
         let network = storage.network.as_ref().map_or(0, |network| network.bytes);
         Origin {
-            delivered: asked.saturating_add(copied).saturating_add(on_device).saturating_sub(network),
+            delivered: asked
+                .saturating_add(copied)
+                .saturating_add(on_device)
+                .saturating_sub(network),
             copied,
             direct: direct.saturating_add(on_device),
-            moved: self.0.zip(device_bytes()).map(|(before, now)| now.saturating_sub(before)),
+            moved: self
+                .0
+                .zip(device_bytes())
+                .map(|(before, now)| now.saturating_sub(before)),
         }
     }
 }
@@ -93,7 +110,12 @@ mod tests {
     use super::*;
 
     fn origin(delivered: u64, copied: u64, moved: u64) -> Origin {
-        Origin { delivered, copied, moved: Some(moved), ..Origin::default() }
+        Origin {
+            delivered,
+            copied,
+            moved: Some(moved),
+            ..Origin::default()
+        }
     }
 
     #[test]
@@ -107,16 +129,30 @@ mod tests {
             (origin(1000, 1000, 5000), Some(1.0), None),
             (origin(1000, 400, 5000), Some(0.4), Some(5.0)),
             (origin(0, 0, 5000), None, None),
-            (Origin { moved: None, ..origin(1000, 0, 0) }, None, None),
+            (
+                Origin {
+                    moved: None,
+                    ..origin(1000, 0, 0)
+                },
+                None,
+                None,
+            ),
             (origin(u64::MAX, u64::MAX, u64::MAX), Some(1.0), None),
         ] {
-            assert_eq!((origin.from_memory(), origin.amplification()), (memory, amplification), "{origin:?}");
+            assert_eq!(
+                (origin.from_memory(), origin.amplification()),
+                (memory, amplification),
+                "{origin:?}"
+            );
         }
     }
 
     #[test]
     fn text_shows_shares_or_unknown() {
-        let cold = Origin { direct: 1000, ..origin(1000, 0, 1200) };
+        let cold = Origin {
+            direct: 1000,
+            ..origin(1000, 0, 1200)
+        };
         let words = "100 % from the device, 0 % from memory, by the kernel's count for this process; \
                      100 % past the page cache; 1.20 bytes moved for each delivered";
         assert_eq!(cold.to_string(), words);

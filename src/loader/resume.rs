@@ -25,18 +25,41 @@ impl LoaderState {
     }
 
     pub(super) fn checkpoint(&self, Place { cursor, skips, .. }: Place) -> Result<Checkpoint> {
-        let RunIdentity { order, groups, dataset } = self.run_identity()?;
+        let RunIdentity {
+            order,
+            groups,
+            dataset,
+        } = self.run_identity()?;
         let (order, dataset) = (*order, dataset.clone());
-        let (global_batch, last, draws) = (self.jobs.global, self.jobs.last, self.runtime.core().samples.seed);
+        let (global_batch, last, draws) = (
+            self.jobs.global,
+            self.jobs.last,
+            self.runtime.core().samples.seed,
+        );
         let skips = skips.ahead(cursor.epoch, cursor.batch);
         let past = self.past(cursor.epoch, cursor.position)?;
         let groups = *groups;
-        Ok(Checkpoint { cursor, global_batch, last, order, draws, dataset, skips, past, groups })
+        Ok(Checkpoint {
+            cursor,
+            global_batch,
+            last,
+            order,
+            draws,
+            dataset,
+            skips,
+            past,
+            groups,
+        })
     }
 
     fn past(&self, epoch: u64, position: u64) -> Result<Option<Past>> {
         let progress = self.jobs.order.progress(epoch, position)?;
-        Ok(progress.map(|Progress { past, segments, .. }| Past { epoch, position, segments, hash: past }))
+        Ok(progress.map(|Progress { past, segments, .. }| Past {
+            epoch,
+            position,
+            segments,
+            hash: past,
+        }))
     }
 
     /// Called by `build`, because it reads the ends of some files and hashes listed indices. A failure is not kept.
@@ -50,8 +73,16 @@ impl LoaderState {
             let groups = self.jobs.order.groups_mark();
             let dataset = self.runtime.core().samples.dataset.clone();
             let look = move || Fingerprint::of(&*dataset);
-            let dataset = within(self.deadlines.stall, "the storage of the dataset's files", look)??;
-            Ok(RunIdentity { order, groups, dataset })
+            let dataset = within(
+                self.deadlines.stall,
+                "the storage of the dataset's files",
+                look,
+            )??;
+            Ok(RunIdentity {
+                order,
+                groups,
+                dataset,
+            })
         })?;
         Ok(self.run_identity.get_or_init(|| made))
     }
@@ -72,35 +103,61 @@ impl LoaderState {
         let own = self.checkpoint(self.place())?;
         let saved = &redrawn(&own, state.checkpoint());
         // At the place where the state was taken: its cursor may have been moved.
-        let past = saved.past.map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
+        let past = saved
+            .past
+            .map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
         let own = Checkpoint { past, ..own };
         let dataset = &self.runtime.core().samples.dataset;
         if past.is_none() || !own.dataset.appends_to(&saved.dataset, dataset.sources()) {
-            let keep =
-                "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+            let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
             let compared = own.dataset.compare(&saved.dataset, &**dataset);
-            compared.map_err(|error| if past.is_some() { error.with_note(keep) } else { error })?;
+            compared.map_err(|error| {
+                if past.is_some() {
+                    error.with_note(keep)
+                } else {
+                    error
+                }
+            })?;
         }
         if let Some(difference) = difference(&own, saved, any_batch) {
             return Err(Error::new(ErrorKind::State, Stage::State, difference));
         }
-        let Cursor { position, batch, .. } = saved.cursor;
+        let Cursor {
+            position, batch, ..
+        } = saved.cursor;
         if batch > position {
             // Each batch has at least one position; a larger number would later count the epoch as too short.
             let message = format!("the state is damaged: batch {batch} at position {position}");
             return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
         if self.whole.are_grouped() && position != self.whole.first_position(batch) {
-            let message = format!("the state is damaged: batch {batch} of groups at position {position}");
+            let message =
+                format!("the state is damaged: batch {batch} of groups at position {position}");
             return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
         let mut cursor = saved.cursor;
-        if cursor.position > 0 && self.whole.clone().starting(cursor.position, cursor.batch).count() == 0 {
+        if cursor.position > 0
+            && self
+                .whole
+                .clone()
+                .starting(cursor.position, cursor.batch)
+                .count()
+                == 0
+        {
             // The rest fills no batch of the new size and is dropped: the epoch is over.
-            cursor = Cursor { epoch: cursor.epoch.saturating_add(1), steps: cursor.steps, ..Cursor::default() };
+            cursor = Cursor {
+                epoch: cursor.epoch.saturating_add(1),
+                steps: cursor.steps,
+                ..Cursor::default()
+            };
         }
         let (skips, skipped) = (saved.skips.clone(), self.place().skipped);
-        Ok(Place { cursor, resumed: true, skips, skipped })
+        Ok(Place {
+            cursor,
+            resumed: true,
+            skips,
+            skipped,
+        })
     }
 }
 
@@ -112,7 +169,11 @@ fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
     let differ = (now.positions, now.identity) != (then.positions, then.identity);
     if lists && differ && [0, then.positions].contains(&at.position) {
         if at.position > 0 {
-            saved.cursor = Cursor { epoch: at.epoch.saturating_add(1), steps: at.steps, ..Cursor::default() };
+            saved.cursor = Cursor {
+                epoch: at.epoch.saturating_add(1),
+                steps: at.steps,
+                ..Cursor::default()
+            };
         }
         (saved.order.positions, saved.order.identity) = (now.positions, now.identity);
     }
@@ -122,7 +183,8 @@ fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
 /// Whether the batches have the same rows, but for those that fill up the last.
 fn same_batches(own: &Checkpoint, saved: &Checkpoint) -> bool {
     let (now, then) = (own.last, saved.last);
-    let fills = now != LastBatch::Drop && then != LastBatch::Drop && own.order.kind != OrderKind::Grouped;
+    let fills =
+        now != LastBatch::Drop && then != LastBatch::Drop && own.order.kind != OrderKind::Grouped;
     own.global_batch == saved.global_batch && (now == then || fills)
 }
 
@@ -137,7 +199,12 @@ fn way_out(setting: Setting, then: impl Debug) -> String {
 
 /// The difference of two pasts at the same place.
 fn other_past(now: Past, then: Past) -> Option<String> {
-    let Past { epoch, position, segments, hash } = now;
+    let Past {
+        epoch,
+        position,
+        segments,
+        hash,
+    } = now;
     let place = format!("position {position} of epoch {epoch}");
     if segments != then.segments {
         let then = then.segments;
@@ -169,7 +236,9 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
         return Some("the state has other groups or batch sizes than the loader".into());
     };
     let differ = |what: &str, then: &dyn Display, now: &dyn Display, remedy: &str| {
-        Some(format!("{what} {then} in the state, {now} in the loader: {remedy}"))
+        Some(format!(
+            "{what} {then} in the state, {now} in the loader: {remedy}"
+        ))
     };
     let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
     if (then.count, then.bound, then.bounds) != (now.count, now.bound, now.bounds) {
@@ -185,20 +254,38 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
         return differ(what, &words(then), &words(now), anew);
     }
     if then.budget != now.budget {
-        let words = |mark: GroupsMark| if mark.budget == 0 { "none".into() } else { mark.budget.to_string() };
+        let words = |mark: GroupsMark| {
+            if mark.budget == 0 {
+                "none".into()
+            } else {
+                mark.budget.to_string()
+            }
+        };
         let remedy = match then.budget {
             0 => "give none".into(),
             budget => format!("set {}", Setting::GroupsBudget.with(budget)),
         };
-        return differ("the budget of the groups is", &words(then), &words(now), &remedy);
+        return differ(
+            "the budget of the groups is",
+            &words(then),
+            &words(now),
+            &remedy,
+        );
     }
     if then.multiple != now.multiple {
         let remedy = format!("set {}", Setting::MultipleOf.with(then.multiple));
-        return differ("batches of groups have a multiple of", &then.multiple, &now.multiple, &remedy);
+        return differ(
+            "batches of groups have a multiple of",
+            &then.multiple,
+            &now.multiple,
+            &remedy,
+        );
     }
     let (then, now) = (saved.global_batch, own.global_batch);
     match then == now {
-        true => Some(format!("the state has other batch sizes of the groups than the loader: {anew}")),
+        true => Some(format!(
+            "the state has other batch sizes of the groups than the loader: {anew}"
+        )),
         false => differ("the largest batch of the groups is", &then, &now, anew),
     }
 }
@@ -210,7 +297,9 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     }
     let (now, then) = (&own.order, &saved.order);
     let kind = |order: &Settings| match order.kind {
-        OrderKind::Indices | OrderKind::Sampler if order.shuffled => lower(order.kind) + ", shuffled",
+        OrderKind::Indices | OrderKind::Sampler if order.shuffled => {
+            lower(order.kind) + ", shuffled"
+        }
         kind => lower(kind),
     };
     if (now.kind, now.shuffled) != (then.kind, then.shuffled) {
@@ -221,11 +310,20 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     {
         return Some(difference);
     }
-    if let Some(((what, first), (_, second))) = saved.numbers().into_iter().zip(own.numbers()).find(|(a, b)| a != b) {
+    if let Some(((what, first), (_, second))) = saved
+        .numbers()
+        .into_iter()
+        .zip(own.numbers())
+        .find(|(a, b)| a != b)
+    {
         // A mixture's is the number of its samples, unless it is set, and datasets may have been appended.
         let set = |len: Setting| format!(": set {}", len.with(then.positions));
         let lens = own.past.is_some() && first == then.positions && second == now.positions;
-        let hint = if lens { Setting::EpochLen.hint(set) } else { String::new() };
+        let hint = if lens {
+            Setting::EpochLen.hint(set)
+        } else {
+            String::new()
+        };
         return Some(differ(what, first, second) + &hint);
     }
     if let (Some(now), Some(then)) = (own.past, saved.past) {
@@ -234,7 +332,9 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         }
     } else if now.identity != then.identity {
         let what = match now.kind {
-            OrderKind::Indices => "indices than the loader: only a state between two epochs goes on with another list",
+            OrderKind::Indices => {
+                "indices than the loader: only a state between two epochs goes on with another list"
+            }
             OrderKind::Windowed => "lengths of runs than the loader",
             _ => "settings of the sampler than the loader",
         };
@@ -246,9 +346,15 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     }
     let (then, now) = (saved.last, own.last);
     if !same_batches(own, saved) && !any_batch {
-        return Some(differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then));
+        return Some(
+            differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then),
+        );
     }
-    let skip = saved.skips.iter().next().filter(|_| !same_batches(own, saved))?;
+    let skip = saved
+        .skips
+        .iter()
+        .next()
+        .filter(|_| !same_batches(own, saved))?;
     let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
     Some(format!(
         "the state leaves out {skip}, which are no batches of this loader: resume it with {global} until it is past them"
@@ -262,16 +368,44 @@ mod tests {
 
     #[test]
     fn groups_that_differ_are_named_with_both_values() {
-        let mark = GroupsMark { flows: true, budget: 400, bound: 90, multiple: 4, count: 3, bounds: 1, lengths: 2 };
+        let mark = GroupsMark {
+            flows: true,
+            budget: 400,
+            bound: 90,
+            multiple: 4,
+            count: 3,
+            bounds: 1,
+            lengths: 2,
+        };
         let checkpoint = |groups: Option<GroupsMark>, identity, global_batch| {
             let kind = OrderKind::Grouped;
-            let order = Settings { kind, shuffled: true, seed: 0, window: 0, lanes: 1, positions: 9, identity };
+            let order = Settings {
+                kind,
+                shuffled: true,
+                seed: 0,
+                window: 0,
+                lanes: 1,
+                positions: 9,
+                identity,
+            };
             let dataset = Fingerprint::of_words([0; 22]);
             let (cursor, last, skips) = (Cursor::default(), LastBatch::Keep, Skips::default());
-            Checkpoint { cursor, global_batch, last, order, draws: 0, dataset, skips, past: None, groups }
+            Checkpoint {
+                cursor,
+                global_batch,
+                last,
+                order,
+                draws: 0,
+                dataset,
+                skips,
+                past: None,
+                groups,
+            }
         };
         let own = checkpoint(Some(mark), 7, 8);
-        let said = |saved: Option<GroupsMark>, batch| difference(&own, &checkpoint(saved, 6, batch), true).unwrap();
+        let said = |saved: Option<GroupsMark>, batch| {
+            difference(&own, &checkpoint(saved, 6, batch), true).unwrap()
+        };
         let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
         let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the \
                      feedline that saved it, or begin anew";
@@ -310,7 +444,14 @@ mod tests {
         }
         assert_eq!(difference(&own, &own.clone(), false), None);
         // Groups that end apart are arranged as in older versions.
-        let apart = checkpoint(Some(GroupsMark { flows: false, ..mark }), 7, 8);
+        let apart = checkpoint(
+            Some(GroupsMark {
+                flows: false,
+                ..mark
+            }),
+            7,
+            8,
+        );
         assert_eq!(difference(&apart, &checkpoint(None, 7, 8), false), None);
     }
 }

@@ -124,7 +124,11 @@ impl LoaderBuilder {
             memory: MemorySettings::default(),
             reader: ReaderOptions::default(),
             device: DeviceSettings::default(),
-            machine: MachineSettings { numa: Numa::Auto, sysfs: "/sys".into(), free: available::for_rank },
+            machine: MachineSettings {
+                numa: Numa::Auto,
+                sysfs: "/sys".into(),
+                free: available::for_rank,
+            },
             faults: FaultSettings {
                 held_deadline: Duration::from_secs(10),
                 stall_deadline: STALL_DEADLINE,
@@ -147,7 +151,9 @@ impl LoaderBuilder {
 
     /// Decodes the field `name`. Fields without a decoder must be raw; their bytes are used unchanged.
     pub fn decode_field(mut self, name: &str, decoder: impl Decoder) -> Self {
-        self.steps.decoders.push((Some(name.into()), Arc::new(decoder)));
+        self.steps
+            .decoders
+            .push((Some(name.into()), Arc::new(decoder)));
         self
     }
 
@@ -155,7 +161,10 @@ impl LoaderBuilder {
     ///
     /// Randomness must come from [`Ctx::draws`], which does not depend on workers. An error or panic becomes an error
     /// of the sample.
-    pub fn map(self, map: impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static) -> Self {
+    pub fn map(
+        self,
+        map: impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static,
+    ) -> Self {
         self.map_adding([], map)
     }
 
@@ -378,7 +387,10 @@ impl LoaderBuilder {
 
     /// A stream that uses every batch in this way. May be called several times; of streams that take, the first is measured.
     pub fn stream_as(mut self, stream: impl Into<Stream>, how: StreamUse) -> Self {
-        self.device.streams.push(Bound { stream: stream.into(), how });
+        self.device.streams.push(Bound {
+            stream: stream.into(),
+            how,
+        });
         self
     }
 
@@ -427,6 +439,11 @@ impl LoaderBuilder {
 
 impl std::fmt::Debug for LoaderBuilder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "LoaderBuilder of {}, {}", self.dataset.describe(), self.run.rank)
+        write!(
+            f,
+            "LoaderBuilder of {}, {}",
+            self.dataset.describe(),
+            self.run.rank
+        )
     }
 }

@@ -34,9 +34,15 @@ impl Loader {
     /// alive.
     pub fn skip(&self, epoch: u64, batches: Range<u64>) -> Result<()> {
         self.shared.info.process.check()?;
-        let _live =
-            Live::claim(&self.shared, "another iterator of this loader is alive: drop it before batches are skipped")?;
-        let place = self.shared.with_skip(Skip { epoch, start: batches.start, end: batches.end })?;
+        let _live = Live::claim(
+            &self.shared,
+            "another iterator of this loader is alive: drop it before batches are skipped",
+        )?;
+        let place = self.shared.with_skip(Skip {
+            epoch,
+            start: batches.start,
+            end: batches.end,
+        })?;
         self.shared.set_place(place);
         Ok(())
     }
@@ -44,7 +50,13 @@ impl Loader {
 
 impl LoaderState {
     fn with_skip(&self, skip: Skip) -> Result<Place> {
-        let bad = |words: String| Err(Error::new(ErrorKind::Config, Stage::Build, format!("{skip}: {words}")));
+        let bad = |words: String| {
+            Err(Error::new(
+                ErrorKind::Config,
+                Stage::Build,
+                format!("{skip}: {words}"),
+            ))
+        };
         let mut place = self.place();
         let at = place.cursor;
         if skip.start >= skip.end {
@@ -55,9 +67,15 @@ impl LoaderState {
         }
         if (skip.epoch, skip.start) < (at.epoch, at.batch) {
             let Cursor { epoch, batch, .. } = at;
-            return bad(format!("the run is at batch {batch} of epoch {epoch}; resume an earlier state"));
+            return bad(format!(
+                "the run is at batch {batch} of epoch {epoch}; resume an earlier state"
+            ));
         }
-        let end = if skip.epoch == at.epoch { rest(&self.whole, &at).end() } else { self.whole.count() };
+        let end = if skip.epoch == at.epoch {
+            rest(&self.whole, &at).end()
+        } else {
+            self.whole.count()
+        };
         if skip.end > end {
             return bad(format!("the epoch ends at {end}"));
         }
@@ -84,13 +102,24 @@ impl Skips {
     /// The first place from `at` on whose batch is delivered, and the number of batches before it.
     pub(super) fn past(&self, whole: &Batches, mut at: Cursor) -> (Cursor, u64) {
         let mut skipped = 0_u64;
-        while let Some(skip) = self.next(at.epoch, at.batch).filter(|skip| skip.start <= at.batch) {
+        while let Some(skip) = self
+            .next(at.epoch, at.batch)
+            .filter(|skip| skip.start <= at.batch)
+        {
             let rest = rest(whole, &at);
             let batch = skip.end.min(rest.end());
             skipped += batch - at.batch;
             at = match batch < rest.end() {
-                true => Cursor { position: rest.first_position(batch), batch, ..at },
-                false => Cursor { epoch: at.epoch.saturating_add(1), steps: at.steps, ..Cursor::default() },
+                true => Cursor {
+                    position: rest.first_position(batch),
+                    batch,
+                    ..at
+                },
+                false => Cursor {
+                    epoch: at.epoch.saturating_add(1),
+                    steps: at.steps,
+                    ..Cursor::default()
+                },
             };
         }
         (at, skipped)
@@ -99,28 +128,51 @@ impl Skips {
     /// The batch before which a job that begins at `at` ends: that of the next skip, or the end of the epoch.
     pub(super) fn stop(&self, whole: &Batches, at: &Cursor) -> u64 {
         let end = rest(whole, at).end();
-        self.next(at.epoch, at.batch).map_or(end, |skip| skip.start.min(end))
+        self.next(at.epoch, at.batch)
+            .map_or(end, |skip| skip.start.min(end))
     }
 
     /// The place of the job after the one at `at`. `None` after the last epoch.
     pub(super) fn after(&self, whole: &Batches, at: &Cursor) -> Option<Cursor> {
         let (rest, batch) = (rest(whole, at), self.stop(whole, at));
         let next = match batch < rest.end() {
-            true => Cursor { position: rest.first_position(batch), batch, ..*at },
-            false => Cursor { epoch: at.epoch.checked_add(1)?, steps: at.steps, ..Cursor::default() },
+            true => Cursor {
+                position: rest.first_position(batch),
+                batch,
+                ..*at
+            },
+            false => Cursor {
+                epoch: at.epoch.checked_add(1)?,
+                steps: at.steps,
+                ..Cursor::default()
+            },
         };
         Some(self.past(whole, next).0)
     }
 
     /// Batches that are delivered from `at` to the beginning of the epoch `end`.
     pub(super) fn count(&self, whole: &Batches, at: &Cursor, end: u64) -> u64 {
-        let Some(later) = end.checked_sub(at.epoch).and_then(|epochs| epochs.checked_sub(1)) else { return 0 };
+        let Some(later) = end
+            .checked_sub(at.epoch)
+            .and_then(|epochs| epochs.checked_sub(1))
+        else {
+            return 0;
+        };
         let rest = rest(whole, at);
-        let all = whole.count().saturating_mul(later).saturating_add(rest.count());
-        let skipped = self.iter().filter(|skip| (at.epoch..end).contains(&skip.epoch)).map(|skip| match skip.epoch {
-            epoch if epoch == at.epoch => skip.end.min(rest.end()).saturating_sub(skip.start.max(at.batch)),
-            _ => skip.end.min(whole.count()).saturating_sub(skip.start),
-        });
+        let all = whole
+            .count()
+            .saturating_mul(later)
+            .saturating_add(rest.count());
+        let skipped = self
+            .iter()
+            .filter(|skip| (at.epoch..end).contains(&skip.epoch))
+            .map(|skip| match skip.epoch {
+                epoch if epoch == at.epoch => skip
+                    .end
+                    .min(rest.end())
+                    .saturating_sub(skip.start.max(at.batch)),
+                _ => skip.end.min(whole.count()).saturating_sub(skip.start),
+            });
         all.saturating_sub(skipped.sum())
     }
 }
@@ -136,13 +188,21 @@ mod tests {
         let mut places = Vec::new();
         while at.epoch < 4 {
             let rest = rest(whole, &at);
-            let left_out = |skip: &Skip| skip.epoch == at.epoch && (skip.start..skip.end).contains(&at.batch);
+            let left_out =
+                |skip: &Skip| skip.epoch == at.epoch && (skip.start..skip.end).contains(&at.batch);
             if at.batch < rest.end() && !skips.iter().any(left_out) {
                 places.push(at);
             }
             at = match rest.after(at.batch) {
-                Some((position, batch)) => Cursor { position, batch, ..at },
-                None => Cursor { epoch: at.epoch + 1, ..Cursor::default() },
+                Some((position, batch)) => Cursor {
+                    position,
+                    batch,
+                    ..at
+                },
+                None => Cursor {
+                    epoch: at.epoch + 1,
+                    ..Cursor::default()
+                },
             };
         }
         places

@@ -28,32 +28,52 @@ impl MemoryTerm {
     /// Batch slots in host memory.
     pub const SLOTS: Self = Self::new("batch slots", "{count} × {each}");
     /// The ring of encoded bytes, in pages.
-    pub const RING: Self = Self::new("encoded bytes", "ring for reads in flight that are decoded later");
+    pub const RING: Self = Self::new(
+        "encoded bytes",
+        "ring for reads in flight that are decoded later",
+    );
     /// Buffer of each worker for encoded samples from the page cache.
-    pub const CACHED: Self = Self::new("cached reads", "{count} workers × {each}, for samples from the page cache");
+    pub const CACHED: Self = Self::new(
+        "cached reads",
+        "{count} workers × {each}, for samples from the page cache",
+    );
     /// Limit of heap bytes for third-party decoders on each worker.
-    pub const SCRATCH: Self =
-        Self::new("decoder scratch", "{count} workers × at most {each}, taken when a picture needs it");
+    pub const SCRATCH: Self = Self::new(
+        "decoder scratch",
+        "{count} workers × at most {each}, taken when a picture needs it",
+    );
     /// Limit of further bytes on each worker to open samples or chunks.
-    pub const OPENING: Self = Self::new("opening", "{count} workers × at most {each}, while they unpack");
+    pub const OPENING: Self = Self::new(
+        "opening",
+        "{count} workers × at most {each}, while they unpack",
+    );
     /// Touched stacks of all threads.
     pub const STACKS: Self = Self::new("stacks", "touched part");
     /// Batches in device memory; not part of the budget. 0 on the host.
-    pub const DEVICE: Self = Self::new("(device)", "{count} batches × {each}, in its own memory").outside();
+    pub const DEVICE: Self =
+        Self::new("(device)", "{count} batches × {each}, in its own memory").outside();
     /// Arrays in device memory that only the operations on a batch read; not part of the budget.
-    pub const STAGING: Self =
-        Self::new("(staging)", "{count} × {each} on the device, pictures before their conversion").outside();
+    pub const STAGING: Self = Self::new(
+        "(staging)",
+        "{count} × {each} on the device, pictures before their conversion",
+    )
+    .outside();
     /// The dataset's index. It exists before the loader and is not part of the budget.
-    pub const INDEX: Self = Self::new("(index)", "the dataset's own memory, not in the sum").outside();
+    pub const INDEX: Self =
+        Self::new("(index)", "the dataset's own memory, not in the sum").outside();
 }
 
 pub(super) fn slots(set: Option<usize>, bytes: usize) -> MemoryTerm {
     let by_size = (SLOTS_TOTAL / bytes.max(1)).clamp(4, SLOTS_MOST);
-    MemoryTerm::SLOTS.of(set.unwrap_or(by_size), bytes).or_least(set.unwrap_or(2), bytes, 1)
+    MemoryTerm::SLOTS
+        .of(set.unwrap_or(by_size), bytes)
+        .or_least(set.unwrap_or(2), bytes, 1)
 }
 
 pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
-    MemoryTerm::SCRATCH.of(workers, bytes).or_least(workers, bytes.min(SCRATCH_LEAST), 3)
+    MemoryTerm::SCRATCH
+        .of(workers, bytes)
+        .or_least(workers, bytes.min(SCRATCH_LEAST), 3)
 }
 
 /// The reads of samples or chunks that need a buffer outside of the slot.
@@ -68,33 +88,61 @@ pub(super) struct Encoded {
 }
 
 impl Encoded {
-    pub(super) fn new(dataset: &dyn Dataset, recipe: &Recipe, chunks: Option<&ChunkRoom>, cache: bool) -> Self {
+    pub(super) fn new(
+        dataset: &dyn Dataset,
+        recipe: &Recipe,
+        chunks: Option<&ChunkRoom>,
+        cache: bool,
+    ) -> Self {
         let files = dataset.sources().total_bytes();
         if files == 0 {
             return Self::default();
         }
         // Each part may need its own pages, and the aligned bytes around it.
         let with_slack = |bytes: usize, parts: usize| bytes.saturating_add(parts * 3 * PAGE);
-        if let Some(ChunkRoom { encoded, pieces, .. }) = chunks {
-            return Self { max: with_slack(*encoded, *pieces), mean: 0, cached: if cache { *encoded } else { 0 } };
+        if let Some(ChunkRoom {
+            encoded, pieces, ..
+        }) = chunks
+        {
+            return Self {
+                max: with_slack(*encoded, *pieces),
+                mean: 0,
+                cached: if cache { *encoded } else { 0 },
+            };
         }
         let sizes = dataset.sizes();
         let largest = usize::try_from(sizes.sample_bytes_max).unwrap_or(usize::MAX);
         let max = with_slack(largest, recipe.parts_max(&sizes));
         // Rows read in place need the ring only for files with unaligned offsets.
         if recipe.all_in_place() && !dataset::opens_bytes(dataset) {
-            return Self { max, ..Self::default() };
+            return Self {
+                max,
+                ..Self::default()
+            };
         }
         let mean = usize::try_from(files / dataset.len().max(1)).unwrap_or(usize::MAX);
-        Self { max, mean: mean.min(max), cached: if cache { max.min(CACHED_MAX) } else { 0 } }
+        Self {
+            max,
+            mean: mean.min(max),
+            cached: if cache { max.min(CACHED_MAX) } else { 0 },
+        }
     }
 
     pub(super) fn ring(&self, depth: usize) -> MemoryTerm {
         // Twice the depth: one half is in flight while the other is decoded. Twice the largest sample, so that it does
         // not block.
-        let flying = self.mean.saturating_mul(2 * depth).clamp(RING_LEAST, RING_MOST);
-        let bytes = if self.max == 0 { 0 } else { flying.max(self.max.saturating_mul(2)) };
-        MemoryTerm::RING.of(bytes.div_ceil(PAGE), PAGE).or_least(self.max.div_ceil(PAGE), PAGE, 2)
+        let flying = self
+            .mean
+            .saturating_mul(2 * depth)
+            .clamp(RING_LEAST, RING_MOST);
+        let bytes = if self.max == 0 {
+            0
+        } else {
+            flying.max(self.max.saturating_mul(2))
+        };
+        MemoryTerm::RING
+            .of(bytes.div_ceil(PAGE), PAGE)
+            .or_least(self.max.div_ceil(PAGE), PAGE, 2)
     }
 
     pub(super) fn cached(&self, workers: usize) -> MemoryTerm {
@@ -102,19 +150,41 @@ impl Encoded {
     }
 
     pub(super) fn largest(&self, dataset: &dyn Dataset) -> String {
-        let sample = dataset.sizes().largest_sample.map_or(String::new(), |id| format!(", sample {id}"));
+        let sample = dataset
+            .sizes()
+            .largest_sample
+            .map_or(String::new(), |id| format!(", sample {id}"));
         let largest = usize::try_from(dataset.sizes().sample_bytes_max).unwrap_or(usize::MAX);
         format!("largest encoded sample: {}{sample}", Bytes(largest))
     }
 }
 
 /// Memory of substitution: the largest sample or chunk, encoded and open.
-pub(super) fn spare_room(encoded: &Encoded, chunks: Option<&ChunkRoom>, policy: OnBadSample) -> SpareRoom {
-    let OnBadSample::Substitute { budget } = policy else { return SpareRoom::default() };
+pub(super) fn spare_room(
+    encoded: &Encoded,
+    chunks: Option<&ChunkRoom>,
+    policy: OnBadSample,
+) -> SpareRoom {
+    let OnBadSample::Substitute { budget } = policy else {
+        return SpareRoom::default();
+    };
     // If all bytes are in memory already, no encoded copy exists.
-    let bytes = if encoded.max == 0 { 0 } else { chunks.map_or(encoded.max, |chunks| chunks.encoded) };
-    let MemoryTerm { each, at_once: chunk, .. } = chunks.map_or(MemoryTerm::CHUNKS, |chunks| chunks.open);
-    SpareRoom { budget, encoded: bytes, chunk, lists: each - chunk }
+    let bytes = if encoded.max == 0 {
+        0
+    } else {
+        chunks.map_or(encoded.max, |chunks| chunks.encoded)
+    };
+    let MemoryTerm {
+        each,
+        at_once: chunk,
+        ..
+    } = chunks.map_or(MemoryTerm::CHUNKS, |chunks| chunks.open);
+    SpareRoom {
+        budget,
+        encoded: bytes,
+        chunk,
+        lists: each - chunk,
+    }
 }
 
 #[cfg(test)]
@@ -125,10 +195,20 @@ mod tests {
     use crate::memory::{MemoryPlan, Part};
     use proptest::prelude::*;
 
-    const LIMITS: Limits = Limits { budget: None, part: None, free: None, ranks: 1, largest: String::new() };
+    const LIMITS: Limits = Limits {
+        budget: None,
+        part: None,
+        free: None,
+        ranks: 1,
+        largest: String::new(),
+    };
 
     fn terms(slot: usize, encoded: usize, heap: usize, workers: usize) -> Vec<MemoryTerm> {
-        let encoded = Encoded { max: encoded, mean: encoded / 2, cached: encoded.min(CACHED_MAX) };
+        let encoded = Encoded {
+            max: encoded,
+            mean: encoded / 2,
+            cached: encoded.min(CACHED_MAX),
+        };
         vec![
             slots(None, slot.next_multiple_of(4096)),
             encoded.ring(32),
@@ -184,30 +264,70 @@ mod tests {
     #[test]
     fn the_sum_names_every_term_and_the_largest_sample() {
         let terms = terms(38 << 20, 1 << 20, 200 << 20, 2);
-        let limits =
-            Limits { budget: Some(1 << 20), largest: "largest encoded sample: 1.0 MiB, sample 3".into(), ..LIMITS };
+        let limits = Limits {
+            budget: Some(1 << 20),
+            largest: "largest encoded sample: 1.0 MiB, sample 3".into(),
+            ..LIMITS
+        };
         let text = MemoryPlan::fit(terms, limits).unwrap_err().to_string();
-        for word in ["batch slots", "encoded bytes", "cached reads", "decoder scratch", "tables", "sum", "sample 3"] {
+        for word in [
+            "batch slots",
+            "encoded bytes",
+            "cached reads",
+            "decoder scratch",
+            "tables",
+            "sum",
+            "sample 3",
+        ] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
     }
 
     #[test]
     fn terms_of_one_name_are_one_line() {
-        let terms = vec![MemoryTerm::NETWORK.of(3, 100), MemoryTerm::STACKS.of(1, 1), MemoryTerm::NETWORK.of(1, 12)];
+        let terms = vec![
+            MemoryTerm::NETWORK.of(3, 100),
+            MemoryTerm::STACKS.of(1, 1),
+            MemoryTerm::NETWORK.of(1, 12),
+        ];
         let plan = MemoryPlan::fit(terms, LIMITS).unwrap();
-        assert_eq!((plan.terms.len(), plan.term(MemoryTerm::NETWORK).bytes(), plan.total()), (2, 312, 313));
+        assert_eq!(
+            (
+                plan.terms.len(),
+                plan.term(MemoryTerm::NETWORK).bytes(),
+                plan.total()
+            ),
+            (2, 312, 313)
+        );
     }
 
     #[test]
     fn plan_and_error_name_the_share_of_a_shared_budget() {
-        let part = |bytes, parts| Part { bytes, free: bytes * parts, parts, whole: 4 << 30, loaders: 4 };
+        let part = |bytes, parts| Part {
+            bytes,
+            free: bytes * parts,
+            parts,
+            whole: 4 << 30,
+            loaders: 4,
+        };
         let words = "1/3 of the 3.0 GiB free in a budget of 4.0 GiB for 4 loaders\n";
         let table = [
             (None, part(1 << 30, 3), format!("budget 1.0 GiB: {words}")),
-            (Some(2 << 30), part(1 << 30, 3), format!("budget 1.0 GiB: {words}")),
-            (Some(1 << 29), part(1 << 30, 3), format!("budget 512.0 MiB, less than {words}")),
-            (None, part(1 << 30, 1), "budget 1.0 GiB: all of the 1.0 GiB free in a budget of 4.0 GiB for 4".into()),
+            (
+                Some(2 << 30),
+                part(1 << 30, 3),
+                format!("budget 1.0 GiB: {words}"),
+            ),
+            (
+                Some(1 << 29),
+                part(1 << 30, 3),
+                format!("budget 512.0 MiB, less than {words}"),
+            ),
+            (
+                None,
+                part(1 << 30, 1),
+                "budget 1.0 GiB: all of the 1.0 GiB free in a budget of 4.0 GiB for 4".into(),
+            ),
         ];
         let fit = |limits| {
             let mut terms = terms(1 << 20, 1 << 20, 8 << 20, 2);
@@ -215,12 +335,21 @@ mod tests {
             MemoryPlan::fit(terms, limits)
         };
         for (budget, part, words) in table {
-            let plan = fit(Limits { budget, part: Some(part), ..LIMITS }).unwrap();
+            let plan = fit(Limits {
+                budget,
+                part: Some(part),
+                ..LIMITS
+            })
+            .unwrap();
             assert!(plan.to_string().contains(&words), "{plan}");
             assert!(plan.total() <= plan.budget.unwrap());
         }
         for (parts, advice) in [(3, true), (1, false)] {
-            let error = fit(Limits { part: Some(part(1 << 20, parts)), ..LIMITS }).unwrap_err();
+            let error = fit(Limits {
+                part: Some(part(1 << 20, parts)),
+                ..LIMITS
+            })
+            .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
             let text = error.to_string();
             assert_eq!(
@@ -228,7 +357,10 @@ mod tests {
                 advice,
                 "{text}"
             );
-            assert!(text.contains("1.0 MiB are allowed") && text.contains("for 4 loaders"), "{text}");
+            assert!(
+                text.contains("1.0 MiB are allowed") && text.contains("for 4 loaders"),
+                "{text}"
+            );
         }
     }
 }

@@ -112,7 +112,11 @@ impl Tuning {
 #[cfg(feature = "unstable")]
 impl Tuning {
     /// For tests: loads this cuFile library, on a machine with `proc`, `run` and `dev` below `root`.
-    pub fn cufile_at(mut self, library: impl Into<std::path::PathBuf>, root: impl Into<std::path::PathBuf>) -> Self {
+    pub fn cufile_at(
+        mut self,
+        library: impl Into<std::path::PathBuf>,
+        root: impl Into<std::path::PathBuf>,
+    ) -> Self {
         self.0.device.cufile = Some((library.into(), root.into()));
         self
     }

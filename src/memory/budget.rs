@@ -84,7 +84,13 @@ pub(crate) struct Lease {
 impl Budget {
     /// A budget of `bytes` for at most `loaders` live loaders. It reserves no memory.
     pub fn new(bytes: usize, loaders: usize) -> Self {
-        Self { shared: Arc::new(BudgetState { bytes, loaders, taken: Mutex::default() }) }
+        Self {
+            shared: Arc::new(BudgetState {
+                bytes,
+                loaders,
+                taken: Mutex::default(),
+            }),
+        }
     }
 
     /// Bytes of the whole budget.
@@ -113,17 +119,31 @@ impl Budget {
         plan: impl FnOnce(Part) -> Result<(T, usize)>,
     ) -> Result<(T, Lease)> {
         let mut taken = self.shared.lock();
-        let new = data.iter().filter(|range| !taken.data.contains(range)).map(Range::len).sum();
+        let new = data
+            .iter()
+            .filter(|range| !taken.data.contains(range))
+            .map(Range::len)
+            .sum();
         let part = self.shared.part(&taken, new)?;
         let (planned, bytes) = plan(part)?;
         if bytes > part.bytes {
-            let message = format!("the plan takes {bytes} bytes of the shared budget; its part is {}", part.bytes);
+            let message = format!(
+                "the plan takes {bytes} bytes of the shared budget; its part is {}",
+                part.bytes
+            );
             return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
         }
         taken.bytes += bytes + new;
         taken.loaders += 1;
         taken.data.extend_from_slice(&data);
-        Ok((planned, Lease { shared: self.shared.clone(), bytes, data }))
+        Ok((
+            planned,
+            Lease {
+                shared: self.shared.clone(),
+                bytes,
+                data,
+            },
+        ))
     }
 }
 
@@ -133,10 +153,17 @@ impl BudgetState {
     }
 
     fn part(&self, taken: &Taken, data: usize) -> Result<Part> {
-        let Self { bytes: whole, loaders, .. } = *self;
+        let Self {
+            bytes: whole,
+            loaders,
+            ..
+        } = *self;
         let (left, parts) = (whole - taken.bytes, loaders - taken.loaders);
         let free = left.checked_sub(data).ok_or_else(|| {
-            let (free, out) = (format!("{left} of {whole} bytes are free in the shared budget"), Setting::InMemory);
+            let (free, out) = (
+                format!("{left} of {whole} bytes are free in the shared budget"),
+                Setting::InMemory,
+            );
             let message = format!("{data} bytes of data in memory, {free}: leave out {out}");
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;
@@ -147,7 +174,13 @@ impl BudgetState {
             );
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;
-        Ok(Part { bytes, free, parts, whole, loaders })
+        Ok(Part {
+            bytes,
+            free,
+            parts,
+            whole,
+            loaders,
+        })
     }
 }
 
@@ -159,7 +192,11 @@ impl Drop for Lease {
         for range in &self.data {
             let own = taken.data.iter().position(|other| other == range);
             own.map(|own| taken.data.swap_remove(own));
-            taken.bytes -= if taken.data.contains(range) { 0 } else { range.len() };
+            taken.bytes -= if taken.data.contains(range) {
+                0
+            } else {
+                range.len()
+            };
         }
     }
 }
@@ -167,8 +204,15 @@ impl Drop for Lease {
 impl fmt::Debug for Budget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Taken { bytes, loaders, .. } = *self.shared.lock();
-        let BudgetState { bytes: whole, loaders: most, .. } = *self.shared;
-        write!(f, "Budget: {bytes} of {whole} bytes taken by {loaders} of {most} loaders")
+        let BudgetState {
+            bytes: whole,
+            loaders: most,
+            ..
+        } = *self.shared;
+        write!(
+            f,
+            "Budget: {bytes} of {whole} bytes taken by {loaders} of {most} loaders"
+        )
     }
 }
 
@@ -181,7 +225,11 @@ mod tests {
     fn build(budget: &Budget, need: usize, want: usize) -> Result<(usize, Lease)> {
         budget.take(Vec::new(), |part| {
             if need > part.bytes {
-                return Err(Error::new(ErrorKind::Budget, Stage::Build, format!("needs {need}, {part:?}")));
+                return Err(Error::new(
+                    ErrorKind::Budget,
+                    Stage::Build,
+                    format!("needs {need}, {part:?}"),
+                ));
             }
             let bytes = want.max(need).min(part.bytes);
             Ok((bytes, bytes))
@@ -251,7 +299,10 @@ mod tests {
             assert_eq!(built.last().unwrap().0, bytes);
         }
         assert_eq!(budget.free(), 0);
-        assert_eq!(format!("{budget:?}"), "Budget: 1000 of 1000 bytes taken by 4 of 4 loaders");
+        assert_eq!(
+            format!("{budget:?}"),
+            "Budget: 1000 of 1000 bytes taken by 4 of 4 loaders"
+        );
     }
 
     #[test]
@@ -260,10 +311,18 @@ mod tests {
         let first = build(&budget, 1, 1).unwrap();
         let error = build(&budget, 0, 0).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Budget);
-        assert!(error.to_string().contains("for 1 loaders, and all are alive"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("for 1 loaders, and all are alive"),
+            "{error}"
+        );
         drop(first);
         assert!(build(&budget, 1000, 1000).is_ok());
-        assert_eq!(build(&Budget::new(1000, 0), 0, 0).err().unwrap().kind(), ErrorKind::Budget);
+        assert_eq!(
+            build(&Budget::new(1000, 0), 0, 0).err().unwrap().kind(),
+            ErrorKind::Budget
+        );
     }
 
     #[test]
@@ -274,7 +333,9 @@ mod tests {
         let greedy = budget.take(Vec::new(), |part| Ok(((), part.bytes + 1)));
         assert_eq!(greedy.err().unwrap().kind(), ErrorKind::Budget);
         let panicking = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            budget.take::<()>(Vec::new(), |_| panic!("in the plan")).map(|_| ())
+            budget
+                .take::<()>(Vec::new(), |_| panic!("in the plan"))
+                .map(|_| ())
         }));
         assert!(panicking.is_err());
         assert_eq!(budget.free(), 1000);

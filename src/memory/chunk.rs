@@ -39,7 +39,12 @@ impl ChunkBuf {
 
     /// Reserves `bytes`. Errors: [`ErrorKind::Budget`] if the kernel refuses them.
     pub fn new(bytes: usize) -> Result<Self> {
-        Ok(Self { memory: Memory::new(bytes, "an open chunk")?, used: 0, rows: 0, columns: Vec::new() })
+        Ok(Self {
+            memory: Memory::new(bytes, "an open chunk")?,
+            used: 0,
+            rows: 0,
+            columns: Vec::new(),
+        })
     }
 
     /// Bytes that a buffer of `bytes` takes, rounded to pages.
@@ -72,7 +77,10 @@ impl ChunkBuf {
     pub fn fixed(&mut self, field: usize, row_bytes: usize) -> Result<&mut [u8]> {
         let len = self.rows.saturating_mul(row_bytes);
         let range = self.room(len)?;
-        self.columns[field] = Column::Fixed { start: range.start, row_bytes };
+        self.columns[field] = Column::Fixed {
+            start: range.start,
+            row_bytes,
+        };
         Ok(&mut self.memory.as_mut_slice()[range])
     }
 
@@ -81,7 +89,9 @@ impl ChunkBuf {
     /// Errors: as [`fixed`](Self::fixed).
     pub fn room(&mut self, len: usize) -> Result<Range<usize>> {
         let start = self.used.next_multiple_of(ALIGN);
-        let end = start.checked_add(len).filter(|end| *end <= self.memory.len());
+        let end = start
+            .checked_add(len)
+            .filter(|end| *end <= self.memory.len());
         let end = end.ok_or_else(|| {
             let message = format!(
                 "the chunk needs at least {} bytes; by its metadata {} were reserved",
@@ -140,16 +150,19 @@ impl ChunkBuf {
                 let start = start + row * row_bytes;
                 (row < self.rows).then(|| &self.memory.as_slice()[start..start + row_bytes])
             }
-            Column::Ragged(spans) => spans.get(row).map(|(start, len)| &self.memory.as_slice()[*start..start + len]),
+            Column::Ragged(spans) => spans
+                .get(row)
+                .map(|(start, len)| &self.memory.as_slice()[*start..start + len]),
         }
     }
 
     /// All rows of a [`fixed`](Self::fixed) field, and the bytes per row.
     pub fn array(&self, field: usize) -> Option<(&[u8], usize)> {
         match self.columns.get(field)? {
-            Column::Fixed { start, row_bytes } => {
-                Some((&self.memory.as_slice()[*start..start + self.rows * row_bytes], *row_bytes))
-            }
+            Column::Fixed { start, row_bytes } => Some((
+                &self.memory.as_slice()[*start..start + self.rows * row_bytes],
+                *row_bytes,
+            )),
             _ => None,
         }
     }
@@ -176,7 +189,11 @@ mod tests {
         let mut buf = ChunkBuf::new(4096).unwrap();
         for rows in [3_usize, 1, 7] {
             buf.begin(rows, 3);
-            buf.fixed(0, 4).unwrap().iter_mut().enumerate().for_each(|(at, byte)| *byte = at as u8);
+            buf.fixed(0, 4)
+                .unwrap()
+                .iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = at as u8);
             assert_eq!(buf.incomplete(), Some((1, 0)));
             for row in 0..rows {
                 buf.push(1, &vec![row as u8; row]).unwrap();
@@ -190,7 +207,10 @@ mod tests {
             assert_eq!(buf.row(0, last).unwrap()[0] as usize, last * 4);
             assert_eq!(buf.row(1, last).unwrap(), vec![last as u8; last]);
             assert_eq!(buf.row(2, last).unwrap(), [9]);
-            assert_eq!((buf.row(0, rows), buf.row(1, rows), buf.row(3, 0)), (None, None, None));
+            assert_eq!(
+                (buf.row(0, rows), buf.row(1, rows), buf.row(3, 0)),
+                (None, None, None)
+            );
             assert_eq!(buf.array(0).unwrap().1, 4);
             assert!(buf.array(1).is_none());
         }
@@ -201,8 +221,14 @@ mod tests {
         let mut buf = ChunkBuf::new(4096).unwrap();
         buf.begin(2, 1);
         assert_eq!(buf.fixed(0, 4096).err().unwrap().kind(), ErrorKind::Limit);
-        assert_eq!(buf.fixed(0, usize::MAX).err().unwrap().kind(), ErrorKind::Limit);
-        assert_eq!(buf.push(0, &[0; 4097]).err().unwrap().kind(), ErrorKind::Limit);
+        assert_eq!(
+            buf.fixed(0, usize::MAX).err().unwrap().kind(),
+            ErrorKind::Limit
+        );
+        assert_eq!(
+            buf.push(0, &[0; 4097]).err().unwrap().kind(),
+            ErrorKind::Limit
+        );
         assert!(buf.push(0, &[1; 4096]).is_ok());
         assert_eq!(buf.push(0, &[1]).err().unwrap().kind(), ErrorKind::Limit);
     }

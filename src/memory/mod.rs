@@ -57,7 +57,10 @@ impl From<RowSpan> for IoBuf {
     }
 }
 
-#[allow(clippy::len_without_is_empty, reason = "an operation of no bytes has no buffer")]
+#[allow(
+    clippy::len_without_is_empty,
+    reason = "an operation of no bytes has no buffer"
+)]
 impl IoBuf {
     /// The bytes.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {

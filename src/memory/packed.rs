@@ -34,23 +34,32 @@ impl Slot {
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
         let (start, end) = (self.number(at) as usize, self.number(at + 8) as usize);
-        assert!(start <= end && end <= packed.room / packed.unit, "the offsets of a packed field were overwritten");
+        assert!(
+            start <= end && end <= packed.room / packed.unit,
+            "the offsets of a packed field were overwritten"
+        );
         (start * packed.unit, end * packed.unit)
     }
 
     /// Bytes of the batch's rows of a field.
     pub(super) fn used(&self, field: usize) -> usize {
-        let (layout, rows) = (self.plan.layout.fields()[field], self.rows.load(Ordering::Relaxed));
-        layout
-            .packed
-            .map_or_else(|| self.row_bytes(field) * rows as usize, |packed| self.packed_row(packed, rows - 1).1)
+        let (layout, rows) = (
+            self.plan.layout.fields()[field],
+            self.rows.load(Ordering::Relaxed),
+        );
+        layout.packed.map_or_else(
+            || self.row_bytes(field) * rows as usize,
+            |packed| self.packed_row(packed, rows - 1).1,
+        )
     }
 
     /// Closes the gaps of packed rows with fewer bytes than planned. All rows must be finished.
     pub(super) fn close_gaps(&self) {
         let rows = self.rows.load(Ordering::Relaxed);
         for layout in self.plan.layout.fields() {
-            let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { continue };
+            let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else {
+                continue;
+            };
             if self.failed() {
                 return;
             }
@@ -59,14 +68,23 @@ impl Slot {
                 let (start, _) = self.packed_row(packed, row);
                 let len = self.number(lens + row as usize * 8) as usize * packed.unit;
                 if start != end {
-                    let (from, to) = (self.at(layout.offset + start, len), self.at(layout.offset + end, len));
+                    let (from, to) = (
+                        self.at(layout.offset + start, len),
+                        self.at(layout.offset + end, len),
+                    );
                     // SAFETY: both in bounds; no other thread accesses the slot between its last row and its delivery.
                     unsafe { std::ptr::copy(from, to, len) };
-                    self.set_number(packed.offsets + row as usize * 8, (end / packed.unit) as u64);
+                    self.set_number(
+                        packed.offsets + row as usize * 8,
+                        (end / packed.unit) as u64,
+                    );
                 }
                 end += len;
             }
-            self.set_number(packed.offsets + rows as usize * 8, (end / packed.unit) as u64);
+            self.set_number(
+                packed.offsets + rows as usize * 8,
+                (end / packed.unit) as u64,
+            );
         }
     }
 }
@@ -78,16 +96,23 @@ impl Rows {
     pub(crate) fn place(&mut self, field: usize, row: u32, len: Option<u64>) {
         assert!(self.start == 0 && self.done == 0);
         let layout = self.slot.plan.layout.fields()[field];
-        let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else { return };
+        let (Some(packed), Some(lens)) = (layout.packed, layout.lens) else {
+            return;
+        };
         let at = packed.offsets + row as usize * 8;
         if row == 0 {
             self.slot.set_number(at, 0);
         }
         let start = self.slot.number(at);
-        let (unit, max) = (packed.unit as u64, self.slot.plan.spec.fields()[field].row_bytes() as u64);
+        let (unit, max) = (
+            packed.unit as u64,
+            self.slot.plan.spec.fields()[field].row_bytes() as u64,
+        );
         let len = len.unwrap_or(max);
-        let fits = len <= max && len.is_multiple_of(unit) && start * unit + len <= packed.room as u64;
-        self.slot.set_number(at + 8, start + if fits { len / unit } else { 0 });
+        let fits =
+            len <= max && len.is_multiple_of(unit) && start * unit + len <= packed.room as u64;
+        self.slot
+            .set_number(at + 8, start + if fits { len / unit } else { 0 });
         self.slot.set_number(lens + row as usize * 8, 0);
     }
 
@@ -106,7 +131,9 @@ impl Row<'_> {
             return Ok(());
         }
         let (name, planned) = (field.name(), end - start);
-        let (_, used) = self.slot.packed_row(packed, self.slot.rows.load(Ordering::Relaxed) - 1);
+        let (_, used) = self
+            .slot
+            .packed_row(packed, self.slot.rows.load(Ordering::Relaxed) - 1);
         Err(shape_error(match planned {
             0 if used + len > packed.room => format!(
                 "the packed field `{name}` has room for {} bytes of a batch, {used} are taken and the sample has {len}; raise \
@@ -114,7 +141,9 @@ impl Row<'_> {
                 packed.room,
                 Setting::BatchBytes
             ),
-            _ => format!("the index says {planned} bytes for the packed field `{name}`, the sample has {len}"),
+            _ => format!(
+                "the index says {planned} bytes for the packed field `{name}`, the sample has {len}"
+            ),
         }))
     }
 }
@@ -128,7 +157,9 @@ impl Filled {
     /// Start of each row of a packed field in elements of the first dimension, and the end of the last.
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
-        Some(bytemuck::cast_slice(self.array(packed.offsets, 8 * (self.rows() + 1))))
+        Some(bytemuck::cast_slice(
+            self.array(packed.offsets, 8 * (self.rows() + 1)),
+        ))
     }
 }
 
@@ -151,11 +182,21 @@ mod tests {
             }
             drop(rows);
             let filled = full.recv().unwrap();
-            assert_eq!((filled.bytes(0), filled.offsets(0)), (&[7; 16][..], Some(&[0, 8, 16][..])));
+            assert_eq!(
+                (filled.bytes(0), filled.offsets(0)),
+                (&[7; 16][..], Some(&[0, 8, 16][..]))
+            );
             let Some(nonsense) = nonsense else { continue };
             // SAFETY: the end of the last row; no slice of the batch is borrowed.
-            unsafe { filled.ptr(Array::Offsets(0)).cast::<u64>().add(2).write(nonsense) };
-            let used = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| filled.bytes(0).len()));
+            unsafe {
+                filled
+                    .ptr(Array::Offsets(0))
+                    .cast::<u64>()
+                    .add(2)
+                    .write(nonsense)
+            };
+            let used =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| filled.bytes(0).len()));
             assert!(used.is_err(), "{nonsense}");
         }
     }

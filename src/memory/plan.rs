@@ -36,31 +36,58 @@ pub struct MemoryTerm {
 
 impl MemoryTerm {
     /// The dataset's data in memory, as of `.in_memory()`. All loaders of the dataset share it.
-    pub const DATA: Self = Self::new("data in memory", "the dataset's; all of its loaders share it");
+    pub const DATA: Self = Self::new(
+        "data in memory",
+        "the dataset's; all of its loaders share it",
+    );
 
     /// The name and the reason of a line of the plan.
     pub(crate) const fn new(name: &'static str, why: &'static str) -> Self {
-        Self { name, count: 0, each: 0, why, at_once: 0, budgeted: true, least: (0, 0), turn: 0 }
+        Self {
+            name,
+            count: 0,
+            each: 0,
+            why,
+            at_once: 0,
+            budgeted: true,
+            least: (0, 0),
+            turn: 0,
+        }
     }
 
     /// Not part of the budget: a line below the sum.
     pub(crate) const fn outside(self) -> Self {
-        Self { budgeted: false, ..self }
+        Self {
+            budgeted: false,
+            ..self
+        }
     }
 
     /// `count` buffers of `each` bytes.
     pub(crate) const fn of(self, count: usize, each: usize) -> Self {
-        Self { count, each, least: (count, each), ..self }
+        Self {
+            count,
+            each,
+            least: (count, each),
+            ..self
+        }
     }
 
     /// `build` takes this many bytes of each buffer at once.
     pub(crate) const fn taking(self, bytes: usize) -> Self {
-        Self { at_once: bytes, ..self }
+        Self {
+            at_once: bytes,
+            ..self
+        }
     }
 
     /// Under a tight budget, down to `count` buffers of `each` bytes do. Terms grow from there turn by turn.
     pub(crate) const fn or_least(self, count: usize, each: usize, turn: u8) -> Self {
-        Self { least: (count, each), turn, ..self }
+        Self {
+            least: (count, each),
+            turn,
+            ..self
+        }
     }
 
     /// Bytes of all buffers.
@@ -70,12 +97,18 @@ impl MemoryTerm {
 
     /// The reason for the term.
     pub fn why(&self) -> String {
-        self.why.replace("{count}", &self.count.to_string()).replace("{each}", &Bytes(self.each).to_string())
+        self.why
+            .replace("{count}", &self.count.to_string())
+            .replace("{each}", &Bytes(self.each).to_string())
     }
 
     /// The smallest that works.
     pub(crate) const fn at_least(self) -> Self {
-        Self { count: self.least.0, each: self.least.1, ..self }
+        Self {
+            count: self.least.0,
+            each: self.least.1,
+            ..self
+        }
     }
 
     /// Grows from the least towards `most` by at most `room` bytes.
@@ -88,7 +121,13 @@ impl MemoryTerm {
     }
 
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "  {:<16} {:>10}  {}", self.name, Bytes(self.bytes()).to_string(), self.why())
+        write!(
+            f,
+            "  {:<16} {:>10}  {}",
+            self.name,
+            Bytes(self.bytes()).to_string(),
+            self.why()
+        )
     }
 }
 
@@ -123,12 +162,17 @@ pub(crate) struct Limits {
 impl MemoryPlan {
     /// Bytes of all terms that the budget bounds.
     pub fn total(&self) -> usize {
-        self.budgeted().fold(0, |sum, term| sum.saturating_add(term.bytes()))
+        self.budgeted()
+            .fold(0, |sum, term| sum.saturating_add(term.bytes()))
     }
 
     /// The term of this name, such as [`MemoryTerm::SLOTS`], with its numbers here; 0 if there is none.
     pub fn term(&self, term: MemoryTerm) -> MemoryTerm {
-        self.terms.iter().find(|own| own.name == term.name).copied().unwrap_or(term)
+        self.terms
+            .iter()
+            .find(|own| own.name == term.name)
+            .copied()
+            .unwrap_or(term)
     }
 
     fn budgeted(&self) -> impl Iterator<Item = &MemoryTerm> {
@@ -155,7 +199,12 @@ impl MemoryPlan {
     ///
     /// Errors: [`ErrorKind::Budget`] with the sum of the smallest legal plan.
     pub(crate) fn fit(terms: Vec<MemoryTerm>, limits: Limits) -> Result<Self> {
-        let mut most = Self { terms: joined(terms), budget: None, part: limits.part, free: None };
+        let mut most = Self {
+            terms: joined(terms),
+            budget: None,
+            part: limits.part,
+            free: None,
+        };
         let data = most.data();
         // A shared budget takes the data off before it is divided.
         let part = limits.part.map(|part| part.bytes.saturating_add(data));
@@ -166,20 +215,26 @@ impl MemoryPlan {
             return Ok(most);
         }
         let mut plan = most.clone();
-        plan.terms.iter_mut().for_each(|term| *term = term.at_least());
+        plan.terms
+            .iter_mut()
+            .for_each(|term| *term = term.at_least());
         if plan.total() > budget {
             return Err(plan.too_small(&limits.largest, (budget, "allowed"), plan.total()));
         }
         if let Some(free) = lacking(&plan) {
             let have = match limits.ranks {
                 0 | 1 => "free, limits of the container included".into(),
-                ranks => format!("free for one of the {ranks} ranks here, limits of the container included"),
+                ranks => format!(
+                    "free for one of the {ranks} ranks here, limits of the container included"
+                ),
             };
             return Err(plan.too_small(&limits.largest, (free, &have), plan.needs()));
         }
         plan.free = lacking(&most);
         let usable = |free: usize| free - free / 512 - PROCESS;
-        let limit = plan.free.map_or(budget, |free| budget.min(usable(free).saturating_add(data)));
+        let limit = plan
+            .free
+            .map_or(budget, |free| budget.min(usable(free).saturating_add(data)));
         let mut turns: Vec<usize> = (0..plan.terms.len()).collect();
         turns.sort_by_key(|index| plan.terms[*index].turn);
         for index in turns {
@@ -190,12 +245,29 @@ impl MemoryPlan {
     }
 
     fn budget_in_words(&self) -> String {
-        let Some(budget) = self.budget else { return "no budget set".into() };
-        let Some(part) = self.part else { return format!("budget {}", Bytes(budget)) };
-        let relation = if budget < part.bytes.saturating_add(self.data()) { ", less than" } else { ":" };
+        let Some(budget) = self.budget else {
+            return "no budget set".into();
+        };
+        let Some(part) = self.part else {
+            return format!("budget {}", Bytes(budget));
+        };
+        let relation = if budget < part.bytes.saturating_add(self.data()) {
+            ", less than"
+        } else {
+            ":"
+        };
         let data = if self.data() > 0 { " the data and" } else { "" };
-        let share = if part.parts == 1 { "all".into() } else { format!("1/{}", part.parts) };
-        let (budget, free, whole, loaders) = (Bytes(budget), Bytes(part.free), Bytes(part.whole), part.loaders);
+        let share = if part.parts == 1 {
+            "all".into()
+        } else {
+            format!("1/{}", part.parts)
+        };
+        let (budget, free, whole, loaders) = (
+            Bytes(budget),
+            Bytes(part.free),
+            Bytes(part.whole),
+            part.loaders,
+        );
         format!(
             "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
         )
@@ -203,8 +275,13 @@ impl MemoryPlan {
 
     /// The error: `have` bytes are `what`.
     fn too_small(&self, largest: &str, (have, what): (usize, &str), need: usize) -> Error {
-        let part = self.part.filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
-        let later = part.map_or("", |_| ", and loaders that need less, built first, leave more");
+        let part = self
+            .part
+            .filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
+        let later = part.map_or(
+            "",
+            |_| ", and loaders that need less, built first, leave more",
+        );
         let data = format!(", and data in storage, without {}, none", Setting::InMemory);
         let message = format!(
             "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
@@ -241,7 +318,11 @@ impl fmt::Display for Bytes {
             value /= 1024.0;
             unit += 1;
         }
-        if unit == 0 { write!(f, "{} B", self.0) } else { write!(f, "{value:.1} {}", UNITS[unit]) }
+        if unit == 0 {
+            write!(f, "{} B", self.0)
+        } else {
+            write!(f, "{value:.1} {}", UNITS[unit])
+        }
     }
 }
 
@@ -251,13 +332,23 @@ impl fmt::Display for MemoryPlan {
             term.line(f)?;
             writeln!(f)?;
         }
-        let free = self.free.map_or(String::new(), |free| format!("; {} of memory were free", Bytes(free)));
+        let free = self.free.map_or(String::new(), |free| {
+            format!("; {} of memory were free", Bytes(free))
+        });
         let budget = self.budget_in_words() + &free;
-        write!(f, "  {:<16} {:>10}  {budget}", "sum", Bytes(self.total()).to_string())?;
-        self.terms.iter().filter(|term| !term.budgeted).try_for_each(|term| {
-            writeln!(f)?;
-            term.line(f)
-        })
+        write!(
+            f,
+            "  {:<16} {:>10}  {budget}",
+            "sum",
+            Bytes(self.total()).to_string()
+        )?;
+        self.terms
+            .iter()
+            .filter(|term| !term.budgeted)
+            .try_for_each(|term| {
+                writeln!(f)?;
+                term.line(f)
+            })
     }
 }
 
@@ -267,7 +358,12 @@ mod tests {
 
     #[test]
     fn bytes_have_units() {
-        let table = [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (4 << 30, "4.0 GiB")];
+        let table = [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1536, "1.5 KiB"),
+            (4 << 30, "4.0 GiB"),
+        ];
         for (bytes, text) in table {
             assert_eq!(Bytes(bytes).to_string(), text);
         }

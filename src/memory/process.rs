@@ -22,7 +22,9 @@ impl Process {
         static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
         // Not wiped, so a child counts on from its parent's number.
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let Some(word) = WORD.get_or_init(wiped_on_fork) else { return Self(std::process::id().into()) };
+        let Some(word) = WORD.get_or_init(wiped_on_fork) else {
+            return Self(std::process::id().into());
+        };
         match word.load(Ordering::Relaxed) {
             0 => {
                 let number = LAST.fetch_add(1, Ordering::Relaxed) + 1;

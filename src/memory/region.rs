@@ -63,7 +63,11 @@ struct Forking {
 thread_local!(static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) });
 
 unsafe extern "C" {
-    fn pthread_atfork(before: extern "C" fn(), parent: extern "C" fn(), child: extern "C" fn()) -> c_int;
+    fn pthread_atfork(
+        before: extern "C" fn(),
+        parent: extern "C" fn(),
+        child: extern "C" fn(),
+    ) -> c_int;
 }
 
 /// Copies the withheld regions that the user holds.
@@ -73,7 +77,9 @@ unsafe extern "C" {
 /// Else the parent's next write would move the page, and the device would go on with the old one.
 extern "C" fn before_fork() {
     let withheld = WITHHELD.hold();
-    let held = withheld.iter().filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
+    let held = withheld
+        .iter()
+        .filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
     let copy = |(start, kept): (&usize, &WithheldRegion)| {
         // Without memory for it, the child lacks the region.
         let mut copy = Region::map(kept.len, "a forked child").ok()?;
@@ -93,7 +99,9 @@ extern "C" fn in_parent() {
 
 /// Moves the copies to the places of the regions.
 extern "C" fn in_child() {
-    let Ok(Some(mut forking)) = FORKING.try_with(RefCell::take) else { return };
+    let Ok(Some(mut forking)) = FORKING.try_with(RefCell::take) else {
+        return;
+    };
     for (start, mut copy) in forking.copies.drain(..) {
         let (at, from, len) = (start as *mut c_void, copy.as_mut_ptr().cast(), copy.len());
         // It must not be unmapped.
@@ -132,14 +140,25 @@ impl Region {
         let (start, len) = (map.as_mut_ptr(), map.len());
         let start = NonNull::new(start).expect("a mapping is never at address 0");
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { map: Some(map), start, len, id, pin: OnceLock::new(), held: Arc::default() })
+        Ok(Self {
+            map: Some(map),
+            start,
+            len,
+            id,
+            pin: OnceLock::new(),
+            held: Arc::default(),
+        })
     }
 
     fn map(len: usize, what: &str) -> Result<MmapMut> {
         let len = Self::size_for(len);
         let refused = |source| {
-            Error::new(ErrorKind::Budget, Stage::Build, format!("the kernel refused {len} bytes for {what}: {LESS}"))
-                .with_source(source)
+            Error::new(
+                ErrorKind::Budget,
+                Stage::Build,
+                format!("the kernel refused {len} bytes for {what}: {LESS}"),
+            )
+            .with_source(source)
         };
         let map = MmapMut::map_anon(len).map_err(refused)?;
         if cfg!(miri) {
@@ -169,7 +188,9 @@ impl Region {
                 step = step.min(Self::size_for(free as usize / AT_ONCE));
             }
             match map.advise_range(Advice::PopulateWrite, start, step) {
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) => {
+                Err(error)
+                    if error.raw_os_error() == Some(rustix::io::Errno::NOMEM.raw_os_error()) =>
+                {
                     return Err(refused(error));
                 }
                 _ => {}
@@ -199,14 +220,22 @@ impl Region {
             unsafe { pthread_atfork(before_fork, in_parent, in_child) };
         }
         let (mut all, address) = (WITHHELD.hold(), self.start.as_ptr().expose_provenance());
-        let new = || WithheldRegion { len: self.len, users: 0, held: self.held.clone() };
+        let new = || WithheldRegion {
+            len: self.len,
+            users: 0,
+            held: self.held.clone(),
+        };
         let kept = all.entry(address).or_insert_with(new);
         let advice = match (kept.users, start) {
             (0, true) => Some(Advice::DontFork),
             (1, false) => Some(Advice::DoFork),
             _ => None,
         };
-        kept.users = if start { kept.users + 1 } else { kept.users.saturating_sub(1) };
+        kept.users = if start {
+            kept.users + 1
+        } else {
+            kept.users.saturating_sub(1)
+        };
         if kept.users == 0 {
             all.remove(&address);
         }
@@ -226,8 +255,14 @@ impl Region {
     /// Kernels align a mapping to huge pages only if its length is a multiple of theirs. io_uring joins the pages of a
     /// registered buffer only if all have one size.
     pub(crate) fn size_for(len: usize) -> usize {
-        let unit = if len >= HUGE_FROM { HUGE } else { crate::tensor::PAGE };
-        len.max(1).checked_next_multiple_of(unit).unwrap_or(usize::MAX & !(HUGE - 1))
+        let unit = if len >= HUGE_FROM {
+            HUGE
+        } else {
+            crate::tensor::PAGE
+        };
+        len.max(1)
+            .checked_next_multiple_of(unit)
+            .unwrap_or(usize::MAX & !(HUGE - 1))
     }
 
     /// Address of the first byte.
@@ -298,7 +333,10 @@ impl Bytes {
 /// Whether forked children inherit the region.
 #[cfg(test)]
 pub(crate) fn is_forked(region: &Region) -> bool {
-    let (smaps, start) = (std::fs::read_to_string("/proc/self/smaps").unwrap(), region.ptr().as_ptr() as usize);
+    let (smaps, start) = (
+        std::fs::read_to_string("/proc/self/smaps").unwrap(),
+        region.ptr().as_ptr() as usize,
+    );
     let holds = |line: &str| {
         let (from, rest) = line.split_once('-')?;
         let to = rest.split(' ').next()?;
@@ -306,7 +344,10 @@ pub(crate) fn is_forked(region: &Region) -> bool {
         Some((number(from)?..number(to)?).contains(&start))
     };
     let lines = smaps.lines().skip_while(|line| holds(line) != Some(true));
-    let flags = lines.skip(1).find_map(|line| line.strip_prefix("VmFlags:")).expect("the mapping is listed");
+    let flags = lines
+        .skip(1)
+        .find_map(|line| line.strip_prefix("VmFlags:"))
+        .expect("the mapping is listed");
     !flags.split(' ').any(|flag| flag == "dc")
 }
 
@@ -335,7 +376,10 @@ mod tests {
             {
                 let refused = || Err(Error::new(ErrorKind::Device, Stage::Device, "refused"));
                 region.pin(refused).unwrap_err();
-                assert!(is_forked(&region), "a failed registration withholds nothing");
+                assert!(
+                    is_forked(&region),
+                    "a failed registration withholds nothing"
+                );
                 region.pin(|| Ok(Box::new(Device))).unwrap();
                 assert!(!is_forked(&region));
             }

@@ -44,11 +44,25 @@ pub struct RingSpan {
 
 impl ByteRing {
     /// Reserves a ring of `bytes` for at most `spans_max` spans. It calls `on_room` after room came back.
-    pub fn new(bytes: usize, spans_max: usize, on_room: impl Fn() + Send + Sync + 'static) -> Result<Self> {
+    pub fn new(
+        bytes: usize,
+        spans_max: usize,
+        on_room: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Self> {
         let region = Arc::new(Region::new(bytes, "the ring of encoded bytes")?);
         let spans_max = spans_max.max(1);
-        let state = Mutex::new(RingState { spans: VecDeque::with_capacity(spans_max), first: 0 });
-        Ok(Self { shared: Arc::new(RingShare { region, spans_max, state, on_room: Box::new(on_room) }) })
+        let state = Mutex::new(RingState {
+            spans: VecDeque::with_capacity(spans_max),
+            first: 0,
+        });
+        Ok(Self {
+            shared: Arc::new(RingShare {
+                region,
+                spans_max,
+                state,
+                on_room: Box::new(on_room),
+            }),
+        })
     }
 
     /// Size of the ring in bytes.
@@ -76,14 +90,21 @@ impl ByteRing {
         let start = state.place(room, self.capacity())?;
         let sequence = state.first + state.spans.len() as u64;
         state.spans.push_back((start, room, false));
-        Some(RingSpan { shared: self.shared.clone(), sequence, start, len })
+        Some(RingSpan {
+            shared: self.shared.clone(),
+            sequence,
+            start,
+            len,
+        })
     }
 }
 
 impl RingState {
     /// Offset behind the newest span at which `room` bytes fit without reaching the oldest.
     fn place(&self, room: usize, capacity: usize) -> Option<usize> {
-        let (Some((tail, _, _)), Some((last, last_len, _))) = (self.spans.front(), self.spans.back()) else {
+        let (Some((tail, _, _)), Some((last, last_len, _))) =
+            (self.spans.front(), self.spans.back())
+        else {
             return (room <= capacity).then_some(0);
         };
         let (tail, head) = (*tail, last + last_len);
@@ -104,13 +125,20 @@ impl RingSpan {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `start + len` lies in the region, which `shared` keeps alive. Live spans never overlap (`place`), and
         // this span is unique and borrowed mutably. The region was zeroed once, so every byte is initialised.
-        unsafe { std::slice::from_raw_parts_mut(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.shared.region.ptr().as_ptr().add(self.start),
+                self.len,
+            )
+        }
     }
 
     /// The reserved bytes.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: as in `as_mut_slice`, with a shared borrow of a unique span.
-        unsafe { std::slice::from_raw_parts(self.shared.region.ptr().as_ptr().add(self.start), self.len) }
+        unsafe {
+            std::slice::from_raw_parts(self.shared.region.ptr().as_ptr().add(self.start), self.len)
+        }
     }
 
     /// Number of reserved bytes.
@@ -206,7 +234,11 @@ mod tests {
         .unwrap();
         let (a, b) = (ring.reserve(1).unwrap(), ring.reserve(1).unwrap());
         drop(b);
-        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 0, "FIFO: the oldest span is alive");
+        assert_eq!(
+            count.load(std::sync::atomic::Ordering::SeqCst),
+            0,
+            "FIFO: the oldest span is alive"
+        );
         drop(a);
         assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), 1);
     }

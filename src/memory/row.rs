@@ -14,7 +14,14 @@ impl Rows {
     /// The first unfinished row, for writing.
     pub(crate) fn row(&mut self) -> Row<'_> {
         assert!(self.len() > 0);
-        Row { slot: &self.slot, row: self.start, allowed: !self.lent, written: 0, sized: 0, stands_in: self.stands_in }
+        Row {
+            slot: &self.slot,
+            row: self.start,
+            allowed: !self.lent,
+            written: 0,
+            sized: 0,
+            stands_in: self.stands_in,
+        }
     }
 
     /// Blanks all unfinished rows and counts them as done.
@@ -43,7 +50,10 @@ impl Rows {
 impl Filled {
     /// The batch for `.map_batch`.
     pub(crate) fn batch_mut(&mut self) -> BatchMut<'_> {
-        BatchMut { filled: self, written: 0 }
+        BatchMut {
+            filled: self,
+            written: 0,
+        }
     }
 }
 
@@ -87,7 +97,11 @@ impl Row<'_> {
     ///
     /// Panics if `field` is out of range, or in a decoder is not one of its own.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
-        assert!(self.allowed & (1 << field) != 0, "{}", self.not_its_own(field));
+        assert!(
+            self.allowed & (1 << field) != 0,
+            "{}",
+            self.not_its_own(field)
+        );
         self.written |= 1 << field;
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's
@@ -118,10 +132,16 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
         check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
-        assert!(self.allowed & (1 << field) != 0, "{}", self.not_its_own(field));
+        assert!(
+            self.allowed & (1 << field) != 0,
+            "{}",
+            self.not_its_own(field)
+        );
         let (ptr, len) = self.slot.field_at(field, self.row);
         // SAFETY: as in `bytes_mut`, with a shared borrow of the `Row`.
-        Ok(bytemuck::cast_slice(unsafe { std::slice::from_raw_parts(ptr, len) }))
+        Ok(bytemuck::cast_slice(unsafe {
+            std::slice::from_raw_parts(ptr, len)
+        }))
     }
 
     fn not_its_own(&self, field: usize) -> String {
@@ -137,7 +157,11 @@ impl Row<'_> {
 
     /// Several fields at once, so that one can be computed from others.
     pub fn split(&mut self) -> RowFields<'_> {
-        RowFields { row: Row { ..*self }, written: &mut self.written, taken: 0 }
+        RowFields {
+            row: Row { ..*self },
+            written: &mut self.written,
+            taken: 0,
+        }
     }
 
     /// Whether the row is a substitute's, so that its packed fields stay empty.
@@ -151,9 +175,13 @@ impl Row<'_> {
     pub(crate) fn pad_new(&mut self, new: u64) -> Result<()> {
         let written = self.written & !self.sized & new;
         let mut fields = self.spec().fields().iter().enumerate();
-        if let Some((_, field)) = fields.find(|(number, field)| written & 1 << number != 0 && field.is_up_to()) {
+        if let Some((_, field)) =
+            fields.find(|(number, field)| written & 1 << number != 0 && field.is_up_to())
+        {
             let name = field.name();
-            return Err(shape_error(format!("field `{name}` was written, and its length was not set: `set_len`")));
+            return Err(shape_error(format!(
+                "field `{name}` was written, and its length was not set: `set_len`"
+            )));
         }
         // A field of varying length that was left alone still holds an earlier sample.
         let all = u64::MAX >> (64 - self.spec().fields().len());
@@ -167,7 +195,10 @@ impl Row<'_> {
         while self.written != 0 {
             let field = self.written.trailing_zeros() as usize;
             self.written &= !(1 << field);
-            let (spec, layout) = (&self.slot.plan.spec.fields()[field], &self.slot.plan.layout.fields()[field]);
+            let (spec, layout) = (
+                &self.slot.plan.spec.fields()[field],
+                &self.slot.plan.layout.fields()[field],
+            );
             if let (true, None, Some(len)) = (spec.is_up_to(), layout.packed, self.len_of(field)) {
                 let unit = spec.unit_bytes();
                 self.bytes_mut(field)[unit * len..].fill(0);
@@ -183,7 +214,10 @@ impl Row<'_> {
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         if !spec.is_up_to() {
-            return Err(shape_error(format!("field `{}` has a fixed shape: its length cannot be set", spec.name())));
+            return Err(shape_error(format!(
+                "field `{}` has a fixed shape: its length cannot be set",
+                spec.name()
+            )));
         }
         let (max, unit) = self.slot.most(field);
         if len > max {
@@ -208,7 +242,11 @@ impl Row<'_> {
     /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
     pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
-        let row_bytes = if spec.varies_by_group() { self.slot.row_bytes(field) } else { spec.row_bytes() };
+        let row_bytes = if spec.varies_by_group() {
+            self.slot.row_bytes(field)
+        } else {
+            spec.row_bytes()
+        };
         if spec.is_up_to() {
             let (max, unit) = self.slot.most(field);
             if !bytes.len().is_multiple_of(unit) {
@@ -247,7 +285,10 @@ impl Row<'_> {
                 "field `{}` takes at most {max} in a batch of group {group}, the sample has {len}: the order knows another length",
                 spec.name()
             )),
-            None => shape_error(format!("field `{}` takes at most {max}, the sample has {len}{more}", spec.name())),
+            None => shape_error(format!(
+                "field `{}` takes at most {max}, the sample has {len}{more}",
+                spec.name()
+            )),
         }
     }
 
@@ -277,7 +318,10 @@ impl Row<'_> {
 
     /// The same row with access to the fields of `mask` only: a decoder sees its own fields.
     pub(crate) fn only(&mut self, mask: u64) -> Row<'_> {
-        Row { allowed: self.allowed & mask, ..*self }
+        Row {
+            allowed: self.allowed & mask,
+            ..*self
+        }
     }
 
     fn put(&mut self, offset: usize, bytes: &[u8]) {
@@ -313,7 +357,10 @@ impl<'a> RowFields<'a> {
 fn index_of(spec: &Spec, name: &str) -> Result<usize> {
     spec.index_of(name).ok_or_else(|| {
         let names: Vec<_> = spec.fields().iter().map(Field::name).collect();
-        shape_error(format!("no field `{name}`: the fields are {}", names.join(", ")))
+        shape_error(format!(
+            "no field `{name}`: the fields are {}",
+            names.join(", ")
+        ))
     })
 }
 
@@ -325,14 +372,22 @@ fn check_dtype<T: Element>(field: &Field) -> Result<()> {
     if field.dtype().is_seen_as::<T>() {
         return Ok(());
     }
-    Err(shape_error(format!("field `{}` holds {}, not {}", field.name(), field.dtype(), T::DTYPE)))
+    Err(shape_error(format!(
+        "field `{}` holds {}, not {}",
+        field.name(),
+        field.dtype(),
+        T::DTYPE
+    )))
 }
 
 fn take_once(taken: &mut u64, field: usize, spec: &Spec) -> Result<()> {
     if std::mem::replace(taken, *taken | 1 << field) & (1 << field) == 0 {
         return Ok(());
     }
-    Err(shape_error(format!("field `{}` is taken twice", spec.fields()[field].name())))
+    Err(shape_error(format!(
+        "field `{}` is taken twice",
+        spec.fields()[field].name()
+    )))
 }
 
 fn wrong_bytes(field: &Field, len: usize) -> Error {
@@ -344,7 +399,11 @@ fn wrong_bytes(field: &Field, len: usize) -> Error {
         ));
     }
     let most = if field.is_up_to() { "at most " } else { "" };
-    shape_error(format!("field `{}` takes {most}{} bytes, the sample has {len}", field.name(), field.row_bytes()))
+    shape_error(format!(
+        "field `{}` takes {most}{} bytes, the sample has {len}",
+        field.name(),
+        field.row_bytes()
+    ))
 }
 
 /// A whole batch before delivery, for `.map_batch` to change in place.
@@ -398,7 +457,9 @@ impl BatchMut<'_> {
         let layout = self.filled.slot().plan.layout.fields()[field];
         let offset = layout.lens.filter(|_| layout.packed.is_none())?;
         let len = 8 * self.filled.rows();
-        Some(bytemuck::cast_slice_mut(self.filled.bytes_at_mut(offset, len)))
+        Some(bytemuck::cast_slice_mut(
+            self.filled.bytes_at_mut(offset, len),
+        ))
     }
 
     /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
@@ -439,10 +500,16 @@ impl BatchMut<'_> {
     /// The rows of field `field`, one slice each.
     ///
     /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows vary in length.
-    pub fn rows_mut<T: Element>(&mut self, field: usize) -> Result<std::slice::ChunksExactMut<'_, T>> {
+    pub fn rows_mut<T: Element>(
+        &mut self,
+        field: usize,
+    ) -> Result<std::slice::ChunksExactMut<'_, T>> {
         let spec = &self.filled.spec().fields()[field];
         if spec.is_packed() {
-            return Err(shape_error(format!("the rows of the packed field `{}` differ in length", spec.name())));
+            return Err(shape_error(format!(
+                "the rows of the packed field `{}` differ in length",
+                spec.name()
+            )));
         }
         let rows = self.len();
         let values = self.slice_mut::<T>(field)?;
@@ -452,14 +519,23 @@ impl BatchMut<'_> {
 
     /// Several fields at once, with their lengths.
     pub fn split(&mut self) -> BatchFields<'_> {
-        BatchFields { batch: BatchMut { filled: self.filled, written: 0 }, written: &mut self.written, taken: [0; 2] }
+        BatchFields {
+            batch: BatchMut {
+                filled: self.filled,
+                written: 0,
+            },
+            written: &mut self.written,
+            taken: [0; 2],
+        }
     }
 
     /// Checks the lengths of the fields that were written, and zeroes the bytes behind them.
     ///
     /// Errors: [`ErrorKind::Shape`] for a length above the maximum.
     pub(crate) fn pad(&mut self) -> Result<()> {
-        for field in (0..self.spec().fields().len()).filter(|field| self.written & (1 << field) != 0) {
+        for field in
+            (0..self.spec().fields().len()).filter(|field| self.written & (1 << field) != 0)
+        {
             let spec = &self.filled.slot().plan.spec.fields()[field];
             if !spec.is_up_to() || spec.is_packed() {
                 continue;
@@ -528,12 +604,27 @@ mod tests {
         let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
         let mut row = rows.row();
         let errors = [
-            (row.copy_from(0, &[0; 14]).unwrap_err(), "`image` takes 15 bytes, the sample has 14"),
-            (row.copy_from(2, &[0; 10]).unwrap_err(), "`tokens` takes at most 4, the sample has 5"),
-            (row.copy_from(2, &[0; 3]).unwrap_err(), "`tokens` takes whole rows of u16, the sample has 3 bytes"),
+            (
+                row.copy_from(0, &[0; 14]).unwrap_err(),
+                "`image` takes 15 bytes, the sample has 14",
+            ),
+            (
+                row.copy_from(2, &[0; 10]).unwrap_err(),
+                "`tokens` takes at most 4, the sample has 5",
+            ),
+            (
+                row.copy_from(2, &[0; 3]).unwrap_err(),
+                "`tokens` takes whole rows of u16, the sample has 3 bytes",
+            ),
             (row.set_len(0, 1).unwrap_err(), "`image` has a fixed shape"),
-            (row.slice_mut::<f32>(0).map(|_| ()).unwrap_err(), "`image` holds u8, not f32"),
-            (row.index_of("mask").unwrap_err(), "no field `mask`: the fields are image, label, tokens"),
+            (
+                row.slice_mut::<f32>(0).map(|_| ()).unwrap_err(),
+                "`image` holds u8, not f32",
+            ),
+            (
+                row.index_of("mask").unwrap_err(),
+                "no field `mask`: the fields are image, label, tokens",
+            ),
         ];
         for (error, message) in errors {
             assert_eq!(error.kind(), ErrorKind::Shape);

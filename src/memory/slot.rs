@@ -97,8 +97,17 @@ pub(crate) struct Pool {
 
 impl Pool {
     /// Reserves `count` slots. [`announce`](Self::announce) puts them to use.
-    pub(crate) fn new(spec: Spec, layout: Layout, count: usize, hooks: Box<dyn Hooks>) -> Result<Self> {
-        let plan = Arc::new(SlotPlan { spec, layout, hooks });
+    pub(crate) fn new(
+        spec: Spec,
+        layout: Layout,
+        count: usize,
+        hooks: Box<dyn Hooks>,
+    ) -> Result<Self> {
+        let plan = Arc::new(SlotPlan {
+            spec,
+            layout,
+            hooks,
+        });
         let regions = (0..count)
             .map(|_| Region::new(plan.layout.bytes(), "a batch slot").map(Arc::new))
             .collect::<Result<Vec<_>>>()?;
@@ -154,16 +163,28 @@ impl Unused {
 impl Slot {
     /// Pointer to `len` bytes at `offset` of the slot.
     pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.region.len());
+        let inside = offset
+            .checked_add(len)
+            .is_some_and(|end| end <= self.region.len());
         assert!(inside, "outside of the slot");
         // SAFETY: in bounds by the lines above.
         unsafe { self.region.ptr().as_ptr().add(offset) }
     }
 
     fn ticket(&self) -> Ticket {
-        let words = self.ticket.each_ref().map(|word| word.load(Ordering::Relaxed));
+        let words = self
+            .ticket
+            .each_ref()
+            .map(|word| word.load(Ordering::Relaxed));
         let [generation, sequence, epoch, batch, position, _] = words;
-        Ticket { generation, sequence, epoch, batch, position, group: self.group() }
+        Ticket {
+            generation,
+            sequence,
+            epoch,
+            batch,
+            position,
+            group: self.group(),
+        }
     }
 
     /// Pointer to row `row` of field `field`, and its length.
@@ -174,7 +195,10 @@ impl Slot {
             return (self.at(layout.offset + start, end - start), end - start);
         }
         let row_bytes = self.row_bytes(field);
-        (self.at(layout.offset + row as usize * row_bytes, row_bytes), row_bytes)
+        (
+            self.at(layout.offset + row as usize * row_bytes, row_bytes),
+            row_bytes,
+        )
     }
 
     /// Bytes from row to row of a field in the current batch; 0 for a packed field.
@@ -186,7 +210,11 @@ impl Slot {
     pub(super) fn most(&self, field: usize) -> (usize, usize) {
         let spec = &self.plan.spec.fields()[field];
         let unit = spec.unit_bytes();
-        let row_bytes = if spec.is_packed() { spec.row_bytes() } else { self.row_bytes(field) };
+        let row_bytes = if spec.is_packed() {
+            spec.row_bytes()
+        } else {
+            self.row_bytes(field)
+        };
         (row_bytes / unit, unit)
     }
 
@@ -199,7 +227,9 @@ impl Slot {
     }
 
     fn note_failure(&self, row: u32, error: Error) {
-        self.failure.hold().note(row, error.with_batch(self.ticket().batch));
+        self.failure
+            .hold()
+            .note(row, error.with_batch(self.ticket().batch));
     }
 }
 
@@ -220,7 +250,14 @@ impl FreeSlot {
         let slot = self.0;
         assert!(rows > 0 && rows as usize <= slot.plan.layout.rows() && valid <= rows);
         let group = ticket.group.map_or(u64::MAX, u64::from);
-        let words = [ticket.generation, ticket.sequence, ticket.epoch, ticket.batch, ticket.position, group];
+        let words = [
+            ticket.generation,
+            ticket.sequence,
+            ticket.epoch,
+            ticket.batch,
+            ticket.position,
+            group,
+        ];
         for (place, word) in slot.ticket.iter().zip(words) {
             place.store(word, Ordering::Relaxed);
         }
@@ -231,7 +268,16 @@ impl FreeSlot {
         slot.draws.hold().clear();
         // Tokens reach other threads through queues, which order this store before their work.
         slot.remaining.store(rows, Ordering::Relaxed);
-        Rows { slot, start: 0, end: rows, done: 0, lent: 0, lent_parts: 0, lent_end: (0, 0), stands_in: false }
+        Rows {
+            slot,
+            start: 0,
+            end: rows,
+            done: 0,
+            lent: 0,
+            lent_parts: 0,
+            lent_end: (0, 0),
+            stands_in: false,
+        }
     }
 }
 
@@ -288,7 +334,16 @@ impl Rows {
         assert!(count > 0 && count <= self.len() && self.lent == 0);
         let (slot, start) = (self.slot.clone(), self.start);
         let end = start + count;
-        let taken = Rows { slot, start, end, done: 0, lent: 0, lent_parts: 0, lent_end: (0, 0), stands_in: false };
+        let taken = Rows {
+            slot,
+            start,
+            end,
+            done: 0,
+            lent: 0,
+            lent_parts: 0,
+            lent_end: (0, 0),
+            stands_in: false,
+        };
         self.start += count;
         taken
     }
@@ -306,7 +361,9 @@ impl Rows {
         assert!(count <= self.len() && self.lent == 0);
         let layout = self.slot.plan.layout.fields()[field];
         let len = count as usize * layout.row_bytes;
-        let ptr = self.slot.at(layout.offset + self.start as usize * layout.row_bytes, len);
+        let ptr = self
+            .slot
+            .at(layout.offset + self.start as usize * layout.row_bytes, len);
         // SAFETY: in bounds (`at`), initialised, alive by `slot`; exclusive: this token of the rows is unique and
         // borrowed mutably, and none of its fields is lent.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
@@ -320,13 +377,19 @@ impl Rows {
         let places = self.slot.at(layout.ids() + first * 8, ids.len() * 8);
         let statuses = self.slot.at(layout.status() + first, ids.len());
         let bytes: &[u8] = bytemuck::cast_slice(ids);
-        let valid = (self.slot.valid.load(Ordering::Relaxed) as usize).saturating_sub(first).min(ids.len());
+        let valid = (self.slot.valid.load(Ordering::Relaxed) as usize)
+            .saturating_sub(first)
+            .min(ids.len());
         // SAFETY: in bounds, since `valid` is at most the number of ids. Ids and status of these rows are written only
         // through their unique token, and no reference to them exists before the slot is full.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), places, bytes.len());
             std::ptr::write_bytes(statuses, Status::Real as u8, valid);
-            std::ptr::write_bytes(statuses.add(valid), Status::Padding as u8, ids.len() - valid);
+            std::ptr::write_bytes(
+                statuses.add(valid),
+                Status::Padding as u8,
+                ids.len() - valid,
+            );
         }
         self.start += ids.len() as u32;
         self.done += ids.len() as u32;
@@ -340,7 +403,11 @@ impl Rows {
 
     /// Whether a lower row has failed: its error is the batch's error, with or without this row.
     pub(crate) fn fails_anyway(&self) -> bool {
-        self.slot.failure.hold().number().is_some_and(|lowest| lowest < self.start)
+        self.slot
+            .failure
+            .hold()
+            .number()
+            .is_some_and(|lowest| lowest < self.start)
     }
 
     /// Number of distinct bad samples of the batch, `sample` included.
@@ -361,17 +428,33 @@ impl Rows {
     ///
     /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields cannot be accessed.
     pub(crate) fn lend(&mut self, field: usize, part: Range<usize>) -> RowSpan {
-        assert!(self.start < self.end && part.start <= part.end && part.end <= self.slot.field_at(field, self.start).1);
+        assert!(
+            self.start < self.end
+                && part.start <= part.end
+                && part.end <= self.slot.field_at(field, self.start).1
+        );
         // No two parts overlap.
-        assert!(self.lent & (1 << field) == 0 || (self.lent_end.0 == field && self.lent_end.1 <= part.start));
+        assert!(
+            self.lent & (1 << field) == 0
+                || (self.lent_end.0 == field && self.lent_end.1 <= part.start)
+        );
         self.lent |= 1 << field;
         (self.lent_parts, self.lent_end) = (self.lent_parts + 1, (field, part.end));
-        RowSpan { slot: self.slot.clone(), row: self.start, field, part }
+        RowSpan {
+            slot: self.slot.clone(),
+            row: self.start,
+            field,
+            part,
+        }
     }
 
     /// Takes back a lent part.
     pub(crate) fn restore(&mut self, span: RowSpan) {
-        assert!(Arc::ptr_eq(&self.slot, &span.slot) && self.start == span.row && self.lent & (1 << span.field) != 0);
+        assert!(
+            Arc::ptr_eq(&self.slot, &span.slot)
+                && self.start == span.row
+                && self.lent & (1 << span.field) != 0
+        );
         self.lent_parts -= 1;
         if self.lent_parts == 0 {
             self.lent = 0;
@@ -382,7 +465,10 @@ impl Rows {
 impl Drop for Rows {
     fn drop(&mut self) {
         if self.start < self.end {
-            self.slot.note_failure(self.start, Error::new(ErrorKind::Cancelled, Stage::Batch, ""));
+            self.slot.note_failure(
+                self.start,
+                Error::new(ErrorKind::Cancelled, Stage::Batch, ""),
+            );
         }
         let count = self.done + self.len();
         if self.lent != 0 {
@@ -393,7 +479,9 @@ impl Drop for Rows {
         // AcqRel: the last thread sees the writes of all others, and the next holder of the slot sees its own.
         if count > 0 && self.slot.remaining.fetch_sub(count, Ordering::AcqRel) == count {
             self.slot.close_gaps();
-            self.slot.plan.hooks.full(Filled { slot: Some(self.slot.clone()) });
+            self.slot.plan.hooks.full(Filled {
+                slot: Some(self.slot.clone()),
+            });
         }
     }
 }
@@ -422,7 +510,10 @@ impl RowSpan {
     /// Region and offset.
     pub(crate) fn place(&self) -> (u64, usize) {
         let layout = self.slot.plan.layout.fields()[self.field];
-        (self.slot.region.id(), layout.offset + self.row as usize * layout.row_bytes + self.part.start)
+        (
+            self.slot.region.id(),
+            layout.offset + self.row as usize * layout.row_bytes + self.part.start,
+        )
     }
 }
 
@@ -456,7 +547,12 @@ impl Filled {
 
     /// The number of the draw of a row's sample, if it was noted.
     pub(crate) fn draw_of(&self, row: usize) -> u64 {
-        self.slot().draws.hold().get(&(row as u32)).copied().unwrap_or(0)
+        self.slot()
+            .draws
+            .hold()
+            .get(&(row as u32))
+            .copied()
+            .unwrap_or(0)
     }
 
     /// The profiler's timestamps of the slot.
@@ -508,7 +604,10 @@ impl Filled {
 
     /// The batch's rows of field `field`, dense.
     pub(crate) fn bytes(&self, field: usize) -> &[u8] {
-        self.array(self.slot().plan.layout.fields()[field].offset, self.used(field))
+        self.array(
+            self.slot().plan.layout.fields()[field].offset,
+            self.used(field),
+        )
     }
 
     /// Bytes per row of field `field`; 0 for a packed one.
@@ -550,11 +649,15 @@ impl Filled {
             }
             Array::Offsets(field) => {
                 let packed = layout.fields()[field].packed;
-                packed.map_or(std::ptr::null_mut(), |packed| self.slot().at(packed.offsets, 8 * (rows + 1)))
+                packed.map_or(std::ptr::null_mut(), |packed| {
+                    self.slot().at(packed.offsets, 8 * (rows + 1))
+                })
             }
-            Array::Lens(field) => {
-                layout.fields()[field].lens.map_or(std::ptr::null_mut(), |offset| self.slot().at(offset, 8 * rows))
-            }
+            Array::Lens(field) => layout.fields()[field]
+                .lens
+                .map_or(std::ptr::null_mut(), |offset| {
+                    self.slot().at(offset, 8 * rows)
+                }),
             Array::Ids => self.slot().at(layout.ids(), 8 * rows),
             Array::Status => self.slot().at(layout.status(), rows),
         }
@@ -583,7 +686,10 @@ impl Filled {
     }
 
     pub(super) fn array_mut(&mut self, field: usize) -> &mut [u8] {
-        let (offset, len) = (self.slot().plan.layout.fields()[field].offset, self.used(field));
+        let (offset, len) = (
+            self.slot().plan.layout.fields()[field].offset,
+            self.used(field),
+        );
         self.bytes_at_mut(offset, len)
     }
 
@@ -647,7 +753,10 @@ pub(super) mod tests {
         let layout = Layout::new(&spec, rows).unwrap();
         let (full, full_out) = channel();
         let (free, free_out) = channel();
-        let hooks = Queues { full: Mutex::new(full), free: Mutex::new(free) };
+        let hooks = Queues {
+            full: Mutex::new(full),
+            free: Mutex::new(free),
+        };
         let pool = Pool::new(spec, layout, count, Box::new(hooks)).unwrap();
         let regions = pool.regions().to_vec();
         pool.announce();
@@ -658,7 +767,14 @@ pub(super) mod tests {
     fn a_slot_is_full_once_its_last_row_is_finished() {
         let (_pool, full, free) = pool(64, 1);
         for rows in [1_u32, 2, 63, 64] {
-            let mut all = free.recv().unwrap().begin(Ticket { batch: 7, ..Ticket::default() }, rows, rows);
+            let mut all = free.recv().unwrap().begin(
+                Ticket {
+                    batch: 7,
+                    ..Ticket::default()
+                },
+                rows,
+                rows,
+            );
             let mut parts = Vec::new();
             while all.len() > 0 {
                 parts.push(all.take(all.len().min(5)));
@@ -683,9 +799,18 @@ pub(super) mod tests {
             let filled = full.recv().unwrap();
             assert!(full.try_recv().is_err() && !filled.failed());
             assert_eq!((filled.ticket().batch, filled.rows()), (7, rows as usize));
-            assert_eq!(filled.ids(), (0..u64::from(rows)).map(|row| row * 10).collect::<Vec<_>>());
+            assert_eq!(
+                filled.ids(),
+                (0..u64::from(rows)).map(|row| row * 10).collect::<Vec<_>>()
+            );
             assert_eq!(filled.bytes(0).len(), 15 * rows as usize);
-            assert!(filled.bytes(0).chunks(15).zip(filled.ids()).all(|(row, id)| row.iter().all(|b| *b == *id as u8)));
+            assert!(
+                filled
+                    .bytes(0)
+                    .chunks(15)
+                    .zip(filled.ids())
+                    .all(|(row, id)| row.iter().all(|b| *b == *id as u8))
+            );
             assert_eq!(filled.lens(2).unwrap(), vec![2; rows as usize]);
             assert_eq!(&filled.bytes(2)[..8], &[1, 0, 2, 0, 0, 0, 0, 0]);
         }
@@ -695,12 +820,23 @@ pub(super) mod tests {
     fn the_failure_of_the_lowest_row_wins_in_any_order() {
         let (_pool, full, free) = pool(4, 1);
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
-            let mut all = free.recv().unwrap().begin(Ticket { batch: 3, ..Ticket::default() }, 4, 4);
+            let mut all = free.recv().unwrap().begin(
+                Ticket {
+                    batch: 3,
+                    ..Ticket::default()
+                },
+                4,
+                4,
+            );
             let mut parts: Vec<_> = (0..4).map(|_| Some(all.take(1))).collect();
             drop(all);
             for row in order {
                 let mut part = parts[row].take().unwrap();
-                if row % 2 == 1 { part.fail_row(Error::user(format!("row {row}"))) } else { part.finish_row() }
+                if row % 2 == 1 {
+                    part.fail_row(Error::user(format!("row {row}")))
+                } else {
+                    part.finish_row()
+                }
             }
             let error = full.recv().unwrap().take_failure().unwrap();
             assert_eq!((error.message(), error.site().batch), ("row 1", Some(3)));
@@ -725,7 +861,9 @@ pub(super) mod tests {
         let mut rows = free.recv().unwrap().begin(Ticket::default(), 1, 1);
         let mut span = rows.lend(0, 0..15);
         span.as_mut_slice().fill(9);
-        let touched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rows.row().bytes_mut(0)[0] = 1));
+        let touched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            rows.row().bytes_mut(0)[0] = 1
+        }));
         assert!(touched.is_err());
         rows.row().slice_mut::<i64>(1).unwrap()[0] = 5;
         rows.restore(span);
@@ -756,12 +894,24 @@ pub(super) mod tests {
         rows.blank();
         let filled = full.recv().unwrap();
         assert_eq!(filled.valid(), 3);
-        assert_eq!(filled.ids(), [10, 11, 12, 13, 14, u64::MAX, u64::MAX, u64::MAX]);
+        assert_eq!(
+            filled.ids(),
+            [10, 11, 12, 13, 14, u64::MAX, u64::MAX, u64::MAX]
+        );
         assert_eq!(filled.status(), [0, 0, 0, 1, 1, 1, 1, 1]);
         for field in 0..3 {
             let row_bytes = filled.row_bytes(field);
-            assert!(filled.bytes(field)[..5 * row_bytes].iter().all(|byte| *byte == 0xaa));
-            assert!(filled.bytes(field)[5 * row_bytes..].iter().all(|byte| *byte == 0), "field {field}");
+            assert!(
+                filled.bytes(field)[..5 * row_bytes]
+                    .iter()
+                    .all(|byte| *byte == 0xaa)
+            );
+            assert!(
+                filled.bytes(field)[5 * row_bytes..]
+                    .iter()
+                    .all(|byte| *byte == 0),
+                "field {field}"
+            );
         }
         assert_eq!(filled.lens(2).map(|lens| &lens[5..]), Some(&[0, 0, 0][..]));
     }

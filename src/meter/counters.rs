@@ -83,8 +83,10 @@ impl Area {
             return;
         }
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
-        self.sum.fetch_sub(count.wrapping_mul(now), Ordering::SeqCst);
-        self.word.fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
+        self.sum
+            .fetch_sub(count.wrapping_mul(now), Ordering::SeqCst);
+        self.word
+            .fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
     }
 
     /// `count` fewer, at time `now`.
@@ -93,8 +95,10 @@ impl Area {
             return;
         }
         self.word.fetch_add(CHANGING, Ordering::SeqCst);
-        self.sum.fetch_add(count.wrapping_mul(now), Ordering::SeqCst);
-        self.word.fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
+        self.sum
+            .fetch_add(count.wrapping_mul(now), Ordering::SeqCst);
+        self.word
+            .fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
     }
 
     /// How many there are.
@@ -133,7 +137,11 @@ const BETWEEN: u64 = u64::MAX;
 /// In state 0 from time 0 on.
 impl<const N: usize> Default for Stretches<N> {
     fn default() -> Self {
-        Self { state: AtomicU64::new(0), since: AtomicU64::new(0), sums: [const { AtomicU64::new(0) }; N] }
+        Self {
+            state: AtomicU64::new(0),
+            since: AtomicU64::new(0),
+            sums: [const { AtomicU64::new(0) }; N],
+        }
     }
 }
 
@@ -143,11 +151,18 @@ impl<const N: usize> Stretches<N> {
         if now == 0 {
             return;
         }
-        let (before, since) = (self.state.load(Ordering::Relaxed), self.since.load(Ordering::Relaxed));
+        let (before, since) = (
+            self.state.load(Ordering::Relaxed),
+            self.since.load(Ordering::Relaxed),
+        );
         put(&self.since, BETWEEN);
         // A reader of the new sums then sees the mark.
         fence(Ordering::Release);
-        for (sum, more) in self.sums.iter().zip(adds(before, now.saturating_sub(since))) {
+        for (sum, more) in self
+            .sums
+            .iter()
+            .zip(adds(before, now.saturating_sub(since)))
+        {
             put(sum, sum.load(Ordering::Relaxed) + more);
         }
         put(&self.state, state);
@@ -156,10 +171,18 @@ impl<const N: usize> Stretches<N> {
 
     /// The sums until `now`.
     fn read(&self, now: u64, adds: impl Fn(u64, u64) -> [u64; N]) -> [u64; N] {
-        let state = || (self.state.load(Ordering::Acquire), self.since.load(Ordering::Acquire));
+        let state = || {
+            (
+                self.state.load(Ordering::Acquire),
+                self.since.load(Ordering::Acquire),
+            )
+        };
         let all = |(state, since): (u64, u64)| {
             let present = adds(state, now.saturating_sub(since));
-            (since, std::array::from_fn(|at| self.sums[at].load(Ordering::Acquire) + present[at]))
+            (
+                since,
+                std::array::from_fn(|at| self.sums[at].load(Ordering::Acquire) + present[at]),
+            )
         };
         settled(state, all, |(since, _)| *since != BETWEEN).1
     }
@@ -213,7 +236,11 @@ impl<E: Numbered, const N: usize> States<E, N> {
 
 /// Reads sums that belong to a state. Reads again while the state changes or the result is not `whole`: a writer is in the middle
 /// of a change, and may have lost its core. All attempts take some 10 ms; after them the result lacks that one change.
-fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T, whole: impl Fn(&T) -> bool) -> T {
+fn settled<S: PartialEq + Copy, T>(
+    state: impl Fn() -> S,
+    read: impl Fn(S) -> T,
+    whole: impl Fn(&T) -> bool,
+) -> T {
     let mut before = state();
     for look in 0..LOOKS {
         let found = read(before);
@@ -223,7 +250,11 @@ fn settled<S: PartialEq + Copy, T>(state: impl Fn() -> S, read: impl Fn(S) -> T,
             return found;
         }
         before = after;
-        if look % 100 == 99 { std::thread::sleep(Duration::from_micros(50)) } else { std::hint::spin_loop() }
+        if look % 100 == 99 {
+            std::thread::sleep(Duration::from_micros(50))
+        } else {
+            std::hint::spin_loop()
+        }
     }
     read(before)
 }
@@ -248,7 +279,10 @@ const TIME_MASK: u64 = u64::MAX >> (WORKING_BITS + 1);
 
 impl Pool {
     pub(crate) fn new(workers: usize) -> Self {
-        Self { workers: workers as u64, ..Self::default() }
+        Self {
+            workers: workers as u64,
+            ..Self::default()
+        }
     }
 
     /// One worker more works (`by` 1) or one fewer (-1), or only `filling` has changed (0).
@@ -258,18 +292,31 @@ impl Pool {
         }
         let mut old = self.word.load(Ordering::Relaxed);
         loop {
-            let working = (old & ((1 << WORKING_BITS) - 1)).saturating_add_signed(by).min((1 << WORKING_BITS) - 1);
+            let working = (old & ((1 << WORKING_BITS) - 1))
+                .saturating_add_signed(by)
+                .min((1 << WORKING_BITS) - 1);
             // Threads read the clock before they change the word. A late one must not turn time back.
             let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
-            let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 { since } else { at };
+            let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 {
+                since
+            } else {
+                at
+            };
             let new = at << (WORKING_BITS + 1) | u64::from(filling) << WORKING_BITS | working;
-            match self.word.compare_exchange_weak(old, new, Ordering::SeqCst, Ordering::Relaxed) {
+            match self
+                .word
+                .compare_exchange_weak(old, new, Ordering::SeqCst, Ordering::Relaxed)
+            {
                 Ok(_) => break,
                 Err(changed) => old = changed,
             }
         }
         let (busy, starved, ahead) = self.stretch(old, now);
-        for (sum, ns) in [(&self.busy, busy), (&self.starved, starved), (&self.ahead, ahead)] {
+        for (sum, ns) in [
+            (&self.busy, busy),
+            (&self.starved, starved),
+            (&self.ahead, ahead),
+        ] {
             if ns > 0 {
                 sum.add(ns);
             }
@@ -285,7 +332,11 @@ impl Pool {
         let working = word & ((1 << WORKING_BITS) - 1);
         let idle = self.workers.saturating_sub(working) * len;
         let filling = word >> WORKING_BITS & 1 == 1;
-        (working * len, if filling { idle } else { 0 }, if filling { 0 } else { idle })
+        (
+            working * len,
+            if filling { idle } else { 0 },
+            if filling { 0 } else { idle },
+        )
     }
 
     /// The last value of `filling`.
@@ -302,7 +353,12 @@ impl Pool {
     pub(crate) fn read(&self, now: u64) -> (u64, u64, u64) {
         let (word, sums) = settled(
             || self.word.load(Ordering::Acquire),
-            |word| (word, [&self.busy, &self.starved, &self.ahead].map(Counter::get)),
+            |word| {
+                (
+                    word,
+                    [&self.busy, &self.starved, &self.ahead].map(Counter::get),
+                )
+            },
             |(word, sums)| self.is_whole(*word, *sums),
         );
         let (busy, starved, ahead) = self.stretch(word, now);
@@ -335,7 +391,9 @@ pub(crate) struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { buckets: Box::new(std::array::from_fn(|_| AtomicU64::new(0))) }
+        Self {
+            buckets: Box::new(std::array::from_fn(|_| AtomicU64::new(0))),
+        }
     }
 }
 
@@ -359,9 +417,17 @@ impl Histogram {
 
     /// All recorded so far.
     pub(crate) fn read(&self) -> Latency {
-        let counts: Vec<u64> = self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        let counts: Vec<u64> = self
+            .buckets
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed))
+            .collect();
         let all: u64 = counts.iter().sum();
-        let sum = counts.iter().enumerate().map(|(at, count)| *count as f64 * middle(at)).sum::<f64>();
+        let sum = counts
+            .iter()
+            .enumerate()
+            .map(|(at, count)| *count as f64 * middle(at))
+            .sum::<f64>();
         let quantile = |share: f64| quantile(counts.iter().copied(), all, share).unwrap_or(0.0);
         let last = counts.iter().rposition(|count| *count > 0);
         Latency {
@@ -485,7 +551,10 @@ mod tests {
         pool.change(1, true, 170); // 20 busy, 2 × 20 starved
         pool.change(0, false, 180); // 2 × 10 busy, 10 starved
         pool.change(-1, false, 200); // 2 × 20 busy, 20 ahead
-        assert_eq!(pool.read(210), (20 + 20 + 40 + 10, 150 + 40 + 10, 300 + 20 + 20));
+        assert_eq!(
+            pool.read(210),
+            (20 + 20 + 40 + 10, 150 + 40 + 10, 300 + 20 + 20)
+        );
         assert_eq!(pool.working(), 1);
         let (busy, starved, ahead) = pool.read(1_000);
         assert_eq!(busy + starved + ahead, 3 * 1_000);
@@ -494,7 +563,12 @@ mod tests {
     #[test]
     fn sums_before_the_writer_added_its_time_are_not_whole() {
         let pool = Pool::new(3);
-        let look = || (pool.word.load(Ordering::Acquire), [&pool.busy, &pool.starved, &pool.ahead].map(Counter::get));
+        let look = || {
+            (
+                pool.word.load(Ordering::Acquire),
+                [&pool.busy, &pool.starved, &pool.ahead].map(Counter::get),
+            )
+        };
         pool.change(1, true, 100);
         let (word, sums) = look();
         assert!(pool.is_whole(word, sums));
@@ -585,7 +659,11 @@ mod tests {
         let (area, clock) = (Area::default(), AtomicU64::new(START));
         let change = |number| {
             let now = clock.fetch_add(1, Ordering::SeqCst);
-            if number % 2 == 0 { area.enter(1, now) } else { area.leave(1, now) }
+            if number % 2 == 0 {
+                area.enter(1, now)
+            } else {
+                area.leave(1, now)
+            }
         };
         while_it_changes(2, change, || {
             let total = area.total_ns(clock.load(Ordering::SeqCst));
@@ -596,20 +674,29 @@ mod tests {
 
     #[test]
     fn states_count_no_time_twice_while_they_change() {
-        let (states, now, ended) =
-            (States::<bool, 2>::default(), AtomicU64::new(1), std::sync::atomic::AtomicBool::new(false));
+        let (states, now, ended) = (
+            States::<bool, 2>::default(),
+            AtomicU64::new(1),
+            std::sync::atomic::AtomicBool::new(false),
+        );
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
                     // A long stay each, so that one counted twice is seen.
-                    states.enter(turn % 2 == 1, now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20));
+                    states.enter(
+                        turn % 2 == 1,
+                        now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20),
+                    );
                     if ended.load(Ordering::Relaxed) {
                         return;
                     }
                 }
             });
             let wrong = (0..200_000).find_map(|_| {
-                let all: u64 = states.read([false, true], now.load(Ordering::SeqCst)).iter().sum();
+                let all: u64 = states
+                    .read([false, true], now.load(Ordering::SeqCst))
+                    .iter()
+                    .sum();
                 // Time may go on while it reads.
                 let most = now.load(Ordering::SeqCst);
                 (all > most).then_some((all, most))
@@ -625,7 +712,10 @@ mod tests {
         states.enter(Planning::Busy, 10);
         states.enter(Planning::NoSlot, 25);
         states.enter(Planning::Waiting, 25);
-        assert_eq!(states.read([Planning::Waiting, Planning::Busy, Planning::NoSlot], 40), [25, 15, 0]);
+        assert_eq!(
+            states.read([Planning::Waiting, Planning::Busy, Planning::NoSlot], 40),
+            [25, 15, 0]
+        );
     }
 
     #[test]
@@ -634,8 +724,16 @@ mod tests {
         (1..=1000).for_each(|us| histogram.record(us * 1000));
         let read = histogram.read();
         assert_eq!(read.count, 1000);
-        for (got, expected) in [(read.p50_ns, 500e3), (read.p90_ns, 900e3), (read.p99_ns, 990e3), (read.max_ns, 1e6)] {
-            assert!((got - expected).abs() < 0.03 * expected, "{got} for {expected}");
+        for (got, expected) in [
+            (read.p50_ns, 500e3),
+            (read.p90_ns, 900e3),
+            (read.p99_ns, 990e3),
+            (read.max_ns, 1e6),
+        ] {
+            assert!(
+                (got - expected).abs() < 0.03 * expected,
+                "{got} for {expected}"
+            );
         }
         assert!((read.mean_ns - 500.5e3).abs() < 0.02 * 500e3);
         assert_eq!(Histogram::default().read(), Latency::default());
@@ -645,7 +743,12 @@ mod tests {
     fn a_quantile_is_that_of_the_time_since_the_last_call() {
         let (histogram, mut counts) = (Histogram::default(), Counts::default());
         assert_eq!(histogram.quantile_since(&mut counts, 0.99), None);
-        for (values, p99) in [(1..=100, 99), (1000..=1000, 1000), (1..=1000, 990), (7..=8, 8)] {
+        for (values, p99) in [
+            (1..=100, 99),
+            (1000..=1000, 1000),
+            (1..=1000, 990),
+            (7..=8, 8),
+        ] {
             values.for_each(|ns| histogram.record(ns));
             let found = histogram.quantile_since(&mut counts, 0.99).unwrap();
             assert_eq!(bucket(found as u64), bucket(p99), "{found}");

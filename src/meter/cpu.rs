@@ -26,7 +26,10 @@ impl Threads {
     /// The calling thread is one of the stage's.
     pub(crate) fn enlist(&self, stage: PipelineStage) {
         let (id, mut all) = (own_id(), self.all.hold());
-        if !all.iter().any(|(of, known, _)| (*of, *known) == (stage, id)) {
+        if !all
+            .iter()
+            .any(|(of, known, _)| (*of, *known) == (stage, id))
+        {
             all.push((stage, id, scheduled(id).unwrap_or_default()));
         }
     }
@@ -49,7 +52,10 @@ impl Threads {
             let (cpu, delay) = (*of == stage).then(|| scheduled(*id)).flatten()?;
             Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
         };
-        threads.iter().filter_map(times).reduce(|a, b| (a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
+        threads
+            .iter()
+            .filter_map(times)
+            .reduce(|a, b| (a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
     }
 }
 
@@ -71,10 +77,19 @@ impl Cpu {
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
         let read = |path: &Path| std::fs::read_to_string(path).ok();
         let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-        let local_ranks = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|ranks| ranks.parse().ok()).unwrap_or(0);
+        let local_ranks = std::env::var("LOCAL_WORLD_SIZE")
+            .ok()
+            .and_then(|ranks| ranks.parse().ok())
+            .unwrap_or(0);
         let others_ns = cores_ns().map(|all| all.saturating_sub(process_ns));
         let loaders_ns = loaders_ns().unwrap_or(0);
-        Self { process_ns, loaders_ns, others_ns, local_ranks, ..Self::of_groups(&groups, cores_at_once(), read) }
+        Self {
+            process_ns,
+            loaders_ns,
+            others_ns,
+            local_ranks,
+            ..Self::of_groups(&groups, cores_at_once(), read)
+        }
     }
 
     /// For a process that uses at most so many `cores` at once.
@@ -84,23 +99,38 @@ impl Cpu {
             let text = |name: &str| read(&folder.join(name));
             let number = |text: &str| text.trim().parse::<f64>().ok();
             // v2 has both in a file; -1 (v1) and "max" (v2) are no quota.
-            let both = text("cpu.max")
-                .or_else(|| Some(format!("{} {}", text("cpu.cfs_quota_us")?.trim(), text("cpu.cfs_period_us")?)));
+            let both = text("cpu.max").or_else(|| {
+                Some(format!(
+                    "{} {}",
+                    text("cpu.cfs_quota_us")?.trim(),
+                    text("cpu.cfs_period_us")?
+                ))
+            });
             let quota = both.as_deref().and_then(|both| both.split_once(' '));
-            let Some((quota, period)) = quota.and_then(|(of, period)| Some((number(of)?, number(period)?))) else {
+            let Some((quota, period)) =
+                quota.and_then(|(of, period)| Some((number(of)?, number(period)?)))
+            else {
                 continue;
             };
-            if quota <= 0.0 || period <= 0.0 || own.quota.is_some_and(|least| least <= quota / period) {
+            if quota <= 0.0
+                || period <= 0.0
+                || own.quota.is_some_and(|least| least <= quota / period)
+            {
                 continue;
             }
             let stat = text("cpu.stat").unwrap_or_default();
             let count = |name: &str| -> Option<u64> {
-                stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+                stat.lines()
+                    .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
             };
             own.quota = Some(quota / period);
-            (own.periods, own.throttled) = (count("nr_periods").unwrap_or(0), count("nr_throttled").unwrap_or(0));
+            (own.periods, own.throttled) = (
+                count("nr_periods").unwrap_or(0),
+                count("nr_throttled").unwrap_or(0),
+            );
             // v1 and v2.
-            let ns = count("throttled_time").or_else(|| Some(count("throttled_usec")?.saturating_mul(1000)));
+            let ns = count("throttled_time")
+                .or_else(|| Some(count("throttled_usec")?.saturating_mul(1000)));
             own.throttled_ns = ns.unwrap_or(0) / cores.max(1);
         }
         own
@@ -110,7 +140,8 @@ impl Cpu {
 /// The cores that the process may use, or its threads where those are fewer.
 fn cores_at_once() -> u64 {
     let cores = rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count().into());
-    let threads = std::fs::read_dir("/proc/self/task").map_or(u64::MAX, |tasks| tasks.count() as u64);
+    let threads =
+        std::fs::read_dir("/proc/self/task").map_or(u64::MAX, |tasks| tasks.count() as u64);
     threads.min(cores).max(1)
 }
 
@@ -118,8 +149,9 @@ fn cores_at_once() -> u64 {
 /// process.
 fn loaders_ns() -> Option<u64> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?.flatten();
-    let ours =
-        tasks.filter(|task| std::fs::read(task.path().join("comm")).is_ok_and(|name| name.starts_with(b"feedline")));
+    let ours = tasks.filter(|task| {
+        std::fs::read(task.path().join("comm")).is_ok_and(|name| name.starts_with(b"feedline"))
+    });
     let times = ours.filter_map(|task| scheduled(task.file_name().to_str()?.parse().ok()?));
     Some(times.fold(0, |sum, (cpu, _)| sum + cpu))
 }
@@ -127,20 +159,32 @@ fn loaders_ns() -> Option<u64> {
 /// Busy time of the cores that the process may use, since the machine's start.
 fn cores_ns() -> Option<u64> {
     let cores = rustix::thread::sched_getaffinity(None).ok()?;
-    busy_ns(&std::fs::read_to_string("/proc/stat").ok()?, |core| cores.is_set(core))
+    busy_ns(&std::fs::read_to_string("/proc/stat").ok()?, |core| {
+        cores.is_set(core)
+    })
 }
 
 /// From the text of `/proc/stat`; `None` for one without counts, as some sandboxes have.
 fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
-    let (mut ticks, tick_ns) = (0_u64, 1_000_000_000 / rustix::param::clock_ticks_per_second());
+    let (mut ticks, tick_ns) = (
+        0_u64,
+        1_000_000_000 / rustix::param::clock_ticks_per_second(),
+    );
     for line in stat.lines() {
         let mut words = line.strip_prefix("cpu").unwrap_or_default().split(' ');
-        if !words.next().and_then(|core| core.parse().ok()).is_some_and(&counts) {
+        if !words
+            .next()
+            .and_then(|core| core.parse().ok())
+            .is_some_and(&counts)
+        {
             continue;
         }
         // User, nice, system, idle, waiting for devices, interrupts, soft interrupts, stolen by other guests.
         let times: Vec<u64> = words.map_while(|time| time.parse().ok()).collect();
-        ticks += [0, 1, 2, 5, 6, 7].iter().filter_map(|at| times.get(*at)).sum::<u64>();
+        ticks += [0, 1, 2, 5, 6, 7]
+            .iter()
+            .filter_map(|at| times.get(*at))
+            .sum::<u64>();
     }
     (ticks > 0).then(|| ticks * tick_ns)
 }
@@ -148,7 +192,11 @@ fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
 /// Bytes that devices read for the process, including read-ahead. Some kernels and containers do not count.
 pub(crate) fn device_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix("read_bytes:"))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 #[cfg(test)]
@@ -162,12 +210,20 @@ mod tests {
         let threads = Threads::default();
         assert_eq!(threads.times(PipelineStage::Decode), None);
         threads.enlist(PipelineStage::Decode);
-        if std::fs::metadata("/proc/self/task").is_err() || threads.times(PipelineStage::Decode).is_none() {
+        if std::fs::metadata("/proc/self/task").is_err()
+            || threads.times(PipelineStage::Decode).is_none()
+        {
             return println!("skipped: this kernel does not count it");
         }
-        let (before, began) = (threads.times(PipelineStage::Decode).unwrap().0, Instant::now());
+        let (before, began) = (
+            threads.times(PipelineStage::Decode).unwrap().0,
+            Instant::now(),
+        );
         while threads.times(PipelineStage::Decode).unwrap().0 < before + 5_000_000 {
-            assert!(began.elapsed() < Duration::from_secs(60), "a thread that works is not counted");
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "a thread that works is not counted"
+            );
         }
         assert_eq!(threads.times(PipelineStage::Order), None);
     }
@@ -176,11 +232,17 @@ mod tests {
     fn the_tightest_quota_of_v1_and_v2_is_found_with_its_counts() {
         let files: HashMap<&str, &str> = HashMap::from([
             ("/sys/fs/cgroup/pod/cpu.max", "150000 100000\n"),
-            ("/sys/fs/cgroup/pod/cpu.stat", "usage_usec 9\nnr_periods 126\nnr_throttled 46\nthrottled_usec 7\n"),
+            (
+                "/sys/fs/cgroup/pod/cpu.stat",
+                "usage_usec 9\nnr_periods 126\nnr_throttled 46\nthrottled_usec 7\n",
+            ),
             ("/sys/fs/cgroup/pod/own/cpu.max", "max 100000\n"),
             ("/sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us", "50000\n"),
             ("/sys/fs/cgroup/cpu/docker/cpu.cfs_period_us", "100000\n"),
-            ("/sys/fs/cgroup/cpu/docker/cpu.stat", "nr_periods 10\nnr_throttled 9\nthrottled_time 5\n"),
+            (
+                "/sys/fs/cgroup/cpu/docker/cpu.stat",
+                "nr_periods 10\nnr_throttled 9\nthrottled_time 5\n",
+            ),
             ("/sys/fs/cgroup/cpu/free/cpu.cfs_quota_us", "-1\n"),
             ("/sys/fs/cgroup/cpu/free/cpu.cfs_period_us", "100000\n"),
         ]);
@@ -202,10 +264,22 @@ mod tests {
     #[test]
     fn busy_time_is_that_of_the_cores_of_the_process() {
         let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 3 5000 70 4 5 6 0 0\ncpu1 1 0 0 9 0 0 0 0\nintr 7\n";
-        for (cores, ticks) in [(0..2, Some(139)), (0..1, Some(138)), (1..2, Some(1)), (2..3, None)] {
-            assert_eq!(busy_ns(stat, |core| cores.contains(&core)), ticks.map(|ticks| ticks * 10_000_000), "{cores:?}");
+        for (cores, ticks) in [
+            (0..2, Some(139)),
+            (0..1, Some(138)),
+            (1..2, Some(1)),
+            (2..3, None),
+        ] {
+            assert_eq!(
+                busy_ns(stat, |core| cores.contains(&core)),
+                ticks.map(|ticks| ticks * 10_000_000),
+                "{cores:?}"
+            );
         }
-        assert_eq!(busy_ns("cpu  0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", |_| true), None);
+        assert_eq!(
+            busy_ns("cpu  0 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n", |_| true),
+            None
+        );
     }
 
     #[test]

@@ -30,8 +30,8 @@ pub(crate) use cpu::{Threads, device_bytes};
 pub(crate) use network::NetworkMeter;
 pub use reads::{CacheReads, DirectReads, Network, ReadStats};
 pub use snapshot::{
-    Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, EpochCounts, GpuIdle, Handed, Lookups, OrderStage,
-    ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
+    Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, EpochCounts, GpuIdle, Handed, Lookups,
+    OrderStage, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
 };
 pub use stages::PipelineStage;
 pub(crate) use stages::{Consuming, Copying, Planning};
@@ -112,14 +112,25 @@ impl SlotMeters {
 
     fn read(&self, now: u64) -> Slots {
         let [free_ns, filling_ns, full_ns, held_ns] =
-            [Stay::Free, Stay::Filling, Stay::Full, Stay::Held].map(|stay| self.of(stay, |area| area.total_ns(now)));
-        Slots { count: 0, free_ns, filling_ns, full_ns, held_ns }
+            [Stay::Free, Stay::Filling, Stay::Full, Stay::Held]
+                .map(|stay| self.of(stay, |area| area.total_ns(now)));
+        Slots {
+            count: 0,
+            free_ns,
+            filling_ns,
+            full_ns,
+            held_ns,
+        }
     }
 
     fn of(&self, stay: Stay, read: impl Fn(&Area) -> u64) -> u64 {
         let (number, elsewhere) = (read(&self.areas[stay as usize]), &self.areas[1..]);
         // Free slots are those at no other place.
-        if stay == Stay::Free { number.saturating_sub(elsewhere.iter().map(read).sum()) } else { number }
+        if stay == Stay::Free {
+            number.saturating_sub(elsewhere.iter().map(read).sum())
+        } else {
+            number
+        }
     }
 }
 
@@ -142,8 +153,17 @@ impl SlotTimes {
 
 impl Meters {
     pub(crate) fn new(clock: Clock, workers: usize, on_device: bool) -> Self {
-        let decode = DecodeMeters { pool: Pool::new(workers), ..DecodeMeters::default() };
-        Self { on: clock.goes(), clock, decode, rings: Rings::new(workers, on_device), ..Self::default() }
+        let decode = DecodeMeters {
+            pool: Pool::new(workers),
+            ..DecodeMeters::default()
+        };
+        Self {
+            on: clock.goes(),
+            clock,
+            decode,
+            rings: Rings::new(workers, on_device),
+            ..Self::default()
+        }
     }
 
     /// A slot is at another place. Idle workers change from ahead to starved when the first slot begins to be filled, and back when
@@ -206,7 +226,12 @@ impl Meters {
             first_ns: consumer.first_ns.get(),
             samples: consumer.samples.get(),
             // What cuFile reads into device memory passes no reader.
-            read_bytes: self.storage.stats.hold().bytes_asked.saturating_add(self.copy.direct.bytes.get()),
+            read_bytes: self
+                .storage
+                .stats
+                .hold()
+                .bytes_asked
+                .saturating_add(self.copy.direct.bytes.get()),
             cached_bytes: self.storage.cached_bytes.get(),
             decode_ns: self.decode.pool.read(now).0,
             map_batch_ns: self.decode.map_batch_ns.get(),
@@ -218,14 +243,28 @@ impl Meters {
         let now = self.clock.now();
         let [busy_ns, no_slot_ns] = self.planner.read([Planning::Busy, Planning::NoSlot], now);
         let (cpu_ns, delay_ns) = self.cpu(PipelineStage::Order);
-        let &Settings { reader, depth, effort, workers, cores, slots, buffers, chunks } = settings;
+        let &Settings {
+            reader,
+            depth,
+            effort,
+            workers,
+            cores,
+            slots,
+            buffers,
+            chunks,
+        } = settings;
         Snapshot {
             epoch: EpochCounts::default(),
             at_ns: now,
             // The caller subtracts snapshots.
             steady_ns: now,
             consumer: self.consumer.read(now, self.cpu(PipelineStage::Consumer)),
-            order: OrderStage { busy_ns, cpu_ns, delay_ns, no_slot_ns },
+            order: OrderStage {
+                busy_ns,
+                cpu_ns,
+                delay_ns,
+                no_slot_ns,
+            },
             storage: StorageStage {
                 reader: Some(reader),
                 depth,
@@ -236,10 +275,18 @@ impl Meters {
                 effort,
                 workers,
                 cores,
-                ..self.decode.read(now, self.cpu(PipelineStage::Decode), chunks)
+                ..self
+                    .decode
+                    .read(now, self.cpu(PipelineStage::Decode), chunks)
             },
-            copy: buffers.map(|buffers| CopyStage { buffers, ..self.copy.read(now, self.cpu(PipelineStage::Copy)) }),
-            slots: Slots { count: slots, ..self.slots.read(now) },
+            copy: buffers.map(|buffers| CopyStage {
+                buffers,
+                ..self.copy.read(now, self.cpu(PipelineStage::Copy))
+            }),
+            slots: Slots {
+                count: slots,
+                ..self.slots.read(now)
+            },
             cpu: self.on.then(Cpu::now),
         }
     }

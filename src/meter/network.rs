@@ -28,7 +28,10 @@ pub(crate) struct Waiting<'m>(&'m NetworkMeter);
 
 impl NetworkMeter {
     pub(crate) fn new() -> Self {
-        Self { clock: Clock::real(), ..Self::default() }
+        Self {
+            clock: Clock::real(),
+            ..Self::default()
+        }
     }
 
     /// A request begins.
@@ -61,7 +64,9 @@ impl NetworkMeter {
 impl InFlight<'_> {
     /// The head of the answer came.
     pub(crate) fn answered(&self) {
-        self.meter.first_byte.record(self.meter.clock.now() - self.since);
+        self.meter
+            .first_byte
+            .record(self.meter.clock.now() - self.since);
     }
 
     pub(crate) fn brought(&self, bytes: usize) {
@@ -98,13 +103,23 @@ mod tests {
         request.answered();
         request.brought(1000);
         let before = meter.read();
-        assert_eq!((before.requests, before.bytes, before.first_byte.count), (0, 1000, 1));
-        assert!(before.first_byte.p50_ns >= 2.9e6 && before.in_flight_ns >= 3_000_000, "{before:?}");
+        assert_eq!(
+            (before.requests, before.bytes, before.first_byte.count),
+            (0, 1000, 1)
+        );
+        assert!(
+            before.first_byte.p50_ns >= 2.9e6 && before.in_flight_ns >= 3_000_000,
+            "{before:?}"
+        );
         drop(request);
         let after = meter.read();
         assert_eq!((after.requests, after.waiting_ns), (1, before.waiting_ns));
         assert!(before.waiting_ns >= 1_000_000, "{before:?}");
         std::thread::sleep(Duration::from_millis(1));
-        assert_eq!(meter.read().in_flight_ns, after.in_flight_ns, "nothing is in flight");
+        assert_eq!(
+            meter.read().in_flight_ns,
+            after.in_flight_ns,
+            "nothing is in flight"
+        );
     }
 }

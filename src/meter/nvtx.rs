@@ -49,7 +49,8 @@ const LONGEST: usize = 16;
 
 /// A tool writes its functions into these.
 type Slot = AtomicPtr<c_void>;
-static SLOTS: [[Slot; LONGEST]; SIZES.len()] = [const { [const { Slot::new(null_mut()) }; LONGEST] }; SIZES.len()];
+static SLOTS: [[Slot; LONGEST]; SIZES.len()] =
+    [const { [const { Slot::new(null_mut()) }; LONGEST] }; SIZES.len()];
 
 /// Where the functions of each module go; null for number 0 and past the last one.
 type Table = [Option<&'static Slot>; LONGEST + 1];
@@ -109,9 +110,16 @@ struct Event {
 }
 
 unsafe extern "C" fn export_table(id: u32) -> *const c_void {
-    static FUNCTIONS: Callbacks = Callbacks { size: size_of::<Callbacks>(), module_table };
-    static VERSION: VersionInfo =
-        VersionInfo { size: size_of::<VersionInfo>(), version: NVTX_VERSION, reserved: 0, set_version };
+    static FUNCTIONS: Callbacks = Callbacks {
+        size: size_of::<Callbacks>(),
+        module_table,
+    };
+    static VERSION: VersionInfo = VersionInfo {
+        size: size_of::<VersionInfo>(),
+        version: NVTX_VERSION,
+        reserved: 0,
+        set_version,
+    };
     match id {
         CALLBACKS => (&raw const FUNCTIONS).cast(),
         VERSION_INFO => (&raw const VERSION).cast(),
@@ -119,8 +127,14 @@ unsafe extern "C" fn export_table(id: u32) -> *const c_void {
     }
 }
 
-unsafe extern "C" fn module_table(module: c_uint, table: *mut *mut c_void, size: *mut c_uint) -> c_int {
-    let Some(found) = TABLES.get(module as usize).filter(|_| module > 0) else { return 0 };
+unsafe extern "C" fn module_table(
+    module: c_uint,
+    table: *mut *mut c_void,
+    size: *mut c_uint,
+) -> c_int {
+    let Some(found) = TABLES.get(module as usize).filter(|_| module > 0) else {
+        return 0;
+    };
     // SAFETY: the tool passes places to write to, or null.
     unsafe {
         if !size.is_null() {
@@ -183,16 +197,24 @@ pub(crate) fn listen() -> Result<(), String> {
 }
 
 fn initialize(path: &OsStr) -> Result<(), String> {
-    let words = |error: libloading::Error| std::error::Error::source(&error).unwrap_or(&error).to_string();
+    let words = |error: libloading::Error| {
+        std::error::Error::source(&error)
+            .unwrap_or(&error)
+            .to_string()
+    };
     // SAFETY: loading runs the library's initialisers, on the assumption that the variable names a tool's library.
     let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(words)?;
     // Never unloaded: it may have started threads.
     let library = ManuallyDrop::new(library);
     // SAFETY: NVTX's headers give this symbol this type.
-    let initialize = unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") }.map_err(words)?;
+    let initialize =
+        unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") }.map_err(words)?;
     // SAFETY: what the tool gets are tables as in NVTX's headers, which live as long as the process.
     match unsafe { initialize(export_table) } {
-        0 => Err(format!("{}: its InitializeInjectionNvtx2 failed", path.display())),
+        0 => Err(format!(
+            "{}: its InitializeInjectionNvtx2 failed",
+            path.display()
+        )),
         _ => Ok(()),
     }
 }
@@ -219,7 +241,12 @@ impl Tool {
                 registered => (MESSAGE_REGISTERED, registered),
             }
         });
-        Self { domain, names, ranges, stacks }
+        Self {
+            domain,
+            names,
+            ranges,
+            stacks,
+        }
     }
 }
 
@@ -254,7 +281,11 @@ pub(crate) fn range(name: impl FnOnce() -> String, payload: u64) -> Option<Range
     let name = CString::new(name()).ok()?;
     let event = Event::new((MESSAGE_ASCII, name.as_ptr() as usize), payload);
     // SAFETY: the event and its text live during the call, as NVTX asks.
-    Some(Range { domain: tool.domain, id: unsafe { start(tool.domain, &event) }, end })
+    Some(Range {
+        domain: tool.domain,
+        id: unsafe { start(tool.domain, &event) },
+        end,
+    })
 }
 
 impl Drop for Range {
@@ -280,7 +311,11 @@ pub(crate) fn push(name: Name, payload: u64) -> Option<Pushed> {
     let event = Event::new(tool.names[name as usize], payload);
     // SAFETY: the event lives during the call; its name is a text of ours, or registered in this domain.
     unsafe { push(tool.domain, &event) };
-    Some(Pushed { domain: tool.domain, pop, _thread: PhantomData })
+    Some(Pushed {
+        domain: tool.domain,
+        pop,
+        _thread: PhantomData,
+    })
 }
 
 impl Drop for Pushed {

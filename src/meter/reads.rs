@@ -69,8 +69,15 @@ pub struct CacheReads {
 
 impl fmt::Display for CacheReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (share, gb) = (100.0 * self.hits as f64 / (self.hits + self.misses).max(1) as f64, self.bytes as f64 / 1e9);
-        write!(f, "{share:.1} % of {} reads from the local disk; ", self.hits + self.misses)?;
+        let (share, gb) = (
+            100.0 * self.hits as f64 / (self.hits + self.misses).max(1) as f64,
+            self.bytes as f64 / 1e9,
+        );
+        write!(
+            f,
+            "{share:.1} % of {} reads from the local disk; ",
+            self.hits + self.misses
+        )?;
         write!(f, "{} blocks kept, {gb:.3} GB", self.blocks)?;
         if self.removed > 0 {
             write!(f, "; {} objects of other runs removed", self.removed)?;
@@ -110,9 +117,19 @@ pub struct Network {
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |ns: f64| ns / 1e6;
-        write!(f, "{} requests, {:.3} GB; ", self.requests, self.bytes as f64 / 1e9)?;
+        write!(
+            f,
+            "{} requests, {:.3} GB; ",
+            self.requests,
+            self.bytes as f64 / 1e9
+        )?;
         let Latency { p50_ns, p99_ns, .. } = self.first_byte;
-        write!(f, "first byte after {:.1} ms (half), {:.1} ms (99 %)", ms(p50_ns), ms(p99_ns))?;
+        write!(
+            f,
+            "first byte after {:.1} ms (half), {:.1} ms (99 %)",
+            ms(p50_ns),
+            ms(p99_ns)
+        )?;
         if self.retries > 0 {
             write!(f, "; {} repeated", self.retries)?;
         }
@@ -120,7 +137,11 @@ impl fmt::Display for Network {
             write!(f, "; {} throttled by the store", self.throttled)?;
         }
         if self.unversioned > 0 {
-            write!(f, "; {} without a version, so a replaced object goes unnoticed", self.unversioned)?;
+            write!(
+                f,
+                "; {} without a version, so a replaced object goes unnoticed",
+                self.unversioned
+            )?;
         }
         Ok(())
     }
@@ -145,7 +166,11 @@ pub struct DirectReads {
 impl fmt::Display for DirectReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gb = self.bytes as f64 / 1e9;
-        write!(f, "{} reads by cuFile, {gb:.3} GB, {}; not checksummed by the host", self.reads, self.how)?;
+        write!(
+            f,
+            "{} reads by cuFile, {gb:.3} GB, {}; not checksummed by the host",
+            self.reads, self.how
+        )?;
         match (&self.why_host, self.host_rows) {
             (_, 0) => Ok(()),
             (Some(why), rows) => write!(f, "; {rows} rows by the host ({why})"),

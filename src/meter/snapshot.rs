@@ -58,7 +58,12 @@ pub struct EpochCounts {
 
 impl EpochCounts {
     pub(crate) fn new(samples: u64, batches: u64, repeated: u64, left_out: u64) -> Self {
-        Self { samples, batches, repeated, left_out }
+        Self {
+            samples,
+            batches,
+            repeated,
+            left_out,
+        }
     }
 }
 
@@ -146,7 +151,12 @@ pub struct SourceCount {
 
 impl SourceCount {
     pub(crate) fn new(delivered: u64, asked: f64, samples: u64) -> Self {
-        Self { delivered, asked, samples, passes: delivered as f64 / samples.max(1) as f64 }
+        Self {
+            delivered,
+            asked,
+            samples,
+            passes: delivered as f64 / samples.max(1) as f64,
+        }
     }
 }
 
@@ -162,7 +172,10 @@ pub struct Handed {
 impl Consumer {
     /// Batches and samples handed out in the steady time.
     pub fn handed(&self) -> Handed {
-        self.steady.unwrap_or(Handed { batches: self.batches, samples: self.samples })
+        self.steady.unwrap_or(Handed {
+            batches: self.batches,
+            samples: self.samples,
+        })
     }
 }
 
@@ -287,7 +300,11 @@ pub struct Lookups {
 impl fmt::Display for Lookups {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.hits + self.misses;
-        write!(f, "{} of {all} lookups before a read found its bytes in the page cache", self.hits)
+        write!(
+            f,
+            "{} of {all} lookups before a read found its bytes in the page cache",
+            self.hits
+        )
     }
 }
 
@@ -324,7 +341,13 @@ pub enum ReaderKind {
 
 impl ReaderInUse {
     pub(crate) fn of(kind: ReaderKind, explicit: bool) -> Self {
-        Self { kind, explicit, mount: false, objects: false, cached: false }
+        Self {
+            kind,
+            explicit,
+            mount: false,
+            objects: false,
+            cached: false,
+        }
     }
 }
 
@@ -339,8 +362,16 @@ impl fmt::Display for ReaderInUse {
         if self.cached {
             return write!(f, "local cache by {kind}, and network");
         }
-        let mount = if self.mount { " on a network mount" } else { "" };
-        write!(f, "{kind}{mount}{}", if self.objects { " and network" } else { "" })
+        let mount = if self.mount {
+            " on a network mount"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "{kind}{mount}{}",
+            if self.objects { " and network" } else { "" }
+        )
     }
 }
 
@@ -454,7 +485,11 @@ impl fmt::Display for CopyStage {
         let gb = self.bytes as f64 / 1e9;
         write!(f, "{} batches, {gb:.3} GB; ", self.batches)?;
         if self.blocked_ns > 0 {
-            write!(f, "blocked {:.2} s by the consumer's use of the memory; ", self.blocked_ns as f64 / 1e9)?;
+            write!(
+                f,
+                "blocked {:.2} s by the consumer's use of the memory; ",
+                self.blocked_ns as f64 / 1e9
+            )?;
         }
         write!(f, "{} slots pinned", self.pinned_slots)?;
         match &self.why_pageable {
@@ -486,7 +521,11 @@ impl Snapshot {
     pub fn waited_share(&self) -> f64 {
         let waited = self.consumer.waited_ns;
         let steady = waited.saturating_add(self.consumer.user_ns);
-        if steady > 0 { waited as f64 / steady as f64 } else { 0.0 }
+        if steady > 0 {
+            waited as f64 / steady as f64
+        } else {
+            0.0
+        }
     }
 
     /// For datasets in chunks: samples of opened chunks per sample delivered.

@@ -28,7 +28,13 @@ pub enum PipelineStage {
 
 impl PipelineStage {
     /// From the consumer upstream.
-    pub(crate) const UPSTREAM: [Self; 5] = [Self::Consumer, Self::Copy, Self::Decode, Self::Storage, Self::Order];
+    pub(crate) const UPSTREAM: [Self; 5] = [
+        Self::Consumer,
+        Self::Copy,
+        Self::Decode,
+        Self::Storage,
+        Self::Order,
+    ];
 }
 
 impl fmt::Display for PipelineStage {
@@ -162,7 +168,10 @@ impl StorageMeters {
     /// loader hands out a batch just after its last read.
     pub(super) fn mean_in_flight(&self, now: u64) -> u32 {
         let [total, _] = self.reading.read(now);
-        let [at, before] = self.moment.each_ref().map(|number| number.load(Ordering::Relaxed));
+        let [at, before] = self
+            .moment
+            .each_ref()
+            .map(|number| number.load(Ordering::Relaxed));
         for (place, value) in self.moment.iter().zip([now, total]) {
             place.store(value, Ordering::Relaxed);
         }
@@ -188,9 +197,18 @@ pub(crate) struct DecodeMeters {
 
 impl DecodeMeters {
     /// `chunks`: their number, for datasets in chunks.
-    pub(super) fn read(&self, now: u64, (cpu_ns, delay_ns): CpuTimes, chunks: Option<u64>) -> DecodeStage {
+    pub(super) fn read(
+        &self,
+        now: u64,
+        (cpu_ns, delay_ns): CpuTimes,
+        chunks: Option<u64>,
+    ) -> DecodeStage {
         let (busy_ns, starved_ns, ahead_ns) = self.pool.read(now);
-        let opened = |count| Chunks { opened: self.chunks.get(), samples: self.chunk_rows.get(), count };
+        let opened = |count| Chunks {
+            opened: self.chunks.get(),
+            samples: self.chunk_rows.get(),
+            count,
+        };
         DecodeStage {
             busy_ns,
             map_batch_ns: self.map_batch_ns.get(),
@@ -258,7 +276,9 @@ impl CopyMeters {
     /// A slot is copied from pageable memory, since it could not be pinned.
     pub(crate) fn note_pageable(&self, why: &crate::Error) {
         self.pageable_slots.add(1);
-        self.pageable.hold().get_or_insert_with(|| why.message().to_string());
+        self.pageable
+            .hold()
+            .get_or_insert_with(|| why.message().to_string());
     }
 }
 

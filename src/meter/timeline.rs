@@ -104,7 +104,12 @@ impl Recorder {
 
     /// The consumer's own part of the step with the last batch is done. The first call for a batch counts.
     pub(crate) fn arrived(&self, now: u64) {
-        if let Some((record, _)) = self.0.hold().back_mut().filter(|(record, _)| record.arrived_ns == 0) {
+        if let Some((record, _)) = self
+            .0
+            .hold()
+            .back_mut()
+            .filter(|(record, _)| record.arrived_ns == 0)
+        {
             record.arrived_ns = now;
         }
     }
@@ -112,7 +117,9 @@ impl Recorder {
     /// Notes the drop of the batch with this number, if it is still remembered.
     pub(crate) fn dropped(&self, number: u64, now: u64) {
         let mut kept = self.0.hold();
-        let place = number.checked_sub(first(&kept)).and_then(|place| kept.get_mut(place as usize));
+        let place = number
+            .checked_sub(first(&kept))
+            .and_then(|place| kept.get_mut(place as usize));
         if let Some((record, _)) = place {
             record.dropped_ns = now;
         }
@@ -121,7 +128,12 @@ impl Recorder {
     pub(crate) fn read(&self) -> Timeline {
         let kept = self.0.hold();
         let (batches, gauges) = kept.iter().copied().unzip();
-        Timeline { batches, gauges, tracks: Vec::new(), forgotten: first(&kept) }
+        Timeline {
+            batches,
+            gauges,
+            tracks: Vec::new(),
+            forgotten: first(&kept),
+        }
     }
 }
 
@@ -139,8 +151,17 @@ mod tests {
         let recorder = Recorder::default();
         assert_eq!(recorder.read(), Timeline::default());
         for number in 0..REMEMBERED as u64 + 10 {
-            let record = BatchRecord { batch: number * 2, rows: 7, got_ns: number, ..BatchRecord::default() };
-            let gauges = Gauges { at_ns: number, held: 3, ..Gauges::default() };
+            let record = BatchRecord {
+                batch: number * 2,
+                rows: 7,
+                got_ns: number,
+                ..BatchRecord::default()
+            };
+            let gauges = Gauges {
+                at_ns: number,
+                held: 3,
+                ..Gauges::default()
+            };
             assert_eq!(recorder.note(record, gauges), number);
         }
         recorder.dropped(5, 99); // forgotten
@@ -148,7 +169,14 @@ mod tests {
         recorder.arrived(55);
         recorder.arrived(66); // the first call counts
         let timeline = recorder.read();
-        assert_eq!((timeline.forgotten, timeline.batches.len(), timeline.gauges.len()), (10, REMEMBERED, REMEMBERED));
+        assert_eq!(
+            (
+                timeline.forgotten,
+                timeline.batches.len(),
+                timeline.gauges.len()
+            ),
+            (10, REMEMBERED, REMEMBERED)
+        );
         for (at, record) in timeline.batches.iter().enumerate() {
             let number = at as u64 + 10;
             let dropped_ns = if number == 1000 { 77 } else { 0 };

@@ -36,14 +36,21 @@ pub struct Span {
 
 impl Track {
     pub(crate) fn new(name: &str, spans: Vec<Span>) -> Self {
-        Self { name: name.into(), spans }
+        Self {
+            name: name.into(),
+            spans,
+        }
     }
 }
 
 impl Span {
     /// A span of `what`.
     pub fn new(begin_ns: u64, end_ns: u64, what: Work) -> Self {
-        Self { begin_ns, end_ns, what }
+        Self {
+            begin_ns,
+            end_ns,
+            what,
+        }
     }
 }
 
@@ -115,7 +122,10 @@ pub(crate) struct Ring {
 
 impl Default for Ring {
     fn default() -> Self {
-        Self { spans: (0..SPANS).map(|_| Default::default()).collect(), written: AtomicU64::new(0) }
+        Self {
+            spans: (0..SPANS).map(|_| Default::default()).collect(),
+            written: AtomicU64::new(0),
+        }
     }
 }
 
@@ -128,7 +138,9 @@ impl Ring {
         let written = self.written.load(Ordering::Relaxed);
         if let Some(last) = written.checked_sub(1) {
             let [first, last_end, last_what] = &self.spans[last as usize % SPANS];
-            let follows = begin.checked_sub(last_end.load(Ordering::Relaxed)).is_some_and(|gap| gap <= GAP);
+            let follows = begin
+                .checked_sub(last_end.load(Ordering::Relaxed))
+                .is_some_and(|gap| gap <= GAP);
             let short = end.saturating_sub(first.load(Ordering::Relaxed)) <= LONG;
             if follows && short && last_what.load(Ordering::Relaxed) == what as u64 {
                 return last_end.store(end, Ordering::Relaxed);
@@ -136,7 +148,11 @@ impl Ring {
         }
         // A reader of any part of this span then knows that all earlier spans were written.
         fence(Ordering::Release);
-        for (place, value) in self.spans[written as usize % SPANS].iter().zip([begin, end, what as u64]) {
+        for (place, value) in
+            self.spans[written as usize % SPANS]
+                .iter()
+                .zip([begin, end, what as u64])
+        {
             place.store(value, Ordering::Relaxed);
         }
         // Release: a reader of the number sees the span.
@@ -146,7 +162,9 @@ impl Ring {
     /// The end of the last span.
     pub(crate) fn end(&self) -> u64 {
         let last = self.written.load(Ordering::Relaxed).checked_sub(1);
-        last.map_or(0, |last| self.spans[last as usize % SPANS][1].load(Ordering::Relaxed))
+        last.map_or(0, |last| {
+            self.spans[last as usize % SPANS][1].load(Ordering::Relaxed)
+        })
     }
 
     /// All remembered spans, without those overwritten meanwhile.
@@ -154,13 +172,23 @@ impl Ring {
         let until = self.written.load(Ordering::Acquire);
         let from = until.saturating_sub(SPANS as u64);
         let numbers: Vec<[u64; 3]> = (from..until)
-            .map(|number| self.spans[number as usize % SPANS].each_ref().map(|value| value.load(Ordering::Relaxed)))
+            .map(|number| {
+                self.spans[number as usize % SPANS]
+                    .each_ref()
+                    .map(|value| value.load(Ordering::Relaxed))
+            })
             .collect();
         // The span being written now counts as overwritten, too.
         fence(Ordering::Acquire);
-        let kept = (self.written.load(Ordering::Relaxed) + 1).saturating_sub(SPANS as u64).max(from);
+        let kept = (self.written.load(Ordering::Relaxed) + 1)
+            .saturating_sub(SPANS as u64)
+            .max(from);
         let spans = numbers.into_iter().skip((kept - from) as usize);
-        spans.filter_map(|[begin, end, what]| Some(Span::new(begin, end.max(begin), Work::of(what)?))).collect()
+        spans
+            .filter_map(|[begin, end, what]| {
+                Some(Span::new(begin, end.max(begin), Work::of(what)?))
+            })
+            .collect()
     }
 }
 
@@ -177,7 +205,11 @@ pub(crate) struct Rings {
 impl Rings {
     pub(crate) fn new(workers: usize, copies: bool) -> Self {
         let workers = (0..workers).map(|_| Ring::default()).collect();
-        Self { workers, copies: copies.then(Ring::default), ..Self::default() }
+        Self {
+            workers,
+            copies: copies.then(Ring::default),
+            ..Self::default()
+        }
     }
 
     /// Notes work of a worker.
@@ -189,10 +221,22 @@ impl Rings {
 
     /// In the order of the data.
     pub(crate) fn read(&self) -> Vec<Track> {
-        let track = |name: String, ring: &Ring| Track { name, spans: ring.read() };
+        let track = |name: String, ring: &Ring| Track {
+            name,
+            spans: ring.read(),
+        };
         let mut tracks = vec![track("planner and reads".into(), &self.planner)];
-        tracks.extend(self.workers.iter().enumerate().map(|(at, ring)| track(format!("decode worker {at}"), ring)));
-        tracks.extend(self.copies.iter().map(|ring| track("copy stream".into(), ring)));
+        tracks.extend(
+            self.workers
+                .iter()
+                .enumerate()
+                .map(|(at, ring)| track(format!("decode worker {at}"), ring)),
+        );
+        tracks.extend(
+            self.copies
+                .iter()
+                .map(|ring| track("copy stream".into(), ring)),
+        );
         tracks
     }
 }
@@ -212,7 +256,11 @@ mod tests {
         ring.note(400 + GAP, 500 + GAP, Work::LookUp);
         ring.note(600 + 3 * GAP, 600 + 3 * GAP + LONG, Work::LookUp);
         ring.note(600 + 3 * GAP + LONG, 700 + 3 * GAP + LONG, Work::LookUp);
-        let got: Vec<_> = ring.read().into_iter().map(|span| (span.begin_ns, span.end_ns, span.what)).collect();
+        let got: Vec<_> = ring
+            .read()
+            .into_iter()
+            .map(|span| (span.begin_ns, span.end_ns, span.what))
+            .collect();
         let expected = [
             (100, 400 + GAP, Work::Decode),
             (400 + GAP, 500 + GAP, Work::LookUp),
@@ -231,7 +279,10 @@ mod tests {
         }
         let spans = ring.read();
         assert_eq!(spans.len(), SPANS - 1);
-        assert_eq!(spans.last().unwrap().begin_ns, (3 * SPANS as u64 - 1) * LONG);
+        assert_eq!(
+            spans.last().unwrap().begin_ns,
+            (3 * SPANS as u64 - 1) * LONG
+        );
     }
 
     proptest! {

@@ -115,12 +115,26 @@ impl Batches {
                 global.div_ceil(world)
             ));
         }
-        Ok(Self { len, start: 0, first: 0, most: u64::MAX, global, last, rank, world, in_turn: false, groups: None })
+        Ok(Self {
+            len,
+            start: 0,
+            first: 0,
+            most: u64::MAX,
+            global,
+            last,
+            rank,
+            world,
+            in_turn: false,
+            groups: None,
+        })
     }
 
     /// The same batches, for an order with this number of lanes.
     pub(crate) fn in_lanes(self, lanes: u64) -> Self {
-        Self { in_turn: lanes > 1, ..self }
+        Self {
+            in_turn: lanes > 1,
+            ..self
+        }
     }
 
     /// The same batches, each of a group.
@@ -135,12 +149,19 @@ impl Batches {
 
     /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
     pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
-        Self { start: position.min(self.len), first: batch, ..self }
+        Self {
+            start: position.min(self.len),
+            first: batch,
+            ..self
+        }
     }
 
     /// The same, up to `batch`.
     pub(crate) fn until(self, batch: u64) -> Self {
-        Self { most: batch.saturating_sub(self.first), ..self }
+        Self {
+            most: batch.saturating_sub(self.first),
+            ..self
+        }
     }
 
     /// Positions of the epoch.
@@ -179,7 +200,9 @@ impl Batches {
 
     /// Samples that the whole epoch delivers to all ranks together, without padding.
     pub(crate) fn samples(&self) -> u64 {
-        let Counts { samples, left_out, .. } = self.counts();
+        let Counts {
+            samples, left_out, ..
+        } = self.counts();
         samples - left_out
     }
 
@@ -189,17 +212,30 @@ impl Batches {
             return groups.plan().counts();
         }
         let (samples, rest) = (self.len, self.len % self.global);
-        let whole = Counts { samples, batches: self.len.div_ceil(self.global), ..Counts::default() };
+        let whole = Counts {
+            samples,
+            batches: self.len.div_ceil(self.global),
+            ..Counts::default()
+        };
         match self.last {
-            LastBatch::Drop => Counts { batches: self.len / self.global, left_out: rest, ..whole },
-            LastBatch::Pad if rest > 0 => Counts { repeated: self.global - rest, ..whole },
+            LastBatch::Drop => Counts {
+                batches: self.len / self.global,
+                left_out: rest,
+                ..whole
+            },
+            LastBatch::Pad if rest > 0 => Counts {
+                repeated: self.global - rest,
+                ..whole
+            },
             _ => whole,
         }
     }
 
     /// Whether samples fit one group only, so that each group has a last batch.
     pub(crate) fn end_apart(&self) -> bool {
-        self.groups.as_ref().is_some_and(|groups| !groups.plan().flows())
+        self.groups
+            .as_ref()
+            .is_some_and(|groups| !groups.plan().flows())
     }
 
     /// Whether each batch is of a group.
@@ -221,14 +257,20 @@ impl Batches {
 
     /// The position of `row` of this rank. Padding rows stand past the end.
     pub(crate) fn position(&self, batch: u64, row: u32) -> u64 {
-        let row = u64::from(row).saturating_mul(self.stride()).saturating_add(self.offset(batch));
+        let row = u64::from(row)
+            .saturating_mul(self.stride())
+            .saturating_add(self.offset(batch));
         self.first_position(batch).saturating_add(row)
     }
 
     /// Positions of `batch` before the first one of this rank.
     fn offset(&self, batch: u64) -> u64 {
         let size = self.size(batch);
-        if self.in_turn { self.rank } else { self.rank * (size / self.world) + self.rank.min(size % self.world) }
+        if self.in_turn {
+            self.rank
+        } else {
+            self.rank * (size / self.world) + self.rank.min(size % self.world)
+        }
     }
 
     /// Positions from one row of a rank to its next.
@@ -243,14 +285,20 @@ impl Batches {
 
     /// All positions of a rank are congruent to its first one modulo this.
     pub(crate) fn step(&self) -> u64 {
-        if self.in_turn { gcd(self.world, self.global) } else { 1 }
+        if self.in_turn {
+            gcd(self.world, self.global)
+        } else {
+            1
+        }
     }
 
     /// The range of positions that the first `most` batches visit; past `len` where the epoch is filled up.
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let most = most.min(self.most);
         let end = match self.last {
-            LastBatch::Pad if most >= self.rest() => self.start.saturating_add(self.rest().saturating_mul(self.global)),
+            LastBatch::Pad if most >= self.rest() => self
+                .start
+                .saturating_add(self.rest().saturating_mul(self.global)),
             _ => self.first_position(self.first.saturating_add(most.min(self.rest()))),
         };
         self.start..end
@@ -296,7 +344,11 @@ impl Batches {
 
     /// Rows of `batch`; 0 past the end.
     pub(crate) fn rows(&self, batch: u64) -> u32 {
-        if self.real(batch) == 0 { 0 } else { self.share(self.size(batch)) }
+        if self.real(batch) == 0 {
+            0
+        } else {
+            self.share(self.size(batch))
+        }
     }
 
     /// Rows of `batch` with samples of the epoch; they come first.
@@ -306,7 +358,8 @@ impl Batches {
             return self.share(real);
         }
         // At most the rows, so it fits.
-        real.saturating_sub(self.offset(batch)).min(self.rows(batch).into()) as u32
+        real.saturating_sub(self.offset(batch))
+            .min(self.rows(batch).into()) as u32
     }
 
     /// Rows of `batch` with a sample; the others are blank.
@@ -323,11 +376,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+    const ALL: [LastBatch; 4] = [
+        LastBatch::Keep,
+        LastBatch::Mask,
+        LastBatch::Pad,
+        LastBatch::Drop,
+    ];
 
     /// Half of the cases have lanes.
     fn batches(len: u64, global: u64, last: LastBatch, rank: u32, world: u32) -> Batches {
-        Batches::new(len, global, last, Rank::new(rank, world).unwrap()).unwrap().in_lanes(1 + len % 2)
+        Batches::new(len, global, last, Rank::new(rank, world).unwrap())
+            .unwrap()
+            .in_lanes(1 + len % 2)
     }
 
     /// Rank and row of place `index` of `size`, when each rank takes as many as it has rows.
@@ -343,11 +403,17 @@ mod tests {
     }
 
     /// The rows of all ranks by the naive rule: (batch, rank, row, position, whether it is valid).
-    fn naive(len: u64, global: u64, last: LastBatch, world: u64) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
+    fn naive(
+        len: u64,
+        global: u64,
+        last: LastBatch,
+        world: u64,
+    ) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
         let mut out = Vec::new();
         let mut batch = 0;
         while batch * global < len {
-            let mut positions: Vec<u64> = (batch * global..((batch + 1) * global).min(len)).collect();
+            let mut positions: Vec<u64> =
+                (batch * global..((batch + 1) * global).min(len)).collect();
             let real = positions.len() as u64;
             if real < global && last == LastBatch::Drop {
                 break;
@@ -373,14 +439,26 @@ mod tests {
         out
     }
 
-    fn taken(len: u64, global: u64, last: LastBatch, world: u32) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
+    fn taken(
+        len: u64,
+        global: u64,
+        last: LastBatch,
+        world: u32,
+    ) -> Vec<(u64, u64, u64, Option<u64>, bool)> {
         let mut out = Vec::new();
         for rank in 0..world {
             let batches = batches(len, global, last, rank, world);
             for batch in 0..batches.end() {
                 for row in 0..batches.rows(batch) {
-                    let position = (row < batches.filled(batch)).then(|| batches.position(batch, row));
-                    out.push((batch, u64::from(rank), u64::from(row), position, row < batches.valid(batch)));
+                    let position =
+                        (row < batches.filled(batch)).then(|| batches.position(batch, row));
+                    out.push((
+                        batch,
+                        u64::from(rank),
+                        u64::from(row),
+                        position,
+                        row < batches.valid(batch),
+                    ));
                 }
             }
         }
@@ -456,8 +534,23 @@ mod tests {
     #[test]
     fn a_resumed_epoch_goes_on_counting_its_batches() {
         let batches = batches(100, 8, LastBatch::Keep, 0, 1).starting(24, 3);
-        assert_eq!((batches.first(), batches.count(), batches.end(), batches.samples()), (3, 10, 13, 100));
-        assert_eq!((batches.first_position(3), batches.first_position(4), batches.rows(12)), (24, 32, 4));
+        assert_eq!(
+            (
+                batches.first(),
+                batches.count(),
+                batches.end(),
+                batches.samples()
+            ),
+            (3, 10, 13, 100)
+        );
+        assert_eq!(
+            (
+                batches.first_position(3),
+                batches.first_position(4),
+                batches.rows(12)
+            ),
+            (24, 32, 4)
+        );
         assert_eq!((batches.after(3), batches.after(12)), (Some((32, 4)), None));
         assert_eq!(batches.clone().starting(100, 13).count(), 0);
         assert_eq!(batches.starting(1000, 13).count(), 0);
@@ -466,7 +559,14 @@ mod tests {
     #[test]
     fn a_changed_global_batch_cuts_the_rest_of_the_epoch() {
         let batches = batches(100, 7, LastBatch::Drop, 0, 1).starting(24, 3);
-        assert_eq!((batches.count(), batches.first_position(4), batches.samples()), (10, 31, 98));
+        assert_eq!(
+            (
+                batches.count(),
+                batches.first_position(4),
+                batches.samples()
+            ),
+            (10, 31, 98)
+        );
     }
 
     #[test]
@@ -483,7 +583,8 @@ mod tests {
 
     #[test]
     fn a_global_batch_smaller_than_the_world_is_refused() {
-        let new = |global, world| Batches::new(9, global, LastBatch::Keep, Rank::new(0, world).unwrap());
+        let new =
+            |global, world| Batches::new(9, global, LastBatch::Keep, Rank::new(0, world).unwrap());
         for (global, world, words) in [
             (0, 1, "a batch of 0 rows"),
             (

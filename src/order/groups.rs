@@ -87,12 +87,20 @@ impl Groups {
     /// bound, naming the sample; [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn by(lengths: impl IntoIterator<Item = u64>, bounds: &[u64]) -> Result<Self> {
         if bounds.is_empty() || bounds.len() > GROUPS_MAX {
-            return Err(config(format!("{} bounds of groups; give 1 to {GROUPS_MAX}", bounds.len())));
+            return Err(config(format!(
+                "{} bounds of groups; give 1 to {GROUPS_MAX}",
+                bounds.len()
+            )));
         }
         if let Some(pair) = bounds.windows(2).find(|pair| pair[0] >= pair[1]) {
-            return Err(config(format!("the bounds of groups must ascend, not go from {} to {}", pair[0], pair[1])));
+            return Err(config(format!(
+                "the bounds of groups must ascend, not go from {} to {}",
+                pair[0], pair[1]
+            )));
         }
-        let group = |(sample, length): (usize, u64)| match bounds.partition_point(|bound| *bound < length) {
+        let group = |(sample, length): (usize, u64)| match bounds
+            .partition_point(|bound| *bound < length)
+        {
             group if group < bounds.len() => Ok(group as u8),
             _ => {
                 let last = bounds[bounds.len() - 1];
@@ -102,8 +110,15 @@ impl Groups {
                 Err(config(message).with_sample(sample as u64))
             }
         };
-        let numbers = lengths.into_iter().enumerate().map(group).collect::<Result<Box<_>>>()?;
-        Ok(Self { flows: true, ..Self::new(numbers, bounds.len(), Some(bounds.into()))? })
+        let numbers = lengths
+            .into_iter()
+            .enumerate()
+            .map(group)
+            .collect::<Result<Box<_>>>()?;
+        Ok(Self {
+            flows: true,
+            ..Self::new(numbers, bounds.len(), Some(bounds.into()))?
+        })
     }
 
     /// `count` groups by length, with the least padding that so many can have; fewer where there are fewer distinct lengths.
@@ -114,7 +129,9 @@ impl Groups {
     /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn by_length(lengths: &[u64], count: usize) -> Result<Self> {
         if !(1..=GROUPS_MAX).contains(&count) {
-            return Err(config(format!("{count} groups of lengths; give 1 to {GROUPS_MAX}")));
+            return Err(config(format!(
+                "{count} groups of lengths; give 1 to {GROUPS_MAX}"
+            )));
         }
         Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
@@ -125,7 +142,10 @@ impl Groups {
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn of(numbers: impl IntoIterator<Item = u8>) -> Result<Self> {
         let numbers: Box<[u8]> = numbers.into_iter().collect();
-        let count = numbers.iter().max().map_or(1, |most| usize::from(*most) + 1);
+        let count = numbers
+            .iter()
+            .max()
+            .map_or(1, |most| usize::from(*most) + 1);
         Self::new(numbers, count, None)
     }
 
@@ -137,7 +157,14 @@ impl Groups {
 
     fn new(numbers: Box<[u8]>, count: usize, bounds: Option<Arc<[u64]>>) -> Result<Self> {
         let table = Arc::new(Table::new(numbers, count)?);
-        Ok(Self { table, bounds, flows: false, sizes: Sizes::Loader, multiple: 1, most: Vec::new() })
+        Ok(Self {
+            table,
+            bounds,
+            flows: false,
+            sizes: Sizes::Loader,
+            multiple: 1,
+            most: Vec::new(),
+        })
     }
 
     /// Rows of a batch of each group, over all ranks. Replaces a [`budget`](Self::budget).
@@ -171,7 +198,10 @@ impl Groups {
     /// Slots have room for the largest batch, so with a [`budget`](Self::budget) for little more than that.
     #[must_use]
     pub fn up_to(mut self, field: impl Into<String>, most: &[u64]) -> Self {
-        let mut most: Vec<_> = most.iter().map(|most| usize::try_from(*most).unwrap_or(usize::MAX).max(1)).collect();
+        let mut most: Vec<_> = most
+            .iter()
+            .map(|most| usize::try_from(*most).unwrap_or(usize::MAX).max(1))
+            .collect();
         for group in 1..if self.flows { most.len() } else { 0 } {
             most[group] = most[group].max(most[group - 1]);
         }
@@ -209,21 +239,31 @@ impl Groups {
                 Err(config("a multiple of rows is for batches by a budget"))
             }
             (Sizes::Loader, _) => Ok(vec![global; count].into()),
-            (Sizes::Rows(rows), bounds) if rows.len() < count || (bounds.is_some() && rows.len() > count) => {
-                Err(config(format!("{} batch sizes for {count} groups; give one for each", rows.len())))
+            (Sizes::Rows(rows), bounds)
+                if rows.len() < count || (bounds.is_some() && rows.len() > count) =>
+            {
+                Err(config(format!(
+                    "{} batch sizes for {count} groups; give one for each",
+                    rows.len()
+                )))
             }
             (Sizes::Rows(rows), _) => Ok(rows[..count].into()),
-            (Sizes::Budget(_), None) => {
-                Err(config("a budget needs lengths: make the groups by lengths, or give batch sizes"))
-            }
-            (Sizes::Budget(_), _) if self.multiple == 0 => {
-                Err(config("batch sizes must be a multiple of 1 or more, not of 0"))
-            }
+            (Sizes::Budget(_), None) => Err(config(
+                "a budget needs lengths: make the groups by lengths, or give batch sizes",
+            )),
+            (Sizes::Budget(_), _) if self.multiple == 0 => Err(config(
+                "batch sizes must be a multiple of 1 or more, not of 0",
+            )),
             (Sizes::Budget(most), Some(bounds)) => {
                 let rows = |bound: &u64| most / (*bound).max(1) / self.multiple * self.multiple;
-                let lacks = |(group, bound): &(usize, &u64)| rows(bound) == 0 && self.table.sizes[*group] > 0;
+                let lacks = |(group, bound): &(usize, &u64)| {
+                    rows(bound) == 0 && self.table.sizes[*group] > 0
+                };
                 if let Some((group, bound)) = bounds.iter().enumerate().find(lacks) {
-                    let (least, multiple) = (u128::from(*bound) * u128::from(self.multiple), self.multiple);
+                    let (least, multiple) = (
+                        u128::from(*bound) * u128::from(self.multiple),
+                        self.multiple,
+                    );
                     return Err(config(format!(
                         "a budget of {most} has no room for {multiple} rows of up to {bound} (group {group}): give {least} or \
                          more"
@@ -236,10 +276,19 @@ impl Groups {
 
     /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length, too few batch
     /// sizes, a batch with fewer rows than ranks.
-    pub(crate) fn plan(&self, dataset_len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Arc<Plan>> {
+    pub(crate) fn plan(
+        &self,
+        dataset_len: u64,
+        global: u64,
+        last: LastBatch,
+        rank: Rank,
+    ) -> Result<Arc<Plan>> {
         let table = self.table.clone();
         if table.of.len() as u64 != dataset_len {
-            return Err(config(format!("the groups have {} samples, the dataset has {dataset_len}", table.of.len())));
+            return Err(config(format!(
+                "the groups have {} samples, the dataset has {dataset_len}",
+                table.of.len()
+            )));
         }
         let rows = self.rows(global)?;
         let world = u64::from(rank.world());
@@ -252,8 +301,14 @@ impl Groups {
         }
         let plan = Plan::new(table, rows, self.flows, last, world);
         let positions = plan.batches.checked_mul(plan.largest);
-        if positions.and_then(|all| all.checked_add(dataset_len)).is_none() {
-            return Err(config(format!("batches of {} rows are too large for groups", plan.largest)));
+        if positions
+            .and_then(|all| all.checked_add(dataset_len))
+            .is_none()
+        {
+            return Err(config(format!(
+                "batches of {} rows are too large for groups",
+                plan.largest
+            )));
         }
         Ok(Arc::new(plan))
     }
@@ -263,7 +318,11 @@ impl Groups {
         let hash = |words: &mut dyn Iterator<Item = u64>| {
             Draws::from_key(words.fold(Key::new(0).named("mark"), Key::derive)).next_u64() as u32
         };
-        let budget = if let Sizes::Budget(most) = self.sizes { most } else { 0 };
+        let budget = if let Sizes::Budget(most) = self.sizes {
+            most
+        } else {
+            0
+        };
         GroupsMark {
             flows: self.flows,
             budget,
@@ -296,7 +355,12 @@ impl GroupsMark {
     pub(crate) fn words(&self) -> [u64; 4] {
         let both = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
         let flows = u32::from(self.flows) << 31;
-        [self.budget, self.bound, both(self.multiple, self.count | flows), both(self.bounds, self.lengths)]
+        [
+            self.budget,
+            self.bound,
+            both(self.multiple, self.count | flows),
+            both(self.bounds, self.lengths),
+        ]
     }
 
     pub(crate) fn of_words([budget, bound, counts, hashes]: [u64; 4]) -> Self {
@@ -305,7 +369,15 @@ impl GroupsMark {
         let (bounds, lengths) = parts(hashes);
         let flows = count >> 31 == 1;
         let count = count & (u32::MAX >> 1);
-        Self { flows, budget, bound, multiple, count, bounds, lengths }
+        Self {
+            flows,
+            budget,
+            bound,
+            multiple,
+            count,
+            bounds,
+            lengths,
+        }
     }
 }
 
@@ -317,13 +389,19 @@ fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
     let mut bins = vec![(0_u64, 0_u64); (64 - BITS as usize + 2) << (BITS - 1)];
     for length in lengths {
         let shift = (u64::BITS - length.leading_zeros()).saturating_sub(BITS);
-        let (samples, most) = &mut bins[((shift as usize) << (BITS - 1)) + (length >> shift) as usize];
+        let (samples, most) =
+            &mut bins[((shift as usize) << (BITS - 1)) + (length >> shift) as usize];
         (*samples, *most) = (*samples + 1, (*most).max(*length));
     }
     bins.retain(|(samples, _)| *samples > 0);
-    let mut costs = Costs { before: vec![0.0], most: bins.iter().map(|(_, most)| *most as f64).collect() };
+    let mut costs = Costs {
+        before: vec![0.0],
+        most: bins.iter().map(|(_, most)| *most as f64).collect(),
+    };
     for (samples, _) in &bins {
-        costs.before.push(costs.before[costs.before.len() - 1] + *samples as f64);
+        costs
+            .before
+            .push(costs.before[costs.before.len() - 1] + *samples as f64);
     }
     let mut least: Vec<f64> = (0..=bins.len()).map(|end| costs.of_one(0, end)).collect();
     let begins: Vec<Vec<u32>> = (1..count).map(|_| costs.add_group(&mut least)).collect();
@@ -350,7 +428,11 @@ struct Costs {
 impl Costs {
     /// A group of the lengths `begin..end`.
     fn of_one(&self, begin: usize, end: usize) -> f64 {
-        if end == 0 { 0.0 } else { (self.before[end] - self.before[begin]) * self.most[end - 1] }
+        if end == 0 {
+            0.0
+        } else {
+            (self.before[end] - self.before[begin]) * self.most[end - 1]
+        }
     }
 
     /// Takes the `least` for the lengths before each to that with a group more, and tells where the last group begins.
@@ -363,7 +445,9 @@ impl Costs {
         for end in 1..old.len() {
             let new = end - 1;
             while let [.., one, two] = hull[at..] {
-                let crosses = |other: usize| (old[other] - old[one]) / (self.before[other] - self.before[one]);
+                let crosses = |other: usize| {
+                    (old[other] - old[one]) / (self.before[other] - self.before[one])
+                };
                 if crosses(new) > crosses(two) {
                     break;
                 }
@@ -371,7 +455,10 @@ impl Costs {
             }
             hull.push(new);
             let cost = |begin: usize| old[begin] + self.of_one(begin, end);
-            while hull.get(at + 1).is_some_and(|next| cost(*next) <= cost(hull[at])) {
+            while hull
+                .get(at + 1)
+                .is_some_and(|next| cost(*next) <= cost(hull[at]))
+            {
                 at += 1;
             }
             (least[end], begins[end]) = (cost(hull[at]), hull[at] as u32);
@@ -393,7 +480,12 @@ struct Table {
 
 impl fmt::Debug for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} samples in {} groups", self.of.len(), self.sizes.len())
+        write!(
+            f,
+            "{} samples in {} groups",
+            self.of.len(),
+            self.sizes.len()
+        )
     }
 }
 
@@ -411,9 +503,16 @@ impl Table {
                 // Before the last block a group has fewer than 2^32 samples.
                 before[group * blocks + number] = *size as u32;
             }
-            samples.iter().for_each(|group| sizes[usize::from(*group)] += 1);
+            samples
+                .iter()
+                .for_each(|group| sizes[usize::from(*group)] += 1);
         }
-        Ok(Self { of, sizes: sizes.into(), block, before: before.into() })
+        Ok(Self {
+            of,
+            sizes: sizes.into(),
+            block,
+            before: before.into(),
+        })
     }
 
     /// The groups of all samples, eight in each.
@@ -433,9 +532,17 @@ impl Table {
         let (mut left, mut at) = ((k - u64::from(before[block])) as usize, block * self.block);
         let is_own = |other: &u8| usize::from(*other) == group;
         for samples in self.of[at..].chunks(STRIDE) {
-            let own = usize::from(samples.iter().map(|other| u8::from(*other == group as u8)).sum::<u8>());
+            let own = usize::from(
+                samples
+                    .iter()
+                    .map(|other| u8::from(*other == group as u8))
+                    .sum::<u8>(),
+            );
             if left < own {
-                let mut places = samples.iter().enumerate().filter(|(_, other)| is_own(other));
+                let mut places = samples
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, other)| is_own(other));
                 at += places.nth(left).map_or(0, |(place, _)| place);
                 break;
             }
@@ -472,7 +579,11 @@ pub(crate) struct Plan {
 impl Plan {
     fn new(table: Arc<Table>, rows: Box<[u64]>, flows: bool, last: LastBatch, world: u64) -> Self {
         let groups = table.sizes.len();
-        let largest_group = table.sizes.iter().rposition(|samples| *samples > 0).unwrap_or(0);
+        let largest_group = table
+            .sizes
+            .iter()
+            .rposition(|samples| *samples > 0)
+            .unwrap_or(0);
         let mut before = vec![0; groups];
         let mut starts = vec![0; groups + 1];
         let mut ends = vec![0; groups];
@@ -490,7 +601,11 @@ impl Plan {
                 true => 0,
                 false => members - whole * full,
             };
-            starts[group + 1] = if flows && rest == 0 { starts[group] + whole * full } else { counts.samples };
+            starts[group + 1] = if flows && rest == 0 {
+                starts[group] + whole * full
+            } else {
+                counts.samples
+            };
             let mut made = whole;
             match last {
                 _ if rest == 0 => {}
@@ -505,13 +620,21 @@ impl Plan {
             if flows {
                 behind += rest;
             }
-            largest = if made > 0 { largest.max(*full) } else { largest };
+            largest = if made > 0 {
+                largest.max(*full)
+            } else {
+                largest
+            };
             batches += made;
             ends[group] = batches;
         }
         let largest = if batches == 0 { world } else { largest };
         let permuted = batches - u64::from(behind > 0);
-        counts.batches = if last == LastBatch::Drop { permuted } else { batches };
+        counts.batches = if last == LastBatch::Drop {
+            permuted
+        } else {
+            batches
+        };
         let len = if behind > 0 {
             permuted.saturating_mul(largest).saturating_add(behind)
         } else {
@@ -540,7 +663,10 @@ impl Plan {
     /// Rows of a batch of each group; 0 for one without batches.
     pub(crate) fn rows(&self) -> impl Iterator<Item = u64> {
         let starts = std::iter::once(&0).chain(&self.ends);
-        self.rows.iter().zip(starts.zip(&self.ends)).map(|(rows, (start, end))| if start < end { *rows } else { 0 })
+        self.rows
+            .iter()
+            .zip(starts.zip(&self.ends))
+            .map(|(rows, (start, end))| if start < end { *rows } else { 0 })
     }
 
     /// Positions of an epoch, used or not.
@@ -561,14 +687,23 @@ impl Plan {
     /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next is prepared.
     pub(crate) fn bytes(&self) -> usize {
         let permutations = 1 + usize::from(self.flows);
-        let of_group = permutations * (size_of::<Option<Permutation>>() + 2 * Permutation::TABLE_MAX as usize);
+        let of_group =
+            permutations * (size_of::<Option<Permutation>>() + 2 * Permutation::TABLE_MAX as usize);
         self.table.of.len() + size_of_val(&*self.table.before) + 2 * self.rows.len() * of_group
     }
 
     /// A hash of all that decides which samples are in a batch.
     pub(crate) fn identity(&self) -> u64 {
-        let key = Key::new(self.table.of.len() as u64).named(if self.flows { "groups in a line" } else { "groups" });
-        let key = self.table.words().chain(self.rows.iter().copied()).fold(key, Key::derive);
+        let key = Key::new(self.table.of.len() as u64).named(if self.flows {
+            "groups in a line"
+        } else {
+            "groups"
+        });
+        let key = self
+            .table
+            .words()
+            .chain(self.rows.iter().copied())
+            .fold(key, Key::derive);
         Draws::from_key(key).next_u64()
     }
 }
@@ -576,7 +711,11 @@ impl Plan {
 /// Rows of a short batch of `rest` samples that is filled up with others: a full one at the end of the epoch; where each group
 /// has one, as few as give all ranks equally many.
 pub(super) fn padded(rest: u64, full: u64, flows: bool, world: u64) -> u64 {
-    if flows { full } else { rest.div_ceil(world).saturating_mul(world).min(full) }
+    if flows {
+        full
+    } else {
+        rest.div_ceil(world).saturating_mul(world).min(full)
+    }
 }
 
 /// The batches of one epoch.
@@ -599,7 +738,9 @@ struct Shuffle {
 
 impl Shuffle {
     fn new(plan: &Plan, key: Key) -> Self {
-        let each = |name: &str, group: usize, n: u64| Permutation::new(n, key.named(name).derive(group as u64));
+        let each = |name: &str, group: usize, n: u64| {
+            Permutation::new(n, key.named(name).derive(group as u64))
+        };
         let sizes = plan.table.sizes.iter().enumerate();
         let members = (0..plan.rows.len()).map(|group| {
             let start = plan.starts[group];
@@ -608,7 +749,9 @@ impl Shuffle {
         });
         Self {
             batches: Permutation::new(plan.permuted, key.named("batches")),
-            samples: sizes.map(|(group, samples)| each("samples", group, *samples)).collect(),
+            samples: sizes
+                .map(|(group, samples)| each("samples", group, *samples))
+                .collect(),
             members: members.collect(),
         }
     }
@@ -628,7 +771,10 @@ pub(crate) struct GroupBatch {
 
 impl GroupedEpoch {
     pub(crate) fn new(plan: &Arc<Plan>, key: Option<Key>) -> Self {
-        Self { plan: plan.clone(), shuffle: key.map(|key| Shuffle::new(plan, key)) }
+        Self {
+            plan: plan.clone(),
+            shuffle: key.map(|key| Shuffle::new(plan, key)),
+        }
     }
 
     pub(crate) fn plan(&self) -> &Plan {
@@ -637,7 +783,13 @@ impl GroupedEpoch {
 
     /// Batch `batch`, which must exist.
     pub(crate) fn batch(&self, batch: u64) -> GroupBatch {
-        let Plan { rows, starts, ends, permuted, .. } = &*self.plan;
+        let Plan {
+            rows,
+            starts,
+            ends,
+            permuted,
+            ..
+        } = &*self.plan;
         let permuted = self.shuffle.as_ref().filter(|_| batch < *permuted);
         let batch = permuted.map_or(batch, |shuffle| shuffle.batches.get(batch));
         let group = ends.partition_point(|end| *end <= batch);
@@ -645,12 +797,24 @@ impl GroupedEpoch {
         let full = rows[group];
         let first = (batch - before) * full;
         let members = starts[group + 1] - starts[group];
-        GroupBatch { group: group as u8, full, real: (members - first).min(full), first }
+        GroupBatch {
+            group: group as u8,
+            full,
+            real: (members - first).min(full),
+            first,
+        }
     }
 
     /// The sample at `position`. Past the last sample of a batch are those that fill it up.
     pub(crate) fn id(&self, position: u64) -> u64 {
-        let Plan { table, starts, before, largest, batches, .. } = &*self.plan;
+        let Plan {
+            table,
+            starts,
+            before,
+            largest,
+            batches,
+            ..
+        } = &*self.plan;
         if let Some(place) = position.checked_sub(batches * largest) {
             let (group, k) = located(before, place);
             return table.select(group, k);
@@ -664,30 +828,54 @@ impl GroupedEpoch {
             Some(past) => self.again(group, past),
         };
         let (group, k) = located(before, place);
-        table.select(group, self.shuffle.as_ref().map_or(k, |shuffle| shuffle.samples[group].get(k)))
+        table.select(
+            group,
+            self.shuffle
+                .as_ref()
+                .map_or(k, |shuffle| shuffle.samples[group].get(k)),
+        )
     }
 
     /// The place in the line of a member of the group's batches.
     fn member(&self, group: usize, member: u64) -> u64 {
-        let permuted = self.shuffle.as_ref().and_then(|shuffle| shuffle.members[group].as_ref());
+        let permuted = self
+            .shuffle
+            .as_ref()
+            .and_then(|shuffle| shuffle.members[group].as_ref());
         self.plan.starts[group] + permuted.map_or(member, |members| members.get(member))
     }
 
     /// The place of a sample that fills up the group's short batch: of its full ones, else of those before it in the line.
     fn again(&self, group: usize, k: u64) -> u64 {
-        let Plan { starts, rows, table, flows, .. } = &*self.plan;
+        let Plan {
+            starts,
+            rows,
+            table,
+            flows,
+            ..
+        } = &*self.plan;
         let members = starts[group + 1] - starts[group];
         let of_full = members - members % rows[group];
         if k < of_full {
             return self.member(group, k);
         }
-        let (first, len) = if *flows { (0, table.of.len() as u64) } else { (starts[group], members) };
+        let (first, len) = if *flows {
+            (0, table.of.len() as u64)
+        } else {
+            (starts[group], members)
+        };
         first + (starts[group] - first + len - 1 - (k - of_full) % len) % len
     }
 
     /// The position of any sample of the group of `position`.
     pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
-        let Plan { table, before, largest, batches, .. } = &*self.plan;
+        let Plan {
+            table,
+            before,
+            largest,
+            batches,
+            ..
+        } = &*self.plan;
         let group = usize::from(self.batch(position / largest).group);
         batches * largest + before[group] + draws.below(table.sizes[group])
     }
@@ -695,7 +883,8 @@ impl GroupedEpoch {
     /// The positions that have a sample of the epoch.
     pub(crate) fn positions(&self) -> impl Iterator<Item = u64> {
         let (largest, batches) = (self.plan.largest, self.plan.counts.batches);
-        (0..batches).flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
+        (0..batches)
+            .flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
     }
 }
 

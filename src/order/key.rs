@@ -25,7 +25,11 @@ impl Key {
     /// The root key of a seed. Nearby seeds (0, 1, 2, …) give unrelated keys.
     pub fn new(seed: u64) -> Self {
         // Digits of pi: any constants without structure will do.
-        Self { low: 0x243f_6a88_85a3_08d3, high: 0x1319_8a2e_0370_7344 }.derive(seed)
+        Self {
+            low: 0x243f_6a88_85a3_08d3,
+            high: 0x1319_8a2e_0370_7344,
+        }
+        .derive(seed)
     }
 
     /// The sub-key for a number (an epoch, a sample id, …). Different words never give the same sub-key.
@@ -33,7 +37,10 @@ impl Key {
     pub fn derive(self, word: u64) -> Self {
         // A bijection of the key for a fixed word, and from word to `low` for a fixed key: no entropy is lost.
         let low = mix(self.low ^ word);
-        Self { low, high: mix(self.high.wrapping_add(low)) }
+        Self {
+            low,
+            high: mix(self.high.wrapping_add(low)),
+        }
     }
 
     /// The sub-key for a name, so that two purposes never share random numbers.
@@ -129,7 +136,11 @@ impl Permutation {
     /// Entry `position`. Panics unless `position < n`.
     #[inline]
     pub fn get(&self, position: u64) -> u64 {
-        assert!(position < self.n, "position {position} of a permutation of {}", self.n);
+        assert!(
+            position < self.n,
+            "position {position} of a permutation of {}",
+            self.n
+        );
         match &self.method {
             Method::Table(table) => u64::from(table[position as usize]),
             Method::Feistel(feistel) => feistel.get(position),
@@ -170,7 +181,12 @@ impl Feistel {
         let bits = n.ilog2().div_ceil(2).max(1);
         let mut draws = Draws::from_key(key);
         let rounds = std::array::from_fn(|_| std::array::from_fn(|_| Round::new(&mut draws)));
-        Self { n, rows: ((n - 1) >> bits) + 1, bits, rounds }
+        Self {
+            n,
+            rows: ((n - 1) >> bits) + 1,
+            bits,
+            rounds,
+        }
     }
 
     #[inline]
@@ -188,7 +204,11 @@ impl Feistel {
         let (mut row, mut column) = (cell >> self.bits, cell & ((1 << self.bits) - 1));
         for [to_row, to_column] in &self.rounds {
             row += scale(to_row.hash(column), self.rows);
-            row = if row >= self.rows { row - self.rows } else { row };
+            row = if row >= self.rows {
+                row - self.rows
+            } else {
+                row
+            };
             column ^= to_column.hash(row) >> (64 - self.bits);
         }
         row << self.bits | column
@@ -204,7 +224,10 @@ struct Round {
 
 impl Round {
     fn new(draws: &mut Draws) -> Self {
-        Self { multiply: draws.next_u64(), add: draws.next_u64() }
+        Self {
+            multiply: draws.next_u64(),
+            add: draws.next_u64(),
+        }
     }
 
     /// Only the high bits are used. The first line alone is the strongly universal multiply-shift hash of a 32-bit
@@ -247,15 +270,25 @@ impl Draws {
     /// The draws of one purpose for a later draw of the sample in the epoch; 0 is the first.
     pub(crate) fn of_draw(seed: u64, epoch: u64, id: u64, draw: u64, purpose: &str) -> Self {
         let key = Key::new(seed).derive(epoch).derive(id);
-        let key = if draw == 0 { key } else { key.named("draw").derive(draw) };
+        let key = if draw == 0 {
+            key
+        } else {
+            key.named("draw").derive(draw)
+        };
         Self::from_key(key.named(purpose))
     }
 
     /// The draws that belong to a key.
     pub fn from_key(key: Key) -> Self {
         // The generator would stay at zero for ever.
-        let low = if key.low | key.high == 0 { LABEL } else { key.low };
-        Self { state: [low, key.high] }
+        let low = if key.low | key.high == 0 {
+            LABEL
+        } else {
+            key.low
+        };
+        Self {
+            state: [low, key.high],
+        }
     }
 
     /// 64 random bits.
@@ -295,7 +328,11 @@ impl Draws {
         let part = self.next_f64();
         let value = low * (1.0 - part) + high * part;
         // Rounding may reach `high` or fall below `low`.
-        if value >= low && value < high { value } else { low }
+        if value >= low && value < high {
+            value
+        } else {
+            low
+        }
     }
 
     /// True with probability `p`; never for `p` ≤ 0 or NaN, always for `p` ≥ 1.
@@ -321,7 +358,10 @@ mod tests {
     impl Permutation {
         pub(crate) fn inverse(&self, index: u64) -> u64 {
             match &self.method {
-                Method::Table(table) => table.iter().position(|&entry| u64::from(entry) == index).unwrap() as u64,
+                Method::Table(table) => table
+                    .iter()
+                    .position(|&entry| u64::from(entry) == index)
+                    .unwrap() as u64,
                 Method::Feistel(feistel) => feistel.inverse(index),
             }
         }
@@ -341,7 +381,11 @@ mod tests {
             for [to_row, to_column] in self.rounds.iter().rev() {
                 column ^= to_column.hash(row) >> (64 - self.bits);
                 let step = scale(to_row.hash(column), self.rows);
-                row = if row >= step { row - step } else { row + self.rows - step };
+                row = if row >= step {
+                    row - step
+                } else {
+                    row + self.rows - step
+                };
             }
             row << self.bits | column
         }
@@ -352,7 +396,10 @@ mod tests {
         let mut seen = vec![false; n as usize];
         for position in 0..n {
             let index = get(position);
-            assert!(!std::mem::replace(&mut seen[index as usize], true), "{index} twice, n = {n}");
+            assert!(
+                !std::mem::replace(&mut seen[index as usize], true),
+                "{index} twice, n = {n}"
+            );
             assert_eq!(inverse(index), position, "n = {n}");
         }
     }
@@ -360,7 +407,9 @@ mod tests {
     #[test]
     fn every_length_is_a_bijection_under_several_keys() {
         let edges = [0, 1, 2, 3, 10, 1000, 1023, 1024, 1025, 1026, 1999, 2048];
-        let all = (0..=2000).map(|n| (n, n ^ 5)).chain(edges.into_iter().cycle().zip(0..60));
+        let all = (0..=2000)
+            .map(|n| (n, n ^ 5))
+            .chain(edges.into_iter().cycle().zip(0..60));
         for (n, seed) in all.chain([10_000, 65_535, 65_536, 65_537, 250_007].map(|n| (n, n))) {
             let permutation = Permutation::new(n, Key::new(seed));
             assert_bijection(n, |i| permutation.get(i), |i| permutation.inverse(i));
@@ -393,7 +442,14 @@ mod tests {
 
     #[test]
     fn the_largest_lengths_do_not_overflow() {
-        for n in [1 << 62, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, u64::MAX - 1, u64::MAX] {
+        for n in [
+            1 << 62,
+            (1 << 63) - 1,
+            1 << 63,
+            (1 << 63) + 1,
+            u64::MAX - 1,
+            u64::MAX,
+        ] {
             let permutation = Permutation::new(n, Key::new(3));
             for position in (0..100).flat_map(|i| [i, n - 1 - i]) {
                 assert!(permutation.get(position) < n);
@@ -410,7 +466,11 @@ mod tests {
 
     #[test]
     fn the_first_index_of_10_to_the_12_takes_no_heap() {
-        assert!(size_of::<Permutation>() <= 192, "{} bytes", size_of::<Permutation>());
+        assert!(
+            size_of::<Permutation>() <= 192,
+            "{} bytes",
+            size_of::<Permutation>()
+        );
         // No field of the network owns heap memory: it can be copied bit by bit.
         fn is_flat<T>() -> bool {
             !std::mem::needs_drop::<T>()
@@ -433,7 +493,9 @@ mod tests {
             let network = Feistel::new(n, Key::new(n));
             let surplus = (network.rows << network.bits) - n;
             assert!(surplus < 1 << network.bits);
-            let extra = (0..n).filter(|position| network.forward(*position) >= n).count();
+            let extra = (0..n)
+                .filter(|position| network.forward(*position) >= n)
+                .count();
             assert!(extra as u64 <= surplus);
         }
     }
@@ -499,7 +561,13 @@ mod tests {
     fn ranges_hold_at_their_ends() {
         let mut draws = Draws::new(2, 0, 0, "range");
         let tight = (1.0, 1.0 + f64::EPSILON);
-        for (low, high) in [(0.0, 1.0), (-3.0, -2.0), (f64::MIN, f64::MAX), tight, (-f64::MIN_POSITIVE, 0.0)] {
+        for (low, high) in [
+            (0.0, 1.0),
+            (-3.0, -2.0),
+            (f64::MIN, f64::MAX),
+            tight,
+            (-f64::MIN_POSITIVE, 0.0),
+        ] {
             for _ in 0..1000 {
                 let value = draws.range_f64(low, high);
                 assert!(value >= low && value < high, "{value} of {low}..{high}");
@@ -515,7 +583,12 @@ mod tests {
     #[test]
     fn draws_differ_by_seed_epoch_id_and_purpose() {
         let first = |seed, epoch, id, purpose| Draws::new(seed, epoch, id, purpose).next_u64();
-        let mut all = vec![first(1, 1, 1, "a"), first(2, 1, 1, "a"), first(1, 2, 1, "a"), first(1, 1, 2, "a")];
+        let mut all = vec![
+            first(1, 1, 1, "a"),
+            first(2, 1, 1, "a"),
+            first(1, 2, 1, "a"),
+            first(1, 1, 2, "a"),
+        ];
         all.push(first(1, 1, 1, "b"));
         all.sort_unstable();
         all.dedup();
@@ -530,9 +603,18 @@ mod tests {
             (0..count).map(|i| permutation.get(i)).collect::<Vec<u64>>()
         };
         assert_eq!(first(10, 10), [1, 4, 8, 0, 9, 2, 5, 7, 3, 6]);
-        assert_eq!(first(1_000_000, 5), [645042, 655679, 306721, 565904, 249240]);
-        assert_eq!(first(1_000_000_000_000, 3), [147586165545, 526073683648, 459559828585]);
+        assert_eq!(
+            first(1_000_000, 5),
+            [645042, 655679, 306721, 565904, 249240]
+        );
+        assert_eq!(
+            first(1_000_000_000_000, 3),
+            [147586165545, 526073683648, 459559828585]
+        );
         let mut draws = Draws::new(42, 1, 2, "crop");
-        assert_eq!([draws.next_u64(), draws.below(1000)], [14252941919455801579, 741]);
+        assert_eq!(
+            [draws.next_u64(), draws.below(1000)],
+            [14252941919455801579, 741]
+        );
     }
 }

@@ -73,9 +73,15 @@ impl Lanes {
     pub(crate) fn new(starts: &Arc<[u64]>, lanes: u64, window: usize, key: Option<Key>) -> Self {
         let chunks = starts.len().saturating_sub(1);
         let permutation = key.map(|key| Permutation::new(chunks as u64, key.named("chunks")));
-        let (mut sequence, mut before, mut sum) = (Vec::with_capacity(chunks), Vec::with_capacity(chunks + 1), 0);
+        let (mut sequence, mut before, mut sum) = (
+            Vec::with_capacity(chunks),
+            Vec::with_capacity(chunks + 1),
+            0,
+        );
         for k in 0..chunks {
-            let chunk = permutation.as_ref().map_or(k, |permutation| permutation.get(k as u64) as usize);
+            let chunk = permutation
+                .as_ref()
+                .map_or(k, |permutation| permutation.get(k as u64) as usize);
             let rows = starts[chunk + 1] - starts[chunk];
             if rows > 0 {
                 sequence.push(chunk);
@@ -85,7 +91,14 @@ impl Lanes {
         }
         before.push(sum);
         let (lanes, window) = (lanes.max(1), window.max(1));
-        Self(Arc::new(Inner { starts: starts.clone(), sequence, before, lanes, window, key }))
+        Self(Arc::new(Inner {
+            starts: starts.clone(),
+            sequence,
+            before,
+            lanes,
+            window,
+            key,
+        }))
     }
 
     /// Positions of an epoch: every sample has one.
@@ -100,7 +113,11 @@ impl Lanes {
 
     /// The sample at `position`, which must be below `len`.
     pub(crate) fn id(&self, position: u64) -> u64 {
-        assert!(position < self.len(), "position {position} of an epoch of {}", self.len());
+        assert!(
+            position < self.len(),
+            "position {position} of an epoch of {}",
+            self.len()
+        );
         let lane = position % self.0.lanes;
         let at = self.span(lane).start + position / self.0.lanes;
         let group = self.group(lane, at);
@@ -109,19 +126,35 @@ impl Lanes {
 
     /// The most entries that a piece of a rank with this `step` has, in any round and whatever the key and the class.
     pub(crate) fn most(&self, step: u64) -> usize {
-        let lanes = self.0.lanes.min(self.len()).div_ceil(gcd(self.0.lanes, step.max(1)));
+        let lanes = self
+            .0
+            .lanes
+            .min(self.len())
+            .div_ceil(gcd(self.0.lanes, step.max(1)));
         let lanes = usize::try_from(lanes).unwrap_or(usize::MAX);
         // Beside its first piece a lane has only chunks that no earlier lane has.
-        let exist = self.0.sequence.len().saturating_add(lanes.saturating_sub(1));
+        let exist = self
+            .0
+            .sequence
+            .len()
+            .saturating_add(lanes.saturating_sub(1));
         lanes.saturating_mul(self.0.window).min(exist)
     }
 
     /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a chunk counts with all its
     /// rows each time it is opened. 1 is the least; NaN without samples.
     pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
-        let Inner { starts, sequence, lanes, .. } = &*self.0;
+        let Inner {
+            starts,
+            sequence,
+            lanes,
+            ..
+        } = &*self.0;
         let rows = |turn: usize| u128::from(starts[sequence[turn] + 1] - starts[sequence[turn]]);
-        let once: u128 = (0..self.len().min(*lanes)).flat_map(|lane| self.turns(lane)).map(rows).sum();
+        let once: u128 = (0..self.len().min(*lanes))
+            .flat_map(|lane| self.turns(lane))
+            .map(rows)
+            .sum();
         // So many ranks read each lane.
         let ranks = world.max(1) / gcd(*lanes, step.max(1));
         once as f64 * ranks as f64 / self.len() as f64
@@ -136,8 +169,13 @@ impl Lanes {
     pub(crate) fn needs(&self, start: u64, end: u64, class: u64, step: u64) -> Needs {
         let (len, stride) = (self.len(), gcd(self.0.lanes, step.max(1)));
         let end = if len == 0 { start } else { end.max(start) };
-        let (mut rounds, mut begins, mut groups, mut firsts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut base = if start < end { start - start % len } else { end };
+        let (mut rounds, mut begins, mut groups, mut firsts) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut base = if start < end {
+            start - start % len
+        } else {
+            end
+        };
         while base < end {
             let remainder = class_before(class, base, stride);
             let first = begins.len();
@@ -148,7 +186,11 @@ impl Lanes {
                 self.add_groups(lane, base, &run, &mut groups, &mut firsts);
                 lane = lane.saturating_add(stride);
             }
-            rounds.push(Round { base, remainder, visited: first..begins.len() });
+            rounds.push(Round {
+                base,
+                remainder,
+                visited: first..begins.len(),
+            });
             base = base.saturating_add(len);
         }
         begins.push(groups.len());
@@ -160,7 +202,15 @@ impl Lanes {
             entry += needing.group.turns.len();
         }
         let sequence = firsts.into_iter().map(|(_, group)| group).collect();
-        Needs(Arc::new(Needed { lanes: self.clone(), run: start..end, stride, rounds, begins, groups, sequence }))
+        Needs(Arc::new(Needed {
+            lanes: self.clone(),
+            run: start..end,
+            stride,
+            rounds,
+            begins,
+            groups,
+            sequence,
+        }))
     }
 
     /// Adds the groups of `lane` that have a position in `run` (of the round that begins at `base`), and their first needs.
@@ -182,7 +232,11 @@ impl Lanes {
             let group = self.group(lane, at);
             firsts.push((position(at), groups.len()));
             at = group.samples.end;
-            groups.push(Needing { until: position(at.min(end) - 1).saturating_add(1), group, entry: 0 });
+            groups.push(Needing {
+                until: position(at.min(end) - 1).saturating_add(1),
+                group,
+                entry: 0,
+            });
         }
     }
 
@@ -211,17 +265,40 @@ impl Lanes {
         let first = turns.start + number * window;
         let turns = first..first.saturating_add(*window).min(turns.end);
         let samples = before[turns.start].max(span.start)..before[turns.end].min(span.end);
-        Group { lane, number: number as u64, turns, samples }
+        Group {
+            lane,
+            number: number as u64,
+            turns,
+            samples,
+        }
     }
 
     fn permutation(&self, group: &Group) -> Option<Permutation> {
-        let key = self.0.key?.named("group").derive(group.lane).derive(group.number);
-        Some(Permutation::new(group.samples.end - group.samples.start, key))
+        let key = self
+            .0
+            .key?
+            .named("group")
+            .derive(group.lane)
+            .derive(group.number);
+        Some(Permutation::new(
+            group.samples.end - group.samples.start,
+            key,
+        ))
     }
 
     /// The piece of the group, the row in its chunk, and the sample that comes at `at`.
-    fn locate(&self, group: &Group, permutation: Option<&Permutation>, at: u64) -> (usize, u64, u64) {
-        let Inner { starts, sequence, before, .. } = &*self.0;
+    fn locate(
+        &self,
+        group: &Group,
+        permutation: Option<&Permutation>,
+        at: u64,
+    ) -> (usize, u64, u64) {
+        let Inner {
+            starts,
+            sequence,
+            before,
+            ..
+        } = &*self.0;
         let first = group.samples.start;
         let at = permutation.map_or(at, |permutation| first + permutation.get(at - first));
         let piece = before[group.turns.clone()].partition_point(|before| *before <= at) - 1;
@@ -234,7 +311,11 @@ impl Lanes {
 /// (`class` - `base`) mod `stride`.
 fn class_before(class: u64, base: u64, stride: u64) -> u64 {
     let (class, base) = (class % stride, base % stride);
-    if class >= base { class - base } else { stride - (base - class) }
+    if class >= base {
+        class - base
+    } else {
+        stride - (base - class)
+    }
 }
 
 /// The sequence in which a rank needs pieces of chunks. Clones share it.
@@ -295,17 +376,38 @@ pub(crate) struct Piece {
 impl Needs {
     /// Heap bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
-        let Needed { rounds, begins, groups, sequence, .. } = &*self.0;
-        size_of_val(&**rounds) + size_of_val(&**begins) + size_of_val(&**groups) + size_of_val(&**sequence)
+        let Needed {
+            rounds,
+            begins,
+            groups,
+            sequence,
+            ..
+        } = &*self.0;
+        size_of_val(&**rounds)
+            + size_of_val(&**begins)
+            + size_of_val(&**groups)
+            + size_of_val(&**sequence)
     }
 
     /// Entry `k`; `None` past the end.
     pub(crate) fn entry(&self, k: usize) -> Option<Need> {
-        let Needed { lanes, groups, sequence, .. } = &*self.0;
+        let Needed {
+            lanes,
+            groups,
+            sequence,
+            ..
+        } = &*self.0;
         let after = sequence.partition_point(|group| groups[*group].entry <= k);
-        let Needing { group, until, entry } = &groups[*sequence.get(after.checked_sub(1)?)?];
+        let Needing {
+            group,
+            until,
+            entry,
+        } = &groups[*sequence.get(after.checked_sub(1)?)?];
         let turn = group.turns.start + (k - entry);
-        group.turns.contains(&turn).then(|| Need { chunk: lanes.0.sequence[turn], until: *until })
+        group.turns.contains(&turn).then(|| Need {
+            chunk: lanes.0.sequence[turn],
+            until: *until,
+        })
     }
 
     /// The entries that `position` (virtual, in the run, visited or not) needs, and the end of this need: at most the end of the
@@ -315,8 +417,13 @@ impl Needs {
         let round_end = round.base.saturating_add(self.0.lanes.len());
         let ends = groups.iter().map(|(_, needing)| needing.until);
         let end = ends.fold(self.0.run.end.min(round_end), u64::min);
-        let entries = groups.iter().flat_map(|(_, needing)| (needing.entry..).take(needing.group.turns.len()));
-        Piece { end, entries: entries.collect() }
+        let entries = groups
+            .iter()
+            .flat_map(|(_, needing)| (needing.entry..).take(needing.group.turns.len()));
+        Piece {
+            end,
+            entries: entries.collect(),
+        }
     }
 
     /// The same, ready for many lookups.
@@ -325,17 +432,38 @@ impl Needs {
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();
         let mut entry = 0;
         for (lane, Needing { group, .. }) in groups {
-            let (permutation, origin) = (self.0.lanes.permutation(group), self.0.lanes.span(group.lane).start);
-            lanes[lane] = Some(Place { entry, group, permutation, origin });
+            let (permutation, origin) = (
+                self.0.lanes.permutation(group),
+                self.0.lanes.span(group.lane).start,
+            );
+            lanes[lane] = Some(Place {
+                entry,
+                group,
+                permutation,
+                origin,
+            });
             entry += group.turns.len();
         }
-        Places { needed: &self.0, round, lanes }
+        Places {
+            needed: &self.0,
+            round,
+            lanes,
+        }
     }
 
     /// The round of a position, and the groups that it needs by entry, each with the index of its lane among the visited.
     fn groups(&self, position: u64) -> (&Round, Vec<(usize, &Needing)>) {
-        let Needed { run, rounds, begins, groups, .. } = &*self.0;
-        assert!(run.contains(&position), "position {position} of the run {run:?}");
+        let Needed {
+            run,
+            rounds,
+            begins,
+            groups,
+            ..
+        } = &*self.0;
+        assert!(
+            run.contains(&position),
+            "position {position} of the run {run:?}"
+        );
         let round = &rounds[rounds.partition_point(|round| round.base <= position) - 1];
         let mut needed = Vec::with_capacity(round.visited.len());
         for (lane, visited) in round.visited.clone().enumerate() {
@@ -372,16 +500,24 @@ impl Places<'_> {
         // Divisions cost most here, and usual orders need none: one lane, or one lane of this rank's.
         let Needed { lanes, stride, .. } = self.needed;
         let (inner, count) = (position - self.round.base, lanes.0.lanes);
-        let (lane, at) = if count == 1 { (0, inner) } else { (inner % count, inner / count) };
+        let (lane, at) = if count == 1 {
+            (0, inner)
+        } else {
+            (inner % count, inner / count)
+        };
         let index = match lane.checked_sub(self.round.remainder) {
             Some(0) => Some(0),
             Some(lane) => usize::try_from(lane / stride).ok(),
             None => None,
         };
         let place = index.and_then(|index| self.lanes.get(index)?.as_ref());
-        let here = |place: &&Place<'_>| place.group.lane == lane && place.group.samples.contains(&(place.origin + at));
+        let here = |place: &&Place<'_>| {
+            place.group.lane == lane && place.group.samples.contains(&(place.origin + at))
+        };
         let place = place.filter(here);
-        let place = place.unwrap_or_else(|| panic!("position {position} is not in the piece, or not the rank's"));
+        let place = place.unwrap_or_else(|| {
+            panic!("position {position} is not in the piece, or not the rank's")
+        });
         let at = place.origin + at;
         let (piece, row, id) = lanes.locate(place.group, place.permutation.as_ref(), at);
         (place.entry + piece, row, id)

@@ -35,16 +35,26 @@ fn local_ranks_of(env: Env<'_>) -> usize {
     let of = |name: &str| env.get(name)?.parse::<usize>().ok();
     // Slurm counts per node: `4(x2),3` is 4, 4 and 3.
     let slurm = || {
-        let tasks = env.get("SLURM_STEP_TASKS_PER_NODE").filter(|_| !env.outside_of_srun())?;
+        let tasks = env
+            .get("SLURM_STEP_TASKS_PER_NODE")
+            .filter(|_| !env.outside_of_srun())?;
         let node = of("SLURM_NODEID").unwrap_or(0);
         let mut nodes = tasks.split(',').flat_map(|part| {
             let (tasks, times) = part.split_once("(x").unwrap_or((part, "1"));
-            std::iter::repeat_n(tasks.parse().ok(), times.trim_end_matches(')').parse().unwrap_or(0).min(RANKS_MAX))
+            std::iter::repeat_n(
+                tasks.parse().ok(),
+                times
+                    .trim_end_matches(')')
+                    .parse()
+                    .unwrap_or(0)
+                    .min(RANKS_MAX),
+            )
         });
         nodes.nth(node)?
     };
     let said = SIZES.into_iter().find_map(of).or_else(slurm);
-    said.filter(|ranks| (1..=RANKS_MAX).contains(ranks)).unwrap_or(1)
+    said.filter(|ranks| (1..=RANKS_MAX).contains(ranks))
+        .unwrap_or(1)
 }
 
 /// CPUs that the process may use.
@@ -74,7 +84,11 @@ impl Cores {
             let own = sched_getaffinity(None).map_or(0, |cpus| cpus.count() as usize);
             own > 0 && own <= cores_of_group().unwrap_or(0).max(own).div_ceil(ranks)
         };
-        Self { usable: usable_cores(), ranks, bound }
+        Self {
+            usable: usable_cores(),
+            ranks,
+            bound,
+        }
     }
 
     /// `None` for the only rank.
@@ -84,15 +98,31 @@ impl Cores {
 
     /// The part of one rank, at least 1.
     pub(crate) fn part(self) -> usize {
-        if self.bound { self.usable } else { (self.usable / self.ranks).max(1) }
+        if self.bound {
+            self.usable
+        } else {
+            (self.usable / self.ranks).max(1)
+        }
     }
 }
 
 impl fmt::Display for Cores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { usable, ranks, bound } = self;
-        let how = if *bound { "each has its own" } else { "they share them" };
-        write!(f, "{} for this process: {usable} usable, {ranks} ranks on this machine, {how}", self.part())
+        let Self {
+            usable,
+            ranks,
+            bound,
+        } = self;
+        let how = if *bound {
+            "each has its own"
+        } else {
+            "they share them"
+        };
+        write!(
+            f,
+            "{} for this process: {usable} usable, {ranks} ranks on this machine, {how}",
+            self.part()
+        )
     }
 }
 
@@ -100,10 +130,14 @@ impl fmt::Display for Cores {
 fn cores_of_group() -> Option<usize> {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    let own = cgroup::folders(&groups, "cpuset").into_iter().find_map(|folder| {
-        let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
-        files.into_iter().find_map(|name| count(&read(&folder.join(name))?))
-    });
+    let own = cgroup::folders(&groups, "cpuset")
+        .into_iter()
+        .find_map(|folder| {
+            let files = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
+            files
+                .into_iter()
+                .find_map(|name| count(&read(&folder.join(name))?))
+        });
     own.or_else(|| count(&read(Path::new("/sys/devices/system/cpu/online"))?))
 }
 
@@ -131,9 +165,18 @@ mod tests {
             ("LOCAL_WORLD_SIZE=0", 1),
             ("LOCAL_WORLD_SIZE=many", 1),
             ("LOCAL_WORLD_SIZE=99999999", 1),
-            ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3", 3),
-            ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3", 4),
-            ("SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=9 SLURM_STEP_TASKS_PER_NODE=4(x2),3", 1),
+            (
+                "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+                3,
+            ),
+            (
+                "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+                4,
+            ),
+            (
+                "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_NODEID=9 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+                1,
+            ),
             ("SLURM_JOB_ID=1 SLURM_STEP_TASKS_PER_NODE=4", 1),
         ];
         for (variables, expected) in table {
@@ -147,8 +190,26 @@ mod tests {
 
     #[test]
     fn ranks_divide_cores_that_no_launcher_has_divided() {
-        let part = |usable, ranks, bound| Cores { usable, ranks, bound }.part();
-        assert_eq!([part(64, 8, false), part(8, 8, true), part(2, 8, false), part(7, 2, false)], [8, 8, 1, 3]);
-        assert_eq!([count("0-3,8\n"), count("5"), count(""), count("7-3")], [Some(5), Some(1), None, None]);
+        let part = |usable, ranks, bound| {
+            Cores {
+                usable,
+                ranks,
+                bound,
+            }
+            .part()
+        };
+        assert_eq!(
+            [
+                part(64, 8, false),
+                part(8, 8, true),
+                part(2, 8, false),
+                part(7, 2, false)
+            ],
+            [8, 8, 1, 3]
+        );
+        assert_eq!(
+            [count("0-3,8\n"), count("5"), count(""), count("7-3")],
+            [Some(5), Some(1), None, None]
+        );
     }
 }

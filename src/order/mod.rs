@@ -86,7 +86,10 @@ use std::sync::Arc;
 /// assert!((400..600).contains(&rare), "{rare}");
 /// # Ok::<(), feedline::Error>(())
 /// ```
-#[allow(clippy::len_without_is_empty, reason = "an empty sampler is of no use to anybody")]
+#[allow(
+    clippy::len_without_is_empty,
+    reason = "an empty sampler is of no use to anybody"
+)]
 pub trait Sampler: Send + Sync + 'static {
     /// Positions per epoch. Asked once per epoch.
     fn len(&self) -> u64;
@@ -144,7 +147,11 @@ pub struct Drawn {
 /// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
 /// every machine.
 pub fn identity_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    let key = numbers.into_iter().fold(Key::new(0).named("identity"), |key, number| key.derive(number));
+    let key = numbers
+        .into_iter()
+        .fold(Key::new(0).named("identity"), |key, number| {
+            key.derive(number)
+        });
     Draws::from_key(key).next_u64()
 }
 
@@ -206,7 +213,16 @@ impl Order {
     }
 
     fn of(source: Source) -> Self {
-        Self { source, seed: 0, shuffled: false, window: None, block: 0, lanes: 1, groups: None, plan: None }
+        Self {
+            source,
+            seed: 0,
+            shuffled: false,
+            window: None,
+            block: 0,
+            lanes: 1,
+            groups: None,
+            plan: None,
+        }
     }
 
     /// Parts of the sequence that are walked at once.
@@ -220,13 +236,18 @@ impl Order {
             return self;
         }
         let bytes = bytes();
-        self.block = (u128::from(BLOCK) * u128::from(len) / u128::from(bytes.max(1))).clamp(1, 1 << 31) as u64;
+        self.block = (u128::from(BLOCK) * u128::from(len) / u128::from(bytes.max(1)))
+            .clamp(1, 1 << 31) as u64;
         self
     }
 
     /// Where samples that follow each other lie.
     pub(crate) fn locality(&self) -> Locality {
-        match (self.shuffled || self.groups.is_some(), &self.source, self.window) {
+        match (
+            self.shuffled || self.groups.is_some(),
+            &self.source,
+            self.window,
+        ) {
             (false, Source::Dataset, _) if self.block > 0 => Locality::Blocks,
             (false, Source::Dataset, _) => Locality::Sequence,
             _ => Locality::None,
@@ -247,7 +268,10 @@ impl Order {
     /// [cache](crate::storage::Cache), which then brings whole blocks in few requests, ahead of the reads; elsewhere, and
     /// for splits and subsets, whose samples lie apart, [`shuffled`](Self::shuffled) costs less.
     pub fn windowed(seed: u64, chunks: usize) -> Self {
-        Self { window: Some(chunks), ..Self::sequential().with_seed(seed) }
+        Self {
+            window: Some(chunks),
+            ..Self::sequential().with_seed(seed)
+        }
     }
 
     /// Cuts a [windowed](Self::windowed) or [sequential](Self::sequential) order into `lanes` equal parts that are walked at
@@ -268,7 +292,11 @@ impl Order {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
         let earlier = earlier_equals(&ids, largest);
-        Self::of(Source::Indices { ids, largest, earlier })
+        Self::of(Source::Indices {
+            ids,
+            largest,
+            earlier,
+        })
     }
 
     /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
@@ -289,14 +317,27 @@ impl Order {
     /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` where each group has its last batch.
     #[must_use]
     pub fn grouped(self, groups: Groups) -> Self {
-        Self { groups: Some(groups), plan: None, ..self }
+        Self {
+            groups: Some(groups),
+            plan: None,
+            ..self
+        }
     }
 
     /// For a dataset of `len` samples and these batches. Errors: [`ErrorKind::Config`] for groups that fit neither.
-    pub(crate) fn planned(mut self, len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Self> {
-        let Some(groups) = &self.groups else { return Ok(self) };
+    pub(crate) fn planned(
+        mut self,
+        len: u64,
+        global: u64,
+        last: LastBatch,
+        rank: Rank,
+    ) -> Result<Self> {
+        let Some(groups) = &self.groups else {
+            return Ok(self);
+        };
         if !matches!(self.source, Source::Dataset) || self.window.is_some() || self.lanes != 1 {
-            let message = "only shuffled and sequential orders of a whole dataset, in one lane, have groups";
+            let message =
+                "only shuffled and sequential orders of a whole dataset, in one lane, have groups";
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.plan = Some(groups.plan(len, global, last, rank)?);
@@ -320,7 +361,9 @@ impl Order {
 
     /// Whether groups have batch sizes of their own.
     pub(crate) fn sizes_batches(&self) -> bool {
-        self.groups.as_ref().is_some_and(|groups| !groups.take_loaders_batch())
+        self.groups
+            .as_ref()
+            .is_some_and(|groups| !groups.take_loaders_batch())
     }
 
     /// The same samples, shuffled anew each epoch; also sets the seed of transforms.
@@ -367,12 +410,19 @@ impl Order {
     }
 
     /// The same for a dataset in chunks.
-    pub(crate) fn epoch_in(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<EpochOrder> {
+    pub(crate) fn epoch_in(
+        &self,
+        dataset_len: u64,
+        chunks: Option<&ChunkStarts>,
+        epoch: u64,
+    ) -> Result<EpochOrder> {
         self.check(dataset_len)?;
         let groups = self.grouped_epoch(epoch)?;
         let lanes = self.walk(dataset_len, chunks, epoch)?;
         let len = match &self.source {
-            Source::Dataset => groups.as_ref().map_or(dataset_len, |groups| groups.plan().len()),
+            Source::Dataset => groups
+                .as_ref()
+                .map_or(dataset_len, |groups| groups.plan().len()),
             Source::Indices { ids, .. } => ids.len() as u64,
             Source::Sampler(sampler) => in_sampler(|| sampler.len())?,
         };
@@ -380,9 +430,13 @@ impl Order {
         let permutation = (self.shuffled && groups.is_none()).then(|| Permutation::new(len, key));
         let chunks = chunks.cloned();
         let source = self.source.clone();
-        let most = chunks.as_ref().map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
+        let most = chunks
+            .as_ref()
+            .map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
         let block = self.block;
-        let ahead = block.saturating_mul(self.window.unwrap_or(0) as u64).saturating_mul(u64::from(self.lanes));
+        let ahead = block
+            .saturating_mul(self.window.unwrap_or(0) as u64)
+            .saturating_mul(u64::from(self.lanes));
         let needs = None;
         Ok(EpochOrder {
             source,
@@ -404,18 +458,33 @@ impl Order {
         if self.groups.is_none() {
             return Ok(None);
         }
-        let unplanned = "the batches of groups depend on the loader's settings: ask the loader for a preview";
-        let plan = self.plan.as_ref().ok_or_else(|| Error::new(ErrorKind::Config, Stage::Build, unplanned))?;
-        let key = self.shuffled.then(|| Key::new(self.seed).named("groups").derive(epoch));
+        let unplanned =
+            "the batches of groups depend on the loader's settings: ask the loader for a preview";
+        let plan = self
+            .plan
+            .as_ref()
+            .ok_or_else(|| Error::new(ErrorKind::Config, Stage::Build, unplanned))?;
+        let key = self
+            .shuffled
+            .then(|| Key::new(self.seed).named("groups").derive(epoch));
         Ok(Some(Arc::new(GroupedEpoch::new(plan, key))))
     }
 
     /// The walk over chunks; `None` when samples come one by one.
-    fn walk(&self, dataset_len: u64, chunks: Option<&ChunkStarts>, epoch: u64) -> Result<Option<Lanes>> {
+    fn walk(
+        &self,
+        dataset_len: u64,
+        chunks: Option<&ChunkStarts>,
+        epoch: u64,
+    ) -> Result<Option<Lanes>> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Build, message));
-        let sequential = matches!(self.source, Source::Dataset) && !self.shuffled && self.groups.is_none();
+        let sequential =
+            matches!(self.source, Source::Dataset) && !self.shuffled && self.groups.is_none();
         if self.lanes == 0 || self.lanes > LANES_MAX {
-            return bad(&format!("{} lanes; 1 to {LANES_MAX} are possible", self.lanes));
+            return bad(&format!(
+                "{} lanes; 1 to {LANES_MAX} are possible",
+                self.lanes
+            ));
         }
         if self.lanes > 1 && !sequential {
             return bad("only windowed and sequential orders have lanes");
@@ -425,20 +494,35 @@ impl Order {
         }
         let whole = chunks.filter(|chunks| chunks.whole);
         match (self.window, whole) {
-            (Some(_), None) if chunks.is_some() => {
-                bad("a windowed order needs the whole dataset, not a subset; split it by files, or list its samples")
-            }
-            (Some(_), None) if self.block == 0 => {
-                bad("the chunks of a windowed order depend on the dataset: ask the loader for a preview")
-            }
+            (Some(_), None) if chunks.is_some() => bad(
+                "a windowed order needs the whole dataset, not a subset; split it by files, or list its samples",
+            ),
+            (Some(_), None) if self.block == 0 => bad(
+                "the chunks of a windowed order depend on the dataset: ask the loader for a preview",
+            ),
             (Some(window), chunks) => {
                 let key = Key::new(self.seed).named("windowed order").derive(epoch);
-                let ends = || (1..=dataset_len.div_ceil(self.block)).map(|end| (end * self.block).min(dataset_len));
-                let starts =
-                    chunks.map_or_else(|| std::iter::once(0).chain(ends()).collect(), |chunks| chunks.starts.clone());
-                Ok(Some(Lanes::new(&starts, u64::from(self.lanes), window, Some(key))))
+                let ends = || {
+                    (1..=dataset_len.div_ceil(self.block))
+                        .map(|end| (end * self.block).min(dataset_len))
+                };
+                let starts = chunks.map_or_else(
+                    || std::iter::once(0).chain(ends()).collect(),
+                    |chunks| chunks.starts.clone(),
+                );
+                Ok(Some(Lanes::new(
+                    &starts,
+                    u64::from(self.lanes),
+                    window,
+                    Some(key),
+                )))
             }
-            (None, Some(chunks)) if sequential => Ok(Some(Lanes::new(&chunks.starts, u64::from(self.lanes), 1, None))),
+            (None, Some(chunks)) if sequential => Ok(Some(Lanes::new(
+                &chunks.starts,
+                u64::from(self.lanes),
+                1,
+                None,
+            ))),
             (None, _) if self.lanes > 1 => {
                 // Without chunks, or with a subset's chunks, which are open all the time.
                 let whole: Arc<[u64]> = [0, dataset_len].into();
@@ -451,7 +535,9 @@ impl Order {
     /// How far a run of a mixture is. Errors: of a sampler that panics.
     pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
         match &self.source {
-            Source::Sampler(sampler) if !self.shuffled => in_sampler(|| sampler.progress(epoch, position)),
+            Source::Sampler(sampler) if !self.shuffled => {
+                in_sampler(|| sampler.progress(epoch, position))
+            }
             _ => Ok(None),
         }
     }
@@ -462,12 +548,18 @@ impl Order {
     pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
         let grouped = self.plan.as_ref();
         let (kind, identity) = match &self.source {
-            Source::Dataset if grouped.is_some() => (OrderKind::Grouped, grouped.map_or(0, |plan| plan.identity())),
+            Source::Dataset if grouped.is_some() => (
+                OrderKind::Grouped,
+                grouped.map_or(0, |plan| plan.identity()),
+            ),
             Source::Dataset if self.window.is_some() => (OrderKind::Windowed, self.block),
             Source::Dataset if self.shuffled => (OrderKind::Shuffled, 0),
             Source::Dataset => (OrderKind::Sequential, 0),
             Source::Indices { ids, .. } => (OrderKind::Indices, hash(ids)),
-            Source::Sampler(sampler) => (OrderKind::Sampler, in_sampler(|| sampled(&**sampler, positions))?),
+            Source::Sampler(sampler) => (
+                OrderKind::Sampler,
+                in_sampler(|| sampled(&**sampler, positions))?,
+            ),
         };
         Ok(Settings {
             kind,
@@ -484,8 +576,11 @@ impl Order {
 /// A sampler's identity, with some of its ids: samplers that forget a setting in their identity differ in these.
 fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     const LOOKS: u64 = 16;
-    let positions = (0..LOOKS).map(|look| (u128::from(len) * u128::from(look) / u128::from(LOOKS)) as u64);
-    let ids = positions.filter(|_| len > 0).map(|position| sampler.id(0, position));
+    let positions =
+        (0..LOOKS).map(|look| (u128::from(len) * u128::from(look) / u128::from(LOOKS)) as u64);
+    let ids = positions
+        .filter(|_| len > 0)
+        .map(|position| sampler.id(0, position));
     identity_of(std::iter::once(sampler.identity()).chain(ids))
 }
 
@@ -535,14 +630,27 @@ pub(crate) fn gcd(a: u64, b: u64) -> u64 {
 }
 
 fn hash(ids: &[u64]) -> u64 {
-    Draws::from_key(ids.iter().fold(Key::new(ids.len() as u64).named("indices"), |key, id| key.derive(*id))).next_u64()
+    Draws::from_key(
+        ids.iter()
+            .fold(Key::new(ids.len() as u64).named("indices"), |key, id| {
+                key.derive(*id)
+            }),
+    )
+    .next_u64()
 }
 
 /// For each entry the number of equal ones before it; `None` if all differ. Where a bit per sample takes less than the list,
 /// only samples that come again take more.
 fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
     let has_bits = largest / 64 < ids.len() as u64;
-    let mut seen = vec![0_u64; if has_bits { (largest / 64) as usize + 1 } else { 0 }];
+    let mut seen = vec![
+        0_u64;
+        if has_bits {
+            (largest / 64) as usize + 1
+        } else {
+            0
+        }
+    ];
     let mut times = HashMap::new();
     let earlier = ids.iter().map(|id| {
         if has_bits {
@@ -552,10 +660,16 @@ fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
                 return 0;
             }
         }
-        *times.entry(*id).and_modify(|time| *time += 1).or_insert(u32::from(has_bits))
+        *times
+            .entry(*id)
+            .and_modify(|time| *time += 1)
+            .or_insert(u32::from(has_bits))
     });
     let earlier: Vec<u32> = earlier.collect();
-    earlier.iter().any(|earlier| *earlier > 0).then(|| earlier.into())
+    earlier
+        .iter()
+        .any(|earlier| *earlier > 0)
+        .then(|| earlier.into())
 }
 
 /// Runs a user's sampler: its panic is an error of the order, on whichever thread it is asked.
@@ -613,7 +727,11 @@ pub(crate) enum Places<'a> {
 
 impl Places<'_> {
     /// The place among the piece's entries, the row in the chunk, and the sample at `position`.
-    pub(crate) fn locate(&self, position: u64, rename: impl Fn(u64) -> u64) -> Result<(usize, u64, u64)> {
+    pub(crate) fn locate(
+        &self,
+        position: u64,
+        rename: impl Fn(u64) -> u64,
+    ) -> Result<(usize, u64, u64)> {
         match self {
             Self::Sequential(start) => Ok((0, position - start, position)),
             Self::Lanes(places) => Ok(places.locate(position)),
@@ -621,10 +739,14 @@ impl Places<'_> {
                 let id = order.id(position)?;
                 let inner = rename(id);
                 if starts.last().is_none_or(|count| inner >= *count) {
-                    let message = format!("the dataset says that sample {id} is number {inner} of its chunks' samples");
+                    let message = format!(
+                        "the dataset says that sample {id} is number {inner} of its chunks' samples"
+                    );
                     return Err(Error::new(ErrorKind::User, Stage::Order, message));
                 }
-                let chunk = starts.partition_point(|start| *start <= inner).saturating_sub(1);
+                let chunk = starts
+                    .partition_point(|start| *start <= inner)
+                    .saturating_sub(1);
                 Ok((chunk, inner - starts[chunk], id))
             }
         }
@@ -644,11 +766,18 @@ impl EpochOrder {
             return Ok(groups.id(position));
         }
         // Only the end of an epoch that is filled up needs the division.
-        let position = if position < self.len { position } else { position % self.len };
+        let position = if position < self.len {
+            position
+        } else {
+            position % self.len
+        };
         if let Some(lanes) = &self.lanes {
             return Ok(lanes.id(position));
         }
-        let index = self.permutation.as_ref().map_or(position, |permutation| permutation.get(position));
+        let index = self
+            .permutation
+            .as_ref()
+            .map_or(position, |permutation| permutation.get(position));
         match &self.source {
             Source::Dataset => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
@@ -663,12 +792,21 @@ impl EpochOrder {
     /// Sets the draws of one sample within the epoch apart; 0 for the first of a dataset's or a list's. Positions past the end
     /// are copies of those at the beginning. Errors: of a sampler that panics.
     pub(crate) fn draw(&self, position: u64) -> Result<u64> {
-        let index = |position| self.permutation.as_ref().map_or(position, |permutation| permutation.get(position));
+        let index = |position| {
+            self.permutation
+                .as_ref()
+                .map_or(position, |permutation| permutation.get(position))
+        };
         match &self.source {
             Source::Dataset | Source::Indices { earlier: None, .. } => Ok(0),
             _ if self.len == 0 => Ok(0),
-            Source::Indices { earlier: Some(earlier), .. } => Ok(earlier[index(position % self.len) as usize].into()),
-            Source::Sampler(sampler) => in_sampler(|| sampler.draw(self.epoch, index(position % self.len))),
+            Source::Indices {
+                earlier: Some(earlier),
+                ..
+            } => Ok(earlier[index(position % self.len) as usize].into()),
+            Source::Sampler(sampler) => {
+                in_sampler(|| sampler.draw(self.epoch, index(position % self.len)))
+            }
         }
     }
 
@@ -686,9 +824,15 @@ impl EpochOrder {
     }
 
     /// Samples of the window after that of the positions, of which each rank has one in `step`: [`HINTS`] per chunk by all.
-    pub(crate) fn ahead(&self, positions: impl Iterator<Item = u64>, step: u64) -> impl Iterator<Item = u64> {
+    pub(crate) fn ahead(
+        &self,
+        positions: impl Iterator<Item = u64>,
+        step: u64,
+    ) -> impl Iterator<Item = u64> {
         let every = (self.block / HINTS / step.max(1)).max(1) as usize;
-        let ahead = positions.step_by(every).map(|position| position.saturating_add(self.ahead));
+        let ahead = positions
+            .step_by(every)
+            .map(|position| position.saturating_add(self.ahead));
         let exist = ahead.filter(|position| self.ahead > 0 && *position < self.len);
         exist.filter_map(|position| self.id(position).ok())
     }
@@ -697,8 +841,15 @@ impl EpochOrder {
     pub(crate) fn first_ids(&self, count: u64) -> Result<Vec<u64>> {
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         match &self.groups {
-            Some(groups) => groups.positions().take(count).map(|position| self.id(position)).collect(),
-            None => (0..self.len).take(count).map(|position| self.id(position)).collect(),
+            Some(groups) => groups
+                .positions()
+                .take(count)
+                .map(|position| self.id(position))
+                .collect(),
+            None => (0..self.len)
+                .take(count)
+                .map(|position| self.id(position))
+                .collect(),
         }
     }
 
@@ -707,7 +858,8 @@ impl EpochOrder {
         let whole = self.chunks.as_ref().is_some_and(|chunks| chunks.whole);
         if let (Some(lanes), true) = (&self.lanes, whole) {
             let visited = batches.visited(most);
-            self.needs = Some(lanes.needs(visited.start, visited.end, batches.class(), batches.step()));
+            self.needs =
+                Some(lanes.needs(visited.start, visited.end, batches.class(), batches.step()));
             self.most = lanes.most(batches.step());
         }
         self
@@ -719,14 +871,18 @@ impl EpochOrder {
 
     /// Heap bytes of this epoch alone: some 100 per chunk in the walk.
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.lanes.as_ref().map_or(0, Lanes::heap_bytes) + self.needs.as_ref().map_or(0, Needs::heap_bytes)
+        self.lanes.as_ref().map_or(0, Lanes::heap_bytes)
+            + self.needs.as_ref().map_or(0, Needs::heap_bytes)
     }
 
     /// Entry `k` of the sequence in which chunks are needed; `None` past its end.
     pub(crate) fn need(&self, k: usize) -> Option<Need> {
         match &self.needs {
             Some(needs) => needs.entry(k),
-            None => (k + 1 < self.starts().len()).then_some(Need { chunk: k, until: u64::MAX }),
+            None => (k + 1 < self.starts().len()).then_some(Need {
+                chunk: k,
+                until: u64::MAX,
+            }),
         }
     }
 
@@ -738,7 +894,9 @@ impl EpochOrder {
     /// The reason for all chunks, for errors.
     pub(crate) fn why_all_chunks(&self) -> &'static str {
         match self.source {
-            Source::Sampler(_) => "a mix or sampler needs every chunk at any time and has no window",
+            Source::Sampler(_) => {
+                "a mix or sampler needs every chunk at any time and has no window"
+            }
             _ => "this order needs every chunk at any time; a windowed one needs few",
         }
     }
@@ -753,14 +911,19 @@ impl EpochOrder {
         self.chunks.as_ref()?;
         let world = batches.world();
         let planned = self.lanes.as_ref().filter(|_| self.needs.is_some());
-        Some(planned.map_or(world as f64, |lanes| lanes.amplification(world, batches.step())))
+        Some(planned.map_or(world as f64, |lanes| {
+            lanes.amplification(world, batches.step())
+        }))
     }
 
     /// The run of positions from `position` that needs the same chunks. For datasets in chunks.
     pub(crate) fn piece(&self, position: u64) -> Piece {
         match &self.needs {
             Some(needs) => needs.piece(position),
-            None => Piece { end: u64::MAX, entries: (0..self.starts().len().saturating_sub(1)).collect() },
+            None => Piece {
+                end: u64::MAX,
+                entries: (0..self.starts().len().saturating_sub(1)).collect(),
+            },
         }
     }
 
@@ -769,7 +932,9 @@ impl EpochOrder {
         let lanes = self.lanes.as_ref().filter(|_| self.needs.is_some());
         if lanes.is_some_and(Lanes::is_sequential) && position < self.len {
             let starts = self.starts();
-            return Places::Sequential(starts[starts.partition_point(|start| *start <= position) - 1]);
+            return Places::Sequential(
+                starts[starts.partition_point(|start| *start <= position) - 1],
+            );
         }
         match &self.needs {
             Some(needs) => Places::Lanes(needs.places(position)),
@@ -782,8 +947,9 @@ impl EpochOrder {
             return Ok(id);
         }
         let (epoch, len) = (self.epoch, self.dataset_len);
-        let message =
-            format!("the sampler gave id {id} at position {position} of epoch {epoch}, the dataset has {len} samples");
+        let message = format!(
+            "the sampler gave id {id} at position {position} of epoch {epoch}, the dataset has {len} samples"
+        );
         Err(Error::new(ErrorKind::Config, Stage::Order, message).with_sample(id))
     }
 }
@@ -857,25 +1023,51 @@ mod tests {
         let epoch = order.epoch(1000, 2).unwrap();
         let all = epoch.first_ids(u64::MAX).unwrap();
         assert_eq!(sorted(all.clone()), (0..1000).collect::<Vec<_>>());
-        let runs = |window: &[u64]| window.iter().map(|id| id / 8).collect::<std::collections::BTreeSet<_>>();
+        let runs = |window: &[u64]| {
+            window
+                .iter()
+                .map(|id| id / 8)
+                .collect::<std::collections::BTreeSet<_>>()
+        };
         let windows: Vec<_> = all.chunks(24).map(runs).collect();
         assert!(windows.iter().all(|runs| runs.len() <= 3), "{windows:?}");
-        assert!(all.chunks(24).take(9).any(|window| !window.is_sorted_by_key(|id| id / 8)), "{all:?}");
-        assert_ne!(all, order.epoch(1000, 3).unwrap().first_ids(u64::MAX).unwrap());
+        assert!(
+            all.chunks(24)
+                .take(9)
+                .any(|window| !window.is_sorted_by_key(|id| id / 8)),
+            "{all:?}"
+        );
+        assert_ne!(
+            all,
+            order.epoch(1000, 3).unwrap().first_ids(u64::MAX).unwrap()
+        );
         // Each run of the next window is announced, and nothing past the epoch's end.
         let ahead = |positions| epoch.ahead(positions, 1).collect::<Vec<_>>();
         assert_eq!(runs(&ahead(0..24)), runs(&all[24..48]));
         assert!(ahead(990..1000).is_empty());
-        assert!(Order::shuffled(5).in_blocks(1000, || 1).epoch(1000, 2).unwrap().ahead(0..24, 1).next().is_none());
+        assert!(
+            Order::shuffled(5)
+                .in_blocks(1000, || 1)
+                .epoch(1000, 2)
+                .unwrap()
+                .ahead(0..24, 1)
+                .next()
+                .is_none()
+        );
         let error = Order::windowed(5, 3).preview(1000, 0, 1).unwrap_err();
-        assert!(error.kind() == ErrorKind::Config && error.to_string().contains("ask the loader"), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Config && error.to_string().contains("ask the loader"),
+            "{error}"
+        );
     }
 
     #[test]
     fn equal_entries_of_a_list_draw_apart_and_others_as_ever() {
         let draws = |order: Order, positions: Range<u64>| {
             let epoch = order.epoch(u64::MAX, 0).unwrap();
-            positions.map(|position| epoch.draw(position).unwrap()).collect::<Vec<_>>()
+            positions
+                .map(|position| epoch.draw(position).unwrap())
+                .collect::<Vec<_>>()
         };
         // With a bit per sample and without.
         for far in [9, 1 << 40] {
@@ -888,7 +1080,10 @@ mod tests {
             assert_eq!(shuffled, [0, 0, 1, 1, 2]);
             assert_eq!(draws(Order::indices([far, 5, 0]), 0..4), [0; 4]);
         }
-        assert_eq!(draws(Order::sampler(Ramp { len: 3, step: 1 }), 0..4), [0, 1, 2, 0]);
+        assert_eq!(
+            draws(Order::sampler(Ramp { len: 3, step: 1 }), 0..4),
+            [0, 1, 2, 0]
+        );
         assert_eq!(draws(Order::shuffled(3), 0..2), [0, 0]);
         assert_eq!(draws(Order::indices([]), 0..2), [0, 0]);
     }
@@ -896,7 +1091,10 @@ mod tests {
     #[test]
     fn an_index_outside_the_dataset_is_refused() {
         let error = Order::indices([1, 10, 11]).epoch(10, 0).unwrap_err();
-        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (ErrorKind::Config, Stage::Build)
+        );
         assert_eq!(
             error.to_string(),
             "build: bad configuration: entry 1 of the order's indices is 10, the dataset has 10 samples: sample=10"
@@ -908,10 +1106,15 @@ mod tests {
 
     #[test]
     fn a_sampler_outside_the_dataset_is_named_with_its_id() {
-        let epoch = Order::sampler(Ramp { len: 4, step: 3 }).epoch(9, 0).unwrap();
+        let epoch = Order::sampler(Ramp { len: 4, step: 3 })
+            .epoch(9, 0)
+            .unwrap();
         assert_eq!(epoch.id(2).unwrap(), 6);
         let error = epoch.id(3).unwrap_err();
-        assert_eq!((error.kind(), error.stage(), error.site().sample), (ErrorKind::Config, Stage::Order, Some(9)));
+        assert_eq!(
+            (error.kind(), error.stage(), error.site().sample),
+            (ErrorKind::Config, Stage::Order, Some(9))
+        );
         assert_eq!(
             error.to_string(),
             "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, the dataset has 9 samples: sample=9"

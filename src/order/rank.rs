@@ -39,14 +39,24 @@ impl Rank {
             return Err(bad("a world of 0 ranks"));
         }
         if rank >= world {
-            return Err(bad(format!("rank {rank} of a world of {world}: ranks are counted from 0")));
+            return Err(bad(format!(
+                "rank {rank} of a world of {world}: ranks are counted from 0"
+            )));
         }
-        Ok(Self { number: rank, world, local_rank: None })
+        Ok(Self {
+            number: rank,
+            world,
+            local_rank: None,
+        })
     }
 
     /// The only process: rank 0 of 1.
     pub const fn single() -> Self {
-        Self { number: 0, world: 1, local_rank: None }
+        Self {
+            number: 0,
+            world: 1,
+            local_rank: None,
+        }
     }
 
     /// The same process, with its rank among those of its machine. It chooses a device and no sample, and is not
@@ -79,7 +89,11 @@ impl Rank {
                 "groups of {n} ranks that share data: a world of {world} ranks has no such groups"
             )));
         }
-        Ok(Self { number: self.number / n, world: self.world / n, ..self })
+        Ok(Self {
+            number: self.number / n,
+            world: self.world / n,
+            ..self
+        })
     }
 
     /// Checks that the processes of a run share data where they should, before anything is read: `processes[i]` is the data
@@ -89,7 +103,9 @@ impl Rank {
     /// Errors: [`ErrorKind::Config`], naming two processes: of different worlds, of one rank with different ids, or of different
     /// ranks with the same ids; or naming a rank that fewer processes have than another.
     pub fn agree(processes: &[(Self, Vec<u64>)]) -> Result<()> {
-        let Some((Self { world, .. }, _)) = processes.first() else { return Err(bad("no processes to compare")) };
+        let Some((Self { world, .. }, _)) = processes.first() else {
+            return Err(bad("no processes to compare"));
+        };
         let (mut of_rank, mut of_ids) = (HashMap::new(), HashMap::new());
         for (process, (rank, ids)) in processes.iter().enumerate() {
             if rank.world != *world {
@@ -101,12 +117,16 @@ impl Rank {
             let (first, count) = of_rank.entry(rank.number).or_insert((process, 0_usize));
             *count += 1;
             if processes[*first].1 != *ids {
-                return Err(bad(format!("processes {first} and {process} are {rank}, but their next batches differ")));
+                return Err(bad(format!(
+                    "processes {first} and {process} are {rank}, but their next batches differ"
+                )));
             }
             let other = *of_ids.entry(ids).or_insert(process);
             // At the end of an epoch all rows of several ranks may be blank.
             if processes[other].0.number != rank.number && ids.iter().any(|id| *id != u64::MAX) {
-                let numbers = [processes[other].0.number, rank.number].map(|number| number.to_string()).join(" and ");
+                let numbers = [processes[other].0.number, rank.number]
+                    .map(|number| number.to_string())
+                    .join(" and ");
                 return Err(bad(format!(
                     "processes {other} and {process} are ranks {numbers}, but have the same next batch"
                 )));
@@ -163,7 +183,9 @@ impl Rank {
     /// Whether a launcher gives this process a rank.
     pub(crate) fn is_launched() -> bool {
         let env = Env(&environment);
-        TABLE.iter().any(|row| env.has(row.rank) && (row.launcher != Launcher::Lightning || env.of_lightning()))
+        TABLE.iter().any(|row| {
+            env.has(row.rank) && (row.launcher != Launcher::Lightning || env.of_lightning())
+        })
     }
 
     /// The local rank alone: `LOCAL_RANK` gives it also where no variable gives the rank.
@@ -203,7 +225,8 @@ impl Default for Rank {
 impl fmt::Display for Rank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}", self.number, self.world)?;
-        self.local_rank.map_or(Ok(()), |local| write!(f, " (local rank {local})"))
+        self.local_rank
+            .map_or(Ok(()), |local| write!(f, " (local rank {local})"))
     }
 }
 
@@ -259,12 +282,29 @@ static TABLE: [Row; 10] = [
     row(Launcher::Kubernetes, "JOB_COMPLETION_INDEX", WORLD_SIZE, &[]),
 ];
 
-const fn row(launcher: Launcher, rank: &'static str, world: &'static str, local_rank: &'static [&'static str]) -> Row {
-    Row { launcher, rank, world, local_rank }
+const fn row(
+    launcher: Launcher,
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static [&'static str],
+) -> Row {
+    Row {
+        launcher,
+        rank,
+        world,
+        local_rank,
+    }
 }
 
 /// Ranks without a world, or not among all processes.
-const RANKS_ALONE: [&str; 6] = ["LOCAL_RANK", "PMIX_RANK", "PMI_ID", "PALS_RANKID", "GROUP_RANK", "NODE_RANK"];
+const RANKS_ALONE: [&str; 6] = [
+    "LOCAL_RANK",
+    "PMIX_RANK",
+    "PMI_ID",
+    "PALS_RANKID",
+    "GROUP_RANK",
+    "NODE_RANK",
+];
 
 /// The highest step id of srun (Slurm's `SLURM_MAX_NORMAL_STEP_ID`); the shell of `salloc` has `SLURM_STEP_ID=4294967290`.
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
@@ -289,19 +329,31 @@ impl Env<'_> {
     }
 
     fn number(self, name: &str) -> Result<Option<u32>> {
-        let Some(value) = self.get(name) else { return Ok(None) };
+        let Some(value) = self.get(name) else {
+            return Ok(None);
+        };
         let number = value.parse();
-        number.map(Some).map_err(|_| bad(format!("{name}={value:?} is not a whole number from 0 to {}", u32::MAX)))
+        number.map(Some).map_err(|_| {
+            bad(format!(
+                "{name}={value:?} is not a whole number from 0 to {}",
+                u32::MAX
+            ))
+        })
     }
 
     /// Whether Lightning's own launcher set the variables: that of the rank is missing.
     fn of_lightning(self) -> bool {
-        !self.has("RANK") && ["LOCAL_RANK", "NODE_RANK", WORLD_SIZE].into_iter().all(|name| self.has(name))
+        !self.has("RANK")
+            && ["LOCAL_RANK", "NODE_RANK", WORLD_SIZE]
+                .into_iter()
+                .all(|name| self.has(name))
     }
 
     /// Whether this is a batch script or the shell of `salloc`: a part of a Slurm job, but none of its tasks.
     pub(super) fn outside_of_srun(self) -> bool {
-        let step = self.get("SLURM_STEP_ID").and_then(|id| id.parse::<u32>().ok());
+        let step = self
+            .get("SLURM_STEP_ID")
+            .and_then(|id| id.parse::<u32>().ok());
         self.has("SLURM_JOB_ID") && step.is_none_or(|id| id > SLURM_STEP_MAX)
     }
 }
@@ -322,11 +374,15 @@ impl Row {
 
     /// Reads the variables; `None` when neither rank nor world is set.
     fn read(&'static self, env: Env<'_>) -> Result<Option<Claim>> {
-        if self.launcher == Launcher::Lightning && !(env.of_lightning() && env.number("NODE_RANK")? == Some(0)) {
+        if self.launcher == Launcher::Lightning
+            && !(env.of_lightning() && env.number("NODE_RANK")? == Some(0))
+        {
             return Ok(None);
         }
         let half = |set: &str, value: u32, missing: &str| {
-            Err(bad(format!("{set}={value} is set but {missing} is not; set {missing}, or unset {set}")))
+            Err(bad(format!(
+                "{set}={value} is set but {missing} is not; set {missing}, or unset {set}"
+            )))
         };
         let (rank, world) = match (env.number(self.rank)?, env.number(self.world)?) {
             (Some(rank), Some(world)) => (rank, world),
@@ -338,17 +394,28 @@ impl Row {
         let local_rank = local.map_or(Ok(None), |name| env.number(name))?;
         for (name, value) in std::iter::once((self.rank, rank)).chain(local.zip(local_rank)) {
             if value >= world {
-                return Err(bad(format!("{name}={value} is not below {}={world}", self.world)));
+                return Err(bad(format!(
+                    "{name}={value} is not below {}={world}",
+                    self.world
+                )));
             }
         }
         if self.launcher == Launcher::Slurm
             && let Some(of_step) = env.number("SLURM_STEP_NUM_TASKS")?
             && of_step != world
         {
-            let message = format!("SLURM_NTASKS={world} contradicts SLURM_STEP_NUM_TASKS={of_step}");
+            let message =
+                format!("SLURM_NTASKS={world} contradicts SLURM_STEP_NUM_TASKS={of_step}");
             return Err(bad(message + "; unset one" + &explicit(", or use")));
         }
-        Ok(Some(Claim { row: self, rank: Rank { number: rank, world, local_rank } }))
+        Ok(Some(Claim {
+            row: self,
+            rank: Rank {
+                number: rank,
+                world,
+                local_rank,
+            },
+        }))
     }
 }
 
@@ -370,13 +437,17 @@ impl Claim {
             // mpirun starts its daemons with srun, on every node but its own; the ranks inherit their variables.
             (Launcher::OpenMpi, Launcher::Slurm) => outer_world < world,
             // With one process per node the worlds are equal, and torchrun ranks the nodes in the order of their arrival.
-            (Launcher::Torchrun, _) if env.has("TORCHELASTIC_RUN_ID") => world.is_multiple_of(outer_world),
+            (Launcher::Torchrun, _) if env.has("TORCHELASTIC_RUN_ID") => {
+                world.is_multiple_of(outer_world)
+            }
             _ => outer_world < world && world.is_multiple_of(outer_world),
         };
         if nodes || self.agrees(outer) {
             return Ok(());
         }
-        let of = |claim: &Self| Setting::RankOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)));
+        let of = |claim: &Self| {
+            Setting::RankOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)))
+        };
         Err(bad(format!(
             "{self} contradicts {outer}: an outer launcher must give the same rank and world, or a number of nodes that \
              divides the inner world; unset the variables of one{}{}{}",
@@ -389,7 +460,11 @@ impl Claim {
 
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}={} {}={}", self.row.rank, self.rank.number, self.row.world, self.rank.world)
+        write!(
+            f,
+            "{}={} {}={}",
+            self.row.rank, self.rank.number, self.row.world, self.rank.world
+        )
     }
 }
 
@@ -402,13 +477,23 @@ fn resolve(env: Env<'_>) -> Result<Rank> {
     let rank = match claims.split_first() {
         None => unclaimed(env)?,
         Some((inner, outer)) => {
-            outer.iter().try_for_each(|outer| inner.check_outer(outer, env))?;
-            let local_rank = claims.iter().filter(|claim| inner.agrees(claim)).find_map(|claim| claim.rank.local_rank);
-            Rank { local_rank, ..inner.rank }
+            outer
+                .iter()
+                .try_for_each(|outer| inner.check_outer(outer, env))?;
+            let local_rank = claims
+                .iter()
+                .filter(|claim| inner.agrees(claim))
+                .find_map(|claim| claim.rank.local_rank);
+            Rank {
+                local_rank,
+                ..inner.rank
+            }
         }
     };
     match env.number(WORLD_SIZE)? {
-        Some(world) if world != rank.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) => {
+        Some(world)
+            if world != rank.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) =>
+        {
             Err(bad(format!(
                 "WORLD_SIZE={world} is set but RANK is not, and without it this is {rank}; set RANK, or unset \
                  WORLD_SIZE{}",
@@ -436,7 +521,10 @@ fn unclaimed(env: Env<'_>) -> Result<Rank> {
     if env.has("JOB_COMPLETION_INDEX") {
         return only(Launcher::Kubernetes, env);
     }
-    Ok(Rank { local_rank: env.number("LOCAL_RANK")?, ..Rank::single() })
+    Ok(Rank {
+        local_rank: env.number("LOCAL_RANK")?,
+        ..Rank::single()
+    })
 }
 
 /// The rule of [`Rank::local_from_env`].
@@ -450,7 +538,12 @@ fn local(env: Env<'_>) -> Result<Option<u32>> {
 /// Refuses a batch script of several tasks: as rank 0 it would see a part of the data.
 fn refuse_without_srun(env: Env<'_>) -> Result<()> {
     let names = ["SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"];
-    let Some(name) = names.into_iter().find(|name| env.outside_of_srun() && env.has(name)) else { return Ok(()) };
+    let Some(name) = names
+        .into_iter()
+        .find(|name| env.outside_of_srun() && env.has(name))
+    else {
+        return Ok(());
+    };
     match env.number(name)? {
         Some(tasks) if tasks > 1 => Err(bad(format!(
             "{name}={tasks}, but srun did not start this process (SLURM_STEP_ID is unset or not a step of srun), so it has \
@@ -468,7 +561,10 @@ fn only(launcher: Launcher, env: Env<'_>) -> Result<Rank> {
     let row = &TABLE[launcher as usize];
     let claim = row.read(env)?;
     claim.map(|claim| claim.rank).ok_or_else(|| {
-        bad(format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world))
+        bad(format!(
+            "the launcher {launcher:?} gives no rank here: it sets {} and {}",
+            row.rank, row.world
+        ))
     })
 }
 
@@ -497,14 +593,20 @@ mod tests {
     }
 
     fn lookup<T>(variables: &Variables<'_>, of: impl Fn(Env<'_>) -> Result<T>) -> Result<T> {
-        let get = |name: &str| variables.iter().find(|(other, _)| *other == name).map(|(_, value)| value.clone());
+        let get = |name: &str| {
+            variables
+                .iter()
+                .find(|(other, _)| *other == name)
+                .map(|(_, value)| value.clone())
+        };
         of(Env(&get))
     }
 
     /// Checks rows of variables with the rank that they give.
     fn accepted(rows: &[(&str, &str)], of: impl Fn(Env<'_>) -> Result<Rank>) {
         for (variables, expected) in rows {
-            let rank = lookup(&parse(variables), &of).unwrap_or_else(|error| panic!("{variables}: {error}"));
+            let rank = lookup(&parse(variables), &of)
+                .unwrap_or_else(|error| panic!("{variables}: {error}"));
             assert_eq!(rank.to_string(), *expected, "{variables}");
         }
     }
@@ -513,7 +615,10 @@ mod tests {
     fn refused(rows: &[(&str, &str)], of: impl Fn(Env<'_>) -> Result<Rank>) {
         for (variables, expected) in rows {
             let error = lookup(&parse(variables), &of).expect_err(variables);
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::Config, Stage::Build)
+            );
             assert_eq!(error.message(), *expected, "{variables}");
         }
     }
@@ -521,33 +626,67 @@ mod tests {
     #[test]
     fn a_shard_is_a_rank_below_a_world() {
         let rank = Rank::new(3, 8).unwrap();
-        assert_eq!((rank.number(), rank.world(), rank.local_rank()), (3, 8, None));
+        assert_eq!(
+            (rank.number(), rank.world(), rank.local_rank()),
+            (3, 8, None)
+        );
         assert_eq!(rank.to_string(), "rank 3 of 8");
         assert_eq!(rank.with_local_rank(1).local_rank(), Some(1));
-        assert_eq!(rank.with_local_rank(1).to_string(), "rank 3 of 8 (local rank 1)");
-        assert_eq!((Rank::default(), Rank::single()), (Rank::new(0, 1).unwrap(), Rank::new(0, 1).unwrap()));
+        assert_eq!(
+            rank.with_local_rank(1).to_string(),
+            "rank 3 of 8 (local rank 1)"
+        );
+        assert_eq!(
+            (Rank::default(), Rank::single()),
+            (Rank::new(0, 1).unwrap(), Rank::new(0, 1).unwrap())
+        );
         assert!(Rank::new(u32::MAX - 1, u32::MAX).is_ok());
         for (rank, world, words) in [
             (0, 0, "a world of 0 ranks"),
             (8, 8, "rank 8 of a world of 8: ranks are counted from 0"),
-            (u32::MAX, 1, "rank 4294967295 of a world of 1: ranks are counted from 0"),
+            (
+                u32::MAX,
+                1,
+                "rank 4294967295 of a world of 1: ranks are counted from 0",
+            ),
         ] {
             let error = Rank::new(rank, world).unwrap_err();
-            assert_eq!((error.kind(), error.stage(), error.message()), (ErrorKind::Config, Stage::Build, words));
+            assert_eq!(
+                (error.kind(), error.stage(), error.message()),
+                (ErrorKind::Config, Stage::Build, words)
+            );
         }
     }
 
     #[test]
     fn adjacent_ranks_share_data() {
-        let of = |rank, world, n| Rank::new(rank, world).unwrap().with_local_rank(1).replicated(n);
-        let ranks: Vec<_> = (0..8).map(|rank| of(rank, 8, 2).unwrap().number()).collect();
+        let of = |rank, world, n| {
+            Rank::new(rank, world)
+                .unwrap()
+                .with_local_rank(1)
+                .replicated(n)
+        };
+        let ranks: Vec<_> = (0..8)
+            .map(|rank| of(rank, 8, 2).unwrap().number())
+            .collect();
         assert_eq!(ranks, [0, 0, 1, 1, 2, 2, 3, 3]);
-        assert_eq!(of(5, 8, 4).unwrap(), Rank::new(1, 2).unwrap().with_local_rank(1));
-        assert_eq!((of(3, 8, 1).unwrap(), of(7, 8, 8).unwrap().world()), (of(3, 8, 1).unwrap(), 1));
+        assert_eq!(
+            of(5, 8, 4).unwrap(),
+            Rank::new(1, 2).unwrap().with_local_rank(1)
+        );
+        assert_eq!(
+            (of(3, 8, 1).unwrap(), of(7, 8, 8).unwrap().world()),
+            (of(3, 8, 1).unwrap(), 1)
+        );
         for n in [0, 3, 5, 16, u32::MAX] {
             let error = of(3, 8, n).unwrap_err();
-            let words = format!("groups of {n} ranks that share data: a world of 8 ranks has no such groups");
-            assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
+            let words = format!(
+                "groups of {n} ranks that share data: a world of 8 ranks has no such groups"
+            );
+            assert_eq!(
+                (error.kind(), error.message()),
+                (ErrorKind::Config, words.as_str())
+            );
         }
     }
 
@@ -576,18 +715,36 @@ mod tests {
                 vec![of(0, 2), of(0, 2), of(1, 2), of(3, 4)],
                 "process 0 is one of 2 data ranks, process 3 one of 4".into(),
             ),
-            (vec![of(0, 2), of(0, 2), of(1, 2)], format!("2 of 3 processes are rank 0 of 2: {many}")),
-            (vec![of(0, 2), of(0, 2)], format!("2 of 2 processes are rank 0 of 2: {many}")),
-            (vec![of(1, 2)], format!("0 of 1 processes are rank 0 of 2: {many}")),
-            (vec![of(7, u32::MAX)], format!("0 of 1 processes are rank 0 of 4294967295: {many}")),
+            (
+                vec![of(0, 2), of(0, 2), of(1, 2)],
+                format!("2 of 3 processes are rank 0 of 2: {many}"),
+            ),
+            (
+                vec![of(0, 2), of(0, 2)],
+                format!("2 of 2 processes are rank 0 of 2: {many}"),
+            ),
+            (
+                vec![of(1, 2)],
+                format!("0 of 1 processes are rank 0 of 2: {many}"),
+            ),
+            (
+                vec![of(7, u32::MAX)],
+                format!("0 of 1 processes are rank 0 of 4294967295: {many}"),
+            ),
             (
                 vec![of(0, 2), of(1, 2), other],
                 "processes 0 and 2 are rank 0 of 2, but their next batches differ".into(),
             ),
-            (vec![of(0, 2), same], "processes 0 and 1 are ranks 0 and 1, but have the same next batch".into()),
+            (
+                vec![of(0, 2), same],
+                "processes 0 and 1 are ranks 0 and 1, but have the same next batch".into(),
+            ),
         ] {
             let error = Rank::agree(&processes).unwrap_err();
-            assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
+            assert_eq!(
+                (error.kind(), error.message()),
+                (ErrorKind::Config, words.as_str())
+            );
         }
     }
 
@@ -595,8 +752,11 @@ mod tests {
     fn cases(error: bool) -> Vec<(&'static str, &'static str)> {
         let text = include_str!("../../tests/fixtures/ranks.txt");
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        let rows = lines.filter_map(|line| line.split_once("-> ")).filter(|(_, said)| said.starts_with("! ") == error);
-        rows.map(|(variables, said)| (variables, said.trim_start_matches("! "))).collect()
+        let rows = lines
+            .filter_map(|line| line.split_once("-> "))
+            .filter(|(_, said)| said.starts_with("! ") == error);
+        rows.map(|(variables, said)| (variables, said.trim_start_matches("! ")))
+            .collect()
     }
 
     #[test]
@@ -612,7 +772,13 @@ mod tests {
         assert_eq!(rows.len(), 45);
         refused(&rows, resolve);
         let lines = vec![("RANK", "1\n2".to_owned()), ("WORLD_SIZE", "4".to_owned())];
-        assert!(lookup(&lines, resolve).unwrap_err().message().starts_with(r#"RANK="1\n2" is not"#), "one line");
+        assert!(
+            lookup(&lines, resolve)
+                .unwrap_err()
+                .message()
+                .starts_with(r#"RANK="1\n2" is not"#),
+            "one line"
+        );
     }
 
     #[test]
@@ -633,37 +799,73 @@ mod tests {
             "rank 3 of 4",
         ];
         let lightning = "LOCAL_RANK=2 NODE_RANK=0 WORLD_SIZE=8 PMI_RANK=3 PMI_SIZE=6";
-        accepted(&[(lightning, "rank 2 of 8 (local rank 2)")], |env| only(Launcher::Lightning, env));
-        refused(&[(all, "the launcher Lightning gives no rank here: it sets LOCAL_RANK and WORLD_SIZE")], |env| {
+        accepted(&[(lightning, "rank 2 of 8 (local rank 2)")], |env| {
             only(Launcher::Lightning, env)
         });
-        let alone = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning);
+        refused(
+            &[(
+                all,
+                "the launcher Lightning gives no rank here: it sets LOCAL_RANK and WORLD_SIZE",
+            )],
+            |env| only(Launcher::Lightning, env),
+        );
+        let alone = TABLE
+            .iter()
+            .filter(|row| row.launcher != Launcher::Lightning);
         for (row, rank) in alone.zip(ranks) {
             let launcher = row.launcher;
             assert_eq!(TABLE[launcher as usize].launcher, launcher);
             accepted(&[(all, rank)], |env| only(launcher, env));
-            let unset = format!("the launcher {launcher:?} gives no rank here: it sets {} and {}", row.rank, row.world);
-            refused(&[("", &unset), ("HOME=/root LOCAL_RANK=1", &unset)], |env| only(launcher, env));
+            let unset = format!(
+                "the launcher {launcher:?} gives no rank here: it sets {} and {}",
+                row.rank, row.world
+            );
+            refused(
+                &[("", &unset), ("HOME=/root LOCAL_RANK=1", &unset)],
+                |env| only(launcher, env),
+            );
         }
         let half = "RANK=1 is set but WORLD_SIZE is not; set WORLD_SIZE, or unset RANK";
-        refused(&[("RANK=1 PMI_RANK=0 PMI_SIZE=1", half)], |env| only(Launcher::Torchrun, env));
+        refused(&[("RANK=1 PMI_RANK=0 PMI_SIZE=1", half)], |env| {
+            only(Launcher::Torchrun, env)
+        });
         let batch = parse("SLURM_JOB_ID=7 SLURM_PROCID=0 SLURM_NTASKS=8");
         let error = lookup(&batch, |env| only(Launcher::Slurm, env)).unwrap_err();
-        assert!(error.message().starts_with("SLURM_NTASKS=8, but srun did not start"), "{error}");
+        assert!(
+            error
+                .message()
+                .starts_with("SLURM_NTASKS=8, but srun did not start"),
+            "{error}"
+        );
     }
 
     #[test]
     fn the_environment_is_that_of_the_process() {
         let variables: Vec<(String, String)> = std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+            .filter_map(|(name, value)| {
+                Some((
+                    name.into_string().ok()?,
+                    value.to_string_lossy().into_owned(),
+                ))
+            })
             .collect();
-        assert!(variables.iter().all(|(name, value)| environment(name).as_ref() == Some(value)));
+        assert!(
+            variables
+                .iter()
+                .all(|(name, value)| environment(name).as_ref() == Some(value))
+        );
         assert_eq!(environment("FEEDLINE_NO_SUCH_VARIABLE"), None);
-        let variables: Variables<'_> = variables.iter().map(|(name, value)| (name.as_str(), value.clone())).collect();
+        let variables: Variables<'_> = variables
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.clone()))
+            .collect();
         let text = |result: Result<Rank>| result.map_err(|error| error.to_string());
         assert_eq!(text(Rank::from_env()), text(lookup(&variables, resolve)));
         for launcher in TABLE.iter().map(|row| row.launcher) {
-            assert_eq!(text(Rank::of(launcher)), text(lookup(&variables, |env| only(launcher, env))));
+            assert_eq!(
+                text(Rank::of(launcher)),
+                text(lookup(&variables, |env| only(launcher, env)))
+            );
         }
     }
 
@@ -678,15 +880,25 @@ mod tests {
             ("LOCAL_RANK=1 NODE_RANK=1 WORLD_SIZE=4", Some(1)),
         ];
         for (variables, expected) in rows {
-            assert_eq!(lookup(&parse(variables), local).unwrap(), expected, "{variables}");
+            assert_eq!(
+                lookup(&parse(variables), local).unwrap(),
+                expected,
+                "{variables}"
+            );
         }
         for variables in ["PMIX_RANK=1", "RANK=many LOCAL_RANK=1", "LOCAL_RANK=x"] {
             assert!(lookup(&parse(variables), local).is_err(), "{variables}");
         }
     }
 
-    const FURTHER: [&str; 6] =
-        ["HOME", "NODE_RANK", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_RANK", "TORCHELASTIC_RUN_ID"];
+    const FURTHER: [&str; 6] = [
+        "HOME",
+        "NODE_RANK",
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "PMIX_RANK",
+        "TORCHELASTIC_RUN_ID",
+    ];
 
     /// Some launchers' claims, some of them spoilt by further variables, so that a part of the environments is legal.
     fn any_environment() -> impl Strategy<Value = Variables<'static>> {
@@ -695,8 +907,11 @@ mod tests {
             1 => any::<u64>().prop_map(|number| number.to_string()),
             1 => any::<String>(),
         ];
-        let names =
-            TABLE.iter().flat_map(|row| [row.rank, row.world].into_iter().chain(row.local_rank.iter().copied()));
+        let names = TABLE.iter().flat_map(|row| {
+            [row.rank, row.world]
+                .into_iter()
+                .chain(row.local_rank.iter().copied())
+        });
         let names: Vec<&str> = names.chain(FURTHER).collect();
         let claims = proptest::collection::vec((0..TABLE.len(), 0_u32..4, 1_u32..5), 0..3);
         let further = proptest::collection::vec((proptest::sample::select(names), value), 0..4);

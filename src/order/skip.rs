@@ -26,7 +26,11 @@ impl From<Skip> for (u64, u64, u64) {
 
 impl fmt::Display for Skip {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "batches {}..{} of epoch {}", self.start, self.end, self.epoch)
+        write!(
+            f,
+            "batches {}..{} of epoch {}",
+            self.start, self.end, self.epoch
+        )
     }
 }
 
@@ -44,12 +48,16 @@ impl Skips {
     pub(crate) fn are_legal(&self) -> bool {
         let apart = |pair: &[Skip]| (pair[0].epoch, pair[0].end) < (pair[1].epoch, pair[1].start);
         // The last epoch cannot be used: none follows it.
-        self.0.iter().all(|skip| skip.start < skip.end && skip.epoch < u64::MAX) && self.0.windows(2).all(apart)
+        self.0
+            .iter()
+            .all(|skip| skip.start < skip.end && skip.epoch < u64::MAX)
+            && self.0.windows(2).all(apart)
     }
 
     /// Adds batches, of which none is left out yet. Errors: the ones that are.
     pub(crate) fn add(&mut self, new: Skip) -> Result<(), Skip> {
-        let overlaps = |old: &&Skip| old.epoch == new.epoch && old.start < new.end && new.start < old.end;
+        let overlaps =
+            |old: &&Skip| old.epoch == new.epoch && old.start < new.end && new.start < old.end;
         if let Some(old) = self.0.iter().find(overlaps) {
             return Err(*old);
         }
@@ -62,17 +70,27 @@ impl Skips {
             }
             !touches
         });
-        self.0.insert(self.0.partition_point(|old| *old < joined), joined);
+        self.0
+            .insert(self.0.partition_point(|old| *old < joined), joined);
         Ok(())
     }
 
     /// The first at or after `batch` of an epoch.
     pub(crate) fn next(&self, epoch: u64, batch: u64) -> Option<Skip> {
-        self.0.iter().find(|skip| skip.epoch == epoch && skip.end > batch).copied()
+        self.0
+            .iter()
+            .find(|skip| skip.epoch == epoch && skip.end > batch)
+            .copied()
     }
 
     /// Those that do not lie before `batch` of an epoch.
     pub(crate) fn ahead(&self, epoch: u64, batch: u64) -> Self {
-        Self(self.0.iter().filter(|skip| (skip.epoch, skip.end) > (epoch, batch)).copied().collect())
+        Self(
+            self.0
+                .iter()
+                .filter(|skip| (skip.epoch, skip.end) > (epoch, batch))
+                .copied()
+                .collect(),
+        )
     }
 }

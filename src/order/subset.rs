@@ -20,8 +20,19 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {
     // `as` saturates; the product may round to above n.
     let cut = ((n as f64 * fraction).round() as u64).min(n);
     let permutation = Permutation::new(n, key.named("split"));
-    let first = Part { permutation: permutation.clone(), start: 0, len: cut };
-    Ok((first, Part { permutation, start: cut, len: n - cut }))
+    let first = Part {
+        permutation: permutation.clone(),
+        start: 0,
+        len: cut,
+    };
+    Ok((
+        first,
+        Part {
+            permutation,
+            start: cut,
+            len: n - cut,
+        },
+    ))
 }
 
 /// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed) order, not in that of
@@ -67,7 +78,10 @@ mod tests {
     impl Part {
         /// The index of a sample (below n) in this part; `None` when it is in the other.
         fn local(&self, id: u64) -> Option<u64> {
-            self.permutation.inverse(id).checked_sub(self.start).filter(|local| *local < self.len)
+            self.permutation
+                .inverse(id)
+                .checked_sub(self.start)
+                .filter(|local| *local < self.len)
         }
     }
 
@@ -85,7 +99,10 @@ mod tests {
                 for (local, id) in all.iter().enumerate() {
                     let local = local as u64;
                     let (in_first, in_second) = (first.local(*id), second.local(*id));
-                    assert_eq!(in_first.or(in_second.map(|at| at + first.len())), Some(local));
+                    assert_eq!(
+                        in_first.or(in_second.map(|at| at + first.len())),
+                        Some(local)
+                    );
                     assert!(in_first.is_none() || in_second.is_none());
                 }
                 all.sort_unstable();
@@ -104,7 +121,9 @@ mod tests {
 
     #[test]
     fn a_split_does_not_follow_the_shuffle_of_the_same_seed() {
-        let order = super::super::Order::shuffled(1).preview(2000, 0, 1000).unwrap();
+        let order = super::super::Order::shuffled(1)
+            .preview(2000, 0, 1000)
+            .unwrap();
         let part = members(&split(2000, 0.5, Key::new(1)).unwrap().0);
         let common = order.iter().filter(|id| part.contains(id)).count();
         // Hypergeometric: mean 500, sd 11.2; 57 is 5 sd.
@@ -124,7 +143,10 @@ mod tests {
     fn a_fraction_outside_of_0_to_1_is_refused() {
         for fraction in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
             let error = split(10, fraction, Key::new(0)).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build));
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::Config, Stage::Build)
+            );
         }
         let error = split(10, 1.5, Key::new(0)).unwrap_err();
         assert_eq!(
@@ -136,7 +158,10 @@ mod tests {
     #[test]
     fn halves_round_up() {
         let cut = |n, fraction| split(n, fraction, Key::new(0)).unwrap().0.len();
-        assert_eq!([cut(1, 0.5), cut(3, 0.5), cut(5, 0.5), cut(10, 0.04)], [1, 2, 3, 0]);
+        assert_eq!(
+            [cut(1, 0.5), cut(3, 0.5), cut(5, 0.5), cut(10, 0.04)],
+            [1, 2, 3, 0]
+        );
         assert_eq!(cut(u64::MAX, 1.0), u64::MAX);
     }
 

@@ -98,17 +98,32 @@ impl Opening {
     /// Ends the opening with an error.
     pub(crate) fn fail(&self, samples: &Samples, sample: &Sample, error: Error) {
         let error = match sample.pieces.first().and_then(|piece| piece.extent) {
-            Some(first) if error.site().path.is_none() => error.with_path(samples.sources.path(first.source)),
+            Some(first) if error.site().path.is_none() => {
+                error.with_path(samples.sources.path(first.source))
+            }
             _ => error,
         };
         self.settle(Err(error));
     }
 
     /// Opens the chunk from the extents in `sample`. All their bytes are there, some perhaps in `encoded`.
-    pub(crate) fn open(mut self, samples: &Samples, sample: &mut Sample, encoded: &Encoded, scratch: &mut Scratch) {
+    pub(crate) fn open(
+        mut self,
+        samples: &Samples,
+        sample: &mut Sample,
+        encoded: &Encoded,
+        scratch: &mut Scratch,
+    ) {
         let mut buffer = self.buffer.take().expect("taken once");
         // The ring's room and the worker's buffer become free before any thread hears of the open chunk.
-        let opened = open(samples, self.entry.chunk, sample, encoded, scratch, &mut buffer);
+        let opened = open(
+            samples,
+            self.entry.chunk,
+            sample,
+            encoded,
+            scratch,
+            &mut buffer,
+        );
         match opened {
             Ok(()) => self.settle(Ok(buffer)),
             Err(error) => {
@@ -144,7 +159,11 @@ pub(super) fn open(
     let (rows, handlers) = (samples.rows_of_chunk(chunk), &samples.recipe.handlers);
     buffer.begin(rows as usize, handlers.len());
     let pieces = encoded.pieces(samples, sample);
-    caught(Stage::Decode, || samples.in_chunks()?.open_chunk(chunk, &pieces, scratch, buffer))?;
+    caught(Stage::Decode, || {
+        samples
+            .in_chunks()?
+            .open_chunk(chunk, &pieces, scratch, buffer)
+    })?;
     buffer.incomplete().map_or(Ok(()), |(field, there)| {
         let name = handlers.get(field).map_or("?", |handler| &handler.name);
         let message = format!("the chunk has {rows} samples, but {there} of field `{name}`");
@@ -174,7 +193,10 @@ impl Encoded {
 
     /// The whole buffer; empty while a piece is still held.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        self.0.as_mut().and_then(Arc::get_mut).map_or(&mut [], RegionBytes::as_mut_slice)
+        self.0
+            .as_mut()
+            .and_then(Arc::get_mut)
+            .map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
     /// Brings stored pieces with `read`. False if a piece is missing or the buffer is too small; then all of them count
@@ -187,7 +209,10 @@ impl Encoded {
     ) -> Result<bool> {
         let all = samples.fetch(sample, None, self.bytes_mut(), read)?;
         if !all {
-            let brought = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Buffer(_)));
+            let brought = sample
+                .pieces
+                .iter_mut()
+                .filter(|piece| matches!(piece.place, Place::Buffer(_)));
             brought.for_each(|piece| piece.place = Place::Storage);
         }
         Ok(all)
@@ -195,13 +220,19 @@ impl Encoded {
 
     /// Takes the bytes out of all pieces. All are there, some perhaps in this buffer.
     fn pieces(&self, samples: &Samples, sample: &mut Sample) -> Vec<Bytes> {
-        let all = self.0.clone().map_or_else(Bytes::new, |bytes| Bytes::from_owner(SharedBytes(bytes)));
+        let all = self
+            .0
+            .clone()
+            .map_or_else(Bytes::new, |bytes| Bytes::from_owner(SharedBytes(bytes)));
         let bytes = |piece: &mut Piece| {
             let len = piece.len() as usize;
             match std::mem::replace(&mut piece.place, Place::Storage) {
                 Place::Ring(span, start) => Bytes::from_owner(span).slice(start..start + len),
                 Place::Buffer(start) => all.slice(start..start + len),
-                Place::Memory => piece.extent.and_then(|extent| samples.sources.shared(&extent)).unwrap_or_default(),
+                Place::Memory => piece
+                    .extent
+                    .and_then(|extent| samples.sources.shared(&extent))
+                    .unwrap_or_default(),
                 _ => Bytes::new(),
             }
         };
@@ -274,7 +305,11 @@ impl Chunks {
             let (end, entries) = self.piece(&run.job, position);
             let count = (end - position).div_ceil(run.job.batches.stride()).max(1);
             let count = u32::try_from(count).unwrap_or(u32::MAX).min(run.len());
-            self.waiting.push_back(WaitingRows { run: run.take(count), position, entries });
+            self.waiting.push_back(WaitingRows {
+                run: run.take(count),
+                position,
+                entries,
+            });
         }
     }
 
@@ -297,15 +332,24 @@ impl Chunks {
     pub(crate) fn advance(&mut self, mut ready: impl FnMut(RowRun, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
-            while self.waiting.front().is_some_and(|waiting| waiting.run.is_cancelled()) {
+            while self
+                .waiting
+                .front()
+                .is_some_and(|waiting| waiting.run.is_cancelled())
+            {
                 self.waiting.pop_front();
             }
-            let Some(front) = self.waiting.front() else { break };
-            let (job, position, entries) = (front.run.job.clone(), front.position, front.entries.clone());
+            let Some(front) = self.waiting.front() else {
+                break;
+            };
+            let (job, position, entries) =
+                (front.run.job.clone(), front.position, front.entries.clone());
             self.turn_to(&job);
             self.let_go(position);
             self.open_ahead(position, &mut openings);
-            let Some(held) = self.held(&entries) else { break };
+            let Some(held) = self.held(&entries) else {
+                break;
+            };
             let waiting = self.waiting.pop_front().expect("looked at above");
             ready(waiting.run, held);
         }
@@ -331,19 +375,36 @@ impl Chunks {
             let entry = self.entries.get(number.checked_sub(self.base)?)?.as_ref()?;
             entry.open.get().is_some().then(|| entry.open.clone())
         };
-        Some(Arc::new(Held(entries.iter().map(open).collect::<Option<_>>()?)))
+        Some(Arc::new(Held(
+            entries.iter().map(open).collect::<Option<_>>()?,
+        )))
     }
 
     /// Starts the sequence of another epoch. Open chunks at the start of this sequence stay open.
     fn turn_to(&mut self, job: &Arc<EpochJob>) {
-        if self.job.as_ref().is_some_and(|before| Arc::ptr_eq(before, job)) {
+        if self
+            .job
+            .as_ref()
+            .is_some_and(|before| Arc::ptr_eq(before, job))
+        {
             return;
         }
-        let old: Vec<ChunkEntry> = std::mem::take(&mut self.entries).into_iter().flatten().collect();
+        let old: Vec<ChunkEntry> = std::mem::take(&mut self.entries)
+            .into_iter()
+            .flatten()
+            .collect();
         self.base = 0;
         while let Some(Need { chunk, until }) = job.order.need(self.entries.len()) {
-            let Some(entry) = old.iter().find(|entry| entry.open.chunk == chunk && !entry.open.failed()) else { break };
-            self.entries.push_back(Some(ChunkEntry { open: entry.open.clone(), until }));
+            let Some(entry) = old
+                .iter()
+                .find(|entry| entry.open.chunk == chunk && !entry.open.failed())
+            else {
+                break;
+            };
+            self.entries.push_back(Some(ChunkEntry {
+                open: entry.open.clone(),
+                until,
+            }));
         }
         self.job = Some(job.clone());
     }
@@ -356,10 +417,22 @@ impl Chunks {
                 self.entries.push_back(None);
                 continue;
             }
-            let Some(buffer) = self.home.free.pop() else { return };
-            let open = Arc::new(OpenChunk { chunk, result: OnceLock::new(), home: self.home.clone() });
-            self.entries.push_back(Some(ChunkEntry { open: open.clone(), until }));
-            openings.push(Opening { entry: open, buffer: Some(buffer) });
+            let Some(buffer) = self.home.free.pop() else {
+                return;
+            };
+            let open = Arc::new(OpenChunk {
+                chunk,
+                result: OnceLock::new(),
+                home: self.home.clone(),
+            });
+            self.entries.push_back(Some(ChunkEntry {
+                open: open.clone(),
+                until,
+            }));
+            openings.push(Opening {
+                entry: open,
+                buffer: Some(buffer),
+            });
         }
     }
 
@@ -394,12 +467,19 @@ pub(crate) struct ChunkRoom {
 
 impl ChunkRoom {
     /// What the chunks of this order need; `None` if the dataset has none.
-    pub(crate) fn new(dataset: &dyn Dataset, order: &EpochOrder, workers: usize) -> Result<Option<Self>> {
-        let Some(chunks) = dataset.chunked() else { return Ok(None) };
+    pub(crate) fn new(
+        dataset: &dyn Dataset,
+        order: &EpochOrder,
+        workers: usize,
+    ) -> Result<Option<Self>> {
+        let Some(chunks) = dataset.chunked() else {
+            return Ok(None);
+        };
         let count = chunks.starts().len() - 1;
         let fields = dataset.schema().len() as u64;
         let pieces = pieces_max(chunks)?;
-        let (mut bytes, mut name, mut lists, mut encoded, mut opening) = (0, String::new(), 0, 0, 0);
+        let (mut bytes, mut name, mut lists, mut encoded, mut opening) =
+            (0, String::new(), 0, 0, 0);
         for chunk in 0..count {
             let needs = chunks.chunk_bytes(chunk);
             // Every array may start on the next cache line.
@@ -410,25 +490,40 @@ impl ChunkRoom {
             encoded = encoded.max(to_usize(needs.encoded));
             opening = opening.max(to_usize(needs.scratch));
             let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
-            lists = lists.max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
+            lists = lists
+                .max(to_usize(rows.saturating_mul(fields)).saturating_mul(ChunkBuf::LIST_ENTRY));
         }
         let bytes = ChunkBuf::size_for(bytes);
         let each = bytes.saturating_add(lists);
         let most = order.entries_most();
         let (least, wanted, why) = match order {
             order if order.needs_all_chunks() => (count, count, order.why_all_chunks()),
-            _ if most > 1 => (most, (2 * most).min(count.max(most)), "the windows of this rank's lanes"),
+            _ if most > 1 => (
+                most,
+                (2 * most).min(count.max(most)),
+                "the windows of this rank's lanes",
+            ),
             _ => (1, (workers + 2).min(count), "a sequential order"),
         };
         // While the last batches of an epoch are in flight, the tables of the next epoch are prepared.
         let tables = order.heap_bytes().saturating_mul(2);
         Ok(Some(Self {
-            open: MemoryTerm::CHUNKS.of(wanted, each).taking(bytes).or_least(least, each, 0),
-            tables: MemoryTerm::new(MemoryTerm::TABLES.name, "samples in flight, order of chunks").of(1, tables),
+            open: MemoryTerm::CHUNKS
+                .of(wanted, each)
+                .taking(bytes)
+                .or_least(least, each, 0),
+            tables: MemoryTerm::new(
+                MemoryTerm::TABLES.name,
+                "samples in flight, order of chunks",
+            )
+            .of(1, tables),
             opening,
             encoded,
             pieces,
-            largest: format!("largest chunk: {name}, {} when open, {least} at once: {why}", plan::Bytes(bytes)),
+            largest: format!(
+                "largest chunk: {name}, {} when open, {least} at once: {why}",
+                plan::Bytes(bytes)
+            ),
         }))
     }
 }
@@ -449,14 +544,21 @@ fn pieces_max(chunks: &dyn Chunked) -> Result<usize> {
 
 /// The chunk starts of a dataset, for its orders.
 pub(crate) fn starts_of(dataset: &dyn Dataset) -> Result<Option<ChunkStarts>> {
-    let Some(chunks) = dataset.chunked() else { return Ok(None) };
+    let Some(chunks) = dataset.chunked() else {
+        return Ok(None);
+    };
     let starts = chunks.starts();
     let rising = starts.first() == Some(&0) && starts.windows(2).all(|pair| pair[0] <= pair[1]);
     let whole = chunks.is_whole();
-    let small = starts.windows(2).all(|pair| pair[1] - pair[0] <= u64::from(u32::MAX));
+    let small = starts
+        .windows(2)
+        .all(|pair| pair[1] - pair[0] <= u64::from(u32::MAX));
     if !rising || !small || (whole && starts.last() != Some(&dataset.len())) {
         let message = "chunk starts must ascend from 0 to the dataset's length, with fewer than 2^32 samples per chunk";
         return Err(Error::new(ErrorKind::User, Stage::Build, message));
     }
-    Ok(Some(ChunkStarts { starts: starts.into(), whole }))
+    Ok(Some(ChunkStarts {
+        starts: starts.into(),
+        whole,
+    }))
 }

@@ -46,7 +46,10 @@ pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 
 impl MemoryTerm {
     /// Bounce buffers of the threads that read directly into device memory.
-    pub const BOUNCE: Self = Self::new("bounce", "for rows that cannot be read directly into device memory");
+    pub const BOUNCE: Self = Self::new(
+        "bounce",
+        "for rows that cannot be read directly into device memory",
+    );
 }
 
 /// State shared by the reading threads.
@@ -137,18 +140,43 @@ impl DirectReads {
         bell: Sender<()>,
         mut spawn: impl FnMut(String, Box<dyn FnOnce() + Send>) -> Result<()>,
     ) -> Result<Self> {
-        let DirectPlan { backend, reader, steps, contents, gds } = plan;
-        let handles = (0..core.samples.sources.count()).map(|_| OnceLock::new()).collect();
+        let DirectPlan {
+            backend,
+            reader,
+            steps,
+            contents,
+            gds,
+        } = plan;
+        let handles = (0..core.samples.sources.count())
+            .map(|_| OnceLock::new())
+            .collect();
         // A registered file stays open by its handle.
-        let (files, plain_files) = (core.again.aligned(reader.align() as usize), core.again.kept_open());
+        let (files, plain_files) = (
+            core.again.aligned(reader.align() as usize),
+            core.again.kept_open(),
+        );
         let core = core.clone();
-        let direct =
-            Arc::new(Direct { core, backend, reader, steps, contents, gds, files, plain_files, handles, bell });
+        let direct = Arc::new(Direct {
+            core,
+            backend,
+            reader,
+            steps,
+            contents,
+            gds,
+            files,
+            plain_files,
+            handles,
+            bell,
+        });
         let (tasks, todo) = unbounded::<Task>();
         for index in 0..DIRECT_THREADS {
             let (direct, todo) = (direct.clone(), todo.clone());
             let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
-            let body = move || direct.backend.within(&mut || work(&direct, &todo, &mut bounce));
+            let body = move || {
+                direct
+                    .backend
+                    .within(&mut || work(&direct, &todo, &mut bounce))
+            };
             match spawn(format!("feedline-gds-{index}"), Box::new(body)) {
                 Err(_) if index > 0 => {
                     thread::fewer("direct reads", DIRECT_THREADS, index);
@@ -163,7 +191,11 @@ impl DirectReads {
     /// Starts to read the rows of a batch into the buffer at `base`. The buffer must be idle.
     pub(crate) fn read(&self, ids: &[u64], base: DevicePtr) -> Arc<Reading> {
         // Blank rows come last.
-        let ids: Vec<u64> = ids.iter().copied().take_while(|id| *id != u64::MAX).collect();
+        let ids: Vec<u64> = ids
+            .iter()
+            .copied()
+            .take_while(|id| *id != u64::MAX)
+            .collect();
         let (steps, rows) = (&self.direct.steps, ids.len() as u32);
         let offsets = steps.iter().map(|step| match step.gather {
             Some(_) => ids.iter().map(|_| AtomicU64::new(0)).collect(),
@@ -183,7 +215,11 @@ impl DirectReads {
             for first in (0..rows).step_by(run) {
                 let rows = first..rows.min(first.saturating_add(run as u32));
                 // The receivers live as long as the threads, which end after `self`.
-                let _ = self.tasks.send(Task { reading: reading.clone(), step, rows });
+                let _ = self.tasks.send(Task {
+                    reading: reading.clone(),
+                    step,
+                    rows,
+                });
             }
         }
         reading
@@ -194,7 +230,10 @@ impl DirectReads {
         for (step, offsets) in self.direct.steps.iter().zip(&reading.offsets) {
             let Some(gather) = step.gather else { continue };
             let offsets = offsets.iter().map(|offset| offset.load(Ordering::Relaxed));
-            slot.numbers_mut(gather.offsets).iter_mut().zip(offsets).for_each(|(place, offset)| *place = offset);
+            slot.numbers_mut(gather.offsets)
+                .iter_mut()
+                .zip(offsets)
+                .for_each(|(place, offset)| *place = offset);
         }
     }
 }
@@ -235,7 +274,11 @@ impl Direct {
                 }
                 None => {
                     // The row's bytes are not stored unchanged in a file, so cuFile has nothing to read.
-                    self.core.meters.copy.direct.note_by_host("not stored unchanged in a file, unlike the first one");
+                    self.core
+                        .meters
+                        .copy
+                        .direct
+                        .note_by_host("not stored unchanged in a file, unlike the first one");
                     self.by_host(task, step, *row, bounce)?;
                     *row + 1
                 }
@@ -247,8 +290,13 @@ impl Direct {
     /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored unchanged in a file.
     fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
-        let Some(extent) = self.extent_of(task, row)? else { return Ok(None) };
-        let mut run = Stretch { rows: row..row + 1, extent };
+        let Some(extent) = self.extent_of(task, row)? else {
+            return Ok(None);
+        };
+        let mut run = Stretch {
+            rows: row..row + 1,
+            extent,
+        };
         while run.rows.end < task.rows.end && run.extent.len + step.row_bytes as u64 <= READ_MOST {
             let end = run.extent.offset + run.extent.len;
             match self.extent_of(task, run.rows.end) {
@@ -281,12 +329,20 @@ impl Direct {
         let asked = caught(Stage::Read, || {
             let mut parts = Parts::new();
             self.core.samples.parts(id, &mut parts)?;
-            Ok(parts.iter().find_map(|(field, part)| (field == step.handler).then_some(part)))
+            Ok(parts
+                .iter()
+                .find_map(|(field, part)| (field == step.handler).then_some(part)))
         });
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
 
-    fn read_run(&self, task: &Task, step: &DirectStep, run: &Stretch, bounce: &mut Bounce) -> Result<()> {
+    fn read_run(
+        &self,
+        task: &Task,
+        step: &DirectStep,
+        run: &Stretch,
+        bounce: &mut Bounce,
+    ) -> Result<()> {
         match self.by_cufile(task, step, run) {
             Ok(()) => {
                 self.core.meters.copy.direct.reads.add(1);
@@ -296,28 +352,51 @@ impl Direct {
             Err(why) if self.gds == Gds::Require => Err(self.required(task, step, run, why)),
             Err(why) => {
                 self.core.meters.copy.direct.note_by_host(&why);
-                run.rows.clone().try_for_each(|row| self.by_host(task, step, row, bounce))
+                run.rows
+                    .clone()
+                    .try_for_each(|row| self.by_host(task, step, row, bounce))
             }
         }
     }
 
     /// The error of a run that only cuFile may read: the fault of the file, if it has one, else cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
-        let (row_bytes, Extent { source, offset, len }) = (step.row_bytes as u64, run.extent);
+        let (
+            row_bytes,
+            Extent {
+                source,
+                offset,
+                len,
+            },
+        ) = (step.row_bytes as u64, run.extent);
         let ids = &task.reading.ids[run.rows.start as usize..run.rows.end as usize];
         let there = match self.plain_files.get(source).map(|file| file.len_now()) {
             Ok(Ok(there)) => there.saturating_sub(offset),
             Ok(Err(_)) => len,
-            Err(error) => return self.files.sources().at(error, &run.extent).with_sample(ids[0]),
+            Err(error) => {
+                return self
+                    .files
+                    .sources()
+                    .at(error, &run.extent)
+                    .with_sample(ids[0]);
+            }
         };
         if there >= len {
             let error = Error::new(ErrorKind::Device, Stage::Read, why).with_sample(ids[0]);
             return self.files.sources().at(error, &run.extent);
         }
         let cut = there / row_bytes;
-        let row = Extent { source, offset: offset + cut * row_bytes, len: row_bytes };
-        let message = format!("{row_bytes} bytes expected, {} are there", there % row_bytes);
-        let error = Error::new(ErrorKind::Truncated, Stage::Read, message).with_sample(ids[cut as usize]);
+        let row = Extent {
+            source,
+            offset: offset + cut * row_bytes,
+            len: row_bytes,
+        };
+        let message = format!(
+            "{row_bytes} bytes expected, {} are there",
+            there % row_bytes
+        );
+        let error =
+            Error::new(ErrorKind::Truncated, Stage::Read, message).with_sample(ids[cut as usize]);
         self.files.sources().at(error, &row)
     }
 
@@ -328,7 +407,11 @@ impl Direct {
         let align = self.reader.align();
         let aligned = offset.is_multiple_of(align) && end.is_multiple_of(align);
         let (from, to, place) = match step.gather {
-            None if !aligned => return Err("a row that is not whole pages of its file, unlike the first one".into()),
+            None if !aligned => {
+                return Err(
+                    "a row that is not whole pages of its file, unlike the first one".into(),
+                );
+            }
             None => (offset, end, self.row_at(step, run.rows.start)),
             Some(gather) => {
                 let stride = DirectStep::stride(step.row_bytes) as u64;
@@ -338,10 +421,15 @@ impl Direct {
                     let begins = first + (offset - from) + index as u64 * step.row_bytes as u64;
                     task.reading.offsets[task.step][row as usize].store(begins, Ordering::Relaxed);
                 }
-                (from, to, self.contents.fields()[gather.staging].offset as u64 + first)
+                (
+                    from,
+                    to,
+                    self.contents.fields()[gather.staging].offset as u64 + first,
+                )
             }
         };
-        let len = usize::try_from(to - from).map_err(|_| "a read beyond the address space".to_string())?;
+        let len = usize::try_from(to - from)
+            .map_err(|_| "a read beyond the address space".to_string())?;
         // SAFETY: the bytes lie in the batch's buffer. Without staging, rows have their final place. In staging, a run
         // of n rows has n strides, each of at least a page and a row. The buffer is idle, and only this task writes
         // these rows. The transfer thread keeps the buffer until the rows are counted down, or for ever.
@@ -369,7 +457,10 @@ impl Direct {
             Err(error) if may_pass(&error) => return Err(refused(&error.to_string())),
             opened => opened,
         };
-        let register = || self.reader.register(opened.map_err(|error| error.to_string())?);
+        let register = || {
+            self.reader
+                .register(opened.map_err(|error| error.to_string())?)
+        };
         handle.get_or_init(register).as_ref().map_err(refused)
     }
 
@@ -388,22 +479,34 @@ impl Direct {
         };
         let mut to = task.reading.base + place;
         let part = self.part_of(task, step, row)?;
-        let lie = || Error::new(ErrorKind::User, Stage::Read, "the dataset gave no bytes for the field");
+        let lie = || {
+            Error::new(
+                ErrorKind::User,
+                Stage::Read,
+                "the dataset gave no bytes for the field",
+            )
+        };
         let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
             Part::Inline(bytes) => (None, Some(bytes)),
-            Part::Extent(extent) if self.core.samples.is_memory(&extent) => {
-                (None, Some(self.core.samples.memory_bytes(&extent).map_err(named)?))
-            }
+            Part::Extent(extent) if self.core.samples.is_memory(&extent) => (
+                None,
+                Some(self.core.samples.memory_bytes(&extent).map_err(named)?),
+            ),
             Part::Extent(extent) => (Some(extent), None),
             Part::Checked(_) | Part::Framed(_) | Part::More(_) | Part::MoreInline(_) => {
-                let message =
-                    "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
+                let message = "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
             }
         };
-        let len = bytes.map_or_else(|| extent.map_or(0, |extent| extent.len), |bytes| bytes.len() as u64);
+        let len = bytes.map_or_else(
+            || extent.map_or(0, |extent| extent.len),
+            |bytes| bytes.len() as u64,
+        );
         if len != step.row_bytes as u64 {
-            let message = format!("the field takes {} bytes, the sample has {len}", step.row_bytes);
+            let message = format!(
+                "the field takes {} bytes, the sample has {len}",
+                step.row_bytes
+            );
             return Err(named(Error::new(ErrorKind::Shape, Stage::Read, message)));
         }
         let mut done = 0;
@@ -412,8 +515,13 @@ impl Direct {
             let piece = room.len().min(len as usize - done);
             match (&extent, bytes) {
                 (Some(extent), _) => {
-                    let part = Extent { offset: extent.offset + done as u64, len: piece as u64, ..*extent };
-                    self.read_by_host(&part, &mut room[..piece]).map_err(named)?;
+                    let part = Extent {
+                        offset: extent.offset + done as u64,
+                        len: piece as u64,
+                        ..*extent
+                    };
+                    self.read_by_host(&part, &mut room[..piece])
+                        .map_err(named)?;
                 }
                 (None, Some(bytes)) => room[..piece].copy_from_slice(&bytes[done..done + piece]),
                 (None, None) => {}
@@ -432,7 +540,9 @@ impl Direct {
     fn read_by_host(&self, extent: &Extent, out: &mut [u8]) -> Result<()> {
         match self.core.again.plainly(&self.plain_files, extent, out) {
             Err(error) if may_pass(&error) => self.core.read_again(&error, extent, out),
-            read => read.map(drop).map_err(|error| self.plain_files.sources().at(error, extent)),
+            read => read
+                .map(drop)
+                .map_err(|error| self.plain_files.sources().at(error, extent)),
         }
     }
 }
@@ -440,5 +550,6 @@ impl Direct {
 /// A separate descriptor for the device's reader.
 pub(crate) fn open_own(files: &Files, source: SourceId) -> Result<OwnedFd> {
     let file = files.get(source)?;
-    rustix::io::fcntl_dupfd_cloexec(&*file, 0).map_err(|errno| Error::os(Stage::Open, "", errno.into()))
+    rustix::io::fcntl_dupfd_cloexec(&*file, 0)
+        .map_err(|errno| Error::os(Stage::Open, "", errno.into()))
 }

@@ -23,7 +23,11 @@ pub(crate) struct Drains {
 
 impl Drains {
     pub(crate) fn new(count: usize) -> Self {
-        Self { count, active: AtomicUsize::new(0), spawn: OnceLock::new() }
+        Self {
+            count,
+            active: AtomicUsize::new(0),
+            spawn: OnceLock::new(),
+        }
     }
 
     /// Sets how a drain starts. Before that, `wake` has no effect.
@@ -38,7 +42,9 @@ impl Drains {
 
     /// Makes up to `items` more drains run. Call it after the items were pushed.
     pub(crate) fn wake(&self, items: usize) {
-        let Some(spawn) = self.spawn.get() else { return };
+        let Some(spawn) = self.spawn.get() else {
+            return;
+        };
         for _ in 0..items.min(self.count) {
             if !self.enter() {
                 return;
@@ -62,7 +68,9 @@ impl Drains {
     /// Counts one more drain, if fewer than `count` run.
     fn enter(&self) -> bool {
         let more = |active: usize| (active < self.count).then_some(active + 1);
-        self.active.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        self.active
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+            .is_ok()
     }
 }
 
@@ -83,7 +91,10 @@ pub(crate) enum Switch {
 
 impl<T> Turns<T> {
     pub(crate) fn new() -> Self {
-        Self { waiting: Queue::with_room(0), busy: AtomicBool::new(false) }
+        Self {
+            waiting: Queue::with_room(0),
+            busy: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn push(&self, item: T) {
@@ -97,7 +108,11 @@ impl<T> Turns<T> {
 
     /// The right to serve, until dropped; `None` if no item waits or another worker has the turn.
     pub(crate) fn turn(&self) -> Option<Turn<'_, T>> {
-        let taken = || self.busy.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err();
+        let taken = || {
+            self.busy
+                .compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst)
+                .is_err()
+        };
         if self.waiting.is_empty() || taken() {
             return None;
         }
@@ -117,7 +132,11 @@ impl<T> Turn<'_, T> {
     pub(crate) fn take(&self, switch: Switch, like: impl Fn(&T) -> bool) -> Option<T> {
         match switch {
             Switch::No => self.0.waiting.pop_first(like),
-            Switch::Yes => self.0.waiting.pop_first(like).or_else(|| self.0.waiting.pop()),
+            Switch::Yes => self
+                .0
+                .waiting
+                .pop_first(like)
+                .or_else(|| self.0.waiting.pop()),
         }
     }
 }

@@ -169,9 +169,18 @@ impl ToWorkers {
         held: Option<(&Arc<Held>, usize)>,
     ) {
         match id {
-            Some(id) if self.substitutes && samples.blames_sample(&error) && !run.rows.fails_anyway() => {
+            Some(id)
+                if self.substitutes
+                    && samples.blames_sample(&error)
+                    && !run.rows.fails_anyway() =>
+            {
                 let held = held.map(|(held, entry)| (held.clone(), entry));
-                self.bad.push(BadRow { run: run.take(1), id, error, held });
+                self.bad.push(BadRow {
+                    run: run.take(1),
+                    id,
+                    error,
+                    held,
+                });
                 self.drains.wake(1);
             }
             _ => run.rows.fail_row(error),
@@ -188,7 +197,13 @@ impl ToWorkers {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;
         if run.len() > self.run_rows {
-            return Some((ToFill { run: run.take(self.run_rows), held: held.clone() }, false));
+            return Some((
+                ToFill {
+                    run: run.take(self.run_rows),
+                    held: held.clone(),
+                },
+                false,
+            ));
         }
         queue.pop_front().map(|rows| (rows, true))
     }
@@ -199,7 +214,9 @@ impl ToWorkers {
 
     /// Whether no work waits, apart from bad rows.
     pub(crate) fn is_empty(&self) -> bool {
-        self.to_fill.is_empty() && self.fetched.is_empty() && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
+        self.to_fill.is_empty()
+            && self.fetched.is_empty()
+            && self.maps.as_ref().is_none_or(|maps| maps.is_empty())
     }
 
     /// Drops all remaining work.
@@ -262,7 +279,8 @@ impl Hooks for Arc<Exchange> {
     }
 
     fn free(&self, slot: FreeSlot) {
-        self.meters.move_slot(slot.times(), Stay::Free, self.meters.clock.now());
+        self.meters
+            .move_slot(slot.times(), Stay::Free, self.meters.clock.now());
         // The channel has room for every slot, and its receiver lives in `self`.
         let _ = self.frees.send(slot);
         if self.closed.load(Ordering::SeqCst) {
@@ -307,7 +325,11 @@ impl Exchange {
 
     fn empty(&self) {
         while self.ready_out.try_recv().is_ok() {}
-        while self.to_device.as_ref().is_some_and(|to_device| to_device.full_out.try_recv().is_ok()) {}
+        while self
+            .to_device
+            .as_ref()
+            .is_some_and(|to_device| to_device.full_out.try_recv().is_ok())
+        {}
         while self.frees_out.try_recv().is_ok() {}
     }
 }

@@ -20,7 +20,10 @@ impl MemoryTerm {
 
 /// The tables of at most `pending` samples in flight.
 pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
-    MemoryTerm::TABLES.of(pending, size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(parts))
+    MemoryTerm::TABLES.of(
+        pending,
+        size_of::<Fetch>() + size_of::<Sample>() + Sample::heap_bytes(parts),
+    )
 }
 
 /// A row or chunk whose bytes are on their way from storage.
@@ -54,7 +57,13 @@ impl Whose {
 
 impl Fetch {
     pub(crate) fn new(whose: Whose, sample: Box<Sample>) -> Self {
-        Self { whose, sample, since: 0, remaining: 0, error: Lowest::default() }
+        Self {
+            whose,
+            sample,
+            since: 0,
+            remaining: 0,
+            error: Lowest::default(),
+        }
     }
 
     /// Records the end of one read.

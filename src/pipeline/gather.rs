@@ -17,7 +17,10 @@ pub(super) fn gather(core: &Core, run: RowRun, held: &Arc<Held>, worker: &mut Wo
     if run.is_cancelled() {
         return;
     }
-    let (mut places, mut ids) = (std::mem::take(&mut worker.places), std::mem::take(&mut worker.ids));
+    let (mut places, mut ids) = (
+        std::mem::take(&mut worker.places),
+        std::mem::take(&mut worker.ids),
+    );
     places.clear();
     ids.clear();
     gather_at(core, run, held, worker, (&mut places, &mut ids));
@@ -64,7 +67,13 @@ fn gather_at(
             Ok(()) => run.rows.finish_row(),
             Err(error) => {
                 let error = samples.named_as_chunk(error.with_sample(*id), held.chunk(entry).chunk);
-                core.to_workers.row_failed(samples, &mut run, Some(*id), error, Some((held, entry)));
+                core.to_workers.row_failed(
+                    samples,
+                    &mut run,
+                    Some(*id),
+                    error,
+                    Some((held, entry)),
+                );
             }
         }
     }
@@ -75,7 +84,11 @@ pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     match held.chunk(entry).get() {
         Some(Ok(buffer)) => Ok(buffer),
         Some(Err(error)) => Err(error.clone_lossy()),
-        None => Err(Error::new(ErrorKind::Cancelled, Stage::Decode, "the chunk is not open")),
+        None => Err(Error::new(
+            ErrorKind::Cancelled,
+            Stage::Decode,
+            "the chunk is not open",
+        )),
     }
 }
 
@@ -93,9 +106,18 @@ fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u3
         while start < places.len() {
             let (entry, row) = places[start];
             let follows = |(at, place): (usize, &(u32, u32))| *place == (entry, row + at as u32);
-            let run = places[start..].iter().enumerate().take_while(|(at, place)| follows((*at, place))).count();
-            let Some(Ok(buffer)) = held.chunk(entry as usize).get() else { return false };
-            let Some((array, _)) = buffer.array(field).filter(|(_, bytes)| *bytes == row_bytes) else { return false };
+            let run = places[start..]
+                .iter()
+                .enumerate()
+                .take_while(|(at, place)| follows((*at, place)))
+                .count();
+            let Some(Ok(buffer)) = held.chunk(entry as usize).get() else {
+                return false;
+            };
+            let Some((array, _)) = buffer.array(field).filter(|(_, bytes)| *bytes == row_bytes)
+            else {
+                return false;
+            };
             let from = row as usize * row_bytes;
             let (to, bytes) = (start * row_bytes, run * row_bytes);
             out[to..to + bytes].copy_from_slice(&array[from..from + bytes]);

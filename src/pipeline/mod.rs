@@ -138,7 +138,13 @@ impl Core {
     /// The error of the whole loader, if any. Only the first caller gets it in full.
     pub(crate) fn trouble(&self) -> Option<Error> {
         let error = self.fatal.hold().as_mut()?.take();
-        Some(error.unwrap_or_else(|| Error::new(ErrorKind::Cancelled, Stage::Batch, "the loader failed before")))
+        Some(error.unwrap_or_else(|| {
+            Error::new(
+                ErrorKind::Cancelled,
+                Stage::Batch,
+                "the loader failed before",
+            )
+        }))
     }
 
     /// Retries the read of `extent` that failed with `error`.

@@ -79,11 +79,15 @@ impl Placing {
     pub(crate) fn new(numa: Numa, pci_bus_id: Option<&str>, sysfs: &Path) -> Result<Self> {
         let own = || {
             let own = sched_getaffinity(None);
-            own.map_err(|errno| format!("cannot ask the kernel for the CPUs of the process ({errno})"))
+            own.map_err(|errno| {
+                format!("cannot ask the kernel for the CPUs of the process ({errno})")
+            })
         };
         let found = match (numa, pci_bus_id) {
             (Numa::Off, _) | (Numa::Auto, None) => return Ok(Self::Unasked),
-            (Numa::Auto, Some(device)) => own().and_then(|own| Placement::near(sysfs, device, &own)),
+            (Numa::Auto, Some(device)) => {
+                own().and_then(|own| Placement::near(sysfs, device, &own))
+            }
             (Numa::Node(node), _) => own().and_then(|own| Placement::on(sysfs, node, &own)),
         };
         // Some sandboxes forbid the choice of CPUs, so it is tried before anything depends on it.
@@ -93,9 +97,11 @@ impl Placing {
         };
         match (found.and_then(tried), numa) {
             (Ok(placement), _) => Ok(Self::At(placement)),
-            (Err(why), Numa::Node(node)) => {
-                Err(Error::new(ErrorKind::Unsupported, Stage::Build, format!("NUMA node {node}: {why}")))
-            }
+            (Err(why), Numa::Node(node)) => Err(Error::new(
+                ErrorKind::Unsupported,
+                Stage::Build,
+                format!("NUMA node {node}: {why}"),
+            )),
             (Err(why), _) => Ok(Self::Refused(why)),
         }
     }
@@ -110,7 +116,8 @@ impl Placing {
 
     /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has CPUs.
     pub(crate) fn for_workers(&self, numa: Numa, workers: usize) -> Option<&Placement> {
-        self.placement().filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
+        self.placement()
+            .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
     }
 
     /// The report's line.
@@ -130,7 +137,13 @@ impl Placing {
 
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({} CPUs: {})", self.place, self.cpus(), listed(&self.cpus))
+        write!(
+            f,
+            "{} ({} CPUs: {})",
+            self.place,
+            self.cpus(),
+            listed(&self.cpus)
+        )
     }
 }
 
@@ -144,11 +157,19 @@ impl Placement {
         if both(&local, &online) == online {
             return Err("all CPUs of the machine are next to the device".into());
         }
-        let placement = Self::of(&local, own, format!("the NUMA node of the device at PCI {address}"))?;
+        let placement = Self::of(
+            &local,
+            own,
+            format!("the NUMA node of the device at PCI {address}"),
+        )?;
         let (near, all) = (placement.cpus.count(), own.count());
         // Less than half an even share of the process's CPUs: the default number of workers would shrink to these few.
-        if u64::from(near) * 2 * u64::from(online.count()) < u64::from(all) * u64::from(local.count()) {
-            return Err(format!("only {near} of the {all} CPUs that the process may use are next to the device"));
+        if u64::from(near) * 2 * u64::from(online.count())
+            < u64::from(all) * u64::from(local.count())
+        {
+            return Err(format!(
+                "only {near} of the {all} CPUs that the process may use are next to the device"
+            ));
         }
         Ok(placement)
     }
@@ -162,8 +183,15 @@ impl Placement {
     fn of(cpus: &CpuSet, own: &CpuSet, place: String) -> Why<Self> {
         let usable = both(cpus, own);
         match usable.count() {
-            0 => Err(format!("the process may use the CPUs {}, and {place} has {}", listed(own), listed(cpus))),
-            _ => Ok(Self { cpus: usable, place }),
+            0 => Err(format!(
+                "the process may use the CPUs {}, and {place} has {}",
+                listed(own),
+                listed(cpus)
+            )),
+            _ => Ok(Self {
+                cpus: usable,
+                place,
+            }),
         }
     }
 
@@ -187,27 +215,42 @@ impl Placement {
 /// first comes from the node. Without a placement, `work` runs on the calling thread. A panic propagates to the caller.
 ///
 /// Errors: the thread cannot be started or placed. Then `work` has not begun.
-pub(crate) fn on_node<T: Send>(placement: Option<&Placement>, work: impl FnOnce() -> T + Send) -> Result<T> {
-    let Some(placement) = placement else { return Ok(work()) };
+pub(crate) fn on_node<T: Send>(
+    placement: Option<&Placement>,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T> {
+    let Some(placement) = placement else {
+        return Ok(work());
+    };
     std::thread::scope(|scope| {
-        let started = thread::scoped(scope, "feedline-build", || placement.apply_here().map(|()| work()));
-        let started = started.map_err(|source| thread::refused("building on a NUMA node", (1, 0), source))?;
-        started.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let started = thread::scoped(scope, "feedline-build", || {
+            placement.apply_here().map(|()| work())
+        });
+        let started =
+            started.map_err(|source| thread::refused("building on a NUMA node", (1, 0), source))?;
+        started
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
 /// Reads a list of CPUs in the kernel's format.
 fn read_cpus(file: &Path) -> Why<CpuSet> {
-    let text = std::fs::read_to_string(file).map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
     cpu_list(&text).ok_or_else(|| format!("{} is not a list of CPUs: {text:?}", file.display()))
 }
 
 /// Rejects a text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves the folder of
 /// devices.
 fn pci_address(text: &str) -> Why<&str> {
-    let legal = text.bytes().all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
+    let legal = text
+        .bytes()
+        .all(|byte| byte.is_ascii_hexdigit() || b":.".contains(&byte));
     let legal = legal && text.matches('.').count() == 1;
-    legal.then_some(text).ok_or_else(|| format!("{text:?} is not a PCI address"))
+    legal
+        .then_some(text)
+        .ok_or_else(|| format!("{text:?} is not a PCI address"))
 }
 
 /// Parses the kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers beyond a [`CpuSet`] are left out.
@@ -215,7 +258,11 @@ fn cpu_list(text: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     // Digits alone; `parse` would take a sign.
     let number = |text: &str| -> Option<usize> {
-        if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            text.parse().ok()
+        } else {
+            None
+        }
     };
     let text = text.trim();
     if text.is_empty() {
@@ -237,7 +284,9 @@ fn listed(set: &CpuSet) -> String {
     let mut words = Vec::new();
     let mut cpu = 0;
     while cpu < CpuSet::MAX_CPU {
-        let run = (cpu..CpuSet::MAX_CPU).take_while(|cpu| set.is_set(*cpu)).count();
+        let run = (cpu..CpuSet::MAX_CPU)
+            .take_while(|cpu| set.is_set(*cpu))
+            .count();
         match run {
             0 => {}
             1 => words.push(cpu.to_string()),
@@ -250,7 +299,9 @@ fn listed(set: &CpuSet) -> String {
 
 fn both(a: &CpuSet, b: &CpuSet) -> CpuSet {
     let mut both = CpuSet::new();
-    (0..CpuSet::MAX_CPU).filter(|cpu| a.is_set(*cpu) && b.is_set(*cpu)).for_each(|cpu| both.set(cpu));
+    (0..CpuSet::MAX_CPU)
+        .filter(|cpu| a.is_set(*cpu) && b.is_set(*cpu))
+        .for_each(|cpu| both.set(cpu));
     both
 }
 
@@ -269,7 +320,11 @@ pub(crate) mod tests {
         /// Writes files with these contents into the folder.
         pub(crate) fn new(files: &[(&str, &str)]) -> Self {
             static NEXT: AtomicU64 = AtomicU64::new(0);
-            let name = format!("feedline-sysfs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let name = format!(
+                "feedline-sysfs-{}-{}",
+                std::process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            );
             let sysfs = Self(std::env::temp_dir().join(name));
             for (name, text) in files {
                 let path = sysfs.0.join(name);
@@ -282,7 +337,11 @@ pub(crate) mod tests {
         /// A machine with one CPU on node 0, next to a device. The other CPU, 1023, is far away.
         pub(crate) fn around(cpu: &str) -> Self {
             let online = format!("{cpu},1023");
-            Self::new(&[(ONLINE, &online), (&local(GPU), cpu), ("devices/system/node/node0/cpulist", cpu)])
+            Self::new(&[
+                (ONLINE, &online),
+                (&local(GPU), cpu),
+                ("devices/system/node/node0/cpulist", cpu),
+            ])
         }
 
         pub(crate) fn root(&self) -> &Path {
@@ -310,7 +369,10 @@ pub(crate) mod tests {
 
     /// A placement on these CPUs, for any machine.
     pub(crate) fn placement(cpus: &str) -> Placement {
-        Placement { cpus: cpu_list(cpus).unwrap(), place: "for a test".into() }
+        Placement {
+            cpus: cpu_list(cpus).unwrap(),
+            place: "for a test".into(),
+        }
     }
 
     const GPU: &str = "0000:65:00.0";
@@ -353,14 +415,41 @@ pub(crate) mod tests {
 
     #[test]
     fn each_refusal_names_what_was_found() {
-        let two = Sysfs::new(&[(ONLINE, "0-63"), (&local(GPU), "16-31,48-63"), (&local("0000:03:00.0"), "x")]);
-        let one =
-            Sysfs::new(&[(ONLINE, "0-3\n"), (&local(GPU), "0-3\n"), ("devices/system/node/node0/cpulist", "0-3")]);
+        let two = Sysfs::new(&[
+            (ONLINE, "0-63"),
+            (&local(GPU), "16-31,48-63"),
+            (&local("0000:03:00.0"), "x"),
+        ]);
+        let one = Sysfs::new(&[
+            (ONLINE, "0-3\n"),
+            (&local(GPU), "0-3\n"),
+            ("devices/system/node/node0/cpulist", "0-3"),
+        ]);
         let table = [
-            (&one, "1-2", GPU, "all CPUs of the machine are next to the device"),
-            (&two, "0-63", "0000:03:00.0", "bus/pci/devices/0000:03:00.0/local_cpulist is not a list of CPUs: \"x\""),
-            (&two, "0-63", "0000:99:00.0", "0000:99:00.0/local_cpulist cannot be read: No such file"),
-            (&two, "0-63", "../../etc", "\"../../etc\" is not a PCI address"),
+            (
+                &one,
+                "1-2",
+                GPU,
+                "all CPUs of the machine are next to the device",
+            ),
+            (
+                &two,
+                "0-63",
+                "0000:03:00.0",
+                "bus/pci/devices/0000:03:00.0/local_cpulist is not a list of CPUs: \"x\"",
+            ),
+            (
+                &two,
+                "0-63",
+                "0000:99:00.0",
+                "0000:99:00.0/local_cpulist cannot be read: No such file",
+            ),
+            (
+                &two,
+                "0-63",
+                "../../etc",
+                "\"../../etc\" is not a PCI address",
+            ),
             (
                 &two,
                 "0-15",
@@ -368,7 +457,12 @@ pub(crate) mod tests {
                 "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has \
                  16-31,48-63",
             ),
-            (&two, "0-7,16", GPU, "only 1 of the 9 CPUs that the process may use are next to the device"),
+            (
+                &two,
+                "0-7,16",
+                GPU,
+                "only 1 of the 9 CPUs that the process may use are next to the device",
+            ),
         ];
         for (sysfs, own, device, words) in table {
             let why = near(sysfs, device, own).unwrap_err();
@@ -376,9 +470,15 @@ pub(crate) mod tests {
         }
         // Such a node can still be requested.
         let own = cpu_list("1-2").unwrap();
-        assert_eq!(Placement::on(one.root(), 0, &own).unwrap().to_string(), "NUMA node 0 (2 CPUs: 1-2)");
+        assert_eq!(
+            Placement::on(one.root(), 0, &own).unwrap().to_string(),
+            "NUMA node 0 (2 CPUs: 1-2)"
+        );
         let why = Placement::on(one.root(), 1, &own).unwrap_err();
-        assert!(why.contains("node1/cpulist cannot be read: No such file"), "{why}");
+        assert!(
+            why.contains("node1/cpulist cannot be read: No such file"),
+            "{why}"
+        );
     }
 
     #[test]
@@ -392,15 +492,27 @@ pub(crate) mod tests {
     #[test]
     fn nothing_is_read_unless_a_placement_is_needed() {
         let nowhere = Path::new("/nowhere");
-        for (numa, device) in [(Numa::Off, Some(GPU)), (Numa::Off, None), (Numa::Auto, None)] {
+        for (numa, device) in [
+            (Numa::Off, Some(GPU)),
+            (Numa::Off, None),
+            (Numa::Auto, None),
+        ] {
             let placing = Placing::new(numa, device, nowhere).unwrap();
             assert_eq!((placing.line(numa, 1), placing), (None, Placing::Unasked));
         }
         let placing = Placing::new(Numa::Auto, Some(GPU), nowhere).unwrap();
-        assert!(placing.line(Numa::Auto, 1).unwrap().starts_with("not placed: /nowhere/bus/pci/devices/"));
+        assert!(
+            placing
+                .line(Numa::Auto, 1)
+                .unwrap()
+                .starts_with("not placed: /nowhere/bus/pci/devices/")
+        );
         let error = Placing::new(Numa::Node(3), None, nowhere).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.to_string().contains("NUMA node 3: /nowhere/devices/"), "{error}");
+        assert!(
+            error.to_string().contains("NUMA node 3: /nowhere/devices/"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -411,25 +523,41 @@ pub(crate) mod tests {
         // Runs on a thread with one CPU, so that this machine's CPUs do not matter.
         let auto = on_node(Some(&placement(&cpu)), find).unwrap();
         let placed = format!("the NUMA node of the device at PCI {GPU} (1 CPUs: {cpu})");
-        assert_eq!(auto.line(Numa::Auto, 1).unwrap(), format!("threads and memory on {placed}"));
-        assert!(auto.for_workers(Numa::Auto, 1).is_some() && auto.for_workers(Numa::Auto, 2).is_none());
+        assert_eq!(
+            auto.line(Numa::Auto, 1).unwrap(),
+            format!("threads and memory on {placed}")
+        );
+        assert!(
+            auto.for_workers(Numa::Auto, 1).is_some() && auto.for_workers(Numa::Auto, 2).is_none()
+        );
         let expected = "its CPUs are fewer than the 2 workers, which run anywhere";
-        assert_eq!(auto.line(Numa::Auto, 2).unwrap(), format!("memory and reads on {placed}; {expected}"));
+        assert_eq!(
+            auto.line(Numa::Auto, 2).unwrap(),
+            format!("memory and reads on {placed}; {expected}")
+        );
         let asked = Placing::new(Numa::Node(0), None, sysfs.root()).unwrap();
         assert!(asked.for_workers(Numa::Node(0), 2).is_some());
         let line = asked.line(Numa::Node(0), 2).unwrap();
-        assert_eq!(line, format!("threads and memory on NUMA node 0 (1 CPUs: {cpu})"));
+        assert_eq!(
+            line,
+            format!("threads and memory on NUMA node 0 (1 CPUs: {cpu})")
+        );
     }
 
     #[test]
     fn placed_work_runs_on_its_cpus_and_the_caller_stays() {
         let (cpu, all) = own_cpus();
-        let (own, child) =
-            on_node(Some(&placement(&cpu)), || (here(), std::thread::spawn(here).join().unwrap())).unwrap();
+        let (own, child) = on_node(Some(&placement(&cpu)), || {
+            (here(), std::thread::spawn(here).join().unwrap())
+        })
+        .unwrap();
         assert_eq!((own, child), (cpu.clone(), cpu));
         assert_eq!(here(), all);
         let caller = std::thread::current().id();
-        assert_eq!(on_node(None, || std::thread::current().id()).unwrap(), caller);
+        assert_eq!(
+            on_node(None, || std::thread::current().id()).unwrap(),
+            caller
+        );
     }
 
     #[test]
@@ -439,14 +567,21 @@ pub(crate) mod tests {
             return;
         }
         let error = on_node(Some(&nowhere), || -> () { panic!("must not run") }).unwrap_err();
-        assert!(error.to_string().contains("no thread can be bound to the CPUs 1023"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("no thread can be bound to the CPUs 1023"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_panic_propagates_to_the_caller() {
         let place = placement(&own_cpus().0);
         let panic =
-            std::panic::catch_unwind(|| on_node(Some(&place), || -> () { panic!("of the work") })).err().unwrap();
+            std::panic::catch_unwind(|| on_node(Some(&place), || -> () { panic!("of the work") }))
+                .err()
+                .unwrap();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"of the work"));
     }
 
@@ -455,7 +590,11 @@ pub(crate) mod tests {
         let mut set = BTreeSet::new();
         for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {
             let ends: Vec<_> = part.split('-').collect();
-            if ends.len() > 2 || ends.iter().any(|end| end.is_empty() || !end.chars().all(|c| c.is_ascii_digit())) {
+            if ends.len() > 2
+                || ends
+                    .iter()
+                    .any(|end| end.is_empty() || !end.chars().all(|c| c.is_ascii_digit()))
+            {
                 return None;
             }
             let ends: Vec<usize> = ends.iter().map(|end| end.parse().unwrap()).collect();
@@ -472,7 +611,9 @@ pub(crate) mod tests {
     }
 
     fn members(set: &CpuSet) -> BTreeSet<usize> {
-        (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
+        (0..CpuSet::MAX_CPU)
+            .filter(|cpu| set.is_set(*cpu))
+            .collect()
     }
 
     proptest! {
@@ -506,7 +647,10 @@ pub(crate) mod tests {
 
     #[test]
     fn endless_and_overflowing_lists_end_at_once() {
-        assert_eq!(cpu_list(&format!("0-{}", usize::MAX)).unwrap().count(), 1024);
+        assert_eq!(
+            cpu_list(&format!("0-{}", usize::MAX)).unwrap().count(),
+            1024
+        );
         assert_eq!(cpu_list("5000000000-6000000000").unwrap().count(), 0);
         assert_eq!(cpu_list("0-99999999999999999999999"), None);
     }

@@ -68,8 +68,19 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
-    pub(crate) fn new(core: Arc<Core>, reader: Box<dyn Reader>, side: IoSide, permits: usize) -> Self {
-        let IoSide { frees, idle, ring, chunks, regions } = side;
+    pub(crate) fn new(
+        core: Arc<Core>,
+        reader: Box<dyn Reader>,
+        side: IoSide,
+        permits: usize,
+    ) -> Self {
+        let IoSide {
+            frees,
+            idle,
+            ring,
+            chunks,
+            regions,
+        } = side;
         Self {
             frees,
             regions,
@@ -108,17 +119,26 @@ impl Planner {
             self.advance_chunks();
             self.issue();
             self.now = meters.clock.now();
-            meters.storage.reading.change(self.reads.reader.in_flight() as u64, self.now);
+            meters
+                .storage
+                .reading
+                .change(self.reads.reader.in_flight() as u64, self.now);
             meters.storage.no_room.enter(self.no_room, self.now);
             if !self.unplanned {
-                let state = if self.lacks_slots() { Planning::NoSlot } else { Planning::Waiting };
+                let state = if self.lacks_slots() {
+                    Planning::NoSlot
+                } else {
+                    Planning::Waiting
+                };
                 meters.planner.enter(state, self.now);
             }
             meters.rings.planner.note(woke, self.now, Work::Plan);
             // Every event since then rings the bell, so `wait` returns. Nothing more can be done before it does.
             let looks_once = self.ending || self.unplanned;
             core.watch.planner.end();
-            self.reads.reader.wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
+            self.reads
+                .reader
+                .wait(&mut self.completions, looks_once.then_some(Duration::ZERO));
             self.now = meters.clock.now();
             woke = self.now;
             meters.planner.enter(Planning::Busy, self.now);
@@ -150,10 +170,14 @@ impl Planner {
     /// Gives every free slot the next batch.
     fn plan(&mut self) {
         while !self.free.is_empty() {
-            let Some(next) = self.epochs.next_batch() else { return };
+            let Some(next) = self.epochs.next_batch() else {
+                return;
+            };
             let slot = self.free.pop_front().expect("checked above");
             slot.times().begin(self.now);
-            self.core.meters.move_slot(slot.times(), Stay::Filling, self.now);
+            self.core
+                .meters
+                .move_slot(slot.times(), Stay::Filling, self.now);
             let (job, ticket) = match next {
                 Next::Batch(job, ticket) => (job, ticket),
                 Next::Failed(ticket, error) => {
@@ -161,7 +185,9 @@ impl Planner {
                     continue;
                 }
             };
-            let Some(mut run) = begin_batch(&self.core.samples, slot, job, ticket) else { continue };
+            let Some(mut run) = begin_batch(&self.core.samples, slot, job, ticket) else {
+                continue;
+            };
             if let Some(announcer) = &self.core.announcer {
                 announce(announcer, &self.core.samples, &run);
             }
@@ -184,10 +210,23 @@ impl Planner {
 
     /// Hands on pieces whose chunks are open, and starts to open the next chunks.
     fn advance_chunks(&mut self) {
-        let Self { core, chunks: Some(chunks), to_read, reads, warmth, .. } = self else { return };
+        let Self {
+            core,
+            chunks: Some(chunks),
+            to_read,
+            reads,
+            warmth,
+            ..
+        } = self
+        else {
+            return;
+        };
         for opening in chunks.advance(|run, held| core.to_workers.fill(run, Some(held))) {
             let mut sample = Box::<Sample>::default();
-            let asked = core.samples.ask_chunk(opening.chunk(), &mut sample).and_then(|()| reads.check(&sample));
+            let asked = core
+                .samples
+                .ask_chunk(opening.chunk(), &mut sample)
+                .and_then(|()| reads.check(&sample));
             let fetch = Fetch::new(Whose::Chunk(opening), sample);
             match asked {
                 Err(error) => reads.fail(fetch, error),
@@ -212,7 +251,9 @@ impl Planner {
             }
             let full = self.reads.is_full();
             if full || !self.reads.can_begin() {
-                let waits = self.reads.is_stuck() || !self.cold.is_empty() || !self.core.to_io.misses.is_empty();
+                let waits = self.reads.is_stuck()
+                    || !self.cold.is_empty()
+                    || !self.core.to_io.misses.is_empty();
                 self.no_room = waits && !full;
                 return;
             }
@@ -240,7 +281,11 @@ impl Planner {
             _ => self.cold.pop_front(),
         });
         let run = next?;
-        Some(if run.is_cancelled() { Begun::Yes } else { self.reads.begin(run, &mut self.now) })
+        Some(if run.is_cancelled() {
+            Begun::Yes
+        } else {
+            self.reads.begin(run, &mut self.now)
+        })
     }
 
     fn complete(&mut self) {
@@ -248,12 +293,20 @@ impl Planner {
         // The report comes first, so that the receiver of a batch finds all its reads in it.
         core.meters.note_reads(|| self.reads.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
-        core.meters.storage.reading.change(self.reads.reader.in_flight() as u64, self.now);
+        core.meters
+            .storage
+            .reading
+            .change(self.reads.reader.in_flight() as u64, self.now);
         for completion in completions.drain(..) {
             self.reads.complete(completion, self.now);
         }
         self.completions = completions;
-        if let Some(error) = self.reads.reader.broken().filter(|_| !std::mem::replace(&mut self.broken, true)) {
+        if let Some(error) = self
+            .reads
+            .reader
+            .broken()
+            .filter(|_| !std::mem::replace(&mut self.broken, true))
+        {
             core.fail(error);
         }
     }
@@ -271,13 +324,19 @@ impl Planner {
         self.core.to_io.misses.clear();
         for op in std::mem::take(&mut self.reads.ops) {
             let result = Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
-            self.completions.push(Completion { tag: op.tag, buf: op.buf, result });
+            self.completions.push(Completion {
+                tag: op.tag,
+                buf: op.buf,
+                result,
+            });
         }
         self.complete();
         self.reads.reader.cancel();
         let deadline = Instant::now() + SHUTDOWN;
         while self.reads.reader.in_flight() > 0 && Instant::now() < deadline {
-            self.reads.reader.wait(&mut self.completions, Some(Duration::from_millis(50)));
+            self.reads
+                .reader
+                .wait(&mut self.completions, Some(Duration::from_millis(50)));
             self.complete();
         }
         // Reads that are still in flight stay with the reader, which leaks and counts them. By then this thread counts
@@ -292,13 +351,21 @@ fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
     for id in job.order.ahead(positions, job.batches.step()) {
         let mut parts = Parts::new();
         if samples.parts(id, &mut parts).is_ok() {
-            parts.iter().filter_map(|(_, part)| part.extent()).for_each(|extent| announcer.announce(&extent));
+            parts
+                .iter()
+                .filter_map(|(_, part)| part.extent())
+                .for_each(|extent| announcer.announce(&extent));
         }
     }
 }
 
 /// Starts the batch in `slot` and returns the rows that have a sample. Blank rows are finished here.
-fn begin_batch(samples: &Samples, slot: FreeSlot, job: Arc<EpochJob>, ticket: Ticket) -> Option<RowRun> {
+fn begin_batch(
+    samples: &Samples,
+    slot: FreeSlot,
+    job: Arc<EpochJob>,
+    ticket: Ticket,
+) -> Option<RowRun> {
     let (batches, batch) = (&job.batches, ticket.batch);
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
     let filled = batches.filled(batch);
@@ -341,7 +408,12 @@ impl Epochs {
                 let start = self.waiting.pop_front()?;
                 let job = start.first.clone();
                 let batch = job.batches.first();
-                self.run = Some(EpochRun { start, job, batch, sequence: 0 });
+                self.run = Some(EpochRun {
+                    start,
+                    job,
+                    batch,
+                    sequence: 0,
+                });
             }
             let run = self.run.as_mut()?;
             if run.job.is_cancelled() || run.sequence == run.start.batches {
@@ -358,7 +430,12 @@ impl Epochs {
                 Ok(job) => (run.batch, run.job) = (job.batches.first(), job),
                 Err(error) => {
                     let epoch = run.job.epoch.saturating_add(1);
-                    let ticket = Ticket { epoch, batch: 0, position: 0, ..run.job.ticket(run.sequence, 0) };
+                    let ticket = Ticket {
+                        epoch,
+                        batch: 0,
+                        position: 0,
+                        ..run.job.ticket(run.sequence, 0)
+                    };
                     self.run = None;
                     return Some(Next::Failed(ticket, error));
                 }
@@ -382,7 +459,13 @@ struct Warmth {
 impl Warmth {
     fn new(core: &Core) -> Self {
         let in_memory = core.samples.sources.total_bytes() == 0;
-        Self { cache: core.cache.clone(), in_memory, seen: (0, 0), warm: true, chunks: 0 }
+        Self {
+            cache: core.cache.clone(),
+            in_memory,
+            seen: (0, 0),
+            warm: true,
+            chunks: 0,
+        }
     }
 
     /// Whether workers look rows up before storage reads them.
@@ -390,7 +473,9 @@ impl Warmth {
         if self.in_memory {
             return true;
         }
-        let Some(cache) = &self.cache else { return false };
+        let Some(cache) = &self.cache else {
+            return false;
+        };
         let (hits, misses) = (cache.hits(), cache.misses());
         let (new_hits, new_misses) = (hits - self.seen.0, misses - self.seen.1);
         if new_hits + new_misses >= EVIDENCE {
@@ -409,7 +494,11 @@ impl Warmth {
 
     /// Number of rows of a batch that ask a cold page cache, so that the planner notices when it warms.
     fn probes(&self, sequence: u64, count: u32) -> u32 {
-        if self.cache.is_some() { probes(sequence, count) } else { 0 }
+        if self.cache.is_some() {
+            probes(sequence, count)
+        } else {
+            0
+        }
     }
 }
 

@@ -75,12 +75,15 @@ impl Reads {
             ring,
             flying: (0..places).map(|_| None).collect(),
             vacant: (0..places).rev().collect(),
-            idle: (0..permits).map(|_| Box::new(Sample::with_room(parts))).collect(),
+            idle: (0..permits)
+                .map(|_| Box::new(Sample::with_room(parts)))
+                .collect(),
             given_back,
             stuck: None,
             ops: VecDeque::with_capacity(parts),
             scratch: Scratch::default(),
-            light: core.samples.recipe.effort() <= Effort::Light && core.samples.chunk_starts.is_none(),
+            light: core.samples.recipe.effort() <= Effort::Light
+                && core.samples.chunk_starts.is_none(),
             core,
         }
     }
@@ -130,9 +133,18 @@ impl Reads {
             let id = run.id()?;
             core.watch.planner.begin(Doing::Planning, Some(id));
             samples.ask(id, &mut sample, &mut run.rows)?;
-            for piece in sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Row)) {
-                let part = piece.at.map(|start| (start, &samples.recipe.handlers[piece.field].how));
-                if !piece.extent.is_some_and(|extent| self.writes_rows(&extent, part)) {
+            for piece in sample
+                .pieces
+                .iter_mut()
+                .filter(|piece| matches!(piece.place, Place::Row))
+            {
+                let part = piece
+                    .at
+                    .map(|start| (start, &samples.recipe.handlers[piece.field].how));
+                if !piece
+                    .extent
+                    .is_some_and(|extent| self.writes_rows(&extent, part))
+                {
                     piece.place = Place::Storage;
                 }
             }
@@ -153,10 +165,19 @@ impl Reads {
     pub(super) fn check(&self, sample: &Sample) -> Result<()> {
         let (mut count, mut bytes) = (0, 0_usize);
         for extent in sample.stored() {
-            let need = self.reader.footprint(&extent).bytes.checked_next_multiple_of(PAGE);
+            let need = self
+                .reader
+                .footprint(&extent)
+                .bytes
+                .checked_next_multiple_of(PAGE);
             (count, bytes) = (count + 1, bytes.saturating_add(need.unwrap_or(usize::MAX)));
         }
-        if count == 0 || self.ring.as_ref().is_some_and(|ring| ring.can_hold(count, bytes)) {
+        if count == 0
+            || self
+                .ring
+                .as_ref()
+                .is_some_and(|ring| ring.can_hold(count, bytes))
+        {
             return Ok(());
         }
         let room = self.ring.as_ref().map_or(0, ByteRing::capacity);
@@ -193,12 +214,25 @@ impl Reads {
             self.stuck = Some(fetch);
             return Begun::NoRoom;
         }
-        let entry = self.vacant.pop().expect("as many places as permits and chunks");
+        let entry = self
+            .vacant
+            .pop()
+            .expect("as many places as permits and chunks");
         fetch.since = now;
-        let Fetch { whose, sample, remaining, .. } = &mut fetch;
+        let Fetch {
+            whose,
+            sample,
+            remaining,
+            ..
+        } = &mut fetch;
         for (number, piece) in sample.pieces.iter_mut().enumerate() {
-            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
-            let buf = match (std::mem::replace(&mut piece.place, Place::Storage), &mut *whose) {
+            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else {
+                continue;
+            };
+            let buf = match (
+                std::mem::replace(&mut piece.place, Place::Storage),
+                &mut *whose,
+            ) {
                 (Place::Ring(span, _), _) => IoBuf::from(span),
                 (Place::Row, Whose::Row(run)) => {
                     let field = self.core.samples.recipe.handlers[piece.field].outputs.start;
@@ -213,7 +247,11 @@ impl Reads {
                 self.core.watch.reads[entry].read(sample.id, &extent);
             }
             *remaining += 1;
-            self.ops.push_back(ReadOp { tag: (entry as u64) << 32 | number as u64, extent, buf });
+            self.ops.push_back(ReadOp {
+                tag: (entry as u64) << 32 | number as u64,
+                extent,
+                buf,
+            });
         }
         let done = fetch.remaining == 0;
         self.flying[entry] = Some(fetch);
@@ -228,12 +266,17 @@ impl Reads {
     fn reserve(&self, sample: &mut Sample) -> bool {
         for number in 0..sample.pieces.len() {
             let piece = &mut sample.pieces[number];
-            let (Some(extent), Place::Storage) = (piece.extent.filter(|extent| extent.len > 0), &piece.place) else {
+            let (Some(extent), Place::Storage) =
+                (piece.extent.filter(|extent| extent.len > 0), &piece.place)
+            else {
                 continue;
             };
             let need = self.reader.footprint(&extent).bytes;
             let Some(span) = self.ring.as_ref().and_then(|ring| ring.reserve(need)) else {
-                let taken = sample.pieces.iter_mut().filter(|piece| matches!(piece.place, Place::Ring(..)));
+                let taken = sample
+                    .pieces
+                    .iter_mut()
+                    .filter(|piece| matches!(piece.place, Place::Ring(..)));
                 taken.for_each(|piece| piece.place = Place::Storage);
                 return false;
             };
@@ -244,11 +287,20 @@ impl Reads {
 
     /// Records the end of one read.
     pub(super) fn complete(&mut self, completion: Completion, now: u64) {
-        let (entry, piece) = ((completion.tag >> 32) as usize, completion.tag as u32 as usize);
-        let fetch = self.flying[entry].as_mut().expect("a completion belongs to a fetch in flight");
+        let (entry, piece) = (
+            (completion.tag >> 32) as usize,
+            completion.tag as u32 as usize,
+        );
+        let fetch = self.flying[entry]
+            .as_mut()
+            .expect("a completion belongs to a fetch in flight");
         fetch.complete(piece, completion.buf, completion.result);
         if self.core.meters.on {
-            self.core.meters.storage.latency.record(now.saturating_sub(fetch.since));
+            self.core
+                .meters
+                .storage
+                .latency
+                .record(now.saturating_sub(fetch.since));
         }
         if fetch.remaining == 0 {
             self.finish(entry, now);
@@ -299,7 +351,13 @@ impl Reads {
         let (samples, sample) = (&self.core.samples, &fetch.sample);
         match &mut fetch.whose {
             Whose::Row(run) => {
-                self.core.to_workers.row_failed(samples, run, sample.id, samples.named(error, sample), None);
+                self.core.to_workers.row_failed(
+                    samples,
+                    run,
+                    sample.id,
+                    samples.named(error, sample),
+                    None,
+                );
             }
             Whose::Chunk(opening) => opening.fail(samples, sample, error),
         }
@@ -308,7 +366,14 @@ impl Reads {
 
     /// Takes the permit back. Only rows have one.
     pub(super) fn recycle(&mut self, fetch: Fetch) {
-        let Fetch { whose: Whose::Row(run), mut sample, .. } = fetch else { return };
+        let Fetch {
+            whose: Whose::Row(run),
+            mut sample,
+            ..
+        } = fetch
+        else {
+            return;
+        };
         drop(run);
         sample.clear();
         self.idle.push(sample);

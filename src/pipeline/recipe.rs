@@ -102,7 +102,8 @@ pub(crate) struct Finishing {
 impl Finishing {
     /// Whether this draw of a sample is mirrored.
     fn flipped(&self, seed: u64, epoch: u64, (id, draw): (u64, u64)) -> bool {
-        self.flip > 0.0 && Draws::of_draw(seed, epoch, id, draw, &self.purpose).next_f64() < self.flip
+        self.flip > 0.0
+            && Draws::of_draw(seed, epoch, id, draw, &self.purpose).next_f64() < self.flip
     }
 
     /// Finishes all rows of a full slot on the host. Blank rows stay blank.
@@ -116,12 +117,23 @@ impl Finishing {
             let flip = self.flipped(seed, epoch, (id, slot.draw_of(row)));
             let (input, output) = slot.two_arrays(self.step.input, self.step.output);
             let (from, to) = (self.step.plan.input_bytes(), self.step.plan.output_bytes());
-            self.step.plan.run_row(&input[row * from..][..from], flip, &mut output[row * to..][..to]);
+            self.step.plan.run_row(
+                &input[row * from..][..from],
+                flip,
+                &mut output[row * to..][..to],
+            );
         }
     }
 
     /// Finishes a row on the host, or records for the device whether it is mirrored.
-    pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, epoch: u64, drawn: (u64, u64), on_device: bool) {
+    pub(crate) fn run(
+        &self,
+        row: &mut Row<'_>,
+        seed: u64,
+        epoch: u64,
+        drawn: (u64, u64),
+        on_device: bool,
+    ) {
         let flip = self.flipped(seed, epoch, drawn);
         match self.step.flips.filter(|_| on_device) {
             Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
@@ -149,8 +161,16 @@ impl Recipe {
         let unseen = steps.maps.is_empty()
             && steps.map_batches.is_empty()
             && steps.finishes.is_empty()
-            && steps.keep.as_ref().is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
-        let (mut handlers, mut fields) = handlers(dataset.schema(), steps.decoders, steps.keep.as_deref(), unseen)?;
+            && steps
+                .keep
+                .as_ref()
+                .is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
+        let (mut handlers, mut fields) = handlers(
+            dataset.schema(),
+            steps.decoders,
+            steps.keep.as_deref(),
+            unseen,
+        )?;
         let first_added = fields.len();
         let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
         for (added, map) in steps.maps {
@@ -167,19 +187,27 @@ impl Recipe {
         let packed = packed_fields(dataset, &handlers, &mut fields)?;
         let mut keep = every(&Spec::new(fields.clone())?);
         let wanted = |handler: &Handler| match &steps.keep {
-            Some(names) => {
-                fields[handler.outputs.clone()].iter().any(|field| names.iter().any(|name| name == field.name()))
-            }
+            Some(names) => fields[handler.outputs.clone()]
+                .iter()
+                .any(|field| names.iter().any(|name| name == field.name())),
             None => true,
         };
         let transforms = !maps.is_empty() || !map_batches.is_empty();
-        let draft = Draft { wanted: handlers.iter().map(wanted).collect(), handlers: &handlers, transforms };
+        let draft = Draft {
+            wanted: handlers.iter().map(wanted).collect(),
+            handlers: &handlers,
+            transforms,
+        };
         let direct = direct(&draft)?;
         let (mut directs, staging) = direct_steps(direct, &mut handlers, &mut fields);
         let (finishes, made) = finishings(steps.finishes, &mut fields, &mut keep, on_device)?;
         let spec = Spec::new(fields.clone())?;
         fields.extend(made);
-        for (gather, area) in directs.iter_mut().filter_map(|step| step.gather.as_mut()).zip(staging) {
+        for (gather, area) in directs
+            .iter_mut()
+            .filter_map(|step| step.gather.as_mut())
+            .zip(staging)
+        {
             gather.staging = fields.len();
             fields.push(area);
         }
@@ -221,24 +249,42 @@ impl Recipe {
     /// Bytes that the decoders of one worker may use beside the row.
     pub(crate) fn scratch_bytes(&self) -> usize {
         // One decoder runs at a time, but each keeps memory for the next sample.
-        self.handlers.iter().map(|handler| handler.how.scratch_bytes()).fold(0, usize::saturating_add)
+        self.handlers
+            .iter()
+            .map(|handler| handler.how.scratch_bytes())
+            .fold(0, usize::saturating_add)
     }
 
     /// Fields of the slot that the device needs for its operations alone: no batch has room for them.
     pub(crate) fn staged(&self) -> Vec<usize> {
         let inputs = self.finishes.iter().map(|finishing| finishing.step.input);
-        inputs.filter(|field| self.directs.iter().all(|step| step.field != *field)).collect()
+        inputs
+            .filter(|field| self.directs.iter().all(|step| step.field != *field))
+            .collect()
     }
 
     /// The work on a batch for the device: the slot's fields to copy into the batch, then the operations.
     pub(crate) fn device_ops(&self) -> (Vec<usize>, Vec<DeviceOp>) {
         let staged = self.staged();
         let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
-        let made_of = finishes().flat_map(|step| [Some(step.input), step.flips]).flatten();
-        let offsets = self.directs.iter().filter_map(|step| step.gather.map(|gather| gather.offsets));
-        let mut copied: Vec<_> = self.keep.iter().map(|kept| kept.index).chain(made_of).chain(offsets).collect();
-        copied
-            .retain(|field| *field < self.spec.fields().len() && self.directs.iter().all(|step| step.field != *field));
+        let made_of = finishes()
+            .flat_map(|step| [Some(step.input), step.flips])
+            .flatten();
+        let offsets = self
+            .directs
+            .iter()
+            .filter_map(|step| step.gather.map(|gather| gather.offsets));
+        let mut copied: Vec<_> = self
+            .keep
+            .iter()
+            .map(|kept| kept.index)
+            .chain(made_of)
+            .chain(offsets)
+            .collect();
+        copied.retain(|field| {
+            *field < self.spec.fields().len()
+                && self.directs.iter().all(|step| step.field != *field)
+        });
         copied.retain(|field| !staged.contains(field));
         copied.sort_unstable();
         copied.dedup();
@@ -249,7 +295,10 @@ impl Recipe {
 
     /// The work for a row beyond bringing its bytes.
     pub(crate) fn effort(&self) -> Effort {
-        let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
+        let decodes = self
+            .handlers
+            .iter()
+            .any(|handler| matches!(handler.how, How::Decode(_)));
         match self.all_in_place() && self.added.is_empty() && self.finishes.is_empty() {
             _ if decodes && self.pictures => Effort::Pictures,
             _ if decodes || !self.maps.is_empty() => Effort::Own,
@@ -260,7 +309,9 @@ impl Recipe {
 
     /// Whether every stored field is read in place, so that no ring bytes are needed.
     pub(crate) fn all_in_place(&self) -> bool {
-        self.handlers.iter().all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct | How::Skip))
+        self.handlers
+            .iter()
+            .all(|handler| matches!(handler.how, How::InPlace(_) | How::Direct | How::Skip))
     }
 
     /// Finishes a row whose other fields are final.
@@ -272,7 +323,10 @@ impl Recipe {
 
     /// Whether anything of a row may be random.
     pub(crate) fn may_draw(&self) -> bool {
-        let decodes = self.handlers.iter().any(|handler| matches!(handler.how, How::Decode(_)));
+        let decodes = self
+            .handlers
+            .iter()
+            .any(|handler| matches!(handler.how, How::Decode(_)));
         decodes || !self.maps.is_empty() || !self.finishes.is_empty()
     }
 
@@ -319,10 +373,20 @@ fn handlers(
         let how = match (decoder, &encoded.encoding) {
             (None, _) if fields.len() == start => How::Skip,
             (Some(decoder), _) => How::Decode(decoder),
-            (None, Encoding::Raw { shape: Shape::Fixed(_), .. }) => How::InPlace(fields[start].row_bytes()),
+            (
+                None,
+                Encoding::Raw {
+                    shape: Shape::Fixed(_),
+                    ..
+                },
+            ) => How::InPlace(fields[start].row_bytes()),
             (None, _) => How::Copy,
         };
-        handlers.push(Handler { name: encoded.name.clone(), how, outputs: start..fields.len() });
+        handlers.push(Handler {
+            name: encoded.name.clone(),
+            how,
+            outputs: start..fields.len(),
+        });
     }
     Ok((handlers, fields))
 }
@@ -343,13 +407,21 @@ fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -
             }
             Some(bytes) if *bytes < field.row_bytes() => {
                 let most = field.row_bytes();
-                return bad(format!("field `{name}`: {bytes} bytes of a batch, less than the {most} of one row"));
+                return bad(format!(
+                    "field `{name}`: {bytes} bytes of a batch, less than the {most} of one row"
+                ));
             }
             _ if number >= last => {}
-            _ => field.set_packing(Packing { batch_bytes: *batch_bytes, by_index: batch_bytes.is_some() }),
+            _ => field.set_packing(Packing {
+                batch_bytes: *batch_bytes,
+                by_index: batch_bytes.is_some(),
+            }),
         }
     }
-    match fields[last..].iter().find(|field| field.is_packed() || ragged.iter().any(|(name, _)| name == field.name())) {
+    match fields[last..]
+        .iter()
+        .find(|field| field.is_packed() || ragged.iter().any(|(name, _)| name == field.name()))
+    {
         Some(field) => bad(format!(
             "a transform of batches cannot add the packed field `{}`: rows are packed before it",
             field.name()
@@ -366,12 +438,20 @@ fn packed_fields(
 ) -> Result<Vec<(Option<usize>, usize)>> {
     let mut packed = Vec::new();
     for (number, field) in fields.iter_mut().enumerate() {
-        let Some(packing) = field.packing() else { continue };
-        let source = handlers.iter().position(|handler| handler.outputs.contains(&number));
+        let Some(packing) = field.packing() else {
+            continue;
+        };
+        let source = handlers
+            .iter()
+            .position(|handler| handler.outputs.contains(&number));
         let unknown = match source.map(|source| (source, &handlers[source])) {
             None => Some("a transform adds it"),
-            Some((_, handler)) if handler.outputs.len() > 1 => Some("its decoder also makes other fields"),
-            Some((_, handler)) if matches!(handler.how, How::Decode(_)) && field.dtype() != DType::U8 => {
+            Some((_, handler)) if handler.outputs.len() > 1 => {
+                Some("its decoder also makes other fields")
+            }
+            Some((_, handler))
+                if matches!(handler.how, How::Decode(_)) && field.dtype() != DType::U8 =>
+            {
                 Some("its decoder makes the lengths")
             }
             _ if dataset.chunked().is_some() => Some("it lies in chunks"),
@@ -381,10 +461,16 @@ fn packed_fields(
             Some(_) => None,
         };
         if let (Some(why), Some(_)) = (unknown, packing.batch_bytes) {
-            return bad(format!("the bytes of a batch of field `{}` cannot be limited: {why}", field.name()));
+            return bad(format!(
+                "the bytes of a batch of field `{}` cannot be limited: {why}",
+                field.name()
+            ));
         }
         let by_index = packing.by_index && unknown.is_none();
-        field.set_packing(Packing { by_index, ..packing });
+        field.set_packing(Packing {
+            by_index,
+            ..packing
+        });
         packed.push((source.filter(|_| by_index), number));
     }
     Ok(packed)
@@ -402,24 +488,45 @@ fn undecoded(encoded: &EncodedField) -> Error {
         _ => "; or open the dataset with a largest length for it",
     };
     let without = Setting::Keep.hint(|keep| format!("; or leave it out: {keep}"));
-    let message = format!("field `{name}` is {} and needs a decoder{decoder}{other}{without}", encoded.encoding);
+    let message = format!(
+        "field `{name}` is {} and needs a decoder{decoder}{other}{without}",
+        encoded.encoding
+    );
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
 fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
-    let names = || schema.iter().map(|field| field.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = || {
+        schema
+            .iter()
+            .map(|field| field.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let Some(name) = name else {
         let those = |wanted: fn(&EncodedField) -> bool| -> Vec<usize> {
-            (0..schema.len()).filter(|index| wanted(&schema[*index])).collect()
+            (0..schema.len())
+                .filter(|index| wanted(&schema[*index]))
+                .collect()
         };
         let pictures = those(|field| field.encoding == Encoding::Image);
         let encoded = those(|field| field.as_raw().is_none());
         return match (&pictures[..], &encoded[..]) {
             ([index], _) | (_, [index]) => Ok(*index),
-            (_, []) => bad(format!("a decoder needs an encoded field; the dataset has only raw ones: {}", names())),
+            (_, []) => bad(format!(
+                "a decoder needs an encoded field; the dataset has only raw ones: {}",
+                names()
+            )),
             _ => {
-                let names: Vec<&str> = encoded.iter().map(|index| schema[*index].name.as_str()).collect();
-                bad(format!("which field to decode? Use {} with one of {}", Setting::DecodeField, names.join(", ")))
+                let names: Vec<&str> = encoded
+                    .iter()
+                    .map(|index| schema[*index].name.as_str())
+                    .collect();
+                bad(format!(
+                    "which field to decode? Use {} with one of {}",
+                    Setting::DecodeField,
+                    names.join(", ")
+                ))
             }
         };
     };
@@ -431,7 +538,14 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
 
 /// All fields, unchanged.
 fn every(spec: &Spec) -> Vec<KeptField> {
-    spec.fields().iter().enumerate().map(|(index, field)| KeptField { index, field: field.clone() }).collect()
+    spec.fields()
+        .iter()
+        .enumerate()
+        .map(|(index, field)| KeptField {
+            index,
+            field: field.clone(),
+        })
+        .collect()
 }
 
 /// Marks the fields that are read directly. The slot gets their inputs; the staging areas are on the device.
@@ -442,15 +556,29 @@ fn direct_steps(
 ) -> (Vec<DirectStep>, Vec<Field>) {
     let (mut steps, mut staging) = (Vec::with_capacity(direct.len()), Vec::new());
     for DirectField { handler, unaligned } in direct {
-        let How::InPlace(row_bytes) = handlers[handler].how else { continue };
+        let How::InPlace(row_bytes) = handlers[handler].how else {
+            continue;
+        };
         handlers[handler].how = How::Direct;
         let (name, field) = (&handlers[handler].name, handlers[handler].outputs.start);
         let gather = unaligned.then(|| {
-            staging.push(Field::fixed(format!("{name} (staging)"), DType::U8, [DirectStep::stride(row_bytes)]));
+            staging.push(Field::fixed(
+                format!("{name} (staging)"),
+                DType::U8,
+                [DirectStep::stride(row_bytes)],
+            ));
             slot.push(Field::fixed(format!("{name} (offsets)"), DType::U64, []));
-            Gather { staging: 0, offsets: slot.len() - 1 }
+            Gather {
+                staging: 0,
+                offsets: slot.len() - 1,
+            }
         });
-        steps.push(DirectStep { handler, field, row_bytes, gather });
+        steps.push(DirectStep {
+            handler,
+            field,
+            row_bytes,
+            gather,
+        });
     }
     (steps, staging)
 }
@@ -468,7 +596,10 @@ fn finishings(
         let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
             return no_field(Setting::Finish, &name, keep.iter().map(|kept| &kept.field));
         };
-        if finishings.iter().any(|other: &(FinishStep, f64, String)| other.0.input == input) {
+        if finishings
+            .iter()
+            .any(|other: &(FinishStep, f64, String)| other.0.input == input)
+        {
             return bad(format!("field `{name}` is finished twice"));
         }
         let field = finish.output(&slot[input])?;
@@ -477,10 +608,22 @@ fn finishings(
             slot.push(Field::fixed(format!("{name} (mirrored)"), DType::U8, []));
             slot.len() - 1
         });
-        keep[input] = KeptField { index: made.len(), field: field.clone() };
+        keep[input] = KeptField {
+            index: made.len(),
+            field: field.clone(),
+        };
         made.push(field.renamed(format!("{name} (finished)")));
         let purpose = format!("flip of {name}");
-        finishings.push((FinishStep { plan, input, flips, output: made.len() - 1 }, flip, purpose));
+        finishings.push((
+            FinishStep {
+                plan,
+                input,
+                flips,
+                output: made.len() - 1,
+            },
+            flip,
+            purpose,
+        ));
     }
     // The finished fields follow all fields that the slot has by now; on the host they are part of the slot.
     for (step, ..) in &mut finishings {
@@ -490,13 +633,24 @@ fn finishings(
     if !on_device {
         slot.append(&mut made);
     }
-    let finishing = |(step, flip, purpose)| Finishing { step: Arc::new(step), flip, purpose };
+    let finishing = |(step, flip, purpose)| Finishing {
+        step: Arc::new(step),
+        flip,
+        purpose,
+    };
     Ok((finishings.into_iter().map(finishing).collect(), made))
 }
 
-fn no_field<'f, T>(setting: Setting, name: &str, all: impl Iterator<Item = &'f Field>) -> Result<T> {
+fn no_field<'f, T>(
+    setting: Setting,
+    name: &str,
+    all: impl Iterator<Item = &'f Field>,
+) -> Result<T> {
     let there: Vec<_> = all.map(Field::name).collect();
-    bad(format!("{setting} names `{name}`, which is no field of the batch; there are {}", there.join(", ")))
+    bad(format!(
+        "{setting} names `{name}`, which is no field of the batch; there are {}",
+        there.join(", ")
+    ))
 }
 
 fn kept(all: &[KeptField], names: &[String]) -> Result<Vec<KeptField>> {
@@ -527,9 +681,18 @@ mod tests {
             (vec![bytes("json"), raw("label"), image("image")], Ok(2)),
             (vec![raw("label"), bytes("json")], Ok(1)),
             (vec![raw("label")], Err("only raw ones: label")),
-            (vec![raw("label"), image("a"), image("b")], Err("with one of a, b")),
-            (vec![bytes("a"), raw("label"), bytes("b")], Err("with one of a, b")),
-            (vec![bytes("c"), image("a"), image("b")], Err("with one of c, a, b")),
+            (
+                vec![raw("label"), image("a"), image("b")],
+                Err("with one of a, b"),
+            ),
+            (
+                vec![bytes("a"), raw("label"), bytes("b")],
+                Err("with one of a, b"),
+            ),
+            (
+                vec![bytes("c"), image("a"), image("b")],
+                Err("with one of c, a, b"),
+            ),
         ];
         for (schema, expected) in cases {
             match (which_field(&schema, None), expected) {

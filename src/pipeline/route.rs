@@ -39,7 +39,8 @@ impl FromStr for Gds {
             "require" => Ok(Self::Require),
             "off" => Ok(Self::Off),
             _ => {
-                let message = format!("unknown GPUDirect Storage mode {words:?}; use auto, require or off");
+                let message =
+                    format!("unknown GPUDirect Storage mode {words:?}; use auto, require or off");
                 Err(Error::new(ErrorKind::Config, Stage::Build, message))
             }
         }
@@ -116,7 +117,10 @@ pub(crate) fn choose(
     context: &RouteContext,
     cufile: impl FnOnce() -> Result<String, String>,
 ) -> Result<Vec<FieldRoute>> {
-    let obstacles: Vec<_> = fields.iter().map(|field| obstacle(gds, field, context)).collect();
+    let obstacles: Vec<_> = fields
+        .iter()
+        .map(|field| obstacle(gds, field, context))
+        .collect();
     let answer = obstacles.iter().any(Option::is_none).then(cufile);
     let route = |(field, obstacle): (&FieldCandidate<'_>, Option<String>)| {
         let (route, why) = match (obstacle, &answer) {
@@ -125,11 +129,18 @@ pub(crate) fn choose(
             (None, Some(Ok(how))) => (Route::Direct, how.clone()),
             (None, None) => (Route::Staged, String::new()),
         };
-        FieldRoute { field: field.name.into(), route, why }
+        FieldRoute {
+            field: field.name.into(),
+            route,
+            why,
+        }
     };
     let routes: Vec<_> = fields.iter().zip(obstacles).map(route).collect();
     if gds == Gds::Require && routes.iter().all(|route| route.route == Route::Staged) {
-        let reasons: Vec<_> = routes.iter().map(|route| format!("`{}`: {}", route.field, route.why)).collect();
+        let reasons: Vec<_> = routes
+            .iter()
+            .map(|route| format!("`{}`: {}", route.field, route.why))
+            .collect();
         let message = format!("no field can be read directly: {}", reasons.join("; "));
         return Err(Error::new(ErrorKind::Unsupported, Stage::Build, message));
     }
@@ -142,15 +153,22 @@ fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Opt
         _ if gds == Gds::Off => "switched off",
         _ if !context.on_device => "batches are delivered on the host",
         FieldCandidate { wanted: false, .. } => "not delivered",
-        FieldCandidate { row_bytes: None, .. } => "made by the host from the bytes read",
+        FieldCandidate {
+            row_bytes: None, ..
+        } => "made by the host from the bytes read",
         _ if context.transforms => "transforms of the host see it",
         _ if context.substitutes => "the host finds substitutes for rows that cannot be read",
         _ if context.in_chunks => "rows come out of chunks that the host opens",
         FieldCandidate { plain: false, .. } => {
             "not stored unchanged in a file: in memory, or unpacked or checked by the host"
         }
-        FieldCandidate { row_bytes: Some(bytes), .. } if gds == Gds::Auto && *bytes < ROW_LEAST => {
-            return Some(format!("rows of {bytes} bytes: the host's way is faster below {ROW_LEAST}"));
+        FieldCandidate {
+            row_bytes: Some(bytes),
+            ..
+        } if gds == Gds::Auto && *bytes < ROW_LEAST => {
+            return Some(format!(
+                "rows of {bytes} bytes: the host's way is faster below {ROW_LEAST}"
+            ));
         }
         _ if gds == Gds::Auto && context.cached => "the page cache has room for the dataset",
         _ => match context.too_many {
@@ -165,7 +183,12 @@ fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Opt
 mod tests {
     use super::*;
 
-    const FIELD: FieldCandidate<'_> = FieldCandidate { name: "x", row_bytes: Some(1 << 20), wanted: true, plain: true };
+    const FIELD: FieldCandidate<'_> = FieldCandidate {
+        name: "x",
+        row_bytes: Some(1 << 20),
+        wanted: true,
+        plain: true,
+    };
     const CONTEXT: RouteContext = RouteContext {
         on_device: true,
         transforms: false,
@@ -177,36 +200,114 @@ mod tests {
 
     #[test]
     fn a_field_is_read_directly_unless_a_reason_speaks_against_it() {
-        let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
+        let small = FieldCandidate {
+            row_bytes: Some(100),
+            ..FIELD
+        };
         let cases: [(Gds, FieldCandidate<'_>, RouteContext, &str); 11] = [
             (Gds::Auto, FIELD, CONTEXT, "direct (p2p)"),
             (Gds::Off, FIELD, CONTEXT, "staged (switched off)"),
             (
                 Gds::Auto,
                 FIELD,
-                RouteContext { on_device: false, ..CONTEXT },
+                RouteContext {
+                    on_device: false,
+                    ..CONTEXT
+                },
                 "staged (batches are delivered on the host)",
             ),
-            (Gds::Auto, FieldCandidate { wanted: false, ..FIELD }, CONTEXT, "staged (not delivered)"),
-            (Gds::Auto, FieldCandidate { row_bytes: None, ..FIELD }, CONTEXT, "staged (made by the host"),
-            (Gds::Auto, FIELD, RouteContext { transforms: true, ..CONTEXT }, "staged (transforms"),
-            (Gds::Auto, FIELD, RouteContext { in_chunks: true, ..CONTEXT }, "staged (rows come out of chunks"),
-            (Gds::Auto, FieldCandidate { plain: false, ..FIELD }, CONTEXT, "staged (not stored unchanged in a file"),
-            (Gds::Auto, small, CONTEXT, "staged (rows of 100 bytes: the host's way is faster below 16384)"),
-            (Gds::Auto, FIELD, RouteContext { cached: true, ..CONTEXT }, "staged (the page cache has room"),
-            (Gds::Auto, FIELD, RouteContext { too_many: Some(7), ..CONTEXT }, "staged (7 files, more than"),
+            (
+                Gds::Auto,
+                FieldCandidate {
+                    wanted: false,
+                    ..FIELD
+                },
+                CONTEXT,
+                "staged (not delivered)",
+            ),
+            (
+                Gds::Auto,
+                FieldCandidate {
+                    row_bytes: None,
+                    ..FIELD
+                },
+                CONTEXT,
+                "staged (made by the host",
+            ),
+            (
+                Gds::Auto,
+                FIELD,
+                RouteContext {
+                    transforms: true,
+                    ..CONTEXT
+                },
+                "staged (transforms",
+            ),
+            (
+                Gds::Auto,
+                FIELD,
+                RouteContext {
+                    in_chunks: true,
+                    ..CONTEXT
+                },
+                "staged (rows come out of chunks",
+            ),
+            (
+                Gds::Auto,
+                FieldCandidate {
+                    plain: false,
+                    ..FIELD
+                },
+                CONTEXT,
+                "staged (not stored unchanged in a file",
+            ),
+            (
+                Gds::Auto,
+                small,
+                CONTEXT,
+                "staged (rows of 100 bytes: the host's way is faster below 16384)",
+            ),
+            (
+                Gds::Auto,
+                FIELD,
+                RouteContext {
+                    cached: true,
+                    ..CONTEXT
+                },
+                "staged (the page cache has room",
+            ),
+            (
+                Gds::Auto,
+                FIELD,
+                RouteContext {
+                    too_many: Some(7),
+                    ..CONTEXT
+                },
+                "staged (7 files, more than",
+            ),
         ];
         for (gds, field, context, words) in cases {
             let routes = choose(gds, &[field], &context, || Ok("p2p".into())).unwrap();
-            assert!(routes[0].to_string().starts_with(&format!("x {words}")), "{}", routes[0]);
+            assert!(
+                routes[0].to_string().starts_with(&format!("x {words}")),
+                "{}",
+                routes[0]
+            );
         }
     }
 
     #[test]
     fn cufile_is_asked_once_and_only_if_a_field_could_use_it() {
         let mut asked = 0;
-        let two =
-            [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }, FieldCandidate { name: "z", ..FIELD }];
+        let two = [
+            FIELD,
+            FieldCandidate {
+                name: "y",
+                row_bytes: None,
+                ..FIELD
+            },
+            FieldCandidate { name: "z", ..FIELD },
+        ];
         let routes = choose(Gds::Auto, &two, &CONTEXT, || {
             asked += 1;
             Err("no driver".into())
@@ -220,13 +321,31 @@ mod tests {
 
     #[test]
     fn require_takes_small_and_cached_rows_or_names_every_reason() {
-        let small = FieldCandidate { row_bytes: Some(100), ..FIELD };
-        let context = RouteContext { cached: true, ..CONTEXT };
+        let small = FieldCandidate {
+            row_bytes: Some(100),
+            ..FIELD
+        };
+        let context = RouteContext {
+            cached: true,
+            ..CONTEXT
+        };
         let routes = choose(Gds::Require, &[small], &context, || Ok("nvidia-fs".into())).unwrap();
         assert_eq!(routes[0].route, Route::Direct);
-        let two = [FIELD, FieldCandidate { name: "y", row_bytes: None, ..FIELD }];
+        let two = [
+            FIELD,
+            FieldCandidate {
+                name: "y",
+                row_bytes: None,
+                ..FIELD
+            },
+        ];
         let error = choose(Gds::Require, &two, &CONTEXT, || Err("no driver".into())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(error.message().ends_with("`x`: no driver; `y`: made by the host from the bytes read"), "{error}");
+        assert!(
+            error
+                .message()
+                .ends_with("`x`: no driver; `y`: made by the host from the bytes read"),
+            "{error}"
+        );
     }
 }

@@ -51,7 +51,8 @@ pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 
             }
             Err(error) => {
                 let error = samples.named(error, &worker.sample);
-                core.to_workers.row_failed(samples, &mut run, worker.sample.id, error, None);
+                core.to_workers
+                    .row_failed(samples, &mut run, worker.sample.id, error, None);
             }
         }
     }
@@ -64,7 +65,12 @@ pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 
 }
 
 /// Fills the first row from memory and the page cache; false if something must be read.
-fn look_up_one(core: &Core, run: &mut RowRun, worker: &mut Worker, bytes: &mut [u8]) -> Result<bool> {
+fn look_up_one(
+    core: &Core,
+    run: &mut RowRun,
+    worker: &mut Worker,
+    bytes: &mut [u8],
+) -> Result<bool> {
     let samples = &core.samples;
     let mut hits = 0;
     worker.sample.clear();
@@ -76,7 +82,11 @@ fn look_up_one(core: &Core, run: &mut RowRun, worker: &mut Worker, bytes: &mut [
         // This read does not block, as long as the file system honours the flag.
         worker.fill_by(samples, &run.job, id, &mut run.rows, bytes, |extent, to| {
             let found = cached(core, extent, to);
-            hits += if matches!(found, Cached::Hit) { extent.len } else { 0 };
+            hits += if matches!(found, Cached::Hit) {
+                extent.len
+            } else {
+                0
+            };
             found
         })
     });
@@ -89,7 +99,11 @@ pub(super) fn cached(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
     if extent.len == 0 {
         return Cached::Hit;
     }
-    match core.cache.as_ref().map_or(Cached::Miss, |cache| cache.try_read(extent, to)) {
+    match core
+        .cache
+        .as_ref()
+        .map_or(Cached::Miss, |cache| cache.try_read(extent, to))
+    {
         // The reader may succeed, and it retries.
         Cached::Failed(error) if may_pass(&error) => Cached::Miss,
         found => found,
@@ -126,7 +140,10 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     let copied = worker.guarded(&core.samples, |worker| {
         let mut parts = Parts::new();
         for row in 0..count {
-            let id = run.job.order.id(first + u64::from(row) * run.job.batches.stride())?;
+            let id = run
+                .job
+                .order
+                .id(first + u64::from(row) * run.job.batches.stride())?;
             samples.parts(id, &mut parts)?;
             match copy_row(core, &parts, (id, row), &mut run.rows, worker)? {
                 Copied::All => ids.push(id),
@@ -180,9 +197,13 @@ fn copy_row(
         let bytes = match part {
             Part::Inline(bytes) | Part::MoreInline(bytes) => bytes,
             Part::Checked(_) | Part::Framed(_) => return Ok(Copied::Unusual),
-            Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => samples.memory_bytes(&extent)?,
+            Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => {
+                samples.memory_bytes(&extent)?
+            }
             Part::Extent(extent) | Part::More(extent) => {
-                samples.watch.worker(worker.scratch.worker, |cell| cell.read(Some(id), &extent));
+                samples
+                    .watch
+                    .worker(worker.scratch.worker, |cell| cell.read(Some(id), &extent));
                 // This read does not block, as long as the file system honours the flag.
                 let found = cached(core, &extent, out);
                 worker.begins(samples, Doing::Planning, None);
@@ -201,13 +222,21 @@ fn copy_row(
 }
 
 /// Makes a field that takes no bytes. False if it does not fill its row.
-fn make_field(core: &Core, (id, field): (u64, usize), row: &mut [u8], worker: &mut Worker) -> Result<bool> {
-    let Some(framed) = core.samples.dataset.framed() else { return Ok(false) };
+fn make_field(
+    core: &Core,
+    (id, field): (u64, usize),
+    row: &mut [u8],
+    worker: &mut Worker,
+) -> Result<bool> {
+    let Some(framed) = core.samples.dataset.framed() else {
+        return Ok(false);
+    };
     let mut opened = std::mem::take(&mut worker.scratch.opened);
     opened.clear();
     framed.check(id, field, &[])?;
     let made = framed.open(id, field, &[], &mut opened)?;
-    let fits = made.len() == row.len() && made.len() as u64 <= core.samples.promised.opened_bytes_max;
+    let fits =
+        made.len() == row.len() && made.len() as u64 <= core.samples.promised.opened_bytes_max;
     if fits {
         row.copy_from_slice(made);
     }
@@ -216,7 +245,13 @@ fn make_field(core: &Core, (id, field): (u64, usize), row: &mut [u8], worker: &m
 }
 
 /// Fills a row from bytes that storage brought; failed pieces are retried once.
-pub(super) fn decode(core: &Core, mut run: RowRun, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
+pub(super) fn decode(
+    core: &Core,
+    mut run: RowRun,
+    mut sample: Box<Sample>,
+    error: Option<Error>,
+    worker: &mut Worker,
+) {
     if !run.is_cancelled() {
         let (samples, id) = (&core.samples, sample.id);
         worker.begins(samples, Doing::Decoding, id);
@@ -235,7 +270,8 @@ pub(super) fn decode(core: &Core, mut run: RowRun, mut sample: Box<Sample>, erro
             Ok(()) => run.rows.finish_row(),
             Err(error) => {
                 let error = samples.named(error, &sample);
-                core.to_workers.row_failed(samples, &mut run, id, error, None);
+                core.to_workers
+                    .row_failed(samples, &mut run, id, error, None);
             }
         }
     }
@@ -254,15 +290,24 @@ pub(super) fn read_again(
     let id = sample.id;
     for piece in sample.pieces.iter_mut().filter(|piece| piece.failed) {
         let Some(extent) = piece.extent else { continue };
-        core.watch.worker(worker.scratch.worker, |cell| cell.read(id, &extent));
+        core.watch
+            .worker(worker.scratch.worker, |cell| cell.read(id, &extent));
         match (&mut piece.place, &mut rows) {
             (Place::Ring(span, start), _) => {
                 *start = 0;
-                core.read_again(error, &extent, &mut span.as_mut_slice()[..extent.len as usize])?;
+                core.read_again(
+                    error,
+                    &extent,
+                    &mut span.as_mut_slice()[..extent.len as usize],
+                )?;
             }
             (_, Some(rows)) => {
                 let output = core.samples.recipe.handlers[piece.field].outputs.start;
-                core.read_again(error, &extent, &mut rows.row().bytes_mut(output)[piece.in_row()])?;
+                core.read_again(
+                    error,
+                    &extent,
+                    &mut rows.row().bytes_mut(output)[piece.in_row()],
+                )?;
             }
             _ => {}
         }

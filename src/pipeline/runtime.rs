@@ -56,12 +56,16 @@ impl Handles {
 
     /// Whether the calling thread belongs to the pool.
     fn is_own(&self) -> bool {
-        self.workers.as_ref().is_some_and(|workers| workers.pool.current_thread_index().is_some())
+        self.workers
+            .as_ref()
+            .is_some_and(|workers| workers.pool.current_thread_index().is_some())
     }
 
     fn join(&mut self, deadline: Instant) {
         self.workers = None;
-        self.threads.drain(..).for_each(|thread| join(thread, deadline));
+        self.threads
+            .drain(..)
+            .for_each(|thread| join(thread, deadline));
     }
 }
 
@@ -87,15 +91,32 @@ pub(crate) fn pool(
         }
     })?;
     let meters = last.expect("made for the pool");
-    Ok((pool, Handles { threads, workers: None }, meters))
+    Ok((
+        pool,
+        Handles {
+            threads,
+            workers: None,
+        },
+        meters,
+    ))
 }
 
 impl Runtime {
     /// Starts the I/O thread. The caller must hold no other handle of the pool. If this thread cannot start, the pool
     /// is dropped here and the workers are joined.
     pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
-        let mut runtime = Self { core: Some(core), io: None, others: Vec::new(), workers };
-        runtime.io = Some(spawn_guarded(runtime.core(), "feedline-io".into(), PipelineStage::Order, move || io.run())?);
+        let mut runtime = Self {
+            core: Some(core),
+            io: None,
+            others: Vec::new(),
+            workers,
+        };
+        runtime.io = Some(spawn_guarded(
+            runtime.core(),
+            "feedline-io".into(),
+            PipelineStage::Order,
+            move || io.run(),
+        )?);
         Ok(runtime)
     }
 
@@ -106,7 +127,8 @@ impl Runtime {
         of: PipelineStage,
         body: F,
     ) -> Result<()> {
-        self.others.push(spawn_guarded(self.core(), name, of, body)?);
+        self.others
+            .push(spawn_guarded(self.core(), name, of, body)?);
         Ok(())
     }
 
@@ -130,7 +152,10 @@ pub(crate) fn within<T: Send + 'static>(
     let Ok(did) = done.recv_timeout(deadline) else {
         ABANDONED.fetch_add(1, Ordering::Relaxed);
         let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
-        let message = format!("{what} does not answer, for {:.1} s{see}", deadline.as_secs_f64());
+        let message = format!(
+            "{what} does not answer, for {:.1} s{see}",
+            deadline.as_secs_f64()
+        );
         return Err(Error::new(ErrorKind::Stalled, Stage::Open, message));
     };
     let _ = thread.join();
@@ -140,8 +165,11 @@ pub(crate) fn within<T: Send + 'static>(
 /// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This path is cold. The
 /// dataset is user code and may need what the stuck thread holds, so it gets one second.
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
-    let asked = matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
-    let Some(sample) = stalled.site().sample.filter(|_| asked) else { return stalled };
+    let asked =
+        matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
+    let Some(sample) = stalled.site().sample.filter(|_| asked) else {
+        return stalled;
+    };
     let (holder, error) = (core.clone(), stalled.clone_lossy());
     let look = move || holder.samples.named_by_id(error, sample);
     within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
@@ -155,14 +183,22 @@ fn spawn_guarded(
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let (core, called) = (core.clone(), name.clone());
-    let stage = if of == PipelineStage::Copy { Stage::Device } else { Stage::Read };
+    let stage = if of == PipelineStage::Copy {
+        Stage::Device
+    } else {
+        Stage::Read
+    };
     let body = move || {
         core.meters.threads.enlist(of);
         if let Err(error) = caught(stage, || {
             body();
             Ok(())
         }) {
-            core.fail(Error::new(ErrorKind::Panicked, stage, format!("thread {called}: {}", error.message())));
+            core.fail(Error::new(
+                ErrorKind::Panicked,
+                stage,
+                format!("thread {called}: {}", error.message()),
+            ));
         }
     };
     thread::start(&format!("pipeline ({name})"), &name, body)
@@ -192,7 +228,8 @@ impl Drop for Runtime {
             // The drain of this thread holds the pool, and releases it on return. Then the threads end.
             self.workers.threads.clear();
         }
-        self.workers.join(deadline.max(Instant::now() + WORKERS_END));
+        self.workers
+            .join(deadline.max(Instant::now() + WORKERS_END));
     }
 }
 
@@ -223,9 +260,20 @@ mod tests {
         assert_eq!(within(Duration::MAX, "this", || 7).unwrap(), 7);
         let (word, never) = crossbeam_channel::bounded::<()>(0);
         let before = abandoned();
-        let error = within(Duration::from_millis(20), "the dataset", move || never.recv()).unwrap_err();
-        assert_eq!((error.kind(), abandoned() > before), (ErrorKind::Stalled, true));
-        assert!(error.message().starts_with("the dataset does not answer, for 0.0 s"), "{error}");
+        let error = within(Duration::from_millis(20), "the dataset", move || {
+            never.recv()
+        })
+        .unwrap_err();
+        assert_eq!(
+            (error.kind(), abandoned() > before),
+            (ErrorKind::Stalled, true)
+        );
+        assert!(
+            error
+                .message()
+                .starts_with("the dataset does not answer, for 0.0 s"),
+            "{error}"
+        );
         drop(word);
         assert!(catch_unwind(|| within(Duration::MAX, "this", || panic!("a bug"))).is_err());
     }
@@ -236,7 +284,9 @@ mod tests {
         let (cpu, all) = tests::own_cpus();
         for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
             let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
-            let (pool, workers, _) = on_node(place.as_ref(), || pool(3, |_| meters.clone())).unwrap().unwrap();
+            let (pool, workers, _) = on_node(place.as_ref(), || pool(3, |_| meters.clone()))
+                .unwrap()
+                .unwrap();
             assert_eq!(pool.broadcast(|_| tests::here()), vec![cpus; 3]);
             drop((pool, workers));
         }
@@ -251,7 +301,10 @@ mod tests {
             count.fetch_add(1, Ordering::SeqCst);
         };
         let threads = vec![thread::spawn("feedline-test", body).unwrap()];
-        drop(Handles { threads, workers: None });
+        drop(Handles {
+            threads,
+            workers: None,
+        });
         assert_eq!(ended.load(Ordering::SeqCst), 1);
     }
 }

@@ -12,7 +12,9 @@
 use super::recipe::{How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened};
+use crate::dataset::{
+    Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened,
+};
 use crate::decode::{Ctx, Running, Scratch};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::memory::{ChunkBuf, Row, Rows};
@@ -78,11 +80,19 @@ impl Samples {
                 }
                 _ if part.extent().is_some_and(|extent| self.is_memory(&extent)) => Place::Memory,
                 _ if part.shares(before.replace(part)) => Place::Same,
-                (Part::Extent(Extent { len, .. }), How::InPlace(row_bytes)) if len == *row_bytes as u64 => Place::Row,
+                (Part::Extent(Extent { len, .. }), How::InPlace(row_bytes))
+                    if len == *row_bytes as u64 =>
+                {
+                    Place::Row
+                }
                 _ => Place::Storage,
             };
             let (checked, framed) = (part.is_checked(), matches!(part, Part::Framed(_)));
-            sample.pieces.push(Piece { checked, framed, ..Piece::new(field, part.extent(), place) });
+            sample.pieces.push(Piece {
+                checked,
+                framed,
+                ..Piece::new(field, part.extent(), place)
+            });
         }
         Ok(())
     }
@@ -96,10 +106,15 @@ impl Samples {
         sample: &mut Sample,
         rows: &mut Rows,
     ) -> Result<usize> {
-        let (handler, end) = (&self.recipe.handlers[field], start.saturating_add(part.len()));
+        let (handler, end) = (
+            &self.recipe.handlers[field],
+            start.saturating_add(part.len()),
+        );
         let name = &handler.name;
         let How::InPlace(row_bytes) = handler.how else {
-            let message = format!("field `{name}` lies in several extents: it needs a fixed shape and no decoder");
+            let message = format!(
+                "field `{name}` lies in several extents: it needs a fixed shape and no decoder"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Read, message));
         };
         if end > row_bytes || (is_last && end < row_bytes) {
@@ -111,7 +126,10 @@ impl Samples {
         } else {
             let in_memory = part.extent().is_some_and(|extent| self.is_memory(&extent));
             let place = if in_memory { Place::Memory } else { Place::Row };
-            sample.pieces.push(Piece { at: Some(start), ..Piece::new(field, part.extent(), place) });
+            sample.pieces.push(Piece {
+                at: Some(start),
+                ..Piece::new(field, part.extent(), place)
+            });
         }
         Ok(end)
     }
@@ -119,7 +137,12 @@ impl Samples {
     /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
     /// source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
-        parts.ask(&*self.dataset, &self.sources, self.recipe.handlers.len(), id)?;
+        parts.ask(
+            &*self.dataset,
+            &self.sources,
+            self.recipe.handlers.len(),
+            id,
+        )?;
         parts.within(&self.promised)
     }
 
@@ -130,12 +153,26 @@ impl Samples {
             return;
         }
         // The maxima need no id.
-        let asks = self.recipe.packed.iter().any(|(number, _)| number.is_some());
+        let asks = self
+            .recipe
+            .packed
+            .iter()
+            .any(|(number, _)| number.is_some());
         for row in 0..rows.len() {
-            let id = if asks && row < count { job.order.id(job.batches.position(batch, row)).ok() } else { None };
+            let id = if asks && row < count {
+                job.order.id(job.batches.position(batch, row)).ok()
+            } else {
+                None
+            };
             for (number, field) in &self.recipe.packed {
-                let ask = |number| id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number));
-                let len = number.map(|number| caught(Stage::Read, || ask(number)).ok().flatten().unwrap_or(0));
+                let ask =
+                    |number| id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number));
+                let len = number.map(|number| {
+                    caught(Stage::Read, || ask(number))
+                        .ok()
+                        .flatten()
+                        .unwrap_or(0)
+                });
                 rows.place(*field, row, if row < count { len } else { Some(0) });
             }
         }
@@ -151,14 +188,17 @@ impl Samples {
         let range = extent.offset as usize..(extent.offset.saturating_add(extent.len)) as usize;
         all.get(range).ok_or_else(|| {
             let message = format!("the source has {} bytes", all.len());
-            Error::new(ErrorKind::Truncated, Stage::Read, message).with_range(extent.offset, extent.len)
+            Error::new(ErrorKind::Truncated, Stage::Read, message)
+                .with_range(extent.offset, extent.len)
         })
     }
 
     /// The dataset as a source of chunks. It is user code, so it may panic or answer differently than before.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
-        self.dataset.chunked().ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, said))
+        self.dataset
+            .chunked()
+            .ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, said))
     }
 
     /// Asks for the extents of a chunk, and checks them.
@@ -169,18 +209,38 @@ impl Samples {
             chunks.chunk_extents(chunk, &mut extents)?;
             Ok(chunks.chunk_bytes(chunk).encoded)
         })?;
-        extents.iter().try_for_each(|extent| self.sources.check(extent))?;
-        let bytes: u64 = extents.iter().map(|extent| extent.len).fold(0, u64::saturating_add);
+        extents
+            .iter()
+            .try_for_each(|extent| self.sources.check(extent))?;
+        let bytes: u64 = extents
+            .iter()
+            .map(|extent| extent.len)
+            .fold(0, u64::saturating_add);
         if bytes > said {
-            return lie(format!("the dataset promised a chunk of {said} encoded bytes, but its extents have {bytes}"));
+            return lie(format!(
+                "the dataset promised a chunk of {said} encoded bytes, but its extents have {bytes}"
+            ));
         }
-        let place = |extent: &Extent| if self.is_memory(extent) { Place::Memory } else { Place::Storage };
-        sample.pieces.extend(extents.iter().map(|extent| Piece::new(0, Some(*extent), place(extent))));
+        let place = |extent: &Extent| {
+            if self.is_memory(extent) {
+                Place::Memory
+            } else {
+                Place::Storage
+            }
+        };
+        sample.pieces.extend(
+            extents
+                .iter()
+                .map(|extent| Piece::new(0, Some(*extent), place(extent))),
+        );
         Ok(())
     }
 
     pub(crate) fn rows_of_chunk(&self, chunk: usize) -> u64 {
-        let starts = self.chunk_starts.as_ref().and_then(|starts| starts.get(chunk..chunk + 2));
+        let starts = self
+            .chunk_starts
+            .as_ref()
+            .and_then(|starts| starts.get(chunk..chunk + 2));
         starts.map_or(0, |starts| starts[1] - starts[0])
     }
 }
@@ -198,7 +258,9 @@ impl Samples {
     ) -> Result<bool> {
         let mut used = 0;
         for piece in &mut sample.pieces {
-            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else { continue };
+            let Some(extent) = piece.extent.filter(|extent| extent.len > 0) else {
+                continue;
+            };
             let fetched = match (&piece.place, &mut rows) {
                 (Place::Row, Some(rows)) => {
                     let field = self.recipe.handlers[piece.field].outputs.start;
@@ -207,7 +269,9 @@ impl Samples {
                 (Place::Storage, _) => {
                     let start = used;
                     used += extent.len as usize;
-                    let Some(to) = buffer.get_mut(start..used) else { return Ok(false) };
+                    let Some(to) = buffer.get_mut(start..used) else {
+                        return Ok(false);
+                    };
                     piece.place = Place::Buffer(start);
                     fetch(&extent, to)
                 }
@@ -233,7 +297,11 @@ impl Samples {
             let len = piece.len() as usize;
             let bytes = match &piece.place {
                 Place::Row => return None,
-                Place::Memory => match piece.extent.as_ref().map(|extent| self.memory_bytes(extent)) {
+                Place::Memory => match piece
+                    .extent
+                    .as_ref()
+                    .map(|extent| self.memory_bytes(extent))
+                {
                     Some(Ok(bytes)) => bytes,
                     Some(Err(error)) => return Some(Err(error)),
                     None => &[],
@@ -248,9 +316,22 @@ impl Samples {
             if !matches!(piece.place, Place::Memory | Place::Index(..)) {
                 last = bytes;
             }
-            let Piece { field, framed, extent, at, .. } = *piece;
+            let Piece {
+                field,
+                framed,
+                extent,
+                at,
+                ..
+            } = *piece;
             let checked = piece.checked && checked.replace(extent) != Some(extent);
-            Some(Ok(Given { field, bytes, checked, framed, at, extent }))
+            Some(Ok(Given {
+                field,
+                bytes,
+                checked,
+                framed,
+                at,
+                extent,
+            }))
         };
         sample.pieces.iter().filter_map(given)
     }
@@ -261,13 +342,21 @@ impl Samples {
         chunk: &'b ChunkBuf,
         row: usize,
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
-        let given = move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
-            Some(bytes) => Ok(Given { field, bytes, checked: false, framed: false, at: None, extent: None }),
-            None => {
-                let message = format!("the chunk has no row {row} of field `{}`", handler.name);
-                Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
-            }
-        };
+        let given =
+            move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
+                Some(bytes) => Ok(Given {
+                    field,
+                    bytes,
+                    checked: false,
+                    framed: false,
+                    at: None,
+                    extent: None,
+                }),
+                None => {
+                    let message = format!("the chunk has no row {row} of field `{}`", handler.name);
+                    Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
+                }
+            };
         self.recipe.handlers.iter().enumerate().map(given)
     }
 
@@ -284,7 +373,9 @@ impl Samples {
         let framed = self.dataset.framed();
         // As the order has it at the row's position, where a substitute stands, too. A mixture looks for it as for the id.
         let draw = match self.recipe.may_draw() {
-            true => job.order.draw(job.batches.position(rows.ticket().batch, rows.first()))?,
+            true => job
+                .order
+                .draw(job.batches.position(rows.ticket().batch, rows.first()))?,
             false => 0,
         };
         for given in given {
@@ -294,9 +385,22 @@ impl Samples {
     }
 
     /// Fills the row from its fetched sample. All bytes must be there.
-    pub(crate) fn fill_fetched(&self, run: &mut RowRun, sample: &Sample, scratch: &mut Scratch) -> Result<()> {
-        let Some(id) = sample.id else { return lie("a row without a sample".into()) };
-        self.fill(&run.job, id, &mut run.rows, scratch, self.given(sample, &[]))
+    pub(crate) fn fill_fetched(
+        &self,
+        run: &mut RowRun,
+        sample: &Sample,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
+        let Some(id) = sample.id else {
+            return lie("a row without a sample".into());
+        };
+        self.fill(
+            &run.job,
+            id,
+            &mut run.rows,
+            scratch,
+            self.given(sample, &[]),
+        )
     }
 
     /// Turns the bytes of one dataset field into the fields of its handler.
@@ -312,22 +416,31 @@ impl Samples {
         let handler = &self.recipe.handlers[given.field];
         if let Some(at) = given.at {
             let mut row = rows.row();
-            row.bytes_mut(handler.outputs.start)[at..at + given.bytes.len()].copy_from_slice(given.bytes);
+            row.bytes_mut(handler.outputs.start)[at..at + given.bytes.len()]
+                .copy_from_slice(given.bytes);
             return Ok(());
         }
         scratch.field = Some(given.field);
         // With the bytes that the code got.
         let site = |error: Error, bytes: &[u8]| {
             let error = error.in_stage(Stage::Decode);
-            let error = if self.recipe.handlers.len() > 1 { error.with_field(&handler.name) } else { error };
+            let error = if self.recipe.handlers.len() > 1 {
+                error.with_field(&handler.name)
+            } else {
+                error
+            };
             match &given.extent {
-                Some(extent) => self.sources.at(placed(error, bytes, given.bytes, extent), extent),
+                Some(extent) => self
+                    .sources
+                    .at(placed(error, bytes, given.bytes, extent), extent),
                 None => error,
             }
         };
         if let Some(framed) = framed.filter(|_| given.checked) {
             scratch.running = Running::Check;
-            framed.check(id, given.field, given.bytes).map_err(|error| site(error, given.bytes))?;
+            framed
+                .check(id, given.field, given.bytes)
+                .map_err(|error| site(error, given.bytes))?;
         }
         // The decoder borrows the rest of the scratch meanwhile.
         let mut opened = std::mem::take(&mut scratch.opened);
@@ -345,28 +458,42 @@ impl Samples {
         scratch.running = Running::Decoder;
         let mut row = rows.row();
         let done = match &handler.how {
-            How::InPlace(_) | How::Copy => self.copy(given.field, &mut row, bytes).map_err(|error| site(error, bytes)),
+            How::InPlace(_) | How::Copy => self
+                .copy(given.field, &mut row, bytes)
+                .map_err(|error| site(error, bytes)),
             How::Skip | How::Direct => Ok(()),
             How::Decode(decoder) => {
-                handler.outputs.clone().for_each(|field| row.clear_len(field));
+                handler
+                    .outputs
+                    .clone()
+                    .for_each(|field| row.clear_len(field));
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
                     .with_draw(draw)
                     .with_scratch_limit(self.scratch_limit)
-                    .with_seek_points(
+                    .with_seek_points(framed.map_or(&[], |framed| {
                         framed
-                            .map_or(&[], |framed| framed.seek_points(id, given.field, &mut points).unwrap_or_default()),
-                    );
+                            .seek_points(id, given.field, &mut points)
+                            .unwrap_or_default()
+                    }));
                 let mut own = row.only(mask(&handler.outputs));
                 let by_index = self.recipe.is_by_index(given.field);
                 let decoded = match by_index && own.stands_in() {
                     // The row's place in the batch has the length of the sample that failed.
                     true => own.set_len(handler.outputs.start, 0),
-                    false => decoder.decode(bytes, &mut ctx, &mut own).and_then(|()| own.pad_new(u64::MAX)),
+                    false => decoder
+                        .decode(bytes, &mut ctx, &mut own)
+                        .and_then(|()| own.pad_new(u64::MAX)),
                 };
                 decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
                     let length = || field_bytes(&*self.dataset, id, given.field);
-                    site(caught(Stage::Read, length).err().filter(|_| by_index).unwrap_or(error), bytes)
+                    site(
+                        caught(Stage::Read, length)
+                            .err()
+                            .filter(|_| by_index)
+                            .unwrap_or(error),
+                        bytes,
+                    )
                 })
             }
         };
@@ -393,7 +520,13 @@ impl Samples {
     }
 
     /// Maps and marks a row with complete fields.
-    fn finish(&self, job: &EpochJob, (id, draw): (u64, u64), rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
+    fn finish(
+        &self,
+        job: &EpochJob,
+        (id, draw): (u64, u64),
+        rows: &mut Rows,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let recipe = &self.recipe;
         if recipe.finishes_late() {
             rows.note_draw(draw);
@@ -402,13 +535,15 @@ impl Samples {
         recipe.added.clone().for_each(|field| row.clear(field));
         if !recipe.maps.is_empty() {
             scratch.running = Running::Map;
-            self.watch.worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
+            self.watch
+                .worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
             for map in &recipe.maps {
                 let fields = 0..recipe.spec.fields().len();
                 let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch)
                     .with_draw(draw)
                     .with_scratch_limit(self.scratch_limit);
-                let mapped = map(&mut row, &mut ctx).and_then(|()| row.pad_new(mask(&recipe.added)));
+                let mapped =
+                    map(&mut row, &mut ctx).and_then(|()| row.pad_new(mask(&recipe.added)));
                 mapped.map_err(|error| error.in_stage(Stage::Map))?;
             }
             scratch.running = Running::Decoder;
@@ -426,14 +561,19 @@ impl Samples {
     /// The number of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
         let name = error.site().field.as_ref()?;
-        self.recipe.handlers.iter().position(|handler| handler.name == *name)
+        self.recipe
+            .handlers
+            .iter()
+            .position(|handler| handler.name == *name)
     }
 
     /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's first bytes.
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
         match sample.first_extent() {
-            Some(extent) if error.site().path.is_none() => self.sources.at(error.with_sample(id), &extent),
+            Some(extent) if error.site().path.is_none() => {
+                self.sources.at(error.with_sample(id), &extent)
+            }
             Some(_) => error.with_sample(id),
             None => self.named_by_id(error, id),
         }
@@ -447,7 +587,8 @@ impl Samples {
         }
         match &self.chunk_starts {
             Some(starts) if starts.last().is_some_and(|end| id < *end) => {
-                return self.named_as_chunk(error, starts.partition_point(|start| *start <= id) - 1);
+                return self
+                    .named_as_chunk(error, starts.partition_point(|start| *start <= id) - 1);
             }
             _ => {}
         }
@@ -456,10 +597,19 @@ impl Samples {
             let mut parts = Parts::new();
             // Also of answers that break the dataset's word, as far as they name a place.
             self.dataset.extents(id, &mut parts)?;
-            let is_read =
-                |field: &usize| !matches!(self.recipe.handlers.get(*field).map(|own| &own.how), Some(How::Skip));
-            let mut extents = parts.iter().filter(|(field, _)| is_read(field)).filter_map(|(_, part)| part.extent());
-            Ok(extents.find(|extent| extent.source.index() < self.sources.count() && !self.is_memory(extent)))
+            let is_read = |field: &usize| {
+                !matches!(
+                    self.recipe.handlers.get(*field).map(|own| &own.how),
+                    Some(How::Skip)
+                )
+            };
+            let mut extents = parts
+                .iter()
+                .filter(|(field, _)| is_read(field))
+                .filter_map(|(_, part)| part.extent());
+            Ok(extents.find(|extent| {
+                extent.source.index() < self.sources.count() && !self.is_memory(extent)
+            }))
         });
         match first.ok().flatten() {
             Some(extent) => self.sources.at(error, &extent),
@@ -475,7 +625,10 @@ impl Samples {
         let named = caught(Stage::Read, || {
             let (chunks, mut extents) = (self.in_chunks()?, Vec::new());
             chunks.chunk_extents(chunk, &mut extents)?;
-            let first = extents.into_iter().next().filter(|first: &Extent| first.source.index() < self.sources.count());
+            let first = extents
+                .into_iter()
+                .next()
+                .filter(|first: &Extent| first.source.index() < self.sources.count());
             Ok(first.map(|first| (first, chunks.chunk_name(chunk))))
         });
         match named.ok().flatten() {

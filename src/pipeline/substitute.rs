@@ -89,13 +89,20 @@ pub(crate) struct SpareRoom {
 
 impl MemoryTerm {
     /// For one substitute sample or chunk; allocated at the first substitution.
-    pub const SUBSTITUTES: Self =
-        Self::new("substitutes", "for the substitute of a bad sample, allocated at the first one");
+    pub const SUBSTITUTES: Self = Self::new(
+        "substitutes",
+        "for the substitute of a bad sample, allocated at the first one",
+    );
 }
 
 impl SpareRoom {
     pub(crate) fn term(&self) -> MemoryTerm {
-        MemoryTerm::SUBSTITUTES.of(1, self.encoded.saturating_add(self.chunk).saturating_add(self.lists))
+        MemoryTerm::SUBSTITUTES.of(
+            1,
+            self.encoded
+                .saturating_add(self.chunk)
+                .saturating_add(self.lists),
+        )
     }
 }
 
@@ -129,19 +136,35 @@ struct Spare {
 
 impl Substitutes {
     pub(crate) fn new(room: SpareRoom) -> Self {
-        Self { room, spare: Mutex::default() }
+        Self {
+            room,
+            spare: Mutex::default(),
+        }
     }
 
     /// Serves one waiting row. False if no row may be served now, or another worker has the turn.
     pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
-        let Some(turn) = core.to_workers.bad.turn() else { return false };
+        let Some(turn) = core.to_workers.bad.turn() else {
+            return false;
+        };
         let mut spare = self.spare.hold();
-        let like = |bad: &BadRow| bad.instead_of().is_none_or(|chunk| spare.instead_of == Some(chunk));
-        let Some(bad) = turn.take(switch, like) else { return false };
+        let like = |bad: &BadRow| {
+            bad.instead_of()
+                .is_none_or(|chunk| spare.instead_of == Some(chunk))
+        };
+        let Some(bad) = turn.take(switch, like) else {
+            return false;
+        };
         if !bad.run.is_cancelled() {
             spare.instead_of = bad.instead_of().or(spare.instead_of);
             let held = bad.held.as_ref().map(|(held, entry)| (held, *entry));
-            let search = Search { core, room: &self.room, held, spare: &mut spare, worker };
+            let search = Search {
+                core,
+                room: &self.room,
+                held,
+                spare: &mut spare,
+                worker,
+            };
             search.substitute(bad.run, bad.id, bad.error);
         }
         // Unlocked before the turn ends, or the next worker with the turn could not lock it.
@@ -178,10 +201,16 @@ impl Search<'_> {
         let mut tried = vec![id];
         // Formatting the error may run user code: its `Display`, or the dataset's name for the sample.
         let Ok(mut noted) = self.bad_sample(&run, id, &error) else {
-            return run.rows.fail_row(Error::user("the sample's error cannot be formatted").with_sample(id));
+            return run
+                .rows
+                .fail_row(Error::user("the sample's error cannot be formatted").with_sample(id));
         };
         let budget = self.room.budget;
-        let tries = if may_pass(&error) { TRIES_IN_TROUBLE } else { TRIES };
+        let tries = if may_pass(&error) {
+            TRIES_IN_TROUBLE
+        } else {
+            TRIES
+        };
         for attempt in 0..tries {
             if run.is_cancelled() {
                 return;
@@ -212,7 +241,10 @@ impl Search<'_> {
             }
         }
         run.rows.note_bad(noted);
-        let note = format!("no substitute found ({} others were tried)", tried.len() - 1);
+        let note = format!(
+            "no substitute found ({} others were tried)",
+            tried.len() - 1
+        );
         run.rows.fail_row(error.with_note(&note));
     }
 
@@ -224,20 +256,34 @@ impl Search<'_> {
             let ticket = run.rows.ticket();
             // The dataset itself may have failed.
             let field = samples.field_of(error);
-            let member = caught(Stage::Read, || Ok(member(&*samples.dataset, id, field))).ok().flatten();
-            let place = RowPlace { epoch: ticket.epoch, batch: ticket.batch, row: run.rows.first() };
+            let member = caught(Stage::Read, || Ok(member(&*samples.dataset, id, field)))
+                .ok()
+                .flatten();
+            let place = RowPlace {
+                epoch: ticket.epoch,
+                batch: ticket.batch,
+                row: run.rows.first(),
+            };
             Ok(BadSample::new(place, id, error, member))
         })
     }
 
     /// Draws a sample outside of `not`, and fills the row with it.
     fn stand_in(&mut self, run: &mut RowRun, attempt: u64, not: &[u64]) -> StandIn {
-        let Self { core, room, held, spare, worker } = self;
+        let Self {
+            core,
+            room,
+            held,
+            spare,
+            worker,
+        } = self;
         let (samples, held) = (&core.samples, *held);
         let mut candidate = None;
         worker.sample.clear();
         let done = worker.guarded(&core.samples, |worker| {
-            let Some(pick) = pick(samples, run, attempt, held)? else { return Ok(None) };
+            let Some(pick) = pick(samples, run, attempt, held)? else {
+                return Ok(None);
+            };
             if not.contains(&pick.id) {
                 return Ok(None);
             }
@@ -260,7 +306,9 @@ impl Search<'_> {
         match (done, candidate) {
             (Ok(Some(substitute)), _) => StandIn::Filled(substitute),
             (Ok(None), _) => StandIn::None,
-            (Err(error), Some(candidate)) if samples.blames_sample(&error) => StandIn::Bad(candidate, named(error)),
+            (Err(error), Some(candidate)) if samples.blames_sample(&error) => {
+                StandIn::Bad(candidate, named(error))
+            }
             (Err(error), _) => StandIn::Failed(named(error)),
         }
     }
@@ -282,21 +330,34 @@ enum InChunk {
 }
 
 /// The candidate of this attempt; `None` if it falls on a bad chunk.
-fn pick(samples: &Samples, run: &RowRun, attempt: u64, held: Option<(&Arc<Held>, usize)>) -> Result<Option<Pick>> {
+fn pick(
+    samples: &Samples,
+    run: &RowRun,
+    attempt: u64,
+    held: Option<(&Arc<Held>, usize)>,
+) -> Result<Option<Pick>> {
     let job = &run.job;
     let key = Key::new(samples.seed).named("substitute").derive(job.epoch);
     let mut draws = Draws::from_key(key.derive(run.position()).derive(attempt));
     let (Some((held, bad)), Some(starts)) = (held, &samples.chunk_starts) else {
-        let id = job.order.id(job.order.another(run.position(), &mut draws))?;
+        let id = job
+            .order
+            .id(job.order.another(run.position(), &mut draws))?;
         return Ok(Some(Pick { id, row: None }));
     };
     let chunks = samples.in_chunks()?;
     if job.order.needs_all_chunks() {
         for _ in 0..DRAWS {
             let position = job.order.another(run.position(), &mut draws);
-            let (entry, row, id) = job.order.places(position).locate(position, |id| chunks.inner(id))?;
+            let (entry, row, id) = job
+                .order
+                .places(position)
+                .locate(position, |id| chunks.inner(id))?;
             if matches!(held.chunk(entry).get(), Some(Ok(_))) {
-                return Ok(Some(Pick { id, row: Some((InChunk::Held(entry), row as usize)) }));
+                return Ok(Some(Pick {
+                    id,
+                    row: Some((InChunk::Held(entry), row as usize)),
+                }));
             }
         }
         return Ok(None);
@@ -315,7 +376,10 @@ fn pick(samples: &Samples, run: &RowRun, attempt: u64, held: Option<(&Arc<Held>,
         (InChunk::Chunk(chunk), chunk)
     };
     let row = draws.below(rows(chunk));
-    Ok(Some(Pick { id: starts[chunk] + row, row: Some((from, row as usize)) }))
+    Ok(Some(Pick {
+        id: starts[chunk] + row,
+        row: Some((from, row as usize)),
+    }))
 }
 
 fn fill_from_chunk(
@@ -340,19 +404,31 @@ fn fill_from_storage(
 ) -> Result<()> {
     encoded.make_free(room.encoded, "the sample of a substitute")?;
     let read = |extent: &Extent, to: &mut [u8]| by_plain_calls(core, extent, to);
-    if worker.fill_by(&core.samples, &run.job, id, &mut run.rows, encoded.bytes_mut(), read)? {
+    if worker.fill_by(
+        &core.samples,
+        &run.job,
+        id,
+        &mut run.rows,
+        encoded.bytes_mut(),
+        read,
+    )? {
         return Ok(());
     }
     Err(too_large("sample", &worker.sample, room))
 }
 
 fn by_plain_calls(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
-    core.again.read(extent, to).map_or_else(Cached::Failed, |()| Cached::Hit)
+    core.again
+        .read(extent, to)
+        .map_or_else(Cached::Failed, |()| Cached::Hit)
 }
 
 fn too_large(what: &str, sample: &Sample, room: &SpareRoom) -> Error {
     let need: u64 = sample.pieces.iter().map(Piece::len).sum();
-    let message = format!("the {what} has {need} encoded bytes, but the dataset announced at most {}", room.encoded);
+    let message = format!(
+        "the {what} has {need} encoded bytes, but the dataset announced at most {}",
+        room.encoded
+    );
     Error::new(ErrorKind::Limit, Stage::Read, message)
 }
 
@@ -373,9 +449,17 @@ fn open_spare<'s>(
             Some((_, buffer)) => buffer,
             None => ChunkBuf::new(room.chunk)?,
         };
-        let opened = read_spare(core, room, chunk, &mut spare.encoded, worker).and_then(|mut sample| {
-            chunks::open(samples, chunk, &mut sample, &spare.encoded, &mut worker.scratch, &mut buffer)
-        });
+        let opened =
+            read_spare(core, room, chunk, &mut spare.encoded, worker).and_then(|mut sample| {
+                chunks::open(
+                    samples,
+                    chunk,
+                    &mut sample,
+                    &spare.encoded,
+                    &mut worker.scratch,
+                    &mut buffer,
+                )
+            });
         // No chunk has this number, so no row takes the buffer's current content.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
         if let Err(error) = opened {
@@ -391,15 +475,26 @@ fn open_spare<'s>(
 }
 
 /// The pieces of a chunk, with their bytes in `encoded` or in memory.
-fn read_spare(core: &Core, room: &SpareRoom, chunk: usize, encoded: &mut Encoded, worker: &Worker) -> Result<Sample> {
+fn read_spare(
+    core: &Core,
+    room: &SpareRoom,
+    chunk: usize,
+    encoded: &mut Encoded,
+    worker: &Worker,
+) -> Result<Sample> {
     let (samples, mut sample) = (&core.samples, Sample::default());
     samples.ask_chunk(chunk, &mut sample)?;
     if sample.stored().next().is_some() {
         encoded.make_free(room.encoded, "the chunk of a substitute")?;
     }
     let read = encoded.fetch(samples, &mut sample, |extent, to| {
-        core.watch.worker(worker.scratch.worker, |cell| cell.read(None, extent));
+        core.watch
+            .worker(worker.scratch.worker, |cell| cell.read(None, extent));
         by_plain_calls(core, extent, to)
     })?;
-    if read { Ok(sample) } else { Err(too_large("chunk", &sample, room)) }
+    if read {
+        Ok(sample)
+    } else {
+        Err(too_large("chunk", &sample, room))
+    }
 }

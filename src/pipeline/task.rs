@@ -30,7 +30,14 @@ impl EpochJob {
     /// The ticket of a batch. Tickets count across all epochs of the run.
     pub(crate) fn ticket(&self, sequence: u64, batch: u64) -> Ticket {
         let (position, group) = (self.batches.position(batch, 0), self.batches.group(batch));
-        Ticket { generation: self.generation, sequence, epoch: self.epoch, batch, position, group }
+        Ticket {
+            generation: self.generation,
+            sequence,
+            epoch: self.epoch,
+            batch,
+            position,
+            group,
+        }
     }
 }
 
@@ -43,7 +50,10 @@ pub(crate) struct RowRun {
 impl RowRun {
     /// Takes the first `count` rows.
     pub(crate) fn take(&mut self, count: u32) -> Self {
-        Self { job: self.job.clone(), rows: self.rows.take(count) }
+        Self {
+            job: self.job.clone(),
+            rows: self.rows.take(count),
+        }
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -52,7 +62,9 @@ impl RowRun {
 
     /// Position of the first row in the epoch; padding rows lie past the end.
     pub(crate) fn position(&self) -> u64 {
-        self.job.batches.position(self.rows.ticket().batch, self.rows.first())
+        self.job
+            .batches
+            .position(self.rows.ticket().batch, self.rows.first())
     }
 
     /// Sample id of the first row. The sampler may be user code.
@@ -117,7 +129,11 @@ impl Sample {
     }
 
     pub(crate) fn with_room(parts: usize) -> Self {
-        Self { id: None, pieces: Vec::with_capacity(parts), index: Vec::with_capacity(parts * INDEX_BYTES) }
+        Self {
+            id: None,
+            pieces: Vec::with_capacity(parts),
+            index: Vec::with_capacity(parts * INDEX_BYTES),
+        }
     }
 
     /// Drops all bytes.
@@ -129,18 +145,29 @@ impl Sample {
 
     /// The place of the sample's first bytes in storage.
     pub(crate) fn first_extent(&self) -> Option<Extent> {
-        self.pieces.iter().filter(|piece| !matches!(piece.place, Place::Memory)).find_map(|piece| piece.extent)
+        self.pieces
+            .iter()
+            .filter(|piece| !matches!(piece.place, Place::Memory))
+            .find_map(|piece| piece.extent)
     }
 
     /// Extents that storage must bring, apart from those it writes straight into the row.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Extent> {
-        let stored = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Storage));
-        stored.filter_map(|piece| piece.extent).filter(|extent| extent.len > 0)
+        let stored = self
+            .pieces
+            .iter()
+            .filter(|piece| matches!(piece.place, Place::Storage));
+        stored
+            .filter_map(|piece| piece.extent)
+            .filter(|extent| extent.len > 0)
     }
 
     /// Bytes that were read and must still be copied or decoded.
     pub(crate) fn staged(&self) -> u64 {
-        let staged = self.pieces.iter().filter(|piece| matches!(piece.place, Place::Ring(..)));
+        let staged = self
+            .pieces
+            .iter()
+            .filter(|piece| matches!(piece.place, Place::Ring(..)));
         staged.map(Piece::len).sum()
     }
 }
@@ -151,7 +178,15 @@ const INDEX_BYTES: usize = 16;
 impl Piece {
     /// A piece whose bytes need no check.
     pub(crate) fn new(field: usize, extent: Option<Extent>, place: Place) -> Self {
-        Self { field, checked: false, framed: false, extent, place, at: None, failed: false }
+        Self {
+            field,
+            checked: false,
+            framed: false,
+            extent,
+            place,
+            at: None,
+            failed: false,
+        }
     }
 
     /// Length of the bytes in the source.

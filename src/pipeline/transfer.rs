@@ -58,11 +58,19 @@ pub(crate) struct Transfer {
 pub(crate) struct Dozing(std::sync::Mutex<Option<Doors>>);
 
 #[cfg(test)]
-type Doors = (Receiver<()>, Receiver<Filled>, Option<Receiver<Box<Buffer>>>);
+type Doors = (
+    Receiver<()>,
+    Receiver<Filled>,
+    Option<Receiver<Box<Buffer>>>,
+);
 
 #[cfg(test)]
 impl Dozing {
-    fn begin(&self, (bell, full): (&Receiver<()>, &Receiver<Filled>), free: Option<&Receiver<Box<Buffer>>>) {
+    fn begin(
+        &self,
+        (bell, full): (&Receiver<()>, &Receiver<Filled>),
+        free: Option<&Receiver<Box<Buffer>>>,
+    ) {
         *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));
     }
 
@@ -74,9 +82,9 @@ impl Dozing {
     pub(crate) fn is_asleep(&self) -> bool {
         let waits = self.0.lock().unwrap();
         let nothing = |free: &Receiver<Box<Buffer>>| free.is_empty();
-        waits
-            .as_ref()
-            .is_some_and(|(bell, full, free)| bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing))
+        waits.as_ref().is_some_and(|(bell, full, free)| {
+            bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing)
+        })
     }
 }
 
@@ -90,7 +98,11 @@ struct WaitingSlots {
 
 impl WaitingSlots {
     fn new(generation: u64, slots: usize) -> Self {
-        Self { generation, reorder: Reorder::new(slots), next: None }
+        Self {
+            generation,
+            reorder: Reorder::new(slots),
+            next: None,
+        }
     }
 }
 
@@ -146,7 +158,11 @@ impl Transfer {
         let mut said = Said::default();
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
-        let (bell, full, free) = (self.bell.clone(), self.full.clone(), self.copier.free.clone());
+        let (bell, full, free) = (
+            self.bell.clone(),
+            self.full.clone(),
+            self.copier.free.clone(),
+        );
         // The events to wait for, with room on the device and without.
         let (mut roomy, mut short) = (Select::new(), Select::new());
         for select in [&mut roomy, &mut short] {
@@ -165,7 +181,10 @@ impl Transfer {
                 said.doing = None;
             }
             let room = self.begin_all(&mut waiting, &mut flights.0);
-            let read = flights.0.iter_mut().try_for_each(|flight| self.read(flight));
+            let read = flights
+                .0
+                .iter_mut()
+                .try_for_each(|flight| self.read(flight));
             let landed = self.land_all(&mut flights.0);
             if let Err(error) = read.and(landed).and(self.look(&mut said, &flights, room)) {
                 core.fail(error);
@@ -180,7 +199,10 @@ impl Transfer {
             #[cfg(test)]
             core.dozing.begin((&bell, &full), (!room).then_some(&free));
             // This call receives nothing: items stay in their channel until this thread runs again.
-            let look = self.copier.next_look(core.meters.clock.now()).unwrap_or(LOOK);
+            let look = self
+                .copier
+                .next_look(core.meters.clock.now())
+                .unwrap_or(LOOK);
             let _ = if room { &mut roomy } else { &mut short }.ready_timeout(look);
             #[cfg(test)]
             core.dozing.end();
@@ -216,9 +238,14 @@ impl Transfer {
         let doing = match (&oldest, flights.0.front()) {
             (Ok(Oldest::Blocked), _) => Some(Doing::Blocked),
             (Ok(Oldest::Runs(_)), _) => Some(Doing::Copying),
-            (_, Some(Flight { reading: None, buffer: Some(buffer), .. })) if self.copier.awaits_consumer(buffer) => {
-                Some(Doing::Blocked)
-            }
+            (
+                _,
+                Some(Flight {
+                    reading: None,
+                    buffer: Some(buffer),
+                    ..
+                }),
+            ) if self.copier.awaits_consumer(buffer) => Some(Doing::Blocked),
             (_, Some(_)) if self.reads.is_some() => Some(Doing::ReadingDirectly),
             (_, Some(_)) => Some(Doing::Copying),
             (_, None) => None,
@@ -243,22 +270,37 @@ impl Transfer {
     /// Gives buffers to slots while the next slot is there and a buffer is free. False if a slot waits for a buffer.
     fn begin_all(&mut self, waiting: &mut WaitingSlots, flights: &mut VecDeque<Flight>) -> bool {
         loop {
-            let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else { return true };
-            let buffer = if slot.failed() { None } else { self.copier.take() };
+            let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else {
+                return true;
+            };
+            let buffer = if slot.failed() {
+                None
+            } else {
+                self.copier.take()
+            };
             if buffer.is_none() && !slot.failed() {
                 waiting.next = Some(slot);
                 return false;
             }
-            let flight = Flight { slot, buffer, reading: None };
+            let flight = Flight {
+                slot,
+                buffer,
+                reading: None,
+            };
             // Without direct reads there is nothing to wait for. But the driver would wait for the buffer's last user on
             // this thread before it copies pageable memory.
-            if self.reads.is_none() && !self.pageable { self.land(flight) } else { flights.push_back(flight) }
+            if self.reads.is_none() && !self.pageable {
+                self.land(flight)
+            } else {
+                flights.push_back(flight)
+            }
         }
     }
 
     /// Starts a batch's direct reads once its buffer is idle.
     fn read(&self, flight: &mut Flight) -> Result<()> {
-        let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading) else {
+        let (Some(reads), Some(buffer), None) = (&self.reads, &mut flight.buffer, &flight.reading)
+        else {
             return Ok(());
         };
         if self.is_present(&flight.slot) && self.copier.is_idle(buffer)? {
@@ -277,7 +319,9 @@ impl Transfer {
             }
             let done = match (reading, &mut flight.buffer) {
                 (Some(reading), _) => reading.is_done(),
-                (None, Some(buffer)) if present => self.reads.is_none() && self.copier.is_idle(buffer)?,
+                (None, Some(buffer)) if present => {
+                    self.reads.is_none() && self.copier.is_idle(buffer)?
+                }
                 _ => true,
             };
             if !done {
@@ -292,7 +336,11 @@ impl Transfer {
 
     /// Copies and delivers a batch. A failed batch, or one of an older run, gives its buffer back.
     fn land(&mut self, flight: Flight) {
-        let Flight { mut slot, buffer, reading } = flight;
+        let Flight {
+            mut slot,
+            buffer,
+            reading,
+        } = flight;
         let failure = reading.as_ref().and_then(|reading| reading.take_failure());
         if reading.as_ref().is_some_and(|reading| reading.is_lost()) {
             // The device does not answer, and no later event will tell that the buffer is idle.
@@ -300,14 +348,18 @@ impl Transfer {
             return failure.into_iter().for_each(|error| self.core.fail(error));
         }
         if !self.is_present(&slot) || failure.is_some() {
-            buffer.into_iter().for_each(|buffer| self.copier.give_back(buffer));
+            buffer
+                .into_iter()
+                .for_each(|buffer| self.copier.give_back(buffer));
             if let Some(error) = failure.filter(|_| self.is_present(&slot)) {
                 slot.note_failure(error);
                 self.hand_out(Contents::Host(slot));
             }
             return;
         }
-        let Some(buffer) = buffer else { return self.hand_out(Contents::Host(slot)) };
+        let Some(buffer) = buffer else {
+            return self.hand_out(Contents::Host(slot));
+        };
         if let (Some(reads), Some(reading)) = (&self.reads, &reading) {
             reads.note_offsets(reading, &mut slot);
         }
@@ -367,7 +419,11 @@ struct Flights(VecDeque<Flight>);
 impl Flights {
     /// Rows that are being read.
     fn rows_left(&self) -> u64 {
-        self.0.iter().filter_map(|flight| flight.reading.as_ref()).map(|reading| reading.left()).sum()
+        self.0
+            .iter()
+            .filter_map(|flight| flight.reading.as_ref())
+            .map(|reading| reading.left())
+            .sum()
     }
 }
 
@@ -378,7 +434,10 @@ impl Drop for Flights {
         while !readings().all(|reading| reading.is_done()) {
             std::thread::sleep(AGAIN);
         }
-        for Flight { buffer, reading, .. } in self.0.drain(..) {
+        for Flight {
+            buffer, reading, ..
+        } in self.0.drain(..)
+        {
             if reading.is_some_and(|reading| reading.is_lost()) {
                 buffer.into_iter().for_each(|buffer| buffer.leak());
             }

@@ -64,13 +64,22 @@ impl Doing {
     /// The stage that stalls, and what does not go on.
     fn stall(self) -> (Stage, &'static str) {
         match self {
-            Self::Planning => (Stage::Order, "the dataset's index or the order does not answer"),
+            Self::Planning => (
+                Stage::Order,
+                "the dataset's index or the order does not answer",
+            ),
             Self::Reading => (Stage::Read, "storage does not answer"),
             Self::Decoding => (Stage::Decode, "a decoder does not return"),
             Self::Mapping => (Stage::Map, "a transform does not return"),
             Self::Copying => (Stage::Device, "the device does not finish its copies"),
-            Self::ReadingDirectly => (Stage::Read, "direct reads into device memory do not complete"),
-            Self::Blocked => (Stage::Device, "the consumer's streams do not finish their work on dropped batches"),
+            Self::ReadingDirectly => (
+                Stage::Read,
+                "direct reads into device memory do not complete",
+            ),
+            Self::Blocked => (
+                Stage::Device,
+                "the consumer's streams do not finish their work on dropped batches",
+            ),
         }
     }
 }
@@ -113,8 +122,13 @@ impl Cell {
     fn place(&self, doing: Doing, sample: Option<u64>, extent: Option<&Extent>) {
         self.doing.store(doing as u64, Ordering::Relaxed);
         self.sample.store(sample.unwrap_or(NONE), Ordering::Relaxed);
-        let place = extent.map_or([NONE; 3], |extent| [extent.source.index() as u64, extent.offset, extent.len]);
-        for (cell, value) in [&self.source, &self.offset, &self.len].into_iter().zip(place) {
+        let place = extent.map_or([NONE; 3], |extent| {
+            [extent.source.index() as u64, extent.offset, extent.len]
+        });
+        for (cell, value) in [&self.source, &self.offset, &self.len]
+            .into_iter()
+            .zip(place)
+        {
             cell.store(value, Ordering::Relaxed);
         }
         let turn = self.turn.load(Ordering::Relaxed);
@@ -124,7 +138,10 @@ impl Cell {
     /// The last activity.
     pub(crate) fn now(&self) -> (Doing, Option<u64>) {
         let sample = self.sample.load(Ordering::Relaxed);
-        (Doing::of(self.doing.load(Ordering::Relaxed)), Some(sample).filter(|sample| *sample != NONE))
+        (
+            Doing::of(self.doing.load(Ordering::Relaxed)),
+            Some(sample).filter(|sample| *sample != NONE),
+        )
     }
 
     /// Whether the thread is busy with this.
@@ -135,7 +152,8 @@ impl Cell {
     /// Ends the activity.
     pub(crate) fn end(&self) {
         let turn = self.turn.load(Ordering::Relaxed);
-        self.turn.store(turn.wrapping_add(turn & 1), Ordering::Release);
+        self.turn
+            .store(turn.wrapping_add(turn & 1), Ordering::Release);
     }
 
     fn turn(&self) -> u64 {
@@ -155,17 +173,28 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn new(workers: usize, reads: usize) -> Self {
         let cells = |count: usize| (0..count).map(|_| Cell::new()).collect();
-        Self { planner: Cell::new(), device: Cell::new(), workers: cells(workers), reads: cells(reads) }
+        Self {
+            planner: Cell::new(),
+            device: Cell::new(),
+            workers: cells(workers),
+            reads: cells(reads),
+        }
     }
 
     /// Updates the cell of a worker, if `number` is one.
     pub(crate) fn worker(&self, number: Option<usize>, say: impl Fn(&Cell)) {
-        number.and_then(|number| self.workers.get(number)).into_iter().for_each(say);
+        number
+            .and_then(|number| self.workers.get(number))
+            .into_iter()
+            .for_each(say);
     }
 
     /// All cells, threads before reads. The planner collects the reads, so no read ends while the planner is stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {
-        [&self.planner, &self.device].into_iter().chain(&self.workers).chain(&self.reads)
+        [&self.planner, &self.device]
+            .into_iter()
+            .chain(&self.workers)
+            .chain(&self.reads)
     }
 }
 
@@ -190,11 +219,17 @@ impl Watcher {
 
     /// Looks for an activity that this watcher saw unchanged for `deadline`; returns the error that names it. Call it
     /// regularly while a batch is awaited.
-    pub(crate) fn look(&mut self, watch: &Watch, deadline: Duration, sources: &Sources) -> Option<Error> {
+    pub(crate) fn look(
+        &mut self,
+        watch: &Watch,
+        deadline: Duration,
+        sources: &Sources,
+    ) -> Option<Error> {
         let now = Instant::now();
         let Some(before) = self.looked.replace(now) else {
             self.seen.clear();
-            self.seen.extend(watch.cells().map(|cell| (cell.turn(), Duration::ZERO)));
+            self.seen
+                .extend(watch.cells().map(|cell| (cell.turn(), Duration::ZERO)));
             (self.still, self.no_read, self.looks) = (Duration::ZERO, Duration::ZERO, 0);
             return None;
         };
@@ -232,7 +267,9 @@ impl Watcher {
         }
         // A read may wait for its turn behind others that complete. If no read begins or ends for the deadline, it is
         // stalled.
-        let stalled = late.split_first().filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
+        let stalled = late
+            .split_first()
+            .filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
         if let Some(((first, cell, waited), others)) = stalled {
             // Reads come last, so all late cells after a read are reads.
             let others = if *first < first_read { &[] } else { others };
@@ -240,7 +277,10 @@ impl Watcher {
         }
         // No thread is busy, and yet there is no batch. Nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
-            let message = format!("no thread works on a batch, for {:.1} s", self.still.as_secs_f64());
+            let message = format!(
+                "no thread works on a batch, for {:.1} s",
+                self.still.as_secs_f64()
+            );
             Error::new(ErrorKind::Stalled, Stage::Batch, message)
         })
     }
@@ -261,10 +301,13 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     if let Some(sample) = load(&cell.sample) {
         error = error.with_sample(sample);
     }
-    if let (Some(source), Some(offset), Some(len)) = (load(&cell.source), load(&cell.offset), load(&cell.len))
+    if let (Some(source), Some(offset), Some(len)) =
+        (load(&cell.source), load(&cell.offset), load(&cell.len))
         && (source as usize) < sources.count()
     {
-        error = error.with_path(sources.path(SourceId::at(source as usize))).with_range(offset, len);
+        error = error
+            .with_path(sources.path(SourceId::at(source as usize)))
+            .with_range(offset, len);
     }
     error
 }
@@ -280,8 +323,14 @@ fn beside(cell: &Cell, others: &[Late<'_>], sources: &Sources) -> String {
     files.retain(|file| *file != source(cell) && (*file as usize) < sources.count());
     let of = match files[..] {
         [] => String::new(),
-        [first] => format!(", of {}", sources.path(SourceId::at(first as usize)).display()),
-        [first, ..] => format!(", of {} and others", sources.path(SourceId::at(first as usize)).display()),
+        [first] => format!(
+            ", of {}",
+            sources.path(SourceId::at(first as usize)).display()
+        ),
+        [first, ..] => format!(
+            ", of {} and others",
+            sources.path(SourceId::at(first as usize)).display()
+        ),
     };
     match others.len() {
         0 => String::new(),
@@ -315,12 +364,28 @@ mod tests {
     #[test]
     fn a_stalled_read_is_named_with_its_place() {
         let watch = Watch::new(2, 3);
-        watch.reads[1].read(Some(7), &Extent { source: SourceId::at(0), offset: 8, len: 16 });
+        watch.reads[1].read(
+            Some(7),
+            &Extent {
+                source: SourceId::at(0),
+                offset: 8,
+                len: 16,
+            },
+        );
         let error = looks(&watch, || {}).unwrap();
-        assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Read));
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (ErrorKind::Stalled, Stage::Read)
+        );
         let text = error.to_string();
-        assert!(text.starts_with("read: stalled: storage does not answer, for 0.0 s"), "{text}");
-        assert!(text.ends_with(": path=/data/a.bin offset=8 len=16 sample=7"), "{text}");
+        assert!(
+            text.starts_with("read: stalled: storage does not answer, for 0.0 s"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(": path=/data/a.bin offset=8 len=16 sample=7"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -360,13 +425,20 @@ mod tests {
         watch.workers[0].end();
         assert_eq!(watch.workers[0].turn() % 2, 0);
         let error = looks(&watch, || {}).unwrap();
-        assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, Stage::Batch));
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (ErrorKind::Stalled, Stage::Batch)
+        );
     }
 
     #[test]
     fn a_read_that_waits_behind_others_is_not_stalled() {
         let watch = Watch::new(0, 2);
-        let extent = Extent { source: SourceId::at(0), offset: 0, len: 8 };
+        let extent = Extent {
+            source: SourceId::at(0),
+            offset: 0,
+            len: 8,
+        };
         watch.reads[0].read(Some(1), &extent);
         let others = || watch.reads[1].read(Some(2), &extent);
         assert!(looks(&watch, others).is_none());
@@ -382,17 +454,37 @@ mod tests {
         for (files, words) in [
             (&[0][..], "for 0.0 s; see"),
             (&[0, 0], "for 0.0 s; one other read waits as long; see"),
-            (&[0, 1, 0], "for 0.0 s; 2 other reads wait as long, of /data/b.bin; see"),
-            (&[0, 2, 1, 2], "for 0.0 s; 3 other reads wait as long, of /data/b.bin and others; see"),
+            (
+                &[0, 1, 0],
+                "for 0.0 s; 2 other reads wait as long, of /data/b.bin; see",
+            ),
+            (
+                &[0, 2, 1, 2],
+                "for 0.0 s; 3 other reads wait as long, of /data/b.bin and others; see",
+            ),
         ] {
             let watch = Watch::new(0, 4);
             for (cell, file) in watch.reads.iter().zip(files) {
-                cell.read(Some(7), &Extent { source: SourceId::at(*file), offset: 0, len: 8 });
+                cell.read(
+                    Some(7),
+                    &Extent {
+                        source: SourceId::at(*file),
+                        offset: 0,
+                        len: 8,
+                    },
+                );
             }
             let mut watcher = Watcher::default();
-            let error = std::iter::repeat_with(|| watcher.look(&watch, DEADLINE, &sources)).flatten().next().unwrap();
+            let error = std::iter::repeat_with(|| watcher.look(&watch, DEADLINE, &sources))
+                .flatten()
+                .next()
+                .unwrap();
             assert!(error.message().contains(words), "{error}");
-            assert_eq!(error.site().path.as_deref(), Some(std::path::Path::new("/data/a.bin")), "{error}");
+            assert_eq!(
+                error.site().path.as_deref(),
+                Some(std::path::Path::new("/data/a.bin")),
+                "{error}"
+            );
         }
     }
 
@@ -402,20 +494,41 @@ mod tests {
         let mut watcher = Watcher::default();
         let look = |watcher: &mut Watcher| watcher.look(&watch, DEADLINE, &sources());
         watch.planner.begin(Doing::Planning, None);
-        watch.reads[0].read(Some(1), &Extent { source: SourceId::at(0), offset: 0, len: 8 });
+        watch.reads[0].read(
+            Some(1),
+            &Extent {
+                source: SourceId::at(0),
+                offset: 0,
+                len: 8,
+            },
+        );
         assert!(look(&mut watcher).is_none());
         std::thread::sleep(DEADLINE / LOOKS);
         assert!(look(&mut watcher).is_none());
         // The read is one look older.
         watch.planner.begin(Doing::Planning, Some(2));
-        let error = std::iter::repeat_with(|| look(&mut watcher)).flatten().next().unwrap();
-        assert_eq!((error.stage(), error.site().sample), (Stage::Order, Some(2)), "{error}");
+        let error = std::iter::repeat_with(|| look(&mut watcher))
+            .flatten()
+            .next()
+            .unwrap();
+        assert_eq!(
+            (error.stage(), error.site().sample),
+            (Stage::Order, Some(2)),
+            "{error}"
+        );
         // The planner returns; now the read has its whole deadline.
         watch.planner.end();
         assert!(look(&mut watcher).is_none());
         let begun = Instant::now();
-        let error = std::iter::repeat_with(|| look(&mut watcher)).flatten().next().unwrap();
-        assert_eq!((error.stage(), error.site().sample), (Stage::Read, Some(1)), "{error}");
+        let error = std::iter::repeat_with(|| look(&mut watcher))
+            .flatten()
+            .next()
+            .unwrap();
+        assert_eq!(
+            (error.stage(), error.site().sample),
+            (Stage::Read, Some(1)),
+            "{error}"
+        );
         assert!(begun.elapsed() > DEADLINE / 2);
     }
 

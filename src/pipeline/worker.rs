@@ -42,12 +42,18 @@ impl Worker {
 
     /// Marks the start of an activity, for threads that wait for a batch.
     pub(crate) fn begins(&self, samples: &Samples, doing: Doing, sample: Option<u64>) {
-        samples.watch.worker(self.scratch.worker, |cell| cell.begin(doing, sample));
+        samples
+            .watch
+            .worker(self.scratch.worker, |cell| cell.begin(doing, sample));
     }
 
     /// Runs code that may be the user's or a third party's. A panic becomes an error, and the worker gets a new
     /// scratch.
-    pub(crate) fn guarded<R>(&mut self, samples: &Samples, work: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+    pub(crate) fn guarded<R>(
+        &mut self,
+        samples: &Samples,
+        work: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
         let done = Scratch::guarded(self, |worker| &mut worker.scratch, work);
         done.map_err(|error| samples.in_field(error, &self.scratch))
     }
@@ -63,13 +69,19 @@ impl Worker {
         buffer: &mut [u8],
         mut read: impl FnMut(&Extent, &mut [u8]) -> Cached,
     ) -> Result<bool> {
-        let Self { scratch, sample, .. } = self;
+        let Self {
+            scratch, sample, ..
+        } = self;
         samples.ask(id, sample, rows)?;
         let number = scratch.worker;
         let fetch = |extent: &Extent, to: &mut [u8]| {
-            samples.watch.worker(number, |cell| cell.read(Some(id), extent));
+            samples
+                .watch
+                .worker(number, |cell| cell.read(Some(id), extent));
             let read = read(extent, to);
-            samples.watch.worker(number, |cell| cell.begin(Doing::Decoding, Some(id)));
+            samples
+                .watch
+                .worker(number, |cell| cell.begin(Doing::Decoding, Some(id)));
             read
         };
         if !samples.fetch(sample, Some(rows), buffer, fetch)? {

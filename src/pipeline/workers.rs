@@ -45,12 +45,22 @@ impl Workers {
             let chunk = Encoded::new(chunk_bytes, "a worker's encoded chunk")?;
             Ok(Mutex::new(Worker::new(number, cached_bytes, chunk)))
         };
-        let each = (0..pool.current_num_threads()).map(worker).collect::<Result<_>>()?;
-        let workers = Arc::new(Self { core, pool, each, substitutes: Substitutes::new(room), cached_bytes });
+        let each = (0..pool.current_num_threads())
+            .map(worker)
+            .collect::<Result<_>>()?;
+        let workers = Arc::new(Self {
+            core,
+            pool,
+            each,
+            substitutes: Substitutes::new(room),
+            cached_bytes,
+        });
         let weak = Arc::downgrade(&workers);
         workers.core.to_workers.drains.spawn_by(move || {
             // The workers are gone, so no thread waits.
-            let Some(workers) = weak.upgrade() else { return };
+            let Some(workers) = weak.upgrade() else {
+                return;
+            };
             // Costs one allocation in rayon per drain.
             let own = workers.clone();
             workers.pool.spawn(move || own.drain());
@@ -62,9 +72,15 @@ impl Workers {
         let (core, to_workers) = (&*self.core, &self.core.to_workers);
         let index = rayon::current_thread_index().unwrap_or(0);
         // A decoder that uses rayon may run this drain on its own thread. Then the worker's state is already taken.
-        let mut own = self.each.get(index).and_then(|worker| worker.try_lock().ok());
+        let mut own = self
+            .each
+            .get(index)
+            .and_then(|worker| worker.try_lock().ok());
         // The interrupted activity of this thread, restored afterwards.
-        let outer = own.is_none().then(|| core.watch.workers.get(index).map(|cell| cell.now())).flatten();
+        let outer = own
+            .is_none()
+            .then(|| core.watch.workers.get(index).map(|cell| cell.now()))
+            .flatten();
         let mut spare = None;
         let worker = match &mut own {
             Some(worker) => &mut **worker,
@@ -92,7 +108,9 @@ impl Workers {
                 }
             }
         };
-        to_workers.drains.drain(work, || to_workers.is_empty() && to_workers.bad.is_idle());
+        to_workers
+            .drains
+            .drain(work, || to_workers.is_empty() && to_workers.bad.is_idle());
     }
 
     /// Does one piece of work and returns its kind; `None` if there is none.
@@ -115,7 +133,10 @@ impl Workers {
         } else if let Some((ToFill { run, held }, left)) = queues.take_rows() {
             let Some(held) = held else {
                 took(0, left);
-                meters.decode.samples.add(rows::look_up(core, run, worker).into());
+                meters
+                    .decode
+                    .samples
+                    .add(rows::look_up(core, run, worker).into());
                 return Some(Work::LookUp);
             };
             took(run.len().into(), left);
@@ -142,13 +163,21 @@ impl Workers {
 }
 
 /// Opens a chunk whose bytes were read, or lie in memory or the page cache; else sends it to be read.
-fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Error>, worker: &mut Worker) {
+fn open(
+    core: &Core,
+    opening: Opening,
+    mut sample: Box<Sample>,
+    error: Option<Error>,
+    worker: &mut Worker,
+) {
     let samples = &core.samples;
     if opening.is_forgotten() {
         return;
     }
     worker.begins(samples, Doing::Decoding, None);
-    let read = error.map_or(Ok(()), |error| rows::read_again(core, &error, &mut sample, None, worker));
+    let read = error.map_or(Ok(()), |error| {
+        rows::read_again(core, &error, &mut sample, None, worker)
+    });
     let brought = read.and_then(|()| {
         worker.chunk.fetch(samples, &mut sample, |extent, to| {
             let found = rows::cached(core, extent, to);
@@ -161,13 +190,18 @@ fn open(core: &Core, opening: Opening, mut sample: Box<Sample>, error: Option<Er
     match brought {
         Ok(true) => {}
         Ok(false) => {
-            core.to_io.chunk_misses.push(Fetch::new(Whose::Chunk(opening), sample));
+            core.to_io
+                .chunk_misses
+                .push(Fetch::new(Whose::Chunk(opening), sample));
             return core.to_io.waker.wake();
         }
         Err(error) => return opening.fail(samples, &sample, error),
     }
     core.meters.decode.chunks.add(1);
-    core.meters.decode.chunk_rows.add(samples.rows_of_chunk(opening.chunk()));
+    core.meters
+        .decode
+        .chunk_rows
+        .add(samples.rows_of_chunk(opening.chunk()));
     opening.open(samples, &mut sample, &worker.chunk, &mut worker.scratch);
 }
 
@@ -181,17 +215,29 @@ fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
         let mut batch = slot.batch_mut();
         for map in &recipe.map_batches {
             let fields = 0..recipe.spec.fields().len();
-            let mut ctx = Ctx::new(samples.seed, ticket.epoch, ticket.position, fields, &mut worker.scratch);
+            let mut ctx = Ctx::new(
+                samples.seed,
+                ticket.epoch,
+                ticket.position,
+                fields,
+                &mut worker.scratch,
+            );
             map(&mut batch, &mut ctx).map_err(|error| error.in_stage(Stage::Map))?;
         }
         batch.pad().map_err(|error| error.in_stage(Stage::Map))?;
         if recipe.finishes_late() {
-            recipe.finishes.iter().for_each(|finishing| finishing.run_late(&mut slot, samples.seed));
+            recipe
+                .finishes
+                .iter()
+                .for_each(|finishing| finishing.run_late(&mut slot, samples.seed));
         }
         Ok(())
     });
     if let Some((meters, began)) = meters.zip(began) {
-        meters.decode.map_batch_ns.add(meters.clock.now().saturating_sub(began));
+        meters
+            .decode
+            .map_batch_ns
+            .add(meters.clock.now().saturating_sub(began));
     }
     if let Err(error) = mapped {
         slot.note_failure(error);

@@ -36,7 +36,14 @@ pub struct Written {
 
 impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { documents, empty, tokens, dtype, bin, idx } = self;
+        let Self {
+            documents,
+            empty,
+            tokens,
+            dtype,
+            bin,
+            idx,
+        } = self;
         write!(
             f,
             "{documents} documents, {empty} of them empty, {tokens} {dtype} tokens in {} and {}",
@@ -72,7 +79,9 @@ pub fn documents(
     let fields = TokenFields::of(dataset.schema(), &[field.into()])?;
     let (code, dtype, is_narrow) = code_of(fields.fields[0].dtype())?;
     let [bin, idx] = [".bin", ".idx"].map(|ending| beside(prefix.as_ref(), ending));
-    [&bin, &idx].into_iter().try_for_each(|path| is_free(path))?;
+    [&bin, &idx]
+        .into_iter()
+        .try_for_each(|path| is_free(path))?;
     if let Some(dir) = bin.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         make_folder(dir).map_err(|error| output::failed(error, dir))?;
     }
@@ -80,20 +89,30 @@ pub fn documents(
     let mut lens: Vec<u32> = Vec::new();
     read_all(dataset, &fields, |documents| {
         check(&documents.bytes, &documents.lens, size, is_narrow).map_err(|(place, message)| {
-            Error::new(ErrorKind::Limit, Stage::Write, message).with_sample((lens.len() + place) as u64)
+            Error::new(ErrorKind::Limit, Stage::Write, message)
+                .with_sample((lens.len() + place) as u64)
         })?;
-        out.write_all(&documents.bytes).map_err(|error| output::failed(error, &bin))?;
+        out.write_all(&documents.bytes)
+            .map_err(|error| output::failed(error, &bin))?;
         lens.extend(documents.lens);
         watch(lens.len() as u64);
         Ok(())
     })?;
     let mut index = output::create_shared(idx.clone())?;
-    write_index(&mut index, &lens, code, size as u64).map_err(|error| output::failed(error, &idx))?;
+    write_index(&mut index, &lens, code, size as u64)
+        .map_err(|error| output::failed(error, &idx))?;
     output::commit_new(out)?;
     output::commit_new(index)?;
     let empty = lens.iter().filter(|len| **len == 0).count() as u64;
     let tokens = lens.iter().map(|len| u64::from(*len)).sum();
-    Ok(Written { documents: lens.len() as u64, empty, tokens, dtype, bin, idx })
+    Ok(Written {
+        documents: lens.len() as u64,
+        empty,
+        tokens,
+        dtype,
+        bin,
+        idx,
+    })
 }
 
 /// Megatron's code of a dtype, the dtype in its files, and whether the highest bit of a token must be free for it.
@@ -120,7 +139,8 @@ fn is_free(path: &Path) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(_) => {
-            let message = "the file exists, and is not overwritten: move it away, or name another prefix";
+            let message =
+                "the file exists, and is not overwritten: move it away, or name another prefix";
             Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
         }
     }
@@ -131,13 +151,29 @@ fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(),
     let mut rest = bytes;
     for (place, len) in lens.iter().enumerate() {
         if *len > i32::MAX as u32 {
-            return Err((place, format!("a document of {len} tokens; {} are possible", i32::MAX)));
+            return Err((
+                place,
+                format!("a document of {len} tokens; {} are possible", i32::MAX),
+            ));
         }
         let (own, later) = rest.split_at(*len as usize * size);
         rest = later;
-        let is_high = |token: &[u8]| token[if cfg!(target_endian = "little") { size - 1 } else { 0 }] & 0x80 != 0;
+        let is_high = |token: &[u8]| {
+            token[if cfg!(target_endian = "little") {
+                size - 1
+            } else {
+                0
+            }] & 0x80
+                != 0
+        };
         if is_narrow && own.chunks_exact(size).any(is_high) {
-            return Err((place, format!("a token of 2^{} or more has no place in Megatron's files", 8 * size - 1)));
+            return Err((
+                place,
+                format!(
+                    "a token of 2^{} or more has no place in Megatron's files",
+                    8 * size - 1
+                ),
+            ));
         }
     }
     Ok(())
@@ -150,7 +186,8 @@ fn write_index(out: &mut Pending, lens: &[u32], code: u8, size: u64) -> std::io:
     out.write_all(&[code])?;
     out.write_all(&count.to_le_bytes())?;
     out.write_all(&(count + 1).to_le_bytes())?;
-    lens.iter().try_for_each(|len| out.write_all(&len.to_le_bytes()))?;
+    lens.iter()
+        .try_for_each(|len| out.write_all(&len.to_le_bytes()))?;
     let mut offset = 0_u64;
     for len in lens {
         out.write_all(&offset.to_le_bytes())?;

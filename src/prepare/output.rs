@@ -30,13 +30,19 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
 
 /// The line of a ledger.
 pub(super) fn ledger_line(source: &str, error: &Error) -> String {
-    format!("{source}\t{}\n", error.to_string().replace(['\t', '\n', '\r'], " "))
+    format!(
+        "{source}\t{}\n",
+        error.to_string().replace(['\t', '\n', '\r'], " ")
+    )
 }
 
 /// Gives the file its name, and syncs both. Replaces a file of this name.
 pub(super) fn commit(pending: Pending) -> Result<()> {
     let target = pending.target.clone();
-    pending.commit(true).and_then(|()| Folder::of(&target)?.sync()).map_err(|source| failed(source, &target))
+    pending
+        .commit(true)
+        .and_then(|()| Folder::of(&target)?.sync())
+        .map_err(|source| failed(source, &target))
 }
 
 /// Removes a file; another process may have done so.
@@ -50,7 +56,9 @@ pub(super) fn remove_if_there(path: &Path) -> Result<()> {
 /// The error of an output that could not be written.
 pub(super) fn failed(source: io::Error, path: &Path) -> Error {
     let message = match source.kind() {
-        io::ErrorKind::StorageFull => "the disk is full (bytes or inodes); the incomplete file is removed",
+        io::ErrorKind::StorageFull => {
+            "the disk is full (bytes or inodes); the incomplete file is removed"
+        }
         io::ErrorKind::QuotaExceeded => "the quota is used up; the incomplete file is removed",
         _ => "cannot write the output",
     };
@@ -58,21 +66,32 @@ pub(super) fn failed(source: io::Error, path: &Path) -> Error {
 }
 
 /// Adds a line to a list; a new list begins with `heading`.
-pub(super) fn append_line(list: &mut Option<Pending>, path: &Path, heading: &str, line: &str) -> Result<()> {
+pub(super) fn append_line(
+    list: &mut Option<Pending>,
+    path: &Path,
+    heading: &str,
+    line: &str,
+) -> Result<()> {
     let begun = list.is_some();
     let pending = match list {
         Some(pending) => pending,
         None => list.insert(create_shared(path.to_path_buf())?),
     };
     let heading = if begun { "" } else { heading };
-    let written = pending.write_all(heading.as_bytes()).and_then(|()| pending.write_all(line.as_bytes()));
+    let written = pending
+        .write_all(heading.as_bytes())
+        .and_then(|()| pending.write_all(line.as_bytes()));
     written.map_err(|source| failed(source, &pending.target))
 }
 
 /// A path as a field of a line, with `\xNN` for backslashes, control characters and bytes that are not UTF-8.
 pub(super) fn escaped(path: &Path) -> String {
     let mut out = String::new();
-    let escape = |out: &mut String, bytes: &[u8]| bytes.iter().for_each(|byte| *out += &format!("\\x{byte:02x}"));
+    let escape = |out: &mut String, bytes: &[u8]| {
+        bytes
+            .iter()
+            .for_each(|byte| *out += &format!("\\x{byte:02x}"))
+    };
     for chunk in path.as_os_str().as_bytes().utf8_chunks() {
         for c in chunk.valid().chars() {
             match c.is_control() || c == '\\' {

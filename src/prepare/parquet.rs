@@ -50,7 +50,14 @@ impl Writer {
             .build();
         let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));
         let writer = writer.map_err(|error| failed(error, &target))?;
-        Ok(Self { writer, schema, target, images: Vec::new(), labels: Vec::new(), bytes: 0 })
+        Ok(Self {
+            writer,
+            schema,
+            target,
+            images: Vec::new(),
+            labels: Vec::new(),
+            bytes: 0,
+        })
     }
 
     pub(super) fn append(&mut self, image: Vec<u8>, label: i64) -> Result<()> {
@@ -60,7 +67,11 @@ impl Writer {
         self.bytes += image.len();
         self.images.push(image);
         self.labels.push(label);
-        if self.images.len() == ROWS_MAX { self.flush() } else { Ok(()) }
+        if self.images.len() == ROWS_MAX {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// Writes the waiting rows as a row group.
@@ -70,7 +81,10 @@ impl Writer {
         }
         // The array counts bytes in 31 bits.
         if self.bytes > i32::MAX as usize {
-            let message = format!("a picture of {} bytes does not fit a Parquet column", self.bytes);
+            let message = format!(
+                "a picture of {} bytes does not fit a Parquet column",
+                self.bytes
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Write, message).with_path(&self.target));
         }
         let images = BinaryArray::from_iter_values(self.images.drain(..));
@@ -81,14 +95,18 @@ impl Writer {
         }
         self.bytes = 0;
         let batch = RecordBatch::try_new(self.schema.clone(), columns).map_err(ParquetError::from);
-        let written = batch.and_then(|batch| self.writer.write(&batch)).and_then(|()| self.writer.flush());
+        let written = batch
+            .and_then(|batch| self.writer.write(&batch))
+            .and_then(|()| self.writer.flush());
         written.map_err(|error| failed(error, &self.target))
     }
 
     /// Writes the rest and the footer. The file has no name yet.
     pub(super) fn finish(mut self) -> Result<Pending> {
         self.flush()?;
-        self.writer.into_inner().map_err(|error| failed(error, &self.target))
+        self.writer
+            .into_inner()
+            .map_err(|error| failed(error, &self.target))
     }
 }
 
@@ -101,5 +119,7 @@ fn failed(error: ParquetError, target: &std::path::Path) -> Error {
         },
         error => error.into(),
     };
-    Error::new(ErrorKind::Io, Stage::Write, "cannot write the output").with_source(source).with_path(target)
+    Error::new(ErrorKind::Io, Stage::Write, "cannot write the output")
+        .with_source(source)
+        .with_path(target)
 }

@@ -24,7 +24,11 @@ impl Picture {
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         }
         if len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Decode, "a picture of 0 bytes"));
+            return Err(Error::new(
+                ErrorKind::Empty,
+                Stage::Decode,
+                "a picture of 0 bytes",
+            ));
         }
         let file = self.check()?;
         let mut input = vec![0; len as usize];
@@ -48,7 +52,10 @@ impl Picture {
     }
 
     fn changed(&self) -> Error {
-        let message = format!("the file had {} bytes when it was listed, and has changed since", self.len);
+        let message = format!(
+            "the file had {} bytes when it was listed, and has changed since",
+            self.len
+        );
         Error::new(ErrorKind::Changed, Stage::Read, message)
     }
 }

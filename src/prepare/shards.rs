@@ -4,7 +4,8 @@ use crate::error::{Result, config};
 use serde::{Deserialize, Serialize};
 
 pub(super) const MANIFEST: &str = "manifest.tsv";
-pub(super) const MANIFEST_HEADING: &str = "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
+pub(super) const MANIFEST_HEADING: &str =
+    "#key\tshard\tlabel\tsource\toutcome\tbytes before\tbytes after\n";
 pub(super) const PLAN: &str = "plan.fdp";
 pub(super) const LEDGER: &str = "damaged.tsv";
 pub(super) const LEDGER_HEADING: &str = "#source\terror\n";
@@ -80,7 +81,9 @@ impl Settings {
             "tar" => Ok(Format::Tar),
             #[cfg(feature = "parquet")]
             "parquet" => Ok(Format::Parquet),
-            other => Err(config(format!("the plan writes {other}; this program was built without it"))),
+            other => Err(config(format!(
+                "the plan writes {other}; this program was built without it"
+            ))),
         }
     }
 }
@@ -96,8 +99,18 @@ impl Shards {
     /// Defaults: shards of 256 MiB in the order of the folder, with seek points, one worker per core, damage refused.
     pub fn new(format: Format) -> Self {
         let (format, size) = (format.ending().into(), Size::Bytes(256 << 20));
-        let settings = Settings { format, seek_points: true, bytes_max: 256 << 20, seed: None, skip_damaged: false };
-        Self { settings, workers: 0, size }
+        let settings = Settings {
+            format,
+            seek_points: true,
+            bytes_max: 256 << 20,
+            seed: None,
+            skip_damaged: false,
+        };
+        Self {
+            settings,
+            workers: 0,
+            size,
+        }
     }
 
     /// Sets whether sequential JPEGs get seek points. Without them, all pictures are copied unread.
@@ -160,7 +173,9 @@ impl Shards {
             Size::Bytes(each) => (bytes, each),
         };
         if each == 0 {
-            return Err(config("a shard of at most 0 samples or bytes: allow at least 1"));
+            return Err(config(
+                "a shard of at most 0 samples or bytes: allow at least 1",
+            ));
         }
         Ok(all.div_ceil(each).clamp(1, samples.max(1)))
     }
@@ -169,9 +184,18 @@ impl Shards {
 /// Whether a file of this name, at the top of the folder, may come from an earlier call.
 pub(super) fn is_ours(name: &str) -> bool {
     // The index of a tar shard that was read: `shard-000000.tar.0a1b2c3d.fdx`.
-    let index = name.strip_suffix(".fdx").and_then(|rest| rest.rsplit_once('.')).map(|(shard, _)| shard);
-    let number = |ending: &str| index.unwrap_or(name).strip_prefix("shard-")?.strip_suffix(ending);
+    let index = name
+        .strip_suffix(".fdx")
+        .and_then(|rest| rest.rsplit_once('.'))
+        .map(|(shard, _)| shard);
+    let number = |ending: &str| {
+        index
+            .unwrap_or(name)
+            .strip_prefix("shard-")?
+            .strip_suffix(ending)
+    };
     let number = number(".tar").or_else(|| number(".parquet"));
-    let shard = number.is_some_and(|text| text.len() >= 6 && text.bytes().all(|byte| byte.is_ascii_digit()));
+    let shard = number
+        .is_some_and(|text| text.len() >= 6 && text.bytes().all(|byte| byte.is_ascii_digit()));
     shard || [MANIFEST, LEDGER, PLAN].contains(&name)
 }

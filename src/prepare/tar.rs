@@ -49,8 +49,17 @@ mod tests {
 
     #[test]
     fn a_member_that_does_not_fit_its_header_is_refused() {
-        for (name, size) in [("", 1), (&"x".repeat(101)[..], 1), ("\u{e9}", 1), ("x", SIZE_MAX + 1)] {
-            assert_eq!(header(name, size).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{name} {size}");
+        for (name, size) in [
+            ("", 1),
+            (&"x".repeat(101)[..], 1),
+            ("\u{e9}", 1),
+            ("x", SIZE_MAX + 1),
+        ] {
+            assert_eq!(
+                header(name, size).unwrap_err().kind(),
+                io::ErrorKind::InvalidInput,
+                "{name} {size}"
+            );
         }
         assert!(header(&"x".repeat(100), SIZE_MAX).is_ok());
     }

@@ -125,23 +125,45 @@ impl RankReport {
     pub fn of(rank: u32, world: u32, host: &str, snapshot: &Snapshot, timeline: &Timeline) -> Self {
         let (verdict, handed) = (Verdict::of(snapshot), snapshot.consumer.handed());
         let loads = Loads::of(snapshot);
-        let each = |amount: f64| if handed.batches > 0 { amount / handed.batches as f64 } else { 0.0 };
+        let each = |amount: f64| {
+            if handed.batches > 0 {
+                amount / handed.batches as f64
+            } else {
+                0.0
+            }
+        };
         let mean_ns = each(snapshot.steady_ns as f64);
         let mut waits: Vec<(u64, u64, Vec<u32>)> = Vec::new();
         let steady = timeline.batches.iter().filter(|record| !record.first);
         let mut own_us = Vec::new();
-        let us = |from: u64, to: u64| u32::try_from(to.saturating_sub(from) / 1000).unwrap_or(u32::MAX);
-        for record in steady.rev().take(WAITS).collect::<Vec<_>>().into_iter().rev() {
-            own_us.push(if record.arrived_ns > 0 { us(record.got_ns, record.arrived_ns) } else { u32::MAX });
+        let us =
+            |from: u64, to: u64| u32::try_from(to.saturating_sub(from) / 1000).unwrap_or(u32::MAX);
+        for record in steady
+            .rev()
+            .take(WAITS)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .rev()
+        {
+            own_us.push(if record.arrived_ns > 0 {
+                us(record.got_ns, record.arrived_ns)
+            } else {
+                u32::MAX
+            });
             let us = us(record.asked_ns, record.got_ns);
             match waits.last_mut() {
-                Some((epoch, first, run)) if (*epoch, *first + run.len() as u64) == (record.epoch, record.batch) => {
+                Some((epoch, first, run))
+                    if (*epoch, *first + run.len() as u64) == (record.epoch, record.batch) =>
+                {
                     run.push(us)
                 }
                 _ => waits.push((record.epoch, record.batch, vec![us])),
             }
         }
-        let left_out: usize = waits.drain(..waits.len().saturating_sub(RUNS)).map(|(_, _, run)| run.len()).sum();
+        let left_out: usize = waits
+            .drain(..waits.len().saturating_sub(RUNS))
+            .map(|(_, _, run)| run.len())
+            .sum();
         own_us.drain(..left_out);
         if own_us.iter().all(|us| *us == u32::MAX) {
             own_us.clear();
@@ -152,17 +174,29 @@ impl RankReport {
             host: host.chars().take(255).collect(),
             batches: snapshot.consumer.batches,
             samples: snapshot.consumer.samples,
-            items_per_s: if mean_ns > 0.0 { each(handed.samples as f64) / mean_ns * 1e9 } else { 0.0 },
+            items_per_s: if mean_ns > 0.0 {
+                each(handed.samples as f64) / mean_ns * 1e9
+            } else {
+                0.0
+            },
             step_ns: mean_step(timeline).unwrap_or(mean_ns),
             starved_share: verdict.starved_share,
             cause: Some(verdict.cause),
-            stage: Some(Verdict::of(&Snapshot { cpu: None, ..snapshot.clone() }).cause),
+            stage: Some(
+                Verdict::of(&Snapshot {
+                    cpu: None,
+                    ..snapshot.clone()
+                })
+                .cause,
+            ),
             bad_samples: snapshot.consumer.substituted,
             without_core_ns: each(snapshot.consumer.delay_ns.unwrap_or(0) as f64),
             decode_cpu_ns: each(snapshot.decode.cpu_ns.unwrap_or(0) as f64),
             cores_taken_by: loads.as_ref().and_then(|loads| loads.taken),
             throttled_ns: each(snapshot.cpu.as_ref().map_or(0, |cpu| cpu.throttled_ns) as f64),
-            work_ns: loads.map(|loads| work(&loads, snapshot)).unwrap_or_default(),
+            work_ns: loads
+                .map(|loads| work(&loads, snapshot))
+                .unwrap_or_default(),
             reads_ns: each(snapshot.storage.in_flight_ns as f64),
             slots: snapshot.slots.count,
             on_device: snapshot.copy.is_some(),
@@ -175,10 +209,22 @@ impl RankReport {
     fn by_step(&self) -> BTreeMap<(u64, u64), (f64, Option<f64>)> {
         let ns = |us: u32| 1e3 * f64::from(us);
         let waits = self.waits.iter().flat_map(|(epoch, first, waits)| {
-            waits.iter().zip(*first..u64::MAX).map(|(us, batch)| ((*epoch, batch), *us))
+            waits
+                .iter()
+                .zip(*first..u64::MAX)
+                .map(|(us, batch)| ((*epoch, batch), *us))
         });
-        let own = |at: usize| self.own_us.get(at).copied().filter(|us| *us < u32::MAX).map(ns);
-        waits.enumerate().map(|(at, (step, wait))| (step, (ns(wait), own(at)))).collect()
+        let own = |at: usize| {
+            self.own_us
+                .get(at)
+                .copied()
+                .filter(|us| *us < u32::MAX)
+                .map(ns)
+        };
+        waits
+            .enumerate()
+            .map(|(at, (step, wait))| (step, (ns(wait), own(at))))
+            .collect()
     }
 
     /// What a stage does for a batch, to compare with that of other ranks: of storage the sum of all reads, since the time with
@@ -191,13 +237,22 @@ impl RankReport {
     }
 
     fn work_of(&self, stage: Cause) -> f64 {
-        self.work_ns.iter().filter(|(cause, _)| *cause == stage).map(|(_, ns)| ns).sum()
+        self.work_ns
+            .iter()
+            .filter(|(cause, _)| *cause == stage)
+            .map(|(_, ns)| ns)
+            .sum()
     }
 }
 
 /// The mean time between the last batches of an iterator without pauses, in nanoseconds.
 fn mean_step(timeline: &Timeline) -> Option<f64> {
-    let last = timeline.batches.iter().rev().take(WAITS + 1).collect::<Vec<_>>();
+    let last = timeline
+        .batches
+        .iter()
+        .rev()
+        .take(WAITS + 1)
+        .collect::<Vec<_>>();
     let follow = last.windows(2).filter(|pair| !pair[0].first);
     let steps = follow.map(|pair| vec![pair[0].got_ns.saturating_sub(pair[1].got_ns) as f64]);
     let steps = without_pauses(steps.collect());
@@ -216,7 +271,10 @@ fn work(loads: &Loads, snapshot: &Snapshot) -> Vec<(Cause, f64)> {
             PipelineStage::Consumer => {}
             PipelineStage::Decode => {
                 let on_core = ns * (1.0 - of_busy(decode.delay_ns.unwrap_or(0)));
-                all.extend([(Cause::Decode, on_core * (1.0 - maps)), (Cause::MapBatch, on_core * maps)]);
+                all.extend([
+                    (Cause::Decode, on_core * (1.0 - maps)),
+                    (Cause::MapBatch, on_core * maps),
+                ]);
             }
             PipelineStage::Storage if loads.from_memory => all.push((Cause::PageCache, ns)),
             stage => all.push((stage.into(), ns)),
@@ -284,18 +342,33 @@ pub struct Late {
 impl Across {
     /// The view of these reports. Of several with the same rank the last one counts.
     pub fn of(reports: impl IntoIterator<Item = RankReport>) -> Self {
-        let by_rank: BTreeMap<u32, RankReport> = reports.into_iter().map(|report| (report.rank, report)).collect();
-        let world = by_rank.values().map(|report| report.world).max().unwrap_or(0);
-        let missing = (0..world).filter(|rank| !by_rank.contains_key(rank)).take(MISSING_MOST).collect();
+        let by_rank: BTreeMap<u32, RankReport> = reports
+            .into_iter()
+            .map(|report| (report.rank, report))
+            .collect();
+        let world = by_rank
+            .values()
+            .map(|report| report.world)
+            .max()
+            .unwrap_or(0);
+        let missing = (0..world)
+            .filter(|rank| !by_rank.contains_key(rank))
+            .take(MISSING_MOST)
+            .collect();
         let mut ranks: Vec<RankReport> = by_rank.into_values().collect();
         let compared = world == 1 || is_comparable(&ranks);
-        let mut view = Self { missing, compared, ..Self::default() };
+        let mut view = Self {
+            missing,
+            compared,
+            ..Self::default()
+        };
         if compared && ranks.len() > 1 {
             let steps = Steps::of(&ranks);
             view.steps = steps.count;
             view.own_parts = steps.late.is_some();
             view.last_ns = mean_longest(steps.late.as_ref().unwrap_or(&steps.waits));
-            view.late = find(&ranks, &steps).map(|found| found.widened(&ranks, &steps).explained(&mut ranks, &steps));
+            view.late = find(&ranks, &steps)
+                .map(|found| found.widened(&ranks, &steps).explained(&mut ranks, &steps));
         }
         for rank in &mut ranks {
             rank.waits.clear();
@@ -306,7 +379,10 @@ impl Across {
 }
 
 /// The median of a value of ranks; 0 of none.
-fn median<'a>(ranks: impl IntoIterator<Item = &'a RankReport>, value: impl Fn(&RankReport) -> f64) -> f64 {
+fn median<'a>(
+    ranks: impl IntoIterator<Item = &'a RankReport>,
+    value: impl Fn(&RankReport) -> f64,
+) -> f64 {
     let mut values: Vec<f64> = ranks.into_iter().map(value).collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
@@ -314,9 +390,17 @@ fn median<'a>(ranks: impl IntoIterator<Item = &'a RankReport>, value: impl Fn(&R
 
 /// Whether the reports have enough of each rank: several ranks, some steps, on a GPU its idle time.
 fn is_comparable(ranks: &[RankReport]) -> bool {
-    let waits = |rank: &RankReport| rank.waits.iter().map(|(_, _, waits)| waits.len()).sum::<usize>();
+    let waits = |rank: &RankReport| {
+        rank.waits
+            .iter()
+            .map(|(_, _, waits)| waits.len())
+            .sum::<usize>()
+    };
     let known = |rank: &RankReport| !rank.on_device || rank.cause != Some(Cause::Unknown);
-    ranks.len() > 1 && ranks.iter().all(|rank| waits(rank) >= STEPS_LEAST && known(rank))
+    ranks.len() > 1
+        && ranks
+            .iter()
+            .all(|rank| waits(rank) >= STEPS_LEAST && known(rank))
 }
 
 /// The common steps of all ranks, in nanoseconds: of step and place of the rank.
@@ -334,37 +418,73 @@ struct Steps {
 impl Steps {
     fn of(ranks: &[RankReport]) -> Self {
         let all: Vec<_> = ranks.iter().map(RankReport::by_step).collect();
-        let common: BTreeSet<(u64, u64)> = all.first().into_iter().flat_map(|first| first.keys().copied()).collect();
-        let common = common.into_iter().filter(|step| all.iter().all(|steps| steps.contains_key(step)));
-        let steps: Vec<Vec<(f64, Option<f64>)>> =
-            common.map(|step| all.iter().map(|steps| steps[&step]).collect()).collect();
+        let common: BTreeSet<(u64, u64)> = all
+            .first()
+            .into_iter()
+            .flat_map(|first| first.keys().copied())
+            .collect();
+        let common = common
+            .into_iter()
+            .filter(|step| all.iter().all(|steps| steps.contains_key(step)));
+        let steps: Vec<Vec<(f64, Option<f64>)>> = common
+            .map(|step| all.iter().map(|steps| steps[&step]).collect())
+            .collect();
         let step_ns = median(ranks, |rank| rank.step_ns);
         if steps.len() < STEPS_LEAST || ranks.iter().any(|rank| rank.on_device) {
-            let means = ranks.iter().map(|rank| rank.starved_share * rank.step_ns).collect();
-            return Self { waits: vec![means], late: None, count: 0, step_ns };
+            let means = ranks
+                .iter()
+                .map(|rank| rank.starved_share * rank.step_ns)
+                .collect();
+            return Self {
+                waits: vec![means],
+                late: None,
+                count: 0,
+                step_ns,
+            };
         }
-        let waits = steps.iter().map(|step| step.iter().map(|(wait, _)| *wait).collect());
+        let waits = steps
+            .iter()
+            .map(|step| step.iter().map(|(wait, _)| *wait).collect());
         let waits = without_pauses(waits.collect());
-        let arrivals = |step: &Vec<(f64, Option<f64>)>| step.iter().map(|(wait, own)| Some(wait + (*own)?)).collect();
+        let arrivals = |step: &Vec<(f64, Option<f64>)>| {
+            step.iter()
+                .map(|(wait, own)| Some(wait + (*own)?))
+                .collect()
+        };
         let arrivals: Vec<Vec<f64>> = steps.iter().filter_map(arrivals).collect();
         // Without a wait for each other behind them, arrivals were noted too late to tell anything.
         let rest = |place: usize| ranks[place].step_ns - mean(&arrivals, place);
-        let met = arrivals.len() >= STEPS_LEAST && (0..ranks.len()).any(|place| rest(place) > 0.01 * step_ns);
+        let met = arrivals.len() >= STEPS_LEAST
+            && (0..ranks.len()).any(|place| rest(place) > 0.01 * step_ns);
         let behind_first = |of_step: &Vec<f64>| {
             let first = of_step.iter().copied().fold(f64::INFINITY, f64::min);
             of_step.iter().map(|arrival| arrival - first).collect()
         };
         let late = met.then(|| without_pauses(arrivals.iter().map(behind_first).collect()));
-        Self { waits, late, count: steps.len() as u64, step_ns }
+        Self {
+            waits,
+            late,
+            count: steps.len() as u64,
+            step_ns,
+        }
     }
 }
 
 /// Times without the longest of few steps: a pause of one rank may be longer than all waits of the slow one.
 fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
-    let mut longest: Vec<f64> = steps.iter().map(|times| times.iter().copied().fold(0.0, f64::max)).collect();
+    let mut longest: Vec<f64> = steps
+        .iter()
+        .map(|times| times.iter().copied().fold(0.0, f64::max))
+        .collect();
     longest.sort_by(f64::total_cmp);
-    let most = longest.get(longest.len().saturating_sub(PAUSES)).copied().unwrap_or(0.0);
-    steps.iter_mut().flatten().for_each(|time| *time = time.min(most));
+    let most = longest
+        .get(longest.len().saturating_sub(PAUSES))
+        .copied()
+        .unwrap_or(0.0);
+    steps
+        .iter_mut()
+        .flatten()
+        .for_each(|time| *time = time.min(most));
     steps
 }
 
@@ -374,7 +494,9 @@ fn mean(steps: &[Vec<f64>], place: usize) -> f64 {
 }
 
 fn mean_longest(steps: &[Vec<f64>]) -> f64 {
-    let longest = steps.iter().map(|times| times.iter().copied().fold(0.0, f64::max));
+    let longest = steps
+        .iter()
+        .map(|times| times.iter().copied().fold(0.0, f64::max));
     longest.sum::<f64>() / steps.len().max(1) as f64
 }
 
@@ -404,21 +526,33 @@ fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
             let found = by_steps(late, step_ns, COSTS).or_else(by_waits);
             larger(found, all_wait, 2.0).or_else(by_cores)
         }
-        None => larger(larger(by_steps(&steps.waits, step_ns, COSTS), all_wait, 2.0), by_cores(), 1.0),
+        None => larger(
+            larger(by_steps(&steps.waits, step_ns, COSTS), all_wait, 2.0),
+            by_cores(),
+            1.0,
+        ),
     }
 }
 
 /// The first one, unless the second costs more than so many times as much.
 fn larger(first: Option<Found>, second: Option<Found>, times: f64) -> Option<Found> {
     let cost = |found: &Option<Found>| found.as_ref().map_or(0.0, |found| found.cost_ns);
-    if cost(&second) > times * cost(&first) { second } else { first }
+    if cost(&second) > times * cost(&first) {
+        second
+    } else {
+        first
+    }
 }
 
 /// All ranks, where each of them is late by this time on average.
 fn all(steps: &[Vec<f64>], least_ns: f64) -> Option<Found> {
     let places: Vec<usize> = (0..steps.first()?.len()).collect();
     let each = places.iter().all(|place| mean(steps, *place) >= least_ns);
-    each.then(|| Found { places, cost_ns: mean_longest(steps), without_core: false })
+    each.then(|| Found {
+        places,
+        cost_ns: mean_longest(steps),
+        without_core: false,
+    })
 }
 
 /// Ranks whose quota kept their process from its cores: the loader's threads and their own. On a GPU threads run ahead of the
@@ -434,8 +568,15 @@ fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
         own.max(rank.throttled_ns).clamp(0.0, step_ns)
     };
     let means = [ranks.iter().map(lack).collect()];
-    let found = larger(by_steps(&means, step_ns, LACKS_CORES), all(&means, LACKS_CORES * step_ns), 2.0)?;
-    Some(Found { without_core: true, ..found })
+    let found = larger(
+        by_steps(&means, step_ns, LACKS_CORES),
+        all(&means, LACKS_CORES * step_ns),
+        2.0,
+    )?;
+    Some(Found {
+        without_core: true,
+        ..found
+    })
 }
 
 /// The ranks that are last in more of these steps than by chance, where they cost at least the share `least` of a step.
@@ -443,16 +584,22 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     // One half of the steps chooses the ranks, the other one tests them: of many ranks some were always last by chance. The halves
     // have no period.
     let half = |place: usize| (place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0;
-    let part =
-        |first: bool| steps.iter().enumerate().filter(move |(place, _)| half(*place) == first).map(|(_, times)| times);
+    let part = |first: bool| {
+        steps
+            .iter()
+            .enumerate()
+            .filter(move |(place, _)| half(*place) == first)
+            .map(|(_, times)| times)
+    };
     let all: Vec<_> = steps.iter().collect();
     let (chooses, tests): (Vec<_>, Vec<_>) = match steps.len() {
         1 => (all.clone(), all.clone()),
         _ => (part(true).collect(), part(false).collect()),
     };
     let ranks = steps.first()?.len();
-    let mut sums: Vec<(usize, f64)> =
-        (0..ranks).map(|place| (place, chooses.iter().map(|times| times[place]).sum())).collect();
+    let mut sums: Vec<(usize, f64)> = (0..ranks)
+        .map(|place| (place, chooses.iter().map(|times| times[place]).sum()))
+        .collect();
     sums.sort_by(|a, b| b.1.total_cmp(&a.1));
     let order: Vec<usize> = sums.iter().map(|(place, _)| *place).collect();
     let (chosen, costs) = (costs(&order, &chooses), costs(&order, &all));
@@ -463,7 +610,9 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
         let least_ns = (0.01 * step_ns).max(0.5 * cost_ns);
         let last = match 2 * count <= ranks {
             true => is_last(theirs, others, &tests, least_ns),
-            false => theirs.iter().all(|one| is_last(&[*one], others, &tests, least_ns)),
+            false => theirs
+                .iter()
+                .all(|one| is_last(&[*one], others, &tests, least_ns)),
         };
         last && cost_ns >= least * step_ns
     };
@@ -472,9 +621,16 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     let few = (1..=ranks / 2).find(|count| chosen[count - 1] >= 0.8 * best);
     let gap = |count: &usize| sums[count - 1].1 - sums[*count].1;
     let most = (ranks / 2 + 1..ranks).max_by(|a, b| gap(a).total_cmp(&gap(b)));
-    let found =
-        |count: usize| Found { places: order[..count].to_vec(), cost_ns: costs[count - 1], without_core: false };
-    larger(few.filter(is_late).map(found), most.filter(is_late).map(found), 1.25)
+    let found = |count: usize| Found {
+        places: order[..count].to_vec(),
+        cost_ns: costs[count - 1],
+        without_core: false,
+    };
+    larger(
+        few.filter(is_late).map(found),
+        most.filter(is_late).map(found),
+        1.25,
+    )
 }
 
 /// Whether these ranks are last in more steps than by chance, of the steps in which any rank is late by more than this time.
@@ -482,11 +638,21 @@ fn is_last(theirs: &[usize], others: &[usize], steps: &[&Vec<f64>], least_ns: f6
     if steps.len() < 2 {
         return true;
     }
-    let longest = |ranks: &[usize], times: &[f64]| ranks.iter().map(|place| times[*place]).fold(0.0, f64::max);
-    let longest = steps.iter().map(|times| (longest(theirs, times), longest(others, times)));
+    let longest = |ranks: &[usize], times: &[f64]| {
+        ranks.iter().map(|place| times[*place]).fold(0.0, f64::max)
+    };
+    let longest = steps
+        .iter()
+        .map(|times| (longest(theirs, times), longest(others, times)));
     let longest: Vec<(f64, f64)> = longest.collect();
-    let waited = longest.iter().filter(|(own, rest)| own.max(*rest) > least_ns).count() as f64;
-    let last = longest.iter().filter(|(own, rest)| own - rest > least_ns).count() as f64;
+    let waited = longest
+        .iter()
+        .filter(|(own, rest)| own.max(*rest) > least_ns)
+        .count() as f64;
+    let last = longest
+        .iter()
+        .filter(|(own, rest)| own - rest > least_ns)
+        .count() as f64;
     let chance = theirs.len() as f64 / (theirs.len() + others.len()) as f64;
     let by_chance = waited * chance + BEYOND_CHANCE * (waited * chance * (1.0 - chance)).sqrt();
     last >= LAST_LEAST && last > by_chance.min(0.9 * waited)
@@ -514,7 +680,11 @@ fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
     let gap = |times: &Vec<f64>| {
         let (mut theirs, mut others) = (0.0_f64, 0.0_f64);
         for (place, time) in times.iter().enumerate() {
-            let longest = if places.contains(&place) { &mut theirs } else { &mut others };
+            let longest = if places.contains(&place) {
+                &mut theirs
+            } else {
+                &mut others
+            };
             *longest = longest.max(*time);
         }
         (theirs - others).max(0.0)
@@ -526,15 +696,27 @@ impl Found {
     /// With the ranks whose stage is as slow: of equally slow ones the slowest alone waits, since the others get ahead meanwhile.
     fn widened(self, ranks: &[RankReport], steps: &Steps) -> Self {
         let is_rest = |place: &usize| !self.places.contains(place);
-        let rest: Vec<&RankReport> = (0..ranks.len()).filter(is_rest).map(|place| &ranks[place]).collect();
-        let own = self.places.iter().any(|place| self.is_own_part(*place, ranks.len(), steps));
+        let rest: Vec<&RankReport> = (0..ranks.len())
+            .filter(is_rest)
+            .map(|place| &ranks[place])
+            .collect();
+        let own = self
+            .places
+            .iter()
+            .any(|place| self.is_own_part(*place, ranks.len(), steps));
         let first = &ranks[self.places[0]];
-        let Some(stage) = limit(first, &rest, EXPLAINS * self.cost_ns).filter(|_| !own && !self.without_core) else {
+        let Some(stage) =
+            limit(first, &rest, EXPLAINS * self.cost_ns).filter(|_| !own && !self.without_core)
+        else {
             return self;
         };
         // As their own limit it has to be: where they have no more work in it than others, only those can be meant that need all
         // the time for it.
-        let least = self.places.iter().map(|place| ranks[*place].effort_of(stage)).fold(f64::INFINITY, f64::min);
+        let least = self
+            .places
+            .iter()
+            .map(|place| ranks[*place].effort_of(stage))
+            .fold(f64::INFINITY, f64::min);
         let full = |rank: &RankReport| rank.work_of(stage) >= FULL * steps.step_ns;
         let is_as_slow = |rank: &RankReport| rank.effort_of(stage) >= AS_SLOW * least && full(rank);
         if least <= 0.0 || !full(first) {
@@ -542,16 +724,27 @@ impl Found {
         }
         let widened = |place: &usize| self.places.contains(place) || is_as_slow(&ranks[*place]);
         let places: Vec<usize> = (0..ranks.len()).filter(widened).collect();
-        let lateness = steps.late.as_ref().filter(|_| places.len() < ranks.len()).unwrap_or(&steps.waits);
+        let lateness = steps
+            .late
+            .as_ref()
+            .filter(|_| places.len() < ranks.len())
+            .unwrap_or(&steps.waits);
         let cost_ns = cost_of(&places, lateness);
-        Self { places, cost_ns: cost_ns.max(self.cost_ns), ..self }
+        Self {
+            places,
+            cost_ns: cost_ns.max(self.cost_ns),
+            ..self
+        }
     }
 
     /// Whether the own part of the steps is more of a rank's lateness than its waits are.
     fn is_own_part(&self, place: usize, ranks: usize, steps: &Steps) -> bool {
-        let others: Vec<usize> = (0..ranks).filter(|place| !self.places.contains(place)).collect();
+        let others: Vec<usize> = (0..ranks)
+            .filter(|place| !self.places.contains(place))
+            .collect();
         let beyond = |of: &[Vec<f64>]| {
-            let usual = others.iter().map(|place| mean(of, *place)).sum::<f64>() / others.len().max(1) as f64;
+            let usual = others.iter().map(|place| mean(of, *place)).sum::<f64>()
+                / others.len().max(1) as f64;
             mean(of, place) - usual
         };
         let late = steps.late.as_ref().filter(|_| !others.is_empty());
@@ -560,7 +753,8 @@ impl Found {
 
     /// With their causes, which the reports get as well.
     fn explained(self, ranks: &mut [RankReport], steps: &Steps) -> Late {
-        let (late, others): (Vec<usize>, Vec<usize>) = (0..ranks.len()).partition(|place| self.places.contains(place));
+        let (late, others): (Vec<usize>, Vec<usize>) =
+            (0..ranks.len()).partition(|place| self.places.contains(place));
         let theirs: Vec<&RankReport> = late.iter().map(|place| &ranks[*place]).collect();
         let rest: Vec<&RankReport> = others.iter().map(|place| &ranks[*place]).collect();
         let cause = |place: &usize| match self.without_core {
@@ -572,7 +766,10 @@ impl Found {
         let count = |one: &Cause| causes.iter().filter(|cause| **cause == Some(*one)).count();
         let host = &theirs[0].host;
         let is_there = |rank: &&RankReport| rank.host == *host;
-        let whole = late.len() > 1 && !rest.is_empty() && theirs.iter().all(is_there) && !rest.iter().any(is_there);
+        let whole = late.len() > 1
+            && !rest.is_empty()
+            && theirs.iter().all(is_there)
+            && !rest.iter().any(is_there);
         let bad = bad_share(&theirs);
         let explained = Late {
             ranks: theirs.iter().map(|rank| rank.rank).collect(),
@@ -584,7 +781,12 @@ impl Found {
             host: whole.then(|| host.clone()),
             cost_ns: self.cost_ns,
             share: (self.cost_ns / steps.step_ns).min(1.0),
-            cause: causes.iter().copied().flatten().max_by_key(count).unwrap_or(Cause::Unknown),
+            cause: causes
+                .iter()
+                .copied()
+                .flatten()
+                .max_by_key(count)
+                .unwrap_or(Cause::Unknown),
             without_core: self.without_core,
             bad_share: (bad > 2.0 * bad_share(&rest)).then_some(bad),
         };
@@ -596,7 +798,11 @@ impl Found {
 }
 
 fn bad_share(ranks: &[&RankReport]) -> f64 {
-    let sum = |count: fn(&RankReport) -> u64| ranks.iter().fold(0_u64, |sum, rank| sum.saturating_add(count(rank)));
+    let sum = |count: fn(&RankReport) -> u64| {
+        ranks
+            .iter()
+            .fold(0_u64, |sum, rank| sum.saturating_add(count(rank)))
+    };
     sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
 }
 
@@ -609,16 +815,33 @@ fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cau
     let as_others = rank.without_core_ns <= 2.0 * usual(|rank| rank.without_core_ns)
         || rank.decode_cpu_ns > 2.0 * usual(|rank| rank.decode_cpu_ns);
     let verdict = match rank.cause {
-        Some(Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads) if as_others => rank.stage,
+        Some(Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads) if as_others => {
+            rank.stage
+        }
         cause => cause,
     };
-    let verdict = verdict.filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer | Cause::Unknown));
-    let cores = matches!(verdict, Some(Cause::CpuQuota | Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads));
+    let verdict = verdict
+        .filter(|cause| !matches!(cause, Cause::NotStarved | Cause::Consumer | Cause::Unknown));
+    let cores = matches!(
+        verdict,
+        Some(Cause::CpuQuota | Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads)
+    );
     let beyond = |(cause, ns): &(Cause, f64)| {
         // The least, since some of the others may be as slow.
-        (*cause, ns - others.iter().map(|rank| rank.work_of(*cause)).reduce(f64::min).unwrap_or(0.0))
+        (
+            *cause,
+            ns - others
+                .iter()
+                .map(|rank| rank.work_of(*cause))
+                .reduce(f64::min)
+                .unwrap_or(0.0),
+        )
     };
-    let more = rank.work_ns.iter().map(beyond).max_by(|a, b| a.1.total_cmp(&b.1));
+    let more = rank
+        .work_ns
+        .iter()
+        .map(beyond)
+        .max_by(|a, b| a.1.total_cmp(&b.1));
     let more = more.filter(|(_, ns)| *ns >= least_ns);
     // The workers' time is without their waits for a core.
     let workers = more.is_some_and(|(cause, _)| matches!(cause, Cause::Decode | Cause::MapBatch));
@@ -632,22 +855,44 @@ fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cau
 
 impl fmt::Display for Across {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "rank  host              samples/s  batch to batch  starved  bad  limited by")?;
+        writeln!(
+            f,
+            "rank  host              samples/s  batch to batch  starved  bad  limited by"
+        )?;
         let mut shown: Vec<&RankReport> = self.ranks.iter().collect();
         shown.sort_by(|a, b| b.starved_share.total_cmp(&a.starved_share));
         shown.truncate(ROWS_MOST);
         shown.sort_by_key(|rank| rank.rank);
         for rank in shown {
-            let (rate, step, starved) = (number(rank.items_per_s), time(rank.step_ns), 100.0 * rank.starved_share);
-            let cause = rank.cause.map_or_else(|| "?".into(), |cause| cause.to_string());
-            let late = self.late.as_ref().is_some_and(|late| late.ranks.contains(&rank.rank));
-            let (number, host, bad, mark) = (rank.rank, &rank.host, rank.bad_samples, if late { "  ◀" } else { "" });
-            writeln!(f, "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  {cause}{mark}")?;
+            let (rate, step, starved) = (
+                number(rank.items_per_s),
+                time(rank.step_ns),
+                100.0 * rank.starved_share,
+            );
+            let cause = rank
+                .cause
+                .map_or_else(|| "?".into(), |cause| cause.to_string());
+            let late = self
+                .late
+                .as_ref()
+                .is_some_and(|late| late.ranks.contains(&rank.rank));
+            let (number, host, bad, mark) = (
+                rank.rank,
+                &rank.host,
+                rank.bad_samples,
+                if late { "  ◀" } else { "" },
+            );
+            writeln!(
+                f,
+                "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  {cause}{mark}"
+            )?;
         }
         if !self.missing.is_empty() {
             writeln!(f, "without a report: {}", list(&self.missing))?;
         }
-        let Some(late) = &self.late else { return self.none_late(f) };
+        let Some(late) = &self.late else {
+            return self.none_late(f);
+        };
         late.fmt(f)
     }
 }
@@ -663,8 +908,14 @@ impl Across {
         if self.last_ns < COSTS * step_ns {
             f.write_str("No rank holds the others up.")?;
         } else {
-            let (late, percent) = (time(self.last_ns), (100.0 * self.last_ns / step_ns).min(100.0));
-            write!(f, "No rank holds the others up: they are late by turns, {late} a step, {percent:.0} % of it.")?;
+            let (late, percent) = (
+                time(self.last_ns),
+                (100.0 * self.last_ns / step_ns).min(100.0),
+            );
+            write!(
+                f,
+                "No rank holds the others up: they are late by turns, {late} a step, {percent:.0} % of it."
+            )?;
         }
         match self.own_parts || self.ranks.len() < 2 {
             true => Ok(()),
@@ -681,8 +932,12 @@ impl fmt::Display for Late {
         let who = match (self.how_many, &self.host) {
             (HowMany::All, _) => "All ranks wait for batches".into(),
             (HowMany::Most, _) => format!("Most ranks, {ranks}, hold the others up"),
-            (HowMany::Few, Some(host)) => format!("All ranks of {host}, {ranks}, hold the others up"),
-            (HowMany::Few, None) if self.ranks.len() == 1 => format!("Rank {ranks} holds the others up"),
+            (HowMany::Few, Some(host)) => {
+                format!("All ranks of {host}, {ranks}, hold the others up")
+            }
+            (HowMany::Few, None) if self.ranks.len() == 1 => {
+                format!("Rank {ranks} holds the others up")
+            }
             (HowMany::Few, None) => format!("Ranks {ranks} hold the others up"),
         };
         let cost = if self.without_core { "about " } else { "" }.to_string() + &time(self.cost_ns);
@@ -690,7 +945,11 @@ impl fmt::Display for Late {
             Cause::Consumer => "work between the batch and `arrive`".into(),
             cause => cause.to_string(),
         };
-        write!(f, "{who} by {cost} a step, {:.0} % of it, limited by {cause}", 100.0 * self.share)?;
+        write!(
+            f,
+            "{who} by {cost} a step, {:.0} % of it, limited by {cause}",
+            100.0 * self.share
+        )?;
         if self.without_core {
             f.write_str(", which also kept threads of the step from a core")?;
         }
@@ -704,7 +963,12 @@ impl fmt::Display for Late {
 fn list(ranks: &[u32]) -> String {
     let all: Vec<String> = ranks.iter().take(ROWS_MOST).map(u32::to_string).collect();
     let more = ranks.len().saturating_sub(ROWS_MOST);
-    all.join(", ") + &if more > 0 { format!(" and {more} more") } else { String::new() }
+    all.join(", ")
+        + &if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        }
 }
 
 #[cfg(test)]
@@ -719,7 +983,11 @@ mod tests {
             world: 8,
             host: format!("node{}", rank / 4),
             step_ns: 10e6,
-            cause: Some(if rank == 5 { Cause::Storage } else { Cause::NotStarved }),
+            cause: Some(if rank == 5 {
+                Cause::Storage
+            } else {
+                Cause::NotStarved
+            }),
             waits: vec![(3, 40, (0..100).map(|step| wait(rank, step)).collect())],
             ..RankReport::default()
         };
@@ -734,27 +1002,60 @@ mod tests {
 
     #[test]
     fn the_slow_rank_is_named_with_its_cost_and_cause() {
-        let view = Across::of(job(|rank, step| noise(rank, step) / 4 + if rank == 5 { 2000 } else { 0 }));
+        let view = Across::of(job(|rank, step| {
+            noise(rank, step) / 4 + if rank == 5 { 2000 } else { 0 }
+        }));
         let late = view.late.clone().unwrap();
-        assert_eq!((&late.ranks[..], late.host, late.cause, view.steps), (&[5][..], None, Cause::Storage, 100));
-        assert!((1.7e6..2.0e6).contains(&late.cost_ns) && (0.17..0.2).contains(&late.share), "{view}");
-        assert!(view.to_string().contains("Rank 5 holds the others up by 1."), "{view}");
-        let view = Across::of(job(|rank, step| noise(rank, step) / 4 + if rank < 5 { 2000 } else { 0 }));
-        assert!(view.to_string().contains("Most ranks, 0, 1, 2, 3, 4, hold the others up by 2.01 ms"), "{view}");
+        assert_eq!(
+            (&late.ranks[..], late.host, late.cause, view.steps),
+            (&[5][..], None, Cause::Storage, 100)
+        );
+        assert!(
+            (1.7e6..2.0e6).contains(&late.cost_ns) && (0.17..0.2).contains(&late.share),
+            "{view}"
+        );
+        assert!(
+            view.to_string()
+                .contains("Rank 5 holds the others up by 1."),
+            "{view}"
+        );
+        let view = Across::of(job(|rank, step| {
+            noise(rank, step) / 4 + if rank < 5 { 2000 } else { 0 }
+        }));
+        assert!(
+            view.to_string()
+                .contains("Most ranks, 0, 1, 2, 3, 4, hold the others up by 2.01 ms"),
+            "{view}"
+        );
     }
 
     #[test]
     fn ranks_that_are_late_by_turns_are_not_blamed() {
         let view = Across::of(job(|rank, step| noise(rank, step) * 3 / 4));
         assert!(
-            view.late.is_none() && view.to_string().contains("late by turns, 715.7 µs a step, 7 % of it"),
+            view.late.is_none()
+                && view
+                    .to_string()
+                    .contains("late by turns, 715.7 µs a step, 7 % of it"),
             "{view}"
         );
-        let pause = |rank, step| if rank == 2 && step == 50 { 900_000 } else { noise(rank, step) };
+        let pause = |rank, step| {
+            if rank == 2 && step == 50 {
+                900_000
+            } else {
+                noise(rank, step)
+            }
+        };
         let view = Across::of(job(pause));
         assert_eq!(view.late, None, "one pause: {view}");
-        let view = Across::of(job(|rank, step| pause(rank, step) + if rank == 5 { 2000 } else { 0 }));
-        assert_eq!(view.late.map(|late| late.ranks), Some(vec![5]), "a pause of another rank");
+        let view = Across::of(job(|rank, step| {
+            pause(rank, step) + if rank == 5 { 2000 } else { 0 }
+        }));
+        assert_eq!(
+            view.late.map(|late| late.ranks),
+            Some(vec![5]),
+            "a pause of another rank"
+        );
     }
 
     #[test]
@@ -766,8 +1067,15 @@ mod tests {
         };
         let view = slow(Cause::CpuQuota);
         let late = view.late.clone().unwrap();
-        assert_eq!((late.ranks, late.cause, late.without_core), (vec![3], Cause::CpuQuota, true));
-        assert!(view.to_string().contains("limited by the CPU quota, which also kept"), "{view}");
+        assert_eq!(
+            (late.ranks, late.cause, late.without_core),
+            (vec![3], Cause::CpuQuota, true)
+        );
+        assert!(
+            view.to_string()
+                .contains("limited by the CPU quota, which also kept"),
+            "{view}"
+        );
         assert_eq!(slow(Cause::OtherPrograms).late, None);
     }
 
@@ -775,26 +1083,49 @@ mod tests {
     fn cores_that_all_ranks_lack_are_not_the_cause_of_one() {
         let cause = |own, decode| {
             let mut reports = job(|rank, _| if rank == 5 { 2000 } else { 0 });
-            reports.iter_mut().for_each(|report| (report.without_core_ns, report.decode_cpu_ns) = (1e6, 1e5));
+            reports
+                .iter_mut()
+                .for_each(|report| (report.without_core_ns, report.decode_cpu_ns) = (1e6, 1e5));
             let late = &mut reports[5];
-            (late.cause, late.stage, late.without_core_ns) = (Some(Cause::OtherPrograms), Some(Cause::Decode), own);
+            (late.cause, late.stage, late.without_core_ns) =
+                (Some(Cause::OtherPrograms), Some(Cause::Decode), own);
             late.decode_cpu_ns = decode;
             let view = Across::of(reports);
             let late = view.late.unwrap();
-            assert_eq!(view.ranks[5].cause, Some(late.cause), "the table says what the sentence says");
+            assert_eq!(
+                view.ranks[5].cause,
+                Some(late.cause),
+                "the table says what the sentence says"
+            );
             late.cause
         };
-        assert_eq!((cause(1.5e6, 1e5), cause(3e6, 1e5)), (Cause::Decode, Cause::OtherPrograms));
+        assert_eq!(
+            (cause(1.5e6, 1e5), cause(3e6, 1e5)),
+            (Cause::Decode, Cause::OtherPrograms)
+        );
         assert_eq!(cause(3e6, 1e6), Cause::Decode, "its own work sets it apart");
     }
 
     #[test]
     fn of_many_ranks_none_is_blamed_by_chance() {
         for ranks in [32, 64, 256] {
-            let stalls = |rank: u32, step: u64| u64::from(noise(7, step)) % u64::from(ranks) == u64::from(rank);
+            let stalls = |rank: u32, step: u64| {
+                u64::from(noise(7, step)) % u64::from(ranks) == u64::from(rank)
+            };
             let report = |rank| RankReport {
-                waits: vec![(0, 0, (0..256).map(|step| if stalls(rank, step) { 10_000 } else { 0 }).collect())],
-                ..RankReport { rank, world: ranks, step_ns: 10e6, ..RankReport::default() }
+                waits: vec![(
+                    0,
+                    0,
+                    (0..256)
+                        .map(|step| if stalls(rank, step) { 10_000 } else { 0 })
+                        .collect(),
+                )],
+                ..RankReport {
+                    rank,
+                    world: ranks,
+                    step_ns: 10e6,
+                    ..RankReport::default()
+                }
             };
             assert_eq!(Across::of((0..ranks).map(report)).late, None, "{ranks}");
         }
@@ -808,23 +1139,39 @@ mod tests {
         }
         let view = Across::of(reports);
         assert!(
-            !view.compared && view.late.is_none() && view.to_string().contains("Too little was measured"),
+            !view.compared
+                && view.late.is_none()
+                && view.to_string().contains("Too little was measured"),
             "{view}"
         );
     }
 
     #[test]
     fn a_slow_machine_is_told_from_slow_ranks() {
-        let view = Across::of(job(|rank, step| noise(rank, step) + if rank >= 4 { 2000 } else { 0 }));
+        let view = Across::of(job(|rank, step| {
+            noise(rank, step) + if rank >= 4 { 2000 } else { 0 }
+        }));
         let late = view.late.clone().unwrap();
-        assert_eq!((&late.ranks[..], late.host.as_deref()), (&[4, 5, 6, 7][..], Some("node1")), "{view}");
+        assert_eq!(
+            (&late.ranks[..], late.host.as_deref()),
+            (&[4, 5, 6, 7][..], Some("node1")),
+            "{view}"
+        );
         let view = Across::of(job(|rank, _| if [1, 6].contains(&rank) { 2000 } else { 0 }));
-        assert_eq!(view.late.map(|late| (late.ranks, late.host)), Some((vec![1, 6], None)));
+        assert_eq!(
+            view.late.map(|late| (late.ranks, late.host)),
+            Some((vec![1, 6], None))
+        );
         let view = Across::of(job(|_, _| 5000));
         let late = view.late.clone().unwrap();
-        assert_eq!((late.ranks.len(), late.how_many, late.host), (8, HowMany::All, None));
+        assert_eq!(
+            (late.ranks.len(), late.how_many, late.host),
+            (8, HowMany::All, None)
+        );
         assert!(
-            view.to_string().contains("All ranks wait for batches by 5.00 ms a step, 50 % of it, limited by storage."),
+            view.to_string().contains(
+                "All ranks wait for batches by 5.00 ms a step, 50 % of it, limited by storage."
+            ),
             "{view}"
         );
     }
@@ -833,11 +1180,23 @@ mod tests {
     fn a_rank_that_stops_now_and_then_is_named() {
         let stops = |every| {
             move |rank, step: u64| {
-                noise(rank, step) / 20 + if rank == 5 && step.is_multiple_of(every) { 40_000 } else { 0 }
+                noise(rank, step) / 20
+                    + if rank == 5 && step.is_multiple_of(every) {
+                        40_000
+                    } else {
+                        0
+                    }
             }
         };
-        assert_eq!(Across::of(job(stops(10))).late.map(|late| late.ranks), Some(vec![5]));
-        assert_eq!(Across::of(job(stops(30))).late, None, "four stops are too few");
+        assert_eq!(
+            Across::of(job(stops(10))).late.map(|late| late.ranks),
+            Some(vec![5])
+        );
+        assert_eq!(
+            Across::of(job(stops(30))).late,
+            None,
+            "four stops are too few"
+        );
     }
 
     #[test]
@@ -848,23 +1207,41 @@ mod tests {
         }
         let view = Across::of(reports.clone());
         assert_eq!(view.late.as_ref().unwrap().bad_share, Some(0.3));
-        assert!(view.to_string().ends_with("limited by storage, with 30.0 % bad samples."), "{view}");
+        assert!(
+            view.to_string()
+                .ends_with("limited by storage, with 30.0 % bad samples."),
+            "{view}"
+        );
         reports[0].bad_samples = 900;
-        assert_eq!(Across::of(reports).late.unwrap().bad_share, Some(0.3), "the mean of the others counts");
+        assert_eq!(
+            Across::of(reports).late.unwrap().bad_share,
+            Some(0.3),
+            "the mean of the others counts"
+        );
     }
 
     #[test]
     fn ranks_without_a_report_are_named() {
-        let reports = job(|_, _| 0).into_iter().filter(|report| ![2, 7].contains(&report.rank));
+        let reports = job(|_, _| 0)
+            .into_iter()
+            .filter(|report| ![2, 7].contains(&report.rank));
         let view = Across::of(reports);
         assert_eq!(view.missing, [2, 7]);
-        assert!(view.to_string().contains("without a report: 2, 7"), "{view}");
+        assert!(
+            view.to_string().contains("without a report: 2, 7"),
+            "{view}"
+        );
         assert_eq!(Across::of([]), Across::default());
         let mut short = job(|rank, _| if rank == 5 { 2000 } else { 0 });
-        short.iter_mut().for_each(|report| report.waits[0].2.truncate(STEPS_LEAST - 1));
+        short
+            .iter_mut()
+            .for_each(|report| report.waits[0].2.truncate(STEPS_LEAST - 1));
         let view = Across::of(short);
         assert!(
-            view.late.is_none() && view.to_string().contains("Too little was measured to compare the ranks"),
+            view.late.is_none()
+                && view
+                    .to_string()
+                    .contains("Too little was measured to compare the ranks"),
             "{view}"
         );
     }
@@ -874,7 +1251,13 @@ mod tests {
         let mut report = job(|_, _| u32::MAX).remove(7);
         report.host = "h".repeat(255);
         report.waits = vec![(u64::MAX, u64::MAX - 300, vec![9_999_999; WAITS])];
-        let stages = [Cause::Copy, Cause::Decode, Cause::MapBatch, Cause::PageCache, Cause::Order];
+        let stages = [
+            Cause::Copy,
+            Cause::Decode,
+            Cause::MapBatch,
+            Cause::PageCache,
+            Cause::Order,
+        ];
         report.work_ns = stages.map(|stage| (stage, 1e10 / 3.0)).to_vec();
         assert!(serde_json::to_string(&report).unwrap().len() < 4096);
         report.own_us = vec![9_999_999; WAITS];

@@ -53,7 +53,10 @@ impl Headroom {
         }
         // Of the first reads of an iterator a few find an idle device. One alone may be a freak.
         let fastest = shortest(latency, (depth / 8).max(2)).max(1.0);
-        let (low, half) = (shortest(latency, latency.count / 10), shortest(latency, latency.count / 2));
+        let (low, half) = (
+            shortest(latency, latency.count / 10),
+            shortest(latency, latency.count / 2),
+        );
         let waited = low >= QUEUED * fastest && half <= VARY * low;
         let slow = half >= SLOW_NS && half >= QUEUED * fastest;
         match half / fastest {
@@ -66,7 +69,10 @@ impl Headroom {
 
 /// Share of the reads that object stores and network mounts served: 0 to 1.
 pub(super) fn network_share(storage: &StorageStage) -> f64 {
-    let requests = storage.network.as_ref().is_some_and(|network| network.requests > 0);
+    let requests = storage
+        .network
+        .as_ref()
+        .is_some_and(|network| network.requests > 0);
     match &storage.local_cache {
         Some(cache) => cache.misses as f64 / cache.hits.saturating_add(cache.misses).max(1) as f64,
         None if requests || on_network_mount(storage) => 1.0,
@@ -79,8 +85,12 @@ const TURNS: f64 = 0.1;
 
 /// Whether object stores and their links take no more requests at a time than they got: more reads would wait.
 pub(super) fn link_is_full(storage: &StorageStage) -> bool {
-    let waits = |network: &Network| network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64;
-    storage.network.as_ref().is_some_and(|network| network.waiting_ns > 0 && waits(network))
+    let waits =
+        |network: &Network| network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64;
+    storage
+        .network
+        .as_ref()
+        .is_some_and(|network| network.waiting_ns > 0 && waits(network))
 }
 
 /// Whether a reader without a cache reads files on a network mount.
@@ -104,10 +114,21 @@ mod tests {
 
     /// Reads that took so many milliseconds, with up to `depth` in flight.
     fn at(depth: u32, latencies: &[(f64, u64)]) -> Headroom {
-        let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, reads)| (ms * 1e6, *reads)).collect();
+        let buckets: Vec<(f64, u64)> = latencies
+            .iter()
+            .map(|(ms, reads)| (ms * 1e6, *reads))
+            .collect();
         let count = buckets.iter().map(|(_, reads)| reads).sum();
-        let latency = Latency { count, buckets, ..Latency::default() };
-        Headroom::of(&StorageStage { depth, latency, ..StorageStage::default() })
+        let latency = Latency {
+            count,
+            buckets,
+            ..Latency::default()
+        };
+        Headroom::of(&StorageStage {
+            depth,
+            latency,
+            ..StorageStage::default()
+        })
     }
 
     fn of(latencies: &[(f64, u64)]) -> Headroom {
@@ -119,12 +140,17 @@ mod tests {
         for depth in [4, 8, 16, 32, 64, 128, 256, 512] {
             // `depth` reads begin together, eight at a time and 1 ms each; then each read waits for those before it.
             let turns = (depth / 8).max(1);
-            let mut latencies: Vec<_> = (1..=turns).map(|ms| (f64::from(ms), u64::from(depth / turns))).collect();
+            let mut latencies: Vec<_> = (1..=turns)
+                .map(|ms| (f64::from(ms), u64::from(depth / turns)))
+                .collect();
             latencies.push((f64::from(turns), 10_000));
             let found = at(depth, &latencies);
             match depth {
                 ..=16 => assert_eq!(found, Headroom::Left, "{depth}"),
-                _ => assert!(matches!(found, Headroom::Limit { times } if times >= 4.0), "{depth}: {found:?}"),
+                _ => assert!(
+                    matches!(found, Headroom::Limit { times } if times >= 4.0),
+                    "{depth}: {found:?}"
+                ),
             }
         }
     }
@@ -132,12 +158,21 @@ mod tests {
     #[test]
     fn waiting_reads_differ_from_room_for_more() {
         // A device of four channels, full: each read waits for seven others.
-        assert_eq!(of(&[(1.0, 4), (4.0, 20), (8.0, 8000), (9.0, 1900)]), Headroom::Limit { times: 8.0 });
+        assert_eq!(
+            of(&[(1.0, 4), (4.0, 20), (8.0, 8000), (9.0, 1900)]),
+            Headroom::Limit { times: 8.0 }
+        );
         assert_eq!(of(&[(0.9, 100), (1.0, 9000), (1.5, 900)]), Headroom::Left);
         // Slow, however much they vary.
-        assert!(matches!(of(&[(0.2, 8), (30.0, 400), (190.0, 3000)]), Headroom::Limit { .. }));
+        assert!(matches!(
+            of(&[(0.2, 8), (30.0, 400), (190.0, 3000)]),
+            Headroom::Limit { .. }
+        ));
         // They vary on their own.
-        assert_eq!(of(&[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)]), Headroom::Unknown);
+        assert_eq!(
+            of(&[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)]),
+            Headroom::Unknown
+        );
         // One fast read may be a freak.
         assert_eq!(of(&[(0.1, 1), (1.0, 9000)]), Headroom::Left);
     }

@@ -87,10 +87,16 @@ impl Estimate {
     ) -> Option<Self> {
         let (model, verdict) = (WhatIf::from(snapshot)?, Verdict::of(snapshot));
         let consumer = &total.consumer;
-        let firsts = consumer.batches.saturating_sub(snapshot.consumer.handed().batches).max(1);
+        let firsts = consumer
+            .batches
+            .saturating_sub(snapshot.consumer.handed().batches)
+            .max(1);
         let first_ns = consumer.first_ns / firsts;
         // Batches that were ready before the first one tell only with the time that they took before it.
-        let whole_ns = ratio((consumer.first_ns as f64) + snapshot.steady_ns as f64, consumer.batches as f64);
+        let whole_ns = ratio(
+            (consumer.first_ns as f64) + snapshot.steady_ns as f64,
+            consumer.batches as f64,
+        );
         let least_ns = if model.is_short() { whole_ns } else { 0.0 };
         let rows = ratio(epoch.samples as f64, epoch.batches as f64);
         let beside = |alone: &Prediction| model.beside(alone, rows, step_ns, least_ns);
@@ -102,18 +108,34 @@ impl Estimate {
             cause => cause,
         };
         let (storage, decode) = (&total.storage, &total.decode);
-        let rows = decode.samples.saturating_add(storage.in_place).max(consumer.samples);
-        let read = storage.counts.bytes_moved.saturating_add(storage.cached_bytes);
+        let rows = decode
+            .samples
+            .saturating_add(storage.in_place)
+            .max(consumer.samples);
+        let read = storage
+            .counts
+            .bytes_moved
+            .saturating_add(storage.cached_bytes);
         let each = |amount: u64| ratio(amount as f64, rows as f64) * epoch.samples as f64;
-        let requests = storage.network.as_ref().map_or(0, |network| network.requests);
+        let requests = storage
+            .network
+            .as_ref()
+            .map_or(0, |network| network.requests);
         let from_memory_share = from_memory_share.filter(|_| requests == 0);
         // A few reads among bytes from memory tell nothing of storage.
         let is_seen = requests > 0 || from_memory_share.is_some_and(|share| share < MOSTLY);
         let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| is_seen);
-        let change = Change { cached: requests == 0, local_cache: requests > 0, ..Change::default() };
+        let change = Change {
+            cached: requests == 0,
+            local_cache: requests > 0,
+            ..Change::default()
+        };
         let cached = limit.map(|_| {
             let then = model.alone(&change);
-            Prediction { items_per_s: beside(&then).0, ..then }
+            Prediction {
+                items_per_s: beside(&then).0,
+                ..then
+            }
         });
         let thin = matches!(verdict.strength, Strength::Thin { .. });
         let counts = limit.filter(|_| !thin);
@@ -138,7 +160,9 @@ impl Estimate {
             },
             cached,
             memory_bytes,
-            workers_until_storage: counts.zip(each_worker).map(|(limit, each)| ratio(limit, each)),
+            workers_until_storage: counts
+                .zip(each_worker)
+                .map(|(limit, each)| ratio(limit, each)),
             ranks_until_storage: counts.map(|limit| ratio(limit, items_per_s)),
             stages: alone.stages,
         })
@@ -149,33 +173,62 @@ impl Estimate {
 const MOSTLY: f64 = 0.5;
 
 fn ceiling(stages: &[StageLoad], stage: PipelineStage) -> Option<f64> {
-    stages.iter().find(|load| load.stage == stage).map(|load| load.ceiling_items_per_s)
+    stages
+        .iter()
+        .find(|load| load.stage == stage)
+        .map(|load| load.ceiling_items_per_s)
 }
 
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut row = |name: &str, value: String, source: &str| writeln!(f, "{name:<14}{value:<44}{source}");
+        let mut row =
+            |name: &str, value: String, source: &str| writeln!(f, "{name:<14}{value:<44}{source}");
         let (step, loader) = (time(self.step_ns), time(self.loader_ns));
         row(
             "rate",
             format!("{} samples/s", number(self.items_per_s)),
             &format!("a batch takes the loader {loader}, your step {step}"),
         )?;
-        row("limit", self.bound_by.to_string(), &self.strength.to_string())?;
-        let (samples, probed) = (grouped(&self.probed_samples.to_string()), time(self.probed_ns as f64));
-        let memory = self
-            .from_memory_share
-            .map_or(String::new(), |share| format!(", {:.0} % of the bytes from memory", 100.0 * share));
-        row("probe", format!("{samples} samples in {probed}"), &format!("the batches so far{memory}"))?;
-        row("first batch", time(self.first_batch_ns as f64), "the probe's, on average of epochs")?;
-        let EpochCost { samples, batches, ns, bytes: read, requests } = &self.epoch;
+        row(
+            "limit",
+            self.bound_by.to_string(),
+            &self.strength.to_string(),
+        )?;
+        let (samples, probed) = (
+            grouped(&self.probed_samples.to_string()),
+            time(self.probed_ns as f64),
+        );
+        let memory = self.from_memory_share.map_or(String::new(), |share| {
+            format!(", {:.0} % of the bytes from memory", 100.0 * share)
+        });
+        row(
+            "probe",
+            format!("{samples} samples in {probed}"),
+            &format!("the batches so far{memory}"),
+        )?;
+        row(
+            "first batch",
+            time(self.first_batch_ns as f64),
+            "the probe's, on average of epochs",
+        )?;
+        let EpochCost {
+            samples,
+            batches,
+            ns,
+            bytes: read,
+            requests,
+        } = &self.epoch;
         let (samples, batches) = (grouped(&samples.to_string()), grouped(&batches.to_string()));
         row(
             "an epoch",
             format!("{samples} samples, {batches} batches, {}", time(*ns)),
             "of this rank: the order, at the rate",
         )?;
-        row("", format!("{} read", bytes(*read)), "the probe's bytes for each sample")?;
+        row(
+            "",
+            format!("{} read", bytes(*read)),
+            "the probe's bytes for each sample",
+        )?;
         if *requests >= 1.0 {
             let count = number(*requests);
             row(
@@ -185,11 +238,25 @@ impl fmt::Display for Estimate {
             )?;
         }
         if let Some(cached) = &self.cached {
-            let (most, rate) = (if cached.at_most { "at most " } else { "" }, number(cached.items_per_s));
-            row("all cached", format!("{most}{rate} samples/s"), "the model without reads from storage")?;
+            let (most, rate) = (
+                if cached.at_most { "at most " } else { "" },
+                number(cached.items_per_s),
+            );
+            row(
+                "all cached",
+                format!("{most}{rate} samples/s"),
+                "the model without reads from storage",
+            )?;
         }
-        row("memory", bytes(self.memory_bytes as f64), "the loader's plan, at most")?;
-        let storage = self.stages.iter().find(|load| load.stage == PipelineStage::Storage);
+        row(
+            "memory",
+            bytes(self.memory_bytes as f64),
+            "the loader's plan, at most",
+        )?;
+        let storage = self
+            .stages
+            .iter()
+            .find(|load| load.stage == PipelineStage::Storage);
         let at_least = storage.is_some_and(|load| load.at_least);
         let more = |least: f64| format!("{least:.1}{}", or_more(at_least));
         if let Some(workers) = self.workers_until_storage {
@@ -200,7 +267,11 @@ impl fmt::Display for Estimate {
             )?;
         }
         if let Some(ranks) = self.ranks_until_storage {
-            row("ranks", format!("this storage feeds {}", more(ranks)), "its ceiling over the rate")?;
+            row(
+                "ranks",
+                format!("this storage feeds {}", more(ranks)),
+                "its ceiling over the rate",
+            )?;
         }
         f.write_str("Assumed: the rest of the data is like the probe's, and the machine as idle.")
     }
@@ -214,18 +285,27 @@ mod tests {
     fn estimate(step_ns: f64, memory: f64, change: impl FnOnce(&mut Snapshot)) -> Estimate {
         let mut snapshot = decoding();
         change(&mut snapshot);
-        let epoch = EpochCost { samples: 1_000_000, batches: 10_000, ..EpochCost::default() };
+        let epoch = EpochCost {
+            samples: 1_000_000,
+            batches: 10_000,
+            ..EpochCost::default()
+        };
         Estimate::of(&snapshot, &snapshot, step_ns, epoch, Some(memory), 1 << 30).unwrap()
     }
 
     #[test]
     fn the_slower_of_loader_and_step_is_the_limit() {
         // Workers give 1,010 samples/s: 99 ms a batch.
-        for (step_ns, rate, limit) in
-            [(0.0, 1010.0, Cause::Decode), (50e6, 1000.0, Cause::Decode), (200e6, 500.0, Cause::Consumer)]
-        {
+        for (step_ns, rate, limit) in [
+            (0.0, 1010.0, Cause::Decode),
+            (50e6, 1000.0, Cause::Decode),
+            (200e6, 500.0, Cause::Consumer),
+        ] {
             let made = estimate(step_ns, 0.0, |_| ());
-            assert!((made.items_per_s / rate - 1.0).abs() < 0.05 && made.bound_by == limit, "{step_ns}: {made}");
+            assert!(
+                (made.items_per_s / rate - 1.0).abs() < 0.05 && made.bound_by == limit,
+                "{step_ns}: {made}"
+            );
             assert!((made.loader_ns / 99e6 - 1.0).abs() < 0.05, "{made}");
         }
     }
@@ -233,19 +313,35 @@ mod tests {
     #[test]
     fn an_epoch_costs_what_the_samples_of_the_probe_did() {
         let made = estimate(0.0, 0.0, |s| {
-            (s.consumer.batches, s.consumer.steady) =
-                (104, Some(crate::meter::Handed { batches: 100, samples: 10_000 }));
+            (s.consumer.batches, s.consumer.steady) = (
+                104,
+                Some(crate::meter::Handed {
+                    batches: 100,
+                    samples: 10_000,
+                }),
+            );
             s.consumer.first_ns = 400_000_000;
-            s.storage.network = Some(crate::meter::Network { requests: 500, bytes: 1, ..Default::default() });
+            s.storage.network = Some(crate::meter::Network {
+                requests: 500,
+                bytes: 1,
+                ..Default::default()
+            });
         });
         assert_eq!(
             (made.epoch.bytes, made.epoch.requests),
             (110e9, 50_000.0),
             "110 kB and 0.05 requests for each sample"
         );
-        assert!((made.epoch.ns / 1e12 - 0.99).abs() < 0.05 && made.first_batch_ns == 100_000_000, "of four epochs");
+        assert!(
+            (made.epoch.ns / 1e12 - 0.99).abs() < 0.05 && made.first_batch_ns == 100_000_000,
+            "of four epochs"
+        );
         let text = made.to_string();
-        for part in ["1,000,000 samples, 10,000 batches, ", "50,000 requests to stores", "the loader's plan"] {
+        for part in [
+            "1,000,000 samples, 10,000 batches, ",
+            "50,000 requests to stores",
+            "the loader's plan",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
@@ -254,9 +350,19 @@ mod tests {
     fn storage_limits_from_so_many_workers_and_ranks_on() {
         let made = estimate(0.0, 0.1, |_| ());
         // Storage gives 2,500 samples/s, a worker 252.
-        let (workers, ranks) = (made.workers_until_storage.unwrap(), made.ranks_until_storage.unwrap());
-        assert!((workers - 9.9).abs() < 0.2 && (ranks - 2.5).abs() < 0.1, "{workers} {ranks}");
+        let (workers, ranks) = (
+            made.workers_until_storage.unwrap(),
+            made.ranks_until_storage.unwrap(),
+        );
+        assert!(
+            (workers - 9.9).abs() < 0.2 && (ranks - 2.5).abs() < 0.1,
+            "{workers} {ranks}"
+        );
         let memory = estimate(0.0, 1.0, |_| ());
-        assert_eq!((memory.workers_until_storage, memory.ranks_until_storage), (None, None), "storage was not seen");
+        assert_eq!(
+            (memory.workers_until_storage, memory.ranks_until_storage),
+            (None, None),
+            "storage was not seen"
+        );
     }
 }

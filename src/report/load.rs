@@ -87,7 +87,9 @@ impl From<PipelineStage> for Cause {
 impl Cause {
     /// The stage, if the cause is one.
     pub(super) fn stage(self) -> Option<PipelineStage> {
-        PipelineStage::UPSTREAM.into_iter().find(|stage| Self::from(*stage) == self)
+        PipelineStage::UPSTREAM
+            .into_iter()
+            .find(|stage| Self::from(*stage) == self)
     }
 }
 
@@ -171,17 +173,38 @@ pub(super) struct Loads {
 impl Loads {
     /// `None` when no batch or no time was measured.
     pub(super) fn of(snapshot: &Snapshot) -> Option<Self> {
-        let Snapshot { consumer, order, storage, decode, copy, slots, .. } = snapshot;
+        let Snapshot {
+            consumer,
+            order,
+            storage,
+            decode,
+            copy,
+            slots,
+            ..
+        } = snapshot;
         let told = consumer.waited_ns.saturating_add(consumer.user_ns);
-        let steady = if snapshot.steady_ns > 0 { snapshot.steady_ns } else { told } as f64;
+        let steady = if snapshot.steady_ns > 0 {
+            snapshot.steady_ns
+        } else {
+            told
+        } as f64;
         let handed = consumer.handed();
         if steady == 0.0 || handed.batches == 0 {
             return None;
         }
         let share = |ns: u64| ratio(ns as f64, steady);
         // The measured work is that of fewer samples than were handed out: the load of all is more.
-        let flow = |done: u64, of: u64| if done == 0 { 1.0 } else { ratio(done as f64, of as f64).clamp(0.02, 1.0) };
-        let prepared = flow(decode.samples.saturating_add(storage.in_place), handed.samples);
+        let flow = |done: u64, of: u64| {
+            if done == 0 {
+                1.0
+            } else {
+                ratio(done as f64, of as f64).clamp(0.02, 1.0)
+            }
+        };
+        let prepared = flow(
+            decode.samples.saturating_add(storage.in_place),
+            handed.samples,
+        );
         let workers = f64::from(decode.workers.max(1));
         let working = share(decode.busy_ns);
         // Workers beyond the cores only wait for each other.
@@ -198,13 +221,17 @@ impl Loads {
             items_per_s: handed.samples as f64 / steady * 1e9,
             starved: starved(snapshot),
             // Operations run beside the copies.
-            copy: share(copy.busy_ns.max(copy.ops_ns)).min(1.0) / flow(copy.batches, handed.batches),
+            copy: share(copy.busy_ns.max(copy.ops_ns)).min(1.0)
+                / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
             storage: share(storage.busy_ns).min(1.0) / prepared,
             order: share(order.busy_ns).min(1.0) / prepared,
             prepared,
-            depth_filled: ratio(storage.in_flight_ns as f64, storage.busy_ns as f64 * f64::from(storage.depth.max(1)))
-                .min(1.0),
+            depth_filled: ratio(
+                storage.in_flight_ns as f64,
+                storage.busy_ns as f64 * f64::from(storage.depth.max(1)),
+            )
+            .min(1.0),
             headroom: Headroom::of(storage),
             working: working.min(workers),
             cpu_share,
@@ -216,15 +243,23 @@ impl Loads {
             no_slot: share(order.no_slot_ns).min(1.0),
             no_room: share(storage.blocked_ns).min(1.0),
             no_buffer: share(copy.blocked_ns).min(1.0),
-            slots: [slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns]
-                .map(|ns| share(ns).min(f64::from(slots.count))),
+            slots: [
+                slots.free_ns,
+                slots.filling_ns,
+                slots.full_ns,
+                slots.held_ns,
+            ]
+            .map(|ns| share(ns).min(f64::from(slots.count))),
         })
     }
 
     /// The highest load, at least 1. It is above 1 where samples had been prepared before the first batch and a stage could not
     /// keep up with the rate.
     pub(super) fn over(&self) -> f64 {
-        PipelineStage::UPSTREAM.into_iter().map(|stage| self.load(stage)).fold(1.0, f64::max)
+        PipelineStage::UPSTREAM
+            .into_iter()
+            .map(|stage| self.load(stage))
+            .fold(1.0, f64::max)
     }
 
     /// The rate in samples per second that can be kept up: without samples that were ready before the first batch.
@@ -238,14 +273,22 @@ impl Loads {
 
     /// A stage's load to compare with others: for storage, the middle of its bounds.
     pub(super) fn likely(&self, stage: PipelineStage) -> f64 {
-        if stage == PipelineStage::Storage { 0.5 * self.storage * (1.0 + self.depth_filled) } else { self.load(stage) }
+        if stage == PipelineStage::Storage {
+            0.5 * self.storage * (1.0 + self.depth_filled)
+        } else {
+            self.load(stage)
+        }
     }
 
     /// Share of the time without room: the planner had no slot while it did not compute, or rows or full slots had no room.
     pub(super) fn lacks_room(&self) -> f64 {
         // With most slots free, slots are not the lack.
         let free = ratio(self.slots[0], self.slots.iter().sum());
-        let slots = if free > 0.5 { 0.0 } else { ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3) };
+        let slots = if free > 0.5 {
+            0.0
+        } else {
+            ratio(self.no_slot, 1.0 - self.order.min(1.0) + 1e-3)
+        };
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
     }
 
@@ -288,7 +331,11 @@ impl Loads {
             ceiling_items_per_s: (self.items_per_s / load).min(f64::MAX),
             at_least: self.at_least(stage),
         };
-        loads.into_iter().filter(|(_, load)| *load > 0.0).map(stage).collect()
+        loads
+            .into_iter()
+            .filter(|(_, load)| *load > 0.0)
+            .map(stage)
+            .collect()
     }
 }
 
@@ -326,7 +373,10 @@ fn lost(snapshot: &Snapshot, working: f64) -> u64 {
         snapshot.order.delay_ns,
         snapshot.consumer.delay_ns,
         snapshot.copy.as_ref().and_then(|copy| copy.delay_ns),
-        snapshot.decode.delay_ns.map(|delay| (delay as f64 / working.max(1.0)) as u64),
+        snapshot
+            .decode
+            .delay_ns
+            .map(|delay| (delay as f64 / working.max(1.0)) as u64),
     ];
     delays.into_iter().flatten().fold(0, u64::saturating_add)
 }
@@ -356,14 +406,20 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
 /// Whether the other ranks of this machine, with as much CPU time as this one has, make up most of what others took.
 fn are_ranks(cpu: &Cpu) -> bool {
     let ranks = u64::from(cpu.local_ranks.saturating_sub(1)).saturating_mul(cpu.process_ns);
-    cpu.others_ns.is_some_and(|others| ranks as f64 >= 0.5 * others as f64) && ranks > 0
+    cpu.others_ns
+        .is_some_and(|others| ranks as f64 >= 0.5 * others as f64)
+        && ranks > 0
 }
 
 /// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.
 fn from_memory(storage: &StorageStage) -> bool {
-    let devices = storage.device_bytes.map(|bytes| bytes.max(storage.direct_bytes));
+    let devices = storage
+        .device_bytes
+        .map(|bytes| bytes.max(storage.direct_bytes));
     let buffered = storage.counts.bytes_moved > 0 && network_share(storage) == 0.0;
-    buffered && devices.is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.counts.bytes_moved as f64)
+    buffered
+        && devices
+            .is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.counts.bytes_moved as f64)
 }
 
 /// On a GPU the wait of its stream, as a share of the measured steps; on the host the wait of `next()`.
@@ -383,7 +439,14 @@ fn on_cpu(decode: &DecodeStage) -> (f64, f64) {
     match (decode.cpu_ns, decode.delay_ns) {
         (Some(cpu), Some(delay)) if cpu > 0 => {
             let runnable = cpu as f64 + delay as f64;
-            (cpu as f64 / runnable, if busy > 0.0 { (runnable / busy).clamp(0.01, 1.0) } else { 1.0 })
+            (
+                cpu as f64 / runnable,
+                if busy > 0.0 {
+                    (runnable / busy).clamp(0.01, 1.0)
+                } else {
+                    1.0
+                },
+            )
         }
         // Without the delay all missing time counts as delay.
         (Some(cpu), None) => (ratio(cpu as f64, busy).min(1.0), 1.0),

@@ -38,49 +38,111 @@ const fn bounds() -> [u64; 25] {
 /// assert!(text.contains("feedline_batches_total{loader=\"train\",rank=\"0\"} 0\n"));
 /// ```
 pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
-    let labels = |names: &Names<'_>| format!("loader=\"{}\",rank=\"{}\"", escape(names.loader), names.rank);
-    let loaders = loaders.iter().map(|(names, snapshot)| (labels(names), *snapshot)).collect();
-    let mut text = Text { out: String::new(), loaders };
+    let labels = |names: &Names<'_>| {
+        format!(
+            "loader=\"{}\",rank=\"{}\"",
+            escape(names.loader),
+            names.rank
+        )
+    };
+    let loaders = loaders
+        .iter()
+        .map(|(names, snapshot)| (labels(names), *snapshot))
+        .collect();
+    let mut text = Text {
+        out: String::new(),
+        loaders,
+    };
     let help = "Always 1; its label is the version of feedline.";
     text.family("info", "gauge", help, |out, labels, _| {
-        line(out, format_args!("info{{{labels},version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1);
+        line(
+            out,
+            format_args!("info{{{labels},version=\"{}\"}}", env!("CARGO_PKG_VERSION")),
+            1,
+        );
     });
     for (name, help, value) in METRICS {
-        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let kind = if name.ends_with("_total") {
+            "counter"
+        } else {
+            "gauge"
+        };
         text.family(name, kind, help, |out, labels, snapshot| {
-            value(snapshot).into_iter().for_each(|value| line(out, format_args!("{name}{{{labels}}}"), value));
+            value(snapshot)
+                .into_iter()
+                .for_each(|value| line(out, format_args!("{name}{{{labels}}}"), value));
         });
     }
     let help = "Samples of each source of a mixture so far, of all ranks, resumes included.";
     text.family("source_samples", "gauge", help, |out, labels, snapshot| {
         for (index, source) in snapshot.consumer.sources.iter().enumerate() {
-            line(out, format_args!("source_samples{{{labels},source=\"{index}\"}}"), source.delivered);
+            line(
+                out,
+                format_args!("source_samples{{{labels},source=\"{index}\"}}"),
+                source.delivered,
+            );
         }
     });
     let help = "Samples that the weights of a mixture ask of each source so far, of all ranks, resumes included.";
-    text.family("source_samples_asked", "gauge", help, |out, labels, snapshot| {
-        for (index, source) in snapshot.consumer.sources.iter().enumerate() {
-            line(out, format_args!("source_samples_asked{{{labels},source=\"{index}\"}}"), source.asked);
-        }
-    });
-    let (name, help) =
-        ("slot_seconds_total", "Time of all slots in each state, added up: its rate is their mean number.");
+    text.family(
+        "source_samples_asked",
+        "gauge",
+        help,
+        |out, labels, snapshot| {
+            for (index, source) in snapshot.consumer.sources.iter().enumerate() {
+                line(
+                    out,
+                    format_args!("source_samples_asked{{{labels},source=\"{index}\"}}"),
+                    source.asked,
+                );
+            }
+        },
+    );
+    let (name, help) = (
+        "slot_seconds_total",
+        "Time of all slots in each state, added up: its rate is their mean number.",
+    );
     text.family(name, "counter", help, |out, labels, snapshot| {
-        let Slots { free_ns, filling_ns, full_ns, held_ns, .. } = snapshot.slots;
-        for (state, ns) in [("free", free_ns), ("filling", filling_ns), ("full", full_ns), ("held", held_ns)] {
-            line(out, format_args!("{name}{{{labels},state=\"{state}\"}}"), Ns(ns));
+        let Slots {
+            free_ns,
+            filling_ns,
+            full_ns,
+            held_ns,
+            ..
+        } = snapshot.slots;
+        for (state, ns) in [
+            ("free", free_ns),
+            ("filling", filling_ns),
+            ("full", full_ns),
+            ("held", held_ns),
+        ] {
+            line(
+                out,
+                format_args!("{name}{{{labels},state=\"{state}\"}}"),
+                Ns(ns),
+            );
         }
     });
     for (name, help, latency) in HISTOGRAMS {
         text.family(name, "histogram", help, |out, labels, snapshot| {
-            let Some(latency) = latency(snapshot) else { return };
+            let Some(latency) = latency(snapshot) else {
+                return;
+            };
             for bound in BOUNDS {
                 let bucket = format_args!("{name}_bucket{{{labels},le=\"{}\"}}", Ns(bound));
                 line(out, bucket, count(latency, bound as f64));
             }
             let all = count(latency, f64::INFINITY);
-            line(out, format_args!("{name}_bucket{{{labels},le=\"+Inf\"}}"), all);
-            line(out, format_args!("{name}_sum{{{labels}}}"), float(sum(latency) / 1e9));
+            line(
+                out,
+                format_args!("{name}_bucket{{{labels},le=\"+Inf\"}}"),
+                all,
+            );
+            line(
+                out,
+                format_args!("{name}_sum{{{labels}}}"),
+                float(sum(latency) / 1e9),
+            );
             line(out, format_args!("{name}_count{{{labels}}}"), all);
         });
     }
@@ -88,7 +150,10 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
 }
 
 fn escape(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+    label
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
 }
 
 /// A value, as the format writes it.
@@ -114,7 +179,11 @@ use Number::{Count, Ns};
 
 /// Name, help and value of a metric; the value is `None` for a loader without it.
 type Metric = (&'static str, &'static str, fn(&Snapshot) -> Option<Number>);
-type Histogram = (&'static str, &'static str, fn(&Snapshot) -> Option<&Latency>);
+type Histogram = (
+    &'static str,
+    &'static str,
+    fn(&Snapshot) -> Option<&Latency>,
+);
 
 /// Counters end in `_total`; the others are gauges.
 #[rustfmt::skip]
@@ -202,11 +271,20 @@ struct Text<'a> {
 
 impl Text<'_> {
     /// The lines of one metric of all loaders below its head, if there are any.
-    fn family(&mut self, name: &str, kind: &str, help: &str, lines: impl Fn(&mut String, &str, &Snapshot)) {
+    fn family(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        lines: impl Fn(&mut String, &str, &Snapshot),
+    ) {
         let mut all = String::new();
-        self.loaders.iter().for_each(|(labels, snapshot)| lines(&mut all, labels, snapshot));
+        self.loaders
+            .iter()
+            .for_each(|(labels, snapshot)| lines(&mut all, labels, snapshot));
         if !all.is_empty() {
-            self.out += &format!("# HELP feedline_{name} {help}\n# TYPE feedline_{name} {kind}\n{all}");
+            self.out +=
+                &format!("# HELP feedline_{name} {help}\n# TYPE feedline_{name} {kind}\n{all}");
         }
     }
 }
@@ -218,13 +296,20 @@ fn line(out: &mut String, series: std::fmt::Arguments<'_>, value: impl Display) 
 
 /// Durations of at most `bound` nanoseconds. Infinity counts all, so that `+Inf` is the count for any contents.
 fn count(latency: &Latency, bound: f64) -> u64 {
-    let within = latency.buckets.iter().filter(|(ns, _)| *ns <= bound || bound.is_infinite());
+    let within = latency
+        .buckets
+        .iter()
+        .filter(|(ns, _)| *ns <= bound || bound.is_infinite());
     within.fold(0, |sum, (_, count)| sum.saturating_add(*count))
 }
 
 /// All durations in nanoseconds, added up.
 fn sum(latency: &Latency) -> f64 {
-    latency.buckets.iter().map(|(ns, count)| ns * *count as f64).sum()
+    latency
+        .buckets
+        .iter()
+        .map(|(ns, count)| ns * *count as f64)
+        .sum()
 }
 
 /// A float in the format's words for values that are not finite.
@@ -245,7 +330,10 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     fn latency(buckets: Vec<(f64, u64)>) -> Latency {
-        Latency { buckets, ..Latency::default() }
+        Latency {
+            buckets,
+            ..Latency::default()
+        }
     }
 
     /// A naive reader of the format: `name{labels}` → value; checks what the format asks for.
@@ -265,10 +353,24 @@ mod tests {
             } else {
                 let (name, value) = line.rsplit_once(' ').unwrap();
                 let bare = name.split('{').next().unwrap();
-                let suffix = bare.strip_prefix(&family).unwrap_or_else(|| panic!("{line} stands in {family}"));
+                let suffix = bare
+                    .strip_prefix(&family)
+                    .unwrap_or_else(|| panic!("{line} stands in {family}"));
                 let histogram = ["_bucket", "_sum", "_count"].contains(&suffix);
-                assert!(if kind == "histogram" { histogram } else { suffix.is_empty() }, "{line}");
-                assert!(values.insert(name.to_string(), value.parse().unwrap()).is_none(), "{line} comes twice");
+                assert!(
+                    if kind == "histogram" {
+                        histogram
+                    } else {
+                        suffix.is_empty()
+                    },
+                    "{line}"
+                );
+                assert!(
+                    values
+                        .insert(name.to_string(), value.parse().unwrap())
+                        .is_none(),
+                    "{line} comes twice"
+                );
             }
         }
         values
@@ -277,10 +379,17 @@ mod tests {
     #[test]
     fn the_dashboard_of_grafana_shows_metrics_that_exist() {
         let dashboard = include_str!("../../examples/profile/grafana.json");
-        let lists = METRICS.iter().map(|metric| metric.0).chain(HISTOGRAMS.iter().map(|histogram| histogram.0));
-        let known: Vec<&str> = lists.chain(["info", "source_samples", "slot_seconds_total"]).collect();
+        let lists = METRICS
+            .iter()
+            .map(|metric| metric.0)
+            .chain(HISTOGRAMS.iter().map(|histogram| histogram.0));
+        let known: Vec<&str> = lists
+            .chain(["info", "source_samples", "slot_seconds_total"])
+            .collect();
         let shown = dashboard.split("feedline_").skip(1).map(|rest| {
-            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '_').unwrap_or(rest.len());
+            let end = rest
+                .find(|c: char| !c.is_ascii_lowercase() && c != '_')
+                .unwrap_or(rest.len());
             rest[..end].trim_end_matches("_bucket")
         });
         let shown: Vec<&str> = shown.collect();
@@ -290,26 +399,53 @@ mod tests {
 
     #[test]
     fn metrics_are_the_snapshots_numbers() {
-        let mut snapshot = Snapshot { at_ns: 12_345_678_901, ..Snapshot::default() };
+        let mut snapshot = Snapshot {
+            at_ns: 12_345_678_901,
+            ..Snapshot::default()
+        };
         snapshot.consumer.batches = 7;
         snapshot.consumer.waited_ns = 1_500_000_000;
         snapshot.storage.counts.bytes_moved = 1 << 40;
         snapshot.slots.full_ns = 1;
-        snapshot.consumer.sources = vec![SourceCount::new(5, 4.75, 4), SourceCount::new(9, 9.25, 4)];
+        snapshot.consumer.sources =
+            vec![SourceCount::new(5, 4.75, 4), SourceCount::new(9, 9.25, 4)];
         let values = read(&prometheus(&[(Names::new("train", 3), &snapshot)]));
         let table = [
-            ("feedline_uptime_seconds{loader=\"train\",rank=\"3\"}", 12.345678901),
+            (
+                "feedline_uptime_seconds{loader=\"train\",rank=\"3\"}",
+                12.345678901,
+            ),
             ("feedline_batches_total{loader=\"train\",rank=\"3\"}", 7.0),
-            ("feedline_starved_seconds_total{loader=\"train\",rank=\"3\"}", 1.5),
-            ("feedline_storage_bytes_total{loader=\"train\",rank=\"3\"}", (1_u64 << 40) as f64),
-            ("feedline_slot_seconds_total{loader=\"train\",rank=\"3\",state=\"full\"}", 1e-9),
-            ("feedline_source_samples{loader=\"train\",rank=\"3\",source=\"1\"}", 9.0),
-            ("feedline_source_samples_asked{loader=\"train\",rank=\"3\",source=\"1\"}", 9.25),
+            (
+                "feedline_starved_seconds_total{loader=\"train\",rank=\"3\"}",
+                1.5,
+            ),
+            (
+                "feedline_storage_bytes_total{loader=\"train\",rank=\"3\"}",
+                (1_u64 << 40) as f64,
+            ),
+            (
+                "feedline_slot_seconds_total{loader=\"train\",rank=\"3\",state=\"full\"}",
+                1e-9,
+            ),
+            (
+                "feedline_source_samples{loader=\"train\",rank=\"3\",source=\"1\"}",
+                9.0,
+            ),
+            (
+                "feedline_source_samples_asked{loader=\"train\",rank=\"3\",source=\"1\"}",
+                9.25,
+            ),
         ];
         for (name, expected) in table {
             assert_eq!(values.get(name), Some(&expected), "{name}");
         }
-        assert!(!values.keys().any(|name| name.contains("gpu") || name.contains("copy")), "there is none");
+        assert!(
+            !values
+                .keys()
+                .any(|name| name.contains("gpu") || name.contains("copy")),
+            "there is none"
+        );
     }
 
     #[test]
@@ -317,9 +453,20 @@ mod tests {
         let (host, mut gpu) = (Snapshot::default(), Snapshot::default());
         gpu.consumer.gpu = Some(GpuIdle::default());
         gpu.copy = Some(CopyStage::default());
-        let values = read(&prometheus(&[(Names::new("a", 0), &host), (Names::new("b", 0), &gpu)]));
-        for (name, of) in [("slots", "a"), ("slots", "b"), ("gpu_steps_total", "b"), ("copy_seconds_count", "b")] {
-            assert!(values.contains_key(&format!("feedline_{name}{{loader=\"{of}\",rank=\"0\"}}")), "{name} of {of}");
+        let values = read(&prometheus(&[
+            (Names::new("a", 0), &host),
+            (Names::new("b", 0), &gpu),
+        ]));
+        for (name, of) in [
+            ("slots", "a"),
+            ("slots", "b"),
+            ("gpu_steps_total", "b"),
+            ("copy_seconds_count", "b"),
+        ] {
+            assert!(
+                values.contains_key(&format!("feedline_{name}{{loader=\"{of}\",rank=\"0\"}}")),
+                "{name} of {of}"
+            );
         }
         assert!(!values.contains_key("feedline_gpu_steps_total{loader=\"a\",rank=\"0\"}"));
         assert_eq!(prometheus(&[]), "");
@@ -328,7 +475,10 @@ mod tests {
     #[test]
     fn labels_are_escaped() {
         let text = prometheus(&[(Names::new("a\\b\"c\nd", 0), &Snapshot::default())]);
-        assert!(text.contains(r#"feedline_slots{loader="a\\b\"c\nd",rank="0"} 0"#), "{text}");
+        assert!(
+            text.contains(r#"feedline_slots{loader="a\\b\"c\nd",rank="0"} 0"#),
+            "{text}"
+        );
         read(&text);
     }
 
@@ -337,13 +487,27 @@ mod tests {
         let mut snapshot = Snapshot::default();
         snapshot.consumer.waits = latency(vec![(900.0, 2), (3e6, 5), (2e12, 1)]);
         let values = read(&prometheus(&[(Names::default(), &snapshot)]));
-        let bucket = |le: &str| values[&format!("feedline_wait_seconds_bucket{{loader=\"\",rank=\"0\",le=\"{le}\"}}")];
-        let table = [("0.000001", 2.0), ("0.0025", 2.0), ("0.005", 7.0), ("100", 7.0), ("+Inf", 8.0)];
+        let bucket = |le: &str| {
+            values[&format!("feedline_wait_seconds_bucket{{loader=\"\",rank=\"0\",le=\"{le}\"}}")]
+        };
+        let table = [
+            ("0.000001", 2.0),
+            ("0.0025", 2.0),
+            ("0.005", 7.0),
+            ("100", 7.0),
+            ("+Inf", 8.0),
+        ];
         for (le, expected) in table {
             assert_eq!(bucket(le), expected, "{le}");
         }
-        assert_eq!(values["feedline_wait_seconds_count{loader=\"\",rank=\"0\"}"], 8.0);
-        assert_eq!(values["feedline_wait_seconds_sum{loader=\"\",rank=\"0\"}"], 2000.0150018);
+        assert_eq!(
+            values["feedline_wait_seconds_count{loader=\"\",rank=\"0\"}"],
+            8.0
+        );
+        assert_eq!(
+            values["feedline_wait_seconds_sum{loader=\"\",rank=\"0\"}"],
+            2000.0150018
+        );
     }
 
     proptest! {

@@ -14,7 +14,9 @@
 
 use crate::error::Error;
 use std::time::Duration;
-use tracing::{Level, Span, debug, debug_span, enabled, error, info, info_span, span::EnteredSpan, warn};
+use tracing::{
+    Level, Span, debug, debug_span, enabled, error, info, info_span, span::EnteredSpan, warn,
+};
 
 /// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,7 +124,9 @@ mod tests {
         fn new_span(&self, span: &Attributes<'_>) -> Id {
             let mut fields = Fields(String::new());
             span.record(&mut fields);
-            let parent = span.parent().map_or(String::new(), |id| format!(" in {}", id.into_u64()));
+            let parent = span
+                .parent()
+                .map_or(String::new(), |id| format!(" in {}", id.into_u64()));
             Id::from_u64(self.note(format!(
                 "{} span {}{}{parent}",
                 span.metadata().level(),
@@ -138,8 +142,14 @@ mod tests {
         fn event(&self, event: &Event<'_>) {
             let mut fields = Fields(String::new());
             event.record(&mut fields);
-            let parent = event.parent().map_or(String::new(), |id| format!(" in {}", id.into_u64()));
-            self.note(format!("{} event{}{parent}", event.metadata().level(), fields.0));
+            let parent = event
+                .parent()
+                .map_or(String::new(), |id| format!(" in {}", id.into_u64()));
+            self.note(format!(
+                "{} event{}{parent}",
+                event.metadata().level(),
+                fields.0
+            ));
         }
 
         fn enter(&self, span: &Id) {

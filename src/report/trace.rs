@@ -42,21 +42,49 @@ const STARVED: &str = "starved: waits for a batch";
 pub fn trace(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> String {
     let about = about(timeline, snapshot, names);
     let out = format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[");
-    let mut text = Text { out, pid: u64::from(names.rank) + 1 };
-    text.names(&timeline.tracks.iter().map(|track| track.name.as_str()).collect::<Vec<_>>(), names);
+    let mut text = Text {
+        out,
+        pid: u64::from(names.rank) + 1,
+    };
+    text.names(
+        &timeline
+            .tracks
+            .iter()
+            .map(|track| track.name.as_str())
+            .collect::<Vec<_>>(),
+        names,
+    );
     for record in &timeline.batches {
         text.batch(record, snapshot.at_ns);
     }
     for (doing, start, end, record) in consumer(&timeline.batches) {
-        let args = format_args!(r#","args":{{"epoch":{},"next batch":{}}}"#, record.epoch, record.batch);
+        let args = format_args!(
+            r#","args":{{"epoch":{},"next batch":{}}}"#,
+            record.epoch, record.batch
+        );
         text.slice(CONSUMER, doing, doing == STARVED, start, end, args);
     }
     for (tid, track) in (CONSUMER + 1..).zip(&timeline.tracks) {
-        for Span { begin_ns, end_ns, what } in nested(&track.spans) {
-            text.slice(tid, what, what == Work::Starved, begin_ns, end_ns, format_args!(""));
+        for Span {
+            begin_ns,
+            end_ns,
+            what,
+        } in nested(&track.spans)
+        {
+            text.slice(
+                tid,
+                what,
+                what == Work::Starved,
+                begin_ns,
+                end_ns,
+                format_args!(""),
+            );
         }
     }
-    timeline.gauges.iter().for_each(|gauges| text.counters(gauges));
+    timeline
+        .gauges
+        .iter()
+        .for_each(|gauges| text.counters(gauges));
     text.out + "\n]}\n"
 }
 
@@ -74,10 +102,19 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     });
     if let (Some(gpu), Some(about)) = (&snapshot.consumer.gpu, about.as_object_mut()) {
         about.insert("gpu steps measured".into(), gpu.steps.into());
-        about.insert("gpu time of these steps, s".into(), seconds(gpu.span_ns).into());
-        about.insert("gpu steps whose request came to an idle stream".into(), gpu.dry_steps.into());
+        about.insert(
+            "gpu time of these steps, s".into(),
+            seconds(gpu.span_ns).into(),
+        );
+        about.insert(
+            "gpu steps whose request came to an idle stream".into(),
+            gpu.dry_steps.into(),
+        );
         about.insert("gpu starved s".into(), seconds(gpu.starved_ns).into());
-        about.insert("gpu idle by the program's own code, s".into(), gpu.host_late_ns().map(seconds).into());
+        about.insert(
+            "gpu idle by the program's own code, s".into(),
+            gpu.host_late_ns().map(seconds).into(),
+        );
     }
     about
 }
@@ -94,18 +131,30 @@ impl Text {
         let comma = if self.out.ends_with('[') { "" } else { "," };
         let pid = self.pid;
         // A string takes everything.
-        let _ = write!(self.out, "{comma}\n{{\"ph\":\"{phase}\",\"name\":\"{name}\",\"pid\":{pid}{rest}}}");
+        let _ = write!(
+            self.out,
+            "{comma}\n{{\"ph\":\"{phase}\",\"name\":\"{name}\",\"pid\":{pid}{rest}}}"
+        );
     }
 
     /// Names of the process and its threads, in the order in which they are shown.
     fn names(&mut self, tracks: &[&str], names: Names<'_>) {
         let mut meta = |tid: usize, of: &str, name: &str, place: Value| {
             let name = Value::from(name);
-            self.event('M', format_args!("{of}_name"), format_args!(r#","tid":{tid},"args":{{"name":{name}}}"#));
+            self.event(
+                'M',
+                format_args!("{of}_name"),
+                format_args!(r#","tid":{tid},"args":{{"name":{name}}}"#),
+            );
             let args = format_args!(r#","tid":{tid},"args":{{"sort_index":{place}}}"#);
             self.event('M', format_args!("{of}_sort_index"), args);
         };
-        meta(0, "process", &format!("feedline {} rank {}", names.loader, names.rank), names.rank.into());
+        meta(
+            0,
+            "process",
+            &format!("feedline {} rank {}", names.loader, names.rank),
+            names.rank.into(),
+        );
         for (tid, name) in (CONSUMER..).zip(std::iter::once(&"consumer").chain(tracks)) {
             meta(tid, "thread", name, tid.into());
         }
@@ -123,18 +172,37 @@ impl Text {
     ) {
         let colour = if red { r#","cname":"terrible""# } else { "" };
         let (start, length) = (Us(start), Us(end - start));
-        self.event('X', what, format_args!(r#","tid":{tid},"ts":{start},"dur":{length}{colour}{args}"#));
+        self.event(
+            'X',
+            what,
+            format_args!(r#","tid":{tid},"ts":{start},"dur":{length}{colour}{args}"#),
+        );
     }
 
     /// A batch and its phases, as asynchronous slices with one id. The id holds the process, so that traces of several ranks can
     /// be merged. All batches have one name: viewers show slices of one name together.
     fn batch(&mut self, record: &BatchRecord, now: u64) {
         let phases = phases(record, now);
-        let (Some((_, start, _)), Some((_, _, end))) = (phases.first(), phases.last()) else { return };
-        let BatchRecord { sequence, epoch, batch, rows, .. } = record;
+        let (Some((_, start, _)), Some((_, _, end))) = (phases.first(), phases.last()) else {
+            return;
+        };
+        let BatchRecord {
+            sequence,
+            epoch,
+            batch,
+            rows,
+            ..
+        } = record;
         let pid = self.pid;
         let mut edge = |edge: char, name: &str, at: u64, args: fmt::Arguments<'_>| {
-            self.event(edge, name, format_args!(r#","cat":"batch","id":"{pid}.{sequence}","ts":{}{args}"#, Us(at)))
+            self.event(
+                edge,
+                name,
+                format_args!(
+                    r#","cat":"batch","id":"{pid}.{sequence}","ts":{}{args}"#,
+                    Us(at)
+                ),
+            )
         };
         let args = format_args!(r#","args":{{"batch":{batch},"epoch":{epoch},"rows":{rows}}}"#);
         edge('b', "batch", *start, args);
@@ -146,14 +214,32 @@ impl Text {
     }
 
     fn counters(&mut self, gauges: &Gauges) {
-        let Gauges { at_ns, in_flight, queued, working, free_slots, filling_slots, full_slots, held } = gauges;
+        let Gauges {
+            at_ns,
+            in_flight,
+            queued,
+            working,
+            free_slots,
+            filling_slots,
+            full_slots,
+            held,
+        } = gauges;
         let mut one = |name: &str, args: fmt::Arguments<'_>| {
-            self.event('C', name, format_args!(r#","ts":{},"args":{{{args}}}"#, Us((*at_ns).min(FAR))));
+            self.event(
+                'C',
+                name,
+                format_args!(r#","ts":{},"args":{{{args}}}"#, Us((*at_ns).min(FAR))),
+            );
         };
         one("reads in flight", format_args!(r#""reads":{in_flight}"#));
-        one("pieces queued for decode", format_args!(r#""pieces":{queued}"#));
+        one(
+            "pieces queued for decode",
+            format_args!(r#""pieces":{queued}"#),
+        );
         one("workers working", format_args!(r#""workers":{working}"#));
-        let slots = format_args!(r#""held":{held},"full":{full_slots},"filling":{filling_slots},"free":{free_slots}"#);
+        let slots = format_args!(
+            r#""held":{held},"full":{full_slots},"filling":{filling_slots},"free":{free_slots}"#
+        );
         one("slots", slots);
     }
 }
@@ -161,7 +247,11 @@ impl Text {
 /// Name, start and end of a batch's phases: adjacent, none of them empty. The consumer holds a batch without a drop until `now`.
 /// A record without a beginning has no phases.
 fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
-    let turn = if record.copied_ns > 0 { "copy, then ready" } else { "ready" };
+    let turn = if record.copied_ns > 0 {
+        "copy, then ready"
+    } else {
+        "ready"
+    };
     let held = match (record.got_ns, record.dropped_ns) {
         (0, _) => 0,
         (_, 0) => now,
@@ -180,18 +270,25 @@ fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
         at = end.clamp(start, FAR);
         (name, start, at)
     });
-    phases.filter(|(_, start, end)| record.planned_ns > 0 && end > start).collect()
+    phases
+        .filter(|(_, start, end)| record.planned_ns > 0 && end > start)
+        .collect()
 }
 
 /// The consumer's stretches of time in order (name, start, end, batch), none of them empty: each wait for a batch, and before it
 /// the time since the batch before.
 fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecord)> {
-    let mut records: Vec<&BatchRecord> = batches.iter().filter(|record| record.got_ns > 0).collect();
+    let mut records: Vec<&BatchRecord> =
+        batches.iter().filter(|record| record.got_ns > 0).collect();
     records.sort_by_key(|record| (record.got_ns, record.sequence));
     let (mut all, mut since) = (Vec::with_capacity(2 * records.len()), None);
     for record in records {
         let got = record.got_ns.min(FAR);
-        let asked = if record.asked_ns == 0 { got } else { record.asked_ns.min(got) };
+        let asked = if record.asked_ns == 0 {
+            got
+        } else {
+            record.asked_ns.min(got)
+        };
         let asked = asked.max(since.unwrap_or(0));
         let (pause, wait) = match record.first {
             true => ("between iterators", "waits for the first batch"),
@@ -209,14 +306,20 @@ fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecor
 /// worker's spans can overlap so, since short gaps between spans are closed.
 fn nested(spans: &[Span]) -> Vec<Span> {
     let near = |span: &Span| Span::new(span.begin_ns.min(FAR), span.end_ns.min(FAR), span.what);
-    let mut all: Vec<Span> = spans.iter().map(near).filter(|span| span.end_ns > span.begin_ns).collect();
+    let mut all: Vec<Span> = spans
+        .iter()
+        .map(near)
+        .filter(|span| span.end_ns > span.begin_ns)
+        .collect();
     all.sort_by_key(|span| (span.begin_ns, Reverse(span.end_ns)));
     let mut around: Vec<u64> = Vec::new();
     for span in &mut all {
         while around.last().is_some_and(|end| *end <= span.begin_ns) {
             around.pop();
         }
-        span.end_ns = around.last().map_or(span.end_ns, |end| span.end_ns.min(*end));
+        span.end_ns = around
+            .last()
+            .map_or(span.end_ns, |end| span.end_ns.min(*end));
         around.push(span.end_ns);
     }
     all
@@ -244,8 +347,13 @@ mod tests {
 
     #[test]
     fn times_keep_their_nanoseconds() {
-        let table =
-            [(0, "0.000"), (1, "0.001"), (999, "0.999"), (1_234_567, "1234.567"), (u64::MAX, "18446744073709551.615")];
+        let table = [
+            (0, "0.000"),
+            (1, "0.001"),
+            (999, "0.999"),
+            (1_234_567, "1234.567"),
+            (u64::MAX, "18446744073709551.615"),
+        ];
         for (ns, expected) in table {
             assert_eq!(Us(ns).to_string(), expected);
         }
@@ -267,13 +375,25 @@ mod tests {
             dropped_ns: at(12 + shift),
             ..BatchRecord::default()
         };
-        let gauges = vec![Gauges { at_ns: at(2), in_flight: 3, ..Gauges::default() }];
-        let timeline = Timeline { batches: vec![record(0, 0), record(1, 9)], gauges, ..Timeline::default() };
+        let gauges = vec![Gauges {
+            at_ns: at(2),
+            in_flight: 3,
+            ..Gauges::default()
+        }];
+        let timeline = Timeline {
+            batches: vec![record(0, 0), record(1, 9)],
+            gauges,
+            ..Timeline::default()
+        };
         let trace = parsed(&timeline, Names::new("train", 1));
         let events = trace["traceEvents"].as_array().unwrap();
         let shown = |event: &&Value| ["b", "e", "X"].contains(&event["ph"].as_str().unwrap());
         let line = |event: &Value| {
-            let whose = if event["ph"] == "X" { format!("+{}", event["dur"]) } else { event["id"].to_string() };
+            let whose = if event["ph"] == "X" {
+                format!("+{}", event["dur"])
+            } else {
+                event["id"].to_string()
+            };
             format!("{} {} {whose} {}", event["ph"], event["ts"], event["name"]).replace('"', "")
         };
         let expected = [
@@ -301,14 +421,27 @@ mod tests {
             "X 10000.0 +2000.0 own work",
             "X 12000.0 +7000.0 starved: waits for a batch",
         ];
-        assert_eq!(events.iter().filter(shown).map(line).collect::<Vec<_>>(), expected);
-        let begun = events.iter().rfind(|event| event["name"] == "batch" && event["ph"] == "b").unwrap();
+        assert_eq!(
+            events.iter().filter(shown).map(line).collect::<Vec<_>>(),
+            expected
+        );
+        let begun = events
+            .iter()
+            .rfind(|event| event["name"] == "batch" && event["ph"] == "b")
+            .unwrap();
         assert_eq!(begun["args"], json!({"batch": 1, "epoch": 0, "rows": 8}));
         let named = |event: &&Value| event["name"] == "thread_name";
-        let named: Vec<&Value> = events.iter().filter(named).map(|event| &event["args"]["name"]).collect();
+        let named: Vec<&Value> = events
+            .iter()
+            .filter(named)
+            .map(|event| &event["args"]["name"])
+            .collect();
         assert_eq!(named, ["consumer"]);
-        let counted: Vec<&Value> =
-            events.iter().filter(|event| event["ph"] == "C").map(|event| &event["args"]).collect();
+        let counted: Vec<&Value> = events
+            .iter()
+            .filter(|event| event["ph"] == "C")
+            .map(|event| &event["args"])
+            .collect();
         assert_eq!(counted.len(), 4);
         assert_eq!(counted[0]["reads"], 3);
         assert!(events.iter().all(|event| event["pid"] == 2));
@@ -316,25 +449,48 @@ mod tests {
 
     #[test]
     fn any_name_is_legal() {
-        for loader in ["", "\"}]", "a\\\n\t\u{0}\u{1f}", "</script>", "zażółć 🚚", "\u{2028}\u{feff}"] {
+        for loader in [
+            "",
+            "\"}]",
+            "a\\\n\t\u{0}\u{1f}",
+            "</script>",
+            "zażółć 🚚",
+            "\u{2028}\u{feff}",
+        ] {
             let trace = parsed(&Timeline::default(), Names::new(loader, u32::MAX));
             assert_eq!(trace["otherData"]["loader"], loader);
-            assert_eq!(trace["traceEvents"][0]["args"]["name"], format!("feedline {loader} rank {}", u32::MAX));
+            assert_eq!(
+                trace["traceEvents"][0]["args"]["name"],
+                format!("feedline {loader} rank {}", u32::MAX)
+            );
         }
     }
 
     #[test]
     fn the_consumer_waits_and_works_in_turn() {
-        let record =
-            |planned_ns, asked_ns, got_ns| BatchRecord { planned_ns, asked_ns, got_ns, ..BatchRecord::default() };
+        let record = |planned_ns, asked_ns, got_ns| BatchRecord {
+            planned_ns,
+            asked_ns,
+            got_ns,
+            ..BatchRecord::default()
+        };
         let batches = [
-            BatchRecord { first: true, ..record(1, 10, 30) },
+            BatchRecord {
+                first: true,
+                ..record(1, 10, 30)
+            },
             record(2, 40, 45),
             record(41, 60, 70),
-            BatchRecord { first: true, ..record(90, 95, 99) },
+            BatchRecord {
+                first: true,
+                ..record(90, 95, 99)
+            },
         ];
         let all = consumer(&batches);
-        let got: Vec<_> = all.iter().map(|(what, start, end, of)| (*what, *start, *end, of.planned_ns)).collect();
+        let got: Vec<_> = all
+            .iter()
+            .map(|(what, start, end, of)| (*what, *start, *end, of.planned_ns))
+            .collect();
         let (first, between) = ("waits for the first batch", "between iterators");
         let expected = [
             (first, 10, 30, 1),
@@ -350,9 +506,12 @@ mod tests {
 
     #[test]
     fn spans_stay_inside_others_or_are_cut_off() {
-        let spans =
-            [(5, 8), (1, 10), (12, 12), (20, 30), (25, 40)].map(|(begin, end)| Span::new(begin, end, Work::Decode));
-        let got: Vec<_> = nested(&spans).iter().map(|span| (span.begin_ns, span.end_ns)).collect();
+        let spans = [(5, 8), (1, 10), (12, 12), (20, 30), (25, 40)]
+            .map(|(begin, end)| Span::new(begin, end, Work::Decode));
+        let got: Vec<_> = nested(&spans)
+            .iter()
+            .map(|span| (span.begin_ns, span.end_ns))
+            .collect();
         assert_eq!(got, [(1, 10), (5, 8), (20, 30), (25, 30)]);
     }
 
@@ -367,21 +526,64 @@ mod tests {
             dropped_ns: 16,
             ..BatchRecord::default()
         };
-        let (read, decode, queue, copy, ready, held) =
-            ("read", "decode", "waits for copy", "copy, then ready", "ready", "held");
+        let (read, decode, queue, copy, ready, held) = (
+            "read",
+            "decode",
+            "waits for copy",
+            "copy, then ready",
+            "ready",
+            "held",
+        );
         let table = [
-            (all, vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 5)]),
-            (BatchRecord { copied_ns: 0, ..all }, vec![(read, 1), (decode, 2), (ready, 7), (held, 5)]),
-            (BatchRecord { read_ns: 0, ..all }, vec![(decode, 3), (queue, 3), (copy, 4), (held, 5)]),
+            (
+                all,
+                vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 5)],
+            ),
+            (
+                BatchRecord {
+                    copied_ns: 0,
+                    ..all
+                },
+                vec![(read, 1), (decode, 2), (ready, 7), (held, 5)],
+            ),
+            (
+                BatchRecord { read_ns: 0, ..all },
+                vec![(decode, 3), (queue, 3), (copy, 4), (held, 5)],
+            ),
             // Still held, at 100.
-            (BatchRecord { dropped_ns: 0, ..all }, vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 89)]),
-            (BatchRecord { got_ns: 0, dropped_ns: 0, ..all }, vec![(read, 1), (decode, 2), (queue, 3)]),
+            (
+                BatchRecord {
+                    dropped_ns: 0,
+                    ..all
+                },
+                vec![(read, 1), (decode, 2), (queue, 3), (copy, 4), (held, 89)],
+            ),
+            (
+                BatchRecord {
+                    got_ns: 0,
+                    dropped_ns: 0,
+                    ..all
+                },
+                vec![(read, 1), (decode, 2), (queue, 3)],
+            ),
             // The last read was seen after the last row: decoding takes no time then.
-            (BatchRecord { read_ns: 5, ..all }, vec![(read, 4), (queue, 2), (copy, 4), (held, 5)]),
-            (BatchRecord { planned_ns: 0, ..all }, vec![]),
+            (
+                BatchRecord { read_ns: 5, ..all },
+                vec![(read, 4), (queue, 2), (copy, 4), (held, 5)],
+            ),
+            (
+                BatchRecord {
+                    planned_ns: 0,
+                    ..all
+                },
+                vec![],
+            ),
         ];
         for (record, expected) in table {
-            let got: Vec<_> = phases(&record, 100).iter().map(|(name, start, end)| (*name, end - start)).collect();
+            let got: Vec<_> = phases(&record, 100)
+                .iter()
+                .map(|(name, start, end)| (*name, end - start))
+                .collect();
             assert_eq!(got, expected, "{record:?}");
         }
     }

@@ -113,7 +113,11 @@ impl WhatIf {
         // The planner's thread needs its share, too.
         let free = (loads.cores - loads.order.min(1.0)).max(1.0);
         // Workers that compete do not get more CPU time by being more.
-        let got = if loads.cpu_share < COMPETES { (workers * loads.cpu_share).max(1.0) } else { f64::INFINITY };
+        let got = if loads.cpu_share < COMPETES {
+            (workers * loads.cpu_share).max(1.0)
+        } else {
+            f64::INFINITY
+        };
         let mut model = Self {
             serial: 0.0,
             rest: 0.0,
@@ -146,22 +150,44 @@ impl WhatIf {
             );
         }
         if self.loads.starved.is_none() {
-            caveats.push("The consumer's stream is not known, and with it the consumer's own limit.".into());
+            caveats.push(
+                "The consumer's stream is not known, and with it the consumer's own limit.".into(),
+            );
         }
         let now = self.time(self.measured(), self.serial);
         let then = self.time(loads, serial);
         let rate = self.loads.sustained();
-        let mut stages = self.loads.with_work(loads.map(|(stage, load)| (stage, load * self.loads.over())));
-        let mut items_per_s = if then > 0.0 { finite(rate * now / then) } else { rate };
+        let mut stages = self
+            .loads
+            .with_work(loads.map(|(stage, load)| (stage, load * self.loads.over())));
+        let mut items_per_s = if then > 0.0 {
+            finite(rate * now / then)
+        } else {
+            rate
+        };
         let least = least(&stages);
-        if let Some(StageLoad { ceiling_items_per_s: ceiling, .. }) = least {
+        if let Some(StageLoad {
+            ceiling_items_per_s: ceiling,
+            ..
+        }) = least
+        {
             // The upper bound assumes that stages never wait for each other.
             let waits = !(change.local_cache && self.network > 0.0);
-            items_per_s = if waits { items_per_s.min(ceiling) } else { ceiling };
+            items_per_s = if waits {
+                items_per_s.min(ceiling)
+            } else {
+                ceiling
+            };
         }
         if change.cached {
             // The speed of workers' copies is a guess. Bytes that they do not copy are read as now, so the rate is not less.
-            items_per_s = items_per_s.max(self.with(&Change { cached: false, ..change.clone() }).items_per_s);
+            items_per_s = items_per_s.max(
+                self.with(&Change {
+                    cached: false,
+                    ..change.clone()
+                })
+                .items_per_s,
+            );
         }
         let bound_by = match least {
             Some(load) if items_per_s >= SERIAL * load.ceiling_items_per_s => load.stage.into(),
@@ -173,7 +199,10 @@ impl WhatIf {
             load.utilisation = ratio(items_per_s, load.ceiling_items_per_s).min(1.0);
         }
         // Also when storage merely slows down the limiting stage.
-        let storage = loads.iter().find(|(stage, _)| *stage == PipelineStage::Storage).map_or(0.0, |(_, load)| *load);
+        let storage = loads
+            .iter()
+            .find(|(stage, _)| *stage == PipelineStage::Storage)
+            .map_or(0.0, |(_, load)| *load);
         let seen_less = self.loads.at_least(PipelineStage::Storage) && storage > 0.6 * then;
         if seen_less {
             let filled = 100.0 * self.loads.depth_filled;
@@ -181,16 +210,28 @@ impl WhatIf {
                 "Storage may do more than was seen: only {filled:.0} % of the reads that may be in flight were, while any were."
             ));
         }
-        let depth = change.depth.map_or(self.depth, |depth| f64::from(depth.max(1)));
+        let depth = change
+            .depth
+            .map_or(self.depth, |depth| f64::from(depth.max(1)));
         let at_least = seen_less || depth < self.depth;
         let unseen = depth > self.depth || change.gpu_decode || change.local_cache;
         let at_most = unseen && items_per_s > rate;
-        Prediction { items_per_s, at_least, at_most, bound_by, stages, caveats }
+        Prediction {
+            items_per_s,
+            at_least,
+            at_most,
+            bound_by,
+            stages,
+            caveats,
+        }
     }
 
     /// The effect of a change on the loader without a consumer's work.
     pub(super) fn alone(&self, change: &Change) -> Prediction {
-        self.with(&Change { consumer_factor: Some(1e6), ..change.clone() })
+        self.with(&Change {
+            consumer_factor: Some(1e6),
+            ..change.clone()
+        })
     }
 
     /// Whether most samples were ready before the first batch of their epoch.
@@ -200,10 +241,20 @@ impl WhatIf {
 
     /// Samples per second of the loader beside a step of so many nanoseconds, and the loader's time of a batch of so many rows, at
     /// least `least_ns`.
-    pub(super) fn beside(&self, alone: &Prediction, rows: f64, step_ns: f64, least_ns: f64) -> (f64, f64) {
+    pub(super) fn beside(
+        &self,
+        alone: &Prediction,
+        rows: f64,
+        step_ns: f64,
+        least_ns: f64,
+    ) -> (f64, f64) {
         let loader_ns = ratio(rows * 1e9, alone.items_per_s).max(least_ns);
         // With one slot the stages work in turn.
-        let serial = if self.slots < 2.0 { 1.0 } else { SERIAL_LEAST / (self.slots - 1.0) };
+        let serial = if self.slots < 2.0 {
+            1.0
+        } else {
+            SERIAL_LEAST / (self.slots - 1.0)
+        };
         let batch_ns = loader_ns.max(step_ns) + serial * loader_ns.min(step_ns);
         (finite(ratio(rows * 1e9, batch_ns)), finite(loader_ns))
     }
@@ -211,7 +262,10 @@ impl WhatIf {
     /// Workers that can work at once.
     fn parallel(&self, workers: f64, slots: f64) -> f64 {
         // As many as work now can.
-        workers.max(1.0).min((slots.max(1.0) * self.rows).max(self.loads.working)).min(self.cores)
+        workers
+            .max(1.0)
+            .min((slots.max(1.0) * self.rows).max(self.loads.working))
+            .min(self.cores)
     }
 
     /// The loads at the rate that can be kept up.
@@ -233,7 +287,9 @@ impl WhatIf {
             None => 1.0,
             Some(by) if by > 0.0 && by.is_finite() => by,
             Some(by) => {
-                caveats.push(format!("{what}: a factor of {by} was ignored; it must be positive."));
+                caveats.push(format!(
+                    "{what}: a factor of {by} was ignored; it must be positive."
+                ));
                 1.0
             }
         };
@@ -262,14 +318,18 @@ impl WhatIf {
 
     /// The most that another depth can multiply storage's speed by.
     fn deeper(&self, change: &Change, caveats: &mut Vec<String>) -> f64 {
-        let depth = change.depth.map_or(self.depth, |depth| f64::from(depth.max(1)));
+        let depth = change
+            .depth
+            .map_or(self.depth, |depth| f64::from(depth.max(1)));
         let (now, filled) = (self.depth, self.loads.depth_filled);
         let in_flight = now * filled;
         if depth == now || self.loads.storage == 0.0 {
             return 1.0;
         }
         if depth < now {
-            caveats.push("With fewer reads in flight each may take less time: storage may do more.".into());
+            caveats.push(
+                "With fewer reads in flight each may take less time: storage may do more.".into(),
+            );
             return (depth / in_flight.max(1.0)).min(1.0);
         }
         if filled < FILLED {
@@ -304,7 +364,10 @@ impl WhatIf {
         }
         let slots = change.slots.map_or(self.slots, f64::from);
         let wanted = change.workers.map_or(self.workers, f64::from);
-        let (now, then) = (self.parallel(self.workers, self.slots), self.parallel(wanted, slots));
+        let (now, then) = (
+            self.parallel(self.workers, self.slots),
+            self.parallel(wanted, slots),
+        );
         if wanted > then && wanted > self.workers {
             caveats.push(match then < self.cores {
                 true => format!(
@@ -318,15 +381,23 @@ impl WhatIf {
             caveats
                 .push("Assumes that more workers do not slow each other down, and that their cores are free.".into());
         }
-        let copying = if change.cached { self.caching / now } else { 0.0 };
+        let copying = if change.cached {
+            self.caching / now
+        } else {
+            0.0
+        };
         if copying > 0.0 {
-            caveats.push(format!("Assumes that a worker copies {CACHE_SPEED} GB/s from the page cache."));
+            caveats.push(format!(
+                "Assumes that a worker copies {CACHE_SPEED} GB/s from the page cache."
+            ));
         }
         (load + copying) * now / then
     }
 
     fn serial_with(&self, change: &Change, caveats: &mut Vec<String>) -> f64 {
-        let slots = change.slots.map_or(self.slots, |slots| f64::from(slots.max(1)));
+        let slots = change
+            .slots
+            .map_or(self.slots, |slots| f64::from(slots.max(1)));
         if slots == self.slots {
             return self.serial;
         }
@@ -343,18 +414,28 @@ impl WhatIf {
 }
 
 fn most_and_sum(loads: &[f64; 5]) -> (f64, f64) {
-    (loads.iter().copied().fold(0.0, f64::max), loads.iter().sum())
+    (
+        loads.iter().copied().fold(0.0, f64::max),
+        loads.iter().sum(),
+    )
 }
 
 /// The stage with the least ceiling.
 pub(super) fn least(stages: &[StageLoad]) -> Option<StageLoad> {
-    stages.iter().copied().min_by(|a, b| a.ceiling_items_per_s.total_cmp(&b.ceiling_items_per_s))
+    stages
+        .iter()
+        .copied()
+        .min_by(|a, b| a.ceiling_items_per_s.total_cmp(&b.ceiling_items_per_s))
 }
 
 /// Mean time of a row as a share of a long row's: 1 when all take the same.
 fn evenness(latency: &Latency) -> f64 {
     let share = latency.mean_ns / latency.p90_ns;
-    if share.is_finite() { share.clamp(0.1, 1.0) } else { 1.0 }
+    if share.is_finite() {
+        share.clamp(0.1, 1.0)
+    } else {
+        1.0
+    }
 }
 
 /// Below this share of its ceiling a stage does not limit.
@@ -372,11 +453,24 @@ mod tests {
     /// 100 batches of 16 rows in ten seconds: the shares of the time that the consumer, decode, storage and the order took.
     fn measured([consumer, decode, storage, order]: [f64; 4], slots: u32) -> Snapshot {
         let ns = |share: f64| (share * 10e9) as u64;
-        let mut s = Snapshot { at_ns: ns(1.0), steady_ns: ns(1.0), ..Snapshot::default() };
+        let mut s = Snapshot {
+            at_ns: ns(1.0),
+            steady_ns: ns(1.0),
+            ..Snapshot::default()
+        };
         (s.consumer.batches, s.consumer.samples, s.consumer.bytes) = (100, 1600, 1_600_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (ns(consumer), ns(1.0 - consumer));
-        (s.decode.workers, s.decode.cores, s.decode.samples, s.decode.busy_ns) = (4, 64, 1600, 4 * ns(decode));
-        (s.storage.counts.ops, s.storage.counts.bytes_moved, s.storage.depth) = (1600, 1_600_000, 16);
+        (
+            s.decode.workers,
+            s.decode.cores,
+            s.decode.samples,
+            s.decode.busy_ns,
+        ) = (4, 64, 1600, 4 * ns(decode));
+        (
+            s.storage.counts.ops,
+            s.storage.counts.bytes_moved,
+            s.storage.depth,
+        ) = (1600, 1_600_000, 16);
         (s.storage.busy_ns, s.storage.in_flight_ns) = (ns(storage), 16 * ns(storage));
         (s.order.busy_ns, s.slots.count) = (ns(order), slots);
         s
@@ -392,7 +486,9 @@ mod tests {
     ];
 
     fn all() -> impl Iterator<Item = Snapshot> {
-        SHARES.into_iter().flat_map(|shares| [1, 2, 4, 12].map(|slots| measured(shares, slots)))
+        SHARES
+            .into_iter()
+            .flat_map(|shares| [1, 2, 4, 12].map(|slots| measured(shares, slots)))
     }
 
     fn rate(snapshot: &Snapshot, change: Change) -> f64 {
@@ -400,18 +496,31 @@ mod tests {
     }
 
     fn workers(count: u32) -> Change {
-        Change { workers: Some(count), ..Change::default() }
+        Change {
+            workers: Some(count),
+            ..Change::default()
+        }
     }
 
     fn about(value: f64, expected: f64) {
-        assert!((value / expected - 1.0).abs() < 0.03, "{value}, not {expected}");
+        assert!(
+            (value / expected - 1.0).abs() < 0.03,
+            "{value}, not {expected}"
+        );
     }
 
     #[test]
     fn without_a_change_the_model_gives_the_measured_rate() {
         for snapshot in all() {
             let slots = Some(snapshot.slots.count);
-            for change in [Change::default(), Change { slots, storage_factor: Some(1.0), ..workers(4) }] {
+            for change in [
+                Change::default(),
+                Change {
+                    slots,
+                    storage_factor: Some(1.0),
+                    ..workers(4)
+                },
+            ] {
                 let got = rate(&snapshot, change);
                 assert!((got / 160.0 - 1.0).abs() < 1e-9, "{got}, not 160");
             }
@@ -421,13 +530,23 @@ mod tests {
     #[test]
     fn a_full_local_cache_leaves_the_limits_of_other_stages() {
         let mut storing = measured([0.5, 0.2, 1.0, 0.01], 12);
-        let local = Change { local_cache: true, ..Change::default() };
+        let local = Change {
+            local_cache: true,
+            ..Change::default()
+        };
         about(rate(&storing, local.clone()), 160.0);
-        storing.storage.network = Some(Network { requests: 1600, ..Network::default() });
+        storing.storage.network = Some(Network {
+            requests: 1600,
+            ..Network::default()
+        });
         let then = WhatIf::from(&storing).unwrap().with(&local);
         about(then.items_per_s, 2.0 * 160.0);
         assert!(then.at_most, "{then:?}");
-        storing.storage.local_cache = Some(CacheReads { hits: 1200, misses: 400, ..CacheReads::default() });
+        storing.storage.local_cache = Some(CacheReads {
+            hits: 1200,
+            misses: 400,
+            ..CacheReads::default()
+        });
         about(rate(&storing, local), 2.0 * 160.0);
     }
 
@@ -436,18 +555,62 @@ mod tests {
         let decoding = measured([0.25, 1.0, 0.25, 0.01], 12);
         about(rate(&decoding, workers(8)), 2.0 * 160.0);
         // Then the consumer limits.
-        about(rate(&decoding, Change { gpu_decode: true, ..Change::default() }), 3.9 * 160.0);
+        about(
+            rate(
+                &decoding,
+                Change {
+                    gpu_decode: true,
+                    ..Change::default()
+                },
+            ),
+            3.9 * 160.0,
+        );
         let storing = measured([0.5, 0.2, 1.0, 0.01], 12);
-        about(rate(&storing, Change { storage_factor: Some(4.0), ..Change::default() }), 2.0 * 160.0);
+        about(
+            rate(
+                &storing,
+                Change {
+                    storage_factor: Some(4.0),
+                    ..Change::default()
+                },
+            ),
+            2.0 * 160.0,
+        );
         about(rate(&storing, workers(8)), 160.0);
     }
 
     #[test]
     fn with_one_slot_the_times_of_stages_add_up() {
         let serial = measured([0.4, 0.4, 0.2, 0.0], 1);
-        about(rate(&serial, Change { storage_factor: Some(2.0), ..Change::default() }), 160.0 / 0.9);
-        about(rate(&serial, Change { consumer_factor: Some(4.0), ..Change::default() }), 160.0 / 0.7);
-        assert!(rate(&serial, Change { slots: Some(4), ..Change::default() }) > 1.4 * 160.0);
+        about(
+            rate(
+                &serial,
+                Change {
+                    storage_factor: Some(2.0),
+                    ..Change::default()
+                },
+            ),
+            160.0 / 0.9,
+        );
+        about(
+            rate(
+                &serial,
+                Change {
+                    consumer_factor: Some(4.0),
+                    ..Change::default()
+                },
+            ),
+            160.0 / 0.7,
+        );
+        assert!(
+            rate(
+                &serial,
+                Change {
+                    slots: Some(4),
+                    ..Change::default()
+                }
+            ) > 1.4 * 160.0
+        );
     }
 
     #[test]
@@ -455,7 +618,10 @@ mod tests {
         for mut snapshot in all() {
             for ready in [0.0, 0.1, 0.4] {
                 let samples = (1600.0 * (1.0 + ready)) as u64;
-                snapshot.consumer.steady = Some(Handed { batches: 100, samples });
+                snapshot.consumer.steady = Some(Handed {
+                    batches: 100,
+                    samples,
+                });
                 let model = WhatIf::from(&snapshot).unwrap();
                 let now = model.with(&Change::default());
                 let least = least(&now.stages).unwrap().ceiling_items_per_s;
@@ -474,13 +640,44 @@ mod tests {
                 assert!(then.items_per_s <= least, "{then:?}");
                 then.items_per_s
             };
-            let rises =
-                |rates: Vec<f64>| assert!(rates.windows(2).all(|pair| pair[1] >= 0.9999 * pair[0]), "{rates:?}");
+            let rises = |rates: Vec<f64>| {
+                assert!(
+                    rates.windows(2).all(|pair| pair[1] >= 0.9999 * pair[0]),
+                    "{rates:?}"
+                )
+            };
             rises((1..10).map(|count| rate(workers(count))).collect());
-            rises((1..20).map(|slots| rate(Change { slots: Some(slots), ..Change::default() })).collect());
+            rises(
+                (1..20)
+                    .map(|slots| {
+                        rate(Change {
+                            slots: Some(slots),
+                            ..Change::default()
+                        })
+                    })
+                    .collect(),
+            );
             let factors = || [0.1, 0.5, 1.0, 3.0, 1e9].into_iter().map(Some);
-            rises(factors().map(|storage_factor| rate(Change { storage_factor, ..Change::default() })).collect());
-            rises(factors().map(|consumer_factor| rate(Change { consumer_factor, ..Change::default() })).collect());
+            rises(
+                factors()
+                    .map(|storage_factor| {
+                        rate(Change {
+                            storage_factor,
+                            ..Change::default()
+                        })
+                    })
+                    .collect(),
+            );
+            rises(
+                factors()
+                    .map(|consumer_factor| {
+                        rate(Change {
+                            consumer_factor,
+                            ..Change::default()
+                        })
+                    })
+                    .collect(),
+            );
         }
     }
 
@@ -489,18 +686,43 @@ mod tests {
         let model = WhatIf::from(&measured([0.05, 1.0, 0.06, 0.01], 6)).unwrap();
         let now = model.with(&Change::default());
         assert_eq!(now.bound_by, Cause::Decode);
-        let stages = |then: &Prediction| then.stages.iter().map(|load| load.stage).collect::<Vec<_>>();
-        let cached = model.with(&Change { cached: true, ..Change::default() });
-        assert!(!stages(&cached).contains(&PipelineStage::Storage), "{cached:?}");
-        let decoded = model.with(&Change { gpu_decode: true, ..Change::default() });
+        let stages = |then: &Prediction| {
+            then.stages
+                .iter()
+                .map(|load| load.stage)
+                .collect::<Vec<_>>()
+        };
+        let cached = model.with(&Change {
+            cached: true,
+            ..Change::default()
+        });
         assert!(
-            !stages(&decoded).contains(&PipelineStage::Decode) && decoded.bound_by == Cause::Storage,
+            !stages(&cached).contains(&PipelineStage::Storage),
+            "{cached:?}"
+        );
+        let decoded = model.with(&Change {
+            gpu_decode: true,
+            ..Change::default()
+        });
+        assert!(
+            !stages(&decoded).contains(&PipelineStage::Decode)
+                && decoded.bound_by == Cause::Storage,
             "{decoded:?}"
         );
-        assert!(decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(), "{decoded:?}");
+        assert!(
+            decoded.items_per_s > 10.0 * now.items_per_s && !decoded.caveats.is_empty(),
+            "{decoded:?}"
+        );
         for by in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            let then = model.with(&Change { storage_factor: Some(by), consumer_factor: Some(by), ..Change::default() });
-            assert_eq!((then.items_per_s, then.caveats.len()), (now.items_per_s, now.caveats.len() + 2));
+            let then = model.with(&Change {
+                storage_factor: Some(by),
+                consumer_factor: Some(by),
+                ..Change::default()
+            });
+            assert_eq!(
+                (then.items_per_s, then.caveats.len()),
+                (now.items_per_s, now.caveats.len() + 2)
+            );
         }
     }
 
@@ -512,7 +734,13 @@ mod tests {
         let times = rate(&snapshot, workers(8)) / rate(&snapshot, workers(4));
         assert!((1.2..1.26).contains(&times), "{times}");
         let then = WhatIf::from(&snapshot).unwrap().with(&workers(8));
-        assert!(then.caveats.iter().any(|caveat| caveat.contains("cores for 5.0 workers")), "{:?}", then.caveats);
+        assert!(
+            then.caveats
+                .iter()
+                .any(|caveat| caveat.contains("cores for 5.0 workers")),
+            "{:?}",
+            then.caveats
+        );
         // Four workers that got two cores.
         snapshot.decode.cores = 64;
         snapshot.decode.cpu_ns = Some(snapshot.decode.busy_ns / 2);

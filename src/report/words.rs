@@ -52,8 +52,16 @@ mod tests {
 
     #[test]
     fn commas_separate_thousands() {
-        let table = [("", ""), ("7", "7"), ("999", "999"), ("1000", "1,000"), ("1234567", "1,234,567")];
-        table.iter().for_each(|(digits, text)| assert_eq!(grouped(digits), *text));
+        let table = [
+            ("", ""),
+            ("7", "7"),
+            ("999", "999"),
+            ("1000", "1,000"),
+            ("1234567", "1,234,567"),
+        ];
+        table
+            .iter()
+            .for_each(|(digits, text)| assert_eq!(grouped(digits), *text));
     }
 
     #[test]
@@ -66,8 +74,16 @@ mod tests {
             (1234567.0, "1,234,567"),
             (1e300, "1.0e300"),
         ];
-        cases.iter().for_each(|(value, text)| assert_eq!(number(*value), *text));
-        assert_eq!([time(1500.0), time(2.5e6), time(3e9)], ["1.5 µs", "2.50 ms", "3.00 s"]);
-        assert_eq!([bytes(17.0), bytes(4096.0), bytes(2.5e6)], ["17 bytes", "4 kB", "2.5 MB"]);
+        cases
+            .iter()
+            .for_each(|(value, text)| assert_eq!(number(*value), *text));
+        assert_eq!(
+            [time(1500.0), time(2.5e6), time(3e9)],
+            ["1.5 µs", "2.50 ms", "3.00 s"]
+        );
+        assert_eq!(
+            [bytes(17.0), bytes(4096.0), bytes(2.5e6)],
+            ["17 bytes", "4 kB", "2.5 MB"]
+        );
     }
 }

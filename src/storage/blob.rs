@@ -53,7 +53,9 @@ pub(crate) trait Way: Send + 'static {
 impl std::io::Read for Stream {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         let len = (self.blob.len - self.at).min(out.len() as u64) as usize;
-        self.blob.read_at(self.at, &mut out[..len]).map_err(std::io::Error::other)?;
+        self.blob
+            .read_at(self.at, &mut out[..len])
+            .map_err(std::io::Error::other)?;
         self.at += len as u64;
         Ok(len)
     }
@@ -68,10 +70,20 @@ impl Blob {
         let path = path.into();
         if is_url(&path) {
             let meta = remote::look(&path)?;
-            let (object, len) = (remote::Object::at(&path, meta.len, meta.pin.clone())?, meta.len);
-            return Ok(Self { content: Content::Object(object, meta), path, len });
+            let (object, len) = (
+                remote::Object::at(&path, meta.len, meta.pin.clone())?,
+                meta.len,
+            );
+            return Ok(Self {
+                content: Content::Object(object, meta),
+                path,
+                len,
+            });
         }
-        let open = || rustix::fs::open(&path, OPEN_FLAGS, Mode::empty()).map_err(|errno| unopened(errno, false));
+        let open = || {
+            rustix::fs::open(&path, OPEN_FLAGS, Mode::empty())
+                .map_err(|errno| unopened(errno, false))
+        };
         Self::of_fd(patiently(open), path)
     }
 
@@ -93,7 +105,10 @@ impl Blob {
                 |name| resolve_beneath::open(root.as_fd(), name, OPEN_FLAGS),
             )
         };
-        Self::of_fd(patiently(|| fd().map_err(|errno| unopened(errno, true))), root.join(name))
+        Self::of_fd(
+            patiently(|| fd().map_err(|errno| unopened(errno, true))),
+            root.join(name),
+        )
     }
 
     /// Opens a source in the version that was indexed. A source whose name came from a file is opened beneath its folder.
@@ -101,12 +116,24 @@ impl Blob {
     /// Errors: as [`open_beneath`](Self::open_beneath); [`ErrorKind::Changed`].
     pub(crate) fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
         let len = sources.len_of(id);
-        if let Some(bytes) = sources.shared(&Extent { source: id, offset: 0, len }) {
-            return Ok(Self { content: Content::Memory(bytes), path: sources.path(id), len });
+        if let Some(bytes) = sources.shared(&Extent {
+            source: id,
+            offset: 0,
+            len,
+        }) {
+            return Ok(Self {
+                content: Content::Memory(bytes),
+                path: sources.path(id),
+                len,
+            });
         }
         if sources.is_remote(id) {
             let (object, meta) = (sources.object(id)?, Meta::of_object(len, sources.pin(id)));
-            return Ok(Self { content: Content::Object(object, meta), path: sources.path(id), len });
+            return Ok(Self {
+                content: Content::Object(object, meta),
+                path: sources.path(id),
+                len,
+            });
         }
         Self::of_fd(patiently(|| open_indexed(sources, id)), sources.path(id))
     }
@@ -114,7 +141,11 @@ impl Blob {
     /// Bytes of the process in place of a file.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let len = bytes.len() as u64;
-        Self { content: Content::Memory(bytes), path: "<memory>".into(), len }
+        Self {
+            content: Content::Memory(bytes),
+            path: "<memory>".into(),
+            len,
+        }
     }
 
     /// Goes along many ways through an object at a time: reads the range that each way names, and calls `step` with its
@@ -132,7 +163,11 @@ impl Blob {
 
     fn of_fd(fd: Result<OwnedFd>, path: PathBuf) -> Result<Self> {
         match fd.and_then(|fd| Ok((check_regular(&fd)?, fd))) {
-            Ok((stat, fd)) => Ok(Self { content: Content::File(fd.into()), path, len: stat.st_size as u64 }),
+            Ok((stat, fd)) => Ok(Self {
+                content: Content::File(fd.into()),
+                path,
+                len: stat.st_size as u64,
+            }),
             Err(error) => Err(error.with_path(path)),
         }
     }
@@ -170,7 +205,10 @@ impl Blob {
             Content::File(file) => match file.metadata() {
                 Ok(meta) => Ok(Meta::of(&meta)),
                 Err(source) => {
-                    Err(Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(&self.path))
+                    Err(
+                        Error::os(Stage::Index, "cannot read the file's metadata", source)
+                            .with_path(&self.path),
+                    )
                 }
             },
         }
@@ -178,7 +216,10 @@ impl Blob {
 
     /// Reads the bytes from `offset` on, one after the other.
     pub(crate) fn stream(self, offset: u64) -> Stream {
-        Stream { at: offset.min(self.len), blob: self }
+        Stream {
+            at: offset.min(self.len),
+            blob: self,
+        }
     }
 
     /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].
@@ -192,21 +233,28 @@ impl Blob {
             Content::Object(object, _) => return object.read(offset, out),
             Content::File(file) => {
                 return patiently(|| {
-                    file.read_exact_at(out, offset).map_err(|source| self.unread(stage, what, source))
+                    file.read_exact_at(out, offset)
+                        .map_err(|source| self.unread(stage, what, source))
                 })
                 .map_err(|error| error.with_range(offset, len));
             }
             Content::Memory(bytes) => {
                 let start = usize::try_from(offset).ok();
                 let found = start.and_then(|start| bytes.get(start..start.checked_add(out.len())?));
-                found.map(|found| out.copy_from_slice(found)).ok_or(std::io::ErrorKind::UnexpectedEof.into())
+                found
+                    .map(|found| out.copy_from_slice(found))
+                    .ok_or(std::io::ErrorKind::UnexpectedEof.into())
             }
         };
         read.map_err(|source| self.unread(stage, what, source).with_range(offset, len))
     }
 
     fn unread(&self, stage: Stage, what: &str, source: std::io::Error) -> Error {
-        let message = if what.is_empty() { String::new() } else { format!("cannot read {what}") };
+        let message = if what.is_empty() {
+            String::new()
+        } else {
+            format!("cannot read {what}")
+        };
         Error::os(stage, message, source).with_path(&self.path)
     }
 
@@ -236,7 +284,10 @@ impl Blob {
         if offset.checked_add(len).is_some_and(|end| end <= self.len) {
             return Ok(());
         }
-        let message = format!("the file of {} bytes ends before the end of {what}", self.len);
+        let message = format!(
+            "the file of {} bytes ends before the end of {what}",
+            self.len
+        );
         Err(self.error(ErrorKind::Truncated, message, offset, len))
     }
 
@@ -248,9 +299,17 @@ impl Blob {
     }
 
     /// An error about `len` bytes at `offset`.
-    pub(crate) fn error(&self, kind: ErrorKind, message: impl Into<String>, offset: u64, len: u64) -> Error {
+    pub(crate) fn error(
+        &self,
+        kind: ErrorKind,
+        message: impl Into<String>,
+        offset: u64,
+        len: u64,
+    ) -> Error {
         self.forget();
-        Error::new(kind, Stage::Index, message).with_path(&self.path).with_range(offset, len)
+        Error::new(kind, Stage::Index, message)
+            .with_path(&self.path)
+            .with_range(offset, len)
     }
 
     /// An error for bytes that violate the format.
@@ -270,15 +329,30 @@ mod tests {
         for (offset, len) in [(3, 2), (4, 1), (u64::MAX, 1), (1, u64::MAX)] {
             let error = blob.read(offset, len, "the tail").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Truncated);
-            assert!(error.message().contains("the file of 4 bytes ends before the end of the tail"), "{error}");
-            assert_eq!((error.site().offset, error.site().len), (Some(offset), Some(len)));
+            assert!(
+                error
+                    .message()
+                    .contains("the file of 4 bytes ends before the end of the tail"),
+                "{error}"
+            );
+            assert_eq!(
+                (error.site().offset, error.site().len),
+                (Some(offset), Some(len))
+            );
         }
-        assert_eq!(blob.read_at(3, &mut [0; 2]).unwrap_err().kind(), ErrorKind::Truncated);
+        assert_eq!(
+            blob.read_at(3, &mut [0; 2]).unwrap_err().kind(),
+            ErrorKind::Truncated
+        );
     }
 
     #[test]
     fn folders_devices_and_missing_files_are_typed_errors() {
-        let cases = [("/", ErrorKind::NotAFile), ("/dev/null", ErrorKind::NotAFile), ("/gone", ErrorKind::NotFound)];
+        let cases = [
+            ("/", ErrorKind::NotAFile),
+            ("/dev/null", ErrorKind::NotAFile),
+            ("/gone", ErrorKind::NotFound),
+        ];
         for (path, kind) in cases {
             let error = Blob::open(path).err().unwrap();
             assert_eq!(error.kind(), kind, "{error}");

@@ -10,7 +10,9 @@ use super::remote::{Meter, Remote};
 use super::router::{Route, Router, plan_routes};
 use super::threads::{BlockingRead, Threaded};
 use super::uring::{Uring, refusal};
-use super::{Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker};
+use super::{
+    Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker,
+};
 use crate::error::{Error, ErrorKind, Result, Stage, config};
 use crate::memory::available;
 use crate::meter::{CacheReads, Network, ReaderInUse, ReaderKind};
@@ -79,10 +81,27 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let first = if self.cached_first { "page cache, then " } else { "" };
-        let explicit = if self.reader.explicit { format!(", as set by {}", Setting::Reader) } else { String::new() };
-        write!(f, "{first}{}{}{explicit}", self.reader, if self.direct { " with O_DIRECT" } else { "" })?;
-        if self.why.is_empty() { Ok(()) } else { write!(f, " ({})", self.why.join("; ")) }
+        let first = if self.cached_first {
+            "page cache, then "
+        } else {
+            ""
+        };
+        let explicit = if self.reader.explicit {
+            format!(", as set by {}", Setting::Reader)
+        } else {
+            String::new()
+        };
+        write!(
+            f,
+            "{first}{}{}{explicit}",
+            self.reader,
+            if self.direct { " with O_DIRECT" } else { "" }
+        )?;
+        if self.why.is_empty() {
+            Ok(())
+        } else {
+            write!(f, " ({})", self.why.join("; "))
+        }
     }
 }
 
@@ -93,8 +112,13 @@ impl fmt::Display for Choice {
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let facts = Facts::of(sources, options);
-    let Facts { ref sources, cache, .. } = facts;
-    let (meter, blocks) = (Arc::new(Meter::new()), cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache))));
+    let Facts {
+        ref sources, cache, ..
+    } = facts;
+    let (meter, blocks) = (
+        Arc::new(Meter::new()),
+        cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache))),
+    );
     let main = facts.open_main(&meter, blocks.clone())?;
     let waker = main.reader.waker();
     let setup = cache.zip(blocks.clone()).map(|(cache, blocks)| FillSetup {
@@ -106,26 +130,44 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
         waker: &waker,
     });
     let fill = setup.map(Fill::start).transpose()?;
-    let announcer = fill.as_ref().filter(|_| options.locality == Locality::Blocks).map(Fill::announcer);
+    let announcer = fill
+        .as_ref()
+        .filter(|_| options.locality == Locality::Blocks)
+        .map(Fill::announcer);
     let mut others = Vec::<(Route, Box<dyn Reader>)>::new();
     if !facts.staged.is_empty() {
         // What the cache does not hold is read from the mount itself.
         let mounts = Pread::new(facts.table(sources.clone(), 1, main.seen.clone()));
-        others.push((Route::Mount, Box::new(facts.start_threads(mounts, DEPTH_MOUNT, Some(waker.clone()))?)));
+        others.push((
+            Route::Mount,
+            Box::new(facts.start_threads(mounts, DEPTH_MOUNT, Some(waker.clone()))?),
+        ));
     }
     let objects = facts.objects && main.used.kind != ReaderKind::Network;
     if objects {
-        others.push((Route::Object, facts.start_objects(meter.clone(), Some(waker), fill.as_ref())?));
+        others.push((
+            Route::Object,
+            facts.start_objects(meter.clone(), Some(waker), fill.as_ref())?,
+        ));
     }
     let choice = Choice {
-        reader: ReaderInUse { objects, cached: cache.is_some(), ..main.used },
+        reader: ReaderInUse {
+            objects,
+            cached: cache.is_some(),
+            ..main.used
+        },
         direct: main.direct,
         cached_first: main.page_cache.is_some(),
         why: facts.reasons(main.why),
     };
     let network = facts.objects.then_some(meter);
     let remote = (network.is_some() || blocks.is_some()).then(|| -> RemoteCounts {
-        Arc::new(move || (network.as_ref().map(|meter| meter.read()), blocks.as_ref().map(|blocks| blocks.counts())))
+        Arc::new(move || {
+            (
+                network.as_ref().map(|meter| meter.read()),
+                blocks.as_ref().map(|blocks| blocks.counts()),
+            )
+        })
     });
     // Retries read the objects themselves.
     let again = Again::new(sources.clone(), options, main.seen);
@@ -133,7 +175,14 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
         true => main.reader,
         false => Box::new(Router::new(plan_routes(sources), main.reader, others, fill)),
     };
-    Ok(Opened { reader, cache: main.page_cache, choice, again, announcer, remote })
+    Ok(Opened {
+        reader,
+        cache: main.page_cache,
+        choice,
+        again,
+        announcer,
+        remote,
+    })
 }
 
 /// What decides which readers there are.
@@ -173,22 +222,44 @@ impl<'a> Facts<'a> {
             Some(cache) => cache.mounts().slow_folders(&sources, usize::MAX),
             None => Mounts::new(None).slow_folders(&sources, PROBES_MAX),
         };
-        let cache = options.cache.as_ref().filter(|_| objects || !slow.is_empty());
+        let cache = options
+            .cache
+            .as_ref()
+            .filter(|_| objects || !slow.is_empty());
         let depth = options.depth.or((!slow.is_empty()).then_some(DEPTH_MOUNT));
-        let (staged, slow) = if cache.is_some() { (slow, Vec::new()) } else { (Vec::new(), slow) };
+        let (staged, slow) = if cache.is_some() {
+            (slow, Vec::new())
+        } else {
+            (Vec::new(), slow)
+        };
         let sources = match staged.is_empty() {
             true => sources,
             false => Arc::new(sources.with_mounts(staged.iter().map(|slow| slow.first))),
         };
-        Self { options, sources, objects, files, staged, slow, cache, depth }
+        Self {
+            options,
+            sources,
+            objects,
+            files,
+            staged,
+            slow,
+            cache,
+            depth,
+        }
     }
 
     /// `why`, and the reasons that concern the cache.
     fn reasons(&self, mut why: Vec<String>) -> Vec<String> {
         if let Some(cache) = self.cache {
-            why.extend(self.staged.first().map(|slow| format!("{} is kept in the cache", slow.words())));
+            why.extend(
+                self.staged
+                    .first()
+                    .map(|slow| format!("{} is kept in the cache", slow.words())),
+            );
             let own = cache.own_mount();
-            why.extend(own.map(|name| format!("the cache itself lies on {name}; a local disk is faster")));
+            why.extend(
+                own.map(|name| format!("the cache itself lies on {name}; a local disk is faster")),
+            );
         } else if self.options.cache.is_some() {
             why.push("all data lies on local disks, so nothing is kept in the cache".into());
         }
@@ -196,11 +267,22 @@ impl<'a> Facts<'a> {
     }
 
     /// Opens the reader of files. Without any file, nor a cache, the reader of objects is the only one.
-    fn open_main(&self, meter: &Arc<Meter>, blocks: Option<Arc<CachedBlocks>>) -> Result<MainReader> {
+    fn open_main(
+        &self,
+        meter: &Arc<Meter>,
+        blocks: Option<Arc<CachedBlocks>>,
+    ) -> Result<MainReader> {
         if self.objects && !self.files && self.cache.is_none() {
             let reader = self.start_objects(meter.clone(), None, None)?;
             let used = ReaderInUse::of(ReaderKind::Network, false);
-            return Ok(MainReader { reader, used, direct: false, page_cache: None, seen: None, why: Vec::new() });
+            return Ok(MainReader {
+                reader,
+                used,
+                direct: false,
+                page_cache: None,
+                seen: None,
+                why: Vec::new(),
+            });
         }
         let options = self.options;
         let sources = match blocks {
@@ -209,29 +291,51 @@ impl<'a> Facts<'a> {
         };
         let mut why = Vec::new();
         let align = self.choose_align(&sources, &mut why)?;
-        let threads = if self.slow.is_empty() { THREADS_DEFAULT } else { DEPTH_MOUNT };
+        let threads = if self.slow.is_empty() {
+            THREADS_DEFAULT
+        } else {
+            DEPTH_MOUNT
+        };
         let seen = seen(&sources);
         let files = || self.table(sources.clone(), align, seen.clone());
         let pread = || self.start_threads(Pread::new(files()), threads, None);
         let (kind, reader): (_, Box<dyn Reader>) = match options.mode {
             Mode::Pread => (ReaderKind::Pread, Box::new(pread()?)),
-            Mode::Mmap => (ReaderKind::Mmap, Box::new(self.start_threads(Mmap::new(files()), threads, None)?)),
+            Mode::Mmap => (
+                ReaderKind::Mmap,
+                Box::new(self.start_threads(Mmap::new(files()), threads, None)?),
+            ),
             Mode::Uring | Mode::Auto => match self.start_uring(files()) {
                 Ok(reader) => {
                     why.push(format!("io_uring: {}", reader.flavour()));
                     (ReaderKind::Uring, Box::new(reader))
                 }
-                Err(errno) if options.mode == Mode::Uring => return Err(unsupported(refusal(errno)).with_source(errno)),
+                Err(errno) if options.mode == Mode::Uring => {
+                    return Err(unsupported(refusal(errno)).with_source(errno));
+                }
                 Err(errno) => {
                     why.push(format!("{}, so pread threads", refusal(errno)));
                     (ReaderKind::Pread, Box::new(pread()?))
                 }
             },
         };
-        let page_cache = || PageCache::new(sources.clone(), options.fds).through(FaultHook::of(options), seen.clone());
+        let page_cache = || {
+            PageCache::new(sources.clone(), options.fds)
+                .through(FaultHook::of(options), seen.clone())
+        };
         let page_cache = (options.mode == Mode::Auto).then(|| Arc::new(page_cache()));
-        let used = ReaderInUse { mount: !self.slow.is_empty(), ..ReaderInUse::of(kind, options.mode != Mode::Auto) };
-        Ok(MainReader { reader, used, direct: align > 1, page_cache, seen, why })
+        let used = ReaderInUse {
+            mount: !self.slow.is_empty(),
+            ..ReaderInUse::of(kind, options.mode != Mode::Auto)
+        };
+        Ok(MainReader {
+            reader,
+            used,
+            direct: align > 1,
+            page_cache,
+            seen,
+            why,
+        })
     }
 
     fn table(&self, sources: Arc<Sources>, align: usize, seen: Option<Seen>) -> Files {
@@ -239,26 +343,57 @@ impl<'a> Facts<'a> {
     }
 
     /// The reader of objects. `fill`: the cache that keeps what it reads.
-    fn start_objects(&self, meter: Arc<Meter>, waker: Option<Waker>, fill: Option<&Fill>) -> Result<Box<dyn Reader>> {
+    fn start_objects(
+        &self,
+        meter: Arc<Meter>,
+        waker: Option<Waker>,
+        fill: Option<&Fill>,
+    ) -> Result<Box<dyn Reader>> {
         // Beside a network mount no more than its depth is used.
         let unlimited = self.options.connections.is_none();
         let depth = self.options.depth.or(self.depth.filter(|_| unlimited));
-        let options = ReaderOptions { depth, ..self.options.clone() };
-        Remote::start(self.sources.clone(), &options, meter, waker, fill.map(Fill::taker))
+        let options = ReaderOptions {
+            depth,
+            ..self.options.clone()
+        };
+        Remote::start(
+            self.sources.clone(),
+            &options,
+            meter,
+            waker,
+            fill.map(Fill::taker),
+        )
     }
 
     fn start_uring(&self, files: Files) -> Result<Uring, Errno> {
         match self.options.deny_uring {
             Some(errno) => Err(Errno::from_raw_os_error(errno)),
             None => {
-                let default = if files.align() > 1 { DEPTH_DEFAULT } else { DEPTH_BUFFERED };
-                Uring::new(files, self.depth.unwrap_or(default) as usize, !self.options.unregistered)
+                let default = if files.align() > 1 {
+                    DEPTH_DEFAULT
+                } else {
+                    DEPTH_BUFFERED
+                };
+                Uring::new(
+                    files,
+                    self.depth.unwrap_or(default) as usize,
+                    !self.options.unregistered,
+                )
             }
         }
     }
 
-    fn start_threads<W: BlockingRead>(&self, work: W, default: u32, waker: Option<Waker>) -> Result<Threaded<W>> {
-        let threads = if self.options.threads == 0 { default } else { self.options.threads };
+    fn start_threads<W: BlockingRead>(
+        &self,
+        work: W,
+        default: u32,
+        waker: Option<Waker>,
+    ) -> Result<Threaded<W>> {
+        let threads = if self.options.threads == 0 {
+            default
+        } else {
+            self.options.threads
+        };
         let depth = self.depth.unwrap_or(DEPTH_DEFAULT);
         Threaded::start(work, depth as usize, threads.min(depth) as usize, waker)
     }
@@ -279,12 +414,24 @@ impl<'a> Facts<'a> {
             return Ok(1);
         }
         match probe(sources) {
-            Probe { refused: None, align } => Ok(align),
-            Probe { refused: Some((path, reason)), .. } if direct == Direct::On => {
+            Probe {
+                refused: None,
+                align,
+            } => Ok(align),
+            Probe {
+                refused: Some((path, reason)),
+                ..
+            } if direct == Direct::On => {
                 Err(unsupported(format!("no O_DIRECT: {reason}")).with_path(path))
             }
-            Probe { refused: Some((path, reason)), .. } => {
-                why.push(format!("buffered reads, since {reason} ({})", path.display()));
+            Probe {
+                refused: Some((path, reason)),
+                ..
+            } => {
+                why.push(format!(
+                    "buffered reads, since {reason} ({})",
+                    path.display()
+                ));
                 Ok(1)
             }
         }
@@ -298,13 +445,19 @@ fn unsupported(message: String) -> Error {
 fn check_limits(options: &ReaderOptions) -> Result<()> {
     let ReaderOptions { depth, threads, .. } = *options;
     if let Some(depth) = depth.filter(|depth| !(1..=DEPTH_MAX).contains(depth)) {
-        return Err(config(format!("a read depth of {depth}; use 1 to {DEPTH_MAX}")));
+        return Err(config(format!(
+            "a read depth of {depth}; use 1 to {DEPTH_MAX}"
+        )));
     }
     if threads > THREADS_MAX {
-        return Err(config(format!("{threads} reader threads; use at most {THREADS_MAX}")));
+        return Err(config(format!(
+            "{threads} reader threads; use at most {THREADS_MAX}"
+        )));
     }
     if options.mode == Mode::Mmap && options.direct == Direct::On {
-        return Err(config("mmap cannot use O_DIRECT: it reads through the page cache; use another reader"));
+        return Err(config(
+            "mmap cannot use O_DIRECT: it reads through the page cache; use another reader",
+        ));
     }
     Ok(())
 }
@@ -316,9 +469,16 @@ fn fits_memory(dataset: u64, why: &mut Vec<String>) -> bool {
         return false;
     };
     let fits = dataset <= free / 2;
-    let (verdict, how) =
-        if fits { ("fits", "misses are read buffered") } else { ("does not fit", "misses bypass the page cache") };
-    why.push(format!("dataset of {} {verdict} half of {} free memory: {how}", gigabytes(dataset), gigabytes(free)));
+    let (verdict, how) = if fits {
+        ("fits", "misses are read buffered")
+    } else {
+        ("does not fit", "misses bypass the page cache")
+    };
+    why.push(format!(
+        "dataset of {} {verdict} half of {} free memory: {how}",
+        gigabytes(dataset),
+        gigabytes(free)
+    ));
     fits
 }
 
@@ -334,10 +494,19 @@ mod tests {
     fn options_out_of_limits_are_errors_that_name_the_limit() {
         type Change = fn(&mut ReaderOptions);
         let table: [(Change, &str); 4] = [
-            (|options| options.depth = Some(0), "a read depth of 0; use 1 to 4096"),
+            (
+                |options| options.depth = Some(0),
+                "a read depth of 0; use 1 to 4096",
+            ),
             (|options| options.depth = Some(4097), "a read depth of 4097"),
-            (|options| options.threads = 257, "257 reader threads; use at most 256"),
-            (|options| (options.mode, options.direct) = (Mode::Mmap, Direct::On), "mmap cannot use O_DIRECT"),
+            (
+                |options| options.threads = 257,
+                "257 reader threads; use at most 256",
+            ),
+            (
+                |options| (options.mode, options.direct) = (Mode::Mmap, Direct::On),
+                "mmap cannot use O_DIRECT",
+            ),
         ];
         for (change, words) in table {
             let mut options = ReaderOptions::default();
@@ -352,10 +521,23 @@ mod tests {
     fn the_choice_reads_as_one_line() {
         let why = vec!["a".to_string(), "b".to_string()];
         let reader = ReaderInUse::of(ReaderKind::Uring, false);
-        let choice = Choice { reader, direct: true, cached_first: true, why };
-        assert_eq!(choice.to_string(), "page cache, then io_uring with O_DIRECT (a; b)");
+        let choice = Choice {
+            reader,
+            direct: true,
+            cached_first: true,
+            why,
+        };
+        assert_eq!(
+            choice.to_string(),
+            "page cache, then io_uring with O_DIRECT (a; b)"
+        );
         let reader = ReaderInUse::of(ReaderKind::Mmap, true);
-        let choice = Choice { reader, direct: false, cached_first: false, why: Vec::new() };
+        let choice = Choice {
+            reader,
+            direct: false,
+            cached_first: false,
+            why: Vec::new(),
+        };
         assert_eq!(choice.to_string(), "mmap, as set by `reader`");
     }
 }

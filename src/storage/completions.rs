@@ -17,7 +17,11 @@ pub(super) struct Completions {
 impl Completions {
     /// Room for `depth` completions. `other`: wakes the driver, which may sleep in another reader.
     pub(super) fn new(depth: usize, other: Option<Waker>) -> Self {
-        Self { completions: Mutex::new(Vec::with_capacity(depth)), bell: Bell::futex(), other }
+        Self {
+            completions: Mutex::new(Vec::with_capacity(depth)),
+            bell: Bell::futex(),
+            other,
+        }
     }
 
     /// Number of completions that nobody has collected.

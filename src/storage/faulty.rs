@@ -146,11 +146,28 @@ impl Faulty {
         let mut state = self.0.hold();
         let at = state.seen;
         state.seen += 1;
-        let meant = state.plan.iter().find(|(first, count, _)| at >= *first && at - first < *count);
-        let Some(fault) = meant.map(|(.., fault)| *fault) else { return Injection(None) };
-        let Some((change, offset, len)) = change(fault, at, attempt) else { return Injection(None) };
-        let hit = Hit { at, call: attempt.call, fault, extent: attempt.extent, bytes: offset..offset + len };
-        Injection(Some(Armed { faulty: self.clone(), hit, change }))
+        let meant = state
+            .plan
+            .iter()
+            .find(|(first, count, _)| at >= *first && at - first < *count);
+        let Some(fault) = meant.map(|(.., fault)| *fault) else {
+            return Injection(None);
+        };
+        let Some((change, offset, len)) = change(fault, at, attempt) else {
+            return Injection(None);
+        };
+        let hit = Hit {
+            at,
+            call: attempt.call,
+            fault,
+            extent: attempt.extent,
+            bytes: offset..offset + len,
+        };
+        Injection(Some(Armed {
+            faulty: self.clone(),
+            hit,
+            change,
+        }))
     }
 }
 
@@ -172,11 +189,19 @@ enum Change {
 /// The change that makes `fault`, and the affected part of the wanted bytes (offset, length). `None` if the fault makes
 /// no sense here.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
-    let Attempt { call, extent, next, align, there: ref file } = *attempt;
+    let Attempt {
+        call,
+        extent,
+        next,
+        align,
+        there: ref file,
+    } = *attempt;
     // The bytes that the kernel would bring, and the wanted part of them.
     let there = file.end.saturating_sub(next.offset).min(next.len as u64);
     let start = next.offset.max(extent.offset);
-    let end = (next.offset + there).min(extent.offset.saturating_add(extent.len)).max(start);
+    let end = (next.offset + there)
+        .min(extent.offset.saturating_add(extent.len))
+        .max(start);
     let (wanted, no_bytes) = (end - start, matches!(call, Call::Open | Call::Populate));
     let block = align.max(1);
     let change = match fault {
@@ -189,19 +214,34 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
             ((bytes as u64) < there).then_some(Change::Len(bytes))?
         }
         Fault::Elsewhere => {
-            let step = if block > 1 { block as u64 } else { ELSEWHERE.min((file.end - file.start) / 2).max(1) };
-            let before = next.offset.checked_sub(step).filter(|before| *before >= file.start);
+            let step = if block > 1 {
+                block as u64
+            } else {
+                ELSEWHERE.min((file.end - file.start) / 2).max(1)
+            };
+            let before = next
+                .offset
+                .checked_sub(step)
+                .filter(|before| *before >= file.start);
             let other = before.unwrap_or(next.offset + step);
             // With O_DIRECT, a read that ends before the file's end would be repeated from the right offset. A copy
             // cannot end there.
             let left = file.end.saturating_sub(other);
-            let fits = if block > 1 || call == Call::Copy { left >= there } else { left > 0 };
+            let fits = if block > 1 || call == Call::Copy {
+                left >= there
+            } else {
+                left > 0
+            };
             fits.then_some(Change::Offset(other))?
         }
         Fault::Flipped => {
             let draw = mix(at);
             let byte = start + (draw >> 3) % wanted;
-            return Some((Change::Flip((byte - next.offset) as usize, 1 << (draw & 7)), byte, 1));
+            return Some((
+                Change::Flip((byte - next.offset) as usize, 1 << (draw & 7)),
+                byte,
+                1,
+            ));
         }
     };
     Some((change, start, wanted))
@@ -245,18 +285,41 @@ impl FaultHook {
 
     /// The pause between two tries. With planned faults, waiting does not improve the storage.
     pub(crate) fn pause(&self, pause: Duration) -> Duration {
-        if self.0.is_some() { pause / 1000 } else { pause }
+        if self.0.is_some() {
+            pause / 1000
+        } else {
+            pause
+        }
     }
 
     /// The opening of a file.
     pub(crate) fn open(&self, source: SourceId) -> Injection {
-        let (extent, next) = (Extent { source, offset: 0, len: 0 }, Next { offset: 0, at: 0, len: 0 });
-        self.inject(|| Attempt { call: Call::Open, extent, next, align: 1, there: 0..0 })
+        let (extent, next) = (
+            Extent {
+                source,
+                offset: 0,
+                len: 0,
+            },
+            Next {
+                offset: 0,
+                at: 0,
+                len: 0,
+            },
+        );
+        self.inject(|| Attempt {
+            call: Call::Open,
+            extent,
+            next,
+            align: 1,
+            there: 0..0,
+        })
     }
 
     /// A read attempt.
     pub(super) fn inject(&self, attempt: impl FnOnce() -> Attempt) -> Injection {
-        self.0.as_ref().map_or(Injection(None), |faulty| faulty.injection(&attempt()))
+        self.0
+            .as_ref()
+            .map_or(Injection(None), |faulty| faulty.injection(&attempt()))
     }
 }
 
@@ -282,31 +345,43 @@ impl Injection {
 
     /// The result of an operation that must not be done: a count, or minus an errno.
     pub(crate) fn instead(&self) -> Option<i32> {
-        let Some(Change::Instead(result)) = self.change() else { return None };
+        let Some(Change::Instead(result)) = self.change() else {
+            return None;
+        };
         Some(result)
     }
 
     /// When to report the result, if it is late.
     pub(super) fn until(&self) -> Option<Instant> {
-        let Some(Change::Until(time)) = self.change() else { return None };
+        let Some(Change::Until(time)) = self.change() else {
+            return None;
+        };
         Some(time)
     }
 
     /// Ends the operation. Returns the result to report in place of `result`; `bytes` are the bytes read.
     pub(super) fn told(self, result: i64, bytes: Option<&mut [u8]>) -> i64 {
-        let Some(change) = self.change() else { return result };
+        let Some(change) = self.change() else {
+            return result;
+        };
         let happened = match change {
             Change::Instead(_) | Change::Until(_) => true,
             Change::Len(_) | Change::Offset(_) => result > 0,
             Change::Flip(at, bit) => {
-                let byte = bytes.and_then(|bytes| bytes.get_mut(at)).filter(|_| result > at as i64);
+                let byte = bytes
+                    .and_then(|bytes| bytes.get_mut(at))
+                    .filter(|_| result > at as i64);
                 byte.map(|byte| *byte ^= bit).is_some()
             }
         };
         if happened {
             self.note();
         }
-        if let Change::Instead(instead) = change { i64::from(instead) } else { result }
+        if let Change::Instead(instead) = change {
+            i64::from(instead)
+        } else {
+            result
+        }
     }
 
     /// Opens a file.
@@ -328,9 +403,14 @@ impl Injection {
     ) -> Result<usize, Errno> {
         let asked = self.next(next);
         let bytes = &mut buf[asked.at..asked.at + asked.len];
-        let result = if self.instead().is_some() { Ok(0) } else { read(asked, bytes) };
+        let result = if self.instead().is_some() {
+            Ok(0)
+        } else {
+            read(asked, bytes)
+        };
         self.rest();
-        let plain = result.map_or_else(|errno| -i64::from(errno.raw_os_error()), |read| read as i64);
+        let plain =
+            result.map_or_else(|errno| -i64::from(errno.raw_os_error()), |read| read as i64);
         match self.told(plain, Some(bytes)) {
             read @ 0.. => Ok(read as usize),
             error => Err(Errno::from_raw_os_error(-error as i32)),
@@ -350,26 +430,72 @@ mod tests {
 
     /// A read of `len` bytes from `offset` for the extent from 1000 to 3000, of a file of 10,000 bytes.
     fn attempt(offset: u64, len: usize, align: usize) -> Attempt {
-        let extent = Extent { source: SourceId::at(0), offset: 1000, len: 2000 };
-        Attempt { call: Call::Read, extent, next: Next { offset, at: 0, len }, align, there: 0..10_000 }
+        let extent = Extent {
+            source: SourceId::at(0),
+            offset: 1000,
+            len: 2000,
+        };
+        Attempt {
+            call: Call::Read,
+            extent,
+            next: Next { offset, at: 0, len },
+            align,
+            there: 0..10_000,
+        }
     }
 
     #[test]
     fn a_fault_affects_only_wanted_bytes_that_exist() {
-        let (plain, direct, tail) = (|| attempt(1000, 2000, 1), || attempt(512, 2560, 512), || attempt(1500, 1500, 1));
+        let (plain, direct, tail) = (
+            || attempt(1000, 2000, 1),
+            || attempt(512, 2560, 512),
+            || attempt(1500, 1500, 1),
+        );
         let table = [
-            (Fault::Error(5), plain(), Some((Change::Instead(-5), 1000, 2000))),
-            (Fault::Error(0), plain(), Some((Change::Instead(-1), 1000, 2000))),
-            (Fault::Zero, direct(), Some((Change::Instead(0), 1000, 2000))),
+            (
+                Fault::Error(5),
+                plain(),
+                Some((Change::Instead(-5), 1000, 2000)),
+            ),
+            (
+                Fault::Error(0),
+                plain(),
+                Some((Change::Instead(-1), 1000, 2000)),
+            ),
+            (
+                Fault::Zero,
+                direct(),
+                Some((Change::Instead(0), 1000, 2000)),
+            ),
             (Fault::Zero, tail(), Some((Change::Instead(0), 1500, 1500))),
             (Fault::Short(0), plain(), Some((Change::Len(1), 1000, 2000))),
-            (Fault::Short(1999), plain(), Some((Change::Len(1999), 1000, 2000))),
+            (
+                Fault::Short(1999),
+                plain(),
+                Some((Change::Len(1999), 1000, 2000)),
+            ),
             (Fault::Short(2000), plain(), None),
-            (Fault::Short(1), direct(), Some((Change::Len(512), 1000, 2000))),
+            (
+                Fault::Short(1),
+                direct(),
+                Some((Change::Len(512), 1000, 2000)),
+            ),
             (Fault::Short(2049), direct(), None),
-            (Fault::Elsewhere, plain(), Some((Change::Offset(936), 1000, 2000))),
-            (Fault::Elsewhere, direct(), Some((Change::Offset(0), 1000, 2000))),
-            (Fault::Elsewhere, attempt(0, 3072, 512), Some((Change::Offset(512), 1000, 2000))),
+            (
+                Fault::Elsewhere,
+                plain(),
+                Some((Change::Offset(936), 1000, 2000)),
+            ),
+            (
+                Fault::Elsewhere,
+                direct(),
+                Some((Change::Offset(0), 1000, 2000)),
+            ),
+            (
+                Fault::Elsewhere,
+                attempt(0, 3072, 512),
+                Some((Change::Offset(512), 1000, 2000)),
+            ),
             // The file has no other part of that length.
             (Fault::Elsewhere, attempt(0, 10_240, 512), None),
         ];
@@ -377,46 +503,92 @@ mod tests {
             assert_eq!(change(fault, 0, &attempt), right, "{fault:?} {attempt:?}");
         }
         // A map of the extent alone has no other bytes.
-        let map = Attempt { call: Call::Copy, there: 1000..3000, ..attempt(1000, 2000, 1) };
+        let map = Attempt {
+            call: Call::Copy,
+            there: 1000..3000,
+            ..attempt(1000, 2000, 1)
+        };
         assert_eq!(change(Fault::Elsewhere, 0, &map), None);
     }
 
     #[test]
     fn a_flipped_bit_lies_in_the_wanted_bytes_of_any_read() {
         for at in 0..1000 {
-            let Some((Change::Flip(byte, bit), offset, 1)) = change(Fault::Flipped, at, &attempt(512, 2560, 512))
+            let Some((Change::Flip(byte, bit), offset, 1)) =
+                change(Fault::Flipped, at, &attempt(512, 2560, 512))
             else {
                 panic!("no bit")
             };
-            assert!((1000..3000).contains(&offset) && byte as u64 + 512 == offset && bit.count_ones() == 1);
+            assert!(
+                (1000..3000).contains(&offset)
+                    && byte as u64 + 512 == offset
+                    && bit.count_ones() == 1
+            );
         }
-        assert_eq!(change(Fault::Flipped, 0, &attempt(512, 488, 1)), None, "none of its bytes were wanted");
+        assert_eq!(
+            change(Fault::Flipped, 0, &attempt(512, 488, 1)),
+            None,
+            "none of its bytes were wanted"
+        );
     }
 
     #[test]
     fn opens_and_read_aheads_have_no_bytes_to_corrupt() {
-        for (call, fault) in
-            [(Call::Open, Fault::Zero), (Call::Populate, Fault::Flipped), (Call::Open, Fault::Short(1))]
-        {
-            assert_eq!(change(fault, 0, &Attempt { call, ..attempt(1000, 2000, 1) }), None, "{call:?} {fault:?}");
+        for (call, fault) in [
+            (Call::Open, Fault::Zero),
+            (Call::Populate, Fault::Flipped),
+            (Call::Open, Fault::Short(1)),
+        ] {
+            assert_eq!(
+                change(
+                    fault,
+                    0,
+                    &Attempt {
+                        call,
+                        ..attempt(1000, 2000, 1)
+                    }
+                ),
+                None,
+                "{call:?} {fault:?}"
+            );
         }
     }
 
     /// The reported results of consecutive reads that bring 2000 bytes.
     fn told(faulty: Faulty, reads: usize) -> (Vec<i64>, Arc<Faulty>) {
         let faulty = Arc::new(faulty);
-        let told = (0..reads).map(|_| faulty.injection(&attempt(1000, 2000, 1)).told(2000, Some(&mut [0; 2000])));
+        let told = (0..reads).map(|_| {
+            faulty
+                .injection(&attempt(1000, 2000, 1))
+                .told(2000, Some(&mut [0; 2000]))
+        });
         (told.collect(), faulty)
     }
 
     #[test]
     fn faults_hit_their_operations_and_are_counted() {
-        let (results, faulty) = told(Faulty::new().once(1, Fault::Error(5)).times(3, 2, Fault::Zero), 6);
+        let (results, faulty) = told(
+            Faulty::new()
+                .once(1, Fault::Error(5))
+                .times(3, 2, Fault::Zero),
+            6,
+        );
         assert_eq!(results, [2000, -5, 2000, 0, 0, 2000]);
         assert_eq!((faulty.seen(), faulty.injected()), (6, 3));
-        assert_eq!(faulty.hits().iter().map(|hit| hit.at).collect::<Vec<_>>(), [1, 3, 4]);
-        let (results, faulty) = told(Faulty::new().ever(u64::MAX, Fault::Zero).ever(2, Fault::Error(11)), 4);
-        assert_eq!((results, faulty.injected()), (vec![2000, 2000, -11, -11], 2));
+        assert_eq!(
+            faulty.hits().iter().map(|hit| hit.at).collect::<Vec<_>>(),
+            [1, 3, 4]
+        );
+        let (results, faulty) = told(
+            Faulty::new()
+                .ever(u64::MAX, Fault::Zero)
+                .ever(2, Fault::Error(11)),
+            4,
+        );
+        assert_eq!(
+            (results, faulty.injected()),
+            (vec![2000, 2000, -11, -11], 2)
+        );
     }
 
     #[test]
@@ -433,7 +605,12 @@ mod tests {
     #[test]
     fn bytes_that_the_system_did_not_bring_are_not_corrupted() {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Flipped));
-        assert_eq!(faulty.injection(&attempt(1000, 2000, 1)).told(-11, Some(&mut [0; 2000])), -11);
+        assert_eq!(
+            faulty
+                .injection(&attempt(1000, 2000, 1))
+                .told(-11, Some(&mut [0; 2000])),
+            -11
+        );
         assert_eq!(faulty.injected(), 0);
     }
 }

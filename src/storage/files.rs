@@ -36,8 +36,10 @@ use std::sync::{Arc, OnceLock};
 
 /// With `O_NONBLOCK`, a FIFO in place of a file is an error and not an endless wait. The flag is cleared once the file
 /// is known to be regular: with it, io_uring answers EAGAIN on file systems without asynchronous reads.
-pub(crate) const OPEN_FLAGS: OFlags =
-    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
+pub(crate) const OPEN_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::NOCTTY);
 
 /// Assumed alignment for `O_DIRECT` if the kernel does not report it.
 const ALIGN_UNKNOWN: usize = 4096;
@@ -66,7 +68,9 @@ pub(crate) type Seen = Arc<[OnceLock<Stamp>]>;
 
 /// `None` if the index has all versions.
 pub(crate) fn seen(sources: &Sources) -> Option<Seen> {
-    sources.has_unseen().then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
+    sources
+        .has_unseen()
+        .then(|| (0..sources.count()).map(|_| OnceLock::new()).collect())
 }
 
 fn keeps(sources: &Sources, budget: Option<u32>) -> bool {
@@ -105,10 +109,23 @@ impl AsFd for File {
 impl Files {
     /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
-        let kept = keeps(&sources, budget).then(|| (0..sources.count()).map(|_| OnceLock::new()).collect::<Box<[_]>>());
+        let kept = keeps(&sources, budget).then(|| {
+            (0..sources.count())
+                .map(|_| OnceLock::new())
+                .collect::<Box<[_]>>()
+        });
         let hook: FaultHook = Default::default();
         let (opens, fallbacks) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { sources, align, kept, opens, fallbacks, hook, nonblocking: false, seen: None }
+        Self {
+            sources,
+            align,
+            kept,
+            opens,
+            fallbacks,
+            hook,
+            nonblocking: false,
+            seen: None,
+        }
     }
 
     /// The same table, with opens and reads through `hook`. Each file must be the one that was opened first, by `seen`.
@@ -124,7 +141,10 @@ impl Files {
     /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring minds it on regular files, and must not
     /// read these.
     pub(crate) fn nonblocking(self) -> Self {
-        Self { nonblocking: true, ..self }
+        Self {
+            nonblocking: true,
+            ..self
+        }
     }
 
     /// Checks an opened file.
@@ -134,7 +154,13 @@ impl Files {
             let stat = check_regular(fd)?;
             return same_length(&stat, self.sources.len_of(id));
         }
-        check_indexed(&self.sources, id, fd, self.seen.as_ref().map(|seen| &seen[id.index()])).map(drop)
+        check_indexed(
+            &self.sources,
+            id,
+            fd,
+            self.seen.as_ref().map(|seen| &seen[id.index()]),
+        )
+        .map(drop)
     }
 
     /// Whether this table opens a cache's file for the source.
@@ -148,7 +174,13 @@ impl Files {
 
     /// An attempt to read `next` of an extent.
     pub(super) fn attempt(&self, call: Call, extent: &Extent, next: Next, align: usize) -> Attempt {
-        Attempt { call, extent: *extent, next, align, there: 0..self.sources.len_of(extent.source) }
+        Attempt {
+            call,
+            extent: *extent,
+            next,
+            align,
+            there: 0..self.sources.len_of(extent.source),
+        }
     }
 
     pub(crate) fn sources(&self) -> &Arc<Sources> {
@@ -162,7 +194,11 @@ impl Files {
 
     /// The requirements of a read. Bytes of a memory source are copied without alignment.
     pub(crate) fn footprint(&self, extent: &Extent) -> Footprint {
-        let align = if self.sources.bytes_of(extent.source).is_some() { 1 } else { self.align };
+        let align = if self.sources.bytes_of(extent.source).is_some() {
+            1
+        } else {
+            self.align
+        };
         footprint(extent, align)
     }
 
@@ -195,7 +231,11 @@ impl Files {
 
     /// The flags with which this table opens files.
     pub(crate) fn flags(&self) -> OFlags {
-        if self.align > 1 { OPEN_FLAGS | OFlags::DIRECT } else { OPEN_FLAGS }
+        if self.align > 1 {
+            OPEN_FLAGS | OFlags::DIRECT
+        } else {
+            OPEN_FLAGS
+        }
     }
 
     /// The file, opened if necessary.
@@ -208,7 +248,8 @@ impl Files {
         let opened = |flags| self.hook.open(id).opened(|| open(&self.sources, id, flags));
         match opened(self.flags()) {
             Err(Errno::INVAL) if self.align > 1 => {
-                let fd = opened(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
+                let fd =
+                    opened(OPEN_FLAGS).map_err(|errno| open_error(&self.sources, id, errno))?;
                 self.adopt(id, fd, true)
             }
             Err(errno) => Err(open_error(&self.sources, id, errno)),
@@ -223,15 +264,24 @@ impl Files {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));
         }
-        let opened = self.hook.open(id).opened(|| match self.sources.beneath(id) {
-            Some((root, name)) => with_cstr(
-                |path| path.extend_from_slice(name),
-                |name| resolve_beneath::open_cached(root, name, self.flags()),
-            ),
-            None => with_path(&self.sources, id, |path| {
-                rustix::fs::openat2(CWD, path, self.flags(), Mode::empty(), ResolveFlags::CACHED)
-            }),
-        });
+        let opened = self
+            .hook
+            .open(id)
+            .opened(|| match self.sources.beneath(id) {
+                Some((root, name)) => with_cstr(
+                    |path| path.extend_from_slice(name),
+                    |name| resolve_beneath::open_cached(root, name, self.flags()),
+                ),
+                None => with_path(&self.sources, id, |path| {
+                    rustix::fs::openat2(
+                        CWD,
+                        path,
+                        self.flags(),
+                        Mode::empty(),
+                        ResolveFlags::CACHED,
+                    )
+                }),
+            });
         match opened {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
             Err(Errno::AGAIN) => Ok(None),
@@ -257,14 +307,21 @@ impl Files {
         let site = |error: Error| error.with_path(self.sources.path(id));
         let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
         self.check_opened(id, &fd).map_err(site)?;
-        let kept_flags = if self.align > 1 && !buffered { OFlags::DIRECT } else { OFlags::empty() };
+        let kept_flags = if self.align > 1 && !buffered {
+            OFlags::DIRECT
+        } else {
+            OFlags::empty()
+        };
         if !self.nonblocking {
             rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
         }
         if buffered {
             add(&self.fallbacks, 1);
         }
-        let file = File { fd, buffered: AtomicBool::new(buffered) };
+        let file = File {
+            fd,
+            buffered: AtomicBool::new(buffered),
+        };
         let Some(kept) = &self.kept else {
             return Ok(Handle::Once(file));
         };
@@ -274,7 +331,11 @@ impl Files {
 
     /// Alignment in bytes of reads of this file.
     pub(crate) fn align_of(&self, file: &File) -> usize {
-        if file.buffered.load(Ordering::Relaxed) { 1 } else { self.align }
+        if file.buffered.load(Ordering::Relaxed) {
+            1
+        } else {
+            self.align
+        }
     }
 
     /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are not disturbed.
@@ -303,10 +364,15 @@ pub(crate) fn open_indexed(sources: &Sources, id: SourceId) -> Result<OwnedFd> {
 /// Opens the file of a source: where its path leads, or beneath its root.
 fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno> {
     match sources.beneath(id) {
-        None => with_path(sources, id, |path| rustix::fs::open(path, flags, Mode::empty())),
+        None => with_path(sources, id, |path| {
+            rustix::fs::open(path, flags, Mode::empty())
+        }),
         Some((root, name)) => {
             let root = resolve_beneath::root(root)?;
-            with_cstr(|path| path.extend_from_slice(name), |name| resolve_beneath::open(root.as_fd(), name, flags))
+            with_cstr(
+                |path| path.extend_from_slice(name),
+                |name| resolve_beneath::open(root.as_fd(), name, flags),
+            )
         }
     }
 }
@@ -316,7 +382,11 @@ pub(super) fn check_regular(fd: &OwnedFd) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => Ok(stat),
-        kind => Err(Error::new(ErrorKind::NotAFile, Stage::Open, kind_name(kind))),
+        kind => Err(Error::new(
+            ErrorKind::NotAFile,
+            Stage::Open,
+            kind_name(kind),
+        )),
     }
 }
 
@@ -325,23 +395,33 @@ fn same_length(stat: &Stat, indexed: u64) -> Result<()> {
     if len == indexed {
         return Ok(());
     }
-    Err(changed(format!("{len} bytes now, {indexed} when it was indexed")))
+    Err(changed(format!(
+        "{len} bytes now, {indexed} when it was indexed"
+    )))
 }
 
 fn changed(message: String) -> Error {
-    let message =
-        format!("the file was written or replaced: {message}; open the dataset anew, or put the old file back");
+    let message = format!(
+        "the file was written or replaced: {message}; open the dataset anew, or put the old file back"
+    );
     Error::new(ErrorKind::Changed, Stage::Open, message)
 }
 
 /// Checks that an opened file is the one that was indexed, or the one that `first` saw.
 ///
 /// Errors: [`ErrorKind::NotAFile`], [`ErrorKind::Changed`] with both versions.
-fn check_indexed(sources: &Sources, id: SourceId, fd: &OwnedFd, first: Option<&OnceLock<Stamp>>) -> Result<Stat> {
+fn check_indexed(
+    sources: &Sources,
+    id: SourceId,
+    fd: &OwnedFd,
+    first: Option<&OnceLock<Stamp>>,
+) -> Result<Stat> {
     let stat = check_regular(fd)?;
     same_length(&stat, sources.len_of(id))?;
     let now = Stamp::of(&stat);
-    let indexed = sources.indexed(id).or_else(|| first.map(|first| *first.get_or_init(|| now)));
+    let indexed = sources
+        .indexed(id)
+        .or_else(|| first.map(|first| *first.get_or_init(|| now)));
     match indexed {
         Some(then) if then != now && !may_be_same(fd, &stat, then.modified == now.modified) => {
             Err(changed(match then.modified == now.modified {
@@ -355,7 +435,8 @@ fn check_indexed(sources: &Sources, id: SourceId, fd: &OwnedFd, first: Option<&O
 
 /// Whether a file system may give another inode, or another time, for the same file.
 fn may_be_same(fd: &OwnedFd, stat: &Stat, same_time: bool) -> bool {
-    let invents = rustix::fs::fstatfs(fd).is_ok_and(|system| invents_inodes(system.f_type as u32, stat.st_dev));
+    let invents = rustix::fs::fstatfs(fd)
+        .is_ok_and(|system| invents_inodes(system.f_type as u32, stat.st_dev));
     // Two looks without the kernel's cache of attributes.
     let time = || {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
@@ -399,10 +480,15 @@ pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error
 
 pub(super) fn unopened(errno: Errno, rooted: bool) -> Error {
     let os = |message: String| Error::os(Stage::Open, message, errno.into());
-    let typed = |kind, message: &str| Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno));
+    let typed = |kind, message: &str| {
+        Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno))
+    };
     match errno {
         Errno::MFILE | Errno::NFILE => {
-            let message = format!("too many open files (the soft limit is {}, see `ulimit -n`)", descriptor_limit());
+            let message = format!(
+                "too many open files (the soft limit is {}, see `ulimit -n`)",
+                descriptor_limit()
+            );
             typed(ErrorKind::Limit, &message)
         }
         Errno::XDEV if rooted => {
@@ -428,7 +514,9 @@ fn kind_name(kind: FileType) -> &'static str {
 
 /// The soft limit of open files.
 pub(crate) fn descriptor_limit() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20)
+    rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        .current
+        .unwrap_or(1 << 20)
 }
 
 /// The requirements of `O_DIRECT` on the file systems of a dataset.
@@ -444,12 +532,22 @@ pub(crate) struct Probe {
 /// its error belongs to the read that needs it.
 pub(crate) fn probe(sources: &Sources) -> Probe {
     // The files of a cache do not exist yet.
-    let mut probe = Probe { align: if sources.has_cache() { ALIGN_UNKNOWN } else { 512 }, refused: None };
+    let mut probe = Probe {
+        align: if sources.has_cache() {
+            ALIGN_UNKNOWN
+        } else {
+            512
+        },
+        refused: None,
+    };
     for id in sources.first_of_dirs(PROBES_MAX) {
         match open(sources, id, OPEN_FLAGS | OFlags::DIRECT).and_then(|fd| direct_align(&fd)) {
             Ok(align) => probe.align = probe.align.max(align),
             Err(Errno::INVAL | Errno::OPNOTSUPP) if probe.refused.is_none() => {
-                probe.refused = Some((sources.path(id), "the file system does not support O_DIRECT".to_string()));
+                probe.refused = Some((
+                    sources.path(id),
+                    "the file system does not support O_DIRECT".to_string(),
+                ));
             }
             Err(_) => {}
         }
@@ -483,7 +581,9 @@ mod tests {
     fn table(budget: u32) -> (Arc<Sources>, Files) {
         let mut sources = Sources::new();
         let path = std::env::current_exe().unwrap();
-        sources.file(&path, std::fs::metadata(&path).unwrap().len()).unwrap();
+        sources
+            .file(&path, std::fs::metadata(&path).unwrap().len())
+            .unwrap();
         let sources = Arc::new(sources);
         (sources.clone(), Files::new(sources, 1, Some(budget)))
     }
@@ -503,15 +603,40 @@ mod tests {
 
     const CHANGES: [Change; 8] = [
         ("nothing", true, |_, _| {}),
-        ("other rights", true, |path, _| std::fs::set_permissions(path, Permissions::from_mode(0o640)).unwrap()),
-        ("a second name", true, |path, _| std::fs::hard_link(path, path.with_extension("link")).unwrap()),
-        ("cut", false, |path, _| OpenOptions::new().write(true).open(path).unwrap().set_len(50).unwrap()),
-        ("grown", false, |path, _| OpenOptions::new().write(true).open(path).unwrap().set_len(150).unwrap()),
-        ("written in place", false, |path, _| std::fs::write(path, [2; 100]).unwrap()),
+        ("other rights", true, |path, _| {
+            std::fs::set_permissions(path, Permissions::from_mode(0o640)).unwrap()
+        }),
+        ("a second name", true, |path, _| {
+            std::fs::hard_link(path, path.with_extension("link")).unwrap()
+        }),
+        ("cut", false, |path, _| {
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(50)
+                .unwrap()
+        }),
+        ("grown", false, |path, _| {
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_len(150)
+                .unwrap()
+        }),
+        ("written in place", false, |path, _| {
+            std::fs::write(path, [2; 100]).unwrap()
+        }),
         ("replaced", false, |path, _| replace(path)),
         ("replaced, with the old time", false, |path, time| {
             replace(path);
-            OpenOptions::new().write(true).open(path).unwrap().set_modified(time).unwrap();
+            OpenOptions::new()
+                .write(true)
+                .open(path)
+                .unwrap()
+                .set_modified(time)
+                .unwrap();
         }),
     ];
 
@@ -530,14 +655,26 @@ mod tests {
                 std::fs::write(&path, [1; 100]).unwrap();
                 // A file system's clock may stand still for some milliseconds.
                 let time = SystemTime::now() - Duration::from_secs(60);
-                OpenOptions::new().write(true).open(&path).unwrap().set_modified(time).unwrap();
+                OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .unwrap()
+                    .set_modified(time)
+                    .unwrap();
                 let mut sources = Sources::new();
-                let id = if tells_version { sources.look_up(&path) } else { sources.file(&path, 100) }.unwrap();
+                let id = if tells_version {
+                    sources.look_up(&path)
+                } else {
+                    sources.file(&path, 100)
+                }
+                .unwrap();
                 let sources = Arc::new(sources);
                 let shared = seen(&sources);
                 assert_eq!(shared.is_some(), !tells_version);
-                let table =
-                    |budget| Files::new(sources.clone(), 1, Some(budget)).through(FaultHook::default(), shared.clone());
+                let table = |budget| {
+                    Files::new(sources.clone(), 1, Some(budget))
+                        .through(FaultHook::default(), shared.clone())
+                };
                 let first = table(1);
                 first.get(id).unwrap();
                 change(&path, time);
@@ -547,10 +684,18 @@ mod tests {
                 for error in opened {
                     assert_eq!(error.is_none(), same, "{what}: {error:?}");
                     let Some(error) = error else { continue };
-                    assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Changed, Some(&*path)));
-                    let words = if ["cut", "grown"].contains(&what) { "100 when it was indexed" } else { "UTC" };
+                    assert_eq!(
+                        (error.kind(), error.site().path.as_deref()),
+                        (ErrorKind::Changed, Some(&*path))
+                    );
+                    let words = if ["cut", "grown"].contains(&what) {
+                        "100 when it was indexed"
+                    } else {
+                        "UTC"
+                    };
                     assert!(
-                        error.message().contains(words) && error.message().contains("open the dataset anew"),
+                        error.message().contains(words)
+                            && error.message().contains("open the dataset anew"),
                         "{error}"
                     );
                 }
@@ -569,7 +714,10 @@ mod tests {
                 Handle::Once(_) => 0,
             };
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
         assert!(fds.iter().all(|fd| *fd == fds[0] && *fd != 0));
     }
@@ -579,7 +727,11 @@ mod tests {
         let (sources, _) = table(1);
         let probe = probe(&sources);
         assert!(probe.align.is_power_of_two());
-        assert!(probe.refused.is_none_or(|(path, _)| path == std::env::current_exe().unwrap()));
+        assert!(
+            probe
+                .refused
+                .is_none_or(|(path, _)| path == std::env::current_exe().unwrap())
+        );
     }
 
     #[test]
@@ -595,7 +747,16 @@ mod tests {
         let (sources, files) = table(1);
         let source = sources.ids().next().unwrap();
         for (offset, len) in [(sources.len_of(source), 1), (u64::MAX, 2)] {
-            let error = files.check(&Extent { source, offset, len }, 10).unwrap_err();
+            let error = files
+                .check(
+                    &Extent {
+                        source,
+                        offset,
+                        len,
+                    },
+                    10,
+                )
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Truncated);
         }
     }

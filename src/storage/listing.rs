@@ -42,24 +42,49 @@ pub struct Listed {
 /// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
 pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
-    let mut found = Found { endings, files: Vec::new(), left_out: BTreeMap::new() };
+    let mut found = Found {
+        endings,
+        files: Vec::new(),
+        left_out: BTreeMap::new(),
+    };
     // Stores have no folders; a URL that ends with `/` means one.
     let ends = || pattern.as_os_str().as_encoded_bytes().ends_with(b"/");
-    let is_folder = if is_url(pattern) { ends() } else { pattern.is_dir() };
+    let is_folder = if is_url(pattern) {
+        ends()
+    } else {
+        pattern.is_dir()
+    };
     match pattern.to_str() {
         _ if is_folder => found.folder(pattern, Inner::Refused)?,
         Some(text) if is_url(pattern) || !pattern.exists() => found.matches(text)?,
-        _ => found.files.push(regular(pattern).map(|_| pattern.to_path_buf())?),
+        _ => found
+            .files
+            .push(regular(pattern).map(|_| pattern.to_path_buf())?),
     }
     let others = others(&found.left_out);
     if found.files.is_empty() {
-        let which = if endings.is_empty() { String::new() } else { format!(" that end in {}", endings.join(", ")) };
-        let message =
-            if is_folder { format!("the folder holds no files{which}") } else { "nothing matches the pattern".into() };
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, message + &others).with_path(pattern));
+        let which = if endings.is_empty() {
+            String::new()
+        } else {
+            format!(" that end in {}", endings.join(", "))
+        };
+        let message = if is_folder {
+            format!("the folder holds no files{which}")
+        } else {
+            "nothing matches the pattern".into()
+        };
+        return Err(
+            Error::new(ErrorKind::Empty, Stage::Index, message + &others).with_path(pattern),
+        );
     }
-    let Found { files, left_out, .. } = found;
-    Ok(Listed { files, name: format!("{}{others}", pattern.display()), left_out })
+    let Found {
+        files, left_out, ..
+    } = found;
+    Ok(Listed {
+        files,
+        name: format!("{}{others}", pattern.display()),
+        left_out,
+    })
 }
 
 struct Found<'a> {
@@ -79,8 +104,11 @@ enum Inner {
     All,
 }
 
-const OPTIONS: glob::MatchOptions =
-    glob::MatchOptions { case_sensitive: true, require_literal_separator: false, require_literal_leading_dot: true };
+const OPTIONS: glob::MatchOptions = glob::MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: false,
+    require_literal_leading_dot: true,
+};
 
 impl Found<'_> {
     /// Adds the files of a pattern.
@@ -93,7 +121,9 @@ impl Found<'_> {
         }
         for name in &names {
             match name.strip_suffix("/**") {
-                Some(folder) if !is_pattern(folder) => self.folder(Path::new(folder), Inner::Taken)?,
+                Some(folder) if !is_pattern(folder) => {
+                    self.folder(Path::new(folder), Inner::Taken)?
+                }
                 Some(folder) => {
                     for folder in looked_up(folder)?.into_iter().filter(|path| path.is_dir()) {
                         self.folder(&folder, Inner::Taken)?;
@@ -122,14 +152,26 @@ impl Found<'_> {
     /// Adds the files of a pattern with `**`. The crate `glob` never ends where links lead around.
     fn deep(&mut self, name: &str) -> Result<()> {
         let pattern = glob::Pattern::new(name).map_err(|error| bad_pattern(name, error))?;
-        let options = glob::MatchOptions { require_literal_separator: true, ..OPTIONS };
+        let options = glob::MatchOptions {
+            require_literal_separator: true,
+            ..OPTIONS
+        };
         let fixed = &name[..name.find(['*', '?', '[']).unwrap_or(0)];
         let dir = fixed.rfind('/').map_or("./", |end| &fixed[..=end]);
-        let mut all = Found { endings: &[], files: Vec::new(), left_out: BTreeMap::new() };
+        let mut all = Found {
+            endings: &[],
+            files: Vec::new(),
+            left_out: BTreeMap::new(),
+        };
         all.folder(Path::new(dir), Inner::All)?;
         // The working folder is not in the pattern.
         let named = |path: PathBuf| {
-            if fixed.contains('/') { path } else { path.strip_prefix(".").map_or(path.clone(), Path::to_path_buf) }
+            if fixed.contains('/') {
+                path
+            } else {
+                path.strip_prefix(".")
+                    .map_or(path.clone(), Path::to_path_buf)
+            }
         };
         let mut files: Vec<_> = all.files.into_iter().map(named).collect();
         files.retain(|path| pattern.matches_path_with(path, options));
@@ -182,13 +224,17 @@ impl Found<'_> {
 
     /// Counts a folder in a folder, or refuses it.
     fn inner(&mut self, dir: PathBuf) -> Result<()> {
-        let refused = |message: String| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir));
+        let refused = |message: String| {
+            Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir))
+        };
         if !self.endings.is_empty() && wanted(dir.file_name().unwrap_or_default(), self.endings) {
             return refused("a folder has the name of a dataset file".into());
         }
         if self.holds_data(&dir) {
             let all = dir.parent().unwrap_or(&dir).join("**");
-            let message = format!("a folder in the folder holds data: give the pattern {all:?} to take its files, too");
+            let message = format!(
+                "a folder in the folder holds data: give the pattern {all:?} to take its files, too"
+            );
             return refused(message);
         }
         self.leave_out("folder".into());
@@ -201,7 +247,10 @@ impl Found<'_> {
         let mut todo = vec![dir.to_path_buf()];
         for _ in 0..FOLDERS_MAX {
             let Some(dir) = todo.pop() else { return false };
-            if dir.file_name().is_some_and(|name| [b'.', b'_'].contains(&name.as_encoded_bytes()[0])) {
+            if dir
+                .file_name()
+                .is_some_and(|name| [b'.', b'_'].contains(&name.as_encoded_bytes()[0]))
+            {
                 continue;
             }
             // Somebody else's, such as a file system's `lost+found`.
@@ -209,9 +258,15 @@ impl Found<'_> {
                 let path = dir.join(&name);
                 match is_folder(&path, kind) {
                     // A folder of the bucket, with an empty or relative name.
-                    false if kind == FileKind::Odd && name.as_encoded_bytes().ends_with(b"/") => return true,
+                    false if kind == FileKind::Odd && name.as_encoded_bytes().ends_with(b"/") => {
+                        return true;
+                    }
                     true => todo.push(path),
-                    false if wanted(&name, self.endings) && !is_index(&name) && ending_of(&name) != "hidden" => {
+                    false
+                        if wanted(&name, self.endings)
+                            && !is_index(&name)
+                            && ending_of(&name) != "hidden" =>
+                    {
                         return true;
                     }
                     false => {}
@@ -244,7 +299,10 @@ pub(crate) fn others(left_out: &BTreeMap<String, u64>) -> String {
     if left_out.is_empty() {
         return String::new();
     }
-    let list: Vec<_> = left_out.iter().map(|(ending, count)| format!("{count} {ending}")).collect();
+    let list: Vec<_> = left_out
+        .iter()
+        .map(|(ending, count)| format!("{count} {ending}"))
+        .collect();
     format!("; left out: {}", list.join(", "))
 }
 
@@ -253,8 +311,9 @@ pub(crate) fn ending_of(name: &OsStr) -> String {
     if name.as_encoded_bytes().starts_with(b".") {
         return "hidden".into();
     }
-    let ending =
-        Path::new(name).extension().map(|ending| format!(".{}", ending.to_string_lossy().to_ascii_lowercase()));
+    let ending = Path::new(name)
+        .extension()
+        .map(|ending| format!(".{}", ending.to_string_lossy().to_ascii_lowercase()));
     ending.unwrap_or_else(|| "without ending".into())
 }
 
@@ -263,11 +322,18 @@ pub(crate) fn ending_of(name: &OsStr) -> String {
 /// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that the link lies in, whose
 /// list would never end.
 pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
-    let failed = |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
+    let failed =
+        |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
     let target = real_path(link).map_err(failed)?;
     let kind = look(&target)?.kind;
     let is_around = |dir: &Path| real_path(dir).is_ok_and(|dir| dir.starts_with(&target));
-    if kind == FileKind::Folder && link.ancestors().skip(1).take_while(|dir| dir.starts_with(root)).any(is_around) {
+    if kind == FileKind::Folder
+        && link
+            .ancestors()
+            .skip(1)
+            .take_while(|dir| dir.starts_with(root))
+            .any(is_around)
+    {
         let message = format!("the link leads to {target:?}, which it lies in: remove the link");
         return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(link));
     }
@@ -279,10 +345,18 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
     if is_url(path) {
         // Stores have no folders; a URL that ends with `/` means one.
         let folder = path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        return if folder { Ok(Meta { kind: FileKind::Folder, ..Meta::of_memory(0) }) } else { remote::look(path) };
+        return if folder {
+            Ok(Meta {
+                kind: FileKind::Folder,
+                ..Meta::of_memory(0)
+            })
+        } else {
+            remote::look(path)
+        };
     }
     let meta = std::fs::metadata(path);
-    let failed = |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
+    let failed =
+        |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
     meta.map(|meta| Meta::of(&meta)).map_err(failed)
 }
 
@@ -305,28 +379,43 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, FileKind)>> {
 }
 
 /// As [`names_in`], one at a time; those of a bucket are held together.
-pub(crate) fn each_name(dir: &Path, mut each: impl FnMut(OsString, FileKind) -> Result<()>) -> Result<()> {
+pub(crate) fn each_name(
+    dir: &Path,
+    mut each: impl FnMut(OsString, FileKind) -> Result<()>,
+) -> Result<()> {
     if is_url(dir) {
-        return remote::children(dir)?.into_iter().try_for_each(|(name, kind)| each(name, kind));
+        return remote::children(dir)?
+            .into_iter()
+            .try_for_each(|(name, kind)| each(name, kind));
     }
     let failed = |source| Error::os(Stage::Index, "cannot list the folder", source).with_path(dir);
     for entry in std::fs::read_dir(dir).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        each(entry.file_name(), FileKind::of(entry.file_type().map_err(failed)?))?;
+        each(
+            entry.file_name(),
+            FileKind::of(entry.file_type().map_err(failed)?),
+        )?;
     }
     Ok(())
 }
 
 /// The path of a folder or file without links and `..`. Errors: the system's.
 pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
-    if is_url(path) { Ok(path.to_path_buf()) } else { path.canonicalize() }
+    if is_url(path) {
+        Ok(path.to_path_buf())
+    } else {
+        path.canonicalize()
+    }
 }
 
 /// Whether a name ends in one of `endings`, in upper or lower case; all names do if there are none.
 fn wanted(name: &OsStr, endings: &[&str]) -> bool {
     let name = name.as_encoded_bytes();
     let ends = |ending: &&str| {
-        let end = name.len().checked_sub(ending.len()).map(|from| &name[from..]);
+        let end = name
+            .len()
+            .checked_sub(ending.len())
+            .map(|from| &name[from..]);
         end.is_some_and(|end| end.eq_ignore_ascii_case(ending.as_bytes()))
     };
     endings.is_empty() || endings.iter().any(ends)
@@ -348,7 +437,9 @@ fn braces(text: &str, out: &mut Vec<String>) -> Result<()> {
 
 /// Expands the first pair of braces, then the rest of each result.
 fn write_out(text: &str, out: &mut Vec<String>) {
-    let Some((before, inside, after)) = first_braces(text) else { return out.push(text.to_string()) };
+    let Some((before, inside, after)) = first_braces(text) else {
+        return out.push(text.to_string());
+    };
     match range(inside) {
         Some((first, last, width)) => {
             let step = |k: u64| if first <= last { first + k } else { first - k };
@@ -366,10 +457,15 @@ fn write_out(text: &str, out: &mut Vec<String>) {
 
 /// Number of names that a pattern stands for.
 fn count(text: &str) -> u64 {
-    let Some((_, inside, after)) = first_braces(text) else { return 1 };
+    let Some((_, inside, after)) = first_braces(text) else {
+        return 1;
+    };
     let here = match range(inside) {
         Some((first, last, _)) => last.abs_diff(first).saturating_add(1),
-        None => choices(inside).into_iter().map(count).fold(0, u64::saturating_add),
+        None => choices(inside)
+            .into_iter()
+            .map(count)
+            .fold(0, u64::saturating_add),
     };
     here.saturating_mul(count(after))
 }
@@ -399,9 +495,18 @@ fn first_braces(text: &str) -> Option<(&str, &str, &str)> {
 /// `0000..0127` as first, last and the width that leading zeros require.
 fn range(inside: &str) -> Option<(u64, u64, usize)> {
     let (first, last) = inside.split_once("..")?;
-    let number = |text: &str| text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok()).flatten();
+    let number = |text: &str| {
+        text.bytes()
+            .all(|b| b.is_ascii_digit())
+            .then(|| text.parse().ok())
+            .flatten()
+    };
     let padded = |text: &str| text.len() > 1 && text.starts_with('0');
-    let width = if padded(first) || padded(last) { first.len().max(last.len()) } else { 0 };
+    let width = if padded(first) || padded(last) {
+        first.len().max(last.len())
+    } else {
+        0
+    };
     Some((number(first)?, number(last)?, width))
 }
 
@@ -437,10 +542,16 @@ mod tests {
     fn braces_are_expanded_as_in_a_shell() {
         let table: [(&str, &[&str]); 9] = [
             ("a.tar", &["a.tar"]),
-            ("s-{08..11}.tar", &["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"]),
+            (
+                "s-{08..11}.tar",
+                &["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"],
+            ),
             ("s-{8..10}", &["s-8", "s-9", "s-10"]),
             ("{2..0}", &["2", "1", "0"]),
-            ("{train,val}/{0..1}", &["train/0", "train/1", "val/0", "val/1"]),
+            (
+                "{train,val}/{0..1}",
+                &["train/0", "train/1", "val/0", "val/1"],
+            ),
             ("{a,b{0..1}}x", &["ax", "b0x", "b1x"]),
             ("{a}", &["{a}"]),
             ("{open", &["{open"]),
@@ -454,11 +565,24 @@ mod tests {
     #[test]
     fn a_pattern_for_endless_files_is_refused() {
         let (forty, nested) = ("{a,b}".repeat(40), format!("{{x,{}}}", "{0..9}".repeat(20)));
-        for pattern in ["{0..99999999999}", "{0..9999}{0..9999}", "{0..18446744073709551615}", &forty, &nested] {
-            assert_eq!(braces(pattern, &mut Vec::new()).unwrap_err().kind(), ErrorKind::Limit, "{pattern}");
+        for pattern in [
+            "{0..99999999999}",
+            "{0..9999}{0..9999}",
+            "{0..18446744073709551615}",
+            &forty,
+            &nested,
+        ] {
+            assert_eq!(
+                braces(pattern, &mut Vec::new()).unwrap_err().kind(),
+                ErrorKind::Limit,
+                "{pattern}"
+            );
         }
         // Counted, not expanded.
-        assert_eq!(["a", "{0..3}{a,b{1..2},c}", "{a}{0..1}"].map(count), [1, 16, 2]);
+        assert_eq!(
+            ["a", "{0..3}{a,b{1..2},c}", "{a}{0..1}"].map(count),
+            [1, 16, 2]
+        );
     }
 
     #[test]
@@ -470,7 +594,10 @@ mod tests {
         }
         let names = |pattern: &str| -> Result<Vec<String>> {
             let files = expand(dir.join(pattern), &[".tar"])?.files;
-            Ok(files.iter().map(|path| path.file_name().unwrap().to_str().unwrap().to_string()).collect())
+            Ok(files
+                .iter()
+                .map(|path| path.file_name().unwrap().to_str().unwrap().to_string())
+                .collect())
         };
         assert_eq!(names("").unwrap(), ["b-0.tar", "b-1.tar"]);
         assert_eq!(names("*.tar").unwrap(), ["b-0.tar", "b-1.tar"]);
@@ -484,7 +611,10 @@ mod tests {
         std::fs::create_dir_all(dir.join("b-2.tar")).unwrap();
         for pattern in ["", "*.tar"] {
             let error = names(pattern).unwrap_err();
-            assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotAFile, Some(dir.join("b-2.tar"))));
+            assert_eq!(
+                (error.kind(), error.site().path.clone()),
+                (ErrorKind::NotAFile, Some(dir.join("b-2.tar")))
+            );
         }
         std::fs::remove_dir_all(&dir).unwrap();
     }

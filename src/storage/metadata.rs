@@ -10,7 +10,10 @@ use std::sync::Arc;
 /// Whether a path is a URL: letters and `://`.
 pub(crate) fn is_url(path: &Path) -> bool {
     let bytes = path.as_os_str().as_bytes();
-    let scheme = bytes.iter().take_while(|byte| byte.is_ascii_alphanumeric()).count();
+    let scheme = bytes
+        .iter()
+        .take_while(|byte| byte.is_ascii_alphanumeric())
+        .count();
     scheme > 0 && bytes[scheme..].starts_with(b"://")
 }
 
@@ -20,7 +23,9 @@ pub(super) fn is_pattern(name: &str) -> bool {
 }
 
 pub(super) fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
-    Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern").with_source(error).with_path(name)
+    Error::new(ErrorKind::Config, Stage::Index, "not a valid file pattern")
+        .with_source(error)
+        .with_path(name)
 }
 
 /// The kind of a name.
@@ -33,12 +38,16 @@ pub(crate) enum FileKind {
     /// FIFO, socket, device.
     Other,
     /// A key of a bucket that has no place in a folder, such as `a//b`.
-    #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "files have no such names"))]
+    #[cfg_attr(
+        not(feature = "remote"),
+        allow(dead_code, reason = "files have no such names")
+    )]
     Odd,
 }
 
 /// How such keys are counted.
-pub(crate) const ODD: &str = "with an odd key (an empty or relative part, or a control character; rename it)";
+pub(crate) const ODD: &str =
+    "with an odd key (an empty or relative part, or a control character; rename it)";
 
 impl FileKind {
     pub(super) fn of(kind: std::fs::FileType) -> Self {
@@ -69,7 +78,13 @@ impl Meta {
     pub(super) fn of(meta: &std::fs::Metadata) -> Self {
         let version = nanoseconds(meta.mtime(), meta.mtime_nsec());
         let stamp = Some(Stamp::new(version, meta.ino()));
-        Self { kind: FileKind::of(meta.file_type()), len: meta.len(), version, pin: None, stamp }
+        Self {
+            kind: FileKind::of(meta.file_type()),
+            len: meta.len(),
+            version,
+            pin: None,
+            stamp,
+        }
     }
 
     /// Whether length and version are the same.
@@ -79,13 +94,25 @@ impl Meta {
     }
 
     pub(super) fn of_memory(len: usize) -> Self {
-        Self { kind: FileKind::File, len: len as u64, version: 0, pin: None, stamp: None }
+        Self {
+            kind: FileKind::File,
+            len: len as u64,
+            version: 0,
+            pin: None,
+            stamp: None,
+        }
     }
 
     /// An object of this version.
     pub(super) fn of_object(len: u64, pin: Option<Arc<str>>) -> Self {
         let version = fnv(pin.as_deref().unwrap_or_default().as_bytes());
-        Self { kind: FileKind::File, len, version, pin, stamp: None }
+        Self {
+            kind: FileKind::File,
+            len,
+            version,
+            pin,
+            stamp: None,
+        }
     }
 }
 
@@ -103,11 +130,17 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     pub(super) fn new(modified: u64, inode: u64) -> Self {
-        Self { modified, inode: (inode ^ inode >> 32) as u32 }
+        Self {
+            modified,
+            inode: (inode ^ inode >> 32) as u32,
+        }
     }
 
     pub(super) fn of(stat: &rustix::fs::Stat) -> Self {
-        Self::new(nanoseconds(stat.st_mtime, stat.st_mtime_nsec as i64), stat.st_ino)
+        Self::new(
+            nanoseconds(stat.st_mtime, stat.st_mtime_nsec as i64),
+            stat.st_ino,
+        )
     }
 }
 
@@ -122,16 +155,24 @@ impl fmt::Display for Stamp {
         let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
         let day = day - (365 * year + year / 4 - year / 100);
         let month = (5 * day + 2) / 153;
-        let (day, year) = (day - (153 * month + 2) / 5 + 1, year + era * 400 + u64::from(month >= 10));
+        let (day, year) = (
+            day - (153 * month + 2) / 5 + 1,
+            year + era * 400 + u64::from(month >= 10),
+        );
         let month = if month < 10 { month + 3 } else { month - 9 };
         let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(f, "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{rest:09} UTC")
+        write!(
+            f,
+            "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{rest:09} UTC"
+        )
     }
 }
 
 /// Modulo 2^64.
 fn nanoseconds(seconds: i64, rest: i64) -> u64 {
-    (seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(rest as u64)
+    (seconds as u64)
+        .wrapping_mul(1_000_000_000)
+        .wrapping_add(rest as u64)
 }
 
 /// What tells contents of a file apart: the times of the last changes in nanoseconds, and the inode if it stays.
@@ -156,19 +197,28 @@ impl Version {
 
     /// Whether only attributes may have changed.
     pub(super) fn is_same_content(self, other: Self) -> bool {
-        Self { changed: other.changed, ..self } == other
+        Self {
+            changed: other.changed,
+            ..self
+        } == other
     }
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "modified {} changed {} inode {}", self.modified, self.changed, self.inode)
+        write!(
+            f,
+            "modified {} changed {} inode {}",
+            self.modified, self.changed, self.inode
+        )
     }
 }
 
 /// FNV-1a, for numbers in files: the same in every build, unlike the standard library's hash.
 pub(crate) fn fnv(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]

@@ -49,14 +49,20 @@ impl Mmap {
     pub(super) fn new(files: Files) -> Self {
         let count = files.kept_count().filter(|count| *count <= MAPS_MAX);
         let maps = count.map(|count| (0..count).map(|_| OnceLock::new()).collect());
-        Self { files, maps, denied: AtomicBool::new(false) }
+        Self {
+            files,
+            maps,
+            denied: AtomicBool::new(false),
+        }
     }
 
     fn read_file(&self, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
         let file = self.files.get(extent.source)?;
         add(&counters.buffered_reads, 1);
         if !self.denied.load(Ordering::Relaxed) {
-            let copied = self.read_map(&file, extent, dst).map_err(|errno| Failure::Os(errno).error(extent))?;
+            let copied = self
+                .read_map(&file, extent, dst)
+                .map_err(|errno| Failure::Os(errno).error(extent))?;
             add(&counters.bytes_moved, copied as u64);
             if !self.denied.load(Ordering::Relaxed) {
                 return self.check_end(&file, extent, copied);
@@ -84,12 +90,25 @@ impl Mmap {
     }
 
     /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page is not available.
-    fn copy(&self, map: &MmapRaw, base: u64, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
+    fn copy(
+        &self,
+        map: &MmapRaw,
+        base: u64,
+        extent: &Extent,
+        dst: &mut [u8],
+    ) -> Result<usize, Errno> {
         let start = (extent.offset - base) as usize;
         let there = base..base + map.len() as u64;
-        let attempt = |call, next| Attempt { there: there.clone(), ..self.files.attempt(call, extent, next, 1) };
+        let attempt = |call, next| Attempt {
+            there: there.clone(),
+            ..self.files.attempt(call, extent, next, 1)
+        };
         let turn = |call, next| self.files.fault_hook().inject(|| attempt(call, next));
-        let next = |done| Next { offset: extent.offset + done as u64, at: done, len: extent.len as usize - done };
+        let next = |done| Next {
+            offset: extent.offset + done as u64,
+            at: done,
+            len: extent.len as usize - done,
+        };
         // First start the reads of all pages, then wait for them: page faults alone would read page by page. Both calls
         // are hints. The copy brings the pages that they miss, and reports pages that are not available.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
@@ -97,7 +116,8 @@ impl Mmap {
         let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
         let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
-            let copy = |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);
+            let copy =
+                |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);
             match turn(Call::Copy, next(done)).around(next(done), dst, copy) {
                 Ok(0) | Err(Errno::FAULT) => break,
                 Ok(count) => done += count,
@@ -114,7 +134,9 @@ impl Mmap {
 
     /// Checks that the copied bytes belong to the file. Behind its end, a map shows zeros up to the end of the page.
     fn check_end(&self, file: &File, extent: &Extent, copied: usize) -> Result<()> {
-        let len = file.len_now().map_err(|errno| Failure::Os(errno).error(extent))?;
+        let len = file
+            .len_now()
+            .map_err(|errno| Failure::Os(errno).error(extent))?;
         if len < extent.offset + extent.len {
             return Err(Failure::Truncated(len.saturating_sub(extent.offset)).error(extent));
         }
@@ -126,12 +148,23 @@ impl Mmap {
     }
 
     /// Reads the bytes by `pread`.
-    fn read_plain(&self, file: &File, extent: &Extent, dst: &mut [u8], counters: &Counters) -> Result<()> {
+    fn read_plain(
+        &self,
+        file: &File,
+        extent: &Extent,
+        dst: &mut [u8],
+        counters: &Counters,
+    ) -> Result<()> {
         let mut progress = Progress::new(*extent, 1);
         loop {
             let next = progress.next();
-            let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, extent, next, 1));
-            let result = turn.around(next, dst, |next, bytes| rustix::io::pread(file, bytes, next.offset));
+            let turn = self
+                .files
+                .fault_hook()
+                .inject(|| self.files.attempt(Call::Read, extent, next, 1));
+            let result = turn.around(next, dst, |next, bytes| {
+                rustix::io::pread(file, bytes, next.offset)
+            });
             add(&counters.bytes_moved, result.unwrap_or(0) as u64);
             match progress.step(result) {
                 Step::Done(_) => return Ok(()),
@@ -145,30 +178,43 @@ impl Mmap {
 
 /// Maps `len` bytes from `offset`. The result starts at `offset`, whatever its alignment.
 fn map(file: &File, offset: u64, len: usize) -> Result<MmapRaw, Errno> {
-    let mapped = MmapOptions::new().offset(offset).len(len).map_raw_read_only(&file.as_fd());
+    let mapped = MmapOptions::new()
+        .offset(offset)
+        .len(len)
+        .map_raw_read_only(&file.as_fd());
     mapped.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))
 }
 
 /// One copy by the kernel. A short count ends at a page that is not available.
 fn copy_once(map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno> {
     assert!(start + dst.len() <= map.len());
-    let local = IoVec { base: dst.as_mut_ptr(), len: dst.len() };
-    let remote = IoVec { base: map.as_mut_ptr().wrapping_add(start), len: dst.len() };
+    let local = IoVec {
+        base: dst.as_mut_ptr(),
+        len: dst.len(),
+    };
+    let remote = IoVec {
+        base: map.as_mut_ptr().wrapping_add(start),
+        len: dst.len(),
+    };
     let pid = rustix::process::getpid().as_raw_nonzero().get();
     // SAFETY: `local` is a live, exclusive slice, the only memory that is written. `remote` lies in a live map of this
     // process and is only read, and by the kernel, which reports a missing page by a short count or EFAULT.
     let count = unsafe { process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
-    usize::try_from(count).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+    usize::try_from(count)
+        .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
 }
 
 impl BlockingRead for Mmap {
     const NAME: &'static str = "mmap";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        self.files.check(extent, buf.len()).map_err(|error| self.files.sources().at(error, extent))?;
+        self.files
+            .check(extent, buf.len())
+            .map_err(|error| self.files.sources().at(error, extent))?;
         let dst = &mut buf[..extent.len as usize];
         if !self.files.sources().copy_resident(extent, dst) {
-            self.read_file(extent, dst, counters).map_err(|error| self.files.sources().at(error, extent))?;
+            self.read_file(extent, dst, counters)
+                .map_err(|error| self.files.sources().at(error, extent))?;
         }
         Ok(0)
     }
@@ -200,11 +246,18 @@ mod tests {
         let mut sources = Sources::new();
         let source = sources.file(&path, bytes.len() as u64).unwrap();
         let mmap = Mmap::new(Files::new(Arc::new(sources), 1, None));
-        let extent = Extent { source, offset: 5000, len: 10_000 };
+        let extent = Extent {
+            source,
+            offset: 5000,
+            len: 10_000,
+        };
         for denied in [false, true] {
             mmap.denied.store(denied, Ordering::Relaxed);
             let mut buf = vec![0; 10_000];
-            assert_eq!(mmap.read(&extent, &mut buf, &Counters::default()).unwrap(), 0);
+            assert_eq!(
+                mmap.read(&extent, &mut buf, &Counters::default()).unwrap(),
+                0
+            );
             assert_eq!(buf, bytes[5000..15_000], "denied: {denied}");
         }
     }

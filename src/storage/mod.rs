@@ -76,7 +76,8 @@ pub(crate) use waker::Bell;
 
 pub(crate) use crate::meter::ReadStats;
 pub(crate) use reader::{
-    Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, Sealed, THREADS_MAX, leaked,
+    Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, Sealed,
+    THREADS_MAX, leaked,
 };
 
 use counters::{Counters, add};

@@ -26,7 +26,11 @@ pub(crate) struct Mount {
 }
 
 const fn mount(name: &'static str, keeps_inodes: bool, direct: bool) -> Mount {
-    Mount { name, keeps_inodes, direct }
+    Mount {
+        name,
+        keeps_inodes,
+        direct,
+    }
 }
 
 const FUSE: u32 = 0x6573_5546;
@@ -51,7 +55,10 @@ const KINDS: &[(u32, Mount)] = &[
 fn by_magic(magic: u32, device: u64) -> Option<&'static Mount> {
     // A FUSE program for a local disk has the disk's device number.
     let on_disk = magic == FUSE && rustix::fs::major(device) != 0;
-    KINDS.iter().find(|(kind, _)| *kind == magic && !on_disk).map(|(_, mount)| mount)
+    KINDS
+        .iter()
+        .find(|(kind, _)| *kind == magic && !on_disk)
+        .map(|(_, mount)| mount)
 }
 
 /// Local file systems that number an inode anew once the kernel has forgotten it: FAT, exFAT, VirtualBox's folders, and
@@ -90,12 +97,19 @@ impl Slow {
 
 impl Mounts {
     pub(super) fn new(also: Option<PathBuf>) -> Self {
-        Self { devices: Mutex::default(), also }
+        Self {
+            devices: Mutex::default(),
+            also,
+        }
     }
 
     /// The mount of a file or folder on a device; `None` on local disks.
     pub(super) fn of(&self, path: &Path, device: u64) -> Option<&'static Mount> {
-        if self.also.as_ref().is_some_and(|also| path.starts_with(also)) {
+        if self
+            .also
+            .as_ref()
+            .is_some_and(|also| path.starts_with(also))
+        {
             return Some(&TEST);
         }
         let mut devices = self.devices.hold();
@@ -111,7 +125,11 @@ impl Mounts {
             let mount = self.of(&path, std::fs::metadata(&path).ok()?.dev())?;
             Some(Slow { first, path, mount })
         };
-        sources.first_of_dirs(dirs_max).into_iter().filter_map(slow).collect()
+        sources
+            .first_of_dirs(dirs_max)
+            .into_iter()
+            .filter_map(slow)
+            .collect()
     }
 }
 
@@ -130,9 +148,18 @@ mod tests {
             (FUSE, rustix::fs::makedev(8, 1), None),
             (ext4, rustix::fs::makedev(8, 1), None),
         ] {
-            assert_eq!(by_magic(magic, device).map(|mount| mount.name), name, "{magic:x}");
+            assert_eq!(
+                by_magic(magic, device).map(|mount| mount.name),
+                name,
+                "{magic:x}"
+            );
         }
-        for (magic, device, invents) in [(ext4, 5, false), (0x6969, 5, false), (FUSE, 5, true), (0x4d44, 5, true)] {
+        for (magic, device, invents) in [
+            (ext4, 5, false),
+            (0x6969, 5, false),
+            (FUSE, 5, true),
+            (0x4d44, 5, true),
+        ] {
             assert_eq!(invents_inodes(magic, device), invents, "{magic:x}");
         }
     }
@@ -143,7 +170,9 @@ mod tests {
         std::fs::write(&path, [1; 10]).unwrap();
         let mut sources = Sources::new();
         let id = sources.file(&path, 10).unwrap();
-        sources.file(path.with_extension("gone").join("a"), 10).unwrap();
+        sources
+            .file(path.with_extension("gone").join("a"), 10)
+            .unwrap();
         let found = |also: Option<&Path>| {
             let slow = Mounts::new(also.map(Path::to_path_buf)).slow_folders(&sources, 8);
             slow.iter().map(|slow| slow.first).collect::<Vec<_>>()

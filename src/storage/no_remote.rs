@@ -56,7 +56,11 @@ impl Object {
         match *self {}
     }
 
-    pub(crate) fn walk<W: super::Way>(&self, ways: Vec<W>, _: impl Fn(&mut W, &[u8]) -> bool) -> Vec<W> {
+    pub(crate) fn walk<W: super::Way>(
+        &self,
+        ways: Vec<W>,
+        _: impl Fn(&mut W, &[u8]) -> bool,
+    ) -> Vec<W> {
         let _ = ways.iter().map(W::next);
         match *self {}
     }
@@ -73,7 +77,13 @@ impl Object {
         self
     }
 
-    pub(crate) fn bring(self, _: Range<u64>, _: Option<Duration>, _: Vec<u8>, _: &AtomicBool) -> Result<Vec<u8>> {
+    pub(crate) fn bring(
+        self,
+        _: Range<u64>,
+        _: Option<Duration>,
+        _: Vec<u8>,
+        _: &AtomicBool,
+    ) -> Result<Vec<u8>> {
         match self {}
     }
 }

@@ -66,12 +66,18 @@ impl PageCache {
     }
 
     pub(super) fn through(self, hook: FaultHook, seen: Option<Seen>) -> Self {
-        Self { files: self.files.through(hook, seen), ..self }
+        Self {
+            files: self.files.through(hook, seen),
+            ..self
+        }
     }
 
     /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
     pub fn try_read(&self, extent: &Extent, dst: &mut [u8]) -> Cached {
-        let result = self.files.check(extent, dst.len()).and_then(|()| self.copied(extent, dst));
+        let result = self
+            .files
+            .check(extent, dst.len())
+            .and_then(|()| self.copied(extent, dst));
         match result {
             Ok(true) => {
                 add(&self.hits, 1);
@@ -122,7 +128,10 @@ impl PageCache {
             return Ok(false);
         };
         let sure = self.sure.load(Ordering::Relaxed);
-        if sure < SURE && !self.blind.load(Ordering::Relaxed) && !self.seems_cached(file.as_fd(), extent) {
+        if sure < SURE
+            && !self.blind.load(Ordering::Relaxed)
+            && !self.seems_cached(file.as_fd(), extent)
+        {
             self.sure.store(0, Ordering::Relaxed);
             return Ok(false);
         }
@@ -142,10 +151,22 @@ impl PageCache {
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
         let (mut done, mut retries) = (0, 0);
         while done < dst.len() {
-            let next = Next { offset: extent.offset + done as u64, at: done, len: dst.len() - done };
-            let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Cached, extent, next, 1));
+            let next = Next {
+                offset: extent.offset + done as u64,
+                at: done,
+                len: dst.len() - done,
+            };
+            let turn = self
+                .files
+                .fault_hook()
+                .inject(|| self.files.attempt(Call::Cached, extent, next, 1));
             let read = turn.around(next, dst, |next, bytes| {
-                preadv2(&fd, &mut [IoSliceMut::new(bytes)], next.offset, ReadWriteFlags::NOWAIT)
+                preadv2(
+                    &fd,
+                    &mut [IoSliceMut::new(bytes)],
+                    next.offset,
+                    ReadWriteFlags::NOWAIT,
+                )
             });
             match read {
                 Ok(0) => {
@@ -158,7 +179,9 @@ impl PageCache {
                 Err(Errno::INTR) => return Ok(false),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
-                    self.refused.get_or_init(|| format!("reads without blocking (RWF_NOWAIT) are refused: {errno}"));
+                    self.refused.get_or_init(|| {
+                        format!("reads without blocking (RWF_NOWAIT) are refused: {errno}")
+                    });
                     return Ok(false);
                 }
                 Err(errno) => return Err(Error::os(Stage::Read, "", errno.into())),
@@ -189,7 +212,11 @@ impl PageCache {
     }
 
     fn space_out(&self, hit: bool) {
-        let streak = if hit { 0 } else { (self.streak.load(Ordering::Relaxed) * 2).clamp(1, SKIP_MAX) };
+        let streak = if hit {
+            0
+        } else {
+            (self.streak.load(Ordering::Relaxed) * 2).clamp(1, SKIP_MAX)
+        };
         self.streak.store(streak, Ordering::Relaxed);
         self.skip.store(streak, Ordering::Relaxed);
     }

@@ -20,20 +20,36 @@ impl Pread {
 
 /// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The extent must not be
 /// empty and must lie within its file.
-pub(super) fn read_file(files: &Files, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
+pub(super) fn read_file(
+    files: &Files,
+    extent: &Extent,
+    buf: &mut [u8],
+    counters: &Counters,
+) -> Result<usize> {
     let file = files.get(extent.source)?;
     let mut progress = Progress::new(*extent, files.align_of(&file));
     check_aligned(buf, progress.is_direct(), files.align())?;
     loop {
         let next = progress.next();
-        let reads = if progress.is_direct() { &counters.direct_reads } else { &counters.buffered_reads };
+        let reads = if progress.is_direct() {
+            &counters.direct_reads
+        } else {
+            &counters.buffered_reads
+        };
         add(reads, 1);
-        let turn = files.fault_hook().inject(|| files.attempt(Call::Read, extent, next, progress.align()));
-        let result = turn.around(next, buf, |next, bytes| rustix::io::pread(&*file, bytes, next.offset));
+        let turn = files
+            .fault_hook()
+            .inject(|| files.attempt(Call::Read, extent, next, progress.align()));
+        let result = turn.around(next, buf, |next, bytes| {
+            rustix::io::pread(&*file, bytes, next.offset)
+        });
         add(&counters.bytes_moved, result.unwrap_or(0) as u64);
         match progress.step(result) {
             Step::Done(start) => return Ok(start),
-            Step::Continue => add(&counters.short_reads, u64::from(result.is_ok_and(|read| read < next.len))),
+            Step::Continue => add(
+                &counters.short_reads,
+                u64::from(result.is_ok_and(|read| read < next.len)),
+            ),
             Step::Retry => add(&counters.retries, 1),
             Step::Buffered => files.make_buffered(&file),
             Step::Fail(failure) => return Err(failure.error(extent)),
@@ -54,11 +70,14 @@ impl BlockingRead for Pread {
     const NAME: &'static str = "pread";
 
     fn read(&self, extent: &Extent, buf: &mut [u8], counters: &Counters) -> Result<usize> {
-        self.files.check(extent, buf.len()).map_err(|error| self.files.sources().at(error, extent))?;
+        self.files
+            .check(extent, buf.len())
+            .map_err(|error| self.files.sources().at(error, extent))?;
         if self.files.sources().copy_resident(extent, buf) {
             return Ok(0);
         }
-        read_file(&self.files, extent, buf, counters).map_err(|error| self.files.sources().at(error, extent))
+        read_file(&self.files, extent, buf, counters)
+            .map_err(|error| self.files.sources().at(error, extent))
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {

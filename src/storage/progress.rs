@@ -68,10 +68,16 @@ pub(crate) struct Progress {
 /// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align` (a power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
     if extent.len == 0 {
-        return Footprint { bytes: 0, in_place: true };
+        return Footprint {
+            bytes: 0,
+            in_place: true,
+        };
     }
     let progress = Progress::new(*extent, align);
-    Footprint { bytes: progress.span, in_place: progress.start == extent.offset && progress.span as u64 == extent.len }
+    Footprint {
+        bytes: progress.span,
+        in_place: progress.start == extent.offset && progress.span as u64 == extent.len,
+    }
 }
 
 impl Progress {
@@ -80,8 +86,19 @@ impl Progress {
         let wide = align as u64;
         let start = extent.offset & !(wide - 1);
         // Saturating: an extent past 2^64 is refused before it is read, but its footprint may be asked.
-        let end = extent.offset.saturating_add(extent.len).checked_next_multiple_of(wide).unwrap_or(u64::MAX);
-        Self { extent, start, span: (end - start) as usize, align, got: 0, retries: 0 }
+        let end = extent
+            .offset
+            .saturating_add(extent.len)
+            .checked_next_multiple_of(wide)
+            .unwrap_or(u64::MAX);
+        Self {
+            extent,
+            start,
+            span: (end - start) as usize,
+            align,
+            got: 0,
+            retries: 0,
+        }
     }
 
     /// Whether it reads past the page cache.
@@ -97,7 +114,11 @@ impl Progress {
     /// The next range to read.
     pub(crate) fn next(&self) -> Next {
         let at = self.got & !(self.align - 1);
-        Next { offset: self.start + at as u64, at, len: (self.span - at).min(READ_MAX) }
+        Next {
+            offset: self.start + at as u64,
+            at,
+            len: (self.span - at).min(READ_MAX),
+        }
     }
 
     /// The next step after the read of `next()` returned `result`.
@@ -155,11 +176,19 @@ mod tests {
 
     fn extent(offset: u64, len: u64) -> Extent {
         let source = Sources::new().memory([].into());
-        Extent { source, offset, len }
+        Extent {
+            source,
+            offset,
+            len,
+        }
     }
 
     /// Plays `results` and returns the requested reads and the last step.
-    fn play(extent: Extent, align: usize, results: &[Result<usize, Errno>]) -> (Vec<(u64, usize, usize)>, Step) {
+    fn play(
+        extent: Extent,
+        align: usize,
+        results: &[Result<usize, Errno>],
+    ) -> (Vec<(u64, usize, usize)>, Step) {
         let mut progress = Progress::new(extent, align);
         let mut reads = Vec::new();
         let mut last = Step::Retry;
@@ -173,55 +202,98 @@ mod tests {
 
     #[test]
     fn a_buffered_read_requests_the_extent_itself() {
-        assert_eq!(play(extent(100, 50), 1, &[Ok(50)]), (vec![(100, 0, 50)], Step::Done(0)));
+        assert_eq!(
+            play(extent(100, 50), 1, &[Ok(50)]),
+            (vec![(100, 0, 50)], Step::Done(0))
+        );
     }
 
     #[test]
     fn a_direct_read_requests_the_aligned_superset_of_its_extent() {
-        assert_eq!(play(extent(1000, 100), 512, &[Ok(1024)]), (vec![(512, 0, 1024)], Step::Done(488)));
-        assert_eq!(play(extent(1024, 512), 512, &[Ok(512)]), (vec![(1024, 0, 512)], Step::Done(0)));
+        assert_eq!(
+            play(extent(1000, 100), 512, &[Ok(1024)]),
+            (vec![(512, 0, 1024)], Step::Done(488))
+        );
+        assert_eq!(
+            play(extent(1024, 512), 512, &[Ok(512)]),
+            (vec![(1024, 0, 512)], Step::Done(0))
+        );
     }
 
     #[test]
     fn a_short_read_continues_where_it_ended() {
         let (reads, last) = play(extent(100, 50), 1, &[Ok(20), Ok(29), Ok(1)]);
-        assert_eq!((reads, last), (vec![(100, 0, 50), (120, 20, 30), (149, 49, 1)], Step::Done(0)));
+        assert_eq!(
+            (reads, last),
+            (
+                vec![(100, 0, 50), (120, 20, 30), (149, 49, 1)],
+                Step::Done(0)
+            )
+        );
     }
 
     #[test]
     fn after_a_short_direct_read_the_offset_is_aligned_down() {
         let (reads, last) = play(extent(0, 4096), 512, &[Ok(1000), Ok(3584)]);
-        assert_eq!((reads, last), (vec![(0, 0, 4096), (512, 512, 3584)], Step::Done(0)));
+        assert_eq!(
+            (reads, last),
+            (vec![(0, 0, 4096), (512, 512, 3584)], Step::Done(0))
+        );
     }
 
     #[test]
     fn the_tail_of_a_file_is_short_and_complete() {
         assert_eq!(play(extent(4096, 100), 4096, &[Ok(100)]).1, Step::Done(0));
-        assert_eq!(play(extent(4000, 196), 4096, &[Ok(4196)]).1, Step::Done(4000));
+        assert_eq!(
+            play(extent(4000, 196), 4096, &[Ok(4196)]).1,
+            Step::Done(4000)
+        );
     }
 
     #[test]
     fn a_read_of_0_before_the_end_means_a_truncated_file() {
-        assert_eq!(play(extent(100, 50), 1, &[Ok(0)]).1, Step::Fail(Failure::Truncated(0)));
-        assert_eq!(play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1, Step::Fail(Failure::Truncated(20)));
+        assert_eq!(
+            play(extent(100, 50), 1, &[Ok(0)]).1,
+            Step::Fail(Failure::Truncated(0))
+        );
+        assert_eq!(
+            play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1,
+            Step::Fail(Failure::Truncated(20))
+        );
         // O_DIRECT brings the same tail again after aligning down: no new byte is the end, too.
-        assert_eq!(play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1, Step::Fail(Failure::Truncated(600)));
+        assert_eq!(
+            play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1,
+            Step::Fail(Failure::Truncated(600))
+        );
         // The file ends before the extent starts.
-        assert_eq!(play(extent(400, 100), 512, &[Ok(300), Ok(300)]).1, Step::Fail(Failure::Truncated(0)));
+        assert_eq!(
+            play(extent(400, 100), 512, &[Ok(300), Ok(300)]).1,
+            Step::Fail(Failure::Truncated(0))
+        );
     }
 
     #[test]
     fn eintr_and_eagain_repeat_the_same_read_but_not_for_ever() {
-        let (reads, last) = play(extent(100, 50), 1, &[Err(Errno::INTR), Err(Errno::AGAIN), Ok(50)]);
+        let (reads, last) = play(
+            extent(100, 50),
+            1,
+            &[Err(Errno::INTR), Err(Errno::AGAIN), Ok(50)],
+        );
         assert_eq!((reads, last), (vec![(100, 0, 50); 3], Step::Done(0)));
         let endless = vec![Err(Errno::AGAIN); RETRIES_MAX as usize + 1];
-        assert_eq!(play(extent(100, 50), 1, &endless).1, Step::Fail(Failure::Os(Errno::AGAIN)));
+        assert_eq!(
+            play(extent(100, 50), 1, &endless).1,
+            Step::Fail(Failure::Os(Errno::AGAIN))
+        );
     }
 
     #[test]
     fn einval_turns_o_direct_off_once_and_then_fails() {
         let (reads, last) = play(extent(1000, 100), 512, &[Err(Errno::INVAL), Ok(100)]);
-        assert_eq!((reads, last), (vec![(512, 0, 1024), (1000, 0, 100)], Step::Done(0)));
+        assert_eq!(
+            (reads, last),
+            (vec![(512, 0, 1024), (1000, 0, 100)], Step::Done(0))
+        );
         let twice = play(extent(1000, 100), 512, &[Err(Errno::INVAL); 2]);
         assert_eq!(twice.1, Step::Fail(Failure::Os(Errno::INVAL)));
     }
@@ -230,7 +302,10 @@ mod tests {
     fn a_read_beyond_one_calls_limit_is_cut_and_not_the_end() {
         let len = 3 * READ_MAX as u64 / 2;
         let (reads, last) = play(extent(0, len), 1, &[Ok(READ_MAX), Ok(READ_MAX / 2)]);
-        assert_eq!((reads[1], last), ((READ_MAX as u64, READ_MAX, READ_MAX / 2), Step::Done(0)));
+        assert_eq!(
+            (reads[1], last),
+            ((READ_MAX as u64, READ_MAX, READ_MAX / 2), Step::Done(0))
+        );
     }
 
     proptest! {

@@ -26,11 +26,19 @@ impl Pending {
     pub(crate) fn create(target: impl Into<PathBuf>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let target = target.into();
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?.as_bytes();
+        let name = target
+            .file_name()
+            .ok_or(io::ErrorKind::InvalidInput)?
+            .as_bytes();
         let name = &name[..name.len().min(NAME_MAX)];
         loop {
-            let end = format!(".{}.{}{SUFFIX}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-            let hidden = target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
+            let end = format!(
+                ".{}.{}{SUFFIX}",
+                std::process::id(),
+                NEXT.fetch_add(1, Ordering::Relaxed)
+            );
+            let hidden =
+                target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
             // A container on another machine may have the same process id. Then take the next number.
             match File::options().write(true).create_new(true).open(&hidden) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -40,7 +48,11 @@ impl Pending {
     }
 
     fn of(file: File, hidden: PathBuf, target: PathBuf) -> Self {
-        Self { file: Some(BufWriter::with_capacity(BUFFER, file)), hidden, target }
+        Self {
+            file: Some(BufWriter::with_capacity(BUFFER, file)),
+            hidden,
+            target,
+        }
     }
 
     /// Gives the file its final name; with `sync`, after its bytes are on the device.
@@ -51,7 +63,11 @@ impl Pending {
 
     /// Gives the file its final name; with `sync`, after its bytes are on the device. A file of that name goes, unless it
     /// `stays`.
-    pub(crate) fn commit_unless(mut self, sync: bool, stays: impl FnOnce() -> bool) -> io::Result<()> {
+    pub(crate) fn commit_unless(
+        mut self,
+        sync: bool,
+        stays: impl FnOnce() -> bool,
+    ) -> io::Result<()> {
         self.close(sync)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
             Ok(()) => Ok(()),
@@ -66,16 +82,20 @@ impl Pending {
     pub(crate) fn commit_new(mut self) -> io::Result<()> {
         self.close(true)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => match equal(&self.hidden, &self.target) {
-                Ok(true) => Ok(()),
-                // Also a link without a target.
-                Ok(false) => Err(error),
-                Err(other) if other.kind() == io::ErrorKind::NotFound => Err(error),
-                Err(other) => Err(other),
-            },
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                match equal(&self.hidden, &self.target) {
+                    Ok(true) => Ok(()),
+                    // Also a link without a target.
+                    Ok(false) => Err(error),
+                    Err(other) if other.kind() == io::ErrorKind::NotFound => Err(error),
+                    Err(other) => Err(other),
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
             // A file system without links: the name is looked up first.
-            Err(_) if self.target.symlink_metadata().is_err() => std::fs::rename(&self.hidden, &self.target),
+            Err(_) if self.target.symlink_metadata().is_err() => {
+                std::fs::rename(&self.hidden, &self.target)
+            }
             linked => linked,
         }
     }
@@ -94,7 +114,9 @@ impl Pending {
     }
 
     fn close(&mut self, sync: bool) -> io::Result<()> {
-        let Some(file) = self.file.take() else { return Ok(()) };
+        let Some(file) = self.file.take() else {
+            return Ok(());
+        };
         let file = file.into_inner().map_err(|error| error.into_error())?;
         if sync { file.sync_all() } else { Ok(()) }
     }
@@ -149,7 +171,10 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
 
 /// The target of a hidden file of [`Pending::create`], by its name; its end is cut off if it is long.
 pub(crate) fn target_of(name: &str) -> Option<&str> {
-    let (name, number) = name.strip_prefix('.')?.strip_suffix(SUFFIX)?.rsplit_once('.')?;
+    let (name, number) = name
+        .strip_prefix('.')?
+        .strip_suffix(SUFFIX)?
+        .rsplit_once('.')?;
     let (target, process) = name.rsplit_once('.')?;
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits(number) && digits(process)).then_some(target)
@@ -165,7 +190,10 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn new(file: File) -> Self {
-        Self { file, process: Process::current() }
+        Self {
+            file,
+            process: Process::current(),
+        }
     }
 }
 
@@ -178,13 +206,19 @@ impl Drop for Held {
 }
 
 /// A lock on a file, held by this process until it is dropped; none where the file system has no locks.
-pub(crate) struct Lock(#[cfg_attr(not(test), expect(dead_code, reason = "it holds the lock"))] Option<Held>);
+pub(crate) struct Lock(
+    #[cfg_attr(not(test), expect(dead_code, reason = "it holds the lock"))] Option<Held>,
+);
 
 impl Lock {
     /// Locks the file. `None`: another process holds the lock.
     pub(crate) fn try_of(path: &Path) -> io::Result<Option<Self>> {
         // An exclusive lock on a network file system needs a file that may be written to.
-        let file = File::options().read(true).write(true).open(path).or_else(|_| File::open(path))?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(path)
+            .or_else(|_| File::open(path))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(Self(Some(Held::new(file))))),
             Err(std::fs::TryLockError::WouldBlock) => Ok(None),
@@ -234,7 +268,14 @@ impl Folder {
     pub(crate) fn sync(&self) -> io::Result<()> {
         match self.0.sync_all() {
             // Some network file systems cannot sync folders, and have nothing to sync.
-            Err(source) if matches!(source.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+            Err(source)
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported
+                ) =>
+            {
+                Ok(())
+            }
             done => done,
         }
     }
@@ -255,11 +296,23 @@ mod tests {
         let mut dropped = Pending::create(&target).unwrap();
         dropped.write_all(b"third").unwrap();
         let names = || -> Vec<_> {
-            std::fs::read_dir(target.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect()
+            std::fs::read_dir(target.parent().unwrap())
+                .unwrap()
+                .map(|entry| entry.unwrap().file_name())
+                .collect()
         };
-        assert!(names().iter().any(|name| name.to_string_lossy().ends_with(".tmp")), "{:?}", names());
+        assert!(
+            names()
+                .iter()
+                .any(|name| name.to_string_lossy().ends_with(".tmp")),
+            "{:?}",
+            names()
+        );
         drop(dropped);
-        assert_eq!((names().len(), std::fs::read(&target).unwrap()), (1, b"second".to_vec()));
+        assert_eq!(
+            (names().len(), std::fs::read(&target).unwrap()),
+            (1, b"second".to_vec())
+        );
         Folder::of(&target).unwrap().sync().unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
     }
@@ -278,7 +331,10 @@ mod tests {
         let inode = std::fs::metadata(&target).unwrap().ino();
         second.commit_first().unwrap();
         assert_eq!(
-            (std::fs::read(&target).unwrap(), std::fs::metadata(&target).unwrap().ino()),
+            (
+                std::fs::read(&target).unwrap(),
+                std::fs::metadata(&target).unwrap().ino()
+            ),
             (b"first".into(), inode)
         );
         std::fs::remove_file(&target).unwrap();

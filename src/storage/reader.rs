@@ -68,13 +68,19 @@ pub struct ReadOp {
 impl ReadOp {
     /// The completion of this read.
     pub(super) fn end(self, result: Result<usize>) -> Completion {
-        Completion { tag: self.tag, buf: self.buf, result }
+        Completion {
+            tag: self.tag,
+            buf: self.buf,
+            result,
+        }
     }
 
     /// The completion of a read that was cancelled before it began.
     pub(super) fn cancelled(self) -> Completion {
         let Extent { offset, len, .. } = self.extent;
-        self.end(Err(Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(offset, len)))
+        self.end(Err(
+            Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(offset, len)
+        ))
     }
 }
 
@@ -82,11 +88,19 @@ impl ReadOp {
 pub(crate) struct NoRoom;
 
 /// Keeps what requests to stores bring.
-#[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "for the reader of objects"))]
+#[cfg_attr(
+    not(feature = "remote"),
+    allow(dead_code, reason = "for the reader of objects")
+)]
 pub(crate) trait Keep: Send + Sync {
     /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
     /// Then [`keep`](Self::keep) follows. `Err`: there is no room now.
-    fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom>;
+    fn wants(
+        &self,
+        source: SourceId,
+        offset: u64,
+        len: u64,
+    ) -> std::result::Result<Option<Range<u64>>, NoRoom>;
 
     /// A range is read without being kept, for lack of room.
     fn pass(&self);
@@ -116,8 +130,10 @@ pub struct Completion {
 
 impl MemoryTerm {
     /// Buffers of connections to object stores; with a local cache, its blocks in memory and its tables.
-    pub const NETWORK: Self =
-        Self::new("network", "connections with a request in flight; blocks and tables of a cache");
+    pub const NETWORK: Self = Self::new(
+        "network",
+        "connections with a request in flight; blocks and tables of a cache",
+    );
 }
 
 /// The requirements of a read.
@@ -138,7 +154,10 @@ mod sealed {
         /// Registers memory for buffers, so that the kernel pins it once and not for each read. Replaces the memory
         /// registered before. Call it on the thread that drives the reader, with nothing in flight. Returns the reason
         /// if registration failed; the reader works without it. Only io_uring registers memory.
-        #[allow(private_interfaces, reason = "sealed: no code outside of the crate can name the trait")]
+        #[allow(
+            private_interfaces,
+            reason = "sealed: no code outside of the crate can name the trait"
+        )]
         fn register(&mut self, _: &[Arc<Region>]) -> Option<String> {
             None
         }

@@ -33,8 +33,16 @@ pub(crate) fn is_plain(name: &[u8]) -> bool {
 
 /// Opens the folder of a root.
 pub(crate) fn root(path: &Path) -> Result<OwnedFd, Errno> {
-    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    let path = if path.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        path
+    };
+    rustix::fs::open(
+        path,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
 }
 
 /// Opens `name`, which [`is_plain`], beneath `root`.
@@ -59,8 +67,13 @@ fn walk(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Err
     while let Some(part) = parts.next() {
         let at = here.as_ref().map_or(root, AsFd::as_fd);
         let last = parts.peek().is_none();
-        let wanted = if last { flags | OFlags::NOFOLLOW } else { folder };
-        let opened = rustix::fs::openat(at, part, wanted, Mode::empty()).map_err(|errno| refused(at, part, errno))?;
+        let wanted = if last {
+            flags | OFlags::NOFOLLOW
+        } else {
+            folder
+        };
+        let opened = rustix::fs::openat(at, part, wanted, Mode::empty())
+            .map_err(|errno| refused(at, part, errno))?;
         if last {
             return Ok(opened);
         }
@@ -75,15 +88,29 @@ fn refused(at: BorrowedFd<'_>, part: &[u8], errno: Errno) -> Errno {
         let stat = rustix::fs::statat(at, part, AtFlags::SYMLINK_NOFOLLOW);
         stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
     };
-    if matches!(errno, Errno::LOOP | Errno::NOTDIR) && is_link() { Errno::XDEV } else { errno }
+    if matches!(errno, Errno::LOOP | Errno::NOTDIR) && is_link() {
+        Errno::XDEV
+    } else {
+        errno
+    }
 }
 
 /// As [`open`], without I/O: `EAGAIN` if I/O would be needed.
 pub(crate) fn open_cached(root: &Path, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let path = if root.as_os_str().is_empty() { Path::new(".") } else { root };
+    let path = if root.as_os_str().is_empty() {
+        Path::new(".")
+    } else {
+        root
+    };
     let root = rustix::fs::openat2(CWD, path, folder, Mode::empty(), ResolveFlags::CACHED)?;
-    rustix::fs::openat2(&root, name, flags, Mode::empty(), RESOLVE | ResolveFlags::CACHED)
+    rustix::fs::openat2(
+        &root,
+        name,
+        flags,
+        Mode::empty(),
+        RESOLVE | ResolveFlags::CACHED,
+    )
 }
 
 #[cfg(test)]
@@ -120,7 +147,8 @@ mod tests {
 
     /// A folder with links of every kind, beside a file that must stay out of reach.
     fn folder(name: &str) -> PathBuf {
-        let base = std::env::temp_dir().join(format!("feedline-beneath-{name}-{}", std::process::id()));
+        let base =
+            std::env::temp_dir().join(format!("feedline-beneath-{name}-{}", std::process::id()));
         let root = base.join("root");
         std::fs::create_dir_all(root.join("sub")).unwrap();
         std::fs::write(base.join("secret"), "secret").unwrap();

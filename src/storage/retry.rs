@@ -22,7 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Pauses before each try. Together they are shorter than a stall.
-const PAUSES: [Duration; 3] = [Duration::from_millis(1), Duration::from_millis(10), Duration::from_millis(100)];
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(100),
+];
 
 /// Bytes that go past the page cache at a time.
 const BOUNCE: usize = 1 << 20;
@@ -38,7 +42,10 @@ pub(crate) struct Again {
 /// Whether memory or descriptors are short, for every sample. A retry may help; another sample does not.
 pub(crate) fn exhausted(error: &Error) -> bool {
     use Errno as E;
-    matches!(code(error), Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS))
+    matches!(
+        code(error),
+        Some(E::NOMEM | E::MFILE | E::NFILE | E::NOBUFS)
+    )
 }
 
 /// Whether a store failed, not one of its objects. An object itself is gone, or has changed.
@@ -56,9 +63,17 @@ pub(crate) fn has_other_version(error: &Error) -> bool {
 /// function knows the system's codes for that.
 pub(crate) fn may_pass(error: &Error) -> bool {
     use Errno as E;
-    let storage = |code| matches!(code, E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO);
+    let storage = |code| {
+        matches!(
+            code,
+            E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO
+        )
+    };
     let network = |code| {
-        let down = matches!(code, E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOLINK);
+        let down = matches!(
+            code,
+            E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOLINK
+        );
         down || matches!(code, E::CONNRESET | E::CONNABORTED | E::NOTCONN)
     };
     exhausted(error) || code(error).is_some_and(|code| storage(code) || network(code))
@@ -66,7 +81,8 @@ pub(crate) fn may_pass(error: &Error) -> bool {
 
 /// The system's error code.
 fn code(error: &Error) -> Option<Errno> {
-    let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
+    let source =
+        std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>());
     source.and_then(Errno::from_io_error)
 }
 
@@ -85,7 +101,11 @@ impl Again {
     /// Retries the reads that failed in the reader of these options.
     pub(crate) fn new(sources: Arc<Sources>, options: &ReaderOptions, seen: Option<Seen>) -> Self {
         let files = Files::new(sources, 1, Some(0)).through(FaultHook::of(options), seen);
-        Self { files, counters: Counters::default(), recovered: AtomicU64::new(0) }
+        Self {
+            files,
+            counters: Counters::default(),
+            recovered: AtomicU64::new(0),
+        }
     }
 
     /// A table of the same files that stay open, for the caller's own reads.
@@ -131,7 +151,9 @@ impl Again {
         let mut last = self.once(extent, buf, past_cache);
         for (tried, pause) in PAUSES.into_iter().enumerate() {
             match last {
-                Err(error) if may_pass(&error) && !(past_cache && code(&error) == Some(Errno::IO)) => {
+                Err(error)
+                    if may_pass(&error) && !(past_cache && code(&error) == Some(Errno::IO)) =>
+                {
                     past_cache = code(&error) == Some(Errno::IO)
                 }
                 done => return (done, tried + 1),
@@ -152,7 +174,11 @@ impl Again {
             return Ok(());
         }
         if checked.is_ok() && self.files.sources().is_remote(extent.source) {
-            return self.files.sources().object(extent.source)?.read(extent.offset, &mut buf[..extent.len as usize]);
+            return self
+                .files
+                .sources()
+                .object(extent.source)?
+                .read(extent.offset, &mut buf[..extent.len as usize]);
         }
         let read = checked.and_then(|()| match past_cache {
             true => self.past_cache(extent, buf),
@@ -175,9 +201,14 @@ impl Again {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
         let direct = self.aligned(align);
-        let mut bounce = RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
+        let mut bounce =
+            RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
-            let part = Extent { offset: extent.offset + (at * BOUNCE) as u64, len: piece.len() as u64, ..*extent };
+            let part = Extent {
+                offset: extent.offset + (at * BOUNCE) as u64,
+                len: piece.len() as u64,
+                ..*extent
+            };
             let start = self.plainly(&direct, &part, bounce.as_mut_slice())?;
             piece.copy_from_slice(&bounce.as_slice()[start..start + piece.len()]);
         }
@@ -199,32 +230,71 @@ mod tests {
             ((true, true), &[12, 23, 24, 105]),
             ((false, false), &[2, 13, 20, 21, 22, 40]),
         ] {
-            codes.iter().for_each(|code| assert_eq!(of(&os(*code)), is, "{code}"));
+            codes
+                .iter()
+                .for_each(|code| assert_eq!(of(&os(*code)), is, "{code}"));
         }
-        for kind in [ErrorKind::Truncated, ErrorKind::Decode, ErrorKind::Changed, ErrorKind::User] {
-            assert_eq!(of(&Error::new(kind, Stage::Read, "")), (false, false), "{kind:?}");
+        for kind in [
+            ErrorKind::Truncated,
+            ErrorKind::Decode,
+            ErrorKind::Changed,
+            ErrorKind::User,
+        ] {
+            assert_eq!(
+                of(&Error::new(kind, Stage::Read, "")),
+                (false, false),
+                "{kind:?}"
+            );
         }
     }
 
     #[test]
     fn both_ways_bring_the_same_bytes_of_any_extent() {
         let path = std::env::temp_dir().join(format!("feedline-again-{}", std::process::id()));
-        let bytes: Vec<u8> = (0..3_u32 << 20).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let bytes: Vec<u8> = (0..3_u32 << 20)
+            .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
         std::fs::write(&path, &bytes).unwrap();
         let mut sources = Sources::new();
         let source = sources.file(&path, bytes.len() as u64).unwrap();
         let again = Again::new(Arc::new(sources), &ReaderOptions::default(), None);
-        for (offset, len) in [(0, 0), (0, 1), (4095, 2), (1, 3 << 20 >> 1), (0, 3 << 20), ((3 << 20) - 7, 7)] {
-            let extent = Extent { source, offset, len };
+        for (offset, len) in [
+            (0, 0),
+            (0, 1),
+            (4095, 2),
+            (1, 3 << 20 >> 1),
+            (0, 3 << 20),
+            ((3 << 20) - 7, 7),
+        ] {
+            let extent = Extent {
+                source,
+                offset,
+                len,
+            };
             for past_cache in [false, true] {
                 let mut got = vec![0; len as usize];
                 again.once(&extent, &mut got, past_cache).unwrap();
-                assert!(got == bytes[offset as usize..][..len as usize], "{offset} {len} {past_cache}");
+                assert!(
+                    got == bytes[offset as usize..][..len as usize],
+                    "{offset} {len} {past_cache}"
+                );
             }
         }
         std::fs::remove_file(&path).unwrap();
-        let error = again.read(&Extent { source, offset: 8, len: 4 }, &mut [0; 4]).unwrap_err();
-        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::NotFound, Some(&*path)));
+        let error = again
+            .read(
+                &Extent {
+                    source,
+                    offset: 8,
+                    len: 4,
+                },
+                &mut [0; 4],
+            )
+            .unwrap_err();
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::NotFound, Some(&*path))
+        );
         assert_eq!((error.site().offset, error.site().len), (Some(8), Some(4)));
     }
 }

@@ -11,7 +11,9 @@
 //! The driver sleeps in the reader of files; completions from the other readers and the cache wake it there.
 
 use super::cache::{CacheAnswer, Fill};
-use super::{Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker, add};
+use super::{
+    Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker, add,
+};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{MemoryTerm, Region};
 use std::collections::HashMap;
@@ -67,14 +69,26 @@ impl Router {
         fill: Option<Fill>,
     ) -> Self {
         let room = files.depth();
-        let cached =
-            fill.map(|fill| CachedReads { fill, waiting: 0, on_disk: HashMap::with_capacity(room), cancelled: false });
-        Self { routes, files, others, cached }
+        let cached = fill.map(|fill| CachedReads {
+            fill,
+            waiting: 0,
+            on_disk: HashMap::with_capacity(room),
+            cancelled: false,
+        });
+        Self {
+            routes,
+            files,
+            others,
+            cached,
+        }
     }
 
     /// A source that the list lacks goes to the reader of files, which refuses it by name.
     fn route(&self, extent: &Extent) -> Route {
-        self.routes.get(extent.source.index()).copied().unwrap_or(Route::File)
+        self.routes
+            .get(extent.source.index())
+            .copied()
+            .unwrap_or(Route::File)
     }
 
     /// Gives a read to the reader of a route. There is room: no reader has less than the depth of all.
@@ -88,7 +102,11 @@ impl Router {
     /// Sends a read on, to the cache first unless it is to go past it.
     fn send(&mut self, op: ReadOp, past_cache: bool) -> Result<(), ReadOp> {
         let route = self.route(&op.extent);
-        let Some(cached) = self.cached.as_mut().filter(|_| route != Route::File && !past_cache) else {
+        let Some(cached) = self
+            .cached
+            .as_mut()
+            .filter(|_| route != Route::File && !past_cache)
+        else {
             return self.give(route, op);
         };
         match cached.fill.route(op) {
@@ -111,11 +129,15 @@ impl Router {
     /// Takes what the cache and the other readers completed, and sends on the reads that waited for the cache.
     fn take_others(&mut self, out: &mut Vec<Completion>) {
         self.take_waiting(out);
-        self.others.iter_mut().for_each(|(_, reader)| reader.wait(out, Some(Duration::ZERO)));
+        self.others
+            .iter_mut()
+            .for_each(|(_, reader)| reader.wait(out, Some(Duration::ZERO)));
     }
 
     fn take_waiting(&mut self, out: &mut Vec<Completion>) {
-        let Some(cached) = &mut self.cached else { return };
+        let Some(cached) = &mut self.cached else {
+            return;
+        };
         cached.waiting -= cached.fill.collect(out);
         let ready = cached.fill.take_ready();
         cached.waiting -= ready.len();
@@ -129,7 +151,10 @@ impl Router {
                 add(&cached.fill.blocks().counts.misses, 1);
             }
             let sent = self.send(op, past_cache);
-            debug_assert!(sent.is_ok(), "a read that waited has its place in the depth");
+            debug_assert!(
+                sent.is_ok(),
+                "a read that waited has its place in the depth"
+            );
         }
     }
 
@@ -137,11 +162,24 @@ impl Router {
     fn read_again(&mut self, out: &mut Vec<Completion>, from: usize) {
         let mut at = from;
         while at < out.len() {
-            let Some(cached) = &mut self.cached else { return };
-            let failed = out[at].result.as_ref().err().map(Error::kind).filter(|kind| *kind != ErrorKind::Cancelled);
+            let Some(cached) = &mut self.cached else {
+                return;
+            };
+            let failed = out[at]
+                .result
+                .as_ref()
+                .err()
+                .map(Error::kind)
+                .filter(|kind| *kind != ErrorKind::Cancelled);
             match (cached.on_disk.remove(&out[at].tag), failed) {
                 (Some(extent), Some(kind)) if !cached.cancelled => {
-                    if matches!(kind, ErrorKind::NotFound | ErrorKind::Changed | ErrorKind::Truncated | ErrorKind::Io) {
+                    if matches!(
+                        kind,
+                        ErrorKind::NotFound
+                            | ErrorKind::Changed
+                            | ErrorKind::Truncated
+                            | ErrorKind::Io
+                    ) {
                         cached.fill.blocks().lose(extent.source.index());
                     }
                     let Completion { tag, buf, .. } = out.swap_remove(at);
@@ -163,23 +201,36 @@ impl Sealed for Router {
 impl Reader for Router {
     fn depth(&self) -> usize {
         // Any reader may get all reads in flight.
-        self.others.iter().fold(self.files.depth(), |depth, (_, reader)| depth.min(reader.depth()))
+        self.others
+            .iter()
+            .fold(self.files.depth(), |depth, (_, reader)| {
+                depth.min(reader.depth())
+            })
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
         let route = self.route(extent);
         // What a cache holds is read as a file; the network needs no more.
-        match self.others.iter().find(|(of, _)| *of == route && self.cached.is_none()) {
+        match self
+            .others
+            .iter()
+            .find(|(of, _)| *of == route && self.cached.is_none())
+        {
             Some((_, reader)) => reader.footprint(extent),
             None => self.files.footprint(extent),
         }
     }
 
     fn terms(&self) -> Vec<MemoryTerm> {
-        let readers = std::iter::once(&self.files).chain(self.others.iter().map(|(_, reader)| reader));
+        let readers =
+            std::iter::once(&self.files).chain(self.others.iter().map(|(_, reader)| reader));
         let cached = self.cached.as_ref().map(|cached| cached.fill.term());
         let routes = MemoryTerm::NETWORK.of(1, size_of_val(&*self.routes));
-        readers.flat_map(|reader| reader.terms()).chain(cached).chain([routes]).collect()
+        readers
+            .flat_map(|reader| reader.terms())
+            .chain(cached)
+            .chain([routes])
+            .collect()
     }
 
     fn mem_align(&self) -> usize {
@@ -201,7 +252,11 @@ impl Reader for Router {
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>) {
         let before = out.len();
         self.take_others(out);
-        let timeout = if out.len() > before { Some(Duration::ZERO) } else { timeout };
+        let timeout = if out.len() > before {
+            Some(Duration::ZERO)
+        } else {
+            timeout
+        };
         let from = out.len();
         self.files.wait(out, timeout);
         self.read_again(out, from);
@@ -209,7 +264,11 @@ impl Reader for Router {
     }
 
     fn in_flight(&self) -> usize {
-        let others: usize = self.others.iter().map(|(_, reader)| reader.in_flight()).sum();
+        let others: usize = self
+            .others
+            .iter()
+            .map(|(_, reader)| reader.in_flight())
+            .sum();
         self.files.in_flight() + others + self.cached.as_ref().map_or(0, |cached| cached.waiting)
     }
 
@@ -219,7 +278,9 @@ impl Reader for Router {
             cached.fill.cancel();
         }
         self.files.cancel();
-        self.others.iter_mut().for_each(|(_, reader)| reader.cancel());
+        self.others
+            .iter_mut()
+            .for_each(|(_, reader)| reader.cancel());
     }
 
     fn waker(&self) -> Waker {
@@ -261,7 +322,9 @@ mod tests {
         sources.file("/local/a", 10).unwrap();
         let mounted = sources.file("/mount/b", 10).unwrap();
         sources.memory([1].into());
-        sources.add(Path::new("s3://bucket/c"), &Meta::of_object(10, None)).unwrap();
+        sources
+            .add(Path::new("s3://bucket/c"), &Meta::of_object(10, None))
+            .unwrap();
         sources.file("/mount/d", 10).unwrap();
         use Route::{File, Mount, Object};
         // Without a cache, the reader of files reads mounts, too.

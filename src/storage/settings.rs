@@ -23,7 +23,13 @@ pub fn configure(
     store: &str,
     options: impl IntoIterator<Item = (impl Into<String>, impl Into<String>)>,
 ) -> crate::Result<()> {
-    remote::configure(store, options.into_iter().map(|(name, value)| (name.into(), value.into())).collect())
+    remote::configure(
+        store,
+        options
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect(),
+    )
 }
 
 /// The choice of reader.

@@ -106,7 +106,9 @@ impl<T: Default> Recent<T> {
     ) -> Result<R> {
         let mut fresh = <(u64, T)>::default();
         // Another thread may wait for the disk with this place: then it is not used.
-        let mut held = self.0[(number % self.0.len() as u64) as usize].try_lock().ok();
+        let mut held = self.0[(number % self.0.len() as u64) as usize]
+            .try_lock()
+            .ok();
         // The number, plus 1.
         let (known, value) = held.as_deref_mut().unwrap_or(&mut fresh);
         if *known != number + 1 {
@@ -160,7 +162,9 @@ impl Sidefile {
         }
         match Self::read_tail(blob, held_max) {
             Ok(file) => Ok(file.map_or(SideFound::Damaged, SideFound::Whole)),
-            Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated) => Ok(SideFound::Damaged),
+            Err(error) if matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated) => {
+                Ok(SideFound::Damaged)
+            }
             Err(error) => Err(error),
         }
     }
@@ -173,7 +177,9 @@ impl Sidefile {
             rest @ 5.. => whole + rest - 4,
             _ => return Ok(None),
         };
-        let Some(end) = len.checked_sub(TAIL).filter(|end| *end >= HEAD) else { return Ok(None) };
+        let Some(end) = len.checked_sub(TAIL).filter(|end| *end >= HEAD) else {
+            return Ok(None);
+        };
         let pages = match blob.is_object() || len <= held_max {
             true => Pages::Held(all_pages(&blob, len)?),
             false => Pages::InPlace(blob, Recent::new(RECENT)),
@@ -183,11 +189,18 @@ impl Sidefile {
         let mut sections = [const { 0..0 }; SECTIONS];
         let mut at = HEAD;
         for (section, len) in sections.iter_mut().zip(tail.lens) {
-            let Some(next) = at.checked_add(len) else { return Ok(None) };
+            let Some(next) = at.checked_add(len) else {
+                return Ok(None);
+            };
             (*section, at) = (at..next, next);
         }
         let whole = at == end && tail.end == *END;
-        Ok(whole.then_some(Self { path, identity: tail.identity, sections, pages }))
+        Ok(whole.then_some(Self {
+            path,
+            identity: tail.identity,
+            sections,
+            pages,
+        }))
     }
 
     /// A side file that exists in memory alone.
@@ -199,7 +212,12 @@ impl Sidefile {
             bytes.extend_from_slice(parts.get(number).copied().unwrap_or_default());
             *section = start..bytes.len() as u64;
         }
-        Self { path: "<memory>".into(), identity: 0, sections, pages: Pages::Held(bytes) }
+        Self {
+            path: "<memory>".into(),
+            identity: 0,
+            sections,
+            pages: Pages::Held(bytes),
+        }
     }
 
     /// The hash of what the file is about.
@@ -287,7 +305,9 @@ impl Sidefile {
 
     fn at(&self, section: usize, offset: u64, len: usize) -> Result<u64> {
         let Range { start, end } = self.sections[section];
-        let at = start.checked_add(offset).filter(|at| at.checked_add(len as u64).is_some_and(|last| last <= end));
+        let at = start
+            .checked_add(offset)
+            .filter(|at| at.checked_add(len as u64).is_some_and(|last| last <= end));
         at.ok_or_else(|| self.damaged())
     }
 
@@ -303,7 +323,9 @@ impl Pages {
     fn copy(&self, mut at: u64, mut out: &mut [u8]) -> Result<()> {
         let (blob, recent) = match self {
             Self::Held(bytes) => {
-                let found = usize::try_from(at).ok().and_then(|at| bytes.get(at..at.checked_add(out.len())?));
+                let found = usize::try_from(at)
+                    .ok()
+                    .and_then(|at| bytes.get(at..at.checked_add(out.len())?));
                 out.copy_from_slice(found.ok_or_else(damaged)?);
                 return Ok(());
             }
@@ -313,7 +335,11 @@ impl Pages {
             let (number, start) = (at / ROOM, (at % ROOM) as usize);
             let len = out.len().min(ROOM as usize - start);
             let (now, later) = out.split_at_mut(len);
-            let copy = |bytes: &Vec<u8>| bytes.get(start..start + len).map(|found| now.copy_from_slice(found));
+            let copy = |bytes: &Vec<u8>| {
+                bytes
+                    .get(start..start + len)
+                    .map(|found| now.copy_from_slice(found))
+            };
             let copied = recent.with(number, |bytes| page(blob, number, bytes), copy)?;
             copied.ok_or_else(|| wrong(blob, number))?;
             (at, out) = (at + len as u64, later);
@@ -364,7 +390,11 @@ fn damaged() -> Error {
 
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
-    blob.wrong("the side file is damaged: a page has another CRC32C", number * PAGE, PAGE)
+    blob.wrong(
+        "the side file is damaged: a page has another CRC32C",
+        number * PAGE,
+        PAGE,
+    )
 }
 
 /// Writes a side file, section by section.
@@ -385,18 +415,31 @@ impl SideWriter {
     /// a newer version or of another program.
     pub(crate) fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
         if is_url(target) {
-            return Err(io::Error::other("nothing is written to a store; make it on a local disk, and upload it"));
+            return Err(io::Error::other(
+                "nothing is written to a store; make it on a local disk, and upload it",
+            ));
         }
         if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             make_folder(dir)?;
         }
         match Sidefile::open(target, kind) {
             Ok(SideFound::Newer) => return Err(io::Error::other(NEWER)),
-            Ok(SideFound::Foreign) => return Err(io::Error::other("another file is here; it is not overwritten")),
+            Ok(SideFound::Foreign) => {
+                return Err(io::Error::other(
+                    "another file is here; it is not overwritten",
+                ));
+            }
             _ => {}
         }
         let out = Pending::create(target)?;
-        let mut writer = Self { out, kind, page: Vec::with_capacity(ROOM as usize), pages: 0, at: 0, ends: vec![HEAD] };
+        let mut writer = Self {
+            out,
+            kind,
+            page: Vec::with_capacity(ROOM as usize),
+            pages: 0,
+            at: 0,
+            ends: vec![HEAD],
+        };
         writer.put(MAGIC)?;
         writer.put(&kind.name)?;
         writer.put(&kind.version.to_ne_bytes())?;
@@ -454,7 +497,11 @@ impl SideWriter {
     fn end(&mut self, identity: u64) -> io::Result<[u64; SECTIONS]> {
         self.ends.resize(SECTIONS + 1, self.at);
         let lens = std::array::from_fn(|section| self.ends[section + 1] - self.ends[section]);
-        self.put(bytemuck::bytes_of(&Tail { lens, identity, end: *END }))?;
+        self.put(bytemuck::bytes_of(&Tail {
+            lens,
+            identity,
+            end: *END,
+        }))?;
         if !self.page.is_empty() {
             self.end_page()?;
         }
@@ -473,7 +520,11 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::*;
 
-    const KIND: SideKind = SideKind { name: *b"test", version: 3, older: b"oldtest oldtest0" };
+    const KIND: SideKind = SideKind {
+        name: *b"test",
+        version: 3,
+        older: b"oldtest oldtest0",
+    };
 
     fn write(path: &Path, identity: u64, sections: &[&[u8]]) {
         let mut out = SideWriter::create(path, KIND).unwrap();
@@ -485,7 +536,8 @@ mod tests {
     }
 
     fn file(sections: &[&[u8]]) -> Vec<u8> {
-        let path = std::env::temp_dir().join(format!("feedline-side-{}-{sections:p}", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("feedline-side-{}-{sections:p}", std::process::id()));
         write(&path, 77, sections);
         let bytes = std::fs::read(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -498,9 +550,14 @@ mod tests {
 
     /// All that can be read: sections, or `None` for one with an error.
     fn read(bytes: &[u8], held_max: u64) -> Option<Vec<Option<Vec<u8>>>> {
-        let SideFound::Whole(file) = open(bytes, KIND, held_max) else { return None };
-        let section =
-            |number| file.read(number, 0, file.len(number) as usize, &mut Vec::new()).ok().map(<[u8]>::to_vec);
+        let SideFound::Whole(file) = open(bytes, KIND, held_max) else {
+            return None;
+        };
+        let section = |number| {
+            file.read(number, 0, file.len(number) as usize, &mut Vec::new())
+                .ok()
+                .map(<[u8]>::to_vec)
+        };
         Some((0..SECTIONS).map(section).collect())
     }
 
@@ -511,17 +568,28 @@ mod tests {
         let whole = file(&sections);
         for held_max in [0, u64::MAX] {
             let right = read(&whole, held_max).unwrap();
-            assert!(right.iter().zip(sections).all(|(found, section)| found.as_deref() == Some(section)));
+            assert!(
+                right
+                    .iter()
+                    .zip(sections)
+                    .all(|(found, section)| found.as_deref() == Some(section))
+            );
             let check = |bytes: &[u8], case: &str| {
                 for (found, section) in read(bytes, held_max).into_iter().flatten().zip(sections) {
-                    assert!(found.is_none_or(|found| found == section), "{case}, held {held_max}");
+                    assert!(
+                        found.is_none_or(|found| found == section),
+                        "{case}, held {held_max}"
+                    );
                 }
             };
             for at in 0..whole.len() {
                 let mut bytes = whole.clone();
                 bytes[at] ^= 1 << (at % 8);
                 check(&bytes, &format!("flip of byte {at}"));
-                assert!(held_max == 0 || read(&bytes, held_max).is_none(), "flip of byte {at}");
+                assert!(
+                    held_max == 0 || read(&bytes, held_max).is_none(),
+                    "flip of byte {at}"
+                );
                 assert!(read(&whole[..at], held_max).is_none(), "cut at {at}");
             }
             // Whole pages of the same file, in another order.
@@ -551,7 +619,16 @@ mod tests {
         assert_eq!(found(&whole, KIND), "whole");
         assert_eq!(found(&whole, SideKind { version: 4, ..KIND }), "older");
         assert_eq!(found(&whole, SideKind { version: 2, ..KIND }), "newer");
-        assert_eq!(found(&whole, SideKind { name: *b"else", ..KIND }), "foreign");
+        assert_eq!(
+            found(
+                &whole,
+                SideKind {
+                    name: *b"else",
+                    ..KIND
+                }
+            ),
+            "foreign"
+        );
         let cases: [(&[u8], &str); 5] = [
             (b"", "nothing"),
             (b"feed", "damaged"),
@@ -569,13 +646,23 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-side-cut-{}", std::process::id()));
         let section = vec![5; 100_000];
         write(&path, 1, &[&section]);
-        let SideFound::Whole(file) = Sidefile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap() else {
+        let SideFound::Whole(file) =
+            Sidefile::of_limited(Blob::open(&path).unwrap(), KIND, 0).unwrap()
+        else {
             panic!("a whole file")
         };
         assert!(file.heap() < 200_000 && file.value::<[u8; 3]>(0, 70_000).unwrap() == [5; 3]);
-        std::fs::File::options().write(true).open(&path).unwrap().set_len(50_000).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(50_000)
+            .unwrap();
         let error = file.read(0, 60_000, 9, &mut Vec::new()).unwrap_err();
-        assert!(error.kind() == ErrorKind::Truncated && error.site().path == Some(path.clone()), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Truncated && error.site().path == Some(path.clone()),
+            "{error}"
+        );
         assert!(file.read(0, 0, 40_000, &mut Vec::new()).unwrap() == [5; 40_000]);
         std::fs::remove_file(path).unwrap();
     }
@@ -591,8 +678,13 @@ mod tests {
         assert_eq!(node(), first);
         for (identity, section) in [(2, &b"one"[..]), (2, b"longer")] {
             write(&path, identity, &[section]);
-            let SideFound::Whole(file) = Sidefile::open(&path, KIND).unwrap() else { panic!("a whole file") };
-            assert_eq!((file.identity(), file.len(0)), (identity, section.len() as u64));
+            let SideFound::Whole(file) = Sidefile::open(&path, KIND).unwrap() else {
+                panic!("a whole file")
+            };
+            assert_eq!(
+                (file.identity(), file.len(0)),
+                (identity, section.len() as u64)
+            );
         }
         let bytes = std::fs::read(&path).unwrap();
         std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();

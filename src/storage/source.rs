@@ -77,17 +77,29 @@ struct SourceEntry {
 }
 
 /// The [`Stamp`] of a source whose dataset told only its length.
-const UNSEEN: Stamp = Stamp { modified: u64::MAX, inode: u32::MAX };
+const UNSEEN: Stamp = Stamp {
+    modified: u64::MAX,
+    inode: u32::MAX,
+};
 
 const MEMORY: u32 = u32::MAX;
 
 impl SourceEntry {
     fn new(dir: u32, name: u64, len: u64) -> Self {
-        Self { dir, inode: UNSEEN.inode, modified: UNSEEN.modified, name, len }
+        Self {
+            dir,
+            inode: UNSEEN.inode,
+            modified: UNSEEN.modified,
+            name,
+            len,
+        }
     }
 
     fn stamp(&self) -> Stamp {
-        Stamp { modified: self.modified, inode: self.inode }
+        Stamp {
+            modified: self.modified,
+            inode: self.inode,
+        }
     }
 }
 
@@ -122,11 +134,17 @@ impl Sources {
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
     /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
-    pub fn file_in(&mut self, dir: DirId, name: impl AsRef<std::ffi::OsStr>, len: u64) -> Result<SourceId> {
+    pub fn file_in(
+        &mut self,
+        dir: DirId,
+        name: impl AsRef<std::ffi::OsStr>,
+        len: u64,
+    ) -> Result<SourceId> {
         let name = name.as_ref();
         if self.is_root(dir.0) && !resolve_beneath::is_plain(name.as_bytes()) {
             let start: String = name.to_string_lossy().chars().take(100).collect();
-            let message = format!("file name {start:?} is empty or leads out of the dataset's folder");
+            let message =
+                format!("file name {start:?} is empty or leads out of the dataset's folder");
             let error = Error::new(ErrorKind::NotAFile, Stage::Index, message);
             return Err(error.with_path(&self.dirs[dir.0 as usize]));
         }
@@ -176,7 +194,10 @@ impl Sources {
         }
         let meta = remote::look(path)?;
         if meta.len != len {
-            let message = format!("the object has {} bytes now, {len} when it was indexed", meta.len);
+            let message = format!(
+                "the object has {} bytes now, {len} when it was indexed",
+                meta.len
+            );
             return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(path));
         }
         self.add(path, &meta)
@@ -202,10 +223,18 @@ impl Sources {
 
     fn add_named(&mut self, path: &Path, len: u64) -> Result<SourceId> {
         let Some(name) = path.file_name() else {
-            return Err(Error::new(ErrorKind::Config, Stage::Index, "the path has no file name").with_path(path));
+            return Err(
+                Error::new(ErrorKind::Config, Stage::Index, "the path has no file name")
+                    .with_path(path),
+            );
         };
         let parent = path.parent().unwrap_or(Path::new(""));
-        let dir = match self.dirs.iter().rposition(|dir| dir == parent).filter(|index| !self.is_root(*index as u32)) {
+        let dir = match self
+            .dirs
+            .iter()
+            .rposition(|dir| dir == parent)
+            .filter(|index| !self.is_root(*index as u32))
+        {
             Some(index) => DirId(index as u32),
             None => self.dir(parent),
         };
@@ -214,7 +243,11 @@ impl Sources {
 
     /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
-        self.entries.push(SourceEntry::new(MEMORY, self.memory.len() as u64, bytes.len() as u64));
+        self.entries.push(SourceEntry::new(
+            MEMORY,
+            self.memory.len() as u64,
+            bytes.len() as u64,
+        ));
         self.memory.push(Bytes::from_owner(bytes));
         SourceId((self.entries.len() - 1) as u32)
     }
@@ -224,20 +257,43 @@ impl Sources {
     /// Errors: as [`Self::file_in`].
     pub(crate) fn append(&mut self, other: &Sources) -> Result<usize> {
         let base = self.entries.len();
-        let (dirs, names, memory) = (self.dirs.len() as u32, self.names.len() as u64, self.memory.len() as u64);
-        let fits = base + other.entries.len() <= MEMORY as usize && names + (other.names.len() as u64) < 1 << 48;
+        let (dirs, names, memory) = (
+            self.dirs.len() as u32,
+            self.names.len() as u64,
+            self.memory.len() as u64,
+        );
+        let fits = base + other.entries.len() <= MEMORY as usize
+            && names + (other.names.len() as u64) < 1 << 48;
         if !fits {
-            return Err(Error::new(ErrorKind::Limit, Stage::Index, "more than 2^32 sources, or 2^48 bytes of names"));
+            return Err(Error::new(
+                ErrorKind::Limit,
+                Stage::Index,
+                "more than 2^32 sources, or 2^48 bytes of names",
+            ));
         }
         self.dirs.extend_from_slice(&other.dirs);
-        self.roots.extend(other.roots.iter().map(|root| root + dirs));
-        self.stores.extend(other.stores.iter().map(|store| store + dirs));
-        self.pins.extend(other.pins.iter().map(|(id, pin)| (id + base as u32, pin.clone())));
+        self.roots
+            .extend(other.roots.iter().map(|root| root + dirs));
+        self.stores
+            .extend(other.stores.iter().map(|store| store + dirs));
+        self.pins.extend(
+            other
+                .pins
+                .iter()
+                .map(|(id, pin)| (id + base as u32, pin.clone())),
+        );
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
         let moved = |entry: &SourceEntry| match entry.dir {
-            MEMORY => SourceEntry { name: entry.name + memory, ..*entry },
-            dir => SourceEntry { dir: dir + dirs, name: entry.name + (names << 16), ..*entry },
+            MEMORY => SourceEntry {
+                name: entry.name + memory,
+                ..*entry
+            },
+            dir => SourceEntry {
+                dir: dir + dirs,
+                name: entry.name + (names << 16),
+                ..*entry
+            },
         };
         if !(self.resident.is_empty() && other.resident.is_empty()) {
             self.resident.resize(base, None);
@@ -286,7 +342,11 @@ impl Sources {
     /// The addresses of all bytes in memory, ascending; bytes that several sources share once.
     pub(crate) fn resident(&self) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = Vec::new();
-        for bytes in self.ids().filter_map(|id| self.owned(id)).filter(|bytes| !bytes.is_empty()) {
+        for bytes in self
+            .ids()
+            .filter_map(|id| self.owned(id))
+            .filter(|bytes| !bytes.is_empty())
+        {
             let start = bytes.as_ptr().addr();
             // Files in memory follow one another: millions of them are one range.
             match all.last_mut() {
@@ -297,7 +357,11 @@ impl Sources {
         all.sort_unstable_by_key(|range| range.start);
         all.dedup_by(|next, last| {
             let shared = next.start < last.end;
-            last.end = if shared { last.end.max(next.end) } else { last.end };
+            last.end = if shared {
+                last.end.max(next.end)
+            } else {
+                last.end
+            };
             shared
         });
         all
@@ -305,19 +369,30 @@ impl Sources {
 
     /// Whether the source lies in an object store.
     pub(crate) fn is_remote(&self, id: SourceId) -> bool {
-        !self.stores.is_empty() && self.stores.binary_search(&self.entries[id.index()].dir).is_ok()
+        !self.stores.is_empty()
+            && self
+                .stores
+                .binary_search(&self.entries[id.index()].dir)
+                .is_ok()
     }
 
     /// Whether a cache may hold the source: an object, or a file on a network mount.
     pub(crate) fn is_staged(&self, id: SourceId) -> bool {
-        self.is_remote(id) || self.mounts.binary_search(&self.entries[id.index()].dir).is_ok()
+        self.is_remote(id)
+            || self
+                .mounts
+                .binary_search(&self.entries[id.index()].dir)
+                .is_ok()
     }
 
     /// The same table, with the folders of these files on network mounts.
     pub(crate) fn with_mounts(&self, files: impl Iterator<Item = SourceId>) -> Self {
         let mut mounts: Vec<_> = files.map(|id| self.entries[id.index()].dir).collect();
         mounts.sort_unstable();
-        Self { mounts, ..self.clone() }
+        Self {
+            mounts,
+            ..self.clone()
+        }
     }
 
     /// Whether there is a source in an object store, and whether there is a file.
@@ -333,7 +408,10 @@ impl Sources {
 
     /// The listed version of a remote source, as its store names it.
     pub(crate) fn pin(&self, id: SourceId) -> Option<Arc<str>> {
-        self.pins.binary_search_by_key(&id.0, |(id, _)| *id).ok().map(|found| self.pins[found].1.clone())
+        self.pins
+            .binary_search_by_key(&id.0, |(id, _)| *id)
+            .ok()
+            .map(|found| self.pins[found].1.clone())
     }
 
     fn stamp(&mut self, id: SourceId, stamp: Option<Stamp>) {
@@ -349,7 +427,9 @@ impl Sources {
 
     /// Whether there is a file whose dataset told only its length.
     pub(crate) fn has_unseen(&self) -> bool {
-        self.entries.iter().any(|entry| entry.dir != MEMORY && entry.stamp() == UNSEEN)
+        self.entries
+            .iter()
+            .any(|entry| entry.dir != MEMORY && entry.stamp() == UNSEEN)
     }
 
     /// Checks that the extent lies within a source.
@@ -357,27 +437,43 @@ impl Sources {
     /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and range.
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.count() {
-            let message =
-                format!("the dataset names source {} of {}, numbered from 0", extent.source.index(), self.count());
+            let message = format!(
+                "the dataset names source {} of {}, numbered from 0",
+                extent.source.index(),
+                self.count()
+            );
             return Err(Error::new(ErrorKind::User, Stage::Read, message));
         }
         let len = self.len_of(extent.source);
-        if extent.offset.checked_add(extent.len).is_none_or(|end| end > len) {
-            let message = format!("the extent ends past the source's indexed length of {len} bytes");
-            return Err(self.at(Error::new(ErrorKind::Truncated, Stage::Read, message), extent));
+        if extent
+            .offset
+            .checked_add(extent.len)
+            .is_none_or(|end| end > len)
+        {
+            let message =
+                format!("the extent ends past the source's indexed length of {len} bytes");
+            return Err(self.at(
+                Error::new(ErrorKind::Truncated, Stage::Read, message),
+                extent,
+            ));
         }
         Ok(())
     }
 
     /// Adds the path and range of the extent to the error.
     pub(crate) fn at(&self, error: Error, extent: &Extent) -> Error {
-        error.with_path(self.path(extent.source)).with_range(extent.offset, extent.len)
+        error
+            .with_path(self.path(extent.source))
+            .with_range(extent.offset, extent.len)
     }
 
     /// The bytes of an extent of a memory source, without a copy. `None` for files, and outside of the source.
     pub(crate) fn shared(&self, extent: &Extent) -> Option<Bytes> {
         let bytes = self.owned(extent.source)?;
-        let end = extent.offset.checked_add(extent.len).filter(|end| *end <= bytes.len() as u64)?;
+        let end = extent
+            .offset
+            .checked_add(extent.len)
+            .filter(|end| *end <= bytes.len() as u64)?;
         Some(bytes.slice(extent.offset as usize..end as usize))
     }
 
@@ -393,12 +489,19 @@ impl Sources {
     /// errors.
     pub(crate) fn with_bytes(&self, bytes: Vec<Bytes>) -> Self {
         debug_assert_eq!(bytes.len(), self.entries.len());
-        Self { resident: bytes.into_iter().map(Some).collect(), bytes: 0, ..self.clone() }
+        Self {
+            resident: bytes.into_iter().map(Some).collect(),
+            bytes: 0,
+            ..self.clone()
+        }
     }
 
     /// The same table for a reader of files: what a cache holds has the path of the cache's file.
     pub(crate) fn with_cache(&self, blocks: Arc<CachedBlocks>) -> Self {
-        Self { cached: Some(blocks), ..self.clone() }
+        Self {
+            cached: Some(blocks),
+            ..self.clone()
+        }
     }
 
     /// Whether objects may have files in a cache.
@@ -408,7 +511,9 @@ impl Sources {
 
     /// Reads a staged source's bytes by `read` if a cache holds them all; true if that succeeds.
     pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
-        let Some(blocks) = &self.cached else { return false };
+        let Some(blocks) = &self.cached else {
+            return false;
+        };
         let hit = blocks.has(extent.source.index(), extent.offset, extent.len) && read();
         if hit {
             add(&blocks.counts.hits, 1);
@@ -426,7 +531,10 @@ impl Sources {
                 && !std::mem::replace(&mut seen[entry.dir as usize], true)
         };
         let files = self.entries.iter().enumerate().filter(first);
-        files.take(dirs_max.min(self.dirs.len())).map(|(index, _)| SourceId(index as u32)).collect()
+        files
+            .take(dirs_max.min(self.dirs.len()))
+            .map(|(index, _)| SourceId(index as u32))
+            .collect()
     }
 
     /// The path, or `<memory>`.
@@ -456,14 +564,21 @@ impl Sources {
             return None;
         }
         let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
-        Some((&self.dirs[entry.dir as usize], &self.names[start..start + len]))
+        Some((
+            &self.dirs[entry.dir as usize],
+            &self.names[start..start + len],
+        ))
     }
 
     /// Clears `out` and writes the path's bytes into it, without a trailing NUL. No allocation once `out` is large
     /// enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
-        if self.cached.as_ref().is_some_and(|blocks| blocks.path_into(id.index(), out)) {
+        if self
+            .cached
+            .as_ref()
+            .is_some_and(|blocks| blocks.path_into(id.index(), out))
+        {
             return;
         }
         let entry = self.entries[id.index()];
@@ -481,9 +596,21 @@ impl Sources {
 
     /// Heap bytes of the table, without memory sources: a term of the loader's memory plan.
     pub fn table_bytes(&self) -> usize {
-        let dirs: usize = self.dirs.iter().map(|dir| dir.as_os_str().len() + size_of::<PathBuf>()).sum();
-        let pins: usize = self.pins.iter().map(|(_, pin)| pin.len() + size_of::<(u32, Arc<str>)>() + 16).sum();
+        let dirs: usize = self
+            .dirs
+            .iter()
+            .map(|dir| dir.as_os_str().len() + size_of::<PathBuf>())
+            .sum();
+        let pins: usize = self
+            .pins
+            .iter()
+            .map(|(_, pin)| pin.len() + size_of::<(u32, Arc<str>)>() + 16)
+            .sum();
         let numbers = (self.roots.capacity() + self.stores.capacity() + self.mounts.capacity()) * 4;
-        self.entries.capacity() * size_of::<SourceEntry>() + self.names.capacity() + numbers + dirs + pins
+        self.entries.capacity() * size_of::<SourceEntry>()
+            + self.names.capacity()
+            + numbers
+            + dirs
+            + pins
     }
 }

@@ -48,7 +48,13 @@ pub(crate) fn unlock(fd: BorrowedFd<'_>) {
 
 /// `kind`: F_WRLCK is 1, F_UNLCK is 2. A length of 0 is the whole file.
 fn set_lock(fd: BorrowedFd<'_>, kind: i16, start: u64, len: u64) -> std::io::Result<bool> {
-    let lock = Flock { kind, whence: 0, start: start as i64, len: len as i64, pid: 0 };
+    let lock = Flock {
+        kind,
+        whence: 0,
+        start: start as i64,
+        len: len as i64,
+        pid: 0,
+    };
     // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's layout, which the kernel
     // reads only during the call.
     let result = unsafe { fcntl(fd.as_raw_fd(), SETLK, &raw const lock) };
@@ -89,7 +95,11 @@ pub(crate) fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> std::io
     // SAFETY: the descriptor is borrowed. Both pointers point to live locals of the kernel's layout. The kernel reads
     // the first and writes the second, only during the call.
     let result = unsafe { syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, flags) };
-    if result == 0 { Ok(stat.cached) } else { Err(std::io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(stat.cached)
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }
 
 #[cfg(test)]
@@ -104,7 +114,10 @@ mod tests {
         let file = std::fs::File::open(&path).unwrap();
         match cached_pages(file.as_fd(), 0, bytes.len() as u64) {
             Ok(pages) => assert!(pages > 0),
-            Err(error) => assert!([1, 38, 95].contains(&error.raw_os_error().unwrap()), "{error}"),
+            Err(error) => assert!(
+                [1, 38, 95].contains(&error.raw_os_error().unwrap()),
+                "{error}"
+            ),
         }
     }
 }

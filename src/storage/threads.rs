@@ -5,7 +5,8 @@
 
 use super::completions::Completions;
 use super::{
-    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, add, count_leaked,
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed,
+    Waker, add, count_leaked,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
@@ -65,8 +66,18 @@ impl<W: BlockingRead> Threaded<W> {
     /// reader.
     ///
     /// Errors: [`ErrorKind::Limit`] if the system refuses even one thread.
-    pub(super) fn start(work: W, depth: usize, threads: usize, other: Option<Waker>) -> Result<Self> {
-        let queue = ReadQueue { ops: VecDeque::with_capacity(depth), stop: false, idle: 0, alive: 0 };
+    pub(super) fn start(
+        work: W,
+        depth: usize,
+        threads: usize,
+        other: Option<Waker>,
+    ) -> Result<Self> {
+        let queue = ReadQueue {
+            ops: VecDeque::with_capacity(depth),
+            stop: false,
+            idle: 0,
+            alive: 0,
+        };
         let shared = Arc::new(ThreadsState {
             work,
             counters: Counters::default(),
@@ -76,7 +87,14 @@ impl<W: BlockingRead> Threaded<W> {
         });
         let threads = thread::or_fewer("reader", threads, |count| shared.start(count))?;
         let pending = Vec::with_capacity(depth);
-        Ok(Self { shared, threads, pending, in_flight: 0, depth, deadline: DROP_DEADLINE })
+        Ok(Self {
+            shared,
+            threads,
+            pending,
+            in_flight: 0,
+            depth,
+            deadline: DROP_DEADLINE,
+        })
     }
 
     fn send(&mut self) {
@@ -126,7 +144,9 @@ impl<W: BlockingRead> Reader for Threaded<W> {
 
     fn cancel(&mut self) {
         let queued = std::mem::take(&mut self.shared.queue.hold().ops);
-        self.shared.done.extend(self.pending.drain(..).chain(queued).map(ReadOp::cancelled));
+        self.shared
+            .done
+            .extend(self.pending.drain(..).chain(queued).map(ReadOp::cancelled));
     }
 
     fn waker(&self) -> Waker {
@@ -142,12 +162,17 @@ impl<W: BlockingRead> Reader for Threaded<W> {
 
 impl<W: BlockingRead> ThreadsState<W> {
     /// Starts so many threads, or none.
-    fn start(self: &Arc<Self>, count: usize) -> std::result::Result<Vec<JoinHandle<()>>, (usize, std::io::Error)> {
+    fn start(
+        self: &Arc<Self>,
+        count: usize,
+    ) -> std::result::Result<Vec<JoinHandle<()>>, (usize, std::io::Error)> {
         let mut threads = Vec::with_capacity(count);
         for number in 0..count {
             let shared = self.clone();
             self.queue.hold().alive += 1;
-            match thread::spawn(&format!("feedline-{}-{number}", W::NAME), move || shared.run()) {
+            match thread::spawn(&format!("feedline-{}-{number}", W::NAME), move || {
+                shared.run()
+            }) {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
                     self.queue.hold().stop = true;
@@ -183,17 +208,29 @@ impl<W: BlockingRead> ThreadsState<W> {
                 return Some(op);
             }
             queue.idle += 1;
-            queue = self.changed.wait(queue).unwrap_or_else(|poison| poison.into_inner());
+            queue = self
+                .changed
+                .wait(queue)
+                .unwrap_or_else(|poison| poison.into_inner());
             queue.idle -= 1;
         }
     }
 
     fn finish(&self, op: ReadOp) -> Completion {
-        let ReadOp { tag, extent, mut buf } = op;
+        let ReadOp {
+            tag,
+            extent,
+            mut buf,
+        } = op;
         let read = || self.work.read(&extent, buf.as_mut_slice(), &self.counters);
         // A panic here would be a bug of this crate. It must not cost the caller a completion.
-        let result = catch_unwind(AssertUnwindSafe(read))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Panicked, Stage::Read, "a reader thread panicked")));
+        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+            Err(Error::new(
+                ErrorKind::Panicked,
+                Stage::Read,
+                "a reader thread panicked",
+            ))
+        });
         let counters = &self.counters;
         add(&counters.ops, 1);
         add(&counters.bytes_asked, extent.len);
@@ -215,7 +252,12 @@ impl<W> Drop for Threaded<W> {
             if left.is_zero() {
                 break;
             }
-            queue = self.shared.changed.wait_timeout(queue, left).unwrap_or_else(|poison| poison.into_inner()).0;
+            queue = self
+                .shared
+                .changed
+                .wait_timeout(queue, left)
+                .unwrap_or_else(|poison| poison.into_inner())
+                .0;
         }
         let alive = queue.alive;
         drop(queue);
@@ -224,7 +266,9 @@ impl<W> Drop for Threaded<W> {
             count_leaked(self.in_flight - self.shared.done.len());
             return;
         }
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        self.threads
+            .drain(..)
+            .for_each(|thread| drop(thread.join()));
     }
 }
 
@@ -246,7 +290,10 @@ mod tests {
             Ok(0)
         }
         fn footprint(&self, _: &Extent) -> Footprint {
-            Footprint { bytes: 1, in_place: true }
+            Footprint {
+                bytes: 1,
+                in_place: true,
+            }
         }
         fn mem_align(&self) -> usize {
             1
@@ -256,7 +303,15 @@ mod tests {
 
     fn op(ring: &ByteRing, offset: u64) -> ReadOp {
         let source = Sources::new().memory([].into());
-        ReadOp { tag: offset, extent: Extent { source, offset, len: 1 }, buf: ring.reserve(1).unwrap().into() }
+        ReadOp {
+            tag: offset,
+            extent: Extent {
+                source,
+                offset,
+                len: 1,
+            },
+            buf: ring.reserve(1).unwrap().into(),
+        }
     }
 
     #[test]
@@ -282,6 +337,9 @@ mod tests {
         let mut out = Vec::new();
         assert!(reader.submit(op(&ring, 1)).is_ok());
         reader.wait(&mut out, Some(Duration::from_secs(5)));
-        assert_eq!(out[0].result.as_ref().unwrap_err().kind(), ErrorKind::Panicked);
+        assert_eq!(
+            out[0].result.as_ref().unwrap_err().kind(),
+            ErrorKind::Panicked
+        );
     }
 }

@@ -43,13 +43,19 @@ pub(crate) struct Bell {
 impl Bell {
     /// For readers that sleep in [`Bell::sleep`].
     pub(crate) fn futex() -> Arc<Self> {
-        Arc::new(Self { state: AtomicU32::new(AWAKE), event: None })
+        Arc::new(Self {
+            state: AtomicU32::new(AWAKE),
+            event: None,
+        })
     }
 
     /// For readers that sleep in a ring and poll [`Bell::event`].
     pub(crate) fn eventfd() -> std::io::Result<Arc<Self>> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { state: AtomicU32::new(AWAKE), event: Some(event) }))
+        Ok(Arc::new(Self {
+            state: AtomicU32::new(AWAKE),
+            event: Some(event),
+        }))
     }
 
     pub(crate) fn waker(self: &Arc<Self>) -> Waker {
@@ -84,7 +90,10 @@ impl Bell {
     /// Announces sleep. An error means an event since the last `rise`, which this call consumes: do not sleep. The
     /// error is true for a wake, false for a completion.
     pub(crate) fn doze(&self) -> Result<(), bool> {
-        match self.state.compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire) {
+        match self
+            .state
+            .compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire)
+        {
             Ok(_) => Ok(()),
             Err(_) => Err(self.rise()),
         }
@@ -117,7 +126,12 @@ impl Bell {
             }
             let timeout = left.and_then(|left| left.try_into().ok());
             // After every error look at the word again: EAGAIN, EINTR, ETIMEDOUT.
-            let _ = futex::wait(&self.state, futex::Flags::PRIVATE, SLEEPING, timeout.as_ref());
+            let _ = futex::wait(
+                &self.state,
+                futex::Flags::PRIVATE,
+                SLEEPING,
+                timeout.as_ref(),
+            );
         }
     }
 }
@@ -150,7 +164,8 @@ mod tests {
     #[test]
     fn an_eventfd_is_written_only_for_a_sleeper() {
         let bell = Bell::eventfd().unwrap();
-        let readable = |bell: &Bell| rustix::io::read(bell.event().unwrap(), &mut [0_u8; 8]).is_ok();
+        let readable =
+            |bell: &Bell| rustix::io::read(bell.event().unwrap(), &mut [0_u8; 8]).is_ok();
         bell.ring();
         assert!(!readable(&bell) && bell.rise());
         assert_eq!(bell.doze(), Ok(()));
@@ -162,7 +177,10 @@ mod tests {
     #[test]
     fn no_wake_up_is_lost_in_a_hundred_thousand_races() {
         let bell = Bell::futex();
-        let (turns, seen) = (if cfg!(miri) { 100 } else { 100_000_u32 }, Arc::new(AtomicU32::new(0)));
+        let (turns, seen) = (
+            if cfg!(miri) { 100 } else { 100_000_u32 },
+            Arc::new(AtomicU32::new(0)),
+        );
         let (waker, acknowledged) = (bell.waker(), seen.clone());
         let other = std::thread::spawn(move || {
             for turn in 0..turns {

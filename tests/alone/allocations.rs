@@ -67,7 +67,10 @@ fn per_batch(builder: LoaderBuilder) -> f64 {
 fn shard(samples: usize) -> Vec<u8> {
     let mut tar = Vec::new();
     for sample in 0..samples {
-        for (ending, data) in [("bin", noise(64, sample as u64)), ("cls", sample.to_string().into_bytes())] {
+        for (ending, data) in [
+            ("bin", noise(64, sample as u64)),
+            ("cls", sample.to_string().into_bytes()),
+        ] {
             let name = format!("{sample:08}.{ending}");
             let mut block = [0_u8; 512];
             block[..name.len()].copy_from_slice(name.as_bytes());
@@ -89,11 +92,18 @@ fn shard(samples: usize) -> Vec<u8> {
 /// Allocations per row group of 60 rows, two columns: some for each page and column, fewer than rows.
 #[cfg(feature = "parquet")]
 fn parquet_per_chunk(dir: &Dir) -> f64 {
-    let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/parquet/plain.parquet")).unwrap();
+    let bytes = std::fs::read(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/fixtures/parquet/plain.parquet"
+    ))
+    .unwrap();
     for copy in 0..10 {
         dir.write(&format!("parquet/{copy}.parquet"), &bytes);
     }
-    let dataset = feedline::dataset::Parquet::builder().columns(["f0", "i64"]).open(dir.path("parquet")).unwrap();
+    let dataset = feedline::dataset::Parquet::builder()
+        .columns(["f0", "i64"])
+        .open(dir.path("parquet"))
+        .unwrap();
     per_batch(Loader::builder(dataset).batch_size(50))
 }
 
@@ -109,32 +119,65 @@ fn no_sample_allocates_and_a_batch_a_few_times() {
     let (large, _) = records_file(&dir, 8 * 600, 4096);
     let (odd, _) = records_file(&dir, 8 * 600, 1000);
     let shard = dir.write("shard.tar", &shard(8 * 600));
-    let memory = || Records::builder(64).open_bytes(noise(256 * 600 * 64, 1)).unwrap();
+    let memory = || {
+        Records::builder(64)
+            .open_bytes(noise(256 * 600 * 64, 1))
+            .unwrap()
+    };
     let mut cases = vec![("memory", Loader::builder(memory()).batch_size(256))];
-    for (name, path, record, batch) in [("64", &small, 64, 256), ("4096", &large, 4096, 8), ("1000", &odd, 1000, 8)] {
-        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Uring, Direct::Off)]) {
+    for (name, path, record, batch) in [
+        ("64", &small, 64, 256),
+        ("4096", &large, 4096, 8),
+        ("1000", &odd, 1000, 8),
+    ] {
+        for (mode, direct) in had([
+            (Mode::Auto, Direct::Auto),
+            (Mode::Uring, Direct::On),
+            (Mode::Uring, Direct::Off),
+        ]) {
             if record == 64 && mode == Mode::Uring {
                 continue;
             }
-            let builder =
-                Loader::builder(records(path, record)).batch_size(batch).tuning(|t| t.reader(mode).direct(direct));
+            let builder = Loader::builder(records(path, record))
+                .batch_size(batch)
+                .tuning(|t| t.reader(mode).direct(direct));
             cases.push((name, builder));
         }
     }
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
-        let checked = records(&large, 4096).checked(dir.path("large.crc")).unwrap();
-        let tar = Tar::builder().raw(Field::fixed("bin", DType::U8, [64]), "bin").class("cls");
+        let checked = records(&large, 4096)
+            .checked(dir.path("large.crc"))
+            .unwrap();
+        let tar = Tar::builder()
+            .raw(Field::fixed("bin", DType::U8, [64]), "bin")
+            .class("cls");
         let tar = tar.open(&shard).unwrap();
-        cases.push(("checked", Loader::builder(checked).batch_size(8).tuning(|t| t.reader(mode).direct(direct))));
-        cases.push(("tar", Loader::builder(tar).batch_size(8).tuning(|t| t.reader(mode).direct(direct))));
+        cases.push((
+            "checked",
+            Loader::builder(checked)
+                .batch_size(8)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        ));
+        cases.push((
+            "tar",
+            Loader::builder(tar)
+                .batch_size(8)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        ));
     }
     #[cfg(feature = "parquet")]
     {
         let allocations = parquet_per_chunk(&dir);
-        assert!(allocations <= 40.0, "{allocations} allocations per chunk of 60 rows");
+        assert!(
+            allocations <= 40.0,
+            "{allocations} allocations per chunk of 60 rows"
+        );
     }
     for (name, builder) in cases {
         let allocations = per_batch(builder.order(Order::shuffled(1)));
-        assert!(allocations <= limit, "{name}: {allocations} allocations per batch, the limit is {limit}");
+        assert!(
+            allocations <= limit,
+            "{name}: {allocations} allocations per batch, the limit is {limit}"
+        );
     }
 }

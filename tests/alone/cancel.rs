@@ -49,24 +49,54 @@ struct Workload {
 impl Workload {
     fn new(name: &'static str, run: Run, rows: usize) -> Self {
         let cut = Cut::whole(rows as u64, LastBatch::Mask, 1);
-        let right = (0..EPOCHS + 1).map(|epoch| Arc::new(run.parts(&cut, epoch, 0))).collect();
-        Self { name, run, rows, right }
+        let right = (0..EPOCHS + 1)
+            .map(|epoch| Arc::new(run.parts(&cut, epoch, 0)))
+            .collect();
+        Self {
+            name,
+            run,
+            rows,
+            right,
+        }
     }
 
     /// Read in place, read through the ring, in chunks, from memory; with and without transforms.
     fn all(dir: &Dir) -> Vec<Self> {
         let shuffled = || Naive::Shuffled { seed: 3 };
-        let windowed = || Naive::Windowed { seed: 3, window: 3, lanes: 2 };
+        let windowed = || Naive::Windowed {
+            seed: 3,
+            window: 3,
+            lanes: 2,
+        };
         let rows = uneven(&mut Draws::new(SEED, 0, 0, "rows"), 20_000, 1_500);
         let pages = Data::file(dir, 180, 4096);
-        let mixed = Run { map_batch: true, ..Run::new(&pages, shuffled()).mapped() };
+        let mixed = Run {
+            map_batch: true,
+            ..Run::new(&pages, shuffled()).mapped()
+        };
         vec![
             Self::new("pages", Run::new(&pages, shuffled()), 12),
             Self::new("pages with transforms", mixed, 12),
-            Self::new("large", Run::new(&Data::file(dir, 48, 96 << 10), shuffled()), 4),
-            Self::new("unaligned", Run::new(&Data::file(dir, 300, 3001), shuffled()), 20),
-            Self::new("small", Run::new(&Data::file(dir, 900, 512), shuffled()), 64),
-            Self::new("chunks", Run::new(&Data::chunks(dir, &rows, true, false), windowed()), 1_000),
+            Self::new(
+                "large",
+                Run::new(&Data::file(dir, 48, 96 << 10), shuffled()),
+                4,
+            ),
+            Self::new(
+                "unaligned",
+                Run::new(&Data::file(dir, 300, 3001), shuffled()),
+                20,
+            ),
+            Self::new(
+                "small",
+                Run::new(&Data::file(dir, 900, 512), shuffled()),
+                64,
+            ),
+            Self::new(
+                "chunks",
+                Run::new(&Data::chunks(dir, &rows, true, false), windowed()),
+                1_000,
+            ),
             Self::new("memory", Run::new(&Data::memory(400, 640), shuffled()), 32),
         ]
     }
@@ -89,15 +119,33 @@ impl Held {
             let each = bytes.len() / rows.len();
             for (number, row) in rows.iter_mut().enumerate() {
                 row.extend_from_slice(&bytes[number * each..][..each]);
-                row.extend(field.lens().into_iter().flat_map(|lens| lens[number].to_ne_bytes()));
+                row.extend(
+                    field
+                        .lens()
+                        .into_iter()
+                        .flat_map(|lens| lens[number].to_ne_bytes()),
+                );
             }
         }
-        assert_eq!((self.batch.epoch(), self.batch.index()), (right.epoch, right.index), "{what}");
+        assert_eq!(
+            (self.batch.epoch(), self.batch.index()),
+            (right.epoch, right.index),
+            "{what}"
+        );
         assert_eq!(rows.len(), self.batch.len(), "{what}");
         for (number, (row, right)) in rows.iter().zip(&right.rows).enumerate() {
             let found = (self.batch.ids()[number], self.batch.status()[number]);
-            assert_eq!(found, (right.id, right.status), "{what}: row {number} of batch {}", self.batch.index());
-            assert!(*row == right.bytes, "{what}: the bytes of row {number} of batch {}", self.batch.index());
+            assert_eq!(
+                found,
+                (right.id, right.status),
+                "{what}: row {number} of batch {}",
+                self.batch.index()
+            );
+            assert!(
+                *row == right.bytes,
+                "{what}: the bytes of row {number} of batch {}",
+                self.batch.index()
+            );
         }
     }
 }
@@ -130,7 +178,12 @@ impl Sweep {
         let session = {
             let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
             let (bandwidth, latency) = (2 << 30, Duration::from_micros(30));
-            standin::cuda().session(standin::Config { devices: vec![gpu], bandwidth, latency, ..Default::default() })
+            standin::cuda().session(standin::Config {
+                devices: vec![gpu],
+                bandwidth,
+                latency,
+                ..Default::default()
+            })
         };
         self.devices.push(feedline::Device::host());
         self.devices.push(feedline::Device::cuda(0).unwrap());
@@ -143,7 +196,11 @@ impl Sweep {
         {
             // Batches that outlive their loader are freed by threads.
             crate::common::wait::soon(|| session.live() == standin::Live::default());
-            assert_eq!(session.live(), standin::Live::default(), "alive in the driver");
+            assert_eq!(
+                session.live(),
+                standin::Live::default(),
+                "alive in the driver"
+            );
         }
     }
 
@@ -154,7 +211,10 @@ impl Sweep {
         let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
         let device = draws.below(self.devices.len() as u64) as usize;
         let slots = 1 + draws.below(5) as usize;
-        let (workers, depth) = (1 + draws.below(3) as usize, [1, 4, 32][draws.below(3) as usize]);
+        let (workers, depth) = (
+            1 + draws.below(3) as usize,
+            [1, 4, 32][draws.below(3) as usize],
+        );
         let what = format!(
             "life {number}: {}, {mode:?}, O_DIRECT {direct:?}, device {device}, {slots} slots, {workers} workers, depth {depth}",
             workload.name
@@ -164,12 +224,26 @@ impl Sweep {
             self.files.iter().for_each(forget_pages);
         }
         let budget = Budget::new(BUDGET, 1);
-        let builder = workload.run.builder().batch_size(workload.rows).last_batch(LastBatch::Mask);
-        let builder = builder.tuning(|t| t.reader(mode).direct(direct).slots(slots).depth(depth)).workers(workers);
-        let builder = builder.shared_budget(&budget).tuning(|t| t.held_deadline(DEADLINE));
+        let builder = workload
+            .run
+            .builder()
+            .batch_size(workload.rows)
+            .last_batch(LastBatch::Mask);
+        let builder = builder
+            .tuning(|t| t.reader(mode).direct(direct).slots(slots).depth(depth))
+            .workers(workers);
+        let builder = builder
+            .shared_budget(&budget)
+            .tuning(|t| t.held_deadline(DEADLINE));
         let (builder, most) = on_device(builder, &self.devices[device], device, slots);
         let loader = build(builder);
-        let mut life = Life { what, workload, draws, slots, most };
+        let mut life = Life {
+            what,
+            workload,
+            draws,
+            slots,
+            most,
+        };
         let mut held = Vec::new();
         for _ in 0..life.draws.below(16) {
             self.watch.begin(&life.what);
@@ -187,7 +261,10 @@ impl Sweep {
         held.append(&mut batches);
         let drops = life.drops(Some(epoch), Some(loader), &mut held);
         self.drop_all(drops, &mut life);
-        until(|| loader_threads().is_empty(), || format!("{}: {:?} are left", life.what, loader_threads()));
+        until(
+            || loader_threads().is_empty(),
+            || format!("{}: {:?} are left", life.what, loader_threads()),
+        );
         held.iter().for_each(|held| held.check(&life.what));
         self.kept.push((held, budget, life.what));
         self.workloads = workloads;
@@ -203,7 +280,9 @@ impl Sweep {
             .map(|things| std::thread::spawn(move || things.into_iter().for_each(drop)))
             .collect();
         here.into_iter().for_each(drop);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
         let took = started.elapsed();
         assert!(took < DEADLINE, "{}: a drop took {took:?}", life.what);
         if took > self.slowest.0 {
@@ -218,7 +297,10 @@ impl Sweep {
             let (held, budget, what) = self.kept.remove(0);
             held.iter().for_each(|held| held.check(&what));
             drop(held);
-            until(|| budget.free() == BUDGET, || format!("{what}: memory is not given back: {budget:?}"));
+            until(
+                || budget.free() == BUDGET,
+                || format!("{what}: memory is not given back: {budget:?}"),
+            );
         }
     }
 }
@@ -237,7 +319,12 @@ impl Life<'_> {
     fn begin(&mut self, loader: &Loader, held: usize) -> (Epoch, Vec<Held>) {
         let first = self.draws.below(EPOCHS);
         let across = self.draws.below(4) == 0;
-        let mut epoch = if across { loader.epochs(first..first + 2) } else { loader.epoch(first) }.unwrap();
+        let mut epoch = if across {
+            loader.epochs(first..first + 2)
+        } else {
+            loader.epoch(first)
+        }
+        .unwrap();
         let right = &self.workload.right[first as usize];
         let take = match self.draws.below(3) {
             0 => 0,
@@ -247,8 +334,14 @@ impl Life<'_> {
         let mut batches = Vec::new();
         for number in 0..take {
             let (epoch_of, at) = (first as usize + number / right.len(), number % right.len());
-            let Some(batch) = self.receive(&mut epoch) else { break };
-            let one = Held { batch, right: self.workload.right[epoch_of].clone(), at };
+            let Some(batch) = self.receive(&mut epoch) else {
+                break;
+            };
+            let one = Held {
+                batch,
+                right: self.workload.right[epoch_of].clone(),
+                at,
+            };
             one.check(&self.what);
             // One permit stays for later batches.
             if held + batches.len() + 1 < self.most && self.draws.below(3) == 0 {
@@ -282,8 +375,17 @@ impl Life<'_> {
     }
 
     /// Drops the objects in a drawn order, here and on two other threads.
-    fn drops(&mut self, epoch: Option<Epoch>, loader: Option<Loader>, held: &mut Vec<Held>) -> [Vec<Thing>; 3] {
-        let mut things: Vec<_> = epoch.map(Thing::Epoch).into_iter().chain(loader.map(Thing::Loader)).collect();
+    fn drops(
+        &mut self,
+        epoch: Option<Epoch>,
+        loader: Option<Loader>,
+        held: &mut Vec<Held>,
+    ) -> [Vec<Thing>; 3] {
+        let mut things: Vec<_> = epoch
+            .map(Thing::Epoch)
+            .into_iter()
+            .chain(loader.map(Thing::Loader))
+            .collect();
         for _ in 0..self.draws.below(held.len() as u64 + 1) {
             let which = self.draws.below(held.len() as u64) as usize;
             things.push(Thing::Batch(held.swap_remove(which).batch));
@@ -292,7 +394,12 @@ impl Life<'_> {
         let mut places = [Vec::new(), Vec::new(), Vec::new()];
         while !things.is_empty() {
             let thing = things.swap_remove(self.draws.below(things.len() as u64) as usize);
-            places[if alone { 0 } else { self.draws.below(3) as usize }].push(thing);
+            places[if alone {
+                0
+            } else {
+                self.draws.below(3) as usize
+            }]
+            .push(thing);
         }
         places
     }
@@ -302,13 +409,26 @@ impl Life<'_> {
         let mut epoch = loader.epoch(EPOCHS).unwrap();
         let right = &self.workload.right[EPOCHS as usize];
         let most = self.most.min(right.len());
-        let receive =
-            |epoch: &mut Epoch| epoch.next().unwrap().unwrap_or_else(|error| panic!("{}: {error}", self.what));
-        let mut all: Vec<_> =
-            (0..most).map(|at| Held { batch: receive(&mut epoch), right: right.clone(), at }).collect();
+        let receive = |epoch: &mut Epoch| {
+            epoch
+                .next()
+                .unwrap()
+                .unwrap_or_else(|error| panic!("{}: {error}", self.what))
+        };
+        let mut all: Vec<_> = (0..most)
+            .map(|at| Held {
+                batch: receive(&mut epoch),
+                right: right.clone(),
+                at,
+            })
+            .collect();
         all.iter().for_each(|held| held.check(&self.what));
         if self.slots == self.most && most < right.len() {
-            assert!(epoch.next_within(Duration::ZERO).is_pending(), "{}: more slots than there are", self.what);
+            assert!(
+                epoch.next_within(Duration::ZERO).is_pending(),
+                "{}: more slots than there are",
+                self.what
+            );
             all.pop();
             drop(receive(&mut epoch));
         }
@@ -316,12 +436,22 @@ impl Life<'_> {
 }
 
 /// On the host the slots bound the held batches; on a device its buffers do.
-fn on_device(builder: LoaderBuilder, device: &feedline::Device, number: usize, slots: usize) -> (LoaderBuilder, usize) {
+fn on_device(
+    builder: LoaderBuilder,
+    device: &feedline::Device,
+    number: usize,
+    slots: usize,
+) -> (LoaderBuilder, usize) {
     if number == 0 {
         return (builder.device(device.clone()), slots);
     }
     let buffers = 2 + slots / 2;
-    (builder.device(device.clone()).tuning(|t| t.device_batches(buffers)), buffers)
+    (
+        builder
+            .device(device.clone())
+            .tuning(|t| t.device_batches(buffers)),
+        buffers,
+    )
 }
 
 /// Makes the next reads of the file reach storage, through any reader.
@@ -330,7 +460,10 @@ fn forget_pages(file: &std::fs::File) {
 }
 
 fn mappings() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+    std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .count()
 }
 
 #[track_caller]
@@ -351,7 +484,11 @@ struct Watch {
 
 impl Watch {
     fn start() -> Arc<Self> {
-        let watch = Arc::new(Self { what: Mutex::default(), begun: AtomicU64::new(0), over: AtomicBool::new(false) });
+        let watch = Arc::new(Self {
+            what: Mutex::default(),
+            begun: AtomicU64::new(0),
+            over: AtomicBool::new(false),
+        });
         let own = watch.clone();
         std::thread::spawn(move || {
             let mut last = (0, Instant::now());
@@ -361,7 +498,11 @@ impl Watch {
                 if begun != last.0 {
                     last = (begun, Instant::now());
                 } else if last.1.elapsed() > 2 * DEADLINE {
-                    eprintln!("no end: {}\nthreads: {:?}", own.what.lock().unwrap(), loader_threads());
+                    eprintln!(
+                        "no end: {}\nthreads: {:?}",
+                        own.what.lock().unwrap(),
+                        loader_threads()
+                    );
                     std::process::exit(101);
                 }
             }
@@ -389,11 +530,22 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
     let watch = Watch::start();
     let workloads = Workload::all(&dir);
     let files: Vec<_> = std::fs::read_dir(dir.path("")).unwrap().flatten().collect();
-    let files: Vec<_> = files.iter().map(|file| std::fs::File::open(file.path()).unwrap()).collect();
+    let files: Vec<_> = files
+        .iter()
+        .map(|file| std::fs::File::open(file.path()).unwrap())
+        .collect();
     // Only files can leave the page cache.
     files.iter().for_each(|file| file.sync_all().unwrap());
     let (kept, slowest) = (Vec::new(), Default::default());
-    let mut sweep = Sweep { workloads, files, devices: Vec::new(), kept, points: 0, slowest, watch: watch.clone() };
+    let mut sweep = Sweep {
+        workloads,
+        files,
+        devices: Vec::new(),
+        kept,
+        points: 0,
+        slowest,
+        watch: watch.clone(),
+    };
     let started = Instant::now();
     // Resources opened once per process exist after some lives.
     sweep.lives(u64::MAX - EACH..u64::MAX);
@@ -405,7 +557,11 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
         lives += each;
         assert_eq!(descriptors(), before.0, "up to life {lives}");
         if full && lives.is_multiple_of(20 * EACH) {
-            println!("{} points in {lives} lives, {:.0?}", sweep.points, started.elapsed());
+            println!(
+                "{} points in {lives} lives, {:.0?}",
+                sweep.points,
+                started.elapsed()
+            );
         }
         let enough = sweep.points >= points || (!full && started.elapsed() > TIME);
         if alone.is_some() || enough {

@@ -15,8 +15,15 @@ const MIB: usize = 1 << 20;
 fn anonymous() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let kib = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-        line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap()
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap();
+        line.trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse::<usize>()
+            .unwrap()
     };
     (kib("RssAnon:") + kib("RssShmem:")) * 1024
 }
@@ -32,20 +39,46 @@ fn memory_stays_within_the_plan_for_any_number_of_records() {
         for count in [10_000_u64, 100_000_000] {
             let path = dir.path(&format!("{count}.bin"));
             // A hole: 51 GB that take no space on the disk.
-            std::fs::File::create(&path).unwrap().set_len(count * RECORD as u64).unwrap();
+            std::fs::File::create(&path)
+                .unwrap()
+                .set_len(count * RECORD as u64)
+                .unwrap();
             let before = anonymous();
             let budget = 48 * MIB;
-            let builder = Loader::builder(records(&path, RECORD)).order(Order::shuffled(3)).batch_size(256);
-            let loader = build(builder.workers(2).memory_budget(budget).tuning(|t| t.reader(mode).direct(direct)));
+            let builder = Loader::builder(records(&path, RECORD))
+                .order(Order::shuffled(3))
+                .batch_size(256);
+            let loader = build(
+                builder
+                    .workers(2)
+                    .memory_budget(budget)
+                    .tuning(|t| t.reader(mode).direct(direct)),
+            );
             assert!(loader.plan().total() <= budget);
             for batch in loader.epoch(0).unwrap().take(30) {
-                assert!(batch.unwrap().field("record").unwrap().as_bytes().unwrap().iter().all(|byte| *byte == 0));
+                assert!(
+                    batch
+                        .unwrap()
+                        .field("record")
+                        .unwrap()
+                        .as_bytes()
+                        .unwrap()
+                        .iter()
+                        .all(|byte| *byte == 0)
+                );
             }
             let more = anonymous().saturating_sub(before);
-            assert!(more <= budget + 32 * MIB, "{mode:?} {direct:?}, {count} records: {} MiB", more / MIB);
+            assert!(
+                more <= budget + 32 * MIB,
+                "{mode:?} {direct:?}, {count} records: {} MiB",
+                more / MIB
+            );
             used.push(more);
         }
-        assert!(used[1] <= used[0] + 4 * MIB, "{mode:?} {direct:?}: {used:?} bytes");
+        assert!(
+            used[1] <= used[0] + 4 * MIB,
+            "{mode:?} {direct:?}: {used:?} bytes"
+        );
     }
 }
 
@@ -77,7 +110,12 @@ impl Dataset for Pictures {
 
 #[cfg(feature = "image")]
 impl Framed for Pictures {
-    fn seek_points<'a>(&'a self, sample: u64, _: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn seek_points<'a>(
+        &'a self,
+        sample: u64,
+        _: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         buffer.clear();
         buffer.extend_from_slice(&self.2);
         buffer[..8].copy_from_slice(&sample.to_le_bytes());
@@ -92,10 +130,14 @@ fn a_large_side_file_takes_no_memory() {
     if !alone(&here!()) {
         return;
     }
-    let pictures = std::env::var("FEEDLINE_PICTURES").map_or(100_000, |count| count.parse().unwrap());
+    let pictures =
+        std::env::var("FEEDLINE_PICTURES").map_or(100_000, |count| count.parse().unwrap());
     let dir = Dir::new();
     let path = dir.path("data.bin");
-    std::fs::File::create(&path).unwrap().set_len(pictures * 64).unwrap();
+    std::fs::File::create(&path)
+        .unwrap()
+        .set_len(pictures * 64)
+        .unwrap();
     let open = || {
         let records = Records::builder(64).open(&path).unwrap();
         Pictures(records, [EncodedField::bytes("picture")], vec![7; 1000])
@@ -129,7 +171,9 @@ fn a_large_side_file_takes_no_memory() {
         );
     }
     let bytes = std::fs::metadata(side).unwrap().len();
-    println!("{bytes} bytes beside {pictures} pictures: opened {opened:?}, first batch {with:?}, without {plain:?}");
+    println!(
+        "{bytes} bytes beside {pictures} pictures: opened {opened:?}, first batch {with:?}, without {plain:?}"
+    );
     let more = (opened.0 + with.0).saturating_sub(plain.0);
     assert!(more <= 20 * MIB, "{more} bytes more than without");
 }

@@ -14,7 +14,8 @@ struct Group(PathBuf);
 
 impl Group {
     fn new() -> Result<Self, String> {
-        let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let groups =
+            std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let (mut why, mut named) = (String::from("no memory controller"), Vec::new());
         for line in groups.lines() {
             let parts: Vec<&str> = line.splitn(3, ':').collect();
@@ -25,11 +26,16 @@ impl Group {
                 }
                 _ => continue,
             };
-            named.push((Path::new(root).join(parts[2].trim_start_matches('/')), limit));
+            named.push((
+                Path::new(root).join(parts[2].trim_start_matches('/')),
+                limit,
+            ));
         }
         for (own, limit) in named {
             let group = Self(own.join(format!("feedline-test-{}", std::process::id())));
-            match std::fs::create_dir(&group.0).and_then(|()| std::fs::write(group.0.join(limit), LIMIT.to_string())) {
+            match std::fs::create_dir(&group.0)
+                .and_then(|()| std::fs::write(group.0.join(limit), LIMIT.to_string()))
+            {
                 Ok(()) => return Ok(group),
                 Err(error) => why = format!("{}: {error}", group.0.display()),
             }
@@ -52,28 +58,43 @@ fn no_plan_or_data_over_a_containers_limit_is_killed() {
     let group = match Group::new() {
         Ok(group) => group,
         // `memory::available` has tests of the same rules on the files of such groups.
-        Err(why) => return println!("skipped: no group with a memory limit can be made here: {why}"),
+        Err(why) => {
+            return println!("skipped: no group with a memory limit can be made here: {why}");
+        }
     };
     let dir = Dir::new();
-    run(child(&here!(), &dir.path(""), &format!("echo $$ > {}/cgroup.procs", group.0.display())));
+    run(child(
+        &here!(),
+        &dir.path(""),
+        &format!("echo $$ > {}/cgroup.procs", group.0.display()),
+    ));
 }
 
 #[track_caller]
 fn refused<T>(result: Result<T, Error>, words: &[&str]) {
     let error = result.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-    assert!(words.iter().all(|word| error.to_string().contains(word)), "{words:?} in {error}");
+    assert!(
+        words.iter().all(|word| error.to_string().contains(word)),
+        "{words:?} in {error}"
+    );
 }
 
 fn under_the_limit(dir: &Path) {
     let file = |name: &str, mib: usize| {
         let path = dir.join(name);
-        std::fs::File::create(&path).unwrap().set_len((mib * MIB) as u64).unwrap();
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len((mib * MIB) as u64)
+            .unwrap();
         path
     };
     let (large, small) = (file("large.bin", 256), file("small.bin", 80));
     let loader = |path: &Path| Loader::builder(records(path, RECORD)).workers(1);
-    refused(records(&large, RECORD).in_memory(), &["the files have 256.0 MiB, the free memory", "`in_memory`"]);
+    refused(
+        records(&large, RECORD).in_memory(),
+        &["the files have 256.0 MiB, the free memory", "`in_memory`"],
+    );
     refused(
         loader(&large).batch_size(32).tuning(|t| t.slots(8)).build(),
         &["are free, limits of the container included", "8 × 34.0 MiB"],
@@ -81,9 +102,20 @@ fn under_the_limit(dir: &Path) {
     // Around the limit: the whole plan counts, not the slots alone.
     let (mut ran, mut least) = (0, 0);
     for rows in 30..50 {
-        match loader(&large).batch_size(rows).tuning(|t| t.slots(4)).build() {
+        match loader(&large)
+            .batch_size(rows)
+            .tuning(|t| t.slots(4))
+            .build()
+        {
             Ok(loader) => {
-                assert_eq!(loader.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
+                assert_eq!(
+                    loader
+                        .epoch(0)
+                        .unwrap()
+                        .map(|batch| batch.unwrap().len())
+                        .sum::<usize>(),
+                    256
+                );
                 ran += 1;
             }
             Err(error) => {
@@ -95,17 +127,56 @@ fn under_the_limit(dir: &Path) {
     assert!(ran > 0 && least > 0, "{ran} {least}");
     // Four slots are the default, two have room.
     let fewer = build(loader(&large).batch_size(64));
-    assert_eq!(fewer.plan().term(MemoryTerm::SLOTS).count, 2, "{}", fewer.plan());
-    assert_eq!(fewer.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 256);
+    assert_eq!(
+        fewer.plan().term(MemoryTerm::SLOTS).count,
+        2,
+        "{}",
+        fewer.plan()
+    );
+    assert_eq!(
+        fewer
+            .epoch(0)
+            .unwrap()
+            .map(|batch| batch.unwrap().len())
+            .sum::<usize>(),
+        256
+    );
     drop(fewer);
     // The page cache fills the group, and counts as free.
-    assert_eq!(std::io::copy(&mut std::fs::File::open(&large).unwrap(), &mut std::io::sink()).unwrap(), 256 << 20);
+    assert_eq!(
+        std::io::copy(
+            &mut std::fs::File::open(&large).unwrap(),
+            &mut std::io::sink()
+        )
+        .unwrap(),
+        256 << 20
+    );
     let memory = std::sync::Arc::new(records(&small, RECORD).in_memory().unwrap());
     let both: Vec<_> = (0..2)
-        .map(|_| build(Loader::builder(memory.clone()).batch_size(8).tuning(|t| t.slots(3)).workers(1)))
+        .map(|_| {
+            build(
+                Loader::builder(memory.clone())
+                    .batch_size(8)
+                    .tuning(|t| t.slots(3))
+                    .workers(1),
+            )
+        })
         .collect();
     for loader in &both {
-        assert_eq!(loader.epoch(0).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 80);
+        assert_eq!(
+            loader
+                .epoch(0)
+                .unwrap()
+                .map(|batch| batch.unwrap().len())
+                .sum::<usize>(),
+            80
+        );
     }
-    refused(Loader::builder(memory).batch_size(40).tuning(|t| t.slots(3)).build(), &["data in memory", "80.0 MiB"]);
+    refused(
+        Loader::builder(memory)
+            .batch_size(40)
+            .tuning(|t| t.slots(3))
+            .build(),
+        &["data in memory", "80.0 MiB"],
+    );
 }

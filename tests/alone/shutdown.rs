@@ -24,11 +24,22 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
                     }
                     Ok(())
                 };
-                let builder = Loader::builder(records(&path, 4096)).order(Order::shuffled(1)).map(slow);
-                let loader =
-                    build(builder.batch_size(10).tuning(|t| t.slots(4).reader(mode).direct(direct)).workers(3));
+                let builder = Loader::builder(records(&path, 4096))
+                    .order(Order::shuffled(1))
+                    .map(slow);
+                let loader = build(
+                    builder
+                        .batch_size(10)
+                        .tuning(|t| t.slots(4).reader(mode).direct(direct))
+                        .workers(3),
+                );
                 let mut epoch = loader.epoch(taken).unwrap();
-                let mut held: Vec<_> = epoch.by_ref().take(taken as usize).map(Result::unwrap).take(3).collect();
+                let mut held: Vec<_> = epoch
+                    .by_ref()
+                    .take(taken as usize)
+                    .map(Result::unwrap)
+                    .take(3)
+                    .collect();
                 if !hold {
                     held.clear();
                 }

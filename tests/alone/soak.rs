@@ -39,12 +39,26 @@ impl House {
     fn now() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let number = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-            line.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix(key))
+                .unwrap_or_default();
+            line.split_whitespace()
+                .next()
+                .and_then(|word| word.parse().ok())
+                .unwrap_or(0)
         };
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap().lines().count() as u64;
+        let maps = std::fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .lines()
+            .count() as u64;
         let (anonymous_kib, threads) = (number("RssAnon:"), number("Threads:"));
-        Self { anonymous_kib, descriptors: descriptors().len() as u64, threads, maps }
+        Self {
+            anonymous_kib,
+            descriptors: descriptors().len() as u64,
+            threads,
+            maps,
+        }
     }
 
     fn most(self, other: Self) -> Self {
@@ -96,13 +110,19 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
                 Err(error) => {
                     // Not the sample's fault, as when memory or descriptors are short: it is printed, and the run
                     // continues.
-                    assert!(error.site().path.is_some() && error.site().sample.is_some(), "{error}");
+                    assert!(
+                        error.site().path.is_some() && error.site().sample.is_some(),
+                        "{error}"
+                    );
                     done.errors += 1;
                     break;
                 }
             };
             for ((id, row), status) in rows(&batch).into_iter().zip(batch.status()) {
-                assert!(row == bytes[id as usize * RECORD..][..RECORD], "row of {id}, status {status}");
+                assert!(
+                    row == bytes[id as usize * RECORD..][..RECORD],
+                    "row of {id}, status {status}"
+                );
                 done.rows += 1;
                 done.substituted += u64::from(*status == Status::Substitute as u8);
             }
@@ -117,17 +137,36 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
     assert_eq!(loader.report().leaked, 0);
 }
 
-fn life(path: &Path, index: &Path, bytes: &[u8], turn: usize, faulty: &Arc<Faulty>, time: Duration, done: &mut Done) {
+fn life(
+    path: &Path,
+    index: &Path,
+    bytes: &[u8],
+    turn: usize,
+    faulty: &Arc<Faulty>,
+    time: Duration,
+    done: &mut Done,
+) {
     let (mode, direct) = reader(turn);
     let dataset = records(path, RECORD).checked(index).unwrap();
-    let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
+    let builder = Loader::builder(dataset)
+        .order(Order::shuffled(turn as u64))
+        .batch_size(32)
+        .workers(2);
     let policy = OnBadSample::Substitute { budget: u64::MAX };
-    let loader = build(builder.tuning(|t| t.reader(mode).direct(direct).faulty(faulty.clone())).on_bad_sample(policy));
+    let loader = build(
+        builder
+            .tuning(|t| t.reader(mode).direct(direct).faulty(faulty.clone()))
+            .on_bad_sample(policy),
+    );
     run(&loader, bytes, time, done);
 }
 
 /// Lives one after another; system resources in the first half, after `warm` lives, and in the second half.
-fn lives(seconds: u64, warm: usize, mut life: impl FnMut(usize, Duration, &mut Done)) -> (Done, House, House) {
+fn lives(
+    seconds: u64,
+    warm: usize,
+    mut life: impl FnMut(usize, Duration, &mut Done),
+) -> (Done, House, House) {
     let time = Duration::from_secs(seconds);
     let one = (time / 20).clamp(Duration::from_millis(300), Duration::from_secs(10));
     let (mut done, mut early, mut late) = (Done::default(), House::default(), House::default());
@@ -151,7 +190,11 @@ fn lives(seconds: u64, warm: usize, mut life: impl FnMut(usize, Duration, &mut D
 
 /// A short run breaks things faster, so that it sees some.
 fn pause(seconds: u64) -> Duration {
-    if seconds >= 60 { Duration::from_secs(1) } else { Duration::from_millis(20) }
+    if seconds >= 60 {
+        Duration::from_secs(1)
+    } else {
+        Duration::from_millis(20)
+    }
 }
 
 #[test]
@@ -162,12 +205,17 @@ fn a_long_run_with_faults_is_right_and_does_not_grow() {
     let seconds = sweep::size(3, 6, 3600);
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
-    let (index, faulty, stop) = (dir.path("records.crc"), Arc::new(Faulty::new()), AtomicBool::new(false));
+    let (index, faulty, stop) = (
+        dir.path("records.crc"),
+        Arc::new(Faulty::new()),
+        AtomicBool::new(false),
+    );
     let (done, early, late) = std::thread::scope(|scope| {
         scope.spawn(|| break_things(&faulty, &stop, pause(seconds)));
         // Every reader has run once before anything is compared.
-        let seen =
-            lives(seconds, READERS.len(), |turn, one, done| life(&path, &index, &bytes, turn, &faulty, one, done));
+        let seen = lives(seconds, READERS.len(), |turn, one, done| {
+            life(&path, &index, &bytes, turn, &faulty, one, done)
+        });
         stop.store(true, Ordering::Relaxed);
         seen
     });
@@ -181,7 +229,10 @@ fn a_long_run_with_faults_is_right_and_does_not_grow() {
     );
     assert!(faulty.injected() > 0 && done.rows > 0);
     if early.threads > 0 {
-        assert!(late.descriptors <= early.descriptors && late.threads <= early.threads, "{early:?} {late:?}");
+        assert!(
+            late.descriptors <= early.descriptors && late.threads <= early.threads,
+            "{early:?} {late:?}"
+        );
         // The allocator's arenas, and cached stacks.
         assert!(
             late.anonymous_kib <= early.anonymous_kib + 16_384 && late.maps <= early.maps + 40,
@@ -227,10 +278,17 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
     });
     let (done, early, late) = lives(seconds, 3, |turn, one, done| {
         let dataset = Records::builder(RECORD).open(server.s3("a.bin")).unwrap();
-        let builder = Loader::builder(dataset).order(Order::shuffled(turn as u64)).batch_size(32).workers(2);
+        let builder = Loader::builder(dataset)
+            .order(Order::shuffled(turn as u64))
+            .batch_size(32)
+            .workers(2);
         let builder = builder.tuning(|t| t.stall_deadline(Duration::from_secs(8)).depth(16));
         let builder = builder.on_bad_sample(OnBadSample::Substitute { budget: u64::MAX });
-        let cache = |capacity| Cache::at(dir.path("cache")).block_bytes(64 << 10).capacity(capacity);
+        let cache = |capacity| {
+            Cache::at(dir.path("cache"))
+                .block_bytes(64 << 10)
+                .capacity(capacity)
+        };
         let loader = build(match turn % 3 {
             0 => builder,
             1 => builder.cache(cache(u64::MAX)),
@@ -252,8 +310,14 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
     // 24 requests at once leave as many idle connections, each with three descriptors and a thread of the server, which is in
     // this process.
     let most = early.most(late);
-    assert!(most.descriptors < 160 && most.threads < 80, "{early:?} {late:?}");
+    assert!(
+        most.descriptors < 160 && most.threads < 80,
+        "{early:?} {late:?}"
+    );
     if early.threads > 0 {
-        assert!(late.anonymous_kib <= early.anonymous_kib + 16_384, "{early:?} {late:?}");
+        assert!(
+            late.anonymous_kib <= early.anonymous_kib + 16_384,
+            "{early:?} {late:?}"
+        );
     }
 }

@@ -25,9 +25,15 @@ fn sweep(name: &str, run: impl Fn() -> Result<Rows, Error>) {
         leave_room_for_threads(NO_LIMIT);
         match (got, &expected) {
             (Ok(rows), None) => expected = Some(rows),
-            (Ok(rows), Some(expected)) => assert!(room > 0 && rows == *expected, "{name} with room for {room}"),
+            (Ok(rows), Some(expected)) => {
+                assert!(room > 0 && rows == *expected, "{name} with room for {room}")
+            }
             (Err(error), _) => {
-                assert_eq!(error.kind(), ErrorKind::Limit, "{name} with room for {room}: {error}");
+                assert_eq!(
+                    error.kind(),
+                    ErrorKind::Limit,
+                    "{name} with room for {room}: {error}"
+                );
                 refused.push(room);
                 for words in ["wanted", "started", "RLIMIT_NPROC"] {
                     assert!(error.to_string().contains(words), "{name}: {error}");
@@ -36,7 +42,10 @@ fn sweep(name: &str, run: impl Fn() -> Result<Rows, Error>) {
         }
     }
     // Where the first groups take all the room, none is left for the last thread.
-    assert!(refused.first() < Some(&40) && refused.len() < 20 && refused.ends_with(&[0]), "{name}: {refused:?}");
+    assert!(
+        refused.first() < Some(&40) && refused.len() < 20 && refused.ends_with(&[0]),
+        "{name}: {refused:?}"
+    );
 }
 
 fn rows(builder: LoaderBuilder) -> Result<Rows, Error> {
@@ -44,7 +53,13 @@ fn rows(builder: LoaderBuilder) -> Result<Rows, Error> {
     let rows = pull(&loader, 0)?;
     let report = loader.report();
     let started = report.total.decode.workers;
-    assert!(started == 3 || report.to_string().contains("of 3 threads of the decode workers"), "{report}");
+    assert!(
+        started == 3
+            || report
+                .to_string()
+                .contains("of 3 threads of the decode workers"),
+        "{report}"
+    );
     Ok(rows)
 }
 
@@ -69,7 +84,10 @@ fn too_few_threads_give_all_rows_or_an_error_that_names_the_limits() {
         sweep(workload.name, || {
             let dir = Dir::new();
             // The reader with the most threads.
-            rows((workload.set)(Loader::builder((workload.open)(&dir))).tuning(|t| t.reader(Mode::Pread)))
+            rows(
+                (workload.set)(Loader::builder((workload.open)(&dir)))
+                    .tuning(|t| t.reader(Mode::Pread)),
+            )
         });
     }
     assert_eq!(panics.load(Ordering::Relaxed), 0);
@@ -88,7 +106,11 @@ fn too_few_threads_for_a_store_give_all_rows_or_an_error_that_names_the_limits()
     for room in 0..3 {
         leave_room_for_threads(room);
         let opened = feedline::dataset::Records::builder(64).open(&url);
-        assert_eq!(opened.err().map(|error| error.kind()), (room < 2).then_some(ErrorKind::Limit), "room for {room}");
+        assert_eq!(
+            opened.err().map(|error| error.kind()),
+            (room < 2).then_some(ErrorKind::Limit),
+            "room for {room}"
+        );
     }
     let open = || feedline::dataset::Records::builder(64).open(&url);
     sweep("store", || rows(Loader::builder(open()?)));

@@ -23,7 +23,11 @@ fn drop_from_cache(path: &Path) {
 /// Bytes that storage moved for this process so far.
 fn moved() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
-    text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+    text.lines()
+        .find_map(|line| line.strip_prefix("read_bytes:"))?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// A file of 64 MiB that is not cached; `None`, with the reason, if the file system or container does not allow it or
@@ -44,13 +48,25 @@ fn cold(dir: &Dir) -> Option<PathBuf> {
 
 /// Reads the whole file by a loader; gives the reported origin of its bytes.
 fn run(path: &Path, mode: Mode, direct: Direct, epochs: u64) -> Origin {
-    let builder = Loader::builder(records(path, RECORD)).order(Order::shuffled(1)).batch_size(16);
-    let loader = builder.tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
-    let rows: usize = (0..epochs).map(|epoch| pull(&loader, epoch).unwrap().len()).sum();
+    let builder = Loader::builder(records(path, RECORD))
+        .order(Order::shuffled(1))
+        .batch_size(16);
+    let loader = builder
+        .tuning(|t| t.reader(mode).direct(direct))
+        .build()
+        .unwrap();
+    let rows: usize = (0..epochs)
+        .map(|epoch| pull(&loader, epoch).unwrap().len())
+        .sum();
     assert_eq!(rows, epochs as usize * LEN / RECORD);
     let report = loader.report();
     assert_eq!(report.origin.delivered, epochs * LEN as u64);
-    assert!(report.to_string().contains(&format!("\nbytes     {}\n", report.origin)), "{report}");
+    assert!(
+        report
+            .to_string()
+            .contains(&format!("\nbytes     {}\n", report.origin)),
+        "{report}"
+    );
     report.origin
 }
 
@@ -61,14 +77,26 @@ fn a_cold_run_reads_the_device_and_a_warm_run_memory() {
     }
     let dir = Dir::new();
     let Some(path) = cold(&dir) else { return };
-    for (mode, direct) in [(Mode::Pread, Direct::On), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)] {
-        if mode == Mode::Uring && Loader::builder(records(&path, RECORD)).tuning(|t| t.reader(mode)).build().is_err() {
+    for (mode, direct) in [
+        (Mode::Pread, Direct::On),
+        (Mode::Uring, Direct::On),
+        (Mode::Pread, Direct::Off),
+    ] {
+        if mode == Mode::Uring
+            && Loader::builder(records(&path, RECORD))
+                .tuning(|t| t.reader(mode))
+                .build()
+                .is_err()
+        {
             println!("skipped: no io_uring here");
             continue;
         }
         drop_from_cache(&path);
         let origin = run(&path, mode, direct, 1);
-        assert!(origin.from_memory().unwrap() < 0.05, "{mode:?} {direct:?}: {origin}");
+        assert!(
+            origin.from_memory().unwrap() < 0.05,
+            "{mode:?} {direct:?}: {origin}"
+        );
     }
     std::fs::read(&path).unwrap();
     let origin = run(&path, Mode::Auto, Direct::Off, 1);
@@ -86,7 +114,10 @@ fn later_epochs_of_a_cold_run_come_from_the_page_cache() {
     let dir = Dir::new();
     let Some(path) = cold(&dir) else { return };
     let origin = run(&path, Mode::Pread, Direct::Off, 4);
-    assert!((0.6..0.8).contains(&origin.from_memory().unwrap()), "{origin}");
+    assert!(
+        (0.6..0.8).contains(&origin.from_memory().unwrap()),
+        "{origin}"
+    );
 }
 
 #[test]
@@ -102,10 +133,13 @@ fn every_sample_is_counted_once() {
             if labels {
                 records = records.classes((0..640).collect());
             }
-            let builder =
-                Loader::builder(records.open(&path).unwrap()).batch_size(16).tuning(|t| t.reader(mode).direct(direct));
+            let builder = Loader::builder(records.open(&path).unwrap())
+                .batch_size(16)
+                .tuning(|t| t.reader(mode).direct(direct));
             // Without O_DIRECT there is nothing to count.
-            let Ok(loader) = builder.build() else { continue };
+            let Ok(loader) = builder.build() else {
+                continue;
+            };
             assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 40);
             let whole = loader.snapshot();
             let counted = whole.decode.samples + whole.storage.in_place;
@@ -113,7 +147,10 @@ fn every_sample_is_counted_once() {
             assert!(counted <= 640, "{mode:?} {direct:?}: {counted}");
             let told = loader.report().verdict.to_string();
             let ready = 640 - (loader.plan().term(MemoryTerm::SLOTS).count as u64 + 1) * 16;
-            assert!(counted >= ready, "{mode:?} {direct:?} {labels}: {counted} of at least {ready}; {told}");
+            assert!(
+                counted >= ready,
+                "{mode:?} {direct:?} {labels}: {counted} of at least {ready}; {told}"
+            );
         }
     }
 }

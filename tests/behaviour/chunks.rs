@@ -6,7 +6,9 @@ use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Part
 use feedline::decode::Scratch;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Result, Status};
+use feedline::{
+    Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Result, Status,
+};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +39,8 @@ enum Fault {
 impl Toy {
     fn new(dir: &Dir, rows: &[u64], fault: Fault) -> (Arc<Self>, Vec<u8>) {
         let mut starts = vec![0];
-        rows.iter().for_each(|rows| starts.push(starts.last().unwrap() + rows));
+        rows.iter()
+            .for_each(|rows| starts.push(starts.last().unwrap() + rows));
         let total = *starts.last().unwrap() as usize;
         let bytes = noise(total * (RECORD + 1), 3);
         let path = dir.write("toy.bin", &bytes);
@@ -48,7 +51,17 @@ impl Toy {
             EncodedField::raw(Field::up_to("head", DType::U8, RECORD)),
         ];
         let (opened, log) = (AtomicU64::new(0), Default::default());
-        (Arc::new(Self { sources: Arc::new(sources), schema, starts, fault, opened, log }), bytes)
+        (
+            Arc::new(Self {
+                sources: Arc::new(sources),
+                schema,
+                starts,
+                fault,
+                opened,
+                log,
+            }),
+            bytes,
+        )
     }
 
     fn offset(&self, chunk: usize) -> u64 {
@@ -87,16 +100,38 @@ impl Chunked for Toy {
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         let (source, rows) = (SourceId::at(0), self.rows(chunk));
-        let shift = if self.fault == Fault::OutsideOfTheFile(chunk) { 1 << 40 } else { 0 };
-        extents.push(Extent { source, offset: self.offset(chunk) + shift, len: rows * RECORD as u64 });
-        extents.push(Extent { source, offset: self.offset(chunk) + rows * RECORD as u64, len: rows });
+        let shift = if self.fault == Fault::OutsideOfTheFile(chunk) {
+            1 << 40
+        } else {
+            0
+        };
+        extents.push(Extent {
+            source,
+            offset: self.offset(chunk) + shift,
+            len: rows * RECORD as u64,
+        });
+        extents.push(Extent {
+            source,
+            offset: self.offset(chunk) + rows * RECORD as u64,
+            len: rows,
+        });
         Ok(())
     }
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
         let rows = self.rows(chunk);
-        ChunkBytes { encoded: rows * (RECORD as u64 + 1), opened: 2 * rows * RECORD as u64, scratch: 0 }
+        ChunkBytes {
+            encoded: rows * (RECORD as u64 + 1),
+            opened: 2 * rows * RECORD as u64,
+            scratch: 0,
+        }
     }
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        _: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         self.opened.fetch_add(1, Ordering::Relaxed);
         self.log.lock().unwrap().push(chunk);
         match self.fault {
@@ -126,7 +161,10 @@ fn head_len(byte: u8) -> usize {
 /// Record and head of sample `id`, from the file's bytes alone.
 fn oracle(toy: &Toy, bytes: &[u8], id: u64) -> (Vec<u8>, Vec<u8>) {
     let chunk = toy.starts.partition_point(|start| *start <= id) - 1;
-    let (base, row) = (toy.offset(chunk) as usize, (id - toy.starts[chunk]) as usize);
+    let (base, row) = (
+        toy.offset(chunk) as usize,
+        (id - toy.starts[chunk]) as usize,
+    );
     let record = bytes[base + row * RECORD..][..RECORD].to_vec();
     let len = head_len(bytes[base + toy.rows(chunk) as usize * RECORD + row]);
     (record.clone(), record[..len].to_vec())
@@ -141,8 +179,16 @@ fn check(loader: &Loader, toy: &Toy, bytes: &[u8], epoch: u64) -> Vec<u64> {
         let lens = heads.lens().unwrap();
         for (row, id) in batch.ids().iter().enumerate() {
             let (record, head) = oracle(toy, bytes, *id);
-            assert_eq!(records.as_slice::<u8>().unwrap()[row * RECORD..][..RECORD], record, "record of {id}");
-            assert_eq!(heads.as_slice::<u8>().unwrap()[row * RECORD..][..lens[row] as usize], head, "head of {id}");
+            assert_eq!(
+                records.as_slice::<u8>().unwrap()[row * RECORD..][..RECORD],
+                record,
+                "record of {id}"
+            );
+            assert_eq!(
+                heads.as_slice::<u8>().unwrap()[row * RECORD..][..lens[row] as usize],
+                head,
+                "head of {id}"
+            );
             ids.push(*id);
         }
     }
@@ -179,15 +225,35 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
                 )
             };
             let what = format!("{mode:?} {direct:?} batches of {batch_size}");
-            assert_eq!(check(&make(Order::sequential()), &toy, &bytes, 0), all(145), "{what}");
-            for order in [Order::shuffled(4), Order::windowed(4, 1), Order::windowed(4, 3), Order::windowed(4, 99)] {
+            assert_eq!(
+                check(&make(Order::sequential()), &toy, &bytes, 0),
+                all(145),
+                "{what}"
+            );
+            for order in [
+                Order::shuffled(4),
+                Order::windowed(4, 1),
+                Order::windowed(4, 3),
+                Order::windowed(4, 99),
+            ] {
                 let loader = make(order);
-                let (first, second) = (check(&loader, &toy, &bytes, 0), check(&loader, &toy, &bytes, 1));
+                let (first, second) = (
+                    check(&loader, &toy, &bytes, 0),
+                    check(&loader, &toy, &bytes, 1),
+                );
                 assert_ne!(first, second, "{what}");
-                assert_eq!((sorted(first), sorted(second)), (all(145), all(145)), "{what}");
+                assert_eq!(
+                    (sorted(first), sorted(second)),
+                    (all(145), all(145)),
+                    "{what}"
+                );
             }
             let some = Order::indices([144, 0, 0, 60, 7, 8]);
-            assert_eq!(check(&make(some), &toy, &bytes, 0), [144, 0, 0, 60, 7, 8], "{what}");
+            assert_eq!(
+                check(&make(some), &toy, &bytes, 0),
+                [144, 0, 0, 60, 7, 8],
+                "{what}"
+            );
         }
     }
 }
@@ -196,13 +262,23 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
 fn order_does_not_depend_on_workers_slots_or_budget() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
-    let make = || Loader::builder(toy.clone()).order(Order::windowed(9, 2)).batch_size(10);
+    let make = || {
+        Loader::builder(toy.clone())
+            .order(Order::windowed(9, 2))
+            .batch_size(10)
+    };
     let expected = check(&build(make()), &toy, &bytes, 5);
     for workers in [1, 2, 8] {
-        let builders: [fn(LoaderBuilder) -> LoaderBuilder; 3] =
-            [|b| b.tuning(|t| t.slots(1)), |b| b.tuning(|t| t.slots(12).depth(1)), |b| b.memory_budget(6 << 20)];
+        let builders: [fn(LoaderBuilder) -> LoaderBuilder; 3] = [
+            |b| b.tuning(|t| t.slots(1)),
+            |b| b.tuning(|t| t.slots(12).depth(1)),
+            |b| b.memory_budget(6 << 20),
+        ];
         for builder in builders {
-            assert_eq!(check(&build(builder(make().workers(workers))), &toy, &bytes, 5), expected);
+            assert_eq!(
+                check(&build(builder(make().workers(workers))), &toy, &bytes, 5),
+                expected
+            );
         }
     }
 }
@@ -220,7 +296,10 @@ fn a_subset_and_a_split_of_chunks_deliver_their_samples() {
         let records = batch.field("record").unwrap();
         for (row, id) in batch.ids().iter().enumerate() {
             let origin = ids[*id as usize];
-            assert_eq!(records.as_slice::<u8>().unwrap()[row * RECORD..][..RECORD], oracle(&toy, &bytes, origin).0);
+            assert_eq!(
+                records.as_slice::<u8>().unwrap()[row * RECORD..][..RECORD],
+                oracle(&toy, &bytes, origin).0
+            );
             got.push(*id);
         }
     }
@@ -235,7 +314,10 @@ fn a_subset_and_a_split_of_chunks_deliver_their_samples() {
         }
     }
     assert_eq!(seen.len(), 145);
-    let error = Loader::builder(toy.subset(vec![1, 2]).unwrap()).order(Order::windowed(1, 2)).build().unwrap_err();
+    let error = Loader::builder(toy.subset(vec![1, 2]).unwrap())
+        .order(Order::windowed(1, 2))
+        .build()
+        .unwrap_err();
     assert!(error.to_string().contains("whole dataset"), "{error}");
 }
 
@@ -243,7 +325,11 @@ fn a_subset_and_a_split_of_chunks_deliver_their_samples() {
 fn a_windowed_order_opens_every_chunk_once_per_epoch() {
     let dir = Dir::new();
     let (toy, bytes) = Toy::new(&dir, &[50; 20], Fault::None);
-    let loader = build(Loader::builder(toy.clone()).order(Order::windowed(1, 4)).batch_size(25));
+    let loader = build(
+        Loader::builder(toy.clone())
+            .order(Order::windowed(1, 4))
+            .batch_size(25),
+    );
     let ids = check(&loader, &toy, &bytes, 0);
     assert_eq!(toy.opened.load(Ordering::Relaxed), 20);
     let chunks = loader.report().total.decode.chunks.unwrap();
@@ -294,8 +380,16 @@ fn chunks_in_memory_are_opened_without_a_read() {
 fn epochs_follow_each_other_in_one_iterator() {
     let dir = Dir::new();
     let (toy, _) = toy(&dir);
-    let loader = build(Loader::builder(toy.clone()).order(Order::windowed(1, 2)).batch_size(100));
-    let ids: Vec<u64> = loader.epochs(0..5).unwrap().flat_map(|batch| batch.unwrap().ids().to_vec()).collect();
+    let loader = build(
+        Loader::builder(toy.clone())
+            .order(Order::windowed(1, 2))
+            .batch_size(100),
+    );
+    let ids: Vec<u64> = loader
+        .epochs(0..5)
+        .unwrap()
+        .flat_map(|batch| batch.unwrap().ids().to_vec())
+        .collect();
     assert_eq!(ids.len(), 5 * 145);
     for epoch in ids.chunks(145) {
         assert_eq!(sorted(epoch.to_vec()), all(145));
@@ -308,26 +402,53 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
     let table = [
         (Fault::Error(3), ErrorKind::Decode, "a broken chunk"),
         (Fault::Panic(3), ErrorKind::Panicked, "a bug in the format"),
-        (Fault::Forgets(3), ErrorKind::Decode, "40 samples, but 39 of field `head`"),
-        (Fault::Overflows(3), ErrorKind::Limit, "by its metadata 4096 were reserved"),
-        (Fault::OutsideOfTheFile(3), ErrorKind::Truncated, "ends past the source's indexed length"),
+        (
+            Fault::Forgets(3),
+            ErrorKind::Decode,
+            "40 samples, but 39 of field `head`",
+        ),
+        (
+            Fault::Overflows(3),
+            ErrorKind::Limit,
+            "by its metadata 4096 were reserved",
+        ),
+        (
+            Fault::OutsideOfTheFile(3),
+            ErrorKind::Truncated,
+            "ends past the source's indexed length",
+        ),
     ];
     for (fault, kind, words) in table {
-        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
+        for (mode, direct) in had([
+            (Mode::Auto, Direct::Auto),
+            (Mode::Uring, Direct::On),
+            (Mode::Pread, Direct::Off),
+        ]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
-            let loader = build(Loader::builder(toy).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
+            let loader = build(
+                Loader::builder(toy)
+                    .batch_size(4)
+                    .tuning(|t| t.reader(mode).direct(direct)),
+            );
             let mut epoch = loader.epoch(0).unwrap();
             // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [4, 5, 6, 7]);
             let error = epoch.next().unwrap().unwrap_err();
-            assert_eq!((error.kind(), error.site().sample), (kind, Some(8)), "{error}");
+            assert_eq!(
+                (error.kind(), error.site().sample),
+                (kind, Some(8)),
+                "{error}"
+            );
             assert!(error.to_string().contains(words), "{error}");
             assert!(error.to_string().contains("toy.bin"), "{error}");
             assert!(epoch.next().is_none());
             drop(epoch);
             // The loader still works.
-            assert_eq!(loader.epoch(1).unwrap().next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
+            assert_eq!(
+                loader.epoch(1).unwrap().next().unwrap().unwrap().ids(),
+                [0, 1, 2, 3]
+            );
         }
     }
 }
@@ -336,15 +457,32 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
 fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     let dir = Dir::new();
     let (toy, _) = Toy::new(&dir, &[30_000; 30], Fault::None);
-    let make = |order| Loader::builder(toy.clone()).order(order).memory_budget(24 << 20).workers(1);
+    let make = |order| {
+        Loader::builder(toy.clone())
+            .order(order)
+            .memory_budget(24 << 20)
+            .workers(1)
+    };
     let error = make(Order::shuffled(1)).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    for words in ["30 at once", "a windowed one needs few", "toy.bin, chunk 0", "open chunks"] {
-        assert!(error.to_string().contains(words), "{words} is missing in {error}");
+    for words in [
+        "30 at once",
+        "a windowed one needs few",
+        "toy.bin, chunk 0",
+        "open chunks",
+    ] {
+        assert!(
+            error.to_string().contains(words),
+            "{words} is missing in {error}"
+        );
     }
     let loader = build(make(Order::windowed(1, 3)));
     assert!(loader.plan().total() <= 24 << 20);
-    assert!((3..=6).contains(&loader.plan().term(MemoryTerm::CHUNKS).count), "{}", loader.plan());
+    assert!(
+        (3..=6).contains(&loader.plan().term(MemoryTerm::CHUNKS).count),
+        "{}",
+        loader.plan()
+    );
 }
 
 #[test]
@@ -352,7 +490,11 @@ fn the_epoch_after_a_dropped_epoch_is_whole() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
-        for order in [Order::sequential(), Order::windowed(1, 2), Order::shuffled(1)] {
+        for order in [
+            Order::sequential(),
+            Order::windowed(1, 2),
+            Order::shuffled(1),
+        ] {
             let loader = build(
                 Loader::builder(toy.clone())
                     .order(order)
@@ -360,7 +502,11 @@ fn the_epoch_after_a_dropped_epoch_is_whole() {
                     .tuning(|t| t.slots(3).reader(mode).direct(direct)),
             );
             for stop in 0..15 {
-                let taken = loader.epoch(stop).unwrap().take(stop as usize).map(|batch| batch.unwrap().len());
+                let taken = loader
+                    .epoch(stop)
+                    .unwrap()
+                    .take(stop as usize)
+                    .map(|batch| batch.unwrap().len());
                 assert_eq!(taken.sum::<usize>(), (10 * stop as usize).min(145));
             }
             assert_eq!(sorted(check(&loader, &toy, &bytes, 99)), all(145));
@@ -373,12 +519,36 @@ fn a_windowed_order_of_records_is_the_same_in_memory() {
     let dir = crate::common::Dir::new();
     let path = dir.write("a.bin", b"");
     // Three runs of 32 MiB, without a byte on the disk.
-    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(96 << 20).unwrap();
-    let records = || feedline::dataset::Records::builder(1 << 20).open(&path).unwrap();
-    let ids = |builder: LoaderBuilder| builder.order(Order::windowed(1, 1)).build().unwrap().preview(0, 96).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(96 << 20)
+        .unwrap();
+    let records = || {
+        feedline::dataset::Records::builder(1 << 20)
+            .open(&path)
+            .unwrap()
+    };
+    let ids = |builder: LoaderBuilder| {
+        builder
+            .order(Order::windowed(1, 1))
+            .build()
+            .unwrap()
+            .preview(0, 96)
+            .unwrap()
+    };
     let expected = ids(Loader::builder(records()));
-    assert!(expected.chunks(32).all(|run| run.iter().all(|id| id / 32 == run[0] / 32)), "{expected:?}");
-    assert_eq!(ids(Loader::builder(records().in_memory().unwrap())), expected);
+    assert!(
+        expected
+            .chunks(32)
+            .all(|run| run.iter().all(|id| id / 32 == run[0] / 32)),
+        "{expected:?}"
+    );
+    assert_eq!(
+        ids(Loader::builder(records().in_memory().unwrap())),
+        expected
+    );
 }
 
 /// A dataset with correct answers during `build` and wrong ones afterwards.
@@ -446,11 +616,18 @@ impl Chunked for Liar {
         }
     }
     fn is_whole(&self) -> bool {
-        !matches!(self.lie, Lie::PanicsInInner | Lie::InnerOutside | Lie::NotWhole)
+        !matches!(
+            self.lie,
+            Lie::PanicsInInner | Lie::InnerOutside | Lie::NotWhole
+        )
     }
     fn inner(&self, sample: u64) -> u64 {
         assert!(!self.is(Lie::PanicsInInner), "a bug in inner()");
-        if self.is(Lie::InnerOutside) { u64::MAX - sample } else { sample }
+        if self.is(Lie::InnerOutside) {
+            u64::MAX - sample
+        } else {
+            sample
+        }
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         assert!(!self.is(Lie::PanicsInExtents), "a bug in chunk_extents()");
@@ -463,8 +640,13 @@ impl Chunked for Liar {
         }
         if self.is(Lie::ManyPieces) {
             let whole = std::mem::take(extents);
-            let bytes =
-                |extent: Extent| (0..extent.len).map(move |at| Extent { offset: extent.offset + at, len: 1, ..extent });
+            let bytes = |extent: Extent| {
+                (0..extent.len).map(move |at| Extent {
+                    offset: extent.offset + at,
+                    len: 1,
+                    ..extent
+                })
+            };
             extents.extend(whole.into_iter().flat_map(bytes));
         }
         Ok(())
@@ -473,23 +655,36 @@ impl Chunked for Liar {
         assert!(!self.is(Lie::PanicsInBytes), "a bug in chunk_bytes()");
         self.toy.chunk_bytes(chunk)
     }
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         if self.is(Lie::PanicsInNameOfAnError) {
             return Err(Error::decode("a broken chunk"));
         }
         self.toy.open_chunk(chunk, pieces, scratch, out)
     }
     fn chunk_name(&self, chunk: usize) -> String {
-        assert!(!self.is(Lie::PanicsInNameOfAnError), "a bug in chunk_name()");
+        assert!(
+            !self.is(Lie::PanicsInNameOfAnError),
+            "a bug in chunk_name()"
+        );
         self.toy.chunk_name(chunk)
     }
 }
 
 /// Runs `body` on a thread of its own; fails the test when it takes longer than a minute.
-fn within_a_minute<T: Send + 'static>(what: String, body: impl FnOnce() -> T + Send + 'static) -> T {
+fn within_a_minute<T: Send + 'static>(
+    what: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (send, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || send.send(body()));
-    done.recv_timeout(std::time::Duration::from_secs(60)).unwrap_or_else(|_| panic!("{what}: no answer"))
+    done.recv_timeout(std::time::Duration::from_secs(60))
+        .unwrap_or_else(|_| panic!("{what}: no answer"))
 }
 
 #[test]
@@ -511,13 +706,23 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
         Lie::NotWhole,
     ];
     for lie in LIES {
-        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
+        for (mode, direct) in had([
+            (Mode::Auto, Direct::Auto),
+            (Mode::Uring, Direct::On),
+            (Mode::Pread, Direct::Off),
+        ]) {
             let what = format!("{lie:?} {mode:?} {direct:?}");
             let ended = within_a_minute(what.clone(), move || {
                 let dir = Dir::new();
                 let (toy, _) = Toy::new(&dir, &[5000, 300, 300, 300], Fault::None);
                 let (few, many) = (vec![0, 100], vec![0, 1 << 40, 1 << 41, 1 << 42, 1 << 43]);
-                let liar = Arc::new(Liar { toy, built: false.into(), lie, few, many });
+                let liar = Arc::new(Liar {
+                    toy,
+                    built: false.into(),
+                    lie,
+                    few,
+                    many,
+                });
                 let loader = build(
                     Loader::builder(liar.clone())
                         .batch_size(100)
@@ -525,16 +730,25 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
                         .tuning(|t| t.slots(2).depth(2).reader(mode).direct(direct)),
                 );
                 liar.built.store(true, Ordering::Relaxed);
-                let batches: Vec<Result<usize>> =
-                    loader.epoch(0).unwrap().map(|batch| batch.map(|batch| batch.len())).collect();
-                batches.into_iter().collect::<Result<Vec<_>>>().map(|lens| lens.iter().sum::<usize>())
+                let batches: Vec<Result<usize>> = loader
+                    .epoch(0)
+                    .unwrap()
+                    .map(|batch| batch.map(|batch| batch.len()))
+                    .collect();
+                batches
+                    .into_iter()
+                    .collect::<Result<Vec<_>>>()
+                    .map(|lens| lens.iter().sum::<usize>())
             });
             match ended {
                 // Answers that the loader never asks for again are harmless.
                 Ok(rows) => assert_eq!(rows, 5900, "{what}"),
                 Err(error) => {
                     use ErrorKind::{Decode, Limit, Panicked, Truncated, User};
-                    assert!(matches!(error.kind(), User | Panicked | Limit | Decode | Truncated), "{what}: {error}");
+                    assert!(
+                        matches!(error.kind(), User | Panicked | Limit | Decode | Truncated),
+                        "{what}: {error}"
+                    );
                 }
             }
         }
@@ -546,12 +760,19 @@ fn the_memory_plan_counts_the_sequence_of_open_chunks() {
     let dir = Dir::new();
     let tables = |chunks: usize, order: Order| {
         let (toy, _) = Toy::new(&dir, &vec![1; chunks], Fault::None);
-        build(Loader::builder(toy).order(order)).plan().term(MemoryTerm::TABLES).bytes()
+        build(Loader::builder(toy).order(order))
+            .plan()
+            .term(MemoryTerm::TABLES)
+            .bytes()
     };
     let few = tables(10, Order::windowed(1, 2));
     // For two epochs, at least three numbers per chunk: its place, the samples before it, and its group.
     assert!(tables(5010, Order::windowed(1, 2)) - few >= 2 * 5000 * (8 + 8 + 32));
-    assert_eq!(tables(5010, Order::shuffled(1)), tables(10, Order::shuffled(1)), "all are open all the time");
+    assert_eq!(
+        tables(5010, Order::shuffled(1)),
+        tables(10, Order::shuffled(1)),
+        "all are open all the time"
+    );
 }
 
 /// An unreadable chunk, and the substitutes of its samples.
@@ -561,15 +782,27 @@ fn an_unreadable_chunk_is_substituted_row_by_row() {
     // The samples of chunks 4 and 7.
     let ranges = [(4, 48..61_u64), (7, 138..140)];
     for (chunk, bad) in ranges {
-        for fault in [Fault::Error(chunk), Fault::Panic(chunk), Fault::OutsideOfTheFile(chunk), Fault::Overflows(chunk)]
-        {
+        for fault in [
+            Fault::Error(chunk),
+            Fault::Panic(chunk),
+            Fault::OutsideOfTheFile(chunk),
+            Fault::Overflows(chunk),
+        ] {
             let (toy, bytes) = Toy::new(&dir, &ROWS, fault);
             let windowed = || Order::windowed(4, 2);
-            let orders = [Order::sequential(), Order::shuffled(4), windowed(), windowed().lanes(2)];
+            let orders = [
+                Order::sequential(),
+                Order::shuffled(4),
+                windowed(),
+                windowed().lanes(2),
+            ];
             for (index, order) in orders.into_iter().enumerate() {
                 let mut first = None;
                 for (workers, mode) in [(1, Mode::Pread), (3, Mode::Auto), (2, reader(2).0)] {
-                    let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(8).workers(workers);
+                    let builder = Loader::builder(toy.clone())
+                        .order(order.clone())
+                        .batch_size(8)
+                        .workers(workers);
                     let policy = OnBadSample::Substitute { budget: 13 };
                     let loader = build(builder.tuning(|t| t.reader(mode)).on_bad_sample(policy));
                     let planned = loader.preview(0, 1000).unwrap();
@@ -581,12 +814,26 @@ fn an_unreadable_chunk_is_substituted_row_by_row() {
                     let ids = check(&loader, &toy, &bytes, 0);
                     for ((planned, id), status) in planned.iter().zip(&ids).zip(status) {
                         let substituted = bad.contains(planned);
-                        assert_eq!(status == Status::Substitute as u8, substituted, "{what}: {planned}");
-                        assert!(if substituted { !bad.contains(id) } else { planned == id }, "{what}: {planned} {id}");
+                        assert_eq!(
+                            status == Status::Substitute as u8,
+                            substituted,
+                            "{what}: {planned}"
+                        );
+                        assert!(
+                            if substituted {
+                                !bad.contains(id)
+                            } else {
+                                planned == id
+                            },
+                            "{what}: {planned} {id}"
+                        );
                     }
                     let ledger = loader.ledger();
                     assert_eq!(ledger.substituted, 2 * (bad.end - bad.start), "{what}");
-                    let named = ledger.samples.iter().all(|bad| bad.member == Some(format!("toy.bin, chunk {chunk}")));
+                    let named = ledger
+                        .samples
+                        .iter()
+                        .all(|bad| bad.member == Some(format!("toy.bin, chunk {chunk}")));
                     assert!(named, "{what}: {ledger:?}");
                     assert_eq!(*first.get_or_insert(ids.clone()), ids, "{what}");
                 }
@@ -599,18 +846,33 @@ fn an_unreadable_chunk_is_substituted_row_by_row() {
 fn an_undecodable_row_is_replaced_from_an_open_chunk() {
     let dir = Dir::new();
     let (toy, bytes) = toy(&dir);
-    for order in [Order::sequential(), Order::windowed(4, 2), Order::shuffled(1)] {
-        let builder = Loader::builder(toy.clone()).order(order).batch_size(8).workers(2);
+    for order in [
+        Order::sequential(),
+        Order::windowed(4, 2),
+        Order::shuffled(1),
+    ] {
+        let builder = Loader::builder(toy.clone())
+            .order(order)
+            .batch_size(8)
+            .workers(2);
         let odd = |_: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| match ctx.id() {
             7 | 50 | 144 => Err(Error::user("odd")),
             _ => Ok(()),
         };
         // Chunk 1 holds only sample 7, and a sequential order has no other chunk open.
-        let loader = build(builder.map(odd).on_bad_sample(OnBadSample::Substitute { budget: 3 }));
+        let loader = build(
+            builder
+                .map(odd)
+                .on_bad_sample(OnBadSample::Substitute { budget: 3 }),
+        );
         let planned = loader.preview(0, 1000).unwrap();
         let ids = check(&loader, &toy, &bytes, 0);
-        let others: Vec<_> =
-            planned.iter().zip(&ids).filter(|(planned, id)| planned != id).map(|(id, _)| *id).collect();
+        let others: Vec<_> = planned
+            .iter()
+            .zip(&ids)
+            .filter(|(planned, id)| planned != id)
+            .map(|(id, _)| *id)
+            .collect();
         assert_eq!(sorted(others), [7, 50, 144]);
         let opened = toy.opened.swap(0, Ordering::Relaxed);
         assert!(opened <= 2 * ROWS.len() as u64, "{opened} chunks opened");

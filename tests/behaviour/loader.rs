@@ -13,14 +13,23 @@ use std::task::Poll;
 use std::time::Duration;
 
 fn expected(bytes: &[u8], record: usize, ids: &[u64]) -> Vec<(u64, Vec<u8>)> {
-    ids.iter().map(|id| (*id, bytes[*id as usize * record..][..record].to_vec())).collect()
+    ids.iter()
+        .map(|id| (*id, bytes[*id as usize * record..][..record].to_vec()))
+        .collect()
 }
 
 #[test]
 fn every_sample_comes_once_by_every_reader_and_size() {
     let dir = Dir::new();
     // 512 and 4096 fit the alignment of O_DIRECT, 100 and 5000 do not, 1 is the extreme case.
-    for (count, record) in [(1, 512), (37, 4096), (300, 100), (70, 5000), (1000, 1), (5, 150_528)] {
+    for (count, record) in [
+        (1, 512),
+        (37, 4096),
+        (300, 100),
+        (70, 5000),
+        (1000, 1),
+        (5, 150_528),
+    ] {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
             for batch_size in [1, 7, 64] {
@@ -31,7 +40,10 @@ fn every_sample_comes_once_by_every_reader_and_size() {
                 );
                 let ids: Vec<u64> = (0..count as u64).collect();
                 let got = pull(&loader, 0).unwrap();
-                assert!(got == expected(&bytes, record, &ids), "{count} × {record}, {mode:?} {direct:?}, {batch_size}");
+                assert!(
+                    got == expected(&bytes, record, &ids),
+                    "{count} × {record}, {mode:?} {direct:?}, {batch_size}"
+                );
             }
         }
     }
@@ -46,9 +58,14 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
     for workers in [1, 2, 4, 8] {
         for (mode, direct) in readers() {
             for (depth, slots) in [(1, 2), (64, 9)] {
-                let builder = Loader::builder(records(&path, 1024)).order(Order::shuffled(7)).batch_size(50);
-                let loader =
-                    build(builder.workers(workers).tuning(|t| t.reader(mode).direct(direct).depth(depth).slots(slots)));
+                let builder = Loader::builder(records(&path, 1024))
+                    .order(Order::shuffled(7))
+                    .batch_size(50);
+                let loader = build(
+                    builder
+                        .workers(workers)
+                        .tuning(|t| t.reader(mode).direct(direct).depth(depth).slots(slots)),
+                );
                 assert!(
                     pull(&loader, 3).unwrap() == expected,
                     "{workers} workers, {mode:?} {direct:?}, {depth} {slots}"
@@ -59,7 +76,9 @@ fn batches_do_not_depend_on_workers_reader_depth_or_slots() {
 }
 
 fn in_memory(count: usize, record: usize) -> Records {
-    Records::builder(record).open_bytes(noise(count * record, 5)).unwrap()
+    Records::builder(record)
+        .open_bytes(noise(count * record, 5))
+        .unwrap()
 }
 
 #[test]
@@ -81,9 +100,19 @@ fn several_files_follow_each_other_and_headers_are_skipped() {
         all.extend(body);
     }
     for (mode, direct) in readers() {
-        let records = Records::builder(600).header(100).open_files(&files).unwrap();
-        let loader = build(Loader::builder(records).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
-        assert!(pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()), "{mode:?}");
+        let records = Records::builder(600)
+            .header(100)
+            .open_files(&files)
+            .unwrap();
+        let loader = build(
+            Loader::builder(records)
+                .batch_size(4)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        );
+        assert!(
+            pull(&loader, 0).unwrap() == expected(&all, 600, &(0..9).collect::<Vec<_>>()),
+            "{mode:?}"
+        );
     }
 }
 
@@ -95,11 +124,18 @@ fn the_last_batch_is_kept_or_dropped_as_announced() {
         (8, 4, LastBatch::Drop, vec![4, 4]),
         (3, 4, LastBatch::Keep, vec![3]),
     ] {
-        let loader = build(Loader::builder(in_memory(count, 16)).batch_size(size).last_batch(last));
+        let loader = build(
+            Loader::builder(in_memory(count, 16))
+                .batch_size(size)
+                .last_batch(last),
+        );
         assert_eq!(loader.batches_per_epoch(), batches.len() as u64);
         let mut epoch = loader.epoch(0).unwrap();
         for (done, rows) in batches.iter().enumerate() {
-            assert_eq!(epoch.size_hint(), (batches.len() - done, Some(batches.len() - done)));
+            assert_eq!(
+                epoch.size_hint(),
+                (batches.len() - done, Some(batches.len() - done))
+            );
             let batch = epoch.next().unwrap().unwrap();
             assert_eq!((batch.len(), batch.index()), (*rows, done as u64));
         }
@@ -128,7 +164,12 @@ fn a_second_live_epoch_is_an_error() {
     assert_eq!(loader.epoch(1).err().unwrap().kind(), ErrorKind::EpochLive);
     drop(epoch);
     for taken in 0..10 {
-        let got = loader.epoch(taken).unwrap().take(taken as usize).map(|batch| batch.unwrap().len()).sum::<usize>();
+        let got = loader
+            .epoch(taken)
+            .unwrap()
+            .take(taken as usize)
+            .map(|batch| batch.unwrap().len())
+            .sum::<usize>();
         assert_eq!(got, 5 * taken as usize);
     }
     assert_eq!(pull(&loader, 0).unwrap().len(), 50);
@@ -136,11 +177,19 @@ fn a_second_live_epoch_is_an_error() {
 
 #[test]
 fn waits_with_and_without_timeout_give_the_same() {
-    for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_secs(600), Duration::MAX] {
+    for limit in [
+        Duration::ZERO,
+        Duration::from_micros(50),
+        Duration::from_secs(600),
+        Duration::MAX,
+    ] {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, 301, 1000);
         let loader = build(
-            Loader::builder(records(&path, 1000)).order(Order::shuffled(2)).batch_size(10).tuning(|t| t.slots(3)),
+            Loader::builder(records(&path, 1000))
+                .order(Order::shuffled(2))
+                .batch_size(10)
+                .tuning(|t| t.slots(3)),
         );
         let expected = pull(&loader, 1).unwrap();
         let (mut epoch, mut got, mut ends) = (loader.epoch(1).unwrap(), Vec::new(), 0);
@@ -166,8 +215,18 @@ fn logs_add_up_to_the_run() {
             let log = loader.log();
             samples += log.samples_per_s.map_or(0.0, |rate| rate * log.seconds);
             seconds += log.seconds;
-            let shares = [log.starved_share, log.decode_busy_share, log.from_memory_share];
-            assert!(shares.into_iter().flatten().all(|share| (0.0..=1.0).contains(&share)), "{log:?}");
+            let shares = [
+                log.starved_share,
+                log.decode_busy_share,
+                log.from_memory_share,
+            ];
+            assert!(
+                shares
+                    .into_iter()
+                    .flatten()
+                    .all(|share| (0.0..=1.0).contains(&share)),
+                "{log:?}"
+            );
             assert_eq!((log.bad_samples, log.host_late_share), (0, None));
         }
         // The end of the iterator.
@@ -181,11 +240,15 @@ fn logs_add_up_to_the_run() {
 
 #[test]
 fn a_wait_that_timed_out_loses_nothing_and_counts() {
-    let builder =
-        Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(2).held_deadline(Duration::from_secs(600)));
+    let builder = Loader::builder(in_memory(60, 8))
+        .batch_size(5)
+        .tuning(|t| t.slots(2).held_deadline(Duration::from_secs(600)));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
-    let mut held = vec![epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let mut held = vec![
+        epoch.next().unwrap().unwrap(),
+        epoch.next().unwrap().unwrap(),
+    ];
     let waited = || Duration::from_nanos(loader.report().total.consumer.waited_ns);
     let before = waited();
     for _ in 0..4 {
@@ -195,7 +258,11 @@ fn a_wait_that_timed_out_loses_nothing_and_counts() {
     assert_eq!((epoch.position(), epoch.len()), (2, 10));
     held.pop();
     assert_eq!(epoch.next().unwrap().unwrap().ids(), [10, 11, 12, 13, 14]);
-    assert!(waited() - before >= Duration::from_millis(60), "{}", loader.report());
+    assert!(
+        waited() - before >= Duration::from_millis(60),
+        "{}",
+        loader.report()
+    );
     held.clear();
     assert_eq!(epoch.map(|batch| batch.unwrap().len()).sum::<usize>(), 45);
 }
@@ -203,7 +270,11 @@ fn a_wait_that_timed_out_loses_nothing_and_counts() {
 #[test]
 fn unfinished_and_failed_waits_are_counted() {
     const LIMIT: Duration = Duration::from_millis(300);
-    let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(1).held_deadline(LIMIT)));
+    let loader = build(
+        Loader::builder(in_memory(60, 8))
+            .batch_size(5)
+            .tuning(|t| t.slots(1).held_deadline(LIMIT)),
+    );
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
     // A wait of an iterator that is dropped.
     let mut epoch = loader.epoch(0).unwrap();
@@ -218,10 +289,17 @@ fn unfinished_and_failed_waits_are_counted() {
     assert_eq!(waited(), before, "first batches do not count");
     std::thread::scope(|scope| {
         scope.spawn(|| while waited() < before + LIMIT / 2 {});
-        assert_eq!(epoch.next().unwrap().unwrap_err().kind(), ErrorKind::BatchesHeld);
+        assert_eq!(
+            epoch.next().unwrap().unwrap_err().kind(),
+            ErrorKind::BatchesHeld
+        );
     });
     assert!(waited() >= before + LIMIT);
-    assert_eq!(waited(), Duration::from_nanos(loader.report().total.consumer.waited_ns), "nobody waits");
+    assert_eq!(
+        waited(),
+        Duration::from_nanos(loader.report().total.consumer.waited_ns),
+        "nobody waits"
+    );
 }
 
 #[test]
@@ -237,7 +315,10 @@ fn a_loader_without_meters_measures_nothing() {
         assert_eq!(snapshot.consumer.handed().batches, 0);
         let mut consumer = snapshot.consumer;
         consumer.steady = None;
-        assert_eq!((consumer, snapshot.order), (Consumer::default(), OrderStage::default()));
+        assert_eq!(
+            (consumer, snapshot.order),
+            (Consumer::default(), OrderStage::default())
+        );
         let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
         let numbers = [
             storage.busy_ns,
@@ -246,22 +327,54 @@ fn a_loader_without_meters_measures_nothing() {
             storage.counts.bytes_moved,
             storage.cached_bytes,
         ];
-        assert_eq!((numbers, storage.latency, decode.latency), ([0; 5], Latency::default(), Latency::default()));
-        assert_eq!([decode.busy_ns, decode.starved_ns, decode.ahead_ns, decode.queued_ns, decode.samples], [0; 5]);
-        assert_eq!([slots.free_ns, slots.filling_ns, slots.full_ns, slots.held_ns], [0; 4]);
-        let Timeline { batches, gauges, tracks, .. } = loader.timeline();
+        assert_eq!(
+            (numbers, storage.latency, decode.latency),
+            ([0; 5], Latency::default(), Latency::default())
+        );
+        assert_eq!(
+            [
+                decode.busy_ns,
+                decode.starved_ns,
+                decode.ahead_ns,
+                decode.queued_ns,
+                decode.samples
+            ],
+            [0; 5]
+        );
+        assert_eq!(
+            [
+                slots.free_ns,
+                slots.filling_ns,
+                slots.full_ns,
+                slots.held_ns
+            ],
+            [0; 4]
+        );
+        let Timeline {
+            batches,
+            gauges,
+            tracks,
+            ..
+        } = loader.timeline();
         assert_eq!((batches, gauges), (vec![], vec![]));
-        assert!(tracks.iter().all(|track| track.spans.is_empty()), "{tracks:?}");
+        assert!(
+            tracks.iter().all(|track| track.spans.is_empty()),
+            "{tracks:?}"
+        );
     }
 }
 
 #[test]
 fn short_waits_add_up_to_the_deadline() {
-    let builder =
-        Loader::builder(in_memory(60, 8)).batch_size(5).tuning(|t| t.slots(2).held_deadline(Duration::from_millis(60)));
+    let builder = Loader::builder(in_memory(60, 8))
+        .batch_size(5)
+        .tuning(|t| t.slots(2).held_deadline(Duration::from_millis(60)));
     let loader = build(builder);
     let mut epoch = loader.epoch(0).unwrap();
-    let held = [epoch.next().unwrap().unwrap(), epoch.next().unwrap().unwrap()];
+    let held = [
+        epoch.next().unwrap().unwrap(),
+        epoch.next().unwrap().unwrap(),
+    ];
     let mut calls = 0;
     let error = loop {
         calls += 1;
@@ -302,8 +415,14 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
     for (mode, direct) in readers() {
         for panics in [false, true] {
             // The order of delivery decides the error: batch 3 before 7, the lower row of batch 3 first.
-            let trap = Trap { bad: vec![71, 36, 34], panics };
-            let builder = Loader::builder(records(&path, 8)).decode_field("record", trap).batch_size(10).workers(3);
+            let trap = Trap {
+                bad: vec![71, 36, 34],
+                panics,
+            };
+            let builder = Loader::builder(records(&path, 8))
+                .decode_field("record", trap)
+                .batch_size(10)
+                .workers(3);
             let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             for _ in 0..2 {
                 let mut epoch = loader.epoch(0).unwrap();
@@ -311,7 +430,11 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
                     assert_eq!(epoch.next().unwrap().unwrap().index(), batch);
                 }
                 let error = epoch.next().unwrap().unwrap_err();
-                let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Decode };
+                let kind = if panics {
+                    ErrorKind::Panicked
+                } else {
+                    ErrorKind::Decode
+                };
                 assert_eq!(
                     (error.kind(), error.site().sample, error.site().batch),
                     (kind, Some(34), Some(3)),
@@ -319,7 +442,10 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
                 );
                 {
                     assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
-                    assert_eq!((error.site().offset, error.site().len), (Some(34 * 8), Some(8)));
+                    assert_eq!(
+                        (error.site().offset, error.site().len),
+                        (Some(34 * 8), Some(8))
+                    );
                 }
                 assert!(epoch.next().is_none());
                 assert_eq!(epoch.size_hint(), (0, Some(0)));
@@ -334,15 +460,24 @@ fn errors_and_panics_of_transforms_become_errors_too() {
         let message = what.to_string();
         let builder = Loader::builder(in_memory(40, 8)).batch_size(10);
         match what {
-            "map error" => {
-                builder.map(move |_, ctx| if ctx.id() == 25 { Err(Error::user(message.clone())) } else { Ok(()) })
-            }
+            "map error" => builder.map(move |_, ctx| {
+                if ctx.id() == 25 {
+                    Err(Error::user(message.clone()))
+                } else {
+                    Ok(())
+                }
+            }),
             "map panic" => builder.map(|_, ctx| {
                 assert!(ctx.id() != 25, "map panic");
                 Ok(())
             }),
-            "batch error" => builder
-                .map_batch(move |batch, _| if batch.index() == 2 { Err(Error::user(message.clone())) } else { Ok(()) }),
+            "batch error" => builder.map_batch(move |batch, _| {
+                if batch.index() == 2 {
+                    Err(Error::user(message.clone()))
+                } else {
+                    Ok(())
+                }
+            }),
             _ => builder.map_batch(|batch, _| {
                 assert!(batch.index() != 2, "batch panic");
                 Ok(())
@@ -355,7 +490,11 @@ fn errors_and_panics_of_transforms_become_errors_too() {
         assert!(epoch.next().unwrap().is_ok() && epoch.next().unwrap().is_ok());
         let error = epoch.next().unwrap().unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
-        assert_eq!((error.stage(), error.site().batch), (Stage::Map, Some(2)), "{error}");
+        assert_eq!(
+            (error.stage(), error.site().batch),
+            (Stage::Map, Some(2)),
+            "{error}"
+        );
         assert!(epoch.next().is_none());
     }
 }
@@ -364,7 +503,10 @@ fn errors_and_panics_of_transforms_become_errors_too() {
 fn transforms_add_fields_whatever_the_workers() {
     let run = |workers| {
         let classes = (0..64).map(|id| id % 4).collect();
-        let records = Records::builder(4).classes(classes).open_bytes(noise(256, 1)).unwrap();
+        let records = Records::builder(4)
+            .classes(classes)
+            .open_bytes(noise(256, 1))
+            .unwrap();
         let loader = build(
             Loader::builder(records)
                 .batch_size(10)
@@ -373,7 +515,8 @@ fn transforms_add_fields_whatever_the_workers() {
                 .map_adding([Field::fixed("one_hot", DType::F32, [4])], |row, ctx| {
                     let (label, one_hot) = (row.index_of("label")?, row.index_of("one_hot")?);
                     let mut fields = row.split();
-                    let (label, one_hot) = (fields.take::<i64>(label)?, fields.take::<f32>(one_hot)?);
+                    let (label, one_hot) =
+                        (fields.take::<i64>(label)?, fields.take::<f32>(one_hot)?);
                     one_hot[label[0] as usize] = 1.0;
                     row.bytes_mut(0)[0] = ctx.draws("noise").below(256) as u8;
                     Ok(())
@@ -393,10 +536,18 @@ fn transforms_add_fields_whatever_the_workers() {
             let batch = batch.unwrap();
             assert!(batch.field("label").is_err());
             let one_hot = batch.field("one_hot").unwrap();
-            assert_eq!((one_hot.shape(), one_hot.strides()), (vec![batch.len(), 4], vec![4, 1]));
+            assert_eq!(
+                (one_hot.shape(), one_hot.strides()),
+                (vec![batch.len(), 4], vec![4, 1])
+            );
             for (row, id) in batch.ids().iter().enumerate() {
                 let values = one_hot.row::<f32>(row).unwrap();
-                assert!(values.iter().enumerate().all(|(class, value)| (*value > 0.0) == (class as u64 == id % 4)));
+                assert!(
+                    values
+                        .iter()
+                        .enumerate()
+                        .all(|(class, value)| (*value > 0.0) == (class as u64 == id % 4))
+                );
             }
             out.push((
                 batch.ids().to_vec(),
@@ -446,7 +597,16 @@ impl Many {
             EncodedField::raw(Field::fixed("raw", DType::U8, [512])),
             EncodedField::raw(Field::fixed("label", DType::I64, [])),
         ];
-        (Self { sources: Arc::new(sources), schema, labels: (0..50).collect(), twist }, framed, raw)
+        (
+            Self {
+                sources: Arc::new(sources),
+                schema,
+                labels: (0..50).collect(),
+                twist,
+            },
+            framed,
+            raw,
+        )
     }
 }
 
@@ -466,7 +626,11 @@ impl Dataset for Many {
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let odd = sample == 13;
         assert!(!(odd && self.twist == Twist::Panics), "extents panics");
-        let at = |source, offset, len| Extent { source: SourceId::at(source), offset, len };
+        let at = |source, offset, len| Extent {
+            source: SourceId::at(source),
+            offset,
+            len,
+        };
         parts.framed(
             0,
             match self.twist {
@@ -477,7 +641,14 @@ impl Dataset for Many {
                 _ => at(0, sample * 20, 20),
             },
         );
-        parts.extent(if odd && self.twist == Twist::NoSuchField { 9 } else { 1 }, at(1, sample * 512, 512));
+        parts.extent(
+            if odd && self.twist == Twist::NoSuchField {
+                9
+            } else {
+                1
+            },
+            at(1, sample * 512, 512),
+        );
         if odd && self.twist == Twist::Twice {
             parts.extent(1, at(1, sample * 512, 512));
         }
@@ -492,7 +663,13 @@ impl Dataset for Many {
 }
 
 impl Framed for Many {
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        _: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         assert_eq!(field, 0);
         // A payload of another length for each sample; the first four bytes are its header.
         Ok(&bytes[4..4 + (sample % 17) as usize])
@@ -509,7 +686,10 @@ fn a_sample_of_several_extents_is_assembled_by_every_reader() {
     for (mode, direct) in readers() {
         let (dataset, framed, raw) = Many::new(&dir, Twist::None);
         let loader = build(
-            Loader::builder(dataset).batch_size(8).tuning(|t| t.reader(mode).direct(direct)).order(Order::shuffled(2)),
+            Loader::builder(dataset)
+                .batch_size(8)
+                .tuning(|t| t.reader(mode).direct(direct))
+                .order(Order::shuffled(2)),
         );
         let mut seen = 0;
         for batch in loader.epoch(0).unwrap() {
@@ -517,10 +697,21 @@ fn a_sample_of_several_extents_is_assembled_by_every_reader() {
             let (payload, rest) = (batch.field("payload").unwrap(), batch.field("raw").unwrap());
             for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
                 assert_eq!(payload.lens().unwrap()[row], id as u64 % 17);
-                assert_eq!(payload.row::<u8>(row).unwrap(), &framed[id * 20 + 4..][..id % 17], "{mode:?} {direct:?}");
-                assert!(payload.as_slice::<u8>().unwrap()[row * 16 + id % 17..(row + 1) * 16].iter().all(|b| *b == 0));
+                assert_eq!(
+                    payload.row::<u8>(row).unwrap(),
+                    &framed[id * 20 + 4..][..id % 17],
+                    "{mode:?} {direct:?}"
+                );
+                assert!(
+                    payload.as_slice::<u8>().unwrap()[row * 16 + id % 17..(row + 1) * 16]
+                        .iter()
+                        .all(|b| *b == 0)
+                );
                 assert_eq!(rest.row::<u8>(row).unwrap(), &raw[id * 512..][..512]);
-                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
+                assert_eq!(
+                    batch.field("label").unwrap().row::<i64>(row).unwrap(),
+                    [id as i64]
+                );
                 seen += 1;
             }
         }
@@ -533,20 +724,39 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
     let dir = Dir::new();
     let cases = [
         (Twist::PastTheEnd, ErrorKind::Truncated, "offset=990 len=20"),
-        (Twist::Huge, ErrorKind::Truncated, "past the source's indexed length"),
-        (Twist::Overflow, ErrorKind::Truncated, "past the source's indexed length"),
+        (
+            Twist::Huge,
+            ErrorKind::Truncated,
+            "past the source's indexed length",
+        ),
+        (
+            Twist::Overflow,
+            ErrorKind::Truncated,
+            "past the source's indexed length",
+        ),
         (Twist::Twice, ErrorKind::User, "`raw` twice"),
         (Twist::NoSuchSource, ErrorKind::User, "names source 7"),
         (Twist::ForgetsAField, ErrorKind::User, "`label`"),
         (Twist::NoSuchField, ErrorKind::User, "names field 9"),
-        (Twist::Panics, ErrorKind::Panicked, "the dataset's `extents`: extents panics"),
+        (
+            Twist::Panics,
+            ErrorKind::Panicked,
+            "the dataset's `extents`: extents panics",
+        ),
     ];
     for (twist, kind, words) in cases {
         for (mode, direct) in readers() {
             let (dataset, ..) = Many::new(&dir, twist);
-            let loader = build(Loader::builder(dataset).batch_size(50).tuning(|t| t.reader(mode).direct(direct)));
+            let loader = build(
+                Loader::builder(dataset)
+                    .batch_size(50)
+                    .tuning(|t| t.reader(mode).direct(direct)),
+            );
             let error = pull(&loader, 0).unwrap_err();
-            assert!(error.to_string().contains(words), "{mode:?} {direct:?}: {error}");
+            assert!(
+                error.to_string().contains(words),
+                "{mode:?} {direct:?}: {error}"
+            );
             assert_eq!(error.kind(), kind, "{mode:?} {direct:?}: {error}");
             assert_eq!(error.site().sample, Some(13), "{error}");
         }
@@ -556,15 +766,26 @@ fn wrong_answers_of_a_dataset_are_errors_with_the_sample() {
 #[test]
 fn the_error_of_a_changed_file_names_it() {
     let dir = Dir::new();
-    let shrink =
-        |path: &std::path::Path, len| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    let shrink = |path: &std::path::Path, len| {
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(path)
+            .unwrap()
+            .set_len(len)
+            .unwrap()
+    };
     for (mode, direct) in readers() {
-        for (what, kind) in
-            [("vanish", ErrorKind::NotFound), ("shrink", ErrorKind::Changed), ("grow", ErrorKind::Changed)]
-        {
+        for (what, kind) in [
+            ("vanish", ErrorKind::NotFound),
+            ("shrink", ErrorKind::Changed),
+            ("grow", ErrorKind::Changed),
+        ] {
             let (path, _) = records_file(&dir, 16, 4096);
-            let loader =
-                build(Loader::builder(records(&path, 4096)).batch_size(4).tuning(|t| t.reader(mode).direct(direct)));
+            let loader = build(
+                Loader::builder(records(&path, 4096))
+                    .batch_size(4)
+                    .tuning(|t| t.reader(mode).direct(direct)),
+            );
             match what {
                 "vanish" => std::fs::remove_file(&path).unwrap(),
                 "shrink" => shrink(&path, 9 * 4096),
@@ -572,13 +793,23 @@ fn the_error_of_a_changed_file_names_it() {
             }
             let error = pull(&loader, 0).unwrap_err();
             assert_eq!(error.kind(), kind, "{mode:?} {direct:?} {what}: {error}");
-            assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
-            assert_eq!((error.site().sample, error.site().offset), (Some(0), Some(0)), "{error}");
+            assert_eq!(
+                error.site().path.as_deref(),
+                Some(path.as_path()),
+                "{error}"
+            );
+            assert_eq!(
+                (error.site().sample, error.site().offset),
+                (Some(0), Some(0)),
+                "{error}"
+            );
         }
         // Cut during the read: present samples are delivered, the first missing one names its offset.
         let (path, _) = records_file(&dir, 16, 4096);
         let loader = build(
-            Loader::builder(records(&path, 4096)).batch_size(1).tuning(|t| t.slots(2).reader(mode).direct(direct)),
+            Loader::builder(records(&path, 4096))
+                .batch_size(1)
+                .tuning(|t| t.slots(2).reader(mode).direct(direct)),
         );
         let mut epoch = loader.epoch(0).unwrap();
         epoch.next().unwrap().unwrap();
@@ -586,8 +817,15 @@ fn the_error_of_a_changed_file_names_it() {
         let error = epoch.find_map(Result::err).unwrap();
         // What opens the file again finds another version.
         let kinds = [ErrorKind::Truncated, ErrorKind::Changed];
-        assert!(kinds.contains(&error.kind()) && error.site().sample == Some(9), "{mode:?} {direct:?}: {error}");
-        assert_eq!((error.site().offset, error.site().len), (Some(9 * 4096), Some(4096)), "{error}");
+        assert!(
+            kinds.contains(&error.kind()) && error.site().sample == Some(9),
+            "{mode:?} {direct:?}: {error}"
+        );
+        assert_eq!(
+            (error.site().offset, error.site().len),
+            (Some(9 * 4096), Some(4096)),
+            "{error}"
+        );
     }
 }
 
@@ -595,33 +833,96 @@ fn the_error_of_a_changed_file_names_it() {
 fn build_refuses_illegal_settings_with_a_message() {
     let start = || Loader::builder(in_memory(10, 8));
     let cases = [
-        (start().batch_size(0).build(), ErrorKind::Config, "batch_size"),
+        (
+            start().batch_size(0).build(),
+            ErrorKind::Config,
+            "batch_size",
+        ),
         (start().workers(0).build(), ErrorKind::Config, "workers"),
-        (start().workers(100_000).build(), ErrorKind::Config, "set at most 1024"),
-        (start().tuning(|t| t.slots(0)).build(), ErrorKind::Config, "slots"),
+        (
+            start().workers(100_000).build(),
+            ErrorKind::Config,
+            "set at most 1024",
+        ),
+        (
+            start().tuning(|t| t.slots(0)).build(),
+            ErrorKind::Config,
+            "slots",
+        ),
         (
             start().batch_size(11).last_batch(LastBatch::Drop).build(),
             ErrorKind::Empty,
             "an epoch of 10 samples has no batch of 11",
         ),
-        (start().order(Order::indices([])).build(), ErrorKind::Empty, "no positions"),
-        (start().tuning(|t| t.depth(0)).build(), ErrorKind::Config, "depth"),
+        (
+            start().order(Order::indices([])).build(),
+            ErrorKind::Empty,
+            "no positions",
+        ),
+        (
+            start().tuning(|t| t.depth(0)).build(),
+            ErrorKind::Config,
+            "depth",
+        ),
         (start().keep(["x"]).build(), ErrorKind::Config, "`x`"),
         (start().keep([]).build(), ErrorKind::Config, "no field"),
-        (start().decode_field("x", Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "no field `x`"),
-        (start().decode(Trap { bad: vec![], panics: false }).build(), ErrorKind::Config, "only raw"),
         (
-            start().map_adding([Field::fixed("record", DType::U8, [1])], |_, _| Ok(())).build(),
+            start()
+                .decode_field(
+                    "x",
+                    Trap {
+                        bad: vec![],
+                        panics: false,
+                    },
+                )
+                .build(),
+            ErrorKind::Config,
+            "no field `x`",
+        ),
+        (
+            start()
+                .decode(Trap {
+                    bad: vec![],
+                    panics: false,
+                })
+                .build(),
+            ErrorKind::Config,
+            "only raw",
+        ),
+        (
+            start()
+                .map_adding([Field::fixed("record", DType::U8, [1])], |_, _| Ok(()))
+                .build(),
             ErrorKind::Config,
             "two fields",
         ),
-        (start().order(Order::indices([3, 10])).build(), ErrorKind::Config, "10"),
-        (start().memory_budget(1000).build(), ErrorKind::Budget, "sum"),
-        (start().batch_size(usize::MAX).build(), ErrorKind::Config, "make the batch smaller"),
-        (start().tuning(|t| t.reader(Mode::Mmap).direct(Direct::On)).build(), ErrorKind::Config, "mmap"),
+        (
+            start().order(Order::indices([3, 10])).build(),
+            ErrorKind::Config,
+            "10",
+        ),
+        (
+            start().memory_budget(1000).build(),
+            ErrorKind::Budget,
+            "sum",
+        ),
+        (
+            start().batch_size(usize::MAX).build(),
+            ErrorKind::Config,
+            "make the batch smaller",
+        ),
+        (
+            start()
+                .tuning(|t| t.reader(Mode::Mmap).direct(Direct::On))
+                .build(),
+            ErrorKind::Config,
+            "mmap",
+        ),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {
-        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("case {index} was accepted"));
         assert_eq!(error.kind(), kind, "case {index}: {error}");
         assert!(error.to_string().contains(words), "case {index}: {error}");
     }
@@ -634,13 +935,22 @@ fn the_smallest_legal_budget_delivers_everything() {
         let (path, bytes) = records_file(&dir, count, record);
         for (mode, direct) in readers() {
             let with = |budget| {
-                let builder = Loader::builder(records(&path, record)).batch_size(batch).workers(2);
-                builder.tuning(|t| t.reader(mode).direct(direct)).memory_budget(budget).build()
+                let builder = Loader::builder(records(&path, record))
+                    .batch_size(batch)
+                    .workers(2);
+                builder
+                    .tuning(|t| t.reader(mode).direct(direct))
+                    .memory_budget(budget)
+                    .build()
             };
             let (mut refused, mut legal) = (0, 1 << 30);
             while legal - refused > 1 {
                 let middle = (refused + legal) / 2;
-                if with(middle).is_ok() { legal = middle } else { refused = middle }
+                if with(middle).is_ok() {
+                    legal = middle
+                } else {
+                    refused = middle
+                }
             }
             assert_eq!(with(refused).err().unwrap().kind(), ErrorKind::Budget);
             let loader = with(legal).unwrap();
@@ -675,8 +985,14 @@ fn a_split_is_disjoint_and_whole() {
             .map(|(_, row)| row.clone())
             .eq([5, 5, 999].map(|id: usize| bytes[id * 4..][..4].to_vec()))
     );
-    assert_eq!(in_memory(10, 4).subset([10]).err().unwrap().kind(), ErrorKind::Config);
-    assert_eq!(in_memory(10, 4).split(1.5, 0).err().unwrap().kind(), ErrorKind::Config);
+    assert_eq!(
+        in_memory(10, 4).subset([10]).err().unwrap().kind(),
+        ErrorKind::Config
+    );
+    assert_eq!(
+        in_memory(10, 4).split(1.5, 0).err().unwrap().kind(),
+        ErrorKind::Config
+    );
 }
 
 #[test]
@@ -684,19 +1000,41 @@ fn the_report_counts_delivered_batches_and_names_the_reader() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 64, 4096);
     let (mode, direct) = reader(1);
-    let loader = build(Loader::builder(records(&path, 4096)).batch_size(16).tuning(|t| t.reader(mode).direct(direct)));
+    let loader = build(
+        Loader::builder(records(&path, 4096))
+            .batch_size(16)
+            .tuning(|t| t.reader(mode).direct(direct)),
+    );
     pull(&loader, 0).unwrap();
     let report = loader.report();
     let (consumer, storage) = (&report.total.consumer, &report.total.storage);
-    assert_eq!((consumer.batches, consumer.samples, consumer.bytes), (4, 64, 64 * 4096));
+    assert_eq!(
+        (consumer.batches, consumer.samples, consumer.bytes),
+        (4, 64, 64 * 4096)
+    );
     assert_eq!((storage.counts.ops, storage.counts.direct_reads), (64, 64));
     assert_eq!(*consumer, loader.snapshot().consumer, "the same numbers");
     let json = serde_json::to_value(&report.total).unwrap();
-    assert_eq!((&json["storage"]["reads"], &json["storage"]["bytes"]), (&64.into(), &(64 * 4096).into()));
-    assert_eq!(serde_json::from_value::<feedline::profile::Snapshot>(json).unwrap(), report.total);
+    assert_eq!(
+        (&json["storage"]["reads"], &json["storage"]["bytes"]),
+        (&64.into(), &(64 * 4096).into())
+    );
+    assert_eq!(
+        serde_json::from_value::<feedline::profile::Snapshot>(json).unwrap(),
+        report.total
+    );
     let text = report.to_string();
-    let name = if mode == Mode::Uring { "io_uring" } else { "pread" };
-    for word in ["delivered 4 batches, 64 samples", name, "batch slots", "verdict"] {
+    let name = if mode == Mode::Uring {
+        "io_uring"
+    } else {
+        "pread"
+    };
+    for word in [
+        "delivered 4 batches, 64 samples",
+        name,
+        "batch slots",
+        "verdict",
+    ] {
         assert!(text.contains(word), "{word} is missing in\n{text}");
     }
 }
@@ -725,7 +1063,13 @@ fn transforms_read_and_set_the_lengths_of_variable_fields() {
     for batch in loader.epoch(0).unwrap() {
         let batch = batch.unwrap();
         let payload = batch.field("payload").unwrap();
-        assert_eq!((payload.row::<u8>(0).unwrap().len(), payload.row::<u8>(1).unwrap().len()), (16, 2));
+        assert_eq!(
+            (
+                payload.row::<u8>(0).unwrap().len(),
+                payload.row::<u8>(1).unwrap().len()
+            ),
+            (16, 2)
+        );
     }
 }
 
@@ -735,7 +1079,10 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
     let (path, bytes) = records_file(&dir, 400, 4096);
     for (mode, direct) in readers() {
         for slots in [1, 4] {
-            let builder = Loader::builder(records(&path, 4096)).batch_size(10).tuning(|t| t.slots(slots)).workers(2);
+            let builder = Loader::builder(records(&path, 4096))
+                .batch_size(10)
+                .tuning(|t| t.slots(slots))
+                .workers(2);
             let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             for epoch in 0..300 {
                 let mut batches = loader.epoch(epoch).unwrap();
@@ -744,7 +1091,10 @@ fn starting_and_dropping_epochs_quickly_never_blocks() {
                 }
             }
             let ids: Vec<u64> = (0..400).collect();
-            assert!(pull(&loader, 0).unwrap() == expected(&bytes, 4096, &ids), "{mode:?} {direct:?}");
+            assert!(
+                pull(&loader, 0).unwrap() == expected(&bytes, 4096, &ids),
+                "{mode:?} {direct:?}"
+            );
         }
     }
 }
@@ -760,11 +1110,23 @@ fn a_sampler_that_panics_or_shrinks_ends_the_run() {
             if asked < 2 { 20 } else { 5 }
         };
         let fickle = Order::sampler(Sampled(len, |_, position| position));
-        let loader = build(Loader::builder(in_memory(20, 4)).order(fickle).batch_size(4));
+        let loader = build(
+            Loader::builder(in_memory(20, 4))
+                .order(fickle)
+                .batch_size(4),
+        );
         let mut epochs = loader.epochs(0..3).unwrap();
         let error = epochs.find_map(Result::err).unwrap();
-        let kind = if panics { ErrorKind::Panicked } else { ErrorKind::Config };
-        assert_eq!((error.kind(), error.stage()), (kind, Stage::Order), "{error}");
+        let kind = if panics {
+            ErrorKind::Panicked
+        } else {
+            ErrorKind::Config
+        };
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (kind, Stage::Order),
+            "{error}"
+        );
         assert!(epochs.next().is_none());
     }
 }
@@ -789,13 +1151,30 @@ fn a_panic_in_build_or_preview_is_an_error() {
             self.0.extents(sample, parts)
         }
     }
-    let error = Loader::builder(Panics(in_memory(20, 4))).build().unwrap_err();
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "a bug"));
+    let error = Loader::builder(Panics(in_memory(20, 4)))
+        .build()
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::Panicked, "a bug")
+    );
     let order = Order::sampler(Sampled(|| 20, |_, _| panic!("a bug")));
     let error = order.preview(20, 0, 1).unwrap_err();
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "epoch 0, position 0: the sampler: a bug"));
-    let error = Loader::builder(in_memory(20, 4)).order(order).build().unwrap_err();
-    assert_eq!((error.kind(), error.message()), (ErrorKind::Panicked, "the sampler: a bug"));
+    assert_eq!(
+        (error.kind(), error.message()),
+        (
+            ErrorKind::Panicked,
+            "epoch 0, position 0: the sampler: a bug"
+        )
+    );
+    let error = Loader::builder(in_memory(20, 4))
+        .order(order)
+        .build()
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::Panicked, "the sampler: a bug")
+    );
 }
 
 #[test]
@@ -807,17 +1186,34 @@ fn an_error_of_a_later_epoch_comes_in_its_turn() {
         std::thread::sleep(std::time::Duration::from_millis(150));
         Ok(())
     };
-    let order = Order::sampler(Sampled(move || own.load(Ordering::SeqCst), |_, position| position));
+    let order = Order::sampler(Sampled(
+        move || own.load(Ordering::SeqCst),
+        |_, position| position,
+    ));
     // With fewer slots than batches per epoch, the next epoch is not planned before the first batch is taken.
-    let builder = Loader::builder(in_memory(20, 4)).order(order).batch_size(4).tuning(|t| t.slots(2)).workers(1);
+    let builder = Loader::builder(in_memory(20, 4))
+        .order(order)
+        .batch_size(4)
+        .tuning(|t| t.slots(2))
+        .workers(1);
     let loader = build(builder.map_batch(slow));
     let mut epochs = loader.epochs(0..3).unwrap();
     set(5);
-    let found: Vec<_> = epochs.by_ref().map(|batch| batch.map(|batch| batch.index()).map_err(|e| e.kind())).collect();
+    let found: Vec<_> = epochs
+        .by_ref()
+        .map(|batch| batch.map(|batch| batch.index()).map_err(|e| e.kind()))
+        .collect();
     assert_eq!(found, [Ok(0), Ok(1), Ok(2), Err(ErrorKind::Config)]);
     drop(epochs);
     set(12);
-    assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().index()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(
+        loader
+            .epoch(1)
+            .unwrap()
+            .map(|batch| batch.unwrap().index())
+            .collect::<Vec<_>>(),
+        [0, 1, 2]
+    );
 }
 
 /// Two fields cut from the same 8 bytes of each sample, with a label of the index between them.
@@ -834,10 +1230,17 @@ impl Dataset for Halves {
         &self.0
     }
     fn sizes(&self) -> Sizes {
-        Sizes { opened_bytes_max: 5, ..Sizes::new(8) }
+        Sizes {
+            opened_bytes_max: 5,
+            ..Sizes::new(8)
+        }
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let extent = Extent { source: SourceId::at(0), offset: sample * 8, len: 8 };
+        let extent = Extent {
+            source: SourceId::at(0),
+            offset: sample * 8,
+            len: 8,
+        };
         parts.framed(0, extent);
         parts.inline(1, bytemuck_bytes(&self.2[sample as usize]));
         parts.framed(2, extent);
@@ -849,7 +1252,13 @@ impl Dataset for Halves {
 }
 
 impl Framed for Halves {
-    fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        _: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         assert!(buffer.is_empty() && bytes.len() == 8);
         if field == 0 {
             return Ok(&bytes[..3]);
@@ -874,19 +1283,37 @@ fn fields_cut_from_one_extent_are_read_once_by_every_reader() {
             EncodedField::raw(Field::fixed("back", DType::U8, [5])),
         ];
         let dataset = Halves(Arc::new(sources), schema, (0..40).collect());
-        let loader = build(Loader::builder(dataset).batch_size(7).tuning(|t| t.reader(mode).direct(direct)));
+        let loader = build(
+            Loader::builder(dataset)
+                .batch_size(7)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        );
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
             for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
                 let sample = &bytes[id * 8..][..8];
                 let back: Vec<u8> = sample[3..].iter().rev().copied().collect();
-                assert_eq!(batch.field("front").unwrap().row::<u8>(row).unwrap(), &sample[..3], "{mode:?} {direct:?}");
-                assert_eq!(batch.field("label").unwrap().row::<i64>(row).unwrap(), [id as i64]);
-                assert_eq!(batch.field("back").unwrap().row::<u8>(row).unwrap(), back, "{mode:?} {direct:?}");
+                assert_eq!(
+                    batch.field("front").unwrap().row::<u8>(row).unwrap(),
+                    &sample[..3],
+                    "{mode:?} {direct:?}"
+                );
+                assert_eq!(
+                    batch.field("label").unwrap().row::<i64>(row).unwrap(),
+                    [id as i64]
+                );
+                assert_eq!(
+                    batch.field("back").unwrap().row::<u8>(row).unwrap(),
+                    back,
+                    "{mode:?} {direct:?}"
+                );
             }
         }
         let reads = loader.report().total.storage.counts.ops;
-        assert!(reads <= 40, "{reads} reads of 40 samples by {mode:?} {direct:?}");
+        assert!(
+            reads <= 40,
+            "{reads} reads of 40 samples by {mode:?} {direct:?}"
+        );
     }
 }
 
@@ -945,8 +1372,22 @@ impl Dataset for Captions {
         Sizes::new(40)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        parts.extent(0, Extent { source: SourceId::at(0), offset: sample, len: sample });
-        parts.framed(1, Extent { source: SourceId::at(0), offset: 0, len: 8 });
+        parts.extent(
+            0,
+            Extent {
+                source: SourceId::at(0),
+                offset: sample,
+                len: sample,
+            },
+        );
+        parts.framed(
+            1,
+            Extent {
+                source: SourceId::at(0),
+                offset: 0,
+                len: 8,
+            },
+        );
         Ok(())
     }
     fn framed(&self) -> Option<&dyn Framed> {
@@ -969,19 +1410,35 @@ fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
     let make = || {
         let mut sources = Sources::new();
         sources.file(&path, 100).unwrap();
-        Captions(Arc::new(sources), vec![EncodedField::bytes("text"), EncodedField::bytes("other")])
+        Captions(
+            Arc::new(sources),
+            vec![EncodedField::bytes("text"), EncodedField::bytes("other")],
+        )
     };
-    let error = Loader::builder(make()).decode_field("text", Bytes::up_to(30)).build().unwrap_err();
+    let error = Loader::builder(make())
+        .decode_field("text", Bytes::up_to(30))
+        .build()
+        .unwrap_err();
     assert!(error.to_string().contains("`other`"), "{error}");
     for (mode, direct) in readers() {
         for (decoder, most) in [(Bytes::up_to(30), 30), (Bytes::cut_to(7), 7)] {
-            let builder = Loader::builder(make()).decode_field("text", decoder).keep(["text"]);
-            let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)).batch_size(30));
+            let builder = Loader::builder(make())
+                .decode_field("text", decoder)
+                .keep(["text"]);
+            let loader = build(
+                builder
+                    .tuning(|t| t.reader(mode).direct(direct))
+                    .batch_size(30),
+            );
             let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
             let text = batch.field("text").unwrap();
             for id in 0..30 {
                 let expected = &bytes[id..id + id.min(most)];
-                assert_eq!(text.lens().unwrap()[id], expected.len() as u64, "{mode:?} {direct:?}");
+                assert_eq!(
+                    text.lens().unwrap()[id],
+                    expected.len() as u64,
+                    "{mode:?} {direct:?}"
+                );
                 assert_eq!(&text.row::<u8>(id).unwrap()[..expected.len()], expected);
             }
         }
@@ -989,7 +1446,14 @@ fn opaque_bytes_come_with_lengths_and_unused_fields_unread() {
             .decode_field("text", Bytes::up_to(7))
             .keep(["text"])
             .tuning(|t| t.reader(mode).direct(direct));
-        let error = build(short).epoch(0).unwrap().find_map(Result::err).unwrap();
-        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(8)));
+        let error = build(short)
+            .epoch(0)
+            .unwrap()
+            .find_map(Result::err)
+            .unwrap();
+        assert_eq!(
+            (error.kind(), error.site().sample),
+            (ErrorKind::Shape, Some(8))
+        );
     }
 }

@@ -4,7 +4,9 @@ use crate::common::*;
 use feedline::dataset::Images;
 use feedline::decode::Bytes;
 use feedline::tensor::{DType, Field};
-use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Status};
+use feedline::{
+    Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Status,
+};
 use proptest::prelude::*;
 
 /// Files of these lengths in one class; their bytes are not pictures.
@@ -34,8 +36,14 @@ fn oracle(batch: &Batch, files: &[Vec<u8>]) -> (Vec<u8>, Vec<u64>) {
 fn check(batch: &Batch, files: &[Vec<u8>]) {
     let (bytes, offsets) = oracle(batch, files);
     let field = batch.field("image").unwrap();
-    assert_eq!((field.as_slice::<u8>().unwrap(), field.offsets().unwrap()), (&bytes[..], &offsets[..]));
-    assert_eq!((field.shape(), field.size_bytes(), field.dtype()), (vec![bytes.len()], bytes.len(), DType::U8));
+    assert_eq!(
+        (field.as_slice::<u8>().unwrap(), field.offsets().unwrap()),
+        (&bytes[..], &offsets[..])
+    );
+    assert_eq!(
+        (field.shape(), field.size_bytes(), field.dtype()),
+        (vec![bytes.len()], bytes.len(), DType::U8)
+    );
     let lens: Vec<_> = offsets.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert_eq!(field.lens().unwrap(), lens);
     let mut row = 0;
@@ -85,12 +93,31 @@ proptest! {
 fn packed_bytes_leave_as_two_dlpack_arrays() {
     let dir = Dir::new();
     files(&dir, &[3, 5]);
-    let loader = packed(&dir, Bytes::packed(5)).batch_size(2).build().unwrap();
-    let tensors = loader.epoch(0).unwrap().next().unwrap().unwrap().into_dlpack();
-    let image = tensors.fields.iter().find(|(name, _)| name == "image").unwrap();
-    assert_eq!((image.1.shape(), image.1.dtype()), ([8].as_slice(), DType::U8));
+    let loader = packed(&dir, Bytes::packed(5))
+        .batch_size(2)
+        .build()
+        .unwrap();
+    let tensors = loader
+        .epoch(0)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .into_dlpack();
+    let image = tensors
+        .fields
+        .iter()
+        .find(|(name, _)| name == "image")
+        .unwrap();
+    assert_eq!(
+        (image.1.shape(), image.1.dtype()),
+        ([8].as_slice(), DType::U8)
+    );
     let (name, offsets) = &tensors.offsets[0];
-    assert_eq!((name.as_str(), offsets.shape(), offsets.dtype()), ("image", [3].as_slice(), DType::U64));
+    assert_eq!(
+        (name.as_str(), offsets.shape(), offsets.dtype()),
+        ("image", [3].as_slice(), DType::U64)
+    );
 }
 
 #[test]
@@ -98,9 +125,16 @@ fn a_substitute_has_no_bytes_in_a_packed_field() {
     let dir = Dir::new();
     let files = files(&dir, &[10, 20, 30, 40]);
     let loader = packed(&dir, Bytes::packed(40)).batch_size(4);
-    let odd = |row: &mut feedline::Row<'_>| row.bytes_mut(0).len() == 20 && row.len_of(0) == Some(20);
+    let odd =
+        |row: &mut feedline::Row<'_>| row.bytes_mut(0).len() == 20 && row.len_of(0) == Some(20);
     let loader = loader
-        .map(move |row, _| if odd(row) { Err(feedline::Error::user("not this one")) } else { Ok(()) })
+        .map(move |row, _| {
+            if odd(row) {
+                Err(feedline::Error::user("not this one"))
+            } else {
+                Ok(())
+            }
+        })
         .on_bad_sample(OnBadSample::Substitute { budget: 1 })
         .build()
         .unwrap();
@@ -108,7 +142,10 @@ fn a_substitute_has_no_bytes_in_a_packed_field() {
     assert_eq!(batch.status()[1], Status::Substitute as u8);
     let field = batch.field("image").unwrap();
     assert_eq!(field.offsets().unwrap(), [0, 10, 10, 40, 80]);
-    assert_eq!(field.as_slice::<u8>().unwrap(), [&files[0][..], &files[2], &files[3]].concat());
+    assert_eq!(
+        field.as_slice::<u8>().unwrap(),
+        [&files[0][..], &files[2], &files[3]].concat()
+    );
 }
 
 #[test]
@@ -117,12 +154,19 @@ fn rows_too_large_for_a_packed_field_are_errors() {
     files(&dir, &[10, 20, 30]);
     let cases = [
         (Bytes::packed(20), "takes at most 20, the sample has 30"),
-        (Bytes::packed(30).batch_bytes(40), "has room for 40 bytes of a batch, 30 are taken and the sample has 30"),
+        (
+            Bytes::packed(30).batch_bytes(40),
+            "has room for 40 bytes of a batch, 30 are taken and the sample has 30",
+        ),
     ];
     for (decoder, words) in cases {
         let loader = packed(&dir, decoder).batch_size(3).build().unwrap();
         let error = loader.epoch(0).unwrap().next().unwrap().unwrap_err();
-        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Shape, Some(2)), "{error}");
+        assert_eq!(
+            (error.kind(), error.site().sample),
+            (ErrorKind::Shape, Some(2)),
+            "{error}"
+        );
         assert!(error.to_string().contains(words), "{error}");
     }
 }
@@ -131,22 +175,47 @@ fn rows_too_large_for_a_packed_field_are_errors() {
 fn build_refuses_limits_of_packed_fields_without_known_lengths() {
     let dir = Dir::new();
     files(&dir, &[10]);
-    let tight = packed(&dir, Bytes::packed(10).batch_bytes(9)).build().unwrap_err();
-    assert!(tight.to_string().contains("batch_bytes is 9, less than the 10 of one row"), "{tight}");
+    let tight = packed(&dir, Bytes::packed(10).batch_bytes(9))
+        .build()
+        .unwrap_err();
+    assert!(
+        tight
+            .to_string()
+            .contains("batch_bytes is 9, less than the 10 of one row"),
+        "{tight}"
+    );
     let builder = || packed(&dir, Bytes::packed(10));
-    let limited = builder().map_adding([Field::packed("x", 9, Some(20))], |_, _| Ok(())).build().unwrap_err();
+    let limited = builder()
+        .map_adding([Field::packed("x", 9, Some(20))], |_, _| Ok(()))
+        .build()
+        .unwrap_err();
     assert_eq!(limited.kind(), ErrorKind::Config);
-    assert!(limited.message().contains("field `x` cannot be limited: a transform adds it"), "{limited}");
-    let late = builder().map_batch_adding([Field::packed("x", 9, None)], |_, _| Ok(())).build().unwrap_err();
+    assert!(
+        limited
+            .message()
+            .contains("field `x` cannot be limited: a transform adds it"),
+        "{limited}"
+    );
+    let late = builder()
+        .map_batch_adding([Field::packed("x", 9, None)], |_, _| Ok(()))
+        .build()
+        .unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Config);
-    assert!(late.message().contains("a transform of batches cannot add the packed field `x`"), "{late}");
+    assert!(
+        late.message()
+            .contains("a transform of batches cannot add the packed field `x`"),
+        "{late}"
+    );
 }
 
 #[test]
 fn a_file_shrunk_after_indexing_fails_its_sample() {
     let dir = Dir::new();
     files(&dir, &[10, 20]);
-    let loader = packed(&dir, Bytes::packed(64)).batch_size(2).build().unwrap();
+    let loader = packed(&dir, Bytes::packed(64))
+        .batch_size(2)
+        .build()
+        .unwrap();
     let plan = loader.plan().term(MemoryTerm::SLOTS).each;
     assert!(plan >= 2 * 64, "the plan counts rows x max: {plan}");
     dir.write("class/00001.jpg", &noise(5, 1));

@@ -122,7 +122,11 @@ impl Scenario {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        if self.last == LastBatch::Drop { self.samples() / self.global } else { self.samples().div_ceil(self.global) }
+        if self.last == LastBatch::Drop {
+            self.samples() / self.global
+        } else {
+            self.samples().div_ceil(self.global)
+        }
     }
 
     fn steps(&self) -> u64 {
@@ -139,7 +143,10 @@ impl Scenario {
             [_] => Loader::builder(records(&path, RECORD)),
             rows => Loader::builder(Chunks::open(&path, rows, RECORD)),
         };
-        builder.order((self.order)()).global_batch(self.global).last_batch(self.last)
+        builder
+            .order((self.order)())
+            .global_batch(self.global)
+            .last_batch(self.last)
     }
 
     /// The rows of a rank, of those of all ranks.
@@ -149,23 +156,44 @@ impl Scenario {
         }
         // A smaller batch has equally many rows on every rank, before blank ones.
         let full = all.len() as u64 == self.global;
-        let (each, more) = if full { (all.len() / world, all.len() % world) } else { (all.len().div_ceil(world), 0) };
+        let (each, more) = if full {
+            (all.len() / world, all.len() % world)
+        } else {
+            (all.len().div_ceil(world), 0)
+        };
         let start = rank * each + rank.min(more);
-        all.iter().skip(start).take(each + usize::from(rank < more)).cloned().collect()
+        all.iter()
+            .skip(start)
+            .take(each + usize::from(rank < more))
+            .cloned()
+            .collect()
     }
 
     /// Rows of each step of an uninterrupted run: the order's ids, and the file's bytes.
     fn expected(&self, dir: &Path) -> Vec<Step> {
-        let (data, loader) = (std::fs::read(dir.join("data.bin")).unwrap(), build(self.builder(dir)));
+        let (data, loader) = (
+            std::fs::read(dir.join("data.bin")).unwrap(),
+            build(self.builder(dir)),
+        );
         let mut steps = Vec::new();
         for epoch in 0..self.epochs {
             let ids = loader.preview(epoch, u64::MAX).unwrap();
             let mut sorted = ids.clone();
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..self.samples()));
-            for ids in ids.chunks(self.global as usize).take(self.steps_per_epoch() as usize) {
-                let rows = ids.iter().map(|id| (*id, data[*id as usize * RECORD..][..RECORD].to_vec())).collect();
-                steps.push(Step { step: steps.len() as u64 + 1, epoch, rows });
+            for ids in ids
+                .chunks(self.global as usize)
+                .take(self.steps_per_epoch() as usize)
+            {
+                let rows = ids
+                    .iter()
+                    .map(|id| (*id, data[*id as usize * RECORD..][..RECORD].to_vec()))
+                    .collect();
+                steps.push(Step {
+                    step: steps.len() as u64 + 1,
+                    epoch,
+                    rows,
+                });
             }
         }
         assert_eq!(steps.len() as u64, self.steps());
@@ -189,14 +217,30 @@ struct Task {
 
 impl Task {
     fn to_text(&self) -> String {
-        let Self { scenario, dir, attempt, every, halt } = self;
-        format!("{} {attempt} {every} {} {}", scenario.name, halt.unwrap_or(0), dir.display())
+        let Self {
+            scenario,
+            dir,
+            attempt,
+            every,
+            halt,
+        } = self;
+        format!(
+            "{} {attempt} {every} {} {}",
+            scenario.name,
+            halt.unwrap_or(0),
+            dir.display()
+        )
     }
 
     fn from_text(text: &str) -> Self {
-        let [name, attempt, every, halt, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..] else { panic!("{text}") };
+        let [name, attempt, every, halt, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+            panic!("{text}")
+        };
         Self {
-            scenario: SCENARIOS.into_iter().find(|scenario| scenario.name == name).unwrap(),
+            scenario: SCENARIOS
+                .into_iter()
+                .find(|scenario| scenario.name == name)
+                .unwrap(),
             dir: dir.into(),
             attempt: attempt.parse().unwrap(),
             every: every.parse().unwrap(),
@@ -244,12 +288,20 @@ fn train(task: &Task) -> i32 {
     let mut peers = Peers::new(rank.world(), task.halt.is_none());
     let loader = task.loader(rank, stop);
     let state = task.dir.join(STATE);
-    let mut log = File::options().append(true).create(true).open(task.log(rank.number())).unwrap();
+    let mut log = File::options()
+        .append(true)
+        .create(true)
+        .open(task.log(rank.number()))
+        .unwrap();
     // Both ways to resume.
     let batches = if task.attempt.is_multiple_of(2) {
-        loader.epochs(loader.next_epoch()..task.scenario.epochs).unwrap()
+        loader
+            .epochs(loader.next_epoch()..task.scenario.epochs)
+            .unwrap()
     } else {
-        loader.steps(task.scenario.steps() - loader.state().unwrap().steps()).unwrap()
+        loader
+            .steps(task.scenario.steps() - loader.state().unwrap().steps())
+            .unwrap()
     };
     for batch in batches {
         let (batch, stand) = (batch.unwrap(), loader.state().unwrap());
@@ -260,7 +312,12 @@ fn train(task: &Task) -> i32 {
         let saves = rank.number() == 0 && task.halt.is_none();
         if saves && (stand.steps().is_multiple_of(task.every) || stopping) {
             // A killed process cannot lose data that the kernel has, so both ways must work.
-            if stand.steps().is_multiple_of(2) { stand.save(&state) } else { stand.save_unsynced(&state) }.unwrap();
+            if stand.steps().is_multiple_of(2) {
+                stand.save(&state)
+            } else {
+                stand.save_unsynced(&state)
+            }
+            .unwrap();
         }
         if stopping || task.halt == Some(stand.steps()) {
             stand.save_unsynced(task.left(rank.number())).unwrap();
@@ -276,8 +333,13 @@ fn train(task: &Task) -> i32 {
 impl Task {
     fn loader(&self, rank: Rank, stop: Stop) -> Loader {
         let (mode, direct) = WAYS[(self.attempt + rank.number() as usize) % WAYS.len()];
-        let builder =
-            self.scenario.builder(&self.dir).rank(rank).stop(stop).workers(1).tuning(|t| t.reader(mode).direct(direct));
+        let builder = self
+            .scenario
+            .builder(&self.dir)
+            .rank(rank)
+            .stop(stop)
+            .workers(1)
+            .tuning(|t| t.reader(mode).direct(direct));
         match State::load(self.dir.join(STATE)) {
             Ok(state) => build(builder.resume(state)),
             Err(error) if error.kind() == ErrorKind::NotFound => build(builder),
@@ -300,9 +362,14 @@ impl Peers {
 
     /// Whether any rank sets the flag: the same answer on all, once all have asked.
     fn any(&mut self, flag: bool) -> bool {
-        let Some(socket) = &mut self.0 else { return flag };
+        let Some(socket) = &mut self.0 else {
+            return flag;
+        };
         let mut answer = [0];
-        socket.write_all(&[flag.into()]).and_then(|()| socket.read_exact(&mut answer)).expect("the all-reduce");
+        socket
+            .write_all(&[flag.into()])
+            .and_then(|()| socket.read_exact(&mut answer))
+            .expect("the all-reduce");
         answer != [0]
     }
 }
@@ -317,12 +384,18 @@ struct Step {
 
 impl Step {
     fn of(batch: &Batch, step: u64) -> Self {
-        Self { step, epoch: batch.epoch(), rows: rows(batch).into_iter().take(batch.valid()).collect() }
+        Self {
+            step,
+            epoch: batch.epoch(),
+            rows: rows(batch).into_iter().take(batch.valid()).collect(),
+        }
     }
 
     /// A log entry: a checksum over the rest, step, epoch, number of rows, rows.
     fn to_bytes(&self) -> Vec<u8> {
-        let mut body = [self.step, self.epoch, self.rows.len() as u64].map(u64::to_le_bytes).concat();
+        let mut body = [self.step, self.epoch, self.rows.len() as u64]
+            .map(u64::to_le_bytes)
+            .concat();
         for (id, bytes) in &self.rows {
             body.extend(id.to_le_bytes());
             body.extend(bytes);
@@ -333,11 +406,23 @@ impl Step {
     /// Takes the first entry; `None` at the end, or for a cut entry.
     fn take(log: &mut &[u8]) -> Option<Self> {
         let number = |at: usize| Some(u64::from_le_bytes(log.get(at..at + 8)?.try_into().unwrap()));
-        let (check, step, epoch, count) = (number(0)?, number(8)?, number(16)?, number(24)? as usize);
+        let (check, step, epoch, count) =
+            (number(0)?, number(8)?, number(16)?, number(24)? as usize);
         let body = log.get(8..32 + count * (8 + RECORD))?;
-        assert_eq!(xxhash_rust::xxh3::xxh3_64(body), check, "an entry of step {step} that was not written so");
+        assert_eq!(
+            xxhash_rust::xxh3::xxh3_64(body),
+            check,
+            "an entry of step {step} that was not written so"
+        );
         let rows = body[24..].chunks(8 + RECORD);
-        let rows = rows.map(|row| (u64::from_le_bytes(row[..8].try_into().unwrap()), row[8..].to_vec())).collect();
+        let rows = rows
+            .map(|row| {
+                (
+                    u64::from_le_bytes(row[..8].try_into().unwrap()),
+                    row[8..].to_vec(),
+                )
+            })
+            .collect();
         *log = &log[8 + body.len()..];
         Some(Self { step, epoch, rows })
     }
@@ -364,13 +449,22 @@ impl Process {
         // Variables of a launcher around the test would contradict.
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy();
-            if ["SLURM_", "OMPI_", "PMI_", "MPI_", "LOCAL_", "JOB_"].iter().any(|prefix| name.starts_with(prefix)) {
+            if ["SLURM_", "OMPI_", "PMI_", "MPI_", "LOCAL_", "JOB_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+            {
                 command.env_remove(&*name);
             }
         }
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
+        command
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", world.to_string());
         command.env("LOCAL_RANK", rank.to_string());
-        let child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn().unwrap();
+        let child = command
+            .stdin(OwnedFd::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         Self { child, socket }
     }
 
@@ -405,12 +499,16 @@ fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
             let mut flag = [0];
             match socket.read_exact(&mut flag) {
                 Ok(()) => any[0] |= flag[0],
-                Err(error) if matches!(error.kind(), Io::WouldBlock | Io::TimedOut) => panic!("rank {rank} hangs"),
+                Err(error) if matches!(error.kind(), Io::WouldBlock | Io::TimedOut) => {
+                    panic!("rank {rank} hangs")
+                }
                 Err(_) => return,
             }
         }
         // The next round notices a rank killed meanwhile.
-        sockets.iter().for_each(|mut socket| drop(socket.write_all(&any)));
+        sockets
+            .iter()
+            .for_each(|mut socket| drop(socket.write_all(&any)));
         rounds.fetch_add(1, Ordering::Release);
     }
 }
@@ -451,7 +549,9 @@ impl End {
     fn explains(self, status: ExitStatus) -> bool {
         match self {
             Self::ByItself => false,
-            Self::KillAll | Self::KillOneThenTheOthers => status.signal() == Some(Number::KILL.as_raw()),
+            Self::KillAll | Self::KillOneThenTheOthers => {
+                status.signal() == Some(Number::KILL.as_raw())
+            }
             Self::TermAll | Self::TermOne => status.code() == Some(LEFT),
         }
     }
@@ -472,18 +572,32 @@ impl Run {
     fn new(scenario: &'static Scenario, seed: u64) -> Self {
         let dir = Dir::new();
         dir.write("data.bin", &scenario.data());
-        Self { dir, scenario, draws: Draws::new(seed, 0, 0, scenario.name), attempts: Vec::new(), killed: 0 }
+        Self {
+            dir,
+            scenario,
+            draws: Draws::new(seed, 0, 0, scenario.name),
+            attempts: Vec::new(),
+            killed: 0,
+        }
     }
 
     fn task(&self, attempt: usize) -> Task {
         let (scenario, dir) = (self.scenario, self.dir.path(""));
-        Task { scenario, dir, attempt, every: scenario.every, halt: None }
+        Task {
+            scenario,
+            dir,
+            attempt,
+            every: scenario.every,
+            halt: None,
+        }
     }
 
     /// The last saved state. It must load at any time, unless nothing was saved yet.
     fn state(&self) -> Option<State> {
         let state = State::load(self.dir.path(STATE));
-        state.map_err(|error| assert_eq!(error.kind(), ErrorKind::NotFound, "{error}")).ok()
+        state
+            .map_err(|error| assert_eq!(error.kind(), ErrorKind::NotFound, "{error}"))
+            .ok()
     }
 
     /// Steps that the next world does not repeat.
@@ -498,14 +612,26 @@ impl Run {
         self.attempts.push((world, from));
         // SIGTERM is for ranks that have installed their handlers; SIGKILL may come at any time.
         let most = 2.0 * part * (self.scenario.steps() - from) as f64;
-        let rounds_wanted = self.draws.below(most as u64 + 1).max(u64::from(!end.is_kill()));
-        let delay = Duration::from_micros(self.draws.below(if rounds_wanted == 0 { 60_000 } else { 3000 }));
+        let rounds_wanted = self
+            .draws
+            .below(most as u64 + 1)
+            .max(u64::from(!end.is_kill()));
+        let delay =
+            Duration::from_micros(
+                self.draws
+                    .below(if rounds_wanted == 0 { 60_000 } else { 3000 }),
+            );
         let rounds = AtomicU64::new(0);
         let draws = &mut self.draws;
         let statuses: Vec<ExitStatus> = std::thread::scope(|scope| {
             // Moved in here, so that a panic ends the ranks, and with them the waiting thread.
-            let mut ranks: Vec<Process> = (0..world).map(|rank| Process::start(&task, rank, world)).collect();
-            let sockets: Vec<UnixStream> = ranks.iter().map(|rank| rank.socket.try_clone().unwrap()).collect();
+            let mut ranks: Vec<Process> = (0..world)
+                .map(|rank| Process::start(&task, rank, world))
+                .collect();
+            let sockets: Vec<UnixStream> = ranks
+                .iter()
+                .map(|rank| rank.socket.try_clone().unwrap())
+                .collect();
             let rounds = &rounds;
             let hub = scope.spawn(move || {
                 if world > 1 {
@@ -530,8 +656,14 @@ impl Run {
             statuses
         });
         let explained = |status: &ExitStatus| status.success() || end.explains(*status);
-        assert!(statuses.iter().all(explained), "{end:?} of {world} ranks: {statuses:?}");
-        self.killed += statuses.iter().filter(|status| End::KillAll.explains(**status)).count();
+        assert!(
+            statuses.iter().all(explained),
+            "{end:?} of {world} ranks: {statuses:?}"
+        );
+        self.killed += statuses
+            .iter()
+            .filter(|status| End::KillAll.explains(**status))
+            .count();
         if statuses.iter().any(|status| status.code() == Some(LEFT)) {
             self.check_that_all_left_at(attempt, world);
         }
@@ -546,34 +678,61 @@ impl Run {
 
     fn left(&self, attempt: usize, world: u32) -> Vec<State> {
         let task = self.task(attempt);
-        (0..world).map(|rank| State::load(task.left(rank)).unwrap()).collect()
+        (0..world)
+            .map(|rank| State::load(task.left(rank)).unwrap())
+            .collect()
     }
 
     /// Checks the logs of all worlds of a finished run.
     fn check(&self) {
         let last = self.state().expect("a run that is over has saved");
-        assert_eq!((last.steps(), last.epoch(), last.position()), (self.scenario.steps(), self.scenario.epochs, 0));
+        assert_eq!(
+            (last.steps(), last.epoch(), last.position()),
+            (self.scenario.steps(), self.scenario.epochs, 0)
+        );
         let expected = self.scenario.expected(&self.dir.path(""));
         let mut union = Vec::new();
         for (attempt, (world, from)) in self.attempts.iter().enumerate() {
-            let kept = self.attempts.get(attempt + 1).map_or(last.steps(), |(_, from)| *from);
+            let kept = self
+                .attempts
+                .get(attempt + 1)
+                .map_or(last.steps(), |(_, from)| *from);
             let logs: Vec<Vec<Step>> = (0..*world).map(|rank| self.log(attempt, rank)).collect();
             for (rank, log) in logs.iter().enumerate() {
                 let numbers = log.iter().map(|entry| entry.step);
-                assert!(numbers.eq(from + 1..=from + log.len() as u64), "world {attempt}, rank {rank}: steps");
+                assert!(
+                    numbers.eq(from + 1..=from + log.len() as u64),
+                    "world {attempt}, rank {rank}: steps"
+                );
                 let done_again = log.iter().filter(|entry| entry.step > kept);
                 for entry in done_again {
-                    let rows = self.scenario.rows_of(&expected[entry.step as usize - 1].rows, rank, *world as usize);
-                    assert_eq!(entry.rows, rows, "world {attempt}, rank {rank}, step {}", entry.step);
+                    let rows = self.scenario.rows_of(
+                        &expected[entry.step as usize - 1].rows,
+                        rank,
+                        *world as usize,
+                    );
+                    assert_eq!(
+                        entry.rows, rows,
+                        "world {attempt}, rank {rank}, step {}",
+                        entry.step
+                    );
                 }
             }
             for step in 0..(kept - from) as usize {
-                let entries: Vec<&Step> =
-                    logs.iter().map(|log| log.get(step).expect("a saved state stands for steps of all")).collect();
+                let entries: Vec<&Step> = logs
+                    .iter()
+                    .map(|log| {
+                        log.get(step)
+                            .expect("a saved state stands for steps of all")
+                    })
+                    .collect();
                 union.push(together(&entries, self.scenario.in_turn));
             }
         }
-        let difference = expected.iter().zip(&union).find(|(expected, found)| expected != found);
+        let difference = expected
+            .iter()
+            .zip(&union)
+            .find(|(expected, found)| expected != found);
         assert_eq!(difference, None);
         assert_eq!(union.len(), expected.len());
     }
@@ -587,13 +746,31 @@ impl Run {
 /// The rows of all ranks in their order: those of a rank are consecutive, but in lanes ranks take turns.
 fn together(entries: &[&Step], in_turn: bool) -> Step {
     let Step { step, epoch, .. } = *entries[0];
-    assert!(entries.iter().all(|entry| (entry.step, entry.epoch) == (step, epoch)));
+    assert!(
+        entries
+            .iter()
+            .all(|entry| (entry.step, entry.epoch) == (step, epoch))
+    );
     if !in_turn {
-        return Step { step, epoch, rows: entries.iter().flat_map(|entry| entry.rows.clone()).collect() };
+        return Step {
+            step,
+            epoch,
+            rows: entries
+                .iter()
+                .flat_map(|entry| entry.rows.clone())
+                .collect(),
+        };
     }
-    let (mut rows, most) = (Vec::new(), entries.iter().map(|entry| entry.rows.len()).max().unwrap());
+    let (mut rows, most) = (
+        Vec::new(),
+        entries.iter().map(|entry| entry.rows.len()).max().unwrap(),
+    );
     for row in 0..most {
-        rows.extend(entries.iter().filter_map(|entry| entry.rows.get(row).cloned()));
+        rows.extend(
+            entries
+                .iter()
+                .filter_map(|entry| entry.rows.get(row).cloned()),
+        );
     }
     Step { step, epoch, rows }
 }
@@ -605,13 +782,26 @@ fn survives(scenario: &'static Scenario, worlds: &[u32], ends: &[End]) {
         for (attempt, world) in worlds.iter().enumerate() {
             // Slightly later there is nothing left to kill.
             if run.stands() < scenario.steps() {
-                run.live(*world, ends[attempt % ends.len()], 1.0 / (worlds.len() - attempt + 1) as f64);
+                run.live(
+                    *world,
+                    ends[attempt % ends.len()],
+                    1.0 / (worlds.len() - attempt + 1) as f64,
+                );
             }
         }
         run.live(worlds[seed as usize], End::ByItself, 0.0);
         run.check();
-        let attempts: Vec<String> = run.attempts.iter().map(|(world, from)| format!("{world} from {from}")).collect();
-        eprintln!("{}: worlds of {}; {} killed", scenario.name, attempts.join(", "), run.killed);
+        let attempts: Vec<String> = run
+            .attempts
+            .iter()
+            .map(|(world, from)| format!("{world} from {from}"))
+            .collect();
+        eprintln!(
+            "{}: worlds of {}; {} killed",
+            scenario.name,
+            attempts.join(", "),
+            run.killed
+        );
     }
 }
 
@@ -622,28 +812,52 @@ fn worlds_killed_at_once_leave_an_exact_union() {
 
 #[test]
 fn worlds_that_lose_one_rank_leave_an_exact_union() {
-    survives(&SHUFFLED, &[4, 8, 2, 3, 6, 5, 1, 7], &[End::KillOneThenTheOthers]);
+    survives(
+        &SHUFFLED,
+        &[4, 8, 2, 3, 6, 5, 1, 7],
+        &[End::KillOneThenTheOthers],
+    );
 }
 
 #[test]
 fn lanes_of_a_chunked_dataset_go_on_with_any_number_of_ranks() {
-    survives(&WINDOWED, &[8, 4, 2, 1, 3, 8, 2], &[End::KillAll, End::KillOneThenTheOthers]);
+    survives(
+        &WINDOWED,
+        &[8, 4, 2, 1, 3, 8, 2],
+        &[End::KillAll, End::KillOneThenTheOthers],
+    );
 }
 
 #[test]
 fn kills_around_the_end_of_epochs_leave_an_exact_union() {
-    survives(&SEQUENTIAL, &[2, 1, 3, 2, 4, 5, 2], &[End::KillOneThenTheOthers, End::KillAll]);
+    survives(
+        &SEQUENTIAL,
+        &[2, 1, 3, 2, 4, 5, 2],
+        &[End::KillOneThenTheOthers, End::KillAll],
+    );
 }
 
 #[test]
 fn padding_rows_are_no_samples_before_and_after_a_kill() {
-    survives(&FILLED, &[2, 4, 3, 1, 8, 5], &[End::KillAll, End::KillOneThenTheOthers]);
+    survives(
+        &FILLED,
+        &[2, 4, 3, 1, 8, 5],
+        &[End::KillAll, End::KillOneThenTheOthers],
+    );
 }
 
 #[test]
 fn sigterm_stops_all_ranks_after_the_same_step() {
-    survives(&SHUFFLED, &[4, 2, 8, 1, 3, 5], &[End::TermOne, End::TermAll]);
-    survives(&WINDOWED, &[3, 8, 2, 4], &[End::TermAll, End::KillAll, End::TermOne]);
+    survives(
+        &SHUFFLED,
+        &[4, 2, 8, 1, 3, 5],
+        &[End::TermOne, End::TermAll],
+    );
+    survives(
+        &WINDOWED,
+        &[3, 8, 2, 4],
+        &[End::TermAll, End::KillAll, End::TermOne],
+    );
 }
 
 #[test]
@@ -656,7 +870,11 @@ fn ranks_of_any_world_save_the_same_state() {
         State::agree(&states).unwrap();
         for rank in 0..world {
             let bytes = std::fs::read(run.task(0).left(rank)).unwrap();
-            assert_eq!(*seen.get_or_insert_with(|| bytes.clone()), bytes, "rank {rank} of {world}");
+            assert_eq!(
+                *seen.get_or_insert_with(|| bytes.clone()),
+                bytes,
+                "rank {rank} of {world}"
+            );
         }
     }
     assert_eq!(State::from_bytes(&seen.unwrap()).unwrap().steps(), 14);
@@ -667,18 +885,27 @@ fn ranks_that_stopped_at_other_steps_are_named() {
     let run = Run::new(&SHUFFLED, 0);
     halt(&run, &[7, 7, 7, 6, 7, 6, 9]);
     let error = State::agree(&run.left(0, 7)).unwrap_err();
-    let expected = "ranks 3, 5 are at step 6, the others at 7; rank 6 is at step 9, the others at 7";
-    assert_eq!((error.kind(), error.message()), (ErrorKind::State, expected));
+    let expected =
+        "ranks 3, 5 are at step 6, the others at 7; rank 6 is at step 9, the others at 7";
+    assert_eq!(
+        (error.kind(), error.message()),
+        (ErrorKind::State, expected)
+    );
 }
 
 /// A world whose ranks do not wait for each other: rank *i* leaves after `steps[i]`.
 fn halt(run: &Run, steps: &[u64]) {
     let start = |(rank, step): (usize, &u64)| {
-        let task = Task { halt: Some(*step), ..run.task(0) };
+        let task = Task {
+            halt: Some(*step),
+            ..run.task(0)
+        };
         Process::start(&task, rank as u32, steps.len() as u32)
     };
     let mut ranks: Vec<Process> = steps.iter().enumerate().map(start).collect();
-    ranks.iter_mut().for_each(|rank| assert_eq!(rank.end().code(), Some(LEFT)));
+    ranks
+        .iter_mut()
+        .for_each(|rank| assert_eq!(rank.end().code(), Some(LEFT)));
 }
 
 /// Phases in which kills have hit a process.
@@ -700,17 +927,27 @@ fn a_process_killed_anywhere_loses_and_doubles_nothing() {
         let mut run = Run::new(&ALONE, runs);
         while run.stands() < ALONE.steps() {
             let (attempt, from) = (run.attempts.len(), run.stands());
-            let task = Task { every: 1 + attempt as u64 % 3, ..run.task(attempt) };
+            let task = Task {
+                every: 1 + attempt as u64 % 3,
+                ..run.task(attempt)
+            };
             run.attempts.push((1, from));
             let mut process = Process::start(&task, 0, 1);
             std::thread::sleep(Duration::from_micros(run.draws.below(longest as u64)));
             process.send(Number::KILL);
             let status = process.end();
-            assert!(status.success() || End::KillAll.explains(status), "{status}");
+            assert!(
+                status.success() || End::KillAll.explains(status),
+                "{status}"
+            );
             done += u32::from(!status.success());
             met.count(&run, status);
             // Half of the kills must hit start-up, however fast the machine is.
-            longest *= if run.log(attempt, 0).is_empty() { 1.05 } else { 0.95 };
+            longest *= if run.log(attempt, 0).is_empty() {
+                1.05
+            } else {
+                0.95
+            };
             longest = longest.min(2e6);
             assert!(attempt < 200, "stands at step {from}");
         }
@@ -721,14 +958,31 @@ fn a_process_killed_anywhere_loses_and_doubles_nothing() {
         "{done} kills in {runs} runs, {:.1} s, up to {longest:.0} µs after the start: {met:?}",
         begin.elapsed().as_secs_f64()
     );
-    assert!(kills < 100 || [met.start_up, met.saving, met.between].iter().all(|times| *times > 0), "{met:?}");
+    assert!(
+        kills < 100
+            || [met.start_up, met.saving, met.between]
+                .iter()
+                .all(|times| *times > 0),
+        "{met:?}"
+    );
 }
 
 impl Met {
     fn count(&mut self, run: &Run, status: ExitStatus) {
-        let ending = |entry: &std::fs::DirEntry| entry.path().extension().is_some_and(|ending| ending == "tmp");
-        let left = std::fs::read_dir(run.dir.path("")).unwrap().flatten().filter(ending);
-        let saving = left.map(|entry| std::fs::remove_file(entry.path()).unwrap()).count() > 0;
+        let ending = |entry: &std::fs::DirEntry| {
+            entry
+                .path()
+                .extension()
+                .is_some_and(|ending| ending == "tmp")
+        };
+        let left = std::fs::read_dir(run.dir.path(""))
+            .unwrap()
+            .flatten()
+            .filter(ending);
+        let saving = left
+            .map(|entry| std::fs::remove_file(entry.path()).unwrap())
+            .count()
+            > 0;
         let place = match () {
             () if status.success() => &mut self.over,
             () if saving => &mut self.saving,

@@ -31,7 +31,11 @@ impl Ranks {
     /// A loader for every rank, each with settings of its own.
     fn build(self, run: &Run, draws: &mut Draws) -> Vec<Loader> {
         let loader = |rank| {
-            let builder = run.builder().global_batch(self.global).last_batch(self.last).rank(rank);
+            let builder = run
+                .builder()
+                .global_batch(self.global)
+                .last_batch(self.last)
+                .rank(rank);
             build(any_settings(builder, draws))
         };
         every_rank(self.world).map(loader).collect()
@@ -47,12 +51,24 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     if batches == 0 {
         // It would train on nothing, silently.
         for rank in every_rank(ranks.world) {
-            let builder = run.builder().global_batch(ranks.global).last_batch(ranks.last).rank(rank);
-            assert_eq!(builder.build().err().map(|error| error.kind()), Some(ErrorKind::Empty), "{what}");
+            let builder = run
+                .builder()
+                .global_batch(ranks.global)
+                .last_batch(ranks.last)
+                .rank(rank);
+            assert_eq!(
+                builder.build().err().map(|error| error.kind()),
+                Some(ErrorKind::Empty),
+                "{what}"
+            );
         }
         return;
     }
-    let delivered = if ranks.last == LastBatch::Drop { batches * ranks.global } else { len };
+    let delivered = if ranks.last == LastBatch::Drop {
+        batches * ranks.global
+    } else {
+        len
+    };
     run.mapped.store(0, Ordering::Relaxed);
     let mut with_samples = 0;
     let mut all = Vec::new();
@@ -61,7 +77,11 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
         assert_eq!(loader.batches_per_epoch(), batches, "{what}");
         assert_eq!(loader.samples_per_epoch(), delivered, "{what}");
         assert_eq!(
-            (loader.global_batch(), loader.rank().number(), loader.rank().world()),
+            (
+                loader.global_batch(),
+                loader.rank().number(),
+                loader.rank().world()
+            ),
             (ranks.global, rank, ranks.world)
         );
         assert_eq!(loader.preview(1, u64::MAX).unwrap(), run.ids(1), "{what}");
@@ -75,14 +95,31 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
             found.iter().map(|part| part.valid as u64).sum::<u64>(),
             "{what}"
         );
-        with_samples += found.iter().flat_map(|part| &part.rows).filter(|row| row.id != u64::MAX).count() as u64;
-        all.extend(found.into_iter().filter(|part| part.epoch == 0).flat_map(|part| part.rows));
+        with_samples += found
+            .iter()
+            .flat_map(|part| &part.rows)
+            .filter(|row| row.id != u64::MAX)
+            .count() as u64;
+        all.extend(
+            found
+                .into_iter()
+                .filter(|part| part.epoch == 0)
+                .flat_map(|part| part.rows),
+        );
     }
     if run.map {
-        assert_eq!(run.mapped.load(Ordering::Relaxed), with_samples, "{what}: transforms of all rows but blank ones");
+        assert_eq!(
+            run.mapped.load(Ordering::Relaxed),
+            with_samples,
+            "{what}: transforms of all rows but blank ones"
+        );
     }
     // The same check without positions: no sample is lost, none is doubled.
-    let mut real: Vec<u64> = all.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
+    let mut real: Vec<u64> = all
+        .iter()
+        .filter(|row| row.status == 0)
+        .map(|row| row.id)
+        .collect();
     let mut right = order[..delivered as usize].to_vec();
     real.sort_unstable();
     right.sort_unstable();
@@ -96,8 +133,14 @@ fn all_ranks_together_deliver_every_sample_once() {
         ("file", Data::file(&dirs[0], 37, 24)),
         ("file, in place", Data::file(&dirs[0], 33, 512)),
         ("memory", Data::memory(41, 8)),
-        ("chunks", Data::chunks(&dirs[1], &[7, 1, 0, 13, 2, 9, 5], true, false)),
-        ("chunks in memory", Data::chunks(&dirs[2], &[3, 11, 0, 1, 8, 2], false, true)),
+        (
+            "chunks",
+            Data::chunks(&dirs[1], &[7, 1, 0, 13, 2, 9, 5], true, false),
+        ),
+        (
+            "chunks in memory",
+            Data::chunks(&dirs[2], &[3, 11, 0, 1, 8, 2], false, true),
+        ),
     ];
     let mut draws = Draws::new(1, 0, 0, "ranks");
     for (name, data) in &sets {
@@ -108,11 +151,28 @@ fn all_ranks_together_deliver_every_sample_once() {
                 for global in [world * (1 + draws.below(2) as u32), odd] {
                     let naive = match draws.below(4) {
                         0 => Naive::Shuffled { seed: 3 },
-                        1 if data.toy.is_some() => Naive::Windowed { seed: 3, window: 2, lanes: 1 },
+                        1 if data.toy.is_some() => Naive::Windowed {
+                            seed: 3,
+                            window: 2,
+                            lanes: 1,
+                        },
                         _ => Naive::Sequential { lanes: 1 },
                     };
-                    let run = Run { map: draws.bool(0.3), map_batch: draws.bool(0.3), ..Run::new(data, naive) };
-                    check(&run, Ranks { global: global.into(), last, world }, &mut draws, name);
+                    let run = Run {
+                        map: draws.bool(0.3),
+                        map_batch: draws.bool(0.3),
+                        ..Run::new(data, naive)
+                    };
+                    check(
+                        &run,
+                        Ranks {
+                            global: global.into(),
+                            last,
+                            world,
+                        },
+                        &mut draws,
+                        name,
+                    );
                 }
             }
         }
@@ -125,14 +185,37 @@ fn a_tiny_dataset_gives_every_rank_as_many_batches() {
     let mut draws = Draws::new(2, 0, 0, "ranks");
     for count in sweep::size(vec![1, 3], vec![1, 2, 3], vec![1, 2, 3]) {
         let chunks = Dir::new();
-        let sets = [Data::file(&dir, count, 40), Data::chunks(&chunks, &vec![1; count], true, false)];
+        let sets = [
+            Data::file(&dir, count, 40),
+            Data::chunks(&chunks, &vec![1; count], true, false),
+        ];
         for data in sets {
-            let list = |ids: &[u64]| Naive::Indices { ids: ids.to_vec(), shuffled: None };
-            let naives = [Naive::Shuffled { seed: 1 }, Naive::Sequential { lanes: 7 }, list(&[0, 0, 0]), list(&[])];
-            for (naive, last) in naives.iter().flat_map(|naive| ALL_LAST.map(|last| (naive, last))) {
+            let list = |ids: &[u64]| Naive::Indices {
+                ids: ids.to_vec(),
+                shuffled: None,
+            };
+            let naives = [
+                Naive::Shuffled { seed: 1 },
+                Naive::Sequential { lanes: 7 },
+                list(&[0, 0, 0]),
+                list(&[]),
+            ];
+            for (naive, last) in naives
+                .iter()
+                .flat_map(|naive| ALL_LAST.map(|last| (naive, last)))
+            {
                 for (world, global) in [(1, 1), (8, 8), (8, 17), (5, 64)] {
                     let run = Run::new(&data, naive.clone()).mapped();
-                    check(&run, Ranks { global, last, world }, &mut draws, "few samples");
+                    check(
+                        &run,
+                        Ranks {
+                            global,
+                            last,
+                            world,
+                        },
+                        &mut draws,
+                        "few samples",
+                    );
                 }
             }
         }
@@ -148,7 +231,10 @@ fn many_chunks(dir: &Dir, seed: u64, samples: u64, most: u64, ragged: bool) -> D
 #[test]
 fn lanes_give_every_rank_its_positions() {
     let dirs = [Dir::new(), Dir::new()];
-    let sets = [many_chunks(&dirs[0], 1, 211, 9, true), many_chunks(&dirs[1], 2, 90, 30, false)];
+    let sets = [
+        many_chunks(&dirs[0], 1, 211, 9, true),
+        many_chunks(&dirs[1], 2, 90, 30, false),
+    ];
     let mut draws = Draws::new(3, 0, 0, "ranks");
     for world in 1..=8_u32 {
         for lanes in [1, 2, 3, 4, 8, 12, 300] {
@@ -158,16 +244,35 @@ fn lanes_give_every_rank_its_positions() {
                 }
                 let naive = match window {
                     0 => Naive::Sequential { lanes },
-                    _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
+                    _ => Naive::Windowed {
+                        seed: draws.next_u64(),
+                        window,
+                        lanes,
+                    },
                 };
                 let data = &sets[draws.below(2) as usize];
                 let last = ALL_LAST[draws.below(4) as usize];
-                let global = u64::from([world, world + 1, 3 * world, 2 * world + 3, 100][draws.below(5) as usize]);
-                let run = Run { map: draws.bool(0.2), map_batch: draws.bool(0.2), ..Run::new(data, naive) };
+                let global = u64::from(
+                    [world, world + 1, 3 * world, 2 * world + 3, 100][draws.below(5) as usize],
+                );
+                let run = Run {
+                    map: draws.bool(0.2),
+                    map_batch: draws.bool(0.2),
+                    ..Run::new(data, naive)
+                };
                 let mut own = draws.clone();
                 let what = format!("{} samples in chunks", data.len());
                 within_a_minute(&format!("{what}, {world}, {:?}", run.naive), move || {
-                    check(&run, Ranks { global, last, world }, &mut own, &what);
+                    check(
+                        &run,
+                        Ranks {
+                            global,
+                            last,
+                            world,
+                        },
+                        &mut own,
+                        &what,
+                    );
                 });
                 draws.next_u64();
             }
@@ -183,7 +288,16 @@ fn lanes_of_a_dataset_without_chunks_are_the_same_order() {
         for (world, lanes) in [(1, 8), (2, 8), (3, 5), (8, 8), (4, 60), (4, 65_536)] {
             for last in ALL_LAST {
                 let run = Run::new(&data, Naive::Sequential { lanes });
-                check(&run, Ranks { global: 12, last, world }, &mut draws, "no chunks");
+                check(
+                    &run,
+                    Ranks {
+                        global: 12,
+                        last,
+                        world,
+                    },
+                    &mut draws,
+                    "no chunks",
+                );
             }
         }
     }
@@ -194,31 +308,69 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
     let dir = Dir::new();
     let data = many_chunks(&dir, 5, 150, 7, true);
     let mut draws = Draws::new(5, 0, 0, "ranks");
-    for (world, lanes) in [(1, 1), (1, 8), (2, 8), (3, 8), (4, 6), (5, 5), (6, 4), (8, 8), (4, 3)] {
+    for (world, lanes) in [
+        (1, 1),
+        (1, 8),
+        (2, 8),
+        (3, 8),
+        (4, 6),
+        (5, 5),
+        (6, 4),
+        (8, 8),
+        (4, 3),
+    ] {
         for window in [0, 1, 2, 50] {
             let naive = match window {
                 0 => Naive::Sequential { lanes },
-                _ => Naive::Windowed { seed: draws.next_u64(), window, lanes },
+                _ => Naive::Windowed {
+                    seed: draws.next_u64(),
+                    window,
+                    lanes,
+                },
             };
             let (run, slots) = (Run::new(&data, naive), 1 + draws.below(2) as usize);
             let global = u64::from([world, 2 * world + 1, 400][draws.below(3) as usize]);
-            let cut = Cut::whole(global, [LastBatch::Pad, LastBatch::Keep][draws.below(2) as usize], world);
+            let cut = Cut::whole(
+                global,
+                [LastBatch::Pad, LastBatch::Keep][draws.below(2) as usize],
+                world,
+            );
             let what = format!("{world} ranks, {cut:?}, {slots} slots, {:?}", run.naive);
             within_a_minute(&what.clone(), move || {
                 for rank in every_rank(world) {
                     let make = |budget| {
-                        let builder = run.builder().global_batch(global).last_batch(cut.last).rank(rank);
-                        builder.workers(1).tuning(|t| t.slots(slots).depth(2)).memory_budget(budget).build()
+                        let builder = run
+                            .builder()
+                            .global_batch(global)
+                            .last_batch(cut.last)
+                            .rank(rank);
+                        builder
+                            .workers(1)
+                            .tuning(|t| t.slots(slots).depth(2))
+                            .memory_budget(budget)
+                            .build()
                     };
                     let (mut refused, mut legal) = (0, 64 << 20);
                     while legal - refused > 64 {
                         let middle = (refused + legal) / 2;
-                        if make(middle).is_ok() { legal = middle } else { refused = middle }
+                        if make(middle).is_ok() {
+                            legal = middle
+                        } else {
+                            refused = middle
+                        }
                     }
-                    assert_eq!(make(refused).unwrap_err().kind(), ErrorKind::Budget, "{what}");
+                    assert_eq!(
+                        make(refused).unwrap_err().kind(),
+                        ErrorKind::Budget,
+                        "{what}"
+                    );
                     let loader = make(legal).unwrap();
                     assert!(loader.plan().total() <= legal, "{what}");
-                    let right = [run.parts(&cut, 0, rank.number()), run.parts(&cut, 1, rank.number())].concat();
+                    let right = [
+                        run.parts(&cut, 0, rank.number()),
+                        run.parts(&cut, 1, rank.number()),
+                    ]
+                    .concat();
                     same(&parts(loader.epochs(0..2).unwrap()), &right, &what);
                 }
             });
@@ -230,10 +382,20 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
 fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
     let (mut opened, mut samples, mut planned) = (0, 0, Vec::new());
     for loader in ranks.build(run, draws) {
-        same(&parts(loader.epoch(0).unwrap()), &run.parts(&ranks.cut(), 0, loader.rank().number()), "amplification");
+        same(
+            &parts(loader.epoch(0).unwrap()),
+            &run.parts(&ranks.cut(), 0, loader.rank().number()),
+            "amplification",
+        );
         let report = loader.report();
-        let (chunks, received) = (report.total.decode.chunks.unwrap(), report.total.consumer.samples);
-        assert_eq!(report.total.read_amplification().unwrap(), chunks.samples as f64 / received as f64);
+        let (chunks, received) = (
+            report.total.decode.chunks.unwrap(),
+            report.total.consumer.samples,
+        );
+        assert_eq!(
+            report.total.read_amplification().unwrap(),
+            chunks.samples as f64 / received as f64
+        );
         (opened, samples) = (opened + chunks.samples, samples + received);
         planned.push(report.planned_amplification.unwrap());
     }
@@ -249,31 +411,86 @@ fn eight_lanes_read_at_most_a_twentieth_twice() {
     let rows: Vec<u64> = (0..420).map(|_| 20 + draws.below(60)).collect();
     let data = Data::chunks(&dir, &rows, false, false);
     let opened = || -> Vec<u64> {
-        data.toy.as_ref().unwrap().opened.iter().map(|opened| opened.swap(0, Ordering::Relaxed)).collect()
+        data.toy
+            .as_ref()
+            .unwrap()
+            .opened
+            .iter()
+            .map(|opened| opened.swap(0, Ordering::Relaxed))
+            .collect()
     };
-    for naive in [Naive::Sequential { lanes: 8 }, Naive::Windowed { seed: 7, window: 4, lanes: 8 }] {
+    for naive in [
+        Naive::Sequential { lanes: 8 },
+        Naive::Windowed {
+            seed: 7,
+            window: 4,
+            lanes: 8,
+        },
+    ] {
         let run = Run::new(&data, naive);
         for world in [1, 2, 4, 8] {
-            let ranks = Ranks { global: 64, last: LastBatch::Keep, world };
+            let ranks = Ranks {
+                global: 64,
+                last: LastBatch::Keep,
+                world,
+            };
             let (planned, found) = amplification(&run, ranks, &mut draws);
             assert!((1.0..=1.05).contains(&found), "{found} over {world} ranks");
-            assert!((planned - found).abs() < 1e-9, "{planned} planned, {found} found over {world} ranks");
+            assert!(
+                (planned - found).abs() < 1e-9,
+                "{planned} planned, {found} found over {world} ranks"
+            );
             // The toy's own count: only chunks on the seven cuts are opened twice.
             let opened = opened();
-            assert!(opened.iter().all(|times| [1, 2].contains(times)), "{opened:?}");
-            assert!(opened.iter().filter(|times| **times == 2).count() <= 7, "{opened:?}");
+            assert!(
+                opened.iter().all(|times| [1, 2].contains(times)),
+                "{opened:?}"
+            );
+            assert!(
+                opened.iter().filter(|times| **times == 2).count() <= 7,
+                "{opened:?}"
+            );
         }
         // Worlds that do not divide the lanes, and batches not divisible by the world, open more, but as planned.
         for (world, global, least) in [(3, 63, 3.0), (6, 60, 3.0), (4, 66, 2.0), (5, 64, 5.0)] {
-            let (planned, found) = amplification(&run, Ranks { global, last: LastBatch::Keep, world }, &mut draws);
-            assert!((least..=least * 1.05).contains(&found), "{found} over {world} ranks");
-            assert!((planned - found).abs() < 1e-9, "{planned} planned, {found} found over {world} ranks");
+            let (planned, found) = amplification(
+                &run,
+                Ranks {
+                    global,
+                    last: LastBatch::Keep,
+                    world,
+                },
+                &mut draws,
+            );
+            assert!(
+                (least..=least * 1.05).contains(&found),
+                "{found} over {world} ranks"
+            );
+            assert!(
+                (planned - found).abs() < 1e-9,
+                "{planned} planned, {found} found over {world} ranks"
+            );
             opened();
         }
     }
     // Without lanes every rank opens every chunk.
-    let run = Run::new(&data, Naive::Windowed { seed: 7, window: 4, lanes: 1 });
-    let (planned, found) = amplification(&run, Ranks { global: 64, last: LastBatch::Keep, world: 4 }, &mut draws);
+    let run = Run::new(
+        &data,
+        Naive::Windowed {
+            seed: 7,
+            window: 4,
+            lanes: 1,
+        },
+    );
+    let (planned, found) = amplification(
+        &run,
+        Ranks {
+            global: 64,
+            last: LastBatch::Keep,
+            world: 4,
+        },
+        &mut draws,
+    );
     assert_eq!((planned, found), (4.0, 4.0));
 }
 
@@ -281,19 +498,43 @@ fn eight_lanes_read_at_most_a_twentieth_twice() {
 fn orders(data: &Data) -> Vec<Naive> {
     let samples = data.len();
     let ids: Vec<u64> = (0..40).map(|k| k * 7 % samples).collect();
-    let steps = Steps { len: 45, samples, step: 4 };
+    let steps = Steps {
+        len: 45,
+        samples,
+        step: 4,
+    };
     let mut orders = vec![
         Naive::Sequential { lanes: 1 },
         Naive::Sequential { lanes: 4 },
         Naive::Shuffled { seed: 5 },
-        Naive::Indices { ids: ids.clone(), shuffled: None },
-        Naive::Indices { ids, shuffled: Some(5) },
-        Naive::Sampler { steps: steps.clone(), shuffled: None },
-        Naive::Sampler { steps, shuffled: Some(5) },
+        Naive::Indices {
+            ids: ids.clone(),
+            shuffled: None,
+        },
+        Naive::Indices {
+            ids,
+            shuffled: Some(5),
+        },
+        Naive::Sampler {
+            steps: steps.clone(),
+            shuffled: None,
+        },
+        Naive::Sampler {
+            steps,
+            shuffled: Some(5),
+        },
     ];
     if data.toy.is_some() {
-        orders.push(Naive::Windowed { seed: 5, window: 3, lanes: 1 });
-        orders.push(Naive::Windowed { seed: 5, window: 3, lanes: 6 });
+        orders.push(Naive::Windowed {
+            seed: 5,
+            window: 3,
+            lanes: 1,
+        });
+        orders.push(Naive::Windowed {
+            seed: 5,
+            window: 3,
+            lanes: 6,
+        });
     }
     orders
 }
@@ -302,19 +543,34 @@ fn orders(data: &Data) -> Vec<Naive> {
 fn any_world_gives_the_global_batches_of_one_rank() {
     let dirs = [Dir::new(), Dir::new()];
     let mut draws = Draws::new(7, 0, 0, "ranks");
-    for data in [Data::file(&dirs[0], 51, 12), many_chunks(&dirs[1], 7, 51, 6, true)] {
+    for data in [
+        Data::file(&dirs[0], 51, 12),
+        many_chunks(&dirs[1], 7, 51, 6, true),
+    ] {
         for naive in orders(&data) {
             let run = Run::new(&data, naive).mapped();
             let last = ALL_LAST[draws.below(4) as usize];
             let mut of = |world| {
-                let loaders = Ranks { global: 10, last, world }.build(&run, &mut draws);
-                let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.epochs(1..3).unwrap())).collect();
+                let loaders = Ranks {
+                    global: 10,
+                    last,
+                    world,
+                }
+                .build(&run, &mut draws);
+                let ranks: Vec<_> = loaders
+                    .iter()
+                    .map(|loader| parts(loader.epochs(1..3).unwrap()))
+                    .collect();
                 union(&ranks, run.naive.in_turn())
             };
             let alone = of(1);
             assert!(alone.len() >= 8);
             for world in [2, 3, 5, 8] {
-                same(&of(world), &alone, &format!("{:?}, {last:?}, {world} ranks", run.naive));
+                same(
+                    &of(world),
+                    &alone,
+                    &format!("{:?}, {last:?}, {world} ranks", run.naive),
+                );
             }
         }
     }
@@ -322,39 +578,83 @@ fn any_world_gives_the_global_batches_of_one_rank() {
 
 #[test]
 fn a_mix_keeps_its_proportions_over_any_world() {
-    let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
+    let records = |count: usize, seed| {
+        Records::builder(4)
+            .open_bytes(noise(count * 4, seed))
+            .unwrap()
+    };
     let mix = || {
-        let mix = Mix::new([(records(90, 1), 5.0), (records(10, 2), 1.0), (records(33, 3), 2.0)], 11).unwrap();
+        let mix = Mix::new(
+            [
+                (records(90, 1), 5.0),
+                (records(10, 2), 1.0),
+                (records(33, 3), 2.0),
+            ],
+            11,
+        )
+        .unwrap();
         mix.epoch_len(168).unwrap()
     };
-    let bytes: Vec<u8> = [(90, 1), (10, 2), (33, 3)].iter().flat_map(|(count, seed)| noise(count * 4, *seed)).collect();
+    let bytes: Vec<u8> = [(90, 1), (10, 2), (33, 3)]
+        .iter()
+        .flat_map(|(count, seed)| noise(count * 4, *seed))
+        .collect();
     assert_eq!(mix().block(), [5, 1, 2]);
     let mut draws = Draws::new(8, 0, 0, "ranks");
-    for (global, world) in [(8, 1), (8, 3), (16, 8), (24, 5), (56, 4), (10, 4), (21, 7), (13, 13)] {
+    for (global, world) in [
+        (8, 1),
+        (8, 3),
+        (16, 8),
+        (24, 5),
+        (56, 4),
+        (10, 4),
+        (21, 7),
+        (13, 13),
+    ] {
         for last in ALL_LAST {
             let mut ranks = Vec::new();
             for rank in every_rank(world) {
                 let mix = mix();
                 let builder = Loader::builder(mix.dataset()).order(mix.order()).rank(rank);
-                let loader = build(any_settings(builder.global_batch(global).last_batch(last), &mut draws));
+                let loader = build(any_settings(
+                    builder.global_batch(global).last_batch(last),
+                    &mut draws,
+                ));
                 ranks.push(parts(loader.epochs(0..3).unwrap()));
             }
             let mix = mix();
             for batch in union(&ranks, false) {
-                let what = format!("batch {} of epoch {}, {global} {world} {last:?}", batch.index, batch.epoch);
-                let real: Vec<u64> = batch.rows.iter().filter(|row| row.status == 0).map(|row| row.id).collect();
+                let what = format!(
+                    "batch {} of epoch {}, {global} {world} {last:?}",
+                    batch.index, batch.epoch
+                );
+                let real: Vec<u64> = batch
+                    .rows
+                    .iter()
+                    .filter(|row| row.status == 0)
+                    .map(|row| row.id)
+                    .collect();
                 let right: Vec<u64> = (batch.index * global..168.min((batch.index + 1) * global))
                     .map(|position| mix.id(batch.epoch, position))
                     .collect();
                 assert_eq!(real, right, "{what}");
-                assert!(batch.rows.iter().all(|row| row.bytes == bytes[row.id as usize * 4..][..4]), "{what}");
+                assert!(
+                    batch
+                        .rows
+                        .iter()
+                        .all(|row| row.bytes == bytes[row.id as usize * 4..][..4]),
+                    "{what}"
+                );
                 for (source, share) in mix.block().iter().enumerate() {
                     let ids = mix.dataset().ids_of(source);
                     let found = real.iter().filter(|id| ids.contains(id)).count() as u64;
                     if global % 8 == 0 && real.len() as u64 == global {
                         assert_eq!(found, share * global / 8, "{what}, source {source}");
                     } else {
-                        assert!((found * 8).abs_diff(share * real.len() as u64) < 4 * 8, "{what}, source {source}");
+                        assert!(
+                            (found * 8).abs_diff(share * real.len() as u64) < 4 * 8,
+                            "{what}, source {source}"
+                        );
                     }
                 }
             }
@@ -367,26 +667,62 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
     let rows = micro.rows();
     assert_eq!(
         (micro.len(), micro.ids(), micro.status()),
-        (rows.len(), &batch.ids()[rows.clone()], &batch.status()[rows.clone()])
+        (
+            rows.len(),
+            &batch.ids()[rows.clone()],
+            &batch.status()[rows.clone()]
+        )
     );
     let valid = (0..batch.valid()).filter(|row| rows.contains(row)).count();
     assert_eq!(micro.valid(), valid);
-    assert!(micro.status().iter().enumerate().all(|(row, status)| (*status == 0) == (row < valid)));
-    let names = |fields: Vec<FieldView<'_>>| fields.iter().map(|field| field.name().to_string()).collect::<Vec<_>>();
-    assert_eq!(names(micro.fields().collect()), names(batch.fields().collect()));
+    assert!(
+        micro
+            .status()
+            .iter()
+            .enumerate()
+            .all(|(row, status)| (*status == 0) == (row < valid))
+    );
+    let names = |fields: Vec<FieldView<'_>>| {
+        fields
+            .iter()
+            .map(|field| field.name().to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        names(micro.fields().collect()),
+        names(batch.fields().collect())
+    );
     for whole in batch.fields() {
         let field = micro.field(whole.name()).unwrap();
         let each = whole.size_bytes() / batch.len();
-        assert_eq!((field.dtype(), field.shape()[1..].to_vec()), (whole.dtype(), whole.shape()[1..].to_vec()));
-        assert_eq!((field.shape()[0], field.strides()), (rows.len(), whole.strides()));
-        assert_eq!(field.as_bytes().unwrap(), &whole.as_bytes().unwrap()[rows.start * each..rows.end * each]);
+        assert_eq!(
+            (field.dtype(), field.shape()[1..].to_vec()),
+            (whole.dtype(), whole.shape()[1..].to_vec())
+        );
+        assert_eq!(
+            (field.shape()[0], field.strides()),
+            (rows.len(), whole.strides())
+        );
+        assert_eq!(
+            field.as_bytes().unwrap(),
+            &whole.as_bytes().unwrap()[rows.start * each..rows.end * each]
+        );
         // A view, not a copy.
-        assert_eq!(field.as_bytes().unwrap().as_ptr(), whole.as_bytes().unwrap()[rows.start * each..].as_ptr());
+        assert_eq!(
+            field.as_bytes().unwrap().as_ptr(),
+            whole.as_bytes().unwrap()[rows.start * each..].as_ptr()
+        );
         assert_eq!(field.lens(), whole.lens().map(|lens| &lens[rows.clone()]));
         for (row, number) in rows.clone().enumerate() {
             match field.dtype() {
-                DType::U8 => assert_eq!(field.row::<u8>(row).unwrap(), whole.row::<u8>(number).unwrap()),
-                _ => assert_eq!(field.row::<u64>(row).unwrap(), whole.row::<u64>(number).unwrap()),
+                DType::U8 => assert_eq!(
+                    field.row::<u8>(row).unwrap(),
+                    whole.row::<u8>(number).unwrap()
+                ),
+                _ => assert_eq!(
+                    field.row::<u64>(row).unwrap(),
+                    whole.row::<u64>(number).unwrap()
+                ),
             }
         }
         for row in [rows.len(), usize::MAX] {
@@ -394,11 +730,19 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
                 DType::U8 => field.row::<u8>(row).unwrap_err(),
                 _ => field.row::<u64>(row).unwrap_err(),
             };
-            assert_eq!(error.message(), format!("no row {row} in a batch of {}", rows.len()));
+            assert_eq!(
+                error.message(),
+                format!("no row {row} in a batch of {}", rows.len())
+            );
         }
     }
     let error = micro.field("nothing").unwrap_err();
-    assert!(error.to_string().contains("no field `nothing` in the batch; there are record, head, drawn"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("no field `nothing` in the batch; there are record, head, drawn"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -412,7 +756,13 @@ fn micro_batches_cover_a_batch_exactly() {
             }
             let run = Run::new(&data, Naive::Shuffled { seed: 1 }).mapped();
             let mut draws = Draws::new(9, 0, 0, "ranks");
-            for loader in (Ranks { global, last, world }).build(&run, &mut draws) {
+            for loader in (Ranks {
+                global,
+                last,
+                world,
+            })
+            .build(&run, &mut draws)
+            {
                 for batch in loader.epoch(0).unwrap() {
                     let batch = batch.unwrap();
                     for count in (1..batch.len() + 4).chain([1000, usize::MAX]) {
@@ -428,13 +778,19 @@ fn micro_batches_cover_a_batch_exactly() {
                             *lens.iter().min().unwrap() > 0
                                 && lens.iter().max().unwrap() - lens.iter().min().unwrap() <= 1
                         );
-                        assert_eq!(micro.iter().map(MicroBatch::valid).sum::<usize>(), batch.valid());
+                        assert_eq!(
+                            micro.iter().map(MicroBatch::valid).sum::<usize>(),
+                            batch.valid()
+                        );
                         micro.iter().for_each(|micro| check_micro(&batch, micro));
                     }
                     let error = batch.micro(0).err().unwrap();
                     assert_eq!(
                         (error.kind(), error.message()),
-                        (ErrorKind::Config, "a batch cannot be split into 0 parts; use 1 or more")
+                        (
+                            ErrorKind::Config,
+                            "a batch cannot be split into 0 parts; use 1 or more"
+                        )
                     );
                 }
             }
@@ -447,7 +803,12 @@ fn the_last_parts_of_a_masked_batch_hold_no_sample() {
     // 3 samples are left for the second batch, all for rank 0, in 10 rows.
     for (last, ids) in [(LastBatch::Mask, [u64::MAX; 2]), (LastBatch::Pad, [5, 6])] {
         let run = Run::new(&Data::memory(23, 4), Naive::Sequential { lanes: 1 });
-        let loader = &(Ranks { global: 20, last, world: 2 }).build(&run, &mut Draws::new(1, 0, 0, ""))[0];
+        let loader = &(Ranks {
+            global: 20,
+            last,
+            world: 2,
+        })
+        .build(&run, &mut Draws::new(1, 0, 0, ""))[0];
         let batch = loader.epoch(0).unwrap().last().unwrap().unwrap();
         assert_eq!((batch.len(), batch.valid()), (10, 3));
         let valid: Vec<usize> = batch.micro(5).unwrap().map(|micro| micro.valid()).collect();
@@ -465,43 +826,118 @@ fn illegal_settings_of_ranks_are_refused_by_build() {
     let rank = |rank, world| Rank::new(rank, world).unwrap();
     let windowed = |lanes| Order::windowed(1, 2).lanes(lanes);
     let cases = [
-        (start().global_batch(3).rank(rank(0, 4)).build(), "a global batch of 3 for 4 ranks: some would have no rows"),
-        (start().global_batch(0).rank(rank(1, 4)).build(), "`global_batch` is 0"),
-        (start().batch_size(0).rank(rank(1, 4)).build(), "`batch_size` is 0"),
-        (start().batch_size(usize::MAX).rank(rank(0, 2)).build(), "`batch_size` is too large"),
-        (start().global_batch(u64::MAX).rank(rank(0, 2)).build(), "more than 32 bits hold"),
-        (start().global_batch(1 << 33).build(), "more than 32 bits hold"),
-        (start().rank(rank(0, u32::MAX)).global_batch(5).build(), "for 4294967295 ranks"),
-        (start().order(windowed(0)).build(), "0 lanes; 1 to 65536 are possible"),
-        (start().order(windowed(65_537)).build(), "65537 lanes; 1 to 65536 are possible"),
-        (start().order(windowed(u32::MAX)).build(), "1 to 65536 are possible"),
-        (start().order(Order::sequential().lanes(0)).build(), "0 lanes"),
-        (records().order(Order::sequential().lanes(65_537)).build(), "65537 lanes"),
-        (start().order(Order::shuffled(1).lanes(0)).build(), "0 lanes"),
-        (start().order(Order::shuffled(1).lanes(2)).build(), "only windowed and sequential orders have lanes"),
-        (records().order(Order::shuffled(1).lanes(2)).build(), "only windowed and sequential orders have lanes"),
-        (start().order(windowed(4).then_shuffled(1)).build(), "only windowed and sequential orders have lanes"),
-        (start().order(Order::indices([1]).lanes(2)).build(), "only windowed and sequential orders have lanes"),
         (
-            start().order(Order::sampler(Steps { len: 1, samples: 1, step: 1 }).lanes(2)).build(),
+            start().global_batch(3).rank(rank(0, 4)).build(),
+            "a global batch of 3 for 4 ranks: some would have no rows",
+        ),
+        (
+            start().global_batch(0).rank(rank(1, 4)).build(),
+            "`global_batch` is 0",
+        ),
+        (
+            start().batch_size(0).rank(rank(1, 4)).build(),
+            "`batch_size` is 0",
+        ),
+        (
+            start().batch_size(usize::MAX).rank(rank(0, 2)).build(),
+            "`batch_size` is too large",
+        ),
+        (
+            start().global_batch(u64::MAX).rank(rank(0, 2)).build(),
+            "more than 32 bits hold",
+        ),
+        (
+            start().global_batch(1 << 33).build(),
+            "more than 32 bits hold",
+        ),
+        (
+            start().rank(rank(0, u32::MAX)).global_batch(5).build(),
+            "for 4294967295 ranks",
+        ),
+        (
+            start().order(windowed(0)).build(),
+            "0 lanes; 1 to 65536 are possible",
+        ),
+        (
+            start().order(windowed(65_537)).build(),
+            "65537 lanes; 1 to 65536 are possible",
+        ),
+        (
+            start().order(windowed(u32::MAX)).build(),
+            "1 to 65536 are possible",
+        ),
+        (
+            start().order(Order::sequential().lanes(0)).build(),
+            "0 lanes",
+        ),
+        (
+            records().order(Order::sequential().lanes(65_537)).build(),
+            "65537 lanes",
+        ),
+        (
+            start().order(Order::shuffled(1).lanes(0)).build(),
+            "0 lanes",
+        ),
+        (
+            start().order(Order::shuffled(1).lanes(2)).build(),
             "only windowed and sequential orders have lanes",
         ),
-        (start().order(Order::windowed(1, 0).lanes(2)).build(), "a window of 0 chunks"),
         (
-            data.dataset.clone().subset([1, 2]).map(|part| Loader::builder(part).order(windowed(2))).unwrap().build(),
+            records().order(Order::shuffled(1).lanes(2)).build(),
+            "only windowed and sequential orders have lanes",
+        ),
+        (
+            start().order(windowed(4).then_shuffled(1)).build(),
+            "only windowed and sequential orders have lanes",
+        ),
+        (
+            start().order(Order::indices([1]).lanes(2)).build(),
+            "only windowed and sequential orders have lanes",
+        ),
+        (
+            start()
+                .order(
+                    Order::sampler(Steps {
+                        len: 1,
+                        samples: 1,
+                        step: 1,
+                    })
+                    .lanes(2),
+                )
+                .build(),
+            "only windowed and sequential orders have lanes",
+        ),
+        (
+            start().order(Order::windowed(1, 0).lanes(2)).build(),
+            "a window of 0 chunks",
+        ),
+        (
+            data.dataset
+                .clone()
+                .subset([1, 2])
+                .map(|part| Loader::builder(part).order(windowed(2)))
+                .unwrap()
+                .build(),
             "whole dataset",
         ),
     ];
     for (index, (result, words)) in cases.into_iter().enumerate() {
-        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("case {index} was accepted"));
         assert_eq!(error.kind(), ErrorKind::Config, "case {index}: {error}");
         assert!(error.to_string().contains(words), "case {index}: {error}");
     }
-    for (rank, world, words) in
-        [(0, 0, "a world of 0 ranks"), (4, 4, "rank 4 of a world of 4"), (u32::MAX, 1, "counted from 0")]
-    {
+    for (rank, world, words) in [
+        (0, 0, "a world of 0 ranks"),
+        (4, 4, "rank 4 of a world of 4"),
+        (u32::MAX, 1, "counted from 0"),
+    ] {
         let error = Rank::new(rank, world).unwrap_err();
-        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Config && error.to_string().contains(words),
+            "{error}"
+        );
     }
     // Settings at the limit are legal.
     let legal = [
@@ -523,8 +959,14 @@ fn ranks_report_their_rank_and_world() {
     let rank = Rank::new(2, 3).unwrap().with_local_rank(1);
     let loader = build(Data::memory(10, 4).builder().batch_size(2).rank(rank));
     assert_eq!((loader.rank(), loader.global_batch()), (rank, 6));
-    assert!(format!("{loader:?}").ends_with(", rank 2 of 3 (local rank 1)"), "{loader:?}");
-    assert_eq!(loader.report().rank.as_deref(), Some("rank 2 of 3 (local rank 1)"));
+    assert!(
+        format!("{loader:?}").ends_with(", rank 2 of 3 (local rank 1)"),
+        "{loader:?}"
+    );
+    assert_eq!(
+        loader.report().rank.as_deref(),
+        Some("rank 2 of 3 (local rank 1)")
+    );
     assert!(loader.report().to_string().contains("rank 2 of 3"));
     assert_eq!(build(Data::memory(10, 4).builder()).report().rank, None);
 }
@@ -535,7 +977,14 @@ fn some_runs(dirs: &[Dir; 2]) -> Vec<Run> {
     vec![
         Run::new(&Data::file(&dirs[1], 131, 512), Naive::Shuffled { seed: 2 }),
         Run::new(&Data::memory(131, 8), Naive::Sequential { lanes: 4 }).mapped(),
-        Run::new(&chunks, Naive::Windowed { seed: 2, window: 2, lanes: 4 }),
+        Run::new(
+            &chunks,
+            Naive::Windowed {
+                seed: 2,
+                window: 2,
+                lanes: 4,
+            },
+        ),
         Run::new(&chunks, Naive::Sequential { lanes: 1 }),
         Run::new(&chunks, Naive::Shuffled { seed: 2 }).mapped(),
     ]
@@ -547,10 +996,19 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
     for run in some_runs(&dirs) {
         let cut = Cut::whole(12, LastBatch::Pad, 3);
         for rank in every_rank(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).tuning(|t| t.slots(3));
+            let builder = run
+                .builder()
+                .global_batch(12)
+                .last_batch(LastBatch::Pad)
+                .rank(rank)
+                .tuning(|t| t.slots(3));
             let loader = build(builder.tuning(|t| t.held_deadline(Duration::from_millis(150))));
             let mut epochs = loader.epochs(0..2).unwrap();
-            let mut held: Vec<Batch> = epochs.by_ref().take(3).map(|batch| batch.unwrap()).collect();
+            let mut held: Vec<Batch> = epochs
+                .by_ref()
+                .take(3)
+                .map(|batch| batch.unwrap())
+                .collect();
             let mut found: Vec<Part> = held.iter().map(part).collect();
             let error = epochs.next().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::BatchesHeld, "{error}");
@@ -561,7 +1019,11 @@ fn held_batches_stop_every_rank_until_one_is_dropped() {
             for batch in epochs {
                 found.push(part(&batch.unwrap()));
             }
-            let right = [run.parts(&cut, 0, rank.number()), run.parts(&cut, 1, rank.number())].concat();
+            let right = [
+                run.parts(&cut, 0, rank.number()),
+                run.parts(&cut, 1, rank.number()),
+            ]
+            .concat();
             same(&found, &right, &format!("{:?}, {rank}", run.naive));
             // The held batches are unchanged.
             assert!(part(&held[0]) == right[0] && part(&held[1]) == right[2]);
@@ -575,16 +1037,28 @@ fn the_epoch_after_a_dropped_one_is_whole_on_every_rank() {
     let mut draws = Draws::new(10, 0, 0, "ranks");
     for run in some_runs(&dirs) {
         for last in ALL_LAST {
-            let ranks = Ranks { global: 14, last, world: 4 };
+            let ranks = Ranks {
+                global: 14,
+                last,
+                world: 4,
+            };
             for loader in ranks.build(&run, &mut draws) {
                 let rank = loader.rank().number();
                 for round in 0..6 {
                     let (epoch, taken) = (draws.below(3), draws.below(12) as usize);
                     let right = run.parts(&ranks.cut(), epoch, rank);
                     let found = parts(loader.epoch(epoch).unwrap().take(taken));
-                    same(&found, &right[..taken.min(right.len())], &format!("{:?}, round {round}", run.naive));
+                    same(
+                        &found,
+                        &right[..taken.min(right.len())],
+                        &format!("{:?}, round {round}", run.naive),
+                    );
                 }
-                same(&parts(loader.epoch(1).unwrap()), &run.parts(&ranks.cut(), 1, rank), "after drops");
+                same(
+                    &parts(loader.epoch(1).unwrap()),
+                    &run.parts(&ranks.cut(), 1, rank),
+                    "after drops",
+                );
             }
         }
     }
@@ -596,7 +1070,11 @@ fn one_iterator_over_epochs_equals_single_epochs() {
     let mut draws = Draws::new(11, 0, 0, "ranks");
     for run in some_runs(&dirs) {
         for last in ALL_LAST {
-            let ranks = Ranks { global: 20, last, world: 3 };
+            let ranks = Ranks {
+                global: 20,
+                last,
+                world: 3,
+            };
             let of = |epoch| {
                 let of_rank = |rank| run.parts(&ranks.cut(), epoch, rank);
                 (0..3).map(of_rank).collect::<Vec<_>>()
@@ -604,24 +1082,50 @@ fn one_iterator_over_epochs_equals_single_epochs() {
             let loaders = ranks.build(&run, &mut draws);
             let batches = loaders[0].batches_per_epoch() as usize;
             // All epochs, in step.
-            let mut iterators: Vec<_> = loaders.iter().map(|loader| loader.epochs(0..3).unwrap()).collect();
-            for (epoch, batch) in (0..3).flat_map(|epoch| (0..batches).map(move |batch| (epoch, batch))) {
+            let mut iterators: Vec<_> = loaders
+                .iter()
+                .map(|loader| loader.epochs(0..3).unwrap())
+                .collect();
+            for (epoch, batch) in
+                (0..3).flat_map(|epoch| (0..batches).map(move |batch| (epoch, batch)))
+            {
                 let right = of(epoch);
                 for (rank, iterator) in iterators.iter_mut().enumerate() {
-                    assert_eq!(part(&iterator.next().unwrap().unwrap()), right[rank][batch], "{:?}", run.naive);
+                    assert_eq!(
+                        part(&iterator.next().unwrap().unwrap()),
+                        right[rank][batch],
+                        "{:?}",
+                        run.naive
+                    );
                 }
             }
-            assert!(iterators.iter_mut().all(|iterator| iterator.next().is_none()));
+            assert!(
+                iterators
+                    .iter_mut()
+                    .all(|iterator| iterator.next().is_none())
+            );
             drop(iterators);
             for (rank, loader) in loaders.iter().enumerate() {
                 // Endless from the third epoch, and the rest of an epoch after a drop.
                 let right: Vec<Part> = (2..5).flat_map(|epoch| of(epoch)[rank].clone()).collect();
                 let taken = 2 * batches + 2;
-                same(&parts(loader.epochs(2..).unwrap().take(taken)), &right[..taken], "2..");
+                same(
+                    &parts(loader.epochs(2..).unwrap().take(taken)),
+                    &right[..taken],
+                    "2..",
+                );
                 assert_eq!(loader.next_epoch(), 4);
-                same(&parts(loader.steps(batches as u64 - 2).unwrap()), &right[taken..], "steps go on");
+                same(
+                    &parts(loader.steps(batches as u64 - 2).unwrap()),
+                    &right[taken..],
+                    "steps go on",
+                );
                 assert_eq!(loader.next_epoch(), 5);
-                same(&parts(loader.steps(1).unwrap()), &of(5)[rank][..1], "one step");
+                same(
+                    &parts(loader.steps(1).unwrap()),
+                    &of(5)[rank][..1],
+                    "one step",
+                );
                 assert!(parts(loader.epochs(3..3).unwrap()).is_empty());
                 same(
                     &parts(loader.epochs(1..=2).unwrap()),
@@ -637,14 +1141,27 @@ fn one_iterator_over_epochs_equals_single_epochs() {
 fn eight_ranks_on_eight_threads_share_a_dataset() {
     let dirs = [Dir::new(), Dir::new()];
     for run in some_runs(&dirs) {
-        let ranks = Ranks { global: 24, last: LastBatch::Pad, world: 8 };
+        let ranks = Ranks {
+            global: 24,
+            last: LastBatch::Pad,
+            world: 8,
+        };
         let found: Vec<Vec<Part>> = std::thread::scope(|scope| {
             let start = |loader: Loader| scope.spawn(move || parts(loader.epochs(0..3).unwrap()));
-            let threads: Vec<_> = ranks.build(&run, &mut Draws::new(12, 0, 0, "")).into_iter().map(start).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            let threads: Vec<_> = ranks
+                .build(&run, &mut Draws::new(12, 0, 0, ""))
+                .into_iter()
+                .map(start)
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap())
+                .collect()
         });
         for (rank, found) in found.iter().enumerate() {
-            let right = (0..3).flat_map(|epoch| run.parts(&ranks.cut(), epoch, rank as u32)).collect::<Vec<_>>();
+            let right = (0..3)
+                .flat_map(|epoch| run.parts(&ranks.cut(), epoch, rank as u32))
+                .collect::<Vec<_>>();
             same(found, &right, &format!("{:?}, rank {rank}", run.naive));
         }
     }
@@ -657,26 +1174,57 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
     assert!(starts.len() > 3, "{starts:?}");
     let mut draws = Draws::new(13, 0, 0, "ranks");
     for (world, lanes) in [(1, 4), (2, 4), (3, 4), (4, 4), (5, 2), (4, 1)] {
-        for naive in [Naive::Sequential { lanes }, Naive::Windowed { seed: 4, window: 2, lanes }] {
+        for naive in [
+            Naive::Sequential { lanes },
+            Naive::Windowed {
+                seed: 4,
+                window: 2,
+                lanes,
+            },
+        ] {
             for last in ALL_LAST {
-                let (len, cut) = (starts[starts.len() - 1], Cut::whole(len_global(&starts), last, world));
+                let (len, cut) = (
+                    starts[starts.len() - 1],
+                    Cut::whole(len_global(&starts), last, world),
+                );
                 for rank in every_rank(world) {
-                    let builder =
-                        Loader::builder(make()).order(naive.order()).global_batch(cut.global).last_batch(last);
+                    let builder = Loader::builder(make())
+                        .order(naive.order())
+                        .global_batch(cut.global)
+                        .last_batch(last);
                     let loader = build(any_settings(builder.rank(rank), &mut draws));
                     let mut parts = Vec::new();
                     for batch in loader.epochs(0..2).unwrap() {
                         let batch = batch.unwrap();
-                        (0..batch.len()).filter(|row| batch.ids()[*row] != u64::MAX).for_each(|row| check(&batch, row));
+                        (0..batch.len())
+                            .filter(|row| batch.ids()[*row] != u64::MAX)
+                            .for_each(|row| check(&batch, row));
                         parts.push(Part {
-                            rows: part(&batch).rows.iter().map(|row| Sample { bytes: vec![], ..row.clone() }).collect(),
+                            rows: part(&batch)
+                                .rows
+                                .iter()
+                                .map(|row| Sample {
+                                    bytes: vec![],
+                                    ..row.clone()
+                                })
+                                .collect(),
                             ..part(&batch)
                         });
                     }
                     let right = |epoch| {
-                        cut.parts(epoch, &naive.ids(&starts, epoch), rank.number(), naive.in_turn(), |_| vec![])
+                        cut.parts(
+                            epoch,
+                            &naive.ids(&starts, epoch),
+                            rank.number(),
+                            naive.in_turn(),
+                            |_| vec![],
+                        )
                     };
-                    same(&parts, &[right(0), right(1)].concat(), &format!("{naive:?}, {cut:?}, {len} samples"));
+                    same(
+                        &parts,
+                        &[right(0), right(1)].concat(),
+                        &format!("{naive:?}, {cut:?}, {len} samples"),
+                    );
                 }
             }
         }
@@ -691,15 +1239,25 @@ fn len_global(starts: &[u64]) -> u64 {
 #[cfg(feature = "parquet")]
 #[test]
 fn row_groups_of_parquet_come_over_all_ranks_in_lanes() {
-    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/{plain,zstd_v2}.parquet");
+    let files = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/parquet/{plain,zstd_v2}.parquet");
     let make = || -> Arc<dyn Dataset> {
-        let builder = Parquet::builder().columns(["i64"]).up_to("text", 12).chunk_bytes(700);
+        let builder = Parquet::builder()
+            .columns(["i64"])
+            .up_to("text", 12)
+            .chunk_bytes(700);
         Arc::new(builder.open(&files).unwrap())
     };
     check_format(make, |batch, row| {
         let number = batch.ids()[row] % 150;
-        assert_eq!(batch.field("i64").unwrap().row::<i64>(row).unwrap(), [number as i64 * 1_000_003 - 5]);
-        assert_eq!(batch.field("text").unwrap().row::<u8>(row).unwrap(), format!("row {number}").as_bytes());
+        assert_eq!(
+            batch.field("i64").unwrap().row::<i64>(row).unwrap(),
+            [number as i64 * 1_000_003 - 5]
+        );
+        assert_eq!(
+            batch.field("text").unwrap().row::<u8>(row).unwrap(),
+            format!("row {number}").as_bytes()
+        );
     });
 }
 
@@ -709,7 +1267,9 @@ fn replicated_ranks_deliver_the_same_batches() {
     let cut = Cut::whole(12, LastBatch::Keep, 2);
     let loader = |rank| build(run.builder().global_batch(cut.global).rank(rank));
     let process = |number| Rank::new(number, 4).unwrap();
-    let loaders: Vec<Loader> = (0..4).map(|number| loader(process(number).replicated(2).unwrap())).collect();
+    let loaders: Vec<Loader> = (0..4)
+        .map(|number| loader(process(number).replicated(2).unwrap()))
+        .collect();
     for batch in 0..5 {
         let next = |loader: &Loader| (loader.rank(), loader.next_ids().unwrap());
         let mut processes: Vec<_> = loaders.iter().map(next).collect();
@@ -717,11 +1277,18 @@ fn replicated_ranks_deliver_the_same_batches() {
         // One process forgot it.
         processes[3] = next(&loader(process(3)));
         let error = Rank::agree(&processes).unwrap_err();
-        assert_eq!(error.message(), "process 0 is one of 2 data ranks, process 3 one of 4");
+        assert_eq!(
+            error.message(),
+            "process 0 is one of 2 data ranks, process 3 one of 4"
+        );
         for (number, loader) in (0..).zip(&loaders) {
             let found = parts(loader.steps(1).unwrap());
             let right = run.parts(&cut, 0, number / 2);
-            same(&found, &right[batch..batch + 1], &format!("process {number}, batch {batch}"));
+            same(
+                &found,
+                &right[batch..batch + 1],
+                &format!("process {number}, batch {batch}"),
+            );
         }
     }
 }

@@ -53,11 +53,20 @@ impl Case {
     fn draw(kind: Kind, dir: &Dir, draws: &mut Draws) -> Self {
         let samples = 1 + draws.below(36);
         let data = match kind {
-            Kind::File => Data::file(dir, samples as usize, [12, 512, 700][draws.below(3) as usize]),
+            Kind::File => Data::file(
+                dir,
+                samples as usize,
+                [12, 512, 700][draws.below(3) as usize],
+            ),
             Kind::Memory => Data::memory(samples as usize, 1 + draws.below(20) as usize),
             Kind::Chunks | Kind::ChunksInMemory => {
                 let most = [2, 9, 40][draws.below(3) as usize];
-                Data::chunks(dir, &uneven(draws, samples, most), draws.bool(0.5), kind == Kind::ChunksInMemory)
+                Data::chunks(
+                    dir,
+                    &uneven(draws, samples, most),
+                    draws.bool(0.5),
+                    kind == Kind::ChunksInMemory,
+                )
             }
         };
         let naive = naive(&data, draws);
@@ -66,10 +75,23 @@ impl Case {
         let worlds = if map_batch { 1 } else { 5 };
         let global = 1 + draws.below(12) + draws.below(2) * draws.below(30);
         let seed = draws.bool(0.3).then(|| draws.next_u64());
-        let run = Run { seed, map: draws.bool(0.5), map_batch, ..Run::new(&data, naive) };
+        let run = Run {
+            seed,
+            map: draws.bool(0.5),
+            map_batch,
+            ..Run::new(&data, naive)
+        };
         let last = with_a_batch(run.ids(0).len() as u64, global, draws);
         let world = 1 + draws.below(worlds.min(global)) as u32;
-        Self { run, global, last, epochs: 1 + draws.below(3), world, worlds, loaders: Arc::default() }
+        Self {
+            run,
+            global,
+            last,
+            epochs: 1 + draws.below(3),
+            world,
+            worlds,
+            loaders: Arc::default(),
+        }
     }
 
     fn any_world(&self, draws: &mut Draws) -> u32 {
@@ -83,8 +105,15 @@ impl Case {
     /// Expected batches of all ranks, by definition.
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, self.world);
-        let of_rank = |rank| (0..self.epochs).flat_map(|epoch| self.run.parts(&cut, epoch, rank)).collect();
-        union(&(0..self.world).map(of_rank).collect::<Vec<_>>(), self.run.naive.in_turn())
+        let of_rank = |rank| {
+            (0..self.epochs)
+                .flat_map(|epoch| self.run.parts(&cut, epoch, rank))
+                .collect()
+        };
+        union(
+            &(0..self.world).map(of_rank).collect::<Vec<_>>(),
+            self.run.naive.in_turn(),
+        )
     }
 
     /// Place of the run after `batch` of an epoch: epoch, position, batch.
@@ -153,14 +182,24 @@ fn naive(data: &Data, draws: &mut Draws) -> Naive {
         1 => Naive::Sequential { lanes },
         2 | 3 => Naive::Shuffled { seed },
         4 => {
-            let ids = (0..1 + draws.below(30)).map(|_| draws.below(samples)).collect();
+            let ids = (0..1 + draws.below(30))
+                .map(|_| draws.below(samples))
+                .collect();
             Naive::Indices { ids, shuffled }
         }
         5 => {
-            let steps = Steps { len: 1 + draws.below(30), samples, step: draws.below(5) };
+            let steps = Steps {
+                len: 1 + draws.below(30),
+                samples,
+                step: draws.below(5),
+            };
             Naive::Sampler { steps, shuffled }
         }
-        _ => Naive::Windowed { seed, window: 1 + draws.below(4) as usize, lanes },
+        _ => Naive::Windowed {
+            seed,
+            window: 1 + draws.below(4) as usize,
+            lanes,
+        },
     }
 }
 
@@ -173,28 +212,49 @@ fn stored(state: &State) -> State {
 
 /// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and after the last.
 fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
-    let loaders: Vec<Loader> =
-        every_rank(case.world).map(|rank| build(case.builder(rank, draws).global_batch(case.global))).collect();
+    let loaders: Vec<Loader> = every_rank(case.world)
+        .map(|rank| build(case.builder(rank, draws).global_batch(case.global)))
+        .collect();
     let states = || {
-        let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
+        let states: Vec<State> = loaders
+            .iter()
+            .map(|loader| loader.state().unwrap())
+            .collect();
         State::agree(&states).unwrap();
-        assert!(states.iter().all(|state| state.to_bytes() == states[0].to_bytes()));
+        assert!(
+            states
+                .iter()
+                .all(|state| state.to_bytes() == states[0].to_bytes())
+        );
         stored(&states[0])
     };
     let mut between = vec![states()];
     let mut found = vec![Vec::new(); loaders.len()];
-    let mut iterators: Vec<Epoch> = loaders.iter().map(|loader| loader.epochs(0..case.epochs).unwrap()).collect();
+    let mut iterators: Vec<Epoch> = loaders
+        .iter()
+        .map(|loader| loader.epochs(0..case.epochs).unwrap())
+        .collect();
     while iterators[0].len() > 0 {
         for (found, iterator) in found.iter_mut().zip(&mut iterators) {
             found.push(part(&iterator.next().unwrap().unwrap()));
         }
         between.push(states());
     }
-    assert!(iterators.iter_mut().all(|iterator| iterator.next().is_none()));
+    assert!(
+        iterators
+            .iter_mut()
+            .all(|iterator| iterator.next().is_none())
+    );
     let cut = Cut::whole(case.global, case.last, case.world);
     for (rank, found) in (0..).zip(&found) {
-        let right = (0..case.epochs).flat_map(|epoch| case.run.parts(&cut, epoch, rank)).collect::<Vec<_>>();
-        same(found, &right, &format!("rank {rank}, without an interruption"));
+        let right = (0..case.epochs)
+            .flat_map(|epoch| case.run.parts(&cut, epoch, rank))
+            .collect::<Vec<_>>();
+        same(
+            found,
+            &right,
+            &format!("rank {rank}, without an interruption"),
+        );
     }
     (union(&found, case.run.naive.in_turn()), between)
 }
@@ -202,9 +262,18 @@ fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
 /// Resumes at every boundary; gives the number of resumes.
 fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
     for (done, state) in states.iter().enumerate() {
-        let place = done.checked_sub(1).map_or((0, 0, 0), |last| case.after(&all[last]));
-        assert_eq!((state.epoch(), state.position(), state.batch()), place, "after {done} batches");
-        assert_eq!((state.steps(), state.global_batch()), (done as u64, case.global));
+        let place = done
+            .checked_sub(1)
+            .map_or((0, 0, 0), |last| case.after(&all[last]));
+        assert_eq!(
+            (state.epoch(), state.position(), state.batch()),
+            place,
+            "after {done} batches"
+        );
+        assert_eq!(
+            (state.steps(), state.global_batch()),
+            (done as u64, case.global)
+        );
         let (world, left) = (case.any_world(draws), (all.len() - done) as u64);
         let mut ranks = Vec::new();
         for loader in case.resumed(state, world, draws) {
@@ -212,7 +281,10 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             assert_eq!(loader.next_epoch(), state.epoch());
             ranks.push(case.take(&loader, left, left, draws));
             // Without any batch, only some calls ask for epochs, which are then over.
-            assert!(all.is_empty() || loader.state().unwrap() == states[all.len()], "where all others end");
+            assert!(
+                all.is_empty() || loader.state().unwrap() == states[all.len()],
+                "where all others end"
+            );
         }
         same(
             &union(&ranks, case.run.naive.in_turn()),
@@ -231,7 +303,11 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
     }
     for link in 0..6 {
         let left = all.len() - done;
-        let steps = if link == 5 { left } else { draws.below(left as u64 + 1).min(1 + draws.below(6)) as usize };
+        let steps = if link == 5 {
+            left
+        } else {
+            draws.below(left as u64 + 1).min(1 + draws.below(6)) as usize
+        };
         let world = case.any_world(draws);
         let (mut ranks, mut after) = (Vec::new(), Vec::new());
         for loader in case.resumed(&state, world, draws) {
@@ -246,7 +322,10 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
         State::agree(&after).unwrap();
         done += steps;
         state = stored(&after[0]);
-        assert_eq!(state, states[done], "the state after {done} batches, {link} resumes");
+        assert_eq!(
+            state, states[done],
+            "the state after {done} batches, {link} resumes"
+        );
     }
     5
 }
@@ -264,8 +343,19 @@ fn resume_random_runs(kind: Kind) {
         let dir = Dir::new();
         let mut draws = Draws::new(number, 0, kind as u64, "resume");
         let case = Case::draw(kind, &dir, &mut draws);
-        let Case { global, last, epochs, world, .. } = case;
-        let Run { map, map_batch, seed, .. } = case.run;
+        let Case {
+            global,
+            last,
+            epochs,
+            world,
+            ..
+        } = case;
+        let Run {
+            map,
+            map_batch,
+            seed,
+            ..
+        } = case.run;
         let what = format!(
             "{kind:?} {number}: global batch {global}, {last:?}, {epochs} epochs, {world} ranks, {:?}, chunks at {:?}, \
              map {map}, map_batch {map_batch}, seed {seed:?}",
@@ -276,7 +366,10 @@ fn resume_random_runs(kind: Kind) {
             let (all, states) = uninterrupted(&case, &mut draws);
             same(&all, &case.right(), "all ranks together");
             let everywhere = resume_everywhere(&case, &all, &states, &mut draws);
-            (everywhere + resume_in_a_chain(&case, &all, &states, &mut draws), all.len())
+            (
+                everywhere + resume_in_a_chain(&case, &all, &states, &mut draws),
+                all.len(),
+            )
         });
         (resumes, batches) = (resumes + more, batches + count);
         loaders += built.load(Ordering::Relaxed);
@@ -314,8 +407,16 @@ fn shuffled_run() -> (Run, Cut) {
 }
 
 fn ranks(run: &Run, cut: Cut) -> Vec<Loader> {
-    let builder = |rank| run.builder().global_batch(cut.global).last_batch(cut.last).rank(rank).workers(2);
-    every_rank(cut.world).map(|rank| build(builder(rank))).collect()
+    let builder = |rank| {
+        run.builder()
+            .global_batch(cut.global)
+            .last_batch(cut.last)
+            .rank(rank)
+            .workers(2)
+    };
+    every_rank(cut.world)
+        .map(|rank| build(builder(rank)))
+        .collect()
 }
 
 #[test]
@@ -326,19 +427,37 @@ fn a_state_counts_received_batches_not_prefetched_ones() {
     for received in 0..20_u64 {
         // Read-ahead is as far as possible: 8 batches less the ones just received, or all batches.
         let ahead = (received + 8).min(20) * 10;
-        until("the samples ahead are read", || run.mapped.load(Ordering::Relaxed) >= ahead);
+        until("the samples ahead are read", || {
+            run.mapped.load(Ordering::Relaxed) >= ahead
+        });
         let state = loader.state().unwrap();
         assert_eq!(
-            (state.epoch(), state.position(), state.batch(), state.steps()),
+            (
+                state.epoch(),
+                state.position(),
+                state.batch(),
+                state.steps()
+            ),
             (0, received * 10, received, received)
         );
         drop(epoch.next().unwrap().unwrap());
     }
     let state = loader.state().unwrap();
-    assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (1, 0, 0, 20));
+    assert_eq!(
+        (
+            state.epoch(),
+            state.position(),
+            state.batch(),
+            state.steps()
+        ),
+        (1, 0, 0, 20)
+    );
     assert_eq!(
         (loader.next_epoch(), state.to_string()),
-        (1, "epoch 1, step 20 (batch 0 of the epoch, position 0)".into())
+        (
+            1,
+            "epoch 1, step 20 (batch 0 of the epoch, position 0)".into()
+        )
     );
 }
 
@@ -349,7 +468,10 @@ fn a_state_taken_by_another_thread_lies_between_two_batches() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            loader.epochs(0..40).unwrap().for_each(|batch| drop(batch.unwrap()));
+            loader
+                .epochs(0..40)
+                .unwrap()
+                .for_each(|batch| drop(batch.unwrap()));
             done.store(true, Ordering::Relaxed);
         });
         let mut before = 0;
@@ -357,7 +479,10 @@ fn a_state_taken_by_another_thread_lies_between_two_batches() {
             let state = loader.state().unwrap();
             assert!(state.steps() >= before);
             before = state.steps();
-            assert_eq!((state.epoch(), state.batch(), state.position()), (before / 5, before % 5, before % 5 * 12));
+            assert_eq!(
+                (state.epoch(), state.batch(), state.position()),
+                (before / 5, before % 5, before % 5 * 12)
+            );
         }
     });
     assert_eq!(loader.state().unwrap().steps(), 200);
@@ -377,12 +502,25 @@ fn any_state_is_below_a_kibibyte() {
             u64::MAX
         }
     }
-    let builder = Data::memory(3, 1).builder().order(Order::sampler(Long).then_shuffled(u64::MAX)).seed(u64::MAX);
+    let builder = Data::memory(3, 1)
+        .builder()
+        .order(Order::sampler(Long).then_shuffled(u64::MAX))
+        .seed(u64::MAX);
     let loader = build(builder.batch_size(1000).last_batch(LastBatch::Keep));
     assert_eq!(loader.batches_per_epoch(), u64::MAX.div_ceil(1000));
-    drop(loader.epochs(u64::MAX - 1..).unwrap().next().unwrap().unwrap());
+    drop(
+        loader
+            .epochs(u64::MAX - 1..)
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap(),
+    );
     let state = loader.state().unwrap();
-    assert_eq!((state.epoch(), state.position(), state.batch()), (u64::MAX - 1, 1000, 1));
+    assert_eq!(
+        (state.epoch(), state.position(), state.batch()),
+        (u64::MAX - 1, 1000, 1)
+    );
     assert_eq!(stored(&state), state);
     let bytes = state.to_bytes().len();
     assert!((500..1024).contains(&bytes), "{bytes}");
@@ -411,30 +549,71 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
             let start = epochs.start;
             let error = loader.epochs(epochs).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config);
-            let words = format!("the resumed state is in epoch 2, not {start}: continue with `loader.next_epoch()`");
+            let words = format!(
+                "the resumed state is in epoch 2, not {start}: continue with `loader.next_epoch()`"
+            );
             assert_eq!(error.message(), words);
         }
         // A range without epochs changes nothing.
         assert!(parts(loader.epochs(7..7).unwrap()).is_empty());
-        assert_eq!((loader.next_epoch(), loader.state().unwrap()), (2, state.clone()));
+        assert_eq!(
+            (loader.next_epoch(), loader.state().unwrap()),
+            (2, state.clone())
+        );
     }
-    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0)[3..], "what is left of epoch 2");
-    assert_eq!((loader.next_epoch(), loader.state().unwrap().steps()), (3, 15));
+    same(
+        &parts(loader.epoch(2).unwrap()),
+        &run.parts(&cut, 2, 0)[3..],
+        "what is left of epoch 2",
+    );
+    assert_eq!(
+        (loader.next_epoch(), loader.state().unwrap().steps()),
+        (3, 15)
+    );
     // From here on every epoch is whole, including this one.
     for epoch in [2, 0, 3] {
         let again = loader.epoch(epoch).unwrap();
         assert_eq!(again.len(), 5);
-        same(&parts(again), &run.parts(&cut, epoch, 0), "a second iterator of an epoch");
+        same(
+            &parts(again),
+            &run.parts(&cut, epoch, 0),
+            "a second iterator of an epoch",
+        );
     }
     // The same holds for a second iterator of an epoch whose first iterator was dropped in the middle.
     let loader = resumed(&run, &state);
-    same(&parts(loader.epoch(2).unwrap().take(1)), &run.parts(&cut, 2, 0)[3..4], "one batch");
-    assert_eq!((loader.state().unwrap().batch(), loader.state().unwrap().steps()), (4, 14));
-    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "the whole epoch");
+    same(
+        &parts(loader.epoch(2).unwrap().take(1)),
+        &run.parts(&cut, 2, 0)[3..4],
+        "one batch",
+    );
+    assert_eq!(
+        (
+            loader.state().unwrap().batch(),
+            loader.state().unwrap().steps()
+        ),
+        (4, 14)
+    );
+    same(
+        &parts(loader.epoch(2).unwrap()),
+        &run.parts(&cut, 2, 0),
+        "the whole epoch",
+    );
     // A state at the beginning of an epoch resumes with that epoch, too.
     let loader = resumed(&run, &state_after(&run, 10));
-    assert!(loader.epoch(1).err().unwrap().message().contains("is in epoch 2, not 1"));
-    same(&parts(loader.epoch(2).unwrap()), &run.parts(&cut, 2, 0), "epoch 2");
+    assert!(
+        loader
+            .epoch(1)
+            .err()
+            .unwrap()
+            .message()
+            .contains("is in epoch 2, not 1")
+    );
+    same(
+        &parts(loader.epoch(2).unwrap()),
+        &run.parts(&cut, 2, 0),
+        "epoch 2",
+    );
 }
 
 #[test]
@@ -443,10 +622,25 @@ fn a_state_moved_to_another_epoch_starts_at_its_beginning() {
     let cut = Cut::whole(10, LastBatch::Keep, 1);
     for epoch in [0, 2, 7] {
         let state = stored(&state_after(&run, 13).at_epoch(epoch));
-        assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (epoch, 0, 0, 13));
+        assert_eq!(
+            (
+                state.epoch(),
+                state.position(),
+                state.batch(),
+                state.steps()
+            ),
+            (epoch, 0, 0, 13)
+        );
         let loader = resumed(&run, &state);
-        same(&parts(loader.epoch(epoch).unwrap()), &run.parts(&cut, epoch, 0), "the whole epoch");
-        assert_eq!((loader.next_epoch(), loader.state().unwrap().steps()), (epoch + 1, 18));
+        same(
+            &parts(loader.epoch(epoch).unwrap()),
+            &run.parts(&cut, epoch, 0),
+            "the whole epoch",
+        );
+        assert_eq!(
+            (loader.next_epoch(), loader.state().unwrap().steps()),
+            (epoch + 1, 18)
+        );
     }
 }
 
@@ -459,14 +653,21 @@ fn a_state_is_refused_while_an_iterator_is_alive() {
     let error = loader.resume(&state).unwrap_err();
     assert_eq!(
         (error.kind(), error.message()),
-        (ErrorKind::EpochLive, "another iterator of this loader is alive: drop it before a state is resumed")
+        (
+            ErrorKind::EpochLive,
+            "another iterator of this loader is alive: drop it before a state is resumed"
+        )
     );
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
     // Nothing has moved.
     let cut = Cut::whole(10, LastBatch::Keep, 1);
     same(&parts(epoch), &run.parts(&cut, 0, 0)[1..], "the rest");
     loader.resume(&state).unwrap();
-    same(&parts(loader.epoch(0).unwrap()), &run.parts(&cut, 0, 0)[3..], "resumed");
+    same(
+        &parts(loader.epoch(0).unwrap()),
+        &run.parts(&cut, 0, 0)[3..],
+        "resumed",
+    );
 }
 
 #[test]
@@ -476,7 +677,14 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
     let runs = [
         Run::new(&Data::memory(69, 8), Naive::Shuffled { seed: 4 }),
         Run::new(&Data::file(&dir, 69, 512), Naive::Shuffled { seed: 4 }),
-        Run::new(&chunks, Naive::Windowed { seed: 4, window: 2, lanes: 3 }),
+        Run::new(
+            &chunks,
+            Naive::Windowed {
+                seed: 4,
+                window: 2,
+                lanes: 3,
+            },
+        ),
     ];
     for run in runs {
         for fails_at in [0, 1, 7, 40, 67] {
@@ -486,11 +694,21 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                 for rank in every_rank(2) {
                     let bad = run.ids(1)[fails_at];
                     let failed = AtomicBool::new(false);
-                    let builder = run.builder().global_batch(12).last_batch(LastBatch::Pad).rank(rank).workers(2);
+                    let builder = run
+                        .builder()
+                        .global_batch(12)
+                        .last_batch(LastBatch::Pad)
+                        .rank(rank)
+                        .workers(2);
                     let loader = build(builder.map(move |_, ctx| {
-                        let now = (ctx.id(), ctx.epoch()) == (bad, 1) && !failed.swap(true, Ordering::Relaxed);
+                        let now = (ctx.id(), ctx.epoch()) == (bad, 1)
+                            && !failed.swap(true, Ordering::Relaxed);
                         assert!(!now || !panics, "once");
-                        if now { Err(Error::user("once")) } else { Ok(()) }
+                        if now {
+                            Err(Error::user("once"))
+                        } else {
+                            Ok(())
+                        }
                     }));
                     let (mut received, mut errors) = (Vec::new(), 0);
                     let mut epochs = loader.epochs(0..3).unwrap();
@@ -513,11 +731,21 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                         }
                     }
                     // One rank has the sample, the other one repeats the first three as padding.
-                    let owner = if run.naive.in_turn() { fails_at % 2 } else { fails_at / 6 % 2 };
+                    let owner = if run.naive.in_turn() {
+                        fails_at % 2
+                    } else {
+                        fails_at / 6 % 2
+                    };
                     let hit = owner as u32 == rank.number() || fails_at < 3;
                     assert_eq!(errors, usize::from(hit), "{fails_at} {rank}");
-                    let right = (0..3).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect::<Vec<_>>();
-                    same(&received, &right, &format!("{:?}, {fails_at}, {rank}", run.naive));
+                    let right = (0..3)
+                        .flat_map(|epoch| run.parts(&cut, epoch, rank.number()))
+                        .collect::<Vec<_>>();
+                    same(
+                        &received,
+                        &right,
+                        &format!("{:?}, {fails_at}, {rank}", run.naive),
+                    );
                     found.push(received);
                 }
                 assert_eq!(union(&found, run.naive.in_turn()).len(), 18);
@@ -531,8 +759,16 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
     let dirs = [Dir::new(), Dir::new()];
     for (mode, direct) in readers() {
         let files = [
-            (Data::file(&dirs[0], 32, 4096), dirs[0].path("32x4096.bin"), 18 * 4096 + 100),
-            (Data::chunks(&dirs[1], &[300; 16], false, false), dirs[1].path("toy.bin"), 9 * 300 * RECORD as u64 + 7),
+            (
+                Data::file(&dirs[0], 32, 4096),
+                dirs[0].path("32x4096.bin"),
+                18 * 4096 + 100,
+            ),
+            (
+                Data::chunks(&dirs[1], &[300; 16], false, false),
+                dirs[1].path("toy.bin"),
+                9 * 300 * RECORD as u64 + 7,
+            ),
         ];
         for (data, path, cut) in files {
             let bytes = std::fs::read(&path).unwrap();
@@ -540,7 +776,11 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
             // 32 batches per file, two per chunk, so that the failed chunk is the first one needed again.
             let global = data.len() / 32;
-            let builder = run.builder().global_batch(global).tuning(|t| t.slots(2)).workers(1);
+            let builder = run
+                .builder()
+                .global_batch(global)
+                .tuning(|t| t.slots(2))
+                .workers(1);
             let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
             let mut epoch = loader.epoch(0).unwrap();
             let mut found = vec![part(&epoch.next().unwrap().unwrap())];
@@ -551,18 +791,29 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
                     Err(error) => break error,
                 }
             };
-            assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Truncated, Some(&*path)), "{error}");
+            assert_eq!(
+                (error.kind(), error.site().path.as_deref()),
+                (ErrorKind::Truncated, Some(&*path)),
+                "{error}"
+            );
             drop(epoch);
             // The state belongs to the dataset at the start of the run, whatever has changed since.
             let meanwhile = loader.state().unwrap();
             file.write_all_at(&bytes, 0).unwrap();
             let state = loader.state().unwrap();
             assert_eq!(state, meanwhile);
-            assert_eq!((state.batch(), state.steps()), (found.len() as u64, found.len() as u64));
+            assert_eq!(
+                (state.batch(), state.steps()),
+                (found.len() as u64, found.len() as u64)
+            );
             loader.resume(&state).unwrap();
             found.extend(parts(loader.epoch(0).unwrap()));
             let right = run.parts(&Cut::whole(global, LastBatch::Keep, 1), 0, 0);
-            same(&found, &right, &format!("{mode:?} {direct:?} {}", path.display()));
+            same(
+                &found,
+                &right,
+                &format!("{mode:?} {direct:?} {}", path.display()),
+            );
         }
     }
 }
@@ -575,15 +826,26 @@ fn steps_deliver_the_exact_number_of_batches() {
         let run = Run::new(&data, Naive::Shuffled { seed: 4 }).mapped();
         let cut = Cut::whole(12, LastBatch::Drop, 3);
         for rank in every_rank(3) {
-            let builder = run.builder().global_batch(12).last_batch(LastBatch::Drop).rank(rank).tuning(|t| t.slots(6));
+            let builder = run
+                .builder()
+                .global_batch(12)
+                .last_batch(LastBatch::Drop)
+                .rank(rank)
+                .tuning(|t| t.slots(6));
             let loader = build(builder.tuning(|t| t.reader(mode).direct(direct)));
-            let right: Vec<Part> = (0..9).flat_map(|epoch| run.parts(&cut, epoch, rank.number())).collect();
+            let right: Vec<Part> = (0..9)
+                .flat_map(|epoch| run.parts(&cut, epoch, rank.number()))
+                .collect();
             let mut done = 0;
             run.mapped.store(0, Ordering::Relaxed);
             for steps in [1, 2, 0, 1, 5, 3, 9] {
                 let batches = loader.steps(steps as u64).unwrap();
                 assert_eq!(batches.len(), steps);
-                same(&parts(batches), &right[done..done + steps], &format!("{mode:?}, {steps} steps after {done}"));
+                same(
+                    &parts(batches),
+                    &right[done..done + steps],
+                    &format!("{mode:?}, {steps} steps after {done}"),
+                );
                 done += steps;
                 a_moment();
                 let (total, samples) = (loader.report().total, 4 * done as u64);
@@ -594,15 +856,26 @@ fn steps_deliver_the_exact_number_of_batches() {
                     "{mode:?}"
                 );
                 assert!(reads <= samples, "{reads} reads for {samples}");
-                assert!(lookups.is_none_or(|found| found.hits + found.misses <= samples), "{lookups:?}");
+                assert!(
+                    lookups.is_none_or(|found| found.hits + found.misses <= samples),
+                    "{lookups:?}"
+                );
                 if direct == Direct::On && mode == Mode::Uring {
                     assert_eq!(reads + lookups.map_or(0, |found| found.hits), samples);
                 }
                 assert_eq!(loader.state().unwrap().steps(), done as u64);
             }
             // Batches not received do not count as steps.
-            same(&parts(loader.steps(7).unwrap().take(2)), &right[done..done + 2], "two of seven");
-            same(&parts(loader.steps(4).unwrap()), &right[done + 2..done + 6], "and four more");
+            same(
+                &parts(loader.steps(7).unwrap().take(2)),
+                &right[done..done + 2],
+                "two of seven",
+            );
+            same(
+                &parts(loader.steps(4).unwrap()),
+                &right[done + 2..done + 6],
+                "and four more",
+            );
             assert_eq!(loader.state().unwrap().steps(), done as u64 + 6);
             assert!(loader.steps(u64::MAX).unwrap().len() > 1 << 60);
         }
@@ -617,17 +890,39 @@ fn steps_open_no_chunk_of_later_batches() {
     // In windows of two chunks 20 samples need both.
     for (naive, opened) in [
         (Naive::Sequential { lanes: 1 }, [1, 1, 2, 3, 5, 30, 31]),
-        (Naive::Windowed { seed: 1, window: 2, lanes: 1 }, [2, 2, 2, 4, 6, 30, 32]),
+        (
+            Naive::Windowed {
+                seed: 1,
+                window: 2,
+                lanes: 1,
+            },
+            [2, 2, 2, 4, 6, 30, 32],
+        ),
     ] {
         let run = Run::new(&data, naive);
-        let right: Vec<Part> =
-            (0..2).flat_map(|epoch| run.parts(&Cut::whole(5, LastBatch::Keep, 1), epoch, 0)).collect();
+        let right: Vec<Part> = (0..2)
+            .flat_map(|epoch| run.parts(&Cut::whole(5, LastBatch::Keep, 1), epoch, 0))
+            .collect();
         for (steps, opened) in [1, 2, 3, 5, 10, 60, 61].into_iter().zip(opened) {
             let before = toy.opened();
-            let loader = build(run.builder().batch_size(5).workers(3).tuning(|t| t.slots(8)));
-            same(&parts(loader.steps(steps as u64).unwrap()), &right[..steps], "steps");
+            let loader = build(
+                run.builder()
+                    .batch_size(5)
+                    .workers(3)
+                    .tuning(|t| t.slots(8)),
+            );
+            same(
+                &parts(loader.steps(steps as u64).unwrap()),
+                &right[..steps],
+                "steps",
+            );
             a_moment();
-            assert_eq!(toy.opened() - before, opened, "{steps} steps of {:?}", run.naive);
+            assert_eq!(
+                toy.opened() - before,
+                opened,
+                "{steps} steps of {:?}",
+                run.naive
+            );
             let chunks = loader.report().total.decode.chunks.unwrap();
             assert_eq!((chunks.opened, chunks.count), (opened, 30));
         }
@@ -636,14 +931,33 @@ fn steps_open_no_chunk_of_later_batches() {
 
 #[test]
 fn an_order_without_a_batch_is_refused_on_resume_too() {
-    for naive in [Naive::Indices { ids: vec![], shuffled: None }, Naive::Shuffled { seed: 1 }] {
+    for naive in [
+        Naive::Indices {
+            ids: vec![],
+            shuffled: None,
+        },
+        Naive::Shuffled { seed: 1 },
+    ] {
         let run = Run::new(&Data::memory(5, 4), naive);
-        let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).build().err().unwrap();
+        let error = run
+            .builder()
+            .batch_size(6)
+            .last_batch(LastBatch::Drop)
+            .build()
+            .err()
+            .unwrap();
         assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
     }
     let run = Run::new(&Data::memory(5, 4), Naive::Shuffled { seed: 1 });
     let state = build(run.builder().batch_size(2)).state().unwrap();
-    let error = run.builder().batch_size(6).last_batch(LastBatch::Drop).resume_rebatched(state).build().err().unwrap();
+    let error = run
+        .builder()
+        .batch_size(6)
+        .last_batch(LastBatch::Drop)
+        .resume_rebatched(state)
+        .build()
+        .err()
+        .unwrap();
     assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
 }
 
@@ -651,12 +965,24 @@ fn an_order_without_a_batch_is_refused_on_resume_too() {
 /// interrupted epoch, then whole epochs.
 fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
     let of_rank = |rank| {
-        let first = Cut { start: state.position(), first: state.batch(), ..cut };
-        let rest = (state.epoch()..case.epochs)
-            .flat_map(|epoch| case.run.parts(if epoch == state.epoch() { &first } else { &cut }, epoch, rank));
+        let first = Cut {
+            start: state.position(),
+            first: state.batch(),
+            ..cut
+        };
+        let rest = (state.epoch()..case.epochs).flat_map(|epoch| {
+            case.run.parts(
+                if epoch == state.epoch() { &first } else { &cut },
+                epoch,
+                rank,
+            )
+        });
         rest.collect()
     };
-    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>(), case.run.naive.in_turn())
+    union(
+        &(0..cut.world).map(of_rank).collect::<Vec<_>>(),
+        case.run.naive.in_turn(),
+    )
 }
 
 #[test]
@@ -687,7 +1013,12 @@ fn a_run_resumes_in_batches_of_another_size() {
             for rank in every_rank(world) {
                 let make = |draws: &mut Draws| {
                     let builder = any_settings(case.run.builder().rank(rank), draws);
-                    builder.global_batch(global).last_batch(last).resume_rebatched(stored(state)).build().unwrap()
+                    builder
+                        .global_batch(global)
+                        .last_batch(last)
+                        .resume_rebatched(stored(state))
+                        .build()
+                        .unwrap()
                 };
                 let loader = make(&mut draws);
                 let mut found = Vec::new();
@@ -701,10 +1032,18 @@ fn a_run_resumes_in_batches_of_another_size() {
                 after.push(loader.state().unwrap());
             }
             same(&union(&ranks, case.run.naive.in_turn()), &right, &what);
-            same(&union(&some, case.run.naive.in_turn()), &right[..steps as usize], &what);
+            same(
+                &union(&some, case.run.naive.in_turn()),
+                &right[..steps as usize],
+                &what,
+            );
             State::agree(&after).unwrap();
             assert_eq!(after[0].steps(), state.steps() + steps);
-            let rebatched = Case { global, last, ..case.clone() };
+            let rebatched = Case {
+                global,
+                last,
+                ..case.clone()
+            };
             let world = rebatched.any_world(&mut draws);
             let mut ranks = Vec::new();
             for loader in rebatched.resumed(&stored(&after[0]), world, &mut draws) {
@@ -720,9 +1059,19 @@ fn a_run_resumes_in_batches_of_another_size() {
                 let real: Vec<u64> = right
                     .iter()
                     .filter(|batch| batch.epoch == state.epoch())
-                    .flat_map(|batch| batch.rows.iter().filter(|row| row.status == 0).map(|row| row.id))
+                    .flat_map(|batch| {
+                        batch
+                            .rows
+                            .iter()
+                            .filter(|row| row.status == 0)
+                            .map(|row| row.id)
+                    })
                     .collect();
-                assert_eq!(real, case.run.ids(state.epoch())[state.position() as usize..], "{what}");
+                assert_eq!(
+                    real,
+                    case.run.ids(state.epoch())[state.position() as usize..],
+                    "{what}"
+                );
             }
             resumes += 3;
         }
@@ -741,12 +1090,36 @@ fn a_dropped_rest_ends_an_epoch_resumed_in_larger_batches() {
     };
     let cut = Cut::whole(16, LastBatch::Drop, 1);
     let loader = make();
-    assert_eq!(loader.next_epoch(), 1, "10 samples are left of epoch 0: no batch of 16");
+    assert_eq!(
+        loader.next_epoch(),
+        1,
+        "10 samples are left of epoch 0: no batch of 16"
+    );
     let state = loader.state().unwrap();
-    assert_eq!((state.epoch(), state.position(), state.batch(), state.steps()), (1, 0, 0, 4));
-    same(&parts(loader.epoch(loader.next_epoch()).unwrap()), &run.parts(&cut, 1, 0), "epoch 1");
-    same(&parts(make().steps(2).unwrap()), &run.parts(&cut, 1, 0)[..2], "steps");
-    same(&parts(make().epochs(1..3).unwrap()), &[run.parts(&cut, 1, 0), run.parts(&cut, 2, 0)].concat(), "epochs");
+    assert_eq!(
+        (
+            state.epoch(),
+            state.position(),
+            state.batch(),
+            state.steps()
+        ),
+        (1, 0, 0, 4)
+    );
+    same(
+        &parts(loader.epoch(loader.next_epoch()).unwrap()),
+        &run.parts(&cut, 1, 0),
+        "epoch 1",
+    );
+    same(
+        &parts(make().steps(2).unwrap()),
+        &run.parts(&cut, 1, 0)[..2],
+        "steps",
+    );
+    same(
+        &parts(make().epochs(1..3).unwrap()),
+        &[run.parts(&cut, 1, 0), run.parts(&cut, 2, 0)].concat(),
+        "epochs",
+    );
 }
 
 #[test]
@@ -763,24 +1136,47 @@ fn the_batch_size_is_that_of_the_state_when_none_is_set() {
                     builder.resume(state.clone())
                 });
                 assert_eq!(loader.global_batch(), 10);
-                let right = &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, rank.number())[2..];
+                let right =
+                    &run.parts(&Cut::whole(10, LastBatch::Keep, world), 0, rank.number())[2..];
                 same(&parts(loader.epoch(0).unwrap()), right, &rank.to_string());
             }
         }
     }
-    let error = run.builder().rank(Rank::new(0, 11).unwrap()).resume(state).build().unwrap_err();
+    let error = run
+        .builder()
+        .rank(Rank::new(0, 11).unwrap())
+        .resume(state)
+        .build()
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.message().contains("a global batch of 10 for 11 ranks"), "{error}");
+    assert!(
+        error
+            .message()
+            .contains("a global batch of 10 for 11 ranks"),
+        "{error}"
+    );
 }
 
 /// Checks that `builder` refuses `state`, in `build` and afterwards.
-fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, words: &str) -> Error {
+fn refused(
+    builder: impl Fn() -> LoaderBuilder,
+    state: &State,
+    kind: ErrorKind,
+    words: &str,
+) -> Error {
     let loader = build(builder());
     let mine = loader.state().unwrap();
-    let errors = [loader.resume(state).unwrap_err(), builder().resume(state.clone()).build().unwrap_err()];
+    let errors = [
+        loader.resume(state).unwrap_err(),
+        builder().resume(state.clone()).build().unwrap_err(),
+    ];
     for error in errors {
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.message().contains(words), "`{words}` is not in `{}`", error.message());
+        assert!(
+            error.message().contains(words),
+            "`{words}` is not in `{}`",
+            error.message()
+        );
     }
     // Its place is unchanged.
     assert_eq!((loader.state().unwrap(), loader.next_epoch()), (mine, 0));
@@ -791,67 +1187,157 @@ fn refused(builder: impl Fn() -> LoaderBuilder, state: &State, kind: ErrorKind, 
 fn a_resume_with_another_order_or_seed_is_refused() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[4; 10], true, false);
-    let steps = |step| Steps { len: 30, samples: 40, step };
+    let steps = |step| Steps {
+        len: 30,
+        samples: 40,
+        step,
+    };
     let windowed = |window, lanes| Order::windowed(4, window).lanes(lanes);
-    let (sampler, indices) = (|step| Order::sampler(steps(step)), |ids: &[u64]| Order::indices(ids.to_vec()));
-    let longer = Order::sampler(Steps { len: 31, ..steps(3) });
-    let differ = |what: &str, then: &str, now: &str| format!("the {what} is {then} in the state, {now} in the loader");
+    let (sampler, indices) = (
+        |step| Order::sampler(steps(step)),
+        |ids: &[u64]| Order::indices(ids.to_vec()),
+    );
+    let longer = Order::sampler(Steps {
+        len: 31,
+        ..steps(3)
+    });
+    let differ = |what: &str, then: &str, now: &str| {
+        format!("the {what} is {then} in the state, {now} in the loader")
+    };
     let order = |then, now| differ("order", then, now);
     let seed = |then, now| differ("seed of the order", then, now);
     let others = |what: &str| format!("the state has other {what} than the loader");
     let table = [
-        (Order::sequential(), Order::shuffled(0), order("sequential", "shuffled")),
-        (Order::shuffled(4), windowed(2, 1), order("shuffled", "windowed")),
-        (windowed(2, 1), Order::sequential().with_seed(4), order("windowed", "sequential")),
-        (indices(&[1, 2]), indices(&[1, 2]).then_shuffled(0), order("indices", "indices, shuffled")),
-        (sampler(3).then_shuffled(0), sampler(3), order("sampler, shuffled", "sampler")),
+        (
+            Order::sequential(),
+            Order::shuffled(0),
+            order("sequential", "shuffled"),
+        ),
+        (
+            Order::shuffled(4),
+            windowed(2, 1),
+            order("shuffled", "windowed"),
+        ),
+        (
+            windowed(2, 1),
+            Order::sequential().with_seed(4),
+            order("windowed", "sequential"),
+        ),
+        (
+            indices(&[1, 2]),
+            indices(&[1, 2]).then_shuffled(0),
+            order("indices", "indices, shuffled"),
+        ),
+        (
+            sampler(3).then_shuffled(0),
+            sampler(3),
+            order("sampler, shuffled", "sampler"),
+        ),
         (sampler(3), indices(&[1; 30]), order("sampler", "indices")),
         (Order::shuffled(4), Order::shuffled(5), seed("4", "5")),
         (windowed(2, 2), windowed(2, 2).with_seed(9), seed("4", "9")),
-        (Order::sequential(), Order::sequential().with_seed(1), seed("0", "1")),
+        (
+            Order::sequential(),
+            Order::sequential().with_seed(1),
+            seed("0", "1"),
+        ),
         (windowed(2, 1), windowed(3, 1), differ("window", "2", "3")),
-        (windowed(2, 4), windowed(2, 8), differ("number of lanes", "4", "8")),
-        (Order::sequential(), Order::sequential().lanes(2), differ("number of lanes", "1", "2")),
-        (indices(&[1, 2, 4, 5]), indices(&[1, 2, 3]), differ("number of positions in an epoch", "4", "3")),
+        (
+            windowed(2, 4),
+            windowed(2, 8),
+            differ("number of lanes", "4", "8"),
+        ),
+        (
+            Order::sequential(),
+            Order::sequential().lanes(2),
+            differ("number of lanes", "1", "2"),
+        ),
+        (
+            indices(&[1, 2, 4, 5]),
+            indices(&[1, 2, 3]),
+            differ("number of positions in an epoch", "4", "3"),
+        ),
         (
             indices(&[1, 2, 4, 5]),
             indices(&[2, 1, 4, 5]),
             others("indices") + ": only a state between two epochs goes on with another list",
         ),
-        (sampler(3), longer, differ("number of positions in an epoch", "30", "31")),
+        (
+            sampler(3),
+            longer,
+            differ("number of positions in an epoch", "30", "31"),
+        ),
         (sampler(3), sampler(4), others("settings of the sampler")),
     ];
     for (then, now, words) in table {
         let make = |order: &Order| data.builder().order(order.clone()).batch_size(2);
         let loader = build(make(&then));
         drop(loader.epoch(0).unwrap().next());
-        refused(|| make(&now), &loader.state().unwrap(), ErrorKind::State, &words);
+        refused(
+            || make(&now),
+            &loader.state().unwrap(),
+            ErrorKind::State,
+            &words,
+        );
         // A resume with other batches refuses it, too.
-        let error = make(&now).resume_rebatched(loader.state().unwrap()).build().unwrap_err();
+        let error = make(&now)
+            .resume_rebatched(loader.state().unwrap())
+            .build()
+            .unwrap_err();
         assert_eq!((error.kind(), error.message()), (ErrorKind::State, &*words));
         build(make(&then).resume(loader.state().unwrap()));
     }
-    let make = |seed| data.builder().order(Order::shuffled(4)).seed(seed).batch_size(2);
+    let make = |seed| {
+        data.builder()
+            .order(Order::shuffled(4))
+            .seed(seed)
+            .batch_size(2)
+    };
     let state = build(make(4)).state().unwrap();
-    refused(|| make(9), &state, ErrorKind::State, "the seed of transforms is 4 in the state, 9 in the loader");
-    build(data.builder().order(Order::shuffled(4)).batch_size(2).resume(state));
+    refused(
+        || make(9),
+        &state,
+        ErrorKind::State,
+        "the seed of transforms is 4 in the state, 9 in the loader",
+    );
+    build(
+        data.builder()
+            .order(Order::shuffled(4))
+            .batch_size(2)
+            .resume(state),
+    );
 }
 
 #[test]
 fn the_next_epoch_may_have_another_list_of_indices() {
     let data = Data::memory(30, 8);
-    let make = |ids: &[u64]| data.builder().order(Order::indices(ids.to_vec()).then_shuffled(4)).batch_size(2);
+    let make = |ids: &[u64]| {
+        data.builder()
+            .order(Order::indices(ids.to_vec()).then_shuffled(4))
+            .batch_size(2)
+    };
     let first = build(make(&[5, 5, 7, 1]));
     let begin = first.state().unwrap();
-    first.epoch(0).unwrap().for_each(|batch| drop(batch.unwrap()));
+    first
+        .epoch(0)
+        .unwrap()
+        .for_each(|batch| drop(batch.unwrap()));
     // At the end, as an iterator leaves it, or as it is counted on.
-    for (state, epoch, steps) in [(first.state().unwrap(), 1, 2), (begin.clone().advance(2), 1, 0), (begin, 0, 0)] {
+    for (state, epoch, steps) in [
+        (first.state().unwrap(), 1, 2),
+        (begin.clone().advance(2), 1, 0),
+        (begin, 0, 0),
+    ] {
         let next = build(make(&[9, 9, 9, 2, 3, 2]).resume(state));
         let at = next.state().unwrap();
         assert_eq!((at.epoch(), at.position(), at.steps()), (epoch, 0, steps));
         let fresh = build(make(&[9, 9, 9, 2, 3, 2]));
         let ids = |loader: &Loader| {
-            loader.epoch(epoch).unwrap().map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
+            loader
+                .epoch(epoch)
+                .unwrap()
+                .map(|batch| batch.unwrap().ids().to_vec())
+                .collect::<Vec<_>>()
         };
         assert_eq!(ids(&next), ids(&fresh));
     }
@@ -866,19 +1352,41 @@ fn a_resume_with_another_global_batch_is_refused() {
         run.builder().batch_size(rows).rank(rank).last_batch(last)
     };
     let words = "the global batch is 10 in the state, 40 in the loader: set `global_batch(10)`, or resume rebatched";
-    refused(|| make(40, 1, LastBatch::Keep), &state, ErrorKind::State, words);
+    refused(
+        || make(40, 1, LastBatch::Keep),
+        &state,
+        ErrorKind::State,
+        words,
+    );
     // The same rows on every rank are another global batch.
-    refused(|| make(10, 4, LastBatch::Keep), &state, ErrorKind::State, words);
+    refused(
+        || make(10, 4, LastBatch::Keep),
+        &state,
+        ErrorKind::State,
+        words,
+    );
     let words = "the last batch is keep in the state, drop in the loader: set `last_batch(LastBatch::Keep)`, or resume rebatched";
-    refused(|| make(10, 1, LastBatch::Drop), &state, ErrorKind::State, words);
+    refused(
+        || make(10, 1, LastBatch::Drop),
+        &state,
+        ErrorKind::State,
+        words,
+    );
     build(make(10, 1, LastBatch::Drop).resume_rebatched(state.clone()));
     // Only what fills the last batch differs.
     for last in [LastBatch::Mask, LastBatch::Pad] {
         let ids = |builder: LoaderBuilder| {
             let loader = build(builder);
-            loader.epoch(0).unwrap().map(|batch| batch.unwrap().ids().to_vec()).collect::<Vec<_>>()
+            loader
+                .epoch(0)
+                .unwrap()
+                .map(|batch| batch.unwrap().ids().to_vec())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(ids(make(10, 1, last).resume(state.clone())), ids(make(10, 1, last))[2..]);
+        assert_eq!(
+            ids(make(10, 1, last).resume(state.clone())),
+            ids(make(10, 1, last))[2..]
+        );
     }
     build(make(5, 2, LastBatch::Keep).resume(state.clone()));
     build(make(40, 1, LastBatch::Keep).resume_rebatched(state));
@@ -886,12 +1394,20 @@ fn a_resume_with_another_global_batch_is_refused() {
 
 #[test]
 fn a_mix_with_another_past_or_another_length_is_refused() {
-    let records = |count: usize, seed| Records::builder(4).open_bytes(noise(count * 4, seed)).unwrap();
+    let records = |count: usize, seed| {
+        Records::builder(4)
+            .open_bytes(noise(count * 4, seed))
+            .unwrap()
+    };
     let mix = |weights: [f64; 2], key| {
         let parts = [(records(30, 1), weights[0]), (records(20, 2), weights[1])];
         Mix::new(parts, key).unwrap().epoch_len(60).unwrap()
     };
-    let make = |mix: &Mix| Loader::builder(mix.dataset()).order(mix.order()).batch_size(10);
+    let make = |mix: &Mix| {
+        Loader::builder(mix.dataset())
+            .order(mix.order())
+            .batch_size(10)
+    };
     let loader = build(make(&mix([0.7, 0.3], 5)));
     let right: Vec<Part> = parts(loader.epochs(0..2).unwrap());
     let state = {
@@ -900,7 +1416,11 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         loader.state().unwrap()
     };
     same(
-        &parts(build(make(&mix([7.0, 3.0], 5)).resume(state.clone())).epochs(0..2).unwrap()),
+        &parts(
+            build(make(&mix([7.0, 3.0], 5)).resume(state.clone()))
+                .epochs(0..2)
+                .unwrap(),
+        ),
         &right[2..],
         "the same mix",
     );
@@ -915,7 +1435,11 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         "the seed of the order is 5 in the state, 6 in the loader",
     );
     let reseeded = mix([0.7, 0.3], 6);
-    let reseeded = || Loader::builder(reseeded.dataset()).order(reseeded.order().with_seed(5)).batch_size(10);
+    let reseeded = || {
+        Loader::builder(reseeded.dataset())
+            .order(reseeded.order().with_seed(5))
+            .batch_size(10)
+    };
     refused(reseeded, &state, ErrorKind::State, other);
     let longer = mix([0.7, 0.3], 5).epoch_len(70).unwrap();
     refused(
@@ -925,38 +1449,83 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         "number of positions in an epoch is 60 in the state, 70 in the loader: set `Mix::epoch_len(60)`",
     );
     let scheduled = |segments: &[(u64, [f64; 2])], counts: [usize; 2]| {
-        let segments = segments.iter().map(|(start, weights)| (*start, weights.to_vec()));
+        let segments = segments
+            .iter()
+            .map(|(start, weights)| (*start, weights.to_vec()));
         let parts = [records(counts[0], 1), records(counts[1], 2)];
-        Mix::scheduled(parts, segments, 5).unwrap().epoch_len(60).unwrap()
+        Mix::scheduled(parts, segments, 5)
+            .unwrap()
+            .epoch_len(60)
+            .unwrap()
     };
     let (old, new) = ([0.7, 0.3], [0.1, 0.9]);
     build(make(&scheduled(&[(0, old), (20, new), (21, old)], [30, 20])).resume(state.clone()));
     let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
                   loader's schedule";
-    refused(|| make(&scheduled(&[(0, old), (19, new)], [30, 20])), &state, ErrorKind::State, before);
+    refused(
+        || make(&scheduled(&[(0, old), (19, new)], [30, 20])),
+        &state,
+        ErrorKind::State,
+        before,
+    );
     // A moved state has the past of the place where it was taken.
     let moved = state.clone().at_epoch(4);
     build(make(&scheduled(&[(0, old), (20, new)], [30, 20])).resume(moved.clone()));
-    refused(|| make(&scheduled(&[(0, old), (19, new)], [30, 20])), &moved, ErrorKind::State, before);
+    refused(
+        || make(&scheduled(&[(0, old), (19, new)], [30, 20])),
+        &moved,
+        ErrorKind::State,
+        before,
+    );
     // Another length of a source is another dataset, and datasets are appended, not put before.
     let kind = ErrorKind::FingerprintMismatch;
-    refused(|| make(&scheduled(&[(0, old), (20, new)], [30, 21])), &state, kind, "51 samples, 50 when saved");
+    refused(
+        || make(&scheduled(&[(0, old), (20, new)], [30, 21])),
+        &state,
+        kind,
+        "51 samples, 50 when saved",
+    );
     let three = |order: [usize; 3]| {
         let parts = order.map(|source| records([30, 20, 9][source], source as u64 + 1));
         let segments = [(0, old.to_vec()), (20, vec![0.2, 0.3, 0.5])];
-        Mix::scheduled(parts, segments, 5).unwrap().epoch_len(60).unwrap()
+        Mix::scheduled(parts, segments, 5)
+            .unwrap()
+            .epoch_len(60)
+            .unwrap()
     };
     build(make(&three([0, 1, 2])).resume(state.clone()));
-    refused(|| make(&three([0, 2, 1])), &state, kind, "3 shards, 2 when saved; the first difference is shard 1");
-    refused(|| make(&three([1, 0, 2])), &state, kind, "3 shards, 2 when saved; the first difference is shard 0");
-    let one = Mix::scheduled([records(30, 1)], [(0, vec![1.0])], 5).unwrap().epoch_len(60).unwrap();
+    refused(
+        || make(&three([0, 2, 1])),
+        &state,
+        kind,
+        "3 shards, 2 when saved; the first difference is shard 1",
+    );
+    refused(
+        || make(&three([1, 0, 2])),
+        &state,
+        kind,
+        "3 shards, 2 when saved; the first difference is shard 0",
+    );
+    let one = Mix::scheduled([records(30, 1)], [(0, vec![1.0])], 5)
+        .unwrap()
+        .epoch_len(60)
+        .unwrap();
     let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
     refused(|| make(&one), &state, kind, "1 shards, 2 when saved");
     refused(|| make(&one), &state, kind, keep);
     // Other orders do not take more data.
-    let plain = |mix: &Mix| Loader::builder(mix.dataset()).order(Order::indices([3, 1, 2])).batch_size(1);
+    let plain = |mix: &Mix| {
+        Loader::builder(mix.dataset())
+            .order(Order::indices([3, 1, 2]))
+            .batch_size(1)
+    };
     let state = build(plain(&mix([0.7, 0.3], 5))).state().unwrap();
-    refused(|| plain(&three([0, 1, 2])), &state, kind, "3 shards, 2 when saved; the first 2 are the same");
+    refused(
+        || plain(&three([0, 1, 2])),
+        &state,
+        kind,
+        "3 shards, 2 when saved; the first 2 are the same",
+    );
 }
 
 /// A list of datasets that grows and a schedule whose future changes.
@@ -969,17 +1538,30 @@ struct Changing {
 
 impl Changing {
     fn draw(draws: &mut Draws) -> Self {
-        let lens = (0..1 + draws.below(3)).map(|_| 1 + draws.below(60) as usize).collect();
-        let mut new = Self { lens, segments: Vec::new(), epoch_len: 30 + draws.below(200), key: draws.next_u64() };
+        let lens = (0..1 + draws.below(3))
+            .map(|_| 1 + draws.below(60) as usize)
+            .collect();
+        let mut new = Self {
+            lens,
+            segments: Vec::new(),
+            epoch_len: 30 + draws.below(200),
+            key: draws.next_u64(),
+        };
         new.change(0, draws);
         new
     }
 
     fn mix(&self) -> Mix {
-        let part =
-            |(source, len): (usize, &usize)| Records::builder(4).open_bytes(noise(len * 4, source as u64 + 1)).unwrap();
+        let part = |(source, len): (usize, &usize)| {
+            Records::builder(4)
+                .open_bytes(noise(len * 4, source as u64 + 1))
+                .unwrap()
+        };
         let parts: Vec<Records> = self.lens.iter().enumerate().map(part).collect();
-        Mix::scheduled(parts, self.segments.clone(), self.key).unwrap().epoch_len(self.epoch_len).unwrap()
+        Mix::scheduled(parts, self.segments.clone(), self.key)
+            .unwrap()
+            .epoch_len(self.epoch_len)
+            .unwrap()
     }
 
     /// Other segments from position `at` of the run on, and perhaps more sources.
@@ -1008,34 +1590,60 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
         let mut changing = Changing::draw(&mut draws);
         let (global, mut state, mut found) = (8 + draws.below(20), None::<State>, Vec::new());
         for world in worlds {
-            let at = state.as_ref().map_or(0, |state| state.epoch() * changing.epoch_len + state.position());
+            let at = state.as_ref().map_or(0, |state| {
+                state.epoch() * changing.epoch_len + state.position()
+            });
             if at > 0 && draws.bool(0.8) {
                 changing.change(at, &mut draws);
             }
             let loader = |rank| {
                 let mix = changing.mix();
-                let builder = Loader::builder(mix.dataset()).order(mix.order()).rank(rank).global_batch(global);
+                let builder = Loader::builder(mix.dataset())
+                    .order(mix.order())
+                    .rank(rank)
+                    .global_batch(global);
                 let builder = any_settings(builder, &mut draws);
                 build(state.iter().cloned().fold(builder, LoaderBuilder::resume))
             };
             let loaders: Vec<Loader> = every_rank(world).map(loader).collect();
             let steps = 1 + draws.below(20);
-            let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.steps(steps).unwrap())).collect();
+            let ranks: Vec<_> = loaders
+                .iter()
+                .map(|loader| parts(loader.steps(steps).unwrap()))
+                .collect();
             found.extend(union(&ranks, false));
-            let states: Vec<State> = loaders.iter().map(|loader| loader.state().unwrap()).collect();
+            let states: Vec<State> = loaders
+                .iter()
+                .map(|loader| loader.state().unwrap())
+                .collect();
             State::agree(&states).unwrap();
             let sources = loaders[0].snapshot().consumer.sources;
             let place = states[0].epoch() * changing.epoch_len + states[0].position();
-            assert_eq!(sources.iter().map(|source| source.delivered).sum::<u64>(), place);
+            assert_eq!(
+                sources.iter().map(|source| source.delivered).sum::<u64>(),
+                place
+            );
             resumes += usize::from(state.is_some());
             state = Some(stored(&states[0]));
         }
         // The last schedule has the whole past: no id is missing, doubled or at another place.
         let mix = changing.mix();
-        let bytes: Vec<u8> =
-            changing.lens.iter().enumerate().flat_map(|(source, len)| noise(len * 4, source as u64 + 1)).collect();
-        let ids: Vec<u64> = found.iter().flat_map(|batch| batch.rows.iter().map(|row| row.id)).collect();
-        let id = |position: usize| mix.id(position as u64 / changing.epoch_len, position as u64 % changing.epoch_len);
+        let bytes: Vec<u8> = changing
+            .lens
+            .iter()
+            .enumerate()
+            .flat_map(|(source, len)| noise(len * 4, source as u64 + 1))
+            .collect();
+        let ids: Vec<u64> = found
+            .iter()
+            .flat_map(|batch| batch.rows.iter().map(|row| row.id))
+            .collect();
+        let id = |position: usize| {
+            mix.id(
+                position as u64 / changing.epoch_len,
+                position as u64 % changing.epoch_len,
+            )
+        };
         assert_eq!(ids, (0..ids.len()).map(id).collect::<Vec<_>>(), "{mix:?}");
         let rows = found.iter().flat_map(|batch| &batch.rows);
         rows.for_each(|row| assert_eq!(row.bytes, bytes[row.id as usize * 4..][..4]));
@@ -1045,7 +1653,10 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
         for source in 0..changing.lens.len() {
             let ids = mix.dataset().ids_of(source);
             let times = &times[ids.start as usize..ids.end as usize];
-            assert!(times.iter().max().unwrap() - times.iter().min().unwrap() <= 1, "{times:?}");
+            assert!(
+                times.iter().max().unwrap() - times.iter().min().unwrap() <= 1,
+                "{times:?}"
+            );
         }
     }
     println!("{resumes} resumes");
@@ -1055,13 +1666,22 @@ fn a_mix_changes_at_any_resume_and_over_any_world() {
 fn ranks_with_other_schedules_do_not_agree() {
     let state = |later: f64| {
         let parts = [1, 2].map(|seed| Records::builder(4).open_bytes(noise(80, seed)).unwrap());
-        let mix = Mix::scheduled(parts, [(0, vec![1.0, 1.0]), (1000, vec![1.0, later])], 5).unwrap();
-        build(Loader::builder(mix.dataset()).order(mix.order()).batch_size(10)).state().unwrap()
+        let mix =
+            Mix::scheduled(parts, [(0, vec![1.0, 1.0]), (1000, vec![1.0, later])], 5).unwrap();
+        build(
+            Loader::builder(mix.dataset())
+                .order(mix.order())
+                .batch_size(10),
+        )
+        .state()
+        .unwrap()
     };
     State::agree(&[state(2.0), state(2.0)]).unwrap();
     let error = State::agree(&[state(2.0), state(2.0), state(3.0)]).unwrap_err();
     assert!(
-        error.message().contains("rank 2 has another schedule of the mix, in segments that begin later"),
+        error
+            .message()
+            .contains("rank 2 has another schedule of the mix, in segments that begin later"),
         "{error}"
     );
 }
@@ -1070,56 +1690,128 @@ fn ranks_with_other_schedules_do_not_agree() {
 fn a_changed_dataset_is_refused_and_the_change_is_named() {
     let dir = Dir::new();
     let write = |folder: &str, files: &[Vec<u8>]| {
-        let paths = files.iter().enumerate().map(|(index, bytes)| dir.write(&format!("{folder}/{index}.bin"), bytes));
+        let paths = files
+            .iter()
+            .enumerate()
+            .map(|(index, bytes)| dir.write(&format!("{folder}/{index}.bin"), bytes));
         paths.collect::<Vec<_>>()
     };
     let files: Vec<Vec<u8>> = (0..4).map(|seed| noise(120, seed + 1)).collect();
     let open = |paths: &[std::path::PathBuf]| Records::builder(12).open_files(paths).unwrap();
-    let make = |dataset: Arc<dyn Dataset>| Loader::builder(dataset).order(Order::shuffled(4)).batch_size(3);
+    let make = |dataset: Arc<dyn Dataset>| {
+        Loader::builder(dataset)
+            .order(Order::shuffled(4))
+            .batch_size(3)
+    };
     let paths = write("then", &files);
     let loader = build(make(Arc::new(open(&paths))));
     let all = parts(loader.epoch(0).unwrap());
-    loader.resume(&build(make(Arc::new(open(&paths)))).state().unwrap()).unwrap();
+    loader
+        .resume(&build(make(Arc::new(open(&paths)))).state().unwrap())
+        .unwrap();
     assert_eq!(parts(loader.steps(5).unwrap()).len(), 5);
     let state = loader.state().unwrap();
 
     // In another folder they are the same.
     let moved = open(&write("moved", &files));
-    same(&parts(build(make(Arc::new(moved)).resume(state.clone())).epoch(0).unwrap()), &all[5..], "moved");
+    same(
+        &parts(
+            build(make(Arc::new(moved)).resume(state.clone()))
+                .epoch(0)
+                .unwrap(),
+        ),
+        &all[5..],
+        "moved",
+    );
 
     let mut flipped = files.clone();
     flipped[2][50] ^= 1;
     let now = write("flipped", &flipped);
     let kind = ErrorKind::FingerprintMismatch;
-    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "shard 2 of 4 (counted from 0)");
+    let error = refused(
+        || make(Arc::new(open(&now))),
+        &state,
+        kind,
+        "shard 2 of 4 (counted from 0)",
+    );
     assert_eq!(error.site().path.as_deref(), Some(&*now[2]));
     // The same holds if the batches may differ.
-    let error = make(Arc::new(open(&now))).resume_rebatched(state.clone()).build().unwrap_err();
-    assert_eq!((error.kind(), error.site().path.as_deref()), (kind, Some(&*now[2])));
+    let error = make(Arc::new(open(&now)))
+        .resume_rebatched(state.clone())
+        .build()
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.site().path.as_deref()),
+        (kind, Some(&*now[2]))
+    );
 
     let mut longer = files.clone();
     longer[1].extend(noise(12, 9));
     let now = write("longer", &longer);
-    let error = refused(|| make(Arc::new(open(&now))), &state, kind, "41 samples, 40 when saved");
+    let error = refused(
+        || make(Arc::new(open(&now))),
+        &state,
+        kind,
+        "41 samples, 40 when saved",
+    );
     assert_eq!(error.site().path.as_deref(), Some(&*now[1]));
 
     let now = write("more", &[files.clone(), vec![noise(24, 8)]].concat());
-    refused(|| make(Arc::new(open(&now))), &state, kind, "5 shards, 4 when saved; the first 4 are the same");
-    refused(|| make(Arc::new(open(&paths[..3]))), &state, kind, "3 shards, 4 when saved; the first 3 are the same");
+    refused(
+        || make(Arc::new(open(&now))),
+        &state,
+        kind,
+        "5 shards, 4 when saved; the first 4 are the same",
+    );
+    refused(
+        || make(Arc::new(open(&paths[..3]))),
+        &state,
+        kind,
+        "3 shards, 4 when saved; the first 3 are the same",
+    );
     let turned: Vec<_> = paths.iter().rev().cloned().collect();
-    refused(|| make(Arc::new(open(&turned))), &state, kind, "shard 0 of 4 (counted from 0) and others have");
-    let part = || open(&paths).subset((0..40).rev().collect::<Vec<_>>()).unwrap();
-    refused(|| make(Arc::new(part())), &state, kind, "the ids mean other samples of the same files");
+    refused(
+        || make(Arc::new(open(&turned))),
+        &state,
+        kind,
+        "shard 0 of 4 (counted from 0) and others have",
+    );
+    let part = || {
+        open(&paths)
+            .subset((0..40).rev().collect::<Vec<_>>())
+            .unwrap()
+    };
+    refused(
+        || make(Arc::new(part())),
+        &state,
+        kind,
+        "the ids mean other samples of the same files",
+    );
     let both = || Concat::new([open(&paths[..1]), open(&paths[1..])]).unwrap();
     refused(|| make(Arc::new(both())), &state, kind, "");
-    let wider = || Records::builder(12).field("other", feedline::tensor::DType::U8, [12]).open_files(&paths).unwrap();
-    refused(|| make(Arc::new(wider())), &state, kind, "other fields than when saved; now they are other u8 [12]");
+    let wider = || {
+        Records::builder(12)
+            .field("other", feedline::tensor::DType::U8, [12])
+            .open_files(&paths)
+            .unwrap()
+    };
+    refused(
+        || make(Arc::new(wider())),
+        &state,
+        kind,
+        "other fields than when saved; now they are other u8 [12]",
+    );
 
     // Chunks that are cut in another way.
     let chunks = Dir::new();
     let of = |rows: &[u64]| Data::chunks(&chunks, rows, false, false);
     let state = build(of(&[5, 5, 6]).builder()).state().unwrap();
-    refused(|| of(&[5, 6, 5]).builder(), &state, kind, "the samples are cut into other chunks");
+    refused(
+        || of(&[5, 6, 5]).builder(),
+        &state,
+        kind,
+        "the samples are cut into other chunks",
+    );
 }
 
 #[test]
@@ -1130,7 +1822,14 @@ fn an_unused_iterator_keeps_the_resumed_place() {
     assert_eq!(loader.epoch(1).unwrap().len(), 3);
     assert_eq!(loader.steps(0).unwrap().len(), 0);
     drop(loader.steps(5).unwrap());
-    assert!(loader.epoch(0).err().unwrap().message().contains("is in epoch 1, not 0"));
+    assert!(
+        loader
+            .epoch(0)
+            .err()
+            .unwrap()
+            .message()
+            .contains("is in epoch 1, not 0")
+    );
     assert_eq!(loader.next_epoch(), 1);
     same(&parts(loader.epoch(1).unwrap()), rest, "the rest");
 }

@@ -13,8 +13,15 @@ const EPOCHS: u64 = 3;
 
 /// The batches of all ranks together, by definition.
 fn all(run: &Run, cut: &Cut) -> Vec<Global> {
-    let of_rank = |rank| (0..EPOCHS).flat_map(|epoch| run.parts(cut, epoch, rank)).collect();
-    union(&(0..cut.world).map(of_rank).collect::<Vec<_>>(), run.naive.in_turn())
+    let of_rank = |rank| {
+        (0..EPOCHS)
+            .flat_map(|epoch| run.parts(cut, epoch, rank))
+            .collect()
+    };
+    union(
+        &(0..cut.world).map(of_rank).collect::<Vec<_>>(),
+        run.naive.in_turn(),
+    )
 }
 
 /// Up to four ranges, not overlapping, some of them side by side or up to the end of an epoch.
@@ -23,7 +30,10 @@ fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
     for _ in 0..1 + draws.below(4) {
         let (epoch, start) = (draws.below(EPOCHS), draws.below(count));
         let end = start + 1 + draws.below(count - start);
-        if skips.iter().all(|(other, range)| *other != epoch || range.end <= start || end <= range.start) {
+        if skips
+            .iter()
+            .all(|(other, range)| *other != epoch || range.end <= start || end <= range.start)
+        {
             skips.push((epoch, start..end));
         }
     }
@@ -31,8 +41,15 @@ fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
 }
 
 fn loaders(run: &Run, cut: &Cut, world: u32, draws: &mut Draws) -> Vec<Loader> {
-    let builder = |rank| run.builder().global_batch(cut.global).last_batch(cut.last).rank(rank);
-    every_rank(world).map(|rank| build(any_settings(builder(rank), draws))).collect()
+    let builder = |rank| {
+        run.builder()
+            .global_batch(cut.global)
+            .last_batch(cut.last)
+            .rank(rank)
+    };
+    every_rank(world)
+        .map(|rank| build(any_settings(builder(rank), draws)))
+        .collect()
 }
 
 fn stored(state: &State) -> State {
@@ -48,38 +65,74 @@ fn check(data: &Data, number: u64, what: &str) {
     let naive = match draws.below(if data.toy.is_some() { 4 } else { 2 }) {
         0 => Naive::Shuffled { seed: number },
         1 => Naive::Sequential { lanes },
-        _ => Naive::Windowed { seed: number, window: 1 + draws.below(3) as usize, lanes },
+        _ => Naive::Windowed {
+            seed: number,
+            window: 1 + draws.below(3) as usize,
+            lanes,
+        },
     };
-    let run = Run { map: draws.bool(0.5), ..Run::new(data, naive) };
+    let run = Run {
+        map: draws.bool(0.5),
+        ..Run::new(data, naive)
+    };
     let global = 3 + draws.below(5);
-    let cut = Cut::whole(global, ALL_LAST[draws.below(4) as usize], 1 + draws.below(3) as u32);
+    let cut = Cut::whole(
+        global,
+        ALL_LAST[draws.below(4) as usize],
+        1 + draws.below(3) as u32,
+    );
     let count = cut.count(data.len());
     let skips = any_skips(count, &mut draws);
-    let left_out =
-        |batch: &Global| skips.iter().any(|(epoch, range)| batch.epoch == *epoch && range.contains(&batch.index));
+    let left_out = |batch: &Global| {
+        skips
+            .iter()
+            .any(|(epoch, range)| batch.epoch == *epoch && range.contains(&batch.index))
+    };
     let all = all(&run, &cut);
-    let right: Vec<Global> = all.iter().filter(|batch| !left_out(batch)).cloned().collect();
-    let what = format!("{what} {number}, {:?}, {cut:?}, without {skips:?}", run.naive);
+    let right: Vec<Global> = all
+        .iter()
+        .filter(|batch| !left_out(batch))
+        .cloned()
+        .collect();
+    let what = format!(
+        "{what} {number}, {:?}, {cut:?}, without {skips:?}",
+        run.naive
+    );
 
     let ranks = loaders(&run, &cut, cut.world, &mut draws);
     for loader in &ranks {
-        skips.iter().for_each(|(epoch, range)| loader.skip(*epoch, range.clone()).unwrap());
+        skips
+            .iter()
+            .for_each(|(epoch, range)| loader.skip(*epoch, range.clone()).unwrap());
         assert_eq!(loader.batches_per_epoch(), count);
     }
-    let mut epochs: Vec<_> = ranks.iter().map(|loader| loader.epochs(0..EPOCHS).unwrap()).collect();
+    let mut epochs: Vec<_> = ranks
+        .iter()
+        .map(|loader| loader.epochs(0..EPOCHS).unwrap())
+        .collect();
     let (mut found, mut states) = (vec![Vec::new(); ranks.len()], Vec::new());
     for done in 0..=right.len() {
-        assert!(epochs.iter().all(|epoch| epoch.len() == right.len() - done), "{what}");
+        assert!(
+            epochs.iter().all(|epoch| epoch.len() == right.len() - done),
+            "{what}"
+        );
         let now: Vec<State> = ranks.iter().map(|loader| loader.state().unwrap()).collect();
         State::agree(&now).unwrap();
         states.push(stored(&now[0]));
         if done == right.len() {
             break;
         }
-        let next: Vec<Vec<u64>> = ranks.iter().map(|loader| loader.next_ids().unwrap()).collect();
+        let next: Vec<Vec<u64>> = ranks
+            .iter()
+            .map(|loader| loader.next_ids().unwrap())
+            .collect();
         for ((found, epoch), next) in found.iter_mut().zip(&mut epochs).zip(next) {
             let part = part(&epoch.next().unwrap().unwrap());
-            assert_eq!(part.rows.iter().map(|row| row.id).collect::<Vec<_>>(), next, "{what}");
+            assert_eq!(
+                part.rows.iter().map(|row| row.id).collect::<Vec<_>>(),
+                next,
+                "{what}"
+            );
             found.push(part);
         }
     }
@@ -97,13 +150,23 @@ fn check(data: &Data, number: u64, what: &str) {
     drop((epochs, ranks));
 
     for _ in 0..3 {
-        let (world, done) = (1 + draws.below(3) as u32, draws.below(states.len() as u64) as usize);
+        let (world, done) = (
+            1 + draws.below(3) as u32,
+            draws.below(states.len() as u64) as usize,
+        );
         // Also from places in the middle of a skipped range.
         let further = draws.below(3) * draws.below(2 * count);
         let state = stored(&states[done].clone().advance(further));
-        let from = all.iter().position(|batch| done < right.len() && *batch == right[done]).unwrap_or(all.len());
-        let rest: Vec<Global> =
-            all.iter().skip(from + further as usize).filter(|batch| !left_out(batch)).cloned().collect();
+        let from = all
+            .iter()
+            .position(|batch| done < right.len() && *batch == right[done])
+            .unwrap_or(all.len());
+        let rest: Vec<Global> = all
+            .iter()
+            .skip(from + further as usize)
+            .filter(|batch| !left_out(batch))
+            .cloned()
+            .collect();
         let mut ranks = Vec::new();
         for loader in loaders(&run, &cut, world, &mut draws) {
             loader.resume(&state).unwrap();
@@ -114,7 +177,11 @@ fn check(data: &Data, number: u64, what: &str) {
             };
             ranks.push(more);
         }
-        same(&union(&ranks, run.naive.in_turn()), &rest, &format!("{what}, from {state} by {world} ranks"));
+        same(
+            &union(&ranks, run.naive.in_turn()),
+            &rest,
+            &format!("{what}, from {state} by {world} ranks"),
+        );
     }
 }
 
@@ -127,11 +194,19 @@ fn skipped_batches_leave_the_others_as_they_are() {
         let sets = [
             ("file", Data::file(&dirs[0], samples as usize, 24)),
             ("memory", Data::memory(samples as usize, 8)),
-            ("chunks", Data::chunks(&dirs[1], &rows, number % 2 == 0, false)),
-            ("chunks in memory", Data::chunks(&dirs[2], &rows, false, true)),
+            (
+                "chunks",
+                Data::chunks(&dirs[1], &rows, number % 2 == 0, false),
+            ),
+            (
+                "chunks in memory",
+                Data::chunks(&dirs[2], &rows, false, true),
+            ),
         ];
         for (name, data) in sets {
-            within_a_minute(&format!("{name} {number}"), move || check(&data, number, name));
+            within_a_minute(&format!("{name} {number}"), move || {
+                check(&data, number, name)
+            });
         }
     }
 }
@@ -153,22 +228,44 @@ fn a_range_that_cannot_be_skipped_is_refused() {
         (0, 8, 7, "the range is empty or reversed"),
         (0, 9, 11, "the epoch ends at 10"),
         (3, 0, u64::MAX, "the epoch ends at 10"),
-        (0, 2, 5, "the run is at batch 3 of epoch 0; resume an earlier state"),
+        (
+            0,
+            2,
+            5,
+            "the run is at batch 3 of epoch 0; resume an earlier state",
+        ),
         (0, 5, 8, "batches 4..6 of epoch 0 are left out already"),
         (0, 4, 6, "batches 4..6 of epoch 0 are left out already"),
         (u64::MAX, 0, 1, "this epoch cannot be used"),
     ] {
         let error = loader.skip(epoch, start..end).unwrap_err();
         let words = format!("batches {start}..{end} of epoch {epoch}: {words}");
-        assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words.as_str()));
+        assert_eq!(
+            (error.kind(), error.message()),
+            (ErrorKind::Config, words.as_str())
+        );
     }
     let live = loader.epoch(0).unwrap();
-    assert_eq!(loader.skip(0, 7..8).unwrap_err().kind(), ErrorKind::EpochLive);
+    assert_eq!(
+        loader.skip(0, 7..8).unwrap_err().kind(),
+        ErrorKind::EpochLive
+    );
     drop(live);
     // A state has room for some ranges, however many there are.
-    let full = (0..1000).find_map(|number| loader.skip(1 + number, 3..7).err().map(|error| (number, error)));
+    let full = (0..1000).find_map(|number| {
+        loader
+            .skip(1 + number, 3..7)
+            .err()
+            .map(|error| (number, error))
+    });
     let (number, error) = full.unwrap();
-    assert!(number > 10 && error.message().ends_with("more than 940; skip fewer ranges at once"), "{number}: {error}");
+    assert!(
+        number > 10
+            && error
+                .message()
+                .ends_with("more than 940; skip fewer ranges at once"),
+        "{number}: {error}"
+    );
     let bytes = loader.state().unwrap().to_bytes().len();
     assert!((910..=940).contains(&bytes), "{bytes}");
 }
@@ -176,14 +273,32 @@ fn a_range_that_cannot_be_skipped_is_refused() {
 #[test]
 fn a_rank_that_skips_nothing_is_named() {
     let (run, _) = run();
-    let loaders: Vec<_> = every_rank(3).map(|rank| build(run.builder().global_batch(10).rank(rank))).collect();
-    loaders[..2].iter().for_each(|loader| loader.skip(0, 4..6).unwrap());
+    let loaders: Vec<_> = every_rank(3)
+        .map(|rank| build(run.builder().global_batch(10).rank(rank)))
+        .collect();
+    loaders[..2]
+        .iter()
+        .for_each(|loader| loader.skip(0, 4..6).unwrap());
     let states = |steps| {
-        loaders.iter().for_each(|loader| drop(parts(loader.steps(steps).unwrap())));
-        State::agree(&loaders.iter().map(|loader| loader.state().unwrap()).collect::<Vec<_>>()).unwrap_err()
+        loaders
+            .iter()
+            .for_each(|loader| drop(parts(loader.steps(steps).unwrap())));
+        State::agree(
+            &loaders
+                .iter()
+                .map(|loader| loader.state().unwrap())
+                .collect::<Vec<_>>(),
+        )
+        .unwrap_err()
     };
-    assert_eq!(states(2).message(), "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)");
-    assert_eq!(states(3).message(), "rank 2 is at position 50, the others at 70");
+    assert_eq!(
+        states(2).message(),
+        "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)"
+    );
+    assert_eq!(
+        states(3).message(),
+        "rank 2 is at position 50, the others at 70"
+    );
 }
 
 #[test]
@@ -206,37 +321,83 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
 #[test]
 fn a_mix_goes_on_behind_skipped_batches() {
     let mix = |later: (u64, [f64; 2])| {
-        let parts = [40, 30].map(|len| Records::builder(4).open_bytes(noise(4 * len, len as u64)).unwrap());
+        let parts = [40, 30].map(|len| {
+            Records::builder(4)
+                .open_bytes(noise(4 * len, len as u64))
+                .unwrap()
+        });
         let segments = [(0, [1.0, 1.0]), later].map(|(start, weights)| (start, weights.to_vec()));
-        Mix::scheduled(parts, segments, 3).unwrap().epoch_len(100).unwrap()
+        Mix::scheduled(parts, segments, 3)
+            .unwrap()
+            .epoch_len(100)
+            .unwrap()
     };
     let loaders = |mix: &Mix, world, state: Option<&State>| -> Vec<Loader> {
-        let builder = |rank| Loader::builder(mix.dataset()).order(mix.order()).global_batch(10).rank(rank);
+        let builder = |rank| {
+            Loader::builder(mix.dataset())
+                .order(mix.order())
+                .global_batch(10)
+                .rank(rank)
+        };
         every_rank(world)
-            .map(|rank| build(state.cloned().into_iter().fold(builder(rank), |b, s| b.resume(s))))
+            .map(|rank| {
+                build(
+                    state
+                        .cloned()
+                        .into_iter()
+                        .fold(builder(rank), |b, s| b.resume(s)),
+                )
+            })
             .collect()
     };
     let ids = |loaders: &[Loader], steps| -> Vec<u64> {
-        let ranks: Vec<_> = loaders.iter().map(|loader| parts(loader.steps(steps).unwrap())).collect();
-        union(&ranks, false).iter().flat_map(|batch| batch.rows.iter().map(|row| row.id)).collect()
+        let ranks: Vec<_> = loaders
+            .iter()
+            .map(|loader| parts(loader.steps(steps).unwrap()))
+            .collect();
+        union(&ranks, false)
+            .iter()
+            .flat_map(|batch| batch.rows.iter().map(|row| row.id))
+            .collect()
     };
     let right = |mix: &Mix, positions: [Range<u64>; 2]| -> Vec<u64> {
-        positions.into_iter().flatten().map(|place| mix.id(place / 100, place % 100)).collect()
+        positions
+            .into_iter()
+            .flatten()
+            .map(|place| mix.id(place / 100, place % 100))
+            .collect()
     };
     let first = mix((45, [1.0, 3.0]));
     let before = loaders(&first, 2, None);
-    before.iter().for_each(|loader| loader.skip(0, 3..6).unwrap());
+    before
+        .iter()
+        .for_each(|loader| loader.skip(0, 3..6).unwrap());
     assert_eq!(ids(&before, 2), right(&first, [0..20, 0..0]));
     let state = stored(&before[1].state().unwrap());
     assert_eq!(ids(&before, 5), right(&first, [20..30, 60..100]));
     // Positions that are skipped draw, too: a segment begins where it is said, and no sample comes again in its pass.
     let sources = before[0].snapshot().consumer.sources;
-    let drawn = |source| (0..100).filter(|place| first.dataset().ids_of(source).contains(&first.id(0, *place))).count();
+    let drawn = |source| {
+        (0..100)
+            .filter(|place| {
+                first
+                    .dataset()
+                    .ids_of(source)
+                    .contains(&first.id(0, *place))
+            })
+            .count()
+    };
     for (index, source) in sources.iter().enumerate() {
-        assert_eq!((source.delivered, source.samples), (drawn(index) as u64, [40, 30][index]));
+        assert_eq!(
+            (source.delivered, source.samples),
+            (drawn(index) as u64, [40, 30][index])
+        );
         assert_eq!(source.passes, drawn(index) as f64 / source.samples as f64);
         // 45 positions of 1 to 3, then 55 of another mix.
-        assert!((source.asked - drawn(index) as f64).abs() < 2.0, "{source:?}");
+        assert!(
+            (source.asked - drawn(index) as f64).abs() < 2.0,
+            "{source:?}"
+        );
     }
     // The change may lie among the skipped ones.
     let other = mix((50, [3.0, 1.0]));
@@ -252,9 +413,27 @@ fn a_report_counts_skipped_batches() {
     loader.skip(1, 0..10).unwrap();
     assert_eq!(loader.epoch(0).unwrap().len(), 7);
     assert_eq!(parts(loader.epoch(0).unwrap()).len(), 7);
-    assert_eq!((loader.next_epoch(), loader.epoch(1).unwrap().len()), (2, 0));
-    assert!(loader.report().to_string().contains("\nskipped   "), "{}", loader.report());
-    let last = build(Data::memory(20, 8).builder().batch_size(10).last_batch(LastBatch::Drop));
+    assert_eq!(
+        (loader.next_epoch(), loader.epoch(1).unwrap().len()),
+        (2, 0)
+    );
+    assert!(
+        loader.report().to_string().contains("\nskipped   "),
+        "{}",
+        loader.report()
+    );
+    let last = build(
+        Data::memory(20, 8)
+            .builder()
+            .batch_size(10)
+            .last_batch(LastBatch::Drop),
+    );
     last.skip(0, 1..2).unwrap();
-    assert_eq!(parts(last.epochs(0..2).unwrap()).iter().map(|part| part.index).collect::<Vec<_>>(), [0, 0, 1]);
+    assert_eq!(
+        parts(last.epochs(0..2).unwrap())
+            .iter()
+            .map(|part| part.index)
+            .collect::<Vec<_>>(),
+        [0, 0, 1]
+    );
 }

@@ -4,7 +4,9 @@
 use crate::common::formats::tar_member;
 use crate::common::{Dir, build, noise};
 use crate::common::{child, here, in_child, run};
-use feedline::dataset::{Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Sizes, Tar, TfRecord, Tokens};
+use feedline::dataset::{
+    Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Sizes, Tar, TfRecord, Tokens,
+};
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Fingerprint;
@@ -17,8 +19,10 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-const BYTES: [&[u8]; 2] =
-    [include_bytes!("../fixtures/state/step-1200.json"), include_bytes!("../fixtures/state/step-1201.json")];
+const BYTES: [&[u8]; 2] = [
+    include_bytes!("../fixtures/state/step-1200.json"),
+    include_bytes!("../fixtures/state/step-1201.json"),
+];
 
 fn states() -> [State; 2] {
     BYTES.map(|bytes| State::from_bytes(bytes).unwrap())
@@ -26,8 +30,10 @@ fn states() -> [State; 2] {
 
 /// Names in a folder.
 fn names(dir: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -39,7 +45,10 @@ fn a_saved_state_replaces_the_old_one_and_loads_unchanged() {
     let [first, second] = states();
     assert_eq!(first.to_bytes(), BYTES[0]);
     type Save = fn(&State, &Path) -> Result<()>;
-    let saves: [Save; 2] = [|state, path| state.save(path), |state, path| state.save_unsynced(path)];
+    let saves: [Save; 2] = [
+        |state, path| state.save(path),
+        |state, path| state.save_unsynced(path),
+    ];
     for save in saves {
         for state in [&first, &second, &first] {
             save(state, &path).unwrap();
@@ -49,9 +58,16 @@ fn a_saved_state_replaces_the_old_one_and_loads_unchanged() {
     }
     assert_eq!(names(&dir.path("")), ["état de la course.json"]);
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:")).unwrap().trim();
+    let umask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Umask:"))
+        .unwrap()
+        .trim();
     let umask = u32::from_str_radix(umask, 8).unwrap();
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o644 & !umask);
+    assert_eq!(
+        std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777,
+        0o644 & !umask
+    );
 }
 
 #[test]
@@ -62,7 +78,11 @@ fn every_cut_of_a_saved_file_is_refused_with_its_path() {
         for len in 0..bytes.len() {
             std::fs::write(&path, &bytes[..len]).unwrap();
             let error = State::load(&path).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State), "{len}");
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::State, Stage::State),
+                "{len}"
+            );
             assert_eq!(error.site().path.as_deref(), Some(&*path), "{len}");
         }
     }
@@ -75,7 +95,11 @@ fn every_flipped_bit_of_a_saved_file_is_refused() {
             let mut flipped = bytes.to_vec();
             flipped[bit / 8] ^= 1 << (bit % 8);
             let error = State::from_bytes(&flipped).unwrap_err();
-            assert_eq!((error.kind(), error.stage()), (ErrorKind::State, Stage::State), "bit {bit}");
+            assert_eq!(
+                (error.kind(), error.stage()),
+                (ErrorKind::State, Stage::State),
+                "bit {bit}"
+            );
         }
     }
 }
@@ -99,22 +123,47 @@ fn two_flipped_bytes_never_make_another_state() {
 fn a_huge_or_irregular_state_file_is_refused_unread() {
     let dir = Dir::new();
     let error = State::load(dir.path("gone")).unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::NotFound, Stage::State));
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::NotFound, Stage::State)
+    );
     assert_eq!(error.site().path, Some(dir.path("gone")));
 
     let fifo = dir.path("fifo");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(&fifo)
+            .status()
+            .unwrap()
+            .success()
+    );
     for path in [&fifo, &dir.path(""), Path::new("/dev/zero")] {
         let error = State::load(path).unwrap_err();
-        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::NotAFile, Some(path)));
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::NotAFile, Some(path))
+        );
     }
 
     let large = dir.path("large");
-    std::fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
+    std::fs::File::create(&large)
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
     let error = State::load(&large).unwrap_err();
-    assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::State, Some(&*large)));
-    assert_eq!(error.message(), "1099511627776 bytes or more; a state has less than 1 KiB");
-    std::fs::write(&large, [BYTES[0], &vec![b' '; 65_536 - BYTES[0].len()]].concat()).unwrap();
+    assert_eq!(
+        (error.kind(), error.site().path.as_deref()),
+        (ErrorKind::State, Some(&*large))
+    );
+    assert_eq!(
+        error.message(),
+        "1099511627776 bytes or more; a state has less than 1 KiB"
+    );
+    std::fs::write(
+        &large,
+        [BYTES[0], &vec![b' '; 65_536 - BYTES[0].len()]].concat(),
+    )
+    .unwrap();
     State::load(&large).unwrap();
 }
 
@@ -126,21 +175,51 @@ fn a_save_that_fails_leaves_the_old_file_and_nothing_else() {
     old.save(&path).unwrap();
 
     let error = new.save(dir.path("gone/state")).unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::NotFound, Stage::State));
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::NotFound, Stage::State)
+    );
     assert_eq!(error.site().path, Some(dir.path("gone")));
-    assert_eq!(new.save_unsynced(dir.path("gone/state")).unwrap_err().site().path, Some(dir.path("gone")));
-    assert_eq!(new.save(path.join("state")).unwrap_err().stage(), Stage::State);
+    assert_eq!(
+        new.save_unsynced(dir.path("gone/state"))
+            .unwrap_err()
+            .site()
+            .path,
+        Some(dir.path("gone"))
+    );
+    assert_eq!(
+        new.save(path.join("state")).unwrap_err().stage(),
+        Stage::State
+    );
     for nameless in ["", "/", ".."] {
-        assert_eq!(new.save(nameless).unwrap_err().kind(), ErrorKind::Config, "{nameless}");
+        assert_eq!(
+            new.save(nameless).unwrap_err().kind(),
+            ErrorKind::Config,
+            "{nameless}"
+        );
     }
 
     std::fs::create_dir(dir.path("folder")).unwrap();
-    assert!(Command::new("mkfifo").arg(dir.path("fifo")).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(dir.path("fifo"))
+            .status()
+            .unwrap()
+            .success()
+    );
     for name in ["folder", "fifo"] {
         let error = new.save(dir.path(name)).unwrap_err();
-        assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotAFile, Some(dir.path(name))));
+        assert_eq!(
+            (error.kind(), error.site().path.clone()),
+            (ErrorKind::NotAFile, Some(dir.path(name)))
+        );
     }
-    assert!(std::fs::metadata(dir.path("fifo")).unwrap().file_type().is_fifo());
+    assert!(
+        std::fs::metadata(dir.path("fifo"))
+            .unwrap()
+            .file_type()
+            .is_fifo()
+    );
 
     // Its temporary file can be made, but not renamed.
     let error = new.save(dir.path(&"n".repeat(300))).unwrap_err();
@@ -148,7 +227,10 @@ fn a_save_that_fails_leaves_the_old_file_and_nothing_else() {
     new.save(dir.path(&"n".repeat(255))).unwrap();
 
     assert_eq!(State::load(&path).unwrap(), old);
-    assert_eq!(names(&dir.path("")), ["fifo", "folder", &"n".repeat(255), "state"]);
+    assert_eq!(
+        names(&dir.path("")),
+        ["fifo", "folder", &"n".repeat(255), "state"]
+    );
 }
 
 #[test]
@@ -156,13 +238,19 @@ fn a_full_disk_leaves_the_old_file_and_nothing_else() {
     let [old, new] = states();
     if let Some(dir) = in_child() {
         // A limit on file sizes imitates the full disk: a write ends early, the next one fails.
-        let limit = rustix::process::Rlimit { current: Some(100), maximum: Some(100) };
+        let limit = rustix::process::Rlimit {
+            current: Some(100),
+            maximum: Some(100),
+        };
         rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
         for _ in 0..3 {
             let error = new.save(dir.join("state")).unwrap_err();
             assert_eq!((error.kind(), error.stage()), (ErrorKind::Io, Stage::State));
             assert_eq!(error.site().path, Some(dir.join("state")));
-            assert_eq!(new.save_unsynced(dir.join("state")).unwrap_err().kind(), ErrorKind::Io);
+            assert_eq!(
+                new.save_unsynced(dir.join("state")).unwrap_err().kind(),
+                ErrorKind::Io
+            );
         }
         return;
     }
@@ -196,8 +284,18 @@ fn a_link_is_followed_to_load_and_replaced_to_save() {
     symlink("step-1200", dir.path("latest")).unwrap();
     assert_eq!(State::load(dir.path("latest")).unwrap(), old);
     new.save(dir.path("latest")).unwrap();
-    assert_eq!((State::load(dir.path("latest")).unwrap(), State::load(dir.path("step-1200")).unwrap()), (new, old));
-    assert!(std::fs::symlink_metadata(dir.path("latest")).unwrap().is_file());
+    assert_eq!(
+        (
+            State::load(dir.path("latest")).unwrap(),
+            State::load(dir.path("step-1200")).unwrap()
+        ),
+        (new, old)
+    );
+    assert!(
+        std::fs::symlink_metadata(dir.path("latest"))
+            .unwrap()
+            .is_file()
+    );
     symlink("nowhere", dir.path("broken")).unwrap();
     states()[0].save(dir.path("broken")).unwrap();
     assert_eq!(names(&dir.path("")), ["broken", "latest", "step-1200"]);
@@ -238,9 +336,16 @@ fn a_kill_during_a_save_leaves_the_old_or_the_new_state() {
     states[0].save(&path).unwrap();
     let mut seen = HashSet::new();
     for round in 0..40 {
-        let mut child = child(&here!(), &dir.path(""), ":").stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = child(&here!(), &dir.path(""), ":")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        assert!(lines.map(|line| line.unwrap()).any(|line| line.ends_with("saving")));
+        assert!(
+            lines
+                .map(|line| line.unwrap())
+                .any(|line| line.ends_with("saving"))
+        );
         std::thread::sleep(Duration::from_micros(round * 137 % 5000));
         child.kill().unwrap();
         child.wait().unwrap();
@@ -249,8 +354,15 @@ fn a_kill_during_a_save_leaves_the_old_or_the_new_state() {
         seen.insert(state);
     }
     let left = names(&dir.path(""));
-    assert!(left.iter().all(|name| name == "state" || name.starts_with(".state.") && name.ends_with(".tmp")));
-    eprintln!("{} of 2 states seen, {} temporary files left by 40 kills", seen.len(), left.len() - 1);
+    assert!(
+        left.iter()
+            .all(|name| name == "state" || name.starts_with(".state.") && name.ends_with(".tmp"))
+    );
+    eprintln!(
+        "{} of 2 states seen, {} temporary files left by 40 kills",
+        seen.len(),
+        left.len() - 1
+    );
 }
 
 // Fingerprints.
@@ -280,8 +392,14 @@ fn open(dir: &Dir) -> Records {
 
 /// Result of `compare` for the dataset in its present state.
 fn difference(then: &Fingerprint, now: &dyn Dataset) -> feedline::Error {
-    let error = Fingerprint::of(now).unwrap().compare(then, now).unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::FingerprintMismatch, Stage::State));
+    let error = Fingerprint::of(now)
+        .unwrap()
+        .compare(then, now)
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::FingerprintMismatch, Stage::State)
+    );
     assert!(!error.to_string().contains('\n'));
     error
 }
@@ -332,7 +450,11 @@ fn a_fingerprint_does_not_depend_on_threads_or_memory() {
         Arc::new(open(&dir).checked(crcs.path("crc")).unwrap()),
         Arc::new(open(&dir).checked(crcs.path("crc")).unwrap()),
         Arc::new(open(&dir).in_memory().unwrap()),
-        Arc::new(Arc::new(open(&dir).in_memory().unwrap()).checked(crcs.path("crc of memory")).unwrap()),
+        Arc::new(
+            Arc::new(open(&dir).in_memory().unwrap())
+                .checked(crcs.path("crc of memory"))
+                .unwrap(),
+        ),
     ];
     for (index, dataset) in same.iter().enumerate() {
         let print = Fingerprint::of(dataset).unwrap();
@@ -359,10 +481,18 @@ fn a_changed_shard_is_named_or_its_range_is() {
     }
     let changes: [(&str, Change); 6] = [
         ("its first byte", |path| edit(path, |bytes| bytes[0] ^= 1)),
-        ("its last byte", |path| edit(path, |bytes| *bytes.last_mut().unwrap() ^= 1)),
-        ("rewritten", |path| edit(path, |bytes| *bytes = noise(bytes.len(), 12_345))),
-        ("cut", |path| edit(path, |bytes| bytes.truncate(bytes.len() - RECORD))),
-        ("grown", |path| edit(path, |bytes| bytes.extend([7; RECORD]))),
+        ("its last byte", |path| {
+            edit(path, |bytes| *bytes.last_mut().unwrap() ^= 1)
+        }),
+        ("rewritten", |path| {
+            edit(path, |bytes| *bytes = noise(bytes.len(), 12_345))
+        }),
+        ("cut", |path| {
+            edit(path, |bytes| bytes.truncate(bytes.len() - RECORD))
+        }),
+        ("grown", |path| {
+            edit(path, |bytes| bytes.extend([7; RECORD]))
+        }),
         ("reversed", |path| edit(path, |bytes| bytes.reverse())),
     ];
     // The last numbers of a row are the first and last shard of its bucket. Of 300 shards number 117 is opened.
@@ -378,7 +508,9 @@ fn a_changed_shard_is_named_or_its_range_is() {
     ];
     for (count, number, [first, last]) in rows {
         let expected = |dir: &Dir| match first == last {
-            true => format!("shard {number} of {count} (counted from 0) has another name, length or content"),
+            true => format!(
+                "shard {number} of {count} (counted from 0) has another name, length or content"
+            ),
             false => {
                 let path = dir.path(&name(first));
                 format!(
@@ -390,16 +522,36 @@ fn a_changed_shard_is_named_or_its_range_is() {
         let path = |path: PathBuf| (first == last).then_some(path);
         for (what, change) in changes {
             let (dir, error) = after(count, |dir| change(&dir.path(&name(number))));
-            assert_eq!(error.site().path, path(dir.path(&name(number))), "{what} {number} of {count}: {error}");
-            assert!(error.message().starts_with(&expected(&dir)), "{what} {number} of {count}: {error}");
+            assert_eq!(
+                error.site().path,
+                path(dir.path(&name(number))),
+                "{what} {number} of {count}: {error}"
+            );
+            assert!(
+                error.message().starts_with(&expected(&dir)),
+                "{what} {number} of {count}: {error}"
+            );
             let samples: usize = (0..count).map(|number| 200 + number % 7).sum();
             let resized = format!(" samples, {samples} when saved");
-            assert_eq!(error.message().contains(&resized), ["cut", "grown"].contains(&what), "{error}");
+            assert_eq!(
+                error.message().contains(&resized),
+                ["cut", "grown"].contains(&what),
+                "{error}"
+            );
         }
         let renamed = name(number).replace(".bin", "x.bin");
-        let (dir, error) = after(count, |dir| std::fs::rename(dir.path(&name(number)), dir.path(&renamed)).unwrap());
-        assert_eq!(error.site().path, path(dir.path(&renamed)), "renamed {number} of {count}: {error}");
-        assert!(error.message().starts_with(&expected(&dir)), "renamed {number} of {count}: {error}");
+        let (dir, error) = after(count, |dir| {
+            std::fs::rename(dir.path(&name(number)), dir.path(&renamed)).unwrap()
+        });
+        assert_eq!(
+            error.site().path,
+            path(dir.path(&renamed)),
+            "renamed {number} of {count}: {error}"
+        );
+        assert!(
+            error.message().starts_with(&expected(&dir)),
+            "renamed {number} of {count}: {error}"
+        );
     }
 }
 
@@ -409,10 +561,16 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
     let dir = shards(300);
     let then = Fingerprint::of(&open(&dir)).unwrap();
     dir.write(&name(6), &noise(shard(6).len(), 1));
-    Fingerprint::of(&open(&dir)).unwrap().compare(&then, &open(&dir)).unwrap();
+    Fingerprint::of(&open(&dir))
+        .unwrap()
+        .compare(&then, &open(&dir))
+        .unwrap();
     dir.write(&name(6), &noise(shard(6).len() + RECORD, 1));
     let error = difference(&then, &open(&dir));
-    let expected = format!("a shard between 5 ({}) and 9 of 300", dir.path(&name(5)).display());
+    let expected = format!(
+        "a shard between 5 ({}) and 9 of 300",
+        dir.path(&name(5)).display()
+    );
     assert!(error.message().starts_with(&expected), "{error}");
     // The same holds for the middle bytes of a shard: `checked` covers them.
     let dir = shards(3);
@@ -420,17 +578,24 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
     let mut bytes = shard(1);
     bytes[4096..8192].fill(0);
     dir.write(&name(1), &bytes);
-    Fingerprint::of(&open(&dir)).unwrap().compare(&then, &open(&dir)).unwrap();
+    Fingerprint::of(&open(&dir))
+        .unwrap()
+        .compare(&then, &open(&dir))
+        .unwrap();
 }
 
 #[test]
 fn missing_and_new_shards_are_named_by_the_first_difference() {
     let remove = |dir: &Dir, numbers: &[usize]| {
-        numbers.iter().for_each(|number| std::fs::remove_file(dir.path(&name(*number))).unwrap());
+        numbers
+            .iter()
+            .for_each(|number| std::fs::remove_file(dir.path(&name(*number))).unwrap());
     };
     // `-` sorts before `.`.
     let add = |dir: &Dir, numbers: &[usize]| {
-        numbers.iter().for_each(|number| drop(dir.write(&name(*number).replace(".bin", "-new.bin"), &shard(*number))));
+        numbers.iter().for_each(|number| {
+            drop(dir.write(&name(*number).replace(".bin", "-new.bin"), &shard(*number)))
+        });
     };
     let check = |count, now, change: &dyn Fn(&Dir), difference: &dyn Fn(&Dir) -> String| {
         let (dir, error) = after(count, change);
@@ -439,11 +604,15 @@ fn missing_and_new_shards_are_named_by_the_first_difference() {
         assert_eq!(error.site().path, None);
     };
     let same = |count| move |_: &Dir| format!("the first {count} are the same");
-    let shard = |number| move |_: &Dir| format!("the first difference is shard {number} (counted from 0)");
+    let shard =
+        |number| move |_: &Dir| format!("the first difference is shard {number} (counted from 0)");
     let between = |first, last| {
         move |dir: &Dir| {
             let path = dir.path(&name(first));
-            format!("the first difference is a shard between {first} ({}) and {last} (counted from 0)", path.display())
+            format!(
+                "the first difference is a shard between {first} ({}) and {last} (counted from 0)",
+                path.display()
+            )
         }
     };
     check(2, 1, &|dir| remove(dir, &[1]), &same(1));
@@ -460,13 +629,25 @@ fn missing_and_new_shards_are_named_by_the_first_difference() {
 fn the_first_of_several_changed_shards_is_named() {
     let check = |count: usize, numbers: &[usize], expected: &dyn Fn(&Dir) -> String| {
         let (dir, error) = after(count, |dir| {
-            numbers.iter().for_each(|number| drop(dir.write(&name(*number), &noise(shard(*number).len(), 99))));
+            numbers.iter().for_each(|number| {
+                drop(dir.write(&name(*number), &noise(shard(*number).len(), 99)))
+            });
         });
-        let expected = format!("{} of {count} (counted from 0) and others have another name, length", expected(&dir));
+        let expected = format!(
+            "{} of {count} (counted from 0) and others have another name, length",
+            expected(&dir)
+        );
         assert!(error.message().starts_with(&expected), "{expected} {error}");
-        error.site().path.clone().map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+        error
+            .site()
+            .path
+            .clone()
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
     };
-    assert_eq!(check(12, &[1, 5, 6, 11], &|_| "shard 1".into()), Some(name(1)));
+    assert_eq!(
+        check(12, &[1, 5, 6, 11], &|_| "shard 1".into()),
+        Some(name(1))
+    );
     let range = |dir: &Dir| format!("a shard between 8 ({}) and 9", dir.path(&name(8)).display());
     assert_eq!(check(128, &[9, 10, 17, 64], &range), None);
 
@@ -476,7 +657,12 @@ fn the_first_of_several_changed_shards_is_named() {
     let then = Fingerprint::of(&Records::builder(RECORD).open_files(&paths).unwrap()).unwrap();
     paths.swap(3, 4);
     let error = difference(&then, &Records::builder(RECORD).open_files(&paths).unwrap());
-    assert!(error.message().starts_with("shard 3 of 12 (counted from 0) and others have another name"), "{error}");
+    assert!(
+        error
+            .message()
+            .starts_with("shard 3 of 12 (counted from 0) and others have another name"),
+        "{error}"
+    );
     assert_eq!(error.site().path.as_ref(), Some(&paths[3]));
 }
 
@@ -486,10 +672,18 @@ fn changed_sample_counts_and_fields_are_named() {
     let records = |size: usize| Records::builder(size).open_bytes(&*bytes).unwrap();
     let then = Fingerprint::of(&records(64)).unwrap();
     let error = difference(&then, &records(32));
-    let expected = "32 samples, 16 when saved; other fields than when saved; now they are record u8 [32]";
+    let expected =
+        "32 samples, 16 when saved; other fields than when saved; now they are record u8 [32]";
     assert!(error.message().starts_with(expected), "{error}");
-    let floats = Records::builder(64).field("record", DType::F32, [16]).open_bytes(&*bytes).unwrap();
-    assert!(difference(&then, &floats).message().starts_with("other fields than when saved"));
+    let floats = Records::builder(64)
+        .field("record", DType::F32, [16])
+        .open_bytes(&*bytes)
+        .unwrap();
+    assert!(
+        difference(&then, &floats)
+            .message()
+            .starts_with("other fields than when saved")
+    );
 }
 
 #[test]
@@ -498,10 +692,16 @@ fn a_file_that_changes_under_the_fingerprint_is_an_error() {
     let records = open(&dir);
     dir.write(&name(1), &[0; 64]);
     let error = Fingerprint::of(&records).unwrap_err();
-    assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::Changed, Some(dir.path(&name(1)))));
+    assert_eq!(
+        (error.kind(), error.site().path.clone()),
+        (ErrorKind::Changed, Some(dir.path(&name(1))))
+    );
     std::fs::remove_file(dir.path(&name(1))).unwrap();
     let error = Fingerprint::of(&records).unwrap_err();
-    assert_eq!((error.kind(), error.site().path.clone()), (ErrorKind::NotFound, Some(dir.path(&name(1)))));
+    assert_eq!(
+        (error.kind(), error.site().path.clone()),
+        (ErrorKind::NotFound, Some(dir.path(&name(1))))
+    );
 }
 
 #[test]
@@ -549,14 +749,22 @@ impl Dataset for Toy {
 
 /// An option: the dataset opened twice with one value, then with another.
 fn assert_options_count<D: Dataset>(what: &str, open: impl Fn(usize) -> D, options: usize) {
-    let prints: Vec<Fingerprint> = (0..options).map(|option| Fingerprint::of(&open(option)).unwrap()).collect();
+    let prints: Vec<Fingerprint> = (0..options)
+        .map(|option| Fingerprint::of(&open(option)).unwrap())
+        .collect();
     for (option, print) in prints.iter().enumerate() {
         let again = open(option);
-        Fingerprint::of(&again).unwrap().compare(print, &again).unwrap_or_else(|error| panic!("{what}: {error}"));
+        Fingerprint::of(&again)
+            .unwrap()
+            .compare(print, &again)
+            .unwrap_or_else(|error| panic!("{what}: {error}"));
         for other in (0..options).filter(|other| *other != option) {
             let error = difference(print, &open(other));
             let expected = "the ids mean other samples of the same files";
-            assert!(error.message().starts_with(expected), "{what} {option} {other}: {error}");
+            assert!(
+                error.message().starts_with(expected),
+                "{what} {option} {other}: {error}"
+            );
             assert_eq!(error.site().path, None);
         }
     }
@@ -567,29 +775,58 @@ fn options_that_change_ids_change_the_fingerprint() {
     let bytes: Arc<[u8]> = noise(640, 5).into();
     let records = || Records::builder(64).open_bytes(bytes.clone()).unwrap();
     assert_options_count("a dataset's own", |option| Toy(records(), option as u64), 3);
-    assert_options_count("through a pointer", |option| Arc::new(Toy(records(), option as u64)) as Arc<dyn Dataset>, 2);
+    assert_options_count(
+        "through a pointer",
+        |option| Arc::new(Toy(records(), option as u64)) as Arc<dyn Dataset>,
+        2,
+    );
     let crcs = Dir::new();
-    let checked = |option| Toy(records(), option as u64).checked(crcs.path("crc")).unwrap();
+    let checked = |option| {
+        Toy(records(), option as u64)
+            .checked(crcs.path("crc"))
+            .unwrap()
+    };
     assert_options_count("checked", checked, 2);
-    assert_options_count("in memory", |option| Toy(records(), option as u64).in_memory().unwrap(), 2);
+    assert_options_count(
+        "in memory",
+        |option| Toy(records(), option as u64).in_memory().unwrap(),
+        2,
+    );
 
     let classes = |option: i64| (0..10).map(|k| k % 3 + option).collect::<Vec<i64>>();
-    let labelled = |option| Records::builder(64).classes(classes(option as i64)).open_bytes(bytes.clone()).unwrap();
+    let labelled = |option| {
+        Records::builder(64)
+            .classes(classes(option as i64))
+            .open_bytes(bytes.clone())
+            .unwrap()
+    };
     assert_options_count("labels", labelled, 2);
     let lists: [&[u64]; 4] = [&[0, 1, 2], &[0, 2, 1], &[0, 1, 3], &[0, 1, 1]];
-    assert_options_count("subsets", |option| records().subset(lists[option]).unwrap(), 4);
+    assert_options_count(
+        "subsets",
+        |option| records().subset(lists[option]).unwrap(),
+        4,
+    );
     let split = |option: usize| {
         let (first, second) = records().split(0.5, option as u64 / 2).unwrap();
-        if option.is_multiple_of(2) { first } else { second }
+        if option.is_multiple_of(2) {
+            first
+        } else {
+            second
+        }
     };
     assert_options_count("splits", split, 4);
     let nested = |option| Toy(records(), option as u64).subset([1, 2]).unwrap();
     assert_options_count("subsets of others", nested, 2);
     let parts: [[&[u64]; 2]; 3] = [[&[0, 1], &[2, 3]], [&[2, 3], &[0, 1]], [&[0], &[1, 2, 3]]];
     let concat = |option: usize| {
-        Concat::new(
-            parts[option].map(|ids| Records::builder(64).open_bytes(bytes.clone()).unwrap().subset(ids).unwrap()),
-        )
+        Concat::new(parts[option].map(|ids| {
+            Records::builder(64)
+                .open_bytes(bytes.clone())
+                .unwrap()
+                .subset(ids)
+                .unwrap()
+        }))
         .unwrap()
     };
     assert_options_count("parts", concat, 3);
@@ -597,13 +834,28 @@ fn options_that_change_ids_change_the_fingerprint() {
     // 21 tokens of 2 bytes, and 20 behind a header of one: three windows each.
     let tokens = |option: usize| {
         let builder = Tokens::builder(DType::U16).window(8);
-        let builder = [builder.clone().stride(6), builder.clone().stride(5), builder.stride(6).header(2)];
+        let builder = [
+            builder.clone().stride(6),
+            builder.clone().stride(5),
+            builder.stride(6).header(2),
+        ];
         builder[option].clone().open_bytes(&bytes[..42]).unwrap()
     };
     assert_options_count("windows", tokens, 3);
-    let flat = Tokens::builder(DType::U16).window(8).next_token().open_bytes(&bytes[..42]).unwrap();
-    let said = Tokens::builder(DType::U16).window(9).stride(8).open_bytes(&bytes[..42]).unwrap();
-    assert_eq!(Fingerprint::of(&flat).unwrap(), Fingerprint::of(&said).unwrap());
+    let flat = Tokens::builder(DType::U16)
+        .window(8)
+        .next_token()
+        .open_bytes(&bytes[..42])
+        .unwrap();
+    let said = Tokens::builder(DType::U16)
+        .window(9)
+        .stride(8)
+        .open_bytes(&bytes[..42])
+        .unwrap();
+    assert_eq!(
+        Fingerprint::of(&flat).unwrap(),
+        Fingerprint::of(&said).unwrap()
+    );
 }
 
 #[test]
@@ -623,28 +875,60 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
         tar.extend(tar_member(&format!("{key}.name"), b"2"));
     }
     tar.resize(tar.len() + 1024, 0);
-    let members =
-        |option| Tar::builder().field(EncodedField::bytes("text"), text(option)).open_bytes(tar.clone()).unwrap();
+    let members = |option| {
+        Tar::builder()
+            .field(EncodedField::bytes("text"), text(option))
+            .open_bytes(tar.clone())
+            .unwrap()
+    };
     assert_options_count("members", members, 2);
-    let listed = Tar::builder().field(EncodedField::bytes("text"), "title;caption").checksums(false);
+    let listed = Tar::builder()
+        .field(EncodedField::bytes("text"), "title;caption")
+        .checksums(false);
     let listed = listed.open_bytes(tar.clone()).unwrap();
-    assert_eq!(Fingerprint::of(&listed).unwrap(), Fingerprint::of(&members(0)).unwrap());
+    assert_eq!(
+        Fingerprint::of(&listed).unwrap(),
+        Fingerprint::of(&members(0)).unwrap()
+    );
 
     let prefix = fixtures.join("tokens/megatron-u16");
-    let windows = |option: usize| Megatron::builder().window(16).stride(16 + option).open(&prefix).unwrap();
+    let windows = |option: usize| {
+        Megatron::builder()
+            .window(16)
+            .stride(16 + option)
+            .open(&prefix)
+            .unwrap()
+    };
     let (a, b) = (windows(0), windows(1));
     assert_ne!(a.identity(), b.identity());
-    let spans = [Megatron::builder().documents(1000), Megatron::builder().sequences(1000)];
+    let spans = [
+        Megatron::builder().documents(1000),
+        Megatron::builder().sequences(1000),
+    ];
     let spans = spans.map(|builder| builder.cut(true).open(&prefix).unwrap().identity());
     assert_ne!(spans[0], spans[1]);
 
     // The last picture of one class becomes the first of the next.
     let images = |option: usize| {
         let dir = Dir::new();
-        for (class, names) in [["a/1.png", "a/2.png"], ["b/3.png", "b/4.png"]].iter().enumerate() {
+        for (class, names) in [["a/1.png", "a/2.png"], ["b/3.png", "b/4.png"]]
+            .iter()
+            .enumerate()
+        {
             for name in names {
-                let moved = if option == 1 && *name == "a/2.png" { "b/2.png" } else { name };
-                dir.write(&if option == 2 && class == 1 { name.replace('b', "c") } else { moved.into() }, b"png");
+                let moved = if option == 1 && *name == "a/2.png" {
+                    "b/2.png"
+                } else {
+                    name
+                };
+                dir.write(
+                    &if option == 2 && class == 1 {
+                        name.replace('b', "c")
+                    } else {
+                        moved.into()
+                    },
+                    b"png",
+                );
             }
         }
         let images = Images::open(dir.path("")).unwrap();
@@ -661,17 +945,44 @@ fn options_of_parquet_that_change_ids_change_the_fingerprint() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/plain.parquet");
     let parquet = |option: usize| {
         let columns = [["f0", "f1"], ["f1", "f0"], ["f0", "f1"]][option];
-        let nulls = if option == 2 { Nulls::Zero } else { Nulls::Error };
-        Parquet::builder().stack("x", &columns).nulls(nulls).open(&file).unwrap()
+        let nulls = if option == 2 {
+            Nulls::Zero
+        } else {
+            Nulls::Error
+        };
+        Parquet::builder()
+            .stack("x", &columns)
+            .nulls(nulls)
+            .open(&file)
+            .unwrap()
     };
     assert_options_count("columns and nulls", parquet, 3);
     // The first two row groups of 60 rows, the second alone, and the third; their rows differ.
-    let pruned = |range: (f64, f64)| Parquet::builder().column("f0").prune("f0", range.0, range.1).open(&file).unwrap();
+    let pruned = |range: (f64, f64)| {
+        Parquet::builder()
+            .column("f0")
+            .prune("f0", range.0, range.1)
+            .open(&file)
+            .unwrap()
+    };
     let (first, second) = (pruned((0.0, 1.0)), pruned((31.0, 32.0)));
     assert_eq!((first.len(), second.len()), (60, 60));
     let error = difference(&Fingerprint::of(&first).unwrap(), &second);
-    assert!(error.message().starts_with("the ids mean other samples"), "{error}");
-    let cut = Parquet::builder().column("f0").prune("f0", 0.0, 1.0).chunk_bytes(1).open(&file).unwrap();
+    assert!(
+        error.message().starts_with("the ids mean other samples"),
+        "{error}"
+    );
+    let cut = Parquet::builder()
+        .column("f0")
+        .prune("f0", 0.0, 1.0)
+        .chunk_bytes(1)
+        .open(&file)
+        .unwrap();
     let error = difference(&Fingerprint::of(&first).unwrap(), &cut);
-    assert!(error.message().starts_with("the samples are cut into other chunks"), "{error}");
+    assert!(
+        error
+            .message()
+            .starts_with("the samples are cut into other chunks"),
+        "{error}"
+    );
 }

@@ -22,11 +22,19 @@ fn start(test: &str, body: impl FnOnce()) -> Option<Process> {
         body();
         return None;
     }
-    let mut child = process(test, "").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut child = process(test, "")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let (sender, lines) = channel();
     let out = BufReader::new(child.stdout.take().unwrap());
     // The thread ends with the child's output, or with its receiver.
-    std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    std::thread::spawn(move || {
+        out.lines()
+            .map_while(Result::ok)
+            .try_for_each(|line| sender.send(line))
+    });
     let process = Process { child, lines };
     process.expect("ready");
     Some(process)
@@ -41,7 +49,10 @@ impl Process {
     fn expect(&self, expected: &str) {
         let deadline = Instant::now() + DEADLINE;
         let mut seen = Vec::new();
-        while let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        while let Ok(line) = self
+            .lines
+            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
+        {
             // The first line follows the harness's "test name ... ".
             if line.ends_with(expected) {
                 return;
@@ -101,7 +112,9 @@ fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
         assert!(clone.requested());
         println!("{:?} {:?}", stop.signal(), clone.signal());
     };
-    let Some(mut process) = start(&here!(), child) else { return };
+    let Some(mut process) = start(&here!(), child) else {
+        return;
+    };
     process.answers(&[Number::TERM], "Some(Term) Some(Term)");
 }
 
@@ -117,7 +130,9 @@ fn a_request_of_the_program_does_not_hide_a_signal() {
         wait_for(&other);
         println!("{:?}", stop.signal());
     };
-    let Some(mut process) = start(&here!(), child) else { return };
+    let Some(mut process) = start(&here!(), child) else {
+        return;
+    };
     process.answers(&[Number::USR1], "Some(Usr1)");
 }
 
@@ -132,23 +147,33 @@ fn a_sigterm_after_repeated_sigusr1_counts_as_first() {
         wait_for(&term);
         println!("still {:?}, now {:?}", stop.signal(), term.signal());
     };
-    let Some(mut process) = start(&here!(), child) else { return };
+    let Some(mut process) = start(&here!(), child) else {
+        return;
+    };
     process.send(Number::USR1);
     process.expect("first Some(Usr1), not None");
-    process.answers(&[Number::USR1, Number::TERM], "still Some(Usr1), now Some(Term)");
+    process.answers(
+        &[Number::USR1, Number::TERM],
+        "still Some(Usr1), now Some(Term)",
+    );
 }
 
 #[test]
 fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
     let child = || {
-        let flags = [Signal::Term, Signal::Int, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
+        let flags =
+            [Signal::Term, Signal::Int, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
         ready();
         flags.iter().for_each(wait_for);
         println!("all came");
         linger();
     };
-    let Some(mut process) = start(&here!(), child) else { return };
-    [Number::HUP, Number::TERM, Number::INT].into_iter().for_each(|first| process.send(first));
+    let Some(mut process) = start(&here!(), child) else {
+        return;
+    };
+    [Number::HUP, Number::TERM, Number::INT]
+        .into_iter()
+        .for_each(|first| process.send(first));
     process.expect("all came");
     for again in [Number::TERM, Number::HUP, Number::TERM] {
         process.send(again);
@@ -161,14 +186,20 @@ fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
 #[test]
 fn asking_for_signals_twice_installs_one_handler() {
     let child = || {
-        let stops = [Stop::on_signals().unwrap(), Stop::on_signals().unwrap(), Stop::on([Signal::Term]).unwrap()];
+        let stops = [
+            Stop::on_signals().unwrap(),
+            Stop::on_signals().unwrap(),
+            Stop::on([Signal::Term]).unwrap(),
+        ];
         ready();
         stops.iter().for_each(wait_for);
         let late = Stop::on_signals().unwrap();
         println!("{} {:?}", late.requested(), late.signal());
         linger();
     };
-    let Some(process) = start(&here!(), child) else { return };
+    let Some(process) = start(&here!(), child) else {
+        return;
+    };
     process.send(Number::TERM);
     process.expect("true Some(Term)");
 }
@@ -177,12 +208,15 @@ fn asking_for_signals_twice_installs_one_handler() {
 fn the_signal_listed_first_is_named_of_several() {
     let child = || {
         let stop = Stop::on([Signal::Usr2, Signal::Usr1, Signal::Hup]).unwrap();
-        let each = [Signal::Usr2, Signal::Usr1, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
+        let each =
+            [Signal::Usr2, Signal::Usr1, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
         ready();
         each.iter().for_each(wait_for);
         println!("{:?}", stop.signal());
     };
-    let Some(mut process) = start(&here!(), child) else { return };
+    let Some(mut process) = start(&here!(), child) else {
+        return;
+    };
     process.answers(&[Number::USR2, Number::USR1, Number::HUP], "Some(Usr2)");
 }
 
@@ -194,7 +228,9 @@ fn a_signal_without_a_handler_ends_the_process() {
         wait_for(&stop);
     };
     for signal in [Number::TERM, Number::USR1] {
-        let Some(mut process) = start(&here!(), child) else { return };
+        let Some(mut process) = start(&here!(), child) else {
+            return;
+        };
         process.send(signal);
         process.ends_by(signal);
     }
@@ -208,7 +244,9 @@ fn an_unrequested_signal_ends_the_process_at_once() {
         wait_for(&stop);
     };
     for signal in [Number::TERM, Number::USR1] {
-        let Some(mut process) = start(&here!(), child) else { return };
+        let Some(mut process) = start(&here!(), child) else {
+            return;
+        };
         process.send(signal);
         process.ends_by(signal);
     }

@@ -25,7 +25,10 @@ fn ours(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
 /// A second implementation of the crate's Feistel network, with any number of double rounds and without the table for
 /// small domains.
 fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
-    let (bits, mut draws) = (n.ilog2().div_ceil(2).max(1), Draws::from_key(Key::new(seed).derive(n)));
+    let (bits, mut draws) = (
+        n.ilog2().div_ceil(2).max(1),
+        Draws::from_key(Key::new(seed).derive(n)),
+    );
     let rows = ((n - 1) >> bits) + 1;
     let rounds: [[[u64; 2]; 2]; DOUBLE] =
         std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| draws.next_u64())));
@@ -38,7 +41,8 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
         loop {
             let (mut row, mut column) = (cell >> bits, cell & ((1 << bits) - 1));
             for [to_row, to_column] in rounds {
-                row = (row + ((u128::from(hash(to_row, column)) * u128::from(rows)) >> 64) as u64) % rows;
+                row = (row + ((u128::from(hash(to_row, column)) * u128::from(rows)) >> 64) as u64)
+                    % rows;
                 column ^= hash(to_column, row) >> (64 - bits);
             }
             cell = row << bits | column;
@@ -59,9 +63,13 @@ fn affine(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
         }
         a == 1
     };
-    let factor = std::iter::repeat_with(|| random.next() % n).find(coprime).unwrap();
+    let factor = std::iter::repeat_with(|| random.next() % n)
+        .find(coprime)
+        .unwrap();
     let offset = random.next() % n;
-    Box::new(move |position| ((u128::from(position) * u128::from(factor) + u128::from(offset)) % u128::from(n)) as u64)
+    Box::new(move |position| {
+        ((u128::from(position) * u128::from(factor) + u128::from(offset)) % u128::from(n)) as u64
+    })
 }
 
 /// The reference: a stored shuffle by Fisher and Yates, with a generator that shares nothing with the crate's.
@@ -81,7 +89,10 @@ struct Xoshiro256([u64; 4]);
 impl Xoshiro256 {
     fn new(seed: u64) -> Self {
         let word = |i: u64| {
-            let word = (seed ^ 0xdead_beef).wrapping_mul(4).wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let word = (seed ^ 0xdead_beef)
+                .wrapping_mul(4)
+                .wrapping_add(i)
+                .wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let word = (word ^ (word >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
             let word = (word ^ (word >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
             word ^ (word >> 33)
@@ -115,7 +126,10 @@ fn normal_score(chi_square: f64, freedom: f64) -> f64 {
 /// Scores counts against equal expectations.
 fn equal_counts(counts: &[u64]) -> f64 {
     let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;
-    let chi_square: f64 = counts.iter().map(|count| (*count as f64 - expected).powi(2) / expected).sum();
+    let chi_square: f64 = counts
+        .iter()
+        .map(|count| (*count as f64 - expected).powi(2) / expected)
+        .sum();
     normal_score(chi_square, counts.len() as f64 - 1.0)
 }
 
@@ -127,7 +141,10 @@ struct Table {
 
 impl Table {
     fn new(rows: usize, columns: usize) -> Self {
-        Self { columns, counts: vec![0; rows * columns] }
+        Self {
+            columns,
+            counts: vec![0; rows * columns],
+        }
     }
 
     fn add(&mut self, row: u64, column: u64) {
@@ -137,8 +154,9 @@ impl Table {
     /// `n`: entries of one permutation when the table holds whole permutations. Their margins are fixed, which makes
     /// chi-square larger by n / (n - 1) than that of independent entries.
     fn score(&self, n: Option<u64>) -> f64 {
-        let columns: Vec<u64> =
-            (0..self.columns).map(|column| self.counts.iter().skip(column).step_by(self.columns).sum()).collect();
+        let columns: Vec<u64> = (0..self.columns)
+            .map(|column| self.counts.iter().skip(column).step_by(self.columns).sum())
+            .collect();
         let total = columns.iter().sum::<u64>() as f64;
         let mut chi_square = 0.0;
         for row in self.counts.chunks(self.columns) {
@@ -150,7 +168,10 @@ impl Table {
         }
         let rows = self.counts.len() / self.columns;
         let correction = n.map_or(1.0, |n| (n - 1) as f64 / n as f64);
-        normal_score(chi_square * correction, ((rows - 1) * (self.columns - 1)) as f64)
+        normal_score(
+            chi_square * correction,
+            ((rows - 1) * (self.columns - 1)) as f64,
+        )
     }
 }
 
@@ -169,7 +190,10 @@ fn whole_permutations(family: Family) -> Scores {
             let entries: Vec<u64> = (0..n).map(get).collect();
             // The rank in the factorial number system.
             let rank = (0..entries.len()).fold(0, |rank, at| {
-                let smaller = entries[at + 1..].iter().filter(|entry| **entry < entries[at]).count();
+                let smaller = entries[at + 1..]
+                    .iter()
+                    .filter(|entry| **entry < entries[at])
+                    .count();
                 rank * (entries.len() - at) + smaller
             });
             counts[rank] += 1;
@@ -199,7 +223,11 @@ fn pairs(family: Family, lengths: &[u64]) -> Scores {
     let mut scores = Scores::new();
     for n in lengths {
         let column = 1 << n.ilog2().div_ceil(2);
-        for (name, from, to) in [("neighbours", 0, 1), ("a column", 0, column), ("a row", 1, column - 1)] {
+        for (name, from, to) in [
+            ("neighbours", 0, 1),
+            ("a column", 0, column),
+            ("a row", 1, column - 1),
+        ] {
             let (mut high, mut low) = (Table::new(16, 16), Table::new(16, 16));
             let mut differences = vec![0; 64];
             for seed in 0..SEEDS {
@@ -213,7 +241,10 @@ fn pairs(family: Family, lengths: &[u64]) -> Scores {
             }
             scores.push((format!("high bits of {name}, n = {n}"), high.score(None)));
             scores.push((format!("low bits of {name}, n = {n}"), low.score(None)));
-            scores.push((format!("difference of {name}, n = {n}"), equal_counts(&differences)));
+            scores.push((
+                format!("difference of {name}, n = {n}"),
+                equal_counts(&differences),
+            ));
         }
     }
     scores
@@ -245,7 +276,13 @@ fn sums(entries: &[u64]) -> [f64; SUMS.len()] {
     let count = |test: &dyn Fn(usize) -> bool| (0..n - 1).filter(|i| test(*i)).count() as f64;
     let centre = (n - 1) as f64 / 2.0;
     let centred: Vec<f64> = entries.iter().map(|entry| *entry as f64 - centre).collect();
-    let product = |lag: usize| centred.iter().zip(&centred[lag..]).map(|(a, b)| a * b).sum::<f64>();
+    let product = |lag: usize| {
+        centred
+            .iter()
+            .zip(&centred[lag..])
+            .map(|(a, b)| a * b)
+            .sum::<f64>()
+    };
     let row = |cell: u64| (cell >> bits) as usize;
     let column = |cell: u64| (cell & ((1 << bits) - 1)) as usize;
     [
@@ -253,8 +290,16 @@ fn sums(entries: &[u64]) -> [f64; SUMS.len()] {
         count(&|i| entries[i + 1] == entries[i] + 1),
         count(&|i| entries[i] == entries[i + 1] + 1),
         count(&|i| entries[i] < entries[i + 1]),
-        centred.iter().enumerate().map(|(i, value)| (i as f64 - centre) * value).sum(),
-        entries.iter().enumerate().map(|(i, entry)| entry.abs_diff(i as u64) as f64).sum(),
+        centred
+            .iter()
+            .enumerate()
+            .map(|(i, value)| (i as f64 - centre) * value)
+            .sum(),
+        entries
+            .iter()
+            .enumerate()
+            .map(|(i, entry)| entry.abs_diff(i as u64) as f64)
+            .sum(),
         product(1),
         product(2),
         product(1 << bits),
@@ -286,7 +331,11 @@ fn longest_ascending(entries: &[u64]) -> f64 {
     let mut ends: Vec<u64> = Vec::new();
     for entry in entries {
         let at = ends.partition_point(|end| end < entry);
-        if at == ends.len() { ends.push(*entry) } else { ends[at] = *entry }
+        if at == ends.len() {
+            ends.push(*entry)
+        } else {
+            ends[at] = *entry
+        }
     }
     ends.len() as f64
 }
@@ -299,14 +348,19 @@ fn collisions(entries: &[u64], from: impl Fn(u64) -> usize, to: impl Fn(u64) -> 
     for (position, entry) in entries.iter().enumerate() {
         cells[from(position as u64) * width + to(*entry)] += 1;
     }
-    cells.iter().map(|count| f64::from(*count) * (f64::from(*count) - 1.0) / 2.0).sum()
+    cells
+        .iter()
+        .map(|count| f64::from(*count) * (f64::from(*count) - 1.0) / 2.0)
+        .sum()
 }
 
 /// Compares mean and variance of each sum with those of the reference, over `SEEDS` permutations of each.
 fn sums_against_the_reference(family: Family, lengths: &[u64]) -> Scores {
     const SEEDS: u64 = 300;
     let all = |family: Family, n: u64, first: u64| -> Vec<[f64; SUMS.len()]> {
-        (first..first + SEEDS).map(|seed| sums(&(0..n).map(family(n, seed)).collect::<Vec<u64>>())).collect()
+        (first..first + SEEDS)
+            .map(|seed| sums(&(0..n).map(family(n, seed)).collect::<Vec<u64>>()))
+            .collect()
     };
     let mut scores = Scores::new();
     for n in lengths {
@@ -316,8 +370,15 @@ fn sums_against_the_reference(family: Family, lengths: &[u64]) -> Scores {
             let tested: Vec<f64> = tested.iter().map(|sums| sums[at]).collect();
             let reference: Vec<f64> = reference.iter().map(|sums| sums[at]).collect();
             let (centre, _) = mean_and_error(&reference);
-            let squares = |sums: &[f64]| sums.iter().map(|sum| (sum - centre).powi(2)).collect::<Vec<f64>>();
-            scores.push((format!("mean of {name}, n = {n}"), difference(&tested, &reference)));
+            let squares = |sums: &[f64]| {
+                sums.iter()
+                    .map(|sum| (sum - centre).powi(2))
+                    .collect::<Vec<f64>>()
+            };
+            scores.push((
+                format!("mean of {name}, n = {n}"),
+                difference(&tested, &reference),
+            ));
             let spread = difference(&squares(&tested), &squares(&reference));
             scores.push((format!("variance of {name}, n = {n}"), spread));
         }
@@ -328,14 +389,22 @@ fn sums_against_the_reference(family: Family, lengths: &[u64]) -> Scores {
 fn mean_and_error(values: &[f64]) -> (f64, f64) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
-    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    let variance = values
+        .iter()
+        .map(|value| (value - mean).powi(2))
+        .sum::<f64>()
+        / (count - 1.0);
     (mean, variance / count)
 }
 
 /// Welch's statistic for equal means; normal for hundreds of values.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
     let ((mean_a, error_a), (mean_b, error_b)) = (mean_and_error(a), mean_and_error(b));
-    if mean_a == mean_b { 0.0 } else { (mean_a - mean_b) / (error_a + error_b).sqrt() }
+    if mean_a == mean_b {
+        0.0
+    } else {
+        (mean_a - mean_b) / (error_a + error_b).sqrt()
+    }
 }
 
 /// One single permutation, as a training run sees it: is the stream of its entries like noise?
@@ -344,17 +413,37 @@ fn one_epoch(family: Family, lengths: &[u64]) -> Scores {
     for n in lengths {
         let entries: Vec<u64> = (0..*n).map(family(*n, 1)).collect();
         let mut score = |name: &str, score: f64| scores.push((format!("{name}, n = {n}"), score));
-        score("displacement", table(&entries, 64, 64, |i, entry| (part(i, *n, 64), part(entry, *n, 64))));
-        score("low bits", table(&entries, 16, 16, |i, entry| (i % 16, entry % 16)));
+        score(
+            "displacement",
+            table(&entries, 64, 64, |i, entry| {
+                (part(i, *n, 64), part(entry, *n, 64))
+            }),
+        );
+        score(
+            "low bits",
+            table(&entries, 16, 16, |i, entry| (i % 16, entry % 16)),
+        );
         // Does every stretch of 250 entries, a batch, hold its share of each part and of each low bit?
         let windows = n.div_ceil(250) as usize;
-        score("high bits per batch", table(&entries, windows, 8, |i, entry| (i / 250, part(entry, *n, 8))));
-        score("low bits per batch", table(&entries, windows, 8, |i, entry| (i / 250, entry % 8)));
+        score(
+            "high bits per batch",
+            table(&entries, windows, 8, |i, entry| {
+                (i / 250, part(entry, *n, 8))
+            }),
+        );
+        score(
+            "low bits per batch",
+            table(&entries, windows, 8, |i, entry| (i / 250, entry % 8)),
+        );
         let mut neighbours = Table::new(32, 32);
-        entries.chunks_exact(2).for_each(|pair| neighbours.add(part(pair[0], *n, 32), part(pair[1], *n, 32)));
+        entries
+            .chunks_exact(2)
+            .for_each(|pair| neighbours.add(part(pair[0], *n, 32), part(pair[1], *n, 32)));
         score("neighbours", neighbours.score(None));
         let mut steps = vec![0; 64];
-        entries.chunks_exact(2).for_each(|pair| steps[part((pair[1] + n - pair[0]) % n, *n, 64) as usize] += 1);
+        entries
+            .chunks_exact(2)
+            .for_each(|pair| steps[part((pair[1] + n - pair[0]) % n, *n, 64) as usize] += 1);
         score("steps", equal_counts(&steps));
         let mut bends = vec![0; 64];
         for triple in entries.chunks_exact(3) {
@@ -363,13 +452,21 @@ fn one_epoch(family: Family, lengths: &[u64]) -> Scores {
         }
         score("bends", equal_counts(&bends));
         for lag in [1, 2, 3, 1 << n.ilog2().div_ceil(2)] {
-            score(&format!("serial correlation at lag {lag}"), serial_correlation(&entries, lag));
+            score(
+                &format!("serial correlation at lag {lag}"),
+                serial_correlation(&entries, lag),
+            );
         }
     }
     scores
 }
 
-fn table(entries: &[u64], rows: usize, columns: usize, cell: impl Fn(u64, u64) -> (u64, u64)) -> f64 {
+fn table(
+    entries: &[u64],
+    rows: usize,
+    columns: usize,
+    cell: impl Fn(u64, u64) -> (u64, u64),
+) -> f64 {
     let mut table = Table::new(rows, columns);
     for (position, entry) in entries.iter().enumerate() {
         let (row, column) = cell(position as u64, *entry);
@@ -383,7 +480,11 @@ fn serial_correlation(entries: &[u64], lag: usize) -> f64 {
     let n = entries.len() as f64;
     let centred = |entry: u64| (entry as f64 - (n - 1.0) / 2.0) / n;
     let later = entries.iter().cycle().skip(lag);
-    let sum: f64 = entries.iter().zip(later).map(|(a, b)| centred(*a) * centred(*b)).sum();
+    let sum: f64 = entries
+        .iter()
+        .zip(later)
+        .map(|(a, b)| centred(*a) * centred(*b))
+        .sum();
     let correlation = sum * 12.0 * n / (n * n - 1.0);
     (correlation + 1.0 / (n - 1.0)) * n.sqrt()
 }
@@ -396,16 +497,24 @@ fn independence(name: &str, n: u64, pair: impl Fn(u64) -> [Vec<u64>; 2]) -> Scor
     for number in 0..PAIRS {
         let [one, other] = pair(number);
         equal += one.iter().zip(&other).filter(|(a, b)| a == b).count();
-        one.iter().zip(&other).for_each(|(a, b)| table.add(part(*a, n, 32), part(*b, n, 32)));
+        one.iter()
+            .zip(&other)
+            .for_each(|(a, b)| table.add(part(*a, n, 32), part(*b, n, 32)));
     }
     // Agreements of two shuffles: Poisson with mean 1 each.
     let agreements = (equal as f64 - PAIRS as f64) / (PAIRS as f64).sqrt();
-    vec![(format!("{name}: joint"), table.score(Some(n))), (format!("{name}: agreements"), agreements)]
+    vec![
+        (format!("{name}: joint"), table.score(Some(n))),
+        (format!("{name}: agreements"), agreements),
+    ]
 }
 
 /// The larger of two scores, with its name.
 fn worst(scores: &Scores) -> &(String, f64) {
-    scores.iter().max_by(|a, b| a.1.abs().total_cmp(&b.1.abs())).unwrap()
+    scores
+        .iter()
+        .max_by(|a, b| a.1.abs().total_cmp(&b.1.abs()))
+        .unwrap()
 }
 
 fn assert_accepted(scores: &Scores) {
@@ -419,7 +528,11 @@ fn assert_accepted(scores: &Scores) {
 /// Asserts rejection by a wide margin, so that it does not hang on one seed.
 fn assert_rejected(scores: &Scores) {
     println!("{:?}", worst(scores));
-    assert!(worst(scores).1.abs() > 3.0 * LIMIT, "not rejected: {:?}", worst(scores));
+    assert!(
+        worst(scores).1.abs() > 3.0 * LIMIT,
+        "not rejected: {:?}",
+        worst(scores)
+    );
 }
 
 /// Domains just above the table, in the middle, and without entries to skip.
@@ -433,7 +546,13 @@ fn few_entries(family: Family) -> Scores {
 fn the_second_implementation_equals_the_crates() {
     for n in [1025, 4096, 1_000_000_000_000, u64::MAX] {
         let (ours, network) = (ours(n, 7), network::<4>(n, 7));
-        (0..1000).for_each(|step| assert_eq!(ours(step * (n / 1000)), network(step * (n / 1000)), "{step} of {n}"));
+        (0..1000).for_each(|step| {
+            assert_eq!(
+                ours(step * (n / 1000)),
+                network(step * (n / 1000)),
+                "{step} of {n}"
+            )
+        });
     }
 }
 
@@ -451,7 +570,10 @@ fn small_permutations_are_as_uniform_as_a_true_shuffle() {
 
 #[test]
 fn two_entries_of_a_permutation_are_independent() {
-    assert_accepted(&pairs(ours, &[1000, 1025, 1_000_000, 1_000_000_000_000, 1 << 63]));
+    assert_accepted(&pairs(
+        ours,
+        &[1000, 1025, 1_000_000, 1_000_000_000_000, 1 << 63],
+    ));
 }
 
 #[test]
@@ -468,10 +590,18 @@ fn the_stream_of_one_epoch_is_like_noise() {
 fn epochs_and_nearby_seeds_are_independent() {
     for n in [1000, 1025, 4096] {
         let ids = |seed, epoch| Order::shuffled(seed).preview(n, epoch, n).unwrap();
-        assert_accepted(&independence("epochs in a row", n, |i| [ids(1, i), ids(1, i + 1)]));
-        assert_accepted(&independence("seeds in a row", n, |i| [ids(i, 0), ids(i + 1, 0)]));
-        assert_accepted(&independence("seed and epoch exchanged", n, |i| [ids(i, i + 7), ids(i + 7, i)]));
-        assert_accepted(&independence("one bit of the seed", n, |i| [ids(5, 0), ids(5 ^ (1 << i), 0)]));
+        assert_accepted(&independence("epochs in a row", n, |i| {
+            [ids(1, i), ids(1, i + 1)]
+        }));
+        assert_accepted(&independence("seeds in a row", n, |i| {
+            [ids(i, 0), ids(i + 1, 0)]
+        }));
+        assert_accepted(&independence("seed and epoch exchanged", n, |i| {
+            [ids(i, i + 7), ids(i + 7, i)]
+        }));
+        assert_accepted(&independence("one bit of the seed", n, |i| {
+            [ids(5, 0), ids(5 ^ (1 << i), 0)]
+        }));
     }
 }
 
@@ -480,7 +610,9 @@ fn an_epoch_derived_from_the_last_is_rejected() {
     let ids = |seed| Order::shuffled(seed).preview(1025, 0, 1025).unwrap();
     let shifted = |ids: Vec<u64>| ids.into_iter().map(|id| (id + 100) % 1025).collect();
     assert_rejected(&independence("the same", 1025, |i| [ids(i), ids(i)]));
-    assert_rejected(&independence("shifted ids", 1025, |i| [ids(i), shifted(ids(i))]));
+    assert_rejected(&independence("shifted ids", 1025, |i| {
+        [ids(i), shifted(ids(i))]
+    }));
 }
 
 #[test]

@@ -20,7 +20,11 @@ pub fn wait_for(loader: &Loader, enough: impl Fn(CacheReads) -> bool) {
 pub fn fill_blocks(loader: &Loader, blocks: u64) {
     wait_for(loader, |counts| {
         let there = counts.blocks >= blocks;
-        assert!(there || !counts.to_string().contains("its disk is full"), "{}", said(loader));
+        assert!(
+            there || !counts.to_string().contains("its disk is full"),
+            "{}",
+            said(loader)
+        );
         if !there {
             Got::epoch(loader, 0);
         }

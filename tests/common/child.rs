@@ -30,14 +30,25 @@ pub(crate) use {beside, here};
 
 /// Without the crate, and without the macros' suffix of a test's name.
 pub fn name_of(place: &str) -> String {
-    let words = place.split("::").skip(1).filter(|word| !matches!(*word, "place" | "{{closure}}"));
+    let words = place
+        .split("::")
+        .skip(1)
+        .filter(|word| !matches!(*word, "place" | "{{closure}}"));
     words.collect::<Vec<_>>().join("::")
 }
 
 /// Makes a command of this program run only that test, and passes it its purpose.
 pub fn tell<'a>(command: &'a mut Command, test: &str, told: impl AsRef<OsStr>) -> &'a mut Command {
     // One thread: the test then runs on the main thread, and only our code starts threads.
-    command.args([test, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"]).env(TOLD, told)
+    command
+        .args([
+            test,
+            "--exact",
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(TOLD, told)
 }
 
 /// A process that runs that test alone.
@@ -55,7 +66,9 @@ pub fn told() -> Option<String> {
 /// The test again, in a separate process for this folder; `shell` goes before it.
 pub fn child(test: &str, dir: &Path, shell: &str) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")]).arg(std::env::current_exe().unwrap());
+    command
+        .args(["-c", &format!("{shell}; exec \"$0\" \"$@\"")])
+        .arg(std::env::current_exe().unwrap());
     tell(&mut command, test, dir).current_dir(dir);
     command
 }
@@ -68,9 +81,20 @@ pub fn in_child() -> Option<PathBuf> {
 /// Runs it to its end, which must be a success; gives its output.
 #[track_caller]
 pub fn run(mut child: Command) -> String {
-    let Output { status, stdout, stderr } = child.output().unwrap();
-    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-    assert!(status.success() && text.contains("1 passed"), "{status}: {text}");
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = child.output().unwrap();
+    let text = format!(
+        "{}{}",
+        String::from_utf8_lossy(&stdout),
+        String::from_utf8_lossy(&stderr)
+    );
+    assert!(
+        status.success() && text.contains("1 passed"),
+        "{status}: {text}"
+    );
     text
 }
 
@@ -83,7 +107,10 @@ pub fn alone(test: &str) -> bool {
     }
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if std::env::args().any(|word| word == "--nocapture") {
-        assert!(process(test, "").status().unwrap().success(), "{test} failed, in a process of its own");
+        assert!(
+            process(test, "").status().unwrap().success(),
+            "{test} failed, in a process of its own"
+        );
     } else {
         print!("{}", run(process(test, "")));
     }
@@ -100,11 +127,21 @@ pub fn in_parts(test: &str, parts: usize, told: impl Fn(usize) -> String) -> usi
     };
     let children: Vec<_> = (0..parts).map(run).collect();
     let made = children.into_iter().enumerate().map(|(part, child)| {
-        let Output { status, stdout, stderr } = child.join().unwrap();
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = child.join().unwrap();
         let text = String::from_utf8_lossy(&stdout);
-        let made = text.lines().find_map(|line| line.split_once(MADE)?.1.parse::<usize>().ok());
-        made.filter(|_| status.success())
-            .unwrap_or_else(|| panic!("part {part}: {status}\n{text}\n{}", String::from_utf8_lossy(&stderr)))
+        let made = text
+            .lines()
+            .find_map(|line| line.split_once(MADE)?.1.parse::<usize>().ok());
+        made.filter(|_| status.success()).unwrap_or_else(|| {
+            panic!(
+                "part {part}: {status}\n{text}\n{}",
+                String::from_utf8_lossy(&stderr)
+            )
+        })
     });
     made.sum()
 }

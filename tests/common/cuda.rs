@@ -22,13 +22,22 @@ pub use super::got::*;
 
 /// Three GPUs: the process counts them once, so every session of a test binary has as many.
 pub fn config() -> Config {
-    let devices = (0..3).map(|number| Gpu::new(1 << 30, &format!("0000:{:02X}:00.0", 0x3b + number))).collect();
-    Config { devices, ..Config::default() }
+    let devices = (0..3)
+        .map(|number| Gpu::new(1 << 30, &format!("0000:{:02X}:00.0", 0x3b + number)))
+        .collect();
+    Config {
+        devices,
+        ..Config::default()
+    }
 }
 
 /// The same with slow copies.
 pub fn late() -> Config {
-    Config { bandwidth: 400 << 20, latency: Duration::from_micros(200), ..config() }
+    Config {
+        bandwidth: 400 << 20,
+        latency: Duration::from_micros(200),
+        ..config()
+    }
 }
 
 /// Runs `body` in a session of its own; afterwards nothing may be alive in the driver.
@@ -68,7 +77,11 @@ static OPENED: Condvar = Condvar::new();
 
 extern "C" fn gate(_: *const u32, _: *const u32, _: *const *const c_void) {
     let open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    drop(OPENED.wait_while(open, |open| !*open).unwrap_or_else(PoisonError::into_inner));
+    drop(
+        OPENED
+            .wait_while(open, |open| !*open)
+            .unwrap_or_else(PoisonError::into_inner),
+    );
 }
 
 extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
@@ -121,20 +134,44 @@ impl Kernels {
         standin::cuda().register_kernel("copy", copy, &[8, 8, 8], 0b011, 0b001);
         standin::cuda().register_kernel("crash", crash, &[4], 0, 0);
         context.bind_to_thread().unwrap();
-        let image = c".version 7.0 .visible .entry gate() .visible .entry copy() .visible .entry crash()";
+        let image =
+            c".version 7.0 .visible .entry gate() .visible .entry copy() .visible .entry crash()";
         // SAFETY: the text ends with a zero; the module lives until the drop.
         let (module, gate, copy, crash) = unsafe {
             let module = result::module::load_data(image.as_ptr().cast()).unwrap();
-            let function = |name: &str| result::module::get_function(module, CString::new(name).unwrap()).unwrap();
-            (module, function("gate"), function("copy"), function("crash"))
+            let function = |name: &str| {
+                result::module::get_function(module, CString::new(name).unwrap()).unwrap()
+            };
+            (
+                module,
+                function("gate"),
+                function("copy"),
+                function("crash"),
+            )
         };
-        Self { context: context.clone(), module, gate, copy, crash }
+        Self {
+            context: context.clone(),
+            module,
+            gate,
+            copy,
+            crash,
+        }
     }
 
     fn launch(&self, function: sys::CUfunction, stream: &CudaStream, params: &mut [*mut c_void]) {
         self.context.bind_to_thread().unwrap();
         // SAFETY: the parameters are those that the kernel was registered with; the caller keeps what they point to.
-        unsafe { result::launch_kernel(function, (1, 1, 1), (1, 1, 1), 0, stream.cu_stream(), params) }.unwrap();
+        unsafe {
+            result::launch_kernel(
+                function,
+                (1, 1, 1),
+                (1, 1, 1),
+                0,
+                stream.cu_stream(),
+                params,
+            )
+        }
+        .unwrap();
     }
 
     /// `stream` stops here as long as the gate is closed.
@@ -151,7 +188,11 @@ impl Kernels {
     pub fn copy(&self, stream: &CudaStream, to: &CudaSlice<u8>, from: u64, len: usize) {
         let (to, _done) = to.device_ptr(stream);
         let (mut to, mut from, mut len) = (to, from, len as u64);
-        let mut params: [*mut c_void; 3] = [(&raw mut to).cast(), (&raw mut from).cast(), (&raw mut len).cast()];
+        let mut params: [*mut c_void; 3] = [
+            (&raw mut to).cast(),
+            (&raw mut from).cast(),
+            (&raw mut len).cast(),
+        ];
         self.launch(self.copy, stream, &mut params);
     }
 }

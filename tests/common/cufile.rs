@@ -66,7 +66,12 @@ pub fn folder() -> PathBuf {
     let folder = match option_env!("CARGO_TARGET_TMPDIR") {
         Some(folder) => PathBuf::from(folder),
         // Unit tests: <target>/<profile>/deps/<test> → <target>/tmp.
-        None => std::env::current_exe().unwrap().ancestors().nth(3).unwrap().join("tmp"),
+        None => std::env::current_exe()
+            .unwrap()
+            .ancestors()
+            .nth(3)
+            .unwrap()
+            .join("tmp"),
     };
     std::fs::create_dir_all(&folder).unwrap();
     folder
@@ -75,7 +80,11 @@ pub fn folder() -> PathBuf {
 /// A name that no other process or thread uses.
 fn unique(folder: &Path, name: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    folder.join(format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
+    folder.join(format!(
+        "{name}-{}-{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    ))
 }
 
 /// Compiles the stand-in with these `--cfg`s, unless that was done already. Several processes may do so at once: each
@@ -93,13 +102,25 @@ pub fn compile(cfgs: &[&str]) -> PathBuf {
     let fresh = unique(&folder, "standin-cufile-fresh");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/cufile.rs");
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
-    rustc.args(["--edition=2024", "--crate-type=cdylib", "--crate-name=cufile", "-Cstrip=symbols"]);
-    rustc.args(["-Clink-arg=-Wl,-soname,libcufile.so.0", "-o"]).arg(&fresh).arg(&source);
+    rustc.args([
+        "--edition=2024",
+        "--crate-type=cdylib",
+        "--crate-name=cufile",
+        "-Cstrip=symbols",
+    ]);
+    rustc
+        .args(["-Clink-arg=-Wl,-soname,libcufile.so.0", "-o"])
+        .arg(&fresh)
+        .arg(&source);
     for cfg in cfgs {
         rustc.args(["--cfg", cfg]);
     }
     let output = rustc.output().unwrap();
-    assert!(output.status.success(), "{rustc:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{rustc:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     std::fs::rename(&fresh, &path).unwrap();
     path
 }
@@ -168,7 +189,10 @@ impl StandIn {
 
     /// The version that it tells; `None`: none.
     pub fn version(&self, version: Option<(i32, i32)>) {
-        (self.set)(0, version.map_or(-1, |(major, minor)| major * 1000 + minor * 10));
+        (self.set)(
+            0,
+            version.map_or(-1, |(major, minor)| major * 1000 + minor * 10),
+        );
     }
 
     pub fn open(&self, open: Open) {
@@ -272,7 +296,10 @@ impl StandIn {
         // SAFETY: it writes no more than the room that it is told.
         let len = unsafe { (self.text)(what, text.as_mut_ptr(), text.len()) };
         text.truncate(len);
-        String::from_utf8_lossy(&text).lines().map(String::from).collect()
+        String::from_utf8_lossy(&text)
+            .lines()
+            .map(String::from)
+            .collect()
     }
 }
 

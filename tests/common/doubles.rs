@@ -24,14 +24,26 @@ pub use super::got::*;
 
 /// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
 const KERNELS: [(&str, &[u32], u64, u64); 3] = [
-    ("feedline_finish_2", &[8, 8, 8, 8, 4, 4, 4, 4, 4], 0b1111, 0b0010),
-    ("feedline_finish_4", &[8, 8, 8, 8, 4, 4, 4, 4, 4], 0b1111, 0b0010),
+    (
+        "feedline_finish_2",
+        &[8, 8, 8, 8, 4, 4, 4, 4, 4],
+        0b1111,
+        0b0010,
+    ),
+    (
+        "feedline_finish_4",
+        &[8, 8, 8, 8, 4, 4, 4, 4, 4],
+        0b1111,
+        0b0010,
+    ),
     ("feedline_gather", &[8, 8, 8, 8, 8], 0b111, 0b100),
 ];
 
 /// Gives the session's driver our kernels; false, with the reason printed, where nothing can compile them.
 pub fn with_kernels(session: &Session) -> bool {
-    let Some(path) = kernels::library() else { return false };
+    let Some(path) = kernels::library() else {
+        return false;
+    };
     // SAFETY: our own library, without initialisers.
     let library = std::mem::ManuallyDrop::new(unsafe { Library::new(path) }.unwrap());
     for (name, sizes, pointers, writes) in KERNELS {
@@ -58,7 +70,10 @@ impl CuFileMachine {
         let dir = Dir::new();
         dir.write("proc/modules", b"ext4 1 1 - Live 0x0\n");
         dir.write("run/udev/data/b259:0", b"");
-        dir.write("etc/cufile.json", b"{ \"properties\": { \"use_pci_p2pdma\": true } }\n");
+        dir.write(
+            "etc/cufile.json",
+            b"{ \"properties\": { \"use_pci_p2pdma\": true } }\n",
+        );
         cufile.route(0, route);
         Self { cufile, dir }
     }
@@ -88,7 +103,10 @@ impl Machine {
 
     /// The same on this device.
     pub fn on(&self, device: Device, builder: LoaderBuilder, gds: Gds) -> LoaderBuilder {
-        builder.device(device).tuning(|t| t.gds(gds).cufile_at(self.double.cufile.path(), self.double.root()))
+        builder.device(device).tuning(|t| {
+            t.gds(gds)
+                .cufile_at(self.double.cufile.path(), self.double.root())
+        })
     }
 
     /// The same if some field requires a direct route.
@@ -117,27 +135,53 @@ pub fn on_double(double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'st
 
 /// The same with these GPUs. The driver is asked for their number once in a process.
 #[track_caller]
-pub fn on_gpus(gpus: Vec<Gpu>, double: CuFileMachine, body: impl FnOnce(&Machine) + Send + 'static) {
-    let config = Config { devices: gpus, ..Config::default() };
+pub fn on_gpus(
+    gpus: Vec<Gpu>,
+    double: CuFileMachine,
+    body: impl FnOnce(&Machine) + Send + 'static,
+) {
+    let config = Config {
+        devices: gpus,
+        ..Config::default()
+    };
     lived_with(config, String::new(), Arc::new(double), |machine| {
         body(machine);
-        until("the loaders' threads have ended", || loader_threads().is_empty());
+        until("the loaders' threads have ended", || {
+            loader_threads().is_empty()
+        });
         // A thread that frees a batch has its name a moment after its start.
         super::wait::soon(|| machine.session.live() == Live::default());
-        assert_eq!(machine.session.live(), Live::default(), "alive in the driver");
+        assert_eq!(
+            machine.session.live(),
+            Live::default(),
+            "alive in the driver"
+        );
         let counts = machine.double.cufile.counts();
-        assert_eq!((counts.files, counts.buffers, counts.users), (0, 0, 0), "registered with cuFile");
+        assert_eq!(
+            (counts.files, counts.buffers, counts.users),
+            (0, 0, 0),
+            "registered with cuFile"
+        );
     });
 }
 
 /// The same, but the body judges the objects alive at the end. `name` appears in failures.
 #[track_caller]
-pub fn lived(name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
+pub fn lived(
+    name: String,
+    double: Arc<CuFileMachine>,
+    body: impl FnOnce(&Machine) + Send + 'static,
+) {
     lived_with(Config::default(), name, double, body);
 }
 
 #[track_caller]
-fn lived_with(config: Config, name: String, double: Arc<CuFileMachine>, body: impl FnOnce(&Machine) + Send + 'static) {
+fn lived_with(
+    config: Config,
+    name: String,
+    double: Arc<CuFileMachine>,
+    body: impl FnOnce(&Machine) + Send + 'static,
+) {
     standin::in_session(config, name, |session| {
         if with_kernels(&session) {
             let machine = Machine { session, double };

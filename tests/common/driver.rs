@@ -68,7 +68,12 @@ impl Gpu {
         let context = CudaContext::new(0).map_err(said("cuDevicePrimaryCtxRetain"))?;
         let (one, spin) = load(SPIN, "spin")?;
         let (two, gather) = load(KERNELS, "feedline_gather")?;
-        Ok(Self { context, modules: [one, two], spin, gather })
+        Ok(Self {
+            context,
+            modules: [one, two],
+            spin,
+            gather,
+        })
     }
 
     pub fn stream(&self) -> Result<Arc<CudaStream>> {
@@ -77,13 +82,19 @@ impl Gpu {
 
     /// An event that tells the time.
     pub fn event(&self) -> Result<CudaEvent> {
-        self.context.new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT)).map_err(said("cuEventCreate"))
+        self.context
+            .new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))
+            .map_err(said("cuEventCreate"))
     }
 
     /// Free bytes of device memory.
     pub fn free_bytes(&self) -> Result<usize> {
-        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
-        result::mem_get_info().map(|(free, _)| free).map_err(said("cuMemGetInfo"))
+        self.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
+        result::mem_get_info()
+            .map(|(free, _)| free)
+            .map_err(said("cuMemGetInfo"))
     }
 
     pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Option<i32> {
@@ -110,13 +121,26 @@ impl Gpu {
         [grid, block]: [[u32; 3]; 2],
         count: u32,
     ) -> Result<f64> {
-        let last = offsets.iter().max().map_or(0, |offset| *offset as usize + row_bytes);
-        assert!(last <= staging.len && offsets.len() * row_bytes <= out.len && staging.len.is_multiple_of(4));
+        let last = offsets
+            .iter()
+            .max()
+            .map_or(0, |offset| *offset as usize + row_bytes);
+        assert!(
+            last <= staging.len
+                && offsets.len() * row_bytes <= out.len
+                && staging.len.is_multiple_of(4)
+        );
         let list = DeviceBytes::new(self, (8 * offsets.len()).max(8))?;
         list.write(0, bytemuck::cast_slice(offsets))?;
         let (mut from, mut at, mut to) = (staging.ptr, list.ptr, out.ptr);
         let (mut bytes, mut rows) = (row_bytes as u64, offsets.len() as u64);
-        let mut params = [place(&mut from), place(&mut at), place(&mut to), place(&mut bytes), place(&mut rows)];
+        let mut params = [
+            place(&mut from),
+            place(&mut at),
+            place(&mut to),
+            place(&mut bytes),
+            place(&mut rows),
+        ];
         let (begin, end) = (self.event()?, self.event()?);
         begin.record(stream).map_err(said("cuEventRecord"))?;
         (0..count).try_for_each(|_| self.launch(self.gather, stream, grid, block, &mut params))?;
@@ -134,12 +158,23 @@ impl Gpu {
         block: [u32; 3],
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        self.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         // SAFETY: the parameters are the kernel's, in order and of its types; they point into allocations whose owners
         // wait for the device before they free them.
-        unsafe { result::launch_kernel(function, (gx, gy, gz), (bx, by, bz), 0, stream.cu_stream(), params) }
-            .map_err(said("cuLaunchKernel"))
+        unsafe {
+            result::launch_kernel(
+                function,
+                (gx, gy, gz),
+                (bx, by, bz),
+                0,
+                stream.cu_stream(),
+                params,
+            )
+        }
+        .map_err(said("cuLaunchKernel"))
     }
 }
 
@@ -180,8 +215,15 @@ impl Gpu {
     /// Captures a graph from `stream` while `work` runs, and destroys it.
     ///
     /// Errors: those of `work`; a capture that was ended by a call of somebody else (901).
-    pub fn capture(&self, stream: &CudaStream, mode: Captures, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    pub fn capture(
+        &self,
+        stream: &CudaStream,
+        mode: Captures,
+        work: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        self.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
         // SAFETY: the stream is alive; no pointers go in.
         unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode.mode()) }
             .result()
@@ -210,7 +252,11 @@ pub fn is_active(ordinal: i32) -> Result<bool> {
 }
 
 /// Binds a batch to a stream by its bare handle, as other languages do, then works with the batch and drops it.
-pub fn with_bare<T>(stream: &Arc<CudaStream>, batch: Batch, work: impl FnOnce(&Batch) -> Result<T>) -> Result<T> {
+pub fn with_bare<T>(
+    stream: &Arc<CudaStream>,
+    batch: Batch,
+    work: impl FnOnce(&Batch) -> Result<T>,
+) -> Result<T> {
     // SAFETY: the batch is dropped below, while the caller's stream is borrowed.
     let bare = unsafe { feedline::device::cuda::Stream::from_raw(stream.cu_stream() as usize) };
     batch.bind(bare).map_err(|error| error.to_string())?;
@@ -220,11 +266,16 @@ pub fn with_bare<T>(stream: &Arc<CudaStream>, batch: Batch, work: impl FnOnce(&B
 }
 
 fn load(text: &str, name: &str) -> Result<(sys::CUmodule, sys::CUfunction)> {
-    let (text, name) = (CString::new(text).map_err(said("PTX"))?, CString::new(name).map_err(said("PTX"))?);
+    let (text, name) = (
+        CString::new(text).map_err(said("PTX"))?,
+        CString::new(name).map_err(said("PTX"))?,
+    );
     // SAFETY: the text ends with a zero, and is read during the call.
-    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }.map_err(said("cuModuleLoadData"))?;
+    let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
+        .map_err(said("cuModuleLoadData"))?;
     // SAFETY: the module is alive.
-    let function = unsafe { result::module::get_function(module, name) }.map_err(said("cuModuleGetFunction"))?;
+    let function = unsafe { result::module::get_function(module, name) }
+        .map_err(said("cuModuleGetFunction"))?;
     Ok((module, function))
 }
 
@@ -252,7 +303,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 4] = [Self::Registered, Self::HostAlloc, Self::WriteCombined, Self::Pageable];
+    pub const ALL: [Self; 4] = [
+        Self::Registered,
+        Self::HostAlloc,
+        Self::WriteCombined,
+        Self::Pageable,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -278,17 +334,31 @@ pub struct HostBytes {
 
 impl HostBytes {
     pub fn new(gpu: &Gpu, kind: Kind, len: usize) -> Result<Self> {
-        gpu.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        gpu.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
         let context = gpu.context.clone();
-        let flags = if kind == Kind::WriteCombined { sys::CU_MEMHOSTALLOC_WRITECOMBINED } else { 0 };
+        let flags = if kind == Kind::WriteCombined {
+            sys::CU_MEMHOSTALLOC_WRITECOMBINED
+        } else {
+            0
+        };
         if matches!(kind, Kind::HostAlloc | Kind::WriteCombined) {
             let started = Instant::now();
             // SAFETY: no pointers go in.
-            let ptr = unsafe { result::malloc_host(len, flags as c_uint) }.map_err(said("cuMemHostAlloc"))?;
+            let ptr = unsafe { result::malloc_host(len, flags as c_uint) }
+                .map_err(said("cuMemHostAlloc"))?;
             let made_in = started.elapsed();
             // SAFETY: `len` bytes, ours alone.
             unsafe { ptr.cast::<u8>().write_bytes(0x5a, len) };
-            return Ok(Self { context, kind, ptr, len, map: None, made_in });
+            return Ok(Self {
+                context,
+                kind,
+                ptr,
+                len,
+                map: None,
+                made_in,
+            });
         }
         let mut map = huge(len).map_err(said("mmap"))?;
         map.fill(0x5a);
@@ -296,11 +366,24 @@ impl HostBytes {
         let started = Instant::now();
         if kind == Kind::Registered {
             // SAFETY: the map is whole pages and stays until the drop, which unregisters it first.
-            unsafe { sys::cuMemHostRegister_v2(ptr, map.len(), sys::CU_MEMHOSTREGISTER_PORTABLE as c_uint) }
-                .result()
-                .map_err(said("cuMemHostRegister"))?;
+            unsafe {
+                sys::cuMemHostRegister_v2(
+                    ptr,
+                    map.len(),
+                    sys::CU_MEMHOSTREGISTER_PORTABLE as c_uint,
+                )
+            }
+            .result()
+            .map_err(said("cuMemHostRegister"))?;
         }
-        Ok(Self { context, kind, ptr, len, map: Some(map), made_in: started.elapsed() })
+        Ok(Self {
+            context,
+            kind,
+            ptr,
+            len,
+            map: Some(map),
+            made_in: started.elapsed(),
+        })
     }
 }
 
@@ -335,10 +418,16 @@ pub struct DeviceBytes {
 
 impl DeviceBytes {
     pub fn new(gpu: &Gpu, len: usize) -> Result<Self> {
-        gpu.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        gpu.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
         // SAFETY: no pointers go in.
         let ptr = unsafe { result::malloc_sync(len) }.map_err(said("cuMemAlloc"))?;
-        Ok(Self { context: gpu.context.clone(), ptr, len })
+        Ok(Self {
+            context: gpu.context.clone(),
+            ptr,
+            len,
+        })
     }
 
     /// Writes `bytes` from `at` on, and waits.
@@ -347,9 +436,12 @@ impl DeviceBytes {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+        self.context
+            .bind_to_thread()
+            .map_err(said("cuCtxSetCurrent"))?;
         // SAFETY: within the allocation; the call returns when the bytes were taken.
-        unsafe { result::memcpy_htod_sync(self.ptr + at as u64, bytes) }.map_err(said("cuMemcpyHtoD"))?;
+        unsafe { result::memcpy_htod_sync(self.ptr + at as u64, bytes) }
+            .map_err(said("cuMemcpyHtoD"))?;
         // Taken is not there yet, and streams of our own do not wait for the default one.
         self.context.synchronize().map_err(said("cuCtxSynchronize"))
     }
@@ -361,10 +453,18 @@ impl DeviceBytes {
     }
 
     /// Copies a field on the device, in the order of `stream`. Binds the batch to the stream.
-    pub fn keep(&self, at: usize, batch: &Batch, field: &FieldView<'_>, stream: &Arc<CudaStream>) -> Result<()> {
+    pub fn keep(
+        &self,
+        at: usize,
+        batch: &Batch,
+        field: &FieldView<'_>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<()> {
         let len = field.size_bytes();
         assert!(at + len <= self.len);
-        batch.bind(feedline::device::cuda::Stream::from(stream)).map_err(|error| error.to_string())?;
+        batch
+            .bind(feedline::device::cuda::Stream::from(stream))
+            .map_err(|error| error.to_string())?;
         let from = field.device_ptr().map_err(|error| error.to_string())?;
         copy_within(self.ptr + at as u64, from, len, stream)
     }
@@ -385,10 +485,14 @@ impl Drop for DeviceBytes {
 }
 
 fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()> {
-    stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    stream
+        .context()
+        .bind_to_thread()
+        .map_err(said("cuCtxSetCurrent"))?;
     // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for the stream before
     // freeing them.
-    unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }.map_err(said("cuMemcpyDtoDAsync"))
+    unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }
+        .map_err(said("cuMemcpyDtoDAsync"))
 }
 
 /// `len` bytes at a device address, in the order of the legacy default stream: the caller waits for other streams.
@@ -418,8 +522,14 @@ impl Lane {
 
     /// Uses as much memory as a loader's slots: a smaller buffer, copied repeatedly, may come from the CPU's caches.
     pub fn from_several(gpu: &Gpu, kind: Kind, len: usize, buffers: usize) -> Result<Self> {
-        let hosts = (0..buffers).map(|_| HostBytes::new(gpu, kind, len)).collect::<Result<_>>()?;
-        Ok(Self { hosts, device: DeviceBytes::new(gpu, len)?, stream: gpu.stream()? })
+        let hosts = (0..buffers)
+            .map(|_| HostBytes::new(gpu, kind, len))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            hosts,
+            device: DeviceBytes::new(gpu, len)?,
+            stream: gpu.stream()?,
+        })
     }
 
     /// What pinning its memory took.
@@ -432,13 +542,17 @@ impl Lane {
         let host = &self.hosts[number % self.hosts.len()];
         assert!(len <= host.len && len <= self.device.len);
         // SAFETY: within both allocations; both wait for the device before they are freed.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(self.device.ptr, host.ptr, len, self.stream.cu_stream()) }
-            .result()
-            .map_err(said("cuMemcpyHtoDAsync"))
+        unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.device.ptr, host.ptr, len, self.stream.cu_stream())
+        }
+        .result()
+        .map_err(said("cuMemcpyHtoDAsync"))
     }
 
     fn wait(&self) -> Result<()> {
-        self.stream.synchronize().map_err(said("cuStreamSynchronize"))
+        self.stream
+            .synchronize()
+            .map_err(said("cuStreamSynchronize"))
     }
 }
 
@@ -446,7 +560,11 @@ impl Lane {
 /// copy. One copy per lane is in flight.
 pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     let first = lanes.first().ok_or("no lane")?;
-    first.stream.context().bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
+    first
+        .stream
+        .context()
+        .bind_to_thread()
+        .map_err(said("cuCtxSetCurrent"))?;
     let started = Instant::now();
     for number in 0..count {
         lanes[number % lanes.len()].copy(number / lanes.len(), len)?;
@@ -458,7 +576,10 @@ pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
 /// The same for about this many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
 pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     let most = if seconds > 0.0 { 1024 } else { 4 };
-    let chunk = (512_usize << 20).div_ceil(len).min(most).max(2 * lanes.len());
+    let chunk = (512_usize << 20)
+        .div_ceil(len)
+        .min(most)
+        .max(2 * lanes.len());
     let (started, mut bytes) = (Instant::now(), 0.0);
     while bytes == 0.0 || started.elapsed().as_secs_f64() < seconds {
         h2d(lanes, len, chunk)?;

@@ -10,7 +10,10 @@ pub fn tf_record(payload: &[u8]) -> Vec<u8> {
             crc ^= u32::from(*byte);
             (0..8).for_each(|_| crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 });
         }
-        (!crc).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
+        (!crc)
+            .rotate_right(15)
+            .wrapping_add(0xa282_ead8)
+            .to_le_bytes()
     };
     let len = (payload.len() as u64).to_le_bytes();
     [&len[..], &masked(&len), payload, &masked(payload)].concat()

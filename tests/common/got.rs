@@ -37,16 +37,33 @@ impl Got {
             field.read_into(&mut bytes)?;
             let lens = field.lens().map(<[u64]>::to_vec);
             let (dtype, shape, strides) = (field.dtype(), field.shape(), field.strides());
-            fields.push(Array { name: field.name().into(), dtype, shape, strides, lens, bytes });
+            fields.push(Array {
+                name: field.name().into(),
+                dtype,
+                shape,
+                strides,
+                lens,
+                bytes,
+            });
         }
         let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
         let (epoch, index, len, valid) = (batch.epoch(), batch.index(), batch.len(), batch.valid());
-        Ok(Self { epoch, index, len, valid, ids, status, fields })
+        Ok(Self {
+            epoch,
+            index,
+            len,
+            valid,
+            ids,
+            status,
+            fields,
+        })
     }
 
     /// All batches of an iterator.
     pub fn all(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Self> {
-        batches.map(|batch| Self::of(&batch.unwrap()).unwrap()).collect()
+        batches
+            .map(|batch| Self::of(&batch.unwrap()).unwrap())
+            .collect()
     }
 
     pub fn epoch(loader: &Loader, epoch: u64) -> Vec<Self> {
@@ -55,11 +72,19 @@ impl Got {
 
     /// All batches of an epoch, or its final error.
     pub fn try_epoch(loader: &Loader, epoch: u64) -> Result<Vec<Self>> {
-        loader.epoch(epoch)?.map(|batch| Self::of(&batch?)).collect()
+        loader
+            .epoch(epoch)?
+            .map(|batch| Self::of(&batch?))
+            .collect()
     }
 
     pub fn bytes(&self, field: &str) -> &[u8] {
-        &self.fields.iter().find(|array| array.name == field).unwrap().bytes
+        &self
+            .fields
+            .iter()
+            .find(|array| array.name == field)
+            .unwrap()
+            .bytes
     }
 }
 
@@ -71,15 +96,29 @@ pub fn same(found: &[Got], right: &[Got], what: &str) {
             continue;
         }
         for (found, right) in found.fields.iter().zip(&right.fields) {
-            let differs = found.bytes.iter().zip(&right.bytes).position(|(found, right)| found != right);
-            assert_eq!(differs, None, "{what}: batch {at}, field {}: first byte that differs", found.name);
+            let differs = found
+                .bytes
+                .iter()
+                .zip(&right.bytes)
+                .position(|(found, right)| found != right);
+            assert_eq!(
+                differs, None,
+                "{what}: batch {at}, field {}: first byte that differs",
+                found.name
+            );
         }
         let bare = |got: &Got| {
             let mut got = got.clone();
-            got.fields.iter_mut().for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
+            got.fields
+                .iter_mut()
+                .for_each(|field| field.bytes = vec![field.bytes.len() as u8]);
             got
         };
-        panic!("{what}: batch {at} is {:?}, not {:?}", bare(found), bare(right));
+        panic!(
+            "{what}: batch {at} is {:?}, not {:?}",
+            bare(found),
+            bare(right)
+        );
     }
     assert_eq!(found.len(), right.len(), "{what}: how many");
 }

@@ -18,7 +18,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// The sources, relative to the crate; the first includes the second.
-const SOURCES: [&str; 2] = ["tests/standin/kernels.cpp", "src/device/cuda/kernels/finish.cu"];
+const SOURCES: [&str; 2] = [
+    "tests/standin/kernels.cpp",
+    "src/device/cuda/kernels/finish.cu",
+];
 /// Undefined behaviour in C++ and misaligned access end the process.
 const FLAGS: [&str; 10] = [
     "-std=c++17",
@@ -58,17 +61,26 @@ fn compiled() -> Option<PathBuf> {
         // Several test binaries may do this at once: the name is there only when the content is whole.
         let unfinished = folder.join(format!("kernels-{sum:08x}.{}", std::process::id()));
         let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
-        let output =
-            match Command::new(&compiler).args(FLAGS).arg(root.join(SOURCES[0])).arg("-o").arg(&unfinished).output() {
-                Ok(output) => output,
-                Err(error) => {
-                    println!(
-                        "skipped: the kernels cannot be compiled for the CPU, {compiler:?} does not start: {error}"
-                    );
-                    return None;
-                }
-            };
-        assert!(output.status.success(), "{compiler:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let output = match Command::new(&compiler)
+            .args(FLAGS)
+            .arg(root.join(SOURCES[0]))
+            .arg("-o")
+            .arg(&unfinished)
+            .output()
+        {
+            Ok(output) => output,
+            Err(error) => {
+                println!(
+                    "skipped: the kernels cannot be compiled for the CPU, {compiler:?} does not start: {error}"
+                );
+                return None;
+            }
+        };
+        assert!(
+            output.status.success(),
+            "{compiler:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         std::fs::rename(&unfinished, &library).unwrap();
     }
     Some(library)
@@ -97,7 +109,9 @@ pub unsafe fn run(
     let run = unsafe { library.get::<Run>(format!("run_{name}")) }.unwrap();
     // SAFETY: this function of our library has this type.
     let limit = unsafe { library.get::<Limit>("limit_loads") }.unwrap();
-    let range = words.map(|words| words.as_ptr_range()).map(|range| (range.start as usize, range.end as usize));
+    let range = words
+        .map(|words| words.as_ptr_range())
+        .map(|range| (range.start as usize, range.end as usize));
     let (from, to) = range.map_or((0, 0), |(from, to)| (from / 4 * 4, to.next_multiple_of(4)));
     let (grid, block) = ([grid[0], grid[1], 1], [block[0], block[1], 1]);
     // SAFETY: two addresses that are only compared; three sizes each, and the caller's promise.
@@ -140,15 +154,28 @@ impl Guarded {
         let pages = (bytes.len() + apart).next_multiple_of(page_size());
         let (whole, flags) = (pages + 2 * page_size(), MapFlags::PRIVATE);
         // SAFETY: new memory at an address that the kernel chooses.
-        let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }.unwrap();
+        let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
+            .unwrap();
         let map = map.cast::<u8>();
         // SAFETY: a part of the memory just mapped, from one page after its start; nobody has seen it yet.
-        unsafe { mprotect(map.add(page_size()).cast(), pages, MprotectFlags::READ | MprotectFlags::WRITE) }.unwrap();
+        unsafe {
+            mprotect(
+                map.add(page_size()).cast(),
+                pages,
+                MprotectFlags::READ | MprotectFlags::WRITE,
+            )
+        }
+        .unwrap();
         let start = match at {
             At::Start(apart) => apart,
             At::End(apart) => pages - apart - bytes.len(),
         };
-        let mut guarded = Self { map, pages, start, len: bytes.len() };
+        let mut guarded = Self {
+            map,
+            pages,
+            start,
+            len: bytes.len(),
+        };
         guarded.all().fill(CANARY);
         guarded.copy_from_slice(bytes);
         guarded
@@ -163,8 +190,14 @@ impl Guarded {
     pub fn check(&mut self) {
         let (start, len) = (self.start, self.len);
         let all = self.all();
-        let intact = all[..start].iter().chain(&all[start + len..]).all(|byte| *byte == CANARY);
-        assert!(intact, "bytes were written outside of a buffer of {len} bytes");
+        let intact = all[..start]
+            .iter()
+            .chain(&all[start + len..])
+            .all(|byte| *byte == CANARY);
+        assert!(
+            intact,
+            "bytes were written outside of a buffer of {len} bytes"
+        );
     }
 }
 

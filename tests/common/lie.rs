@@ -151,8 +151,20 @@ const CODES: [Code; 10] = [
     Code::NoContent,
     Code::NoHead,
 ];
-const TIMINGS: [Timing; 5] = [Timing::Prompt, Timing::Late, Timing::Stall, Timing::Drip, Timing::Headers];
-const VERSIONS: [Version; 5] = [Version::Right, Version::Other, Version::None, Version::Empty, Version::Weak];
+const TIMINGS: [Timing; 5] = [
+    Timing::Prompt,
+    Timing::Late,
+    Timing::Stall,
+    Timing::Drip,
+    Timing::Headers,
+];
+const VERSIONS: [Version; 5] = [
+    Version::Right,
+    Version::Other,
+    Version::None,
+    Version::Empty,
+    Version::Weak,
+];
 
 impl Lie {
     /// The answer made of the digits of `number`, which are used up. Most choices are the right one, so that a lie is
@@ -187,7 +199,9 @@ impl Lie {
             std::thread::sleep(Duration::from_millis(250));
         }
         let total = bytes.len() as u64;
-        let (first, end) = range.map_or((0, total), |(first, end)| (first.min(total), end.min(total)));
+        let (first, end) = range.map_or((0, total), |(first, end)| {
+            (first.min(total), end.min(total))
+        });
         let shift = u64::from(self.said == Said::Shifted && first < end);
         let mut body = bytes[(first + shift) as usize..end as usize].to_vec();
         match self.coding {
@@ -196,12 +210,18 @@ impl Lie {
             Coding::None | Coding::Identity => {}
         }
         let mut start = match self.code {
-            Code::Right | Code::NoHead if range.is_some() => "HTTP/1.1 206 Partial Content\r\n".to_string(),
+            Code::Right | Code::NoHead if range.is_some() => {
+                "HTTP/1.1 206 Partial Content\r\n".to_string()
+            }
             Code::NoHead if head => "HTTP/1.1 403 Forbidden\r\n".to_string(),
-            Code::Right | Code::NoHead | Code::Ok | Code::Login => "HTTP/1.1 200 OK\r\n".to_string(),
+            Code::Right | Code::NoHead | Code::Ok | Code::Login => {
+                "HTTP/1.1 200 OK\r\n".to_string()
+            }
             Code::Partial => "HTTP/1.1 206 Partial Content\r\n".to_string(),
             Code::Flood => "HTTP/1.1 500 Internal Server Error\r\n".to_string(),
-            Code::Busy => "HTTP/1.1 503 Busy\r\nretry-after: Wed, 21 Oct 2015 07:28:00 GMT\r\n".to_string(),
+            Code::Busy => {
+                "HTTP/1.1 503 Busy\r\nretry-after: Wed, 21 Oct 2015 07:28:00 GMT\r\n".to_string()
+            }
             Code::Gone => "HTTP/1.1 404 Not Found\r\n".to_string(),
             Code::NotSatisfiable => "HTTP/1.1 416 Range Not Satisfiable\r\n".to_string(),
             Code::NoContent => "HTTP/1.1 204 No Content\r\n".to_string(),
@@ -210,7 +230,8 @@ impl Lie {
             start = start.replacen("HTTP/1.1", "HTTP/1.0", 1);
         }
         if self.timing == Timing::Headers {
-            (0..90).for_each(|number| start += &format!("x-filler-{number}: {}\r\n", "x".repeat(100)));
+            (0..90)
+                .for_each(|number| start += &format!("x-filler-{number}: {}\r\n", "x".repeat(100)));
         }
         start += &self.named(version);
         if range.is_some() {
@@ -227,7 +248,11 @@ impl Lie {
             body = b"<html><body>Please log in.</body></html>".to_vec();
         }
         if head || self.code == Code::NoContent {
-            let len = if head { format!("content-length: {total}\r\n") } else { String::new() };
+            let len = if head {
+                format!("content-length: {total}\r\n")
+            } else {
+                String::new()
+            };
             write!(out, "{start}{len}\r\n")?;
             return Ok(true);
         }
@@ -264,7 +289,10 @@ impl Lie {
             Said::NoTotal => format!("content-range: bytes {first}-{last}/*\r\n"),
             Said::None => String::new(),
             Said::Stars => format!("content-range: bytes */{total}\r\n"),
-            Said::TwoRanges => format!("{right}content-range: bytes {}-{last}/{total}\r\n", first + 1),
+            Said::TwoRanges => format!(
+                "{right}content-range: bytes {}-{last}/{total}\r\n",
+                first + 1
+            ),
             Said::Huge => format!("content-range: bytes {first}-{}/{}\r\n", u64::MAX, u64::MAX),
             Said::Reversed => format!("content-range: bytes {last}-{first}/{total}\r\n"),
         }
@@ -277,18 +305,40 @@ impl Lie {
         let chunked = format!("{start}transfer-encoding: chunked\r\n\r\n");
         match self.framing {
             Framing::Length => self.body(&announced(len), &[body], "", out),
-            Framing::TooLong => self.body(&announced(len + 5), &[body], "", out).and_then(|_| wait(out)),
+            Framing::TooLong => self
+                .body(&announced(len + 5), &[body], "", out)
+                .and_then(|_| wait(out)),
             Framing::TooShort => self.body(&announced(half), &[&body[..half]], "", out),
-            Framing::Cut => self.body(&announced(len), &[&body[..half]], "", out).map(|_| false),
-            Framing::Close => self.body(&format!("{start}connection: close\r\n\r\n"), &[body], "", out).map(|_| false),
-            Framing::Old => self.body(&format!("{start}\r\n"), &[&body[..half]], "", out).map(|_| false),
+            Framing::Cut => self
+                .body(&announced(len), &[&body[..half]], "", out)
+                .map(|_| false),
+            Framing::Close => self
+                .body(
+                    &format!("{start}connection: close\r\n\r\n"),
+                    &[body],
+                    "",
+                    out,
+                )
+                .map(|_| false),
+            Framing::Old => self
+                .body(&format!("{start}\r\n"), &[&body[..half]], "", out)
+                .map(|_| false),
             Framing::Chunked => self.chunks(&chunked, &[body], true, out),
             Framing::Lost => self.chunks(&chunked, &[&body[..third], &body[half..]], true, out),
-            Framing::Twice => self.chunks(&chunked, &[&body[..half], &body[third..half], &body[half..]], true, out),
+            Framing::Twice => self.chunks(
+                &chunked,
+                &[&body[..half], &body[third..half], &body[half..]],
+                true,
+                out,
+            ),
             Framing::TwiceLate => {
                 self.chunks(
                     &chunked,
-                    &[&body[..half], &body[third..half], &body[half..len - (half - third)]],
+                    &[
+                        &body[..half],
+                        &body[third..half],
+                        &body[half..len - (half - third)],
+                    ],
                     false,
                     out,
                 )?;
@@ -296,12 +346,22 @@ impl Lie {
                 self.chunks("", &[&body[len - (half - third)..]], true, out)
             }
             Framing::Behind => self.chunks(&chunked, &[body, b"behind"], true, out),
-            Framing::ChunksCut => self.chunks(&chunked, &[&body[..half]], false, out).map(|_| false),
-            Framing::LostCut => self.chunks(&chunked, &[&body[..third], &body[half..]], false, out).map(|_| false),
+            Framing::ChunksCut => self
+                .chunks(&chunked, &[&body[..half]], false, out)
+                .map(|_| false),
+            Framing::LostCut => self
+                .chunks(&chunked, &[&body[..third], &body[half..]], false, out)
+                .map(|_| false),
         }
     }
 
-    fn chunks(&self, start: &str, pieces: &[&[u8]], ends: bool, out: &mut TcpStream) -> std::io::Result<bool> {
+    fn chunks(
+        &self,
+        start: &str,
+        pieces: &[&[u8]],
+        ends: bool,
+        out: &mut TcpStream,
+    ) -> std::io::Result<bool> {
         let mut framed = Vec::new();
         for piece in pieces.iter().filter(|piece| !piece.is_empty()) {
             framed.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
@@ -311,7 +371,13 @@ impl Lie {
         self.body(start, &[&framed], if ends { "0\r\n\r\n" } else { "" }, out)
     }
 
-    fn body(&self, start: &str, pieces: &[&[u8]], end: &str, out: &mut TcpStream) -> std::io::Result<bool> {
+    fn body(
+        &self,
+        start: &str,
+        pieces: &[&[u8]],
+        end: &str,
+        out: &mut TcpStream,
+    ) -> std::io::Result<bool> {
         out.write_all(start.as_bytes())?;
         for piece in pieces {
             match self.timing {

@@ -1,6 +1,10 @@
 //! Shared code of the integration tests: folders on a real file system, and a naive oracle for records.
 
-#![allow(dead_code, unused_imports, reason = "each test binary uses its own part")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "each test binary uses its own part"
+)]
 
 pub mod cached;
 pub mod child;
@@ -55,7 +59,11 @@ impl Dir {
 
     fn below(folder: &Path, prefix: &str) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let name = format!("{prefix}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "{prefix}{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
         let path = folder.join(name);
         // Left by a killed process that had this number.
         let _ = std::fs::remove_dir_all(&path);
@@ -132,7 +140,12 @@ pub const DTYPES: [DType; 13] = [
 ];
 
 /// Every treatment of a short last batch.
-pub const ALL_LAST: [LastBatch; 4] = [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop];
+pub const ALL_LAST: [LastBatch; 4] = [
+    LastBatch::Keep,
+    LastBatch::Mask,
+    LastBatch::Pad,
+    LastBatch::Drop,
+];
 
 /// Every way to read.
 pub const READERS: [(Mode, Direct); 6] = [
@@ -151,7 +164,9 @@ pub fn readers() -> Vec<(Mode, Direct)> {
 
 /// The available ones of these ways.
 pub fn had(ways: impl IntoIterator<Item = (Mode, Direct)>) -> Vec<(Mode, Direct)> {
-    ways.into_iter().filter(|(mode, _)| *mode != Mode::Uring || has_uring()).collect()
+    ways.into_iter()
+        .filter(|(mode, _)| *mode != Mode::Uring || has_uring())
+        .collect()
 }
 
 /// A way to read by its number; threads in place of io_uring if that is refused.
@@ -167,8 +182,13 @@ pub fn has_uring() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let records = Records::builder(1).open_bytes([1]).unwrap();
-        let loader = Loader::builder(records).workers(1).tuning(|t| t.slots(1).reader(Mode::Uring).direct(Direct::Off));
-        loader.build().map_err(|error| eprintln!("skipped: io_uring: {error}")).is_ok()
+        let loader = Loader::builder(records)
+            .workers(1)
+            .tuning(|t| t.slots(1).reader(Mode::Uring).direct(Direct::Off));
+        loader
+            .build()
+            .map_err(|error| eprintln!("skipped: io_uring: {error}"))
+            .is_ok()
     })
 }
 
@@ -184,7 +204,18 @@ pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
 pub fn rows(batch: &Batch) -> Vec<(u64, Vec<u8>)> {
     let field = batch.fields().next().unwrap();
     let row_bytes = field.size_bytes() / batch.len();
-    batch.ids().iter().copied().zip(field.as_bytes().unwrap().chunks(row_bytes).map(<[u8]>::to_vec)).collect()
+    batch
+        .ids()
+        .iter()
+        .copied()
+        .zip(
+            field
+                .as_bytes()
+                .unwrap()
+                .chunks(row_bytes)
+                .map(<[u8]>::to_vec),
+        )
+        .collect()
 }
 
 pub fn build(builder: LoaderBuilder) -> Loader {
@@ -217,6 +248,14 @@ pub fn descriptors() -> Vec<String> {
 
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    Loader::builder(records).workers(1).tuning(|t| t.slots(1)).build().unwrap().report().leaked
+    let records = feedline::dataset::Records::builder(1)
+        .open_bytes([1])
+        .unwrap();
+    Loader::builder(records)
+        .workers(1)
+        .tuning(|t| t.slots(1))
+        .build()
+        .unwrap()
+        .report()
+        .leaked
 }

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 pub type Row = Vec<(String, Vec<u8>)>;
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// An array as read by the library that wrote it.
@@ -51,7 +53,11 @@ pub fn cases(folder: &str, prefix: &str) -> Vec<Case> {
             bytes: data[start..start + len].to_vec(),
         }
     };
-    let found: Vec<_> = text.lines().filter(|line| line.starts_with(prefix)).map(case).collect();
+    let found: Vec<_> = text
+        .lines()
+        .filter(|line| line.starts_with(prefix))
+        .map(case)
+        .collect();
     assert!(!found.is_empty(), "no case starts with {prefix}");
     found
 }
@@ -61,7 +67,12 @@ pub const ORDERS: [fn() -> Order; 2] = [Order::sequential, || Order::shuffled(3)
 
 /// Rows of an epoch by sample id, from a loader. Each id must come once, and bytes after the end of a varying field
 /// must be zero.
-pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) -> Result<BTreeMap<u64, Row>> {
+pub fn load_by(
+    dataset: impl Dataset,
+    order: Order,
+    mode: Mode,
+    direct: Direct,
+) -> Result<BTreeMap<u64, Row>> {
     let len = dataset.len();
     let loader = Loader::builder(dataset)
         .order(order)
@@ -77,8 +88,13 @@ pub fn load_by(dataset: impl Dataset, order: Order, mode: Mode, direct: Direct) 
             for field in batch.fields() {
                 let row_bytes = field.size_bytes() / batch.len();
                 let bytes = &field.as_bytes().unwrap()[row * row_bytes..][..row_bytes];
-                let used = field.lens().map_or(row_bytes, |lens| row_bytes / field.shape()[1] * lens[row] as usize);
-                assert!(bytes[used..].iter().all(|byte| *byte == 0), "sample {id}: the padding is not zero");
+                let used = field.lens().map_or(row_bytes, |lens| {
+                    row_bytes / field.shape()[1] * lens[row] as usize
+                });
+                assert!(
+                    bytes[used..].iter().all(|byte| *byte == 0),
+                    "sample {id}: the padding is not zero"
+                );
                 fields.push((field.name().to_string(), bytes[..used].to_vec()));
             }
             assert!(out.insert(*id, fields).is_none(), "sample {id} came twice");
@@ -97,11 +113,19 @@ pub fn load(dataset: impl Dataset) -> Result<BTreeMap<u64, Row>> {
 pub fn check<D: Dataset>(open: impl Fn() -> Result<D>, expected: &[Row]) {
     let expected: BTreeMap<u64, Row> = (0..).zip(expected.iter().cloned()).collect();
     for order in ORDERS {
-        for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On), (Mode::Pread, Direct::Off)]) {
+        for (mode, direct) in had([
+            (Mode::Auto, Direct::Auto),
+            (Mode::Uring, Direct::On),
+            (Mode::Pread, Direct::Off),
+        ]) {
             let dataset = open().unwrap();
             let name = dataset.describe();
             let found = load_by(dataset, order(), mode, direct).unwrap();
-            assert!(found == expected, "{name}, {:?}, {mode:?}:\n{found:?}\n{expected:?}", order());
+            assert!(
+                found == expected,
+                "{name}, {:?}, {mode:?}:\n{found:?}\n{expected:?}",
+                order()
+            );
         }
     }
 }
@@ -143,7 +167,12 @@ fn bits(at: usize) -> impl Iterator<Item = usize> {
 
 /// Damages `name` in every way: cuts it at every length, and flips one bit, or each bit in turn, of every byte of
 /// `flip`. `look` opens the folder.
-pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn() -> Result<Seen>) -> (Sweep, Sweep) {
+pub fn sweep(
+    dir: &Dir,
+    name: &str,
+    flip: std::ops::Range<usize>,
+    look: impl Fn() -> Result<Seen>,
+) -> (Sweep, Sweep) {
     let bytes = std::fs::read(dir.path(name)).unwrap();
     let good = look().unwrap();
     let judge = |sweep: &mut Sweep, what: String| match look() {
@@ -154,7 +183,10 @@ pub fn sweep(dir: &Dir, name: &str, flip: std::ops::Range<usize>, look: impl Fn(
         Ok(found) if found == good => sweep.harmless += 1,
         Ok((schema, rows)) => {
             let shapes = |rows: &BTreeMap<u64, Row>| -> Vec<_> {
-                rows.values().flatten().map(|(name, bytes)| (name.clone(), bytes.len())).collect()
+                rows.values()
+                    .flatten()
+                    .map(|(name, bytes)| (name.clone(), bytes.len()))
+                    .collect()
             };
             if schema == good.0 && shapes(&rows) == shapes(&good.1) {
                 sweep.values += 1;

@@ -50,8 +50,17 @@ pub fn counted(rows: usize, bytes: usize) -> Result<LoaderBuilder> {
 pub fn counted_as(rows: usize, shape: &[usize]) -> Result<LoaderBuilder> {
     let count = (4 * rows).max(1024).next_multiple_of(rows);
     let numbers: Vec<u8> = (0..count as u64).flat_map(u64::to_ne_bytes).collect();
-    let records = Records::builder(8).open_bytes(numbers).map_err(|error| error.to_string())?;
-    Ok(Loader::builder(records).decode_field("record", Counted { shape: shape.to_vec() }).batch_size(rows))
+    let records = Records::builder(8)
+        .open_bytes(numbers)
+        .map_err(|error| error.to_string())?;
+    Ok(Loader::builder(records)
+        .decode_field(
+            "record",
+            Counted {
+                shape: shape.to_vec(),
+            },
+        )
+        .batch_size(rows))
 }
 
 /// Totals of a pull.
@@ -75,8 +84,14 @@ pub struct Puller {
 impl Puller {
     pub fn new(builder: LoaderBuilder, stream: Option<Arc<CudaStream>>) -> Result<Self> {
         let loader = builder.build().map_err(|error| error.to_string())?;
-        let batches = loader.epochs(0..u64::MAX).map_err(|error| error.to_string())?;
-        Ok(Self { loader, batches, stream })
+        let batches = loader
+            .epochs(0..u64::MAX)
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            loader,
+            batches,
+            stream,
+        })
     }
 
     pub fn next(&mut self) -> Result<Batch> {
@@ -88,7 +103,9 @@ impl Puller {
     fn arrive(&self, batch: Batch) -> Result<usize> {
         let bytes = batch.fields().map(|field| field.size_bytes()).sum();
         if let Some(stream) = &self.stream {
-            batch.bind(Stream::from(stream)).map_err(|error| error.to_string())?;
+            batch
+                .bind(Stream::from(stream))
+                .map_err(|error| error.to_string())?;
             drop(batch);
             stream.synchronize().map_err(said("cuStreamSynchronize"))?;
         }
@@ -114,12 +131,22 @@ impl Puller {
                 bytes += self.arrive(batch)?;
                 break;
             }
-            bytes += batch.fields().map(|field| field.size_bytes()).sum::<usize>();
+            bytes += batch
+                .fields()
+                .map(|field| field.size_bytes())
+                .sum::<usize>();
         }
         let seconds = started.elapsed().as_secs_f64();
-        let ns = copy_thread_ns().zip(cpu).map(|(after, before)| after.saturating_sub(before));
+        let ns = copy_thread_ns()
+            .zip(cpu)
+            .map(|(after, before)| after.saturating_sub(before));
         let copy_us = ns.map(|ns| ns as f64 / 1e3 / batches as f64);
-        Ok(Pulled { gb_per_s: bytes as f64 / seconds / 1e9, batches, batches_per_s: batches as f64 / seconds, copy_us })
+        Ok(Pulled {
+            gb_per_s: bytes as f64 / seconds / 1e9,
+            batches,
+            batches_per_s: batches as f64 / seconds,
+            copy_us,
+        })
     }
 }
 

@@ -52,13 +52,24 @@ impl Data {
     pub fn memory(count: usize, record: usize) -> Self {
         let bytes = noise(count * record, 5);
         let labels = (0..count as i64).map(|id| id * 3 - 1).collect();
-        let dataset = Records::builder(record).classes(labels).open_bytes(bytes.clone()).unwrap();
+        let dataset = Records::builder(record)
+            .classes(labels)
+            .open_bytes(bytes.clone())
+            .unwrap();
         Self::of_records(Arc::new(dataset), bytes, record, true)
     }
 
     fn of_records(dataset: Arc<dyn Dataset>, bytes: Vec<u8>, record: usize, labels: bool) -> Self {
         let starts = vec![0, dataset.len()];
-        Self { dataset, toy: None, bytes: bytes.into(), record, labels, ragged: false, starts }
+        Self {
+            dataset,
+            toy: None,
+            bytes: bytes.into(),
+            record,
+            labels,
+            ragged: false,
+            starts,
+        }
     }
 
     /// Chunks of these numbers of records, in a file or in memory.
@@ -66,10 +77,21 @@ impl Data {
         let bytes = noise(rows.iter().sum::<u64>() as usize * RECORD, 3);
         let toy = Chunks::open(&dir.write("toy.bin", &bytes), rows, RECORD).named("record");
         let toy = Arc::new(if ragged { toy.ragged() } else { toy });
-        let dataset: Arc<dyn Dataset> =
-            if in_memory { Arc::new(toy.clone().in_memory().unwrap()) } else { toy.clone() };
+        let dataset: Arc<dyn Dataset> = if in_memory {
+            Arc::new(toy.clone().in_memory().unwrap())
+        } else {
+            toy.clone()
+        };
         let starts = toy.starts.clone();
-        Self { dataset, toy: Some(toy), bytes: bytes.into(), record: RECORD, labels: false, ragged, starts }
+        Self {
+            dataset,
+            toy: Some(toy),
+            bytes: bytes.into(),
+            record: RECORD,
+            labels: false,
+            ragged,
+            starts,
+        }
     }
 
     /// All fields of a sample or of a blank row, as in [`row_bytes`].
@@ -113,7 +135,14 @@ pub struct Run {
 
 impl Run {
     pub fn new(data: &Data, naive: Naive) -> Self {
-        Self { data: data.clone(), naive, seed: None, map: false, map_batch: false, mapped: Arc::default() }
+        Self {
+            data: data.clone(),
+            naive,
+            seed: None,
+            map: false,
+            map_batch: false,
+            mapped: Arc::default(),
+        }
     }
 
     pub fn mapped(self) -> Self {
@@ -128,45 +157,70 @@ impl Run {
         }
         if self.map {
             let seen = self.mapped.clone();
-            builder = builder.map_adding([Field::fixed("drawn", DType::U64, [])], move |row, ctx| {
-                assert_ne!(ctx.id(), u64::MAX, "a transform of a blank row");
-                seen.fetch_add(1, Ordering::Relaxed);
-                let (draw, field) = (ctx.draws("drawn").next_u64(), row.index_of("drawn")?);
-                row.slice_mut::<u64>(field)?[0] = draw ^ ctx.id();
-                row.bytes_mut(0)[0] ^= draw as u8;
-                Ok(())
-            });
+            builder =
+                builder.map_adding([Field::fixed("drawn", DType::U64, [])], move |row, ctx| {
+                    assert_ne!(ctx.id(), u64::MAX, "a transform of a blank row");
+                    seen.fetch_add(1, Ordering::Relaxed);
+                    let (draw, field) = (ctx.draws("drawn").next_u64(), row.index_of("drawn")?);
+                    row.slice_mut::<u64>(field)?[0] = draw ^ ctx.id();
+                    row.bytes_mut(0)[0] ^= draw as u8;
+                    Ok(())
+                });
         }
         if self.map_batch {
-            builder = builder.map_batch_adding([Field::fixed("mixed", DType::U64, [])], |batch, ctx| {
-                let (draw, field, ids) =
-                    (ctx.draws("mixed").next_u64(), batch.index_of("mixed")?, batch.ids().to_vec());
-                for (row, value) in
-                    batch.slice_mut::<u64>(field)?.iter_mut().enumerate().filter(|(row, _)| ids[*row] != u64::MAX)
-                {
-                    *value = draw.rotate_left(row as u32) ^ ids[row];
-                }
-                Ok(())
-            });
+            builder =
+                builder.map_batch_adding([Field::fixed("mixed", DType::U64, [])], |batch, ctx| {
+                    let (draw, field, ids) = (
+                        ctx.draws("mixed").next_u64(),
+                        batch.index_of("mixed")?,
+                        batch.ids().to_vec(),
+                    );
+                    for (row, value) in batch
+                        .slice_mut::<u64>(field)?
+                        .iter_mut()
+                        .enumerate()
+                        .filter(|(row, _)| ids[*row] != u64::MAX)
+                    {
+                        *value = draw.rotate_left(row as u32) ^ ids[row];
+                    }
+                    Ok(())
+                });
         }
         builder
     }
 
     /// All fields of a row.
     fn row(&self, spot: Spot, draw: u64) -> Vec<u8> {
-        let Spot { epoch, id, row, position, .. } = spot;
+        let Spot {
+            epoch,
+            id,
+            row,
+            position,
+            ..
+        } = spot;
         let (mut bytes, blank) = (self.data.row(id), id == u64::MAX);
         let seed = self.seed.unwrap_or(self.naive.seed());
         if self.map {
             let key = Key::new(seed).derive(epoch).derive(id);
-            let key = if draw == 0 { key } else { key.named("draw").derive(draw) };
+            let key = if draw == 0 {
+                key
+            } else {
+                key.named("draw").derive(draw)
+            };
             let draw = Draws::from_key(key.named("drawn")).next_u64();
             bytes[0] ^= if blank { 0 } else { draw as u8 };
             bytes.extend(if blank { 0 } else { draw ^ id }.to_ne_bytes());
         }
         if self.map_batch {
             let draw = Draws::new(seed, epoch, position, "mixed").next_u64();
-            bytes.extend(if blank { 0 } else { draw.rotate_left(row as u32) ^ id }.to_ne_bytes());
+            bytes.extend(
+                if blank {
+                    0
+                } else {
+                    draw.rotate_left(row as u32) ^ id
+                }
+                .to_ne_bytes(),
+            );
         }
         bytes
     }
@@ -179,7 +233,13 @@ impl Run {
     pub fn parts(&self, cut: &Cut, epoch: u64, rank: u32) -> Vec<Part> {
         let draws = self.naive.draws(epoch);
         let draw = |spot: Spot| draws.get(spot.place).copied().unwrap_or(0);
-        cut.parts(epoch, &self.ids(epoch), rank, self.naive.in_turn(), |spot| self.row(spot, draw(spot)))
+        cut.parts(
+            epoch,
+            &self.ids(epoch),
+            rank,
+            self.naive.in_turn(),
+            |spot| self.row(spot, draw(spot)),
+        )
     }
 }
 
@@ -216,11 +276,25 @@ impl Sampler for Steps {
 /// An order as its definition.
 #[derive(Clone, Debug)]
 pub enum Naive {
-    Sequential { lanes: u32 },
-    Shuffled { seed: u64 },
-    Windowed { seed: u64, window: usize, lanes: u32 },
-    Indices { ids: Vec<u64>, shuffled: Option<u64> },
-    Sampler { steps: Steps, shuffled: Option<u64> },
+    Sequential {
+        lanes: u32,
+    },
+    Shuffled {
+        seed: u64,
+    },
+    Windowed {
+        seed: u64,
+        window: usize,
+        lanes: u32,
+    },
+    Indices {
+        ids: Vec<u64>,
+        shuffled: Option<u64>,
+    },
+    Sampler {
+        steps: Steps,
+        shuffled: Option<u64>,
+    },
 }
 
 impl Naive {
@@ -232,7 +306,11 @@ impl Naive {
         match self {
             Self::Sequential { lanes } => Order::sequential().lanes(*lanes),
             Self::Shuffled { seed } => Order::shuffled(*seed),
-            Self::Windowed { seed, window, lanes } => Order::windowed(*seed, *window).lanes(*lanes),
+            Self::Windowed {
+                seed,
+                window,
+                lanes,
+            } => Order::windowed(*seed, *window).lanes(*lanes),
             Self::Indices { ids, shuffled } => then(Order::indices(ids.clone()), shuffled),
             Self::Sampler { steps, shuffled } => then(Order::sampler(steps.clone()), shuffled),
         }
@@ -240,14 +318,19 @@ impl Naive {
 
     /// Whether the order has several lanes, and so the ranks take positions in turn.
     pub fn in_turn(&self) -> bool {
-        matches!(self, Self::Sequential { lanes: 2.. } | Self::Windowed { lanes: 2.., .. })
+        matches!(
+            self,
+            Self::Sequential { lanes: 2.. } | Self::Windowed { lanes: 2.., .. }
+        )
     }
 
     pub fn seed(&self) -> u64 {
         match self {
             Self::Sequential { .. } => 0,
             Self::Shuffled { seed } | Self::Windowed { seed, .. } => *seed,
-            Self::Indices { shuffled, .. } | Self::Sampler { shuffled, .. } => shuffled.unwrap_or(0),
+            Self::Indices { shuffled, .. } | Self::Sampler { shuffled, .. } => {
+                shuffled.unwrap_or(0)
+            }
         }
     }
 
@@ -258,24 +341,41 @@ impl Naive {
         match self {
             Self::Sequential { lanes } => walk(starts, *lanes, 1, None),
             Self::Shuffled { seed } => shuffle((0..samples).collect(), &Some(*seed)),
-            Self::Windowed { seed, window, lanes } => {
-                walk(starts, *lanes, *window, Some(Key::new(*seed).named("windowed order").derive(epoch)))
-            }
+            Self::Windowed {
+                seed,
+                window,
+                lanes,
+            } => walk(
+                starts,
+                *lanes,
+                *window,
+                Some(Key::new(*seed).named("windowed order").derive(epoch)),
+            ),
             Self::Indices { ids, shuffled } => shuffle(ids.clone(), shuffled),
-            Self::Sampler { steps, shuffled } => {
-                shuffle((0..steps.len).map(|position| steps.id(epoch, position)).collect(), shuffled)
-            }
+            Self::Sampler { steps, shuffled } => shuffle(
+                (0..steps.len)
+                    .map(|position| steps.id(epoch, position))
+                    .collect(),
+                shuffled,
+            ),
         }
     }
 
     /// For each position of an epoch the number that sets the draws of one sample apart; all 0 if it is empty.
     fn draws(&self, epoch: u64) -> Vec<u64> {
         match self {
-            Self::Indices { ids, shuffled: seed } => {
-                let earlier = |at: usize| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64;
+            Self::Indices {
+                ids,
+                shuffled: seed,
+            } => {
+                let earlier =
+                    |at: usize| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64;
                 shuffled((0..ids.len()).map(earlier).collect(), *seed, epoch)
             }
-            Self::Sampler { steps, shuffled: seed } => shuffled((0..steps.len).collect(), *seed, epoch),
+            Self::Sampler {
+                steps,
+                shuffled: seed,
+            } => shuffled((0..steps.len).collect(), *seed, epoch),
             _ => Vec::new(),
         }
     }
@@ -290,19 +390,28 @@ fn shuffled(items: Vec<u64>, seed: Option<u64>, epoch: u64) -> Vec<u64> {
 
 fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
     let permutation = Permutation::new(items.len() as u64, key);
-    (0..items.len() as u64).map(|k| items[permutation.get(k) as usize].clone()).collect()
+    (0..items.len() as u64)
+        .map(|k| items[permutation.get(k) as usize].clone())
+        .collect()
 }
 
 /// Chunks one after the other (permuted by a key, if any), cut into lanes, each lane into groups of `window` pieces of
 /// chunks with their samples permuted together; then one sample of each lane in turn.
 fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64> {
-    let permute = |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
-    let chunks = permute((0..starts.len() as u64 - 1).collect(), key.map(|key| key.named("chunks")));
+    let permute =
+        |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
+    let chunks = permute(
+        (0..starts.len() as u64 - 1).collect(),
+        key.map(|key| key.named("chunks")),
+    );
     let mut samples = Vec::new();
     for chunk in chunks {
         samples.extend((starts[chunk as usize]..starts[chunk as usize + 1]).map(|id| (chunk, id)));
     }
-    let (each, more) = (samples.len() / lanes as usize, samples.len() % lanes as usize);
+    let (each, more) = (
+        samples.len() / lanes as usize,
+        samples.len() % lanes as usize,
+    );
     let mut by_lane = Vec::new();
     for lane in 0..lanes as usize {
         let rest = samples.split_off(each + usize::from(lane < more));
@@ -310,7 +419,10 @@ fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64>
         let mut ids = Vec::new();
         for (number, group) in pieces.chunks(window).enumerate() {
             let key = key.map(|key| key.named("group").derive(lane as u64).derive(number as u64));
-            ids.extend(permute(group.concat().into_iter().map(|(_, id)| id).collect(), key));
+            ids.extend(permute(
+                group.concat().into_iter().map(|(_, id)| id).collect(),
+                key,
+            ));
         }
         by_lane.push(ids.into_iter());
         samples = rest;
@@ -361,13 +473,25 @@ pub fn row_bytes(batch: &Batch, row: usize) -> Vec<u8> {
 }
 
 pub fn part(batch: &Batch) -> Part {
-    let row = |row: usize| Sample { id: batch.ids()[row], status: batch.status()[row], bytes: row_bytes(batch, row) };
+    let row = |row: usize| Sample {
+        id: batch.ids()[row],
+        status: batch.status()[row],
+        bytes: row_bytes(batch, row),
+    };
     let rows = (0..batch.len()).map(row).collect();
-    Part { epoch: batch.epoch(), index: batch.index(), valid: batch.valid(), rows }
+    Part {
+        epoch: batch.epoch(),
+        index: batch.index(),
+        valid: batch.valid(),
+        rows,
+    }
 }
 
 pub fn parts(batches: impl IntoIterator<Item = Result<Batch>>) -> Vec<Part> {
-    batches.into_iter().map(|batch| part(&batch.unwrap())).collect()
+    batches
+        .into_iter()
+        .map(|batch| part(&batch.unwrap()))
+        .collect()
 }
 
 /// Division of an epoch into batches.
@@ -396,7 +520,13 @@ pub struct Spot {
 impl Cut {
     /// An epoch from its beginning.
     pub fn whole(global: u64, last: LastBatch, world: u32) -> Self {
-        Self { global, last, world, start: 0, first: 0 }
+        Self {
+            global,
+            last,
+            world,
+            start: 0,
+            first: 0,
+        }
     }
 
     /// For each batch: its first position, and its number of positions of the epoch.
@@ -439,18 +569,37 @@ impl Cut {
             let taken = |rank: u64| (rank..size).step_by(world as usize);
             let before: usize = (0..u64::from(rank)).map(|rank| taken(rank).count()).sum();
             let consecutive = before as u64..(before + taken(rank.into()).count()) as u64;
-            let offsets: Vec<u64> = if in_turn { taken(rank.into()).collect() } else { consecutive.collect() };
+            let offsets: Vec<u64> = if in_turn {
+                taken(rank.into()).collect()
+            } else {
+                consecutive.collect()
+            };
             let position = first + offsets[0];
             for offset in offsets {
                 valid += usize::from(offset < real);
-                let status = if offset < real { Status::Real } else { Status::Padding } as u8;
+                let status = if offset < real {
+                    Status::Real
+                } else {
+                    Status::Padding
+                } as u8;
                 let blank = offset >= real && self.last != LastBatch::Pad;
                 let place = ((first + offset) % len) as usize;
                 let id = if blank { u64::MAX } else { ids[place] };
-                let bytes = content(Spot { epoch, id, row: rows.len() as u64, position, place });
+                let bytes = content(Spot {
+                    epoch,
+                    id,
+                    row: rows.len() as u64,
+                    position,
+                    place,
+                });
                 rows.push(Sample { id, status, bytes });
             }
-            parts.push(Part { epoch, index: self.first + number as u64, valid, rows });
+            parts.push(Part {
+                epoch,
+                index: self.first + number as u64,
+                valid,
+                rows,
+            });
         }
         parts
     }
@@ -459,17 +608,34 @@ impl Cut {
 /// Joins the parts of all ranks, in order; they must be consistent.
 pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
     let count = ranks[0].len();
-    assert!(ranks.iter().all(|parts| parts.len() == count), "not as many batches on every rank");
+    assert!(
+        ranks.iter().all(|parts| parts.len() == count),
+        "not as many batches on every rank"
+    );
     let global = |number: usize| {
         let parts: Vec<&Part> = ranks.iter().map(|parts| &parts[number]).collect();
         let (epoch, index) = (parts[0].epoch, parts[0].index);
-        assert!(parts.iter().all(|part| (part.epoch, part.index) == (epoch, index)));
+        assert!(
+            parts
+                .iter()
+                .all(|part| (part.epoch, part.index) == (epoch, index))
+        );
         let longest = parts.iter().map(|part| part.rows.len()).max().unwrap();
         let rows: Vec<&Sample> = match in_turn {
-            true => (0..longest).flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row))).collect(),
+            true => (0..longest)
+                .flat_map(|row| parts.iter().filter_map(move |part| part.rows.get(row)))
+                .collect(),
             false => parts.iter().flat_map(|part| &part.rows).collect(),
         };
-        Global { epoch, index, rows: rows.into_iter().filter(|row| row.id != u64::MAX).cloned().collect() }
+        Global {
+            epoch,
+            index,
+            rows: rows
+                .into_iter()
+                .filter(|row| row.id != u64::MAX)
+                .cloned()
+                .collect(),
+        }
     };
     (0..count).map(global).collect()
 }
@@ -478,7 +644,10 @@ pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
 #[track_caller]
 pub fn same<T: PartialEq + std::fmt::Debug>(found: &[T], right: &[T], what: &str) {
     if let Some(at) = (0..found.len().min(right.len())).find(|at| found[*at] != right[*at]) {
-        panic!("{what}: number {at} is\n{:?}\nand not\n{:?}", found[at], right[at]);
+        panic!(
+            "{what}: number {at} is\n{:?}\nand not\n{:?}",
+            found[at], right[at]
+        );
     }
     assert_eq!(found.len(), right.len(), "{what}: how many");
 }
@@ -491,7 +660,9 @@ pub fn every_rank(world: u32) -> impl Iterator<Item = Rank> {
 /// Settings that must not change batches.
 pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder {
     let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
-    let builder = builder.workers(1 + draws.below(3) as usize).tuning(|t| t.reader(mode).direct(direct));
+    let builder = builder
+        .workers(1 + draws.below(3) as usize)
+        .tuning(|t| t.reader(mode).direct(direct));
     let builder = builder.tuning(|t| t.depth([1, 2, 8][draws.below(3) as usize]));
     match draws.below(5) {
         0 => builder,
@@ -501,7 +672,10 @@ pub fn any_settings(builder: LoaderBuilder, draws: &mut Draws) -> LoaderBuilder 
 
 /// Runs `body` on its own thread; fails if it takes longer than a minute.
 #[track_caller]
-pub fn within_a_minute<T: Send + 'static>(what: &str, body: impl FnOnce() -> T + Send + 'static) -> T {
+pub fn within_a_minute<T: Send + 'static>(
+    what: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> T {
     let (send, done) = std::sync::mpsc::channel();
     let thread = std::thread::Builder::new().name("case".into());
     let thread = thread.spawn(move || send.send(body())).unwrap();

@@ -149,8 +149,13 @@ impl Server {
     /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since stores belong to the
     /// process.
     pub fn s3(&self, name: &str) -> String {
-        let keys = [("access_key_id", "key"), ("secret_access_key", "do-not-show-me")];
-        self.try_s3("", &keys).map(|bucket| format!("{bucket}/{name}")).unwrap()
+        let keys = [
+            ("access_key_id", "key"),
+            ("secret_access_key", "do-not-show-me"),
+        ];
+        self.try_s3("", &keys)
+            .map(|bucket| format!("{bucket}/{name}"))
+            .unwrap()
     }
 
     /// `s3://bucket-PORT-name`, another name of the bucket, with these options for credentials.
@@ -202,16 +207,26 @@ fn head_of(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
         return Ok(None);
     }
     let mut words = line.split_whitespace();
-    let (method, target) = (words.next().unwrap_or("").to_string(), words.next().unwrap_or("").to_string());
+    let (method, target) = (
+        words.next().unwrap_or("").to_string(),
+        words.next().unwrap_or("").to_string(),
+    );
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
-        let Some((name, value)) = line.trim().split_once(':') else { break };
+        let Some((name, value)) = line.trim().split_once(':') else {
+            break;
+        };
         headers.insert(name.to_ascii_lowercase(), value.trim().to_string());
     }
-    Ok(Some(Head { method, path: decoded(path), query: query.into(), headers }))
+    Ok(Some(Head {
+        method,
+        path: decoded(path),
+        query: query.into(),
+        headers,
+    }))
 }
 
 fn decoded(text: &str) -> String {
@@ -241,10 +256,24 @@ impl Inner {
                 Some((first.parse().ok()?, last.parse::<u64>().ok()? + 1))
             });
             let number = self.requests.fetch_add(1, Ordering::Relaxed);
-            let signature = head.headers.get("authorization").and_then(|text| text.split_once("Credential="));
+            let signature = head
+                .headers
+                .get("authorization")
+                .and_then(|text| text.split_once("Credential="));
             let key = signature.and_then(|(_, rest)| Some(rest.split_once('/')?.0.to_string()));
-            let request = Request { number, method: head.method.clone(), path: head.path.clone(), range, key };
-            let fault = self.script.lock().unwrap().as_mut().and_then(|script| script(&request));
+            let request = Request {
+                number,
+                method: head.method.clone(),
+                path: head.path.clone(),
+                range,
+                key,
+            };
+            let fault = self
+                .script
+                .lock()
+                .unwrap()
+                .as_mut()
+                .and_then(|script| script(&request));
             self.log.lock().unwrap().push(request);
             if !self.answer(&head, range, fault, &mut out)? {
                 return Ok(());
@@ -272,33 +301,57 @@ impl Inner {
                 // As some stores do, it repeats what it was sent.
                 let said = format!("{:?} {}", head.headers, head.query);
                 let body = format!("<Error><Code>{code}</Code><Message>{said}</Message></Error>");
-                let after = retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));
+                let after =
+                    retry_after.map_or(String::new(), |after| format!("retry-after: {after}\r\n"));
                 let len = body.len();
                 let body = if head.method == "HEAD" { "" } else { &body };
-                write!(out, "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}")?;
+                write!(
+                    out,
+                    "HTTP/1.1 {status} X\r\n{id}{after}content-length: {len}\r\n\r\n{body}"
+                )?;
                 return Ok(true);
             }
             Some(Fault::Skewed) => {
-                write!(out, "HTTP/1.1 403 X\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: 0\r\n\r\n")?;
+                write!(
+                    out,
+                    "HTTP/1.1 403 X\r\ndate: Mon, 01 Jan 2024 00:00:00 GMT\r\ncontent-length: 0\r\n\r\n"
+                )?;
                 return Ok(true);
             }
             Some(Fault::Redirect(to)) => {
-                write!(out, "HTTP/1.1 302 Found\r\n{id}location: {to}\r\ncontent-length: 0\r\n\r\n")?;
+                write!(
+                    out,
+                    "HTTP/1.1 302 Found\r\n{id}location: {to}\r\ncontent-length: 0\r\n\r\n"
+                )?;
                 return Ok(true);
             }
             _ => {}
         }
         if head.query.contains("list-type=2") {
             let body = self.listing(head, false);
-            write!(out, "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())?;
+            write!(
+                out,
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            )?;
             return Ok(true);
         }
         let Some((bytes, mut version)) = self.object(head) else {
-            write!(out, "HTTP/1.1 404 Not Found\r\n{id}content-length: 0\r\n\r\n")?;
+            write!(
+                out,
+                "HTTP/1.1 404 Not Found\r\n{id}content-length: 0\r\n\r\n"
+            )?;
             return Ok(true);
         };
-        if head.headers.get("if-match").is_some_and(|etag| *etag != format!("\"v{version}\"")) {
-            write!(out, "HTTP/1.1 412 Precondition Failed\r\n{id}content-length: 0\r\n\r\n")?;
+        if head
+            .headers
+            .get("if-match")
+            .is_some_and(|etag| *etag != format!("\"v{version}\""))
+        {
+            write!(
+                out,
+                "HTTP/1.1 412 Precondition Failed\r\n{id}content-length: 0\r\n\r\n"
+            )?;
             return Ok(true);
         }
         if fault == Some(Fault::OtherVersion) {
@@ -307,27 +360,44 @@ impl Inner {
         let common = match fault {
             Some(Fault::NoVersion) => id.to_string(),
             Some(Fault::With(header)) => format!("{id}etag: \"v{version}\"\r\n{header}\r\n"),
-            _ => format!("{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"),
+            _ => format!(
+                "{id}etag: \"v{version}\"\r\nlast-modified: Mon, 01 Jan 2024 00:00:00 GMT\r\n"
+            ),
         };
         let total = bytes.len() as u64;
         if head.method == "HEAD" {
-            let total = if fault == Some(Fault::NoLength) { 0 } else { total };
-            write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;
+            let total = if fault == Some(Fault::NoLength) {
+                0
+            } else {
+                total
+            };
+            write!(
+                out,
+                "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n"
+            )?;
             return Ok(true);
         }
         let Some((first, last)) = range.filter(|_| fault != Some(Fault::Whole)) else {
-            write!(out, "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n")?;
+            write!(
+                out,
+                "HTTP/1.1 200 OK\r\n{common}content-length: {total}\r\n\r\n"
+            )?;
             out.write_all(&bytes)?;
             return Ok(true);
         };
         if first >= total {
-            write!(out, "HTTP/1.1 416 Range Not Satisfiable\r\n{id}content-length: 0\r\n\r\n")?;
+            write!(
+                out,
+                "HTTP/1.1 416 Range Not Satisfiable\r\n{id}content-length: 0\r\n\r\n"
+            )?;
             return Ok(true);
         }
         let last = last.min(total);
         let body = &bytes[first as usize..last as usize];
         let said = match fault {
-            Some(Fault::OtherRange | Fault::OkOtherRange) => format!("bytes {}-{}/{total}", first + 1, last),
+            Some(Fault::OtherRange | Fault::OkOtherRange) => {
+                format!("bytes {}-{}/{total}", first + 1, last)
+            }
             _ => format!("bytes {first}-{}/{total}", last - 1),
         };
         let status = match fault {
@@ -355,7 +425,11 @@ impl Inner {
                 Ok(true)
             }
             Some(Fault::Long) => {
-                write!(out, "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n", body.len() + 7)?;
+                write!(
+                    out,
+                    "{start}transfer-encoding: chunked\r\n\r\n{:x}\r\n",
+                    body.len() + 7
+                )?;
                 out.write_all(body)?;
                 out.write_all(b"garbage\r\n0\r\n\r\n")?;
                 Ok(true)
@@ -400,36 +474,69 @@ impl Inner {
     }
 
     /// Answers with a lie; false if the connection ends.
-    fn lie(&self, head: &Head, range: Option<(u64, u64)>, lie: &Lie, out: &mut TcpStream) -> std::io::Result<bool> {
+    fn lie(
+        &self,
+        head: &Head,
+        range: Option<(u64, u64)>,
+        lie: &Lie,
+        out: &mut TcpStream,
+    ) -> std::io::Result<bool> {
         let lists = head.query.contains("list-type=2");
         let (bytes, version) = match lists {
-            true => (Arc::new(self.listing(head, lie.version == Version::Other).into_bytes()), 1),
+            true => (
+                Arc::new(
+                    self.listing(head, lie.version == Version::Other)
+                        .into_bytes(),
+                ),
+                1,
+            ),
             false => match self.object(head) {
                 Some(object) => object,
-                None => return write!(out, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").map(|()| true),
+                None => {
+                    return write!(out, "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                        .map(|()| true);
+                }
             },
         };
-        lie.answer(&bytes, version, range.filter(|_| !lists), head.method == "HEAD", out)
+        lie.answer(
+            &bytes,
+            version,
+            range.filter(|_| !lists),
+            head.method == "HEAD",
+            out,
+        )
     }
 
     /// A page of at most 1,000 keys; with `again`, one that leads to itself.
     fn listing(&self, head: &Head, again: bool) -> String {
         let value = |name: &str| {
-            let found = head.query.split('&').find_map(|pair| pair.strip_prefix(&format!("{name}=")));
+            let found = head
+                .query
+                .split('&')
+                .find_map(|pair| pair.strip_prefix(&format!("{name}=")));
             found.map(|text| decoded(&text.replace('+', " ")))
         };
-        let (prefix, after) = (value("prefix").unwrap_or_default(), value("continuation-token").unwrap_or_default());
+        let (prefix, after) = (
+            value("prefix").unwrap_or_default(),
+            value("continuation-token").unwrap_or_default(),
+        );
         let delimiter = value("delimiter").unwrap_or_default();
         let (mut keys, mut folders, mut next) = (String::new(), Vec::new(), None);
         let objects = self.objects.lock().unwrap();
         let mut count = 0;
         for (name, (bytes, version)) in objects.iter() {
-            let Some(key) = name.strip_prefix("bucket/").filter(|key| key.starts_with(&prefix)) else { continue };
+            let Some(key) = name
+                .strip_prefix("bucket/")
+                .filter(|key| key.starts_with(&prefix))
+            else {
+                continue;
+            };
             if key <= after.as_str() {
                 continue;
             }
             if !delimiter.is_empty() && key[prefix.len()..].contains(&delimiter) {
-                let folder = &key[..prefix.len() + key[prefix.len()..].find(&delimiter).unwrap() + 1];
+                let folder =
+                    &key[..prefix.len() + key[prefix.len()..].find(&delimiter).unwrap() + 1];
                 if folders.last().is_none_or(|last| last != folder) {
                     folders.push(folder.to_string());
                 }

@@ -25,7 +25,8 @@ use std::time::Duration;
 const SOURCE: &str = include_str!("../standin/cuda.rs");
 
 /// Code of a kernel: grid, block, and a pointer to each parameter.
-pub type KernelFn = extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
+pub type KernelFn =
+    extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
 
 /// The loaded stand-in. [`Session`] has the controls of a session.
 pub struct Standin {
@@ -50,7 +51,10 @@ pub fn cuda() -> &'static Standin {
 /// compiled once, by however many processes.
 pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
-    let version = Command::new(&rustc).arg("-vV").output().unwrap_or_else(|error| panic!("{rustc:?}: {error}"));
+    let version = Command::new(&rustc)
+        .arg("-vV")
+        .output()
+        .unwrap_or_else(|error| panic!("{rustc:?}: {error}"));
     let mut hasher = DefaultHasher::new();
     (source, &version.stdout, more).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -64,9 +68,23 @@ pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let (text, made) = (own.join(format!("{name}.rs")), own.join("made.so"));
     std::fs::write(&text, source).unwrap();
     let mut command = Command::new(&rustc);
-    command.args(["--edition", "2024", "-O", "--crate-type", "cdylib", "-C", "panic=abort"]).args(more);
+    command
+        .args([
+            "--edition",
+            "2024",
+            "-O",
+            "--crate-type",
+            "cdylib",
+            "-C",
+            "panic=abort",
+        ])
+        .args(more);
     let out = command.arg("-o").arg(&made).arg(&text).output().unwrap();
-    assert!(out.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&out.stderr));
+    assert!(
+        out.status.success(),
+        "{name} does not compile:\n{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     std::fs::rename(&made, &path).unwrap();
     let _ = std::fs::remove_dir_all(&own);
     path
@@ -83,7 +101,11 @@ pub struct Gpu {
 
 impl Gpu {
     pub fn new(bytes: u64, bus: &str) -> Self {
-        Self { name: "Stand-in GPU".into(), bytes, bus: bus.into() }
+        Self {
+            name: "Stand-in GPU".into(),
+            bytes,
+            bus: bus.into(),
+        }
     }
 }
 
@@ -125,7 +147,11 @@ impl Default for Config {
 impl Config {
     /// A driver without a device.
     pub fn no_device() -> Self {
-        Self { devices: Vec::new(), init_error: 100, ..Self::default() }
+        Self {
+            devices: Vec::new(),
+            init_error: 100,
+            ..Self::default()
+        }
     }
 
     fn text(&self) -> String {
@@ -138,7 +164,10 @@ impl Config {
             format!("latency_us={}", self.latency.as_micros()),
             format!("queues={}", self.queues),
         ];
-        let gpus = self.devices.iter().map(|gpu| format!("device={}|{}|{}", gpu.name, gpu.bytes, gpu.bus));
+        let gpus = self
+            .devices
+            .iter()
+            .map(|gpu| format!("device={}|{}|{}", gpu.name, gpu.bytes, gpu.bus));
         lines.extend(gpus);
         lines.join("\n")
     }
@@ -163,8 +192,25 @@ pub struct Live {
 impl Live {
     /// The number of objects, leaked ones included.
     pub fn things(&self) -> u64 {
-        let Self { retains, streams, events, allocations, registrations, host_allocations, modules, leaked, .. } = self;
-        retains + streams + events + allocations + registrations + host_allocations + modules + leaked
+        let Self {
+            retains,
+            streams,
+            events,
+            allocations,
+            registrations,
+            host_allocations,
+            modules,
+            leaked,
+            ..
+        } = self;
+        retains
+            + streams
+            + events
+            + allocations
+            + registrations
+            + host_allocations
+            + modules
+            + leaked
     }
 }
 
@@ -188,7 +234,11 @@ impl Drop for Session {
         self.finish();
         if !self.allowed && !std::thread::panicking() {
             let violations = self.violations();
-            assert!(violations.is_empty(), "violations:\n{}", violations.join("\n"));
+            assert!(
+                violations.is_empty(),
+                "violations:\n{}",
+                violations.join("\n")
+            );
         }
     }
 }
@@ -218,7 +268,11 @@ impl Standin {
         let lock = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         let text = CString::new(config.text()).unwrap();
         self.call::<extern "C" fn(*const c_char), _>("standin_reset", |reset| reset(text.as_ptr()));
-        Session { standin: self, _lock: lock, allowed: false }
+        Session {
+            standin: self,
+            _lock: lock,
+            allowed: false,
+        }
     }
 
     /// Calls a control by its type `F`, which must be the one that the stand-in declares.
@@ -247,7 +301,10 @@ impl Standin {
 
     /// Violations: silent errors on a GPU.
     pub fn violations(&self) -> Vec<String> {
-        self.text("standin_violations").lines().map(str::to_string).collect()
+        self.text("standin_violations")
+            .lines()
+            .map(str::to_string)
+            .collect()
     }
 
     pub fn forget_violations(&self) {
@@ -261,13 +318,17 @@ impl Standin {
 
     /// Calls so far.
     pub fn calls(&self) -> u64 {
-        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| calls(std::ptr::null()))
+        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| {
+            calls(std::ptr::null())
+        })
     }
 
     /// Calls of one symbol so far.
     pub fn count(&self, symbol: &str) -> u64 {
         let symbol = CString::new(symbol).unwrap();
-        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| calls(symbol.as_ptr()))
+        self.call::<extern "C" fn(*const c_char) -> u64, _>("standin_calls", |calls| {
+            calls(symbol.as_ptr())
+        })
     }
 
     fn fail(&self, symbol: Option<&CStr>, index: u64, code: u32, sticky: bool) {
@@ -290,7 +351,9 @@ impl Standin {
     /// admitted.
     pub fn admit(&self, symbol: &str, count: u64) {
         let symbol = CString::new(symbol).unwrap();
-        self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| admit(symbol.as_ptr(), count));
+        self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| {
+            admit(symbol.as_ptr(), count)
+        });
     }
 
     /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and kills its context.
@@ -315,32 +378,44 @@ impl Standin {
 
     /// Operations on these bytes, of the host or a device, that are not done.
     pub fn in_flight(&self, address: u64, len: usize) -> usize {
-        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_in_flight", |count| count(address, len))
+        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_in_flight", |count| {
+            count(address, len)
+        })
     }
 
     /// Operations on these bytes that the host has not *seen* done, which does not depend on timing.
     pub fn unobserved(&self, address: u64, len: usize) -> usize {
-        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| count(address, len))
+        self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| {
+            count(address, len)
+        })
     }
 
     /// A stream of a green context in the current context.
     pub fn green_stream(&self) -> usize {
         let mut stream = 0;
         type Create = extern "C" fn(*mut u64, u64, u32, i32) -> u32;
-        self.call::<Create, _>("cuGreenCtxStreamCreate", |create| assert_eq!(create(&mut stream, 0, 0, 0), 0));
+        self.call::<Create, _>("cuGreenCtxStreamCreate", |create| {
+            assert_eq!(create(&mut stream, 0, 0, 0), 0)
+        });
         stream as usize
     }
 
     /// Host address of a device pointer; `None` if it belongs to no live allocation.
     pub fn host_address(&self, address: u64) -> Option<*mut u8> {
-        let at = self.call::<extern "C" fn(u64) -> *mut u8, _>("standin_host_address", |find| find(address));
+        let at = self
+            .call::<extern "C" fn(u64) -> *mut u8, _>("standin_host_address", |find| find(address));
         (!at.is_null()).then_some(at)
     }
 
     /// Bytes of device memory as they are at this moment.
     pub fn peek(&self, address: u64, len: usize) -> Vec<u8> {
-        assert!(len > 0 && self.host_address(address + len as u64 - 1).is_some(), "no memory at {address:#x}");
-        let at = self.host_address(address).expect("an address in device memory");
+        assert!(
+            len > 0 && self.host_address(address + len as u64 - 1).is_some(),
+            "no memory at {address:#x}"
+        );
+        let at = self
+            .host_address(address)
+            .expect("an address in device memory");
         // SAFETY: first and last byte lie in live allocations, and between two allocations are pages that fault. A stream may
         // write at the same time; tests look when none does.
         unsafe { std::slice::from_raw_parts(at, len) }.to_vec()
@@ -350,7 +425,16 @@ impl Standin {
         let mut numbers = [0u64; 11];
         type Count = extern "C" fn(*mut [u64; 11]);
         self.call::<Count, _>("standin_live", |count| count(&mut numbers));
-        let [retains, streams, events, allocations, bytes, registrations, registered_bytes, ..] = numbers;
+        let [
+            retains,
+            streams,
+            events,
+            allocations,
+            bytes,
+            registrations,
+            registered_bytes,
+            ..,
+        ] = numbers;
         let [.., host_allocations, modules, leaked, leaked_bytes] = numbers;
         Live {
             retains,
@@ -369,11 +453,25 @@ impl Standin {
 
     /// Code for kernels called `name`, in any module. `sizes` are those of the parameters in bytes; bit *i* of `pointers`
     /// says that parameter *i* is a device pointer, and of `writes` that its allocation is written.
-    pub fn register_kernel(&self, name: &str, function: KernelFn, sizes: &[u32], pointers: u64, writes: u64) {
+    pub fn register_kernel(
+        &self,
+        name: &str,
+        function: KernelFn,
+        sizes: &[u32],
+        pointers: u64,
+        writes: u64,
+    ) {
         let name = CString::new(name).unwrap();
         type Register = extern "C" fn(*const c_char, KernelFn, *const u32, usize, u64, u64);
         self.call::<Register, _>("standin_register_kernel", |register| {
-            register(name.as_ptr(), function, sizes.as_ptr(), sizes.len(), pointers, writes);
+            register(
+                name.as_ptr(),
+                function,
+                sizes.as_ptr(),
+                sizes.len(),
+                pointers,
+                writes,
+            );
         });
     }
 }
@@ -395,7 +493,10 @@ pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Sen
     });
     done.recv().unwrap();
     if done.recv_timeout(DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-        eprintln!("{title}: no end; the last calls:\n{}", tail(&standin.trace()));
+        eprintln!(
+            "{title}: no end; the last calls:\n{}",
+            tail(&standin.trace())
+        );
         std::process::exit(101);
     }
     if let Err(panic) = thread.join() {
@@ -415,7 +516,12 @@ impl Drop for Shows {
 /// The calls around the first failed one, and the last calls.
 fn tail(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().collect();
-    let failed = lines.iter().position(|line| !line.ends_with(" = 0")).unwrap_or(0);
+    let failed = lines
+        .iter()
+        .position(|line| !line.ends_with(" = 0"))
+        .unwrap_or(0);
     let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
-    [first, &["…"], &lines[lines.len().saturating_sub(40)..]].concat().join("\n")
+    [first, &["…"], &lines[lines.len().saturating_sub(40)..]]
+        .concat()
+        .join("\n")
 }

@@ -36,7 +36,11 @@ pub fn places(range: std::ops::Range<usize>, step: usize) -> impl Iterator<Item 
 
 /// A property's cases: some by default, `cases` in full.
 pub fn cases(cases: u32) -> Config {
-    Config { cases: size(cases.min(64), cases, cases), failure_persistence: None, ..Config::default() }
+    Config {
+        cases: size(cases.min(64), cases, cases),
+        failure_persistence: None,
+        ..Config::default()
+    }
 }
 
 /// Words of `FEEDLINE_ONLY`; none if it is not set.

@@ -13,10 +13,38 @@ pub struct Machine {
 }
 
 pub const MACHINES: [Machine; 4] = [
-    Machine { name: "starved by decode", read: 9_000, decode: 40_000, copy: None, step: 24_000, slots: 6 },
-    Machine { name: "starved by storage", read: 55_000, decode: 14_000, copy: None, step: 20_000, slots: 4 },
-    Machine { name: "healthy", read: 12_000, decode: 15_000, copy: None, step: 40_000, slots: 8 },
-    Machine { name: "GPU, starved by copies", read: 6_000, decode: 11_000, copy: Some(18_000), step: 14_000, slots: 6 },
+    Machine {
+        name: "starved by decode",
+        read: 9_000,
+        decode: 40_000,
+        copy: None,
+        step: 24_000,
+        slots: 6,
+    },
+    Machine {
+        name: "starved by storage",
+        read: 55_000,
+        decode: 14_000,
+        copy: None,
+        step: 20_000,
+        slots: 4,
+    },
+    Machine {
+        name: "healthy",
+        read: 12_000,
+        decode: 15_000,
+        copy: None,
+        step: 40_000,
+        slots: 8,
+    },
+    Machine {
+        name: "GPU, starved by copies",
+        read: 6_000,
+        decode: 11_000,
+        copy: Some(18_000),
+        step: 14_000,
+        slots: 6,
+    },
 ];
 
 /// A small generator, so that times vary.
@@ -24,7 +52,10 @@ struct Draws(u64);
 
 impl Draws {
     fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 = self
+            .0
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
@@ -38,11 +69,14 @@ impl Draws {
 pub fn latency(mut ns: Vec<f64>) -> Latency {
     ns.sort_by(f64::total_cmp);
     let mut latency = Latency::default();
-    let Some(last) = ns.last() else { return latency };
+    let Some(last) = ns.last() else {
+        return latency;
+    };
     let quantile = |share: f64| ns[((ns.len() - 1) as f64 * share) as usize];
     latency.count = ns.len() as u64;
     latency.mean_ns = ns.iter().sum::<f64>() / ns.len() as f64;
-    (latency.p50_ns, latency.p90_ns, latency.p99_ns) = (quantile(0.5), quantile(0.9), quantile(0.99));
+    (latency.p50_ns, latency.p90_ns, latency.p99_ns) =
+        (quantile(0.5), quantile(0.9), quantile(0.99));
     latency.max_ns = *last;
     for ns in &ns {
         let bucket = 1.03_f64.powf((ns.max(1.0).ln() / 1.03_f64.ln()).floor());
@@ -67,12 +101,18 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     let steady = end - start;
     let mut snapshot = Snapshot::default();
     (snapshot.at_ns, snapshot.steady_ns) = (end, steady);
-    let waits: Vec<u64> = records.iter().skip(1).map(|record| record.got_ns - record.asked_ns).collect();
+    let waits: Vec<u64> = records
+        .iter()
+        .skip(1)
+        .map(|record| record.got_ns - record.asked_ns)
+        .collect();
     let consumer = &mut snapshot.consumer;
     (consumer.batches, consumer.samples) = (batches as u64, batches as u64 * u64::from(ROWS));
     consumer.bytes = consumer.samples * 224 * 224 * 3;
     consumer.waited_ns = waits.iter().sum();
-    consumer.first_ns = records.first().map_or(0, |record| record.got_ns - record.asked_ns);
+    consumer.first_ns = records
+        .first()
+        .map_or(0, |record| record.got_ns - record.asked_ns);
     consumer.user_ns = steady.saturating_sub(consumer.waited_ns);
     consumer.waits = latency(waits.iter().map(|ns| *ns as f64 + 800.0).collect());
     let (count, samples) = (batches as u64, consumer.samples);
@@ -82,14 +122,25 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     snapshot.storage.busy_ns = part(machine.read);
     snapshot.storage.blocked_ns = steady / 50;
     (snapshot.storage.depth, snapshot.storage.in_flight_ns) = (DEPTH, part(machine.read) * 27);
-    (snapshot.storage.counts.ops, snapshot.storage.counts.bytes_moved) = (samples, samples * 112_000);
-    snapshot.storage.latency = latency((0..5000).map(|_| draws.about(machine.read / 8) as f64).collect());
+    (
+        snapshot.storage.counts.ops,
+        snapshot.storage.counts.bytes_moved,
+    ) = (samples, samples * 112_000);
+    snapshot.storage.latency = latency(
+        (0..5000)
+            .map(|_| draws.about(machine.read / 8) as f64)
+            .collect(),
+    );
     let (decode, all) = (&mut snapshot.decode, steady * u64::from(WORKERS));
     (decode.workers, decode.cores, decode.samples) = (WORKERS, WORKERS, count * u64::from(ROWS));
     decode.busy_ns = part(machine.decode) * u64::from(WORKERS);
     decode.starved_ns = (all - decode.busy_ns) * u64::from(machine.read > machine.step) * 9 / 10;
     decode.ahead_ns = all - decode.busy_ns - decode.starved_ns;
-    decode.latency = latency((0..5000).map(|_| draws.about(machine.decode / 64) as f64).collect());
+    decode.latency = latency(
+        (0..5000)
+            .map(|_| draws.about(machine.decode / 64) as f64)
+            .collect(),
+    );
     snapshot.slots.count = machine.slots as u32;
     if let Some(us) = machine.copy {
         let mut copy = CopyStage::default();
@@ -100,12 +151,18 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
         copy.latency = latency((0..batches).map(|_| draws.about(us) as f64).collect());
         snapshot.copy = Some(copy);
         let mut gpu = GpuIdle::default();
-        (gpu.steps, gpu.starved_ns) = (count.saturating_sub(1), snapshot.consumer.waited_ns * 9 / 10);
+        (gpu.steps, gpu.starved_ns) = (
+            count.saturating_sub(1),
+            snapshot.consumer.waited_ns * 9 / 10,
+        );
         (gpu.late_ns, gpu.span_ns) = (steady / 30, steady);
         snapshot.consumer.gpu = Some(gpu);
     }
     let mut timeline = Timeline::default();
-    timeline.gauges = records.iter().map(|record| gauges(machine, &records, record.got_ns, &mut draws)).collect();
+    timeline.gauges = records
+        .iter()
+        .map(|record| gauges(machine, &records, record.got_ns, &mut draws))
+        .collect();
     timeline.batches = records;
     (snapshot, timeline)
 }
@@ -120,14 +177,19 @@ fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
         (record.sequence, record.epoch, record.batch, record.rows) =
             (at as u64, at as u64 / 400, at as u64 % 400, ROWS);
         let slot = at.checked_sub(machine.slots).map_or(1_000_000, |before| {
-            if machine.copy.is_some() { records[before].got_ns } else { records[before].dropped_ns }
+            if machine.copy.is_some() {
+                records[before].got_ns
+            } else {
+                records[before].dropped_ns
+            }
         });
         record.planned_ns = slot + 40_000;
         let read_at = record.planned_ns.max(read_free);
         record.read_ns = read_at + draws.about(machine.read);
         read_free = record.read_ns;
         let decode = draws.about(machine.decode);
-        record.full_ns = (decode_free.max(read_at + 1_000_000) + decode).max(record.read_ns + decode / 10);
+        record.full_ns =
+            (decode_free.max(read_at + 1_000_000) + decode).max(record.read_ns + decode / 10);
         decode_free = record.full_ns;
         let mut ready = record.full_ns;
         if let Some(copy) = machine.copy {
@@ -152,13 +214,24 @@ fn gauges(machine: &Machine, records: &[BatchRecord], at_ns: u64, draws: &mut Dr
     let around = &records[near.saturating_sub(2)..(near + 2 * machine.slots).min(records.len())];
     let count = |of: &dyn Fn(&&BatchRecord) -> bool| around.iter().filter(of).count() as u32;
     let reading = count(&|r| r.planned_ns <= at_ns && at_ns < r.read_ns);
-    let decoding = count(&|r| r.planned_ns <= at_ns && at_ns < r.full_ns && r.read_ns < at_ns + 2_000_000);
-    gauges.in_flight = if reading > 0 { DEPTH - (draws.next() * 6.0) as u32 } else { 0 };
-    gauges.working = if decoding > 0 { WORKERS - (draws.next() * 1.2) as u32 } else { 0 };
-    gauges.queued = decoding.saturating_sub(1) * 60 + (draws.next() * 20.0) as u32 * decoding.min(1);
+    let decoding =
+        count(&|r| r.planned_ns <= at_ns && at_ns < r.full_ns && r.read_ns < at_ns + 2_000_000);
+    gauges.in_flight = if reading > 0 {
+        DEPTH - (draws.next() * 6.0) as u32
+    } else {
+        0
+    };
+    gauges.working = if decoding > 0 {
+        WORKERS - (draws.next() * 1.2) as u32
+    } else {
+        0
+    };
+    gauges.queued =
+        decoding.saturating_sub(1) * 60 + (draws.next() * 20.0) as u32 * decoding.min(1);
     gauges.filling_slots = count(&|r| r.planned_ns <= at_ns && at_ns < r.full_ns);
     gauges.full_slots = count(&|r| r.full_ns <= at_ns && at_ns < r.got_ns);
     gauges.held = count(&|r| r.got_ns <= at_ns && at_ns < r.dropped_ns);
-    gauges.free_slots = (machine.slots as u32).saturating_sub(gauges.filling_slots + gauges.full_slots + gauges.held);
+    gauges.free_slots = (machine.slots as u32)
+        .saturating_sub(gauges.filling_slots + gauges.full_slots + gauges.held);
     gauges
 }

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A sampler by its length, and its id at an epoch and a position.
 pub struct Sampled<L, I>(pub L, pub I);
 
-impl<L: Fn() -> u64 + Send + Sync + 'static, I: Fn(u64, u64) -> u64 + Send + Sync + 'static> Sampler for Sampled<L, I> {
+impl<L: Fn() -> u64 + Send + Sync + 'static, I: Fn(u64, u64) -> u64 + Send + Sync + 'static> Sampler
+    for Sampled<L, I>
+{
     fn len(&self) -> u64 {
         (self.0)()
     }
@@ -45,12 +47,22 @@ pub struct Chunks {
 impl Chunks {
     pub fn open(path: &Path, rows: &[u64], record: usize) -> Self {
         let mut starts = vec![0];
-        rows.iter().for_each(|rows| starts.push(starts.last().unwrap() + rows));
+        rows.iter()
+            .for_each(|rows| starts.push(starts.last().unwrap() + rows));
         let mut sources = Sources::new();
-        sources.file(path, starts[rows.len()] * record as u64).unwrap();
+        sources
+            .file(path, starts[rows.len()] * record as u64)
+            .unwrap();
         let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [record]))];
         let opened = rows.iter().map(|_| AtomicU64::new(0)).collect();
-        Self { sources: Arc::new(sources), schema, starts, record, bad: Vec::new(), opened }
+        Self {
+            sources: Arc::new(sources),
+            schema,
+            starts,
+            record,
+            bad: Vec::new(),
+            opened,
+        }
     }
 
     /// The field gets another name.
@@ -60,13 +72,20 @@ impl Chunks {
     }
 
     pub fn ragged(mut self) -> Self {
-        self.schema.push(EncodedField::raw(Field::up_to("head", DType::U8, self.record)));
+        self.schema.push(EncodedField::raw(Field::up_to(
+            "head",
+            DType::U8,
+            self.record,
+        )));
         self
     }
 
     /// Number of openings of all chunks.
     pub fn opened(&self) -> u64 {
-        self.opened.iter().map(|opened| opened.load(Ordering::Relaxed)).sum()
+        self.opened
+            .iter()
+            .map(|opened| opened.load(Ordering::Relaxed))
+            .sum()
     }
 
     fn bytes(&self, chunk: usize) -> u64 {
@@ -101,21 +120,37 @@ impl Chunked for Chunks {
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         let offset = self.starts[chunk] * self.record as u64;
-        extents.push(Extent { source: SourceId::at(0), offset, len: self.bytes(chunk) });
+        extents.push(Extent {
+            source: SourceId::at(0),
+            offset,
+            len: self.bytes(chunk),
+        });
         Ok(())
     }
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
         let bytes = self.bytes(chunk);
-        ChunkBytes { encoded: bytes, opened: bytes * self.schema.len() as u64, scratch: 0 }
+        ChunkBytes {
+            encoded: bytes,
+            opened: bytes * self.schema.len() as u64,
+            scratch: 0,
+        }
     }
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], _: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        _: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         self.opened[chunk].fetch_add(1, Ordering::Relaxed);
         if self.bad.contains(&chunk) {
             return Err(Error::decode("a broken chunk"));
         }
         out.fixed(0, self.record)?.copy_from_slice(&pieces[0]);
         if self.schema.len() > 1 {
-            pieces[0].chunks(self.record).try_for_each(|record| out.push(1, &record[..head_len(record)]))?;
+            pieces[0]
+                .chunks(self.record)
+                .try_for_each(|record| out.push(1, &record[..head_len(record)]))?;
         }
         Ok(())
     }

@@ -5,7 +5,8 @@ use crate::common::{Dir, noise};
 #[cfg(feature = "image")]
 use feedline::dataset::Images;
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord,
+    Tokens,
 };
 use feedline::tensor::{DType, Field};
 use feedline::{LoaderBuilder, Order};
@@ -37,30 +38,117 @@ fn plain(builder: LoaderBuilder) -> LoaderBuilder {
 }
 
 pub const WORKLOADS: &[Workload] = &[
-    Workload { name: "records", open: records, set: plain, notices: Nothing },
-    Workload { name: "pages", open: pages, set: plain, notices: Nothing },
+    Workload {
+        name: "records",
+        open: records,
+        set: plain,
+        notices: Nothing,
+    },
+    Workload {
+        name: "pages",
+        open: pages,
+        set: plain,
+        notices: Nothing,
+    },
     #[cfg(feature = "image")]
-    Workload { name: "images", open: images, set: pictures, notices: Nonsense },
-    Workload { name: "tfrecord", open: tfrecord, set: plain, notices: EveryBit },
-    Workload { name: "tar", open: tar, set: plain, notices: Nonsense },
-    Workload { name: "npy", open: npy, set: plain, notices: Nothing },
-    Workload { name: "npz", open: npz, set: plain, notices: EveryBit },
-    Workload { name: "tokens", open: tokens, set: plain, notices: Nothing },
-    Workload { name: "megatron", open: megatron, set: plain, notices: Nothing },
-    Workload { name: "mds", open: mds, set: plain, notices: Nonsense },
+    Workload {
+        name: "images",
+        open: images,
+        set: pictures,
+        notices: Nonsense,
+    },
+    Workload {
+        name: "tfrecord",
+        open: tfrecord,
+        set: plain,
+        notices: EveryBit,
+    },
+    Workload {
+        name: "tar",
+        open: tar,
+        set: plain,
+        notices: Nonsense,
+    },
+    Workload {
+        name: "npy",
+        open: npy,
+        set: plain,
+        notices: Nothing,
+    },
+    Workload {
+        name: "npz",
+        open: npz,
+        set: plain,
+        notices: EveryBit,
+    },
+    Workload {
+        name: "tokens",
+        open: tokens,
+        set: plain,
+        notices: Nothing,
+    },
+    Workload {
+        name: "megatron",
+        open: megatron,
+        set: plain,
+        notices: Nothing,
+    },
+    Workload {
+        name: "mds",
+        open: mds,
+        set: plain,
+        notices: Nonsense,
+    },
     #[cfg(feature = "zstd")]
-    Workload { name: "mds, zstd", open: mds_zstd, set: windowed, notices: Nonsense },
+    Workload {
+        name: "mds, zstd",
+        open: mds_zstd,
+        set: windowed,
+        notices: Nonsense,
+    },
     #[cfg(feature = "parquet")]
-    Workload { name: "parquet", open: parquet, set: windowed, notices: Nonsense },
-    Workload { name: "chunks", open: chunks, set: windowed, notices: Nonsense },
-    Workload { name: "safetensors", open: safetensors, set: plain, notices: Nothing },
-    Workload { name: "checked records", open: checked, set: plain, notices: EveryBit },
-    Workload { name: "checked chunks", open: checked_chunks, set: windowed, notices: EveryBit },
-    Workload { name: "several", open: several, set: plain, notices: Nothing },
+    Workload {
+        name: "parquet",
+        open: parquet,
+        set: windowed,
+        notices: Nonsense,
+    },
+    Workload {
+        name: "chunks",
+        open: chunks,
+        set: windowed,
+        notices: Nonsense,
+    },
+    Workload {
+        name: "safetensors",
+        open: safetensors,
+        set: plain,
+        notices: Nothing,
+    },
+    Workload {
+        name: "checked records",
+        open: checked,
+        set: plain,
+        notices: EveryBit,
+    },
+    Workload {
+        name: "checked chunks",
+        open: checked_chunks,
+        set: windowed,
+        notices: EveryBit,
+    },
+    Workload {
+        name: "several",
+        open: several,
+        set: plain,
+        notices: Nothing,
+    },
 ];
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
@@ -69,9 +157,14 @@ fn windowed(builder: LoaderBuilder) -> LoaderBuilder {
 
 /// Eleven unaligned records in three files.
 fn records(dir: &Dir) -> Arc<dyn Dataset> {
-    let paths =
-        [(0, 5), (1, 2), (2, 4)].map(|(file, count)| dir.write(&format!("{file}.bin"), &noise(700 * count, file)));
-    Arc::new(Records::builder(700).classes((0..11).collect()).open_files(&paths).unwrap())
+    let paths = [(0, 5), (1, 2), (2, 4)]
+        .map(|(file, count)| dir.write(&format!("{file}.bin"), &noise(700 * count, file)));
+    Arc::new(
+        Records::builder(700)
+            .classes((0..11).collect())
+            .open_files(&paths)
+            .unwrap(),
+    )
 }
 
 /// Records that are read in place.
@@ -87,7 +180,9 @@ fn images(dir: &Dir) -> Arc<dyn Dataset> {
         let pixels = noise(24 * 16 * 3, picture);
         let mut bytes = Vec::new();
         let encoder = jpeg_encoder::Encoder::new(&mut bytes, 70);
-        encoder.encode(&pixels, 24, 16, jpeg_encoder::ColorType::Rgb).unwrap();
+        encoder
+            .encode(&pixels, 24, 16, jpeg_encoder::ColorType::Rgb)
+            .unwrap();
         dir.write(&format!("data/class{}/{picture}.jpg", picture % 2), &bytes);
     }
     Arc::new(Images::open(dir.path("data")).unwrap())
@@ -100,40 +195,72 @@ fn pictures(builder: LoaderBuilder) -> LoaderBuilder {
 
 fn tfrecord(dir: &Dir) -> Arc<dyn Dataset> {
     for shard in 0..2 {
-        let bytes: Vec<u8> = (0..5).flat_map(|k| tf_record(&noise(300 + 17 * k, 10 * shard + k as u64))).collect();
+        let bytes: Vec<u8> = (0..5)
+            .flat_map(|k| tf_record(&noise(300 + 17 * k, 10 * shard + k as u64)))
+            .collect();
         dir.write(&format!("data/{shard}.tfrecord"), &bytes);
     }
     let record = feedline::tensor::EncodedField::raw(Field::up_to("record", DType::U8, 500));
-    Arc::new(TfRecord::builder().index(false).record(record).open(dir.path("data")).unwrap())
+    Arc::new(
+        TfRecord::builder()
+            .index(false)
+            .record(record)
+            .open(dir.path("data"))
+            .unwrap(),
+    )
 }
 
 fn tar(dir: &Dir) -> Arc<dyn Dataset> {
     for shard in 0..2_u64 {
         let pair = |k: u64| {
             let bytes = noise(200 + 31 * k as usize, 100 * shard + k);
-            [tar_member(&format!("{k}.bin"), &bytes), tar_member(&format!("{k}.cls"), k.to_string().as_bytes())]
-                .concat()
+            [
+                tar_member(&format!("{k}.bin"), &bytes),
+                tar_member(&format!("{k}.cls"), k.to_string().as_bytes()),
+            ]
+            .concat()
         };
         let mut bytes: Vec<u8> = (0..5).flat_map(pair).collect();
         bytes.extend([0; 1024]);
         dir.write(&format!("data/{shard}.tar"), &bytes);
     }
     let field = Field::up_to("bin", DType::U8, 600);
-    Arc::new(Tar::builder().raw(field, "bin").class("cls").index(false).open(dir.path("data")).unwrap())
+    Arc::new(
+        Tar::builder()
+            .raw(field, "bin")
+            .class("cls")
+            .index(false)
+            .open(dir.path("data"))
+            .unwrap(),
+    )
 }
 
 /// An array of bytes of these dimensions.
 fn array(dims: &str, bytes: &[u8]) -> Vec<u8> {
     let dict = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({dims}), }}\n");
-    [b"\x93NUMPY\x01\x00", &(dict.len() as u16).to_le_bytes()[..], dict.as_bytes(), bytes].concat()
+    [
+        b"\x93NUMPY\x01\x00",
+        &(dict.len() as u16).to_le_bytes()[..],
+        dict.as_bytes(),
+        bytes,
+    ]
+    .concat()
 }
 
 fn npy(dir: &Dir) -> Arc<dyn Dataset> {
     for file in 0..2 {
-        dir.write(&format!("x-{file}.npy"), &array("5, 90", &noise(5 * 90, file)));
-        dir.write(&format!("y-{file}.npy"), &array("5, 40", &noise(5 * 40, 7 + file)));
+        dir.write(
+            &format!("x-{file}.npy"),
+            &array("5, 90", &noise(5 * 90, file)),
+        );
+        dir.write(
+            &format!("y-{file}.npy"),
+            &array("5, 40", &noise(5 * 40, 7 + file)),
+        );
     }
-    let builder = Npy::builder().field("x", dir.path("x-*.npy")).field("y", dir.path("y-*.npy"));
+    let builder = Npy::builder()
+        .field("x", dir.path("x-*.npy"))
+        .field("y", dir.path("y-*.npy"));
     Arc::new(builder.rows().open().unwrap())
 }
 
@@ -142,26 +269,74 @@ fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let (mut out, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes) in members {
         let crc = bytes.iter().fold(!0_u32, |crc, byte| {
-            (0..8).fold(crc ^ u32::from(*byte), |crc, _| crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 })
+            (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+                crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 }
+            })
         });
-        let (size, offset) = ((bytes.len() as u32).to_le_bytes(), (out.len() as u32).to_le_bytes());
+        let (size, offset) = (
+            (bytes.len() as u32).to_le_bytes(),
+            (out.len() as u32).to_le_bytes(),
+        );
         // Version 20, no flags, stored, no time; the fields of both headers.
-        let shared = [&[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..], &(!crc).to_le_bytes(), &size, &size].concat();
+        let shared = [
+            &[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..],
+            &(!crc).to_le_bytes(),
+            &size,
+            &size,
+        ]
+        .concat();
         let len = (name.len() as u16).to_le_bytes();
-        out.extend([b"PK\x03\x04", &shared[..], &len, &[0, 0], name.as_bytes(), bytes].concat());
+        out.extend(
+            [
+                b"PK\x03\x04",
+                &shared[..],
+                &len,
+                &[0, 0],
+                name.as_bytes(),
+                bytes,
+            ]
+            .concat(),
+        );
         let rest = [&[0; 12][..], &offset].concat();
-        directory.extend([b"PK\x01\x02", &[20, 0][..], &shared, &len, &rest, name.as_bytes()].concat());
+        directory.extend(
+            [
+                b"PK\x01\x02",
+                &[20, 0][..],
+                &shared,
+                &len,
+                &rest,
+                name.as_bytes(),
+            ]
+            .concat(),
+        );
     }
-    let (count, start) = ((members.len() as u16).to_le_bytes(), (out.len() as u32).to_le_bytes());
+    let (count, start) = (
+        (members.len() as u16).to_le_bytes(),
+        (out.len() as u32).to_le_bytes(),
+    );
     let size = (directory.len() as u32).to_le_bytes();
     out.extend(directory);
-    out.extend([b"PK\x05\x06", &[0; 4][..], &count, &count, &size, &start, &[0, 0]].concat());
+    out.extend(
+        [
+            b"PK\x05\x06",
+            &[0; 4][..],
+            &count,
+            &count,
+            &size,
+            &start,
+            &[0, 0],
+        ]
+        .concat(),
+    );
     out
 }
 
 fn npz(dir: &Dir) -> Arc<dyn Dataset> {
     for sample in 0..8 {
-        let members = [("x.npy", array("20, 11", &noise(220, sample))), ("y.npy", array("5,", &noise(5, 50 + sample)))];
+        let members = [
+            ("x.npy", array("20, 11", &noise(220, sample))),
+            ("y.npy", array("5,", &noise(5, 50 + sample))),
+        ];
         dir.write(&format!("data/{sample}.npz"), &zip(&members));
     }
     Arc::new(Npz::builder().verify(true).open(dir.path("data")).unwrap())
@@ -170,16 +345,29 @@ fn npz(dir: &Dir) -> Arc<dyn Dataset> {
 /// Windows that overlap by a token: neighbours read the same bytes twice.
 fn tokens(dir: &Dir) -> Arc<dyn Dataset> {
     let paths = [0, 1].map(|file| dir.write(&format!("{file}.bin"), &noise(2 * 500, file)));
-    Arc::new(Tokens::builder(DType::U16).window(99).next_token().open_files(&paths).unwrap())
+    Arc::new(
+        Tokens::builder(DType::U16)
+            .window(99)
+            .next_token()
+            .open_files(&paths)
+            .unwrap(),
+    )
 }
 
 /// Sequences of several pieces, documents cut at the ends of windows.
 fn megatron(_: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(Megatron::builder().window(4).open(fixture("tokens/megatron-u16")).unwrap())
+    Arc::new(
+        Megatron::builder()
+            .window(4)
+            .open(fixture("tokens/megatron-u16"))
+            .unwrap(),
+    )
 }
 
 fn mds(_: &Dir) -> Arc<dyn Dataset> {
-    let builder = Mds::builder().columns(["fixed", "int", "bytes"]).raw(Field::up_to("bytes", DType::U8, 600));
+    let builder = Mds::builder()
+        .columns(["fixed", "int", "bytes"])
+        .raw(Field::up_to("bytes", DType::U8, 600));
     Arc::new(builder.open(fixture("mds/raw")).unwrap())
 }
 
@@ -191,12 +379,16 @@ fn mds_zstd(_: &Dir) -> Arc<dyn Dataset> {
 
 #[cfg(feature = "parquet")]
 fn parquet(_: &Dir) -> Arc<dyn Dataset> {
-    let builder = feedline::dataset::Parquet::builder().columns(["i64", "emb"]).chunk_bytes(5000);
+    let builder = feedline::dataset::Parquet::builder()
+        .columns(["i64", "emb"])
+        .chunk_bytes(5000);
     Arc::new(builder.open(fixture("parquet/plain.parquet")).unwrap())
 }
 
 fn chunks(dir: &Dir) -> Arc<dyn Dataset> {
-    crate::common::runs::Data::chunks(dir, &[3, 5, 1, 4], false, false).toy.unwrap()
+    crate::common::runs::Data::chunks(dir, &[3, 5, 1, 4], false, false)
+        .toy
+        .unwrap()
 }
 
 fn checked_chunks(dir: &Dir) -> Arc<dyn Dataset> {
@@ -206,7 +398,12 @@ fn checked_chunks(dir: &Dir) -> Arc<dyn Dataset> {
 fn safetensors(dir: &Dir) -> Arc<dyn Dataset> {
     for file in 0..2 {
         let header = r#"{"x":{"dtype":"U8","shape":[5,80],"data_offsets":[0,400]},"y":{"dtype":"U8","shape":[5,30],"data_offsets":[400,550]}}"#;
-        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(550, file)].concat();
+        let bytes = [
+            &(header.len() as u64).to_le_bytes()[..],
+            header.as_bytes(),
+            &noise(550, file),
+        ]
+        .concat();
         dir.write(&format!("data/{file}.safetensors"), &bytes);
     }
     Arc::new(SafeTensors::open(dir.path("data/*.safetensors")).unwrap())
@@ -224,7 +421,13 @@ fn several(dir: &Dir) -> Arc<dyn Dataset> {
     let parts: [Arc<dyn Dataset>; 3] = [
         Arc::new(records.clone().open(path).unwrap()),
         Arc::new(records.open_bytes(noise(60 * 3, 3)).unwrap()),
-        Arc::new(Npy::builder().field("x", dir.path("b.npy")).rows().open().unwrap()),
+        Arc::new(
+            Npy::builder()
+                .field("x", dir.path("b.npy"))
+                .rows()
+                .open()
+                .unwrap(),
+        ),
     ];
     Arc::new(Concat::new(parts).unwrap())
 }

@@ -31,11 +31,16 @@ impl Bucket {
         let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 21));
         server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
         server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
-        Self { server, dir: Dir::new() }
+        Self {
+            server,
+            dir: Dir::new(),
+        }
     }
 
     pub(crate) fn records(&self) -> Records {
-        Records::builder(RECORD).open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")]).unwrap()
+        Records::builder(RECORD)
+            .open_files(&[self.server.s3("a.bin"), self.server.s3("b.bin")])
+            .unwrap()
     }
 
     pub(crate) fn cache(&self) -> Cache {
@@ -57,23 +62,38 @@ impl Bucket {
     }
 
     pub(crate) fn expected(&self, order: Order) -> Vec<Got> {
-        let loader = Loader::builder(self.records()).order(order).batch_size(7).build().unwrap();
+        let loader = Loader::builder(self.records())
+            .order(order)
+            .batch_size(7)
+            .build()
+            .unwrap();
         Got::epoch(&loader, 0)
     }
 
     /// Downloads of whole blocks since the last call. Reads that pass a slow disk are others: no record ends with a block.
     pub(crate) fn downloads(&self) -> u64 {
         let len = (RECORD * COUNT / 2) as u64;
-        let is_block = |(first, end): (u64, u64)| first % BLOCK == 0 && end == (first + BLOCK).min(len);
+        let is_block =
+            |(first, end): (u64, u64)| first % BLOCK == 0 && end == (first + BLOCK).min(len);
         let log = self.server.take_log();
-        log.iter().filter(|request| request.range.is_some_and(is_block)).count() as u64
+        log.iter()
+            .filter(|request| request.range.is_some_and(is_block))
+            .count() as u64
     }
 
     /// The files in the cache whose names have this ending, after 25 characters of hash and number.
     pub(crate) fn files(&self, ending: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
-        for share in std::fs::read_dir(self.dir.path("cache/v1/objects")).into_iter().flatten().flatten() {
-            for file in std::fs::read_dir(share.path()).into_iter().flatten().flatten() {
+        for share in std::fs::read_dir(self.dir.path("cache/v1/objects"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            for file in std::fs::read_dir(share.path())
+                .into_iter()
+                .flatten()
+                .flatten()
+            {
                 let name = file.file_name().into_string().unwrap();
                 if name.len() == 25 + ending.len() && name.ends_with(ending) {
                     found.push(file.path());
@@ -103,14 +123,22 @@ fn a_full_cache_needs_no_store() {
             let loader = bucket.reader(order.clone(), bucket.cache(), mode);
             same(&Got::epoch(&loader, 0), &expected, "cold");
             fill(&loader);
-            bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+            bucket
+                .server
+                .script(|request| is_read(request).then_some(Fault::Close));
             same(&Got::epoch(&loader, 0), &expected, "full");
             let other = bucket.reader(order, bucket.cache(), mode);
             same(&Got::epoch(&other, 0), &expected, "full, by another loader");
-            assert_eq!((counts(&other).misses, counts(&other).blocks), (0, 0), "{mode:?}: {}", counts(&other));
+            assert_eq!(
+                (counts(&other).misses, counts(&other).blocks),
+                (0, 0),
+                "{mode:?}: {}",
+                counts(&other)
+            );
             let said = other.report().to_string();
             assert!(
-                said.contains("local cache by") && said.contains("100.0 % of 300 reads from the local disk"),
+                said.contains("local cache by")
+                    && said.contains("100.0 % of 300 reads from the local disk"),
                 "{said}"
             );
         }
@@ -122,7 +150,11 @@ fn a_loader_downloads_each_block_once() {
     let bucket = Bucket::new();
     let loader = bucket.loader(Order::sequential(), bucket.cache());
     bucket.downloads();
-    same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "cold");
+    same(
+        &Got::epoch(&loader, 0),
+        &bucket.expected(Order::sequential()),
+        "cold",
+    );
     fill(&loader);
     assert_eq!(bucket.downloads(), BLOCKS);
 }
@@ -130,14 +162,21 @@ fn a_loader_downloads_each_block_once() {
 #[test]
 fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
     let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 22));
-    let names: Vec<_> = (0..COUNT).map(|index| format!("small/{index}.bin")).collect();
+    let names: Vec<_> = (0..COUNT)
+        .map(|index| format!("small/{index}.bin"))
+        .collect();
     for (name, record) in names.iter().zip(bytes.chunks(RECORD)) {
-        bucket.server.put(&format!("bucket/{name}"), record.to_vec());
+        bucket
+            .server
+            .put(&format!("bucket/{name}"), record.to_vec());
     }
     let urls: Vec<_> = names.iter().map(|name| bucket.server.s3(name)).collect();
     let records = || Records::builder(RECORD).open_files(&urls).unwrap();
     let loader = |cache| {
-        let builder = Loader::builder(records()).order(Order::shuffled(5)).batch_size(7).tuning(|t| t.slots(16));
+        let builder = Loader::builder(records())
+            .order(Order::shuffled(5))
+            .batch_size(7)
+            .tuning(|t| t.slots(16));
         builder.cache(cache).build().unwrap()
     };
     let loader = loader(Cache::at(bucket.dir.path("cache")).block_bytes(1 << 20));
@@ -145,17 +184,34 @@ fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
     Got::epoch(&loader, 0);
     wait_for(&loader, |counts| counts.blocks >= COUNT as u64);
     let log = bucket.server.take_log();
-    assert_eq!(log.iter().filter(|request| is_read(request)).count(), COUNT, "{}", counts(&loader));
-    bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+    assert_eq!(
+        log.iter().filter(|request| is_read(request)).count(),
+        COUNT,
+        "{}",
+        counts(&loader)
+    );
+    bucket
+        .server
+        .script(|request| is_read(request).then_some(Fault::Close));
     let files = Loader::builder(Records::builder(RECORD).open_bytes(bytes).unwrap());
-    let expected = Got::epoch(&files.order(Order::shuffled(5)).batch_size(7).build().unwrap(), 0);
+    let expected = Got::epoch(
+        &files
+            .order(Order::shuffled(5))
+            .batch_size(7)
+            .build()
+            .unwrap(),
+        0,
+    );
     same(&Got::epoch(&loader, 0), &expected, "kept");
 }
 
 #[test]
 fn blocks_are_downloaded_ahead_of_sequential_reads() {
     let bucket = Bucket::new();
-    let builder = Loader::builder(bucket.records()).order(Order::sequential()).batch_size(1).tuning(|t| t.slots(1));
+    let builder = Loader::builder(bucket.records())
+        .order(Order::sequential())
+        .batch_size(1)
+        .tuning(|t| t.slots(1));
     let loader = builder.cache(bucket.cache()).build().unwrap();
     let mut batches = loader.epoch(0).unwrap();
     batches.next().unwrap().unwrap();
@@ -168,14 +224,19 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     let (record, count, block) = (64 << 10, 2048, 8 << 20);
     let (server, dir, bytes) = (Server::new(), Dir::new(), noise(record * count, 23));
     // Objects of a block each: those of the next window are looked up first.
-    let names: Vec<_> = (0..count * record / block).map(|number| format!("{number:02}.bin")).collect();
+    let names: Vec<_> = (0..count * record / block)
+        .map(|number| format!("{number:02}.bin"))
+        .collect();
     for (name, bytes) in names.iter().zip(bytes.chunks(block)) {
         server.put(&format!("bucket/{name}"), bytes.to_vec());
     }
     let urls: Vec<_> = names.iter().map(|name| server.s3(name)).collect();
     let records = Records::builder(record).open_files(&urls).unwrap();
-    let builder =
-        Loader::builder(records).order(Order::windowed(3, 1)).batch_size(16).tuning(|t| t.slots(2)).workers(1);
+    let builder = Loader::builder(records)
+        .order(Order::windowed(3, 1))
+        .batch_size(16)
+        .tuning(|t| t.slots(2))
+        .workers(1);
     let loader = builder.cache(Cache::at(dir.path("cache"))).build().unwrap();
     server.take_log();
     let mut batches = loader.epoch(0).unwrap();
@@ -183,20 +244,33 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
     let mut take = |batch: feedline::Batch| {
         let got = Got::of(&batch).unwrap();
         for (id, row) in got.ids.iter().zip(got.fields[0].bytes.chunks(record)) {
-            assert!(row == &bytes[*id as usize * record..][..record], "sample {id}");
+            assert!(
+                row == &bytes[*id as usize * record..][..record],
+                "sample {id}"
+            );
             ids.push(*id);
         }
     };
-    batches.by_ref().take(8).for_each(|batch| take(batch.unwrap()));
+    batches
+        .by_ref()
+        .take(8)
+        .for_each(|batch| take(batch.unwrap()));
     // A window is a run of 32 MiB: 4 blocks. More of them are there without a read of the next window.
     wait_for(&loader, |counts| counts.blocks >= 5);
     batches.for_each(|batch| take(batch.unwrap()));
-    assert!(ids.chunks(512).all(|window| window.iter().all(|id| id / 512 == window[0] / 512)), "{ids:?}");
+    assert!(
+        ids.chunks(512)
+            .all(|window| window.iter().all(|id| id / 512 == window[0] / 512)),
+        "{ids:?}"
+    );
     ids.sort_unstable();
     assert!(ids.iter().copied().eq(0..count as u64));
     // Beside them, a read that the disk does not serve in time goes to the store.
     let log = server.take_log();
-    let whole = log.iter().filter(|request| request.range == Some((0, block as u64))).count();
+    let whole = log
+        .iter()
+        .filter(|request| request.range == Some((0, block as u64)))
+        .count();
     assert_eq!(whole, names.len(), "each block comes once, whole");
 }
 
@@ -205,7 +279,9 @@ fn loaders_that_share_a_cache_download_each_block_once() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::sequential());
     bucket.downloads();
-    let loaders: Vec<_> = (0..4).map(|_| bucket.loader(Order::sequential(), bucket.cache())).collect();
+    let loaders: Vec<_> = (0..4)
+        .map(|_| bucket.loader(Order::sequential(), bucket.cache()))
+        .collect();
     std::thread::scope(|scope| {
         for loader in &loaders {
             scope.spawn(|| same(&Got::epoch(loader, 0), &expected, "shared"));
@@ -224,26 +300,49 @@ fn a_cache_without_room_keeps_what_fits_and_fails_nothing() {
             let loader = bucket.loader(order.clone(), bucket.cache().capacity(capacity));
             let expected = bucket.expected(order);
             for round in 0..3 {
-                same(&Got::epoch(&loader, 0), &expected, &format!("capacity {capacity}, round {round}"));
+                same(
+                    &Got::epoch(&loader, 0),
+                    &expected,
+                    &format!("capacity {capacity}, round {round}"),
+                );
             }
             let counts = counts(&loader);
             assert!(counts.bytes <= capacity && counts.not_kept > 0, "{counts}");
-            assert!(counts.why.as_ref().is_some_and(|why| why.contains("the cache is full")), "{counts}");
+            assert!(
+                counts
+                    .why
+                    .as_ref()
+                    .is_some_and(|why| why.contains("the cache is full")),
+                "{counts}"
+            );
         }
     }
 }
 
 #[test]
 fn a_full_cache_serves_what_it_holds() {
-    let (bucket, cache) = (Bucket::new(), |bucket: &Bucket| bucket.cache().capacity(10 * BLOCK));
+    let (bucket, cache) = (Bucket::new(), |bucket: &Bucket| {
+        bucket.cache().capacity(10 * BLOCK)
+    });
     let expected = bucket.expected(Order::sequential());
-    same(&Got::epoch(&bucket.loader(Order::sequential(), cache(&bucket)), 0), &expected, "first");
+    same(
+        &Got::epoch(&bucket.loader(Order::sequential(), cache(&bucket)), 0),
+        &expected,
+        "first",
+    );
     let loader = bucket.loader(Order::shuffled(3), cache(&bucket));
     for _ in 0..2 {
-        same(&Got::epoch(&loader, 0), &bucket.expected(Order::shuffled(3)), "full");
+        same(
+            &Got::epoch(&loader, 0),
+            &bucket.expected(Order::shuffled(3)),
+            "full",
+        );
     }
     let counts = counts(&loader);
-    assert!(counts.hits >= counts.misses / 4 && counts.blocks <= 1, "{counts}");
+    assert!(
+        counts.hits >= counts.misses / 4 && counts.blocks <= 1,
+        "{counts}"
+    );
 }
 
 #[test]
@@ -253,11 +352,19 @@ fn a_cache_may_shrink_and_lose_its_files_under_a_loader() {
     let loader = bucket.loader(Order::sequential(), bucket.cache());
     fill(&loader);
     let smaller = bucket.loader(Order::shuffled(1), bucket.cache().capacity(BLOCK));
-    same(&Got::epoch(&smaller, 0), &bucket.expected(Order::shuffled(1)), "smaller");
+    same(
+        &Got::epoch(&smaller, 0),
+        &bucket.expected(Order::shuffled(1)),
+        "smaller",
+    );
     assert_eq!(bucket.files("").len(), 2, "what a loader reads stays");
     std::fs::remove_dir_all(bucket.dir.path("cache")).unwrap();
     same(&Got::epoch(&loader, 0), &expected, "without its files");
-    same(&Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0), &expected, "made anew");
+    same(
+        &Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0),
+        &expected,
+        "made anew",
+    );
 }
 
 #[test]
@@ -265,17 +372,36 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
     let bucket = Bucket::new();
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
     let share = bucket.files("")[0].parent().unwrap().to_path_buf();
-    let foreign =
-        ["mine.txt", "0123456789abcdef.01234567", "0123456789abcdef.01234567.map"].map(|name| share.join(name));
-    foreign.iter().for_each(|path| std::fs::write(path, vec![7; 100_000]).unwrap());
+    let foreign = [
+        "mine.txt",
+        "0123456789abcdef.01234567",
+        "0123456789abcdef.01234567.map",
+    ]
+    .map(|name| share.join(name));
+    foreign
+        .iter()
+        .for_each(|path| std::fs::write(path, vec![7; 100_000]).unwrap());
     let (other, bytes) = (Server::new(), noise(RECORD * 100, 3));
-    let used = std::fs::OpenOptions::new().write(true).open(bucket.dir.path("cache/v1/used")).unwrap();
+    let used = std::fs::OpenOptions::new()
+        .write(true)
+        .open(bucket.dir.path("cache/v1/used"))
+        .unwrap();
     let removed = (0..4).any(|folder| {
         other.put(&format!("bucket/{folder}/c.bin"), bytes.clone());
-        let records = Records::builder(RECORD).open_files(&[other.s3(&format!("{folder}/c.bin"))]).unwrap();
-        let builder = Loader::builder(records).order(Order::sequential()).batch_size(10);
-        let loader = builder.cache(bucket.cache().capacity(250_000)).build().unwrap();
-        let got: Vec<u8> = Got::epoch(&loader, 0).iter().flat_map(|got| got.fields[0].bytes.clone()).collect();
+        let records = Records::builder(RECORD)
+            .open_files(&[other.s3(&format!("{folder}/c.bin"))])
+            .unwrap();
+        let builder = Loader::builder(records)
+            .order(Order::sequential())
+            .batch_size(10);
+        let loader = builder
+            .cache(bucket.cache().capacity(250_000))
+            .build()
+            .unwrap();
+        let got: Vec<u8> = Got::epoch(&loader, 0)
+            .iter()
+            .flat_map(|got| got.fields[0].bytes.clone())
+            .collect();
         assert!(got == bytes);
         // The folders are spread over 64 shares, so one may share the lock of what is to go. The next search is at once.
         used.write_all_at(&[0; 8], 8).unwrap();
@@ -287,10 +413,16 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
 
 /// Changes the records of all maps: the boot's number, and the checksum after it. Pieces of an earlier boot count for nothing.
 fn reboot(bucket: &Bucket) {
-    bucket.files(".units").iter().for_each(|units| std::fs::remove_file(units).unwrap());
+    bucket
+        .files(".units")
+        .iter()
+        .for_each(|units| std::fs::remove_file(units).unwrap());
     for map in bucket.files(".map") {
         let mut bytes = std::fs::read(&map).unwrap();
-        for record in bytes[4096..].chunks_mut(32).filter(|record| record.iter().any(|byte| *byte != 0)) {
+        for record in bytes[4096..]
+            .chunks_mut(32)
+            .filter(|record| record.iter().any(|byte| *byte != 0))
+        {
             record[0] ^= 1;
             let sum = crc32c::crc32c(&record[..28]);
             record[28..].copy_from_slice(&sum.to_le_bytes());
@@ -305,14 +437,21 @@ fn blocks_of_an_earlier_boot_count_once_they_are_proven() {
     let expected = bucket.expected(Order::sequential());
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
     reboot(&bucket);
-    let data = std::fs::OpenOptions::new().write(true).open(&bucket.files("")[0]).unwrap();
+    let data = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&bucket.files("")[0])
+        .unwrap();
     data.write_all_at(&[0; 512], 2 * BLOCK + 5000).unwrap();
     bucket.downloads();
     let loader = bucket.loader(Order::sequential(), bucket.cache());
     same(&Got::epoch(&loader, 0), &expected, "after the crash");
     fill_blocks(&loader, 1);
     Got::epoch(&loader, 0);
-    assert_eq!((counts(&loader).blocks, bucket.downloads()), (1, 1), "the torn block alone is fetched");
+    assert_eq!(
+        (counts(&loader).blocks, bucket.downloads()),
+        (1, 1),
+        "the torn block alone is fetched"
+    );
 }
 
 #[test]
@@ -335,9 +474,15 @@ fn damaged_maps_and_foreign_links_are_not_believed() {
         }
         std::fs::write(&map, bytes).unwrap();
         let loader = bucket.loader(Order::sequential(), bucket.cache());
-        same(&Got::epoch(&loader, 0), &expected, &format!("damage {damage}"));
+        same(
+            &Got::epoch(&loader, 0),
+            &expected,
+            &format!("damage {damage}"),
+        );
         // Blocks are kept behind the reads.
-        until("a block is fetched anew", || counts(&loader).blocks > 0 || counts(&loader).not_kept > 0);
+        until("a block is fetched anew", || {
+            counts(&loader).blocks > 0 || counts(&loader).not_kept > 0
+        });
     }
 }
 
@@ -348,10 +493,20 @@ fn a_new_version_of_an_object_is_another_entry() {
     let bytes = noise(RECORD * COUNT / 2, 99);
     bucket.server.put("bucket/a.bin", bytes.clone());
     // The listing of before counts for a minute; a store of another name has none.
-    let records = Records::builder(RECORD).open_files(&[bucket.server.http("a.bin")]).unwrap();
-    let builder = Loader::builder(records).order(Order::sequential()).batch_size(10).cache(bucket.cache());
+    let records = Records::builder(RECORD)
+        .open_files(&[bucket.server.http("a.bin")])
+        .unwrap();
+    let builder = Loader::builder(records)
+        .order(Order::sequential())
+        .batch_size(10)
+        .cache(bucket.cache());
     let got = Got::epoch(&builder.build().unwrap(), 0);
-    assert!(got.iter().flat_map(|got| got.fields[0].bytes.clone()).collect::<Vec<_>>() == bytes);
+    assert!(
+        got.iter()
+            .flat_map(|got| got.fields[0].bytes.clone())
+            .collect::<Vec<_>>()
+            == bytes
+    );
 }
 
 #[test]
@@ -359,47 +514,82 @@ fn objects_without_a_version_are_read_and_not_kept() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::sequential());
     bucket.server.script(|_| Some(Fault::NoVersion));
-    let records =
-        Records::builder(RECORD).open_files(&["a.bin", "b.bin"].map(|name| bucket.server.http(name))).unwrap();
-    let loader = Loader::builder(records).batch_size(7).order(Order::sequential()).cache(bucket.cache());
+    let records = Records::builder(RECORD)
+        .open_files(&["a.bin", "b.bin"].map(|name| bucket.server.http(name)))
+        .unwrap();
+    let loader = Loader::builder(records)
+        .batch_size(7)
+        .order(Order::sequential())
+        .cache(bucket.cache());
     let loader = loader.build().unwrap();
     same(&Got::epoch(&loader, 0), &expected, "without versions");
-    assert!(counts(&loader).why.unwrap().contains("names no version") && bucket.files("").is_empty());
+    assert!(
+        counts(&loader).why.unwrap().contains("names no version") && bucket.files("").is_empty()
+    );
 }
 
 #[test]
 fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
     let bucket = Bucket::new();
     let file = bucket.dir.write("file", b"x");
-    let builder = Loader::builder(bucket.records()).batch_size(7).cache(Cache::at(&file));
+    let builder = Loader::builder(bucket.records())
+        .batch_size(7)
+        .cache(Cache::at(&file));
     let error = builder.build().err().unwrap().to_string();
-    assert!(error.contains("the folder cannot be a cache") && error.contains("file"), "{error}");
+    assert!(
+        error.contains("the folder cannot be a cache") && error.contains("file"),
+        "{error}"
+    );
     // It becomes unusable later: nothing is kept, and nothing fails.
     std::fs::create_dir_all(bucket.dir.path("cache/v1")).unwrap();
     let loader = bucket.loader(Order::sequential(), bucket.cache());
     std::fs::remove_dir(bucket.dir.path("cache/v1/objects")).unwrap();
     std::fs::write(bucket.dir.path("cache/v1/objects"), b"x").unwrap();
-    same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "no folder");
-    assert!(counts(&loader).why.is_some_and(|why| why.contains("an object has no file")));
+    same(
+        &Got::epoch(&loader, 0),
+        &bucket.expected(Order::sequential()),
+        "no folder",
+    );
+    assert!(
+        counts(&loader)
+            .why
+            .is_some_and(|why| why.contains("an object has no file"))
+    );
 }
 
 #[test]
 fn objects_and_files_on_a_mount_share_a_cache() {
     let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 21));
-    let (mount, local) =
-        (bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]), bucket.dir.write("c.bin", &bytes));
+    let (mount, local) = (
+        bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]),
+        bucket.dir.write("c.bin", &bytes),
+    );
     let time = std::time::SystemTime::now() - Duration::from_secs(60);
-    std::fs::File::options().write(true).open(&mount).unwrap().set_modified(time).unwrap();
-    let cache = || bucket.cache().mount(mount.parent().unwrap().canonicalize().unwrap());
+    std::fs::File::options()
+        .write(true)
+        .open(&mount)
+        .unwrap()
+        .set_modified(time)
+        .unwrap();
+    let cache = || {
+        bucket
+            .cache()
+            .mount(mount.parent().unwrap().canonicalize().unwrap())
+    };
     let paths = [bucket.server.s3("a.bin").into(), mount.clone(), local];
     for order in [Order::sequential(), Order::shuffled(6)] {
-        let builder =
-            || Loader::builder(Records::builder(RECORD).open_files(&paths).unwrap()).order(order.clone()).batch_size(7);
+        let builder = || {
+            Loader::builder(Records::builder(RECORD).open_files(&paths).unwrap())
+                .order(order.clone())
+                .batch_size(7)
+        };
         let expected = Got::epoch(&builder().build().unwrap(), 0);
         let loader = builder().cache(cache()).build().unwrap();
         same(&Got::epoch(&loader, 0), &expected, "first");
         fill(&loader);
-        bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+        bucket
+            .server
+            .script(|request| is_read(request).then_some(Fault::Close));
         same(&Got::epoch(&loader, 0), &expected, "full");
         bucket.server.script(|_| None);
         assert!(loader.report().total.storage.network.is_some() && bucket.files("").len() == 2);
@@ -412,32 +602,61 @@ fn objects_and_files_on_a_mount_share_a_cache() {
 fn o_direct_reads_what_the_cache_wrote() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::shuffled(2));
-    let builder = Loader::builder(bucket.records()).order(Order::shuffled(2)).batch_size(7);
-    let loader = builder.tuning(|t| t.reader(Mode::Uring).direct(Direct::On)).cache(bucket.cache()).build().unwrap();
+    let builder = Loader::builder(bucket.records())
+        .order(Order::shuffled(2))
+        .batch_size(7);
+    let loader = builder
+        .tuning(|t| t.reader(Mode::Uring).direct(Direct::On))
+        .cache(bucket.cache())
+        .build()
+        .unwrap();
     fill(&loader);
-    bucket.server.script(|request| is_read(request).then_some(Fault::Close));
+    bucket
+        .server
+        .script(|request| is_read(request).then_some(Fault::Close));
     same(&Got::epoch(&loader, 0), &expected, "O_DIRECT");
 }
 
 /// Another process that reads the bucket through the cache: `once`, or until it is killed.
 fn child(bucket: &Bucket, once: bool, capacity: u64) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "cache::part", "--ignored", "--nocapture"]).stdout(Stdio::null());
-    command.env("CACHE_URL", bucket.server.http("")).env("CACHE_DIR", bucket.dir.path("cache"));
-    command.env("CACHE_ONCE", once.to_string()).env("CACHE_CAPACITY", capacity.to_string()).spawn().unwrap()
+    command
+        .args(["--exact", "cache::part", "--ignored", "--nocapture"])
+        .stdout(Stdio::null());
+    command
+        .env("CACHE_URL", bucket.server.http(""))
+        .env("CACHE_DIR", bucket.dir.path("cache"));
+    command
+        .env("CACHE_ONCE", once.to_string())
+        .env("CACHE_CAPACITY", capacity.to_string())
+        .spawn()
+        .unwrap()
 }
 
 #[test]
 #[ignore = "a part of other tests, which start it as a process of its own"]
 fn part() {
-    let (url, dir) = (std::env::var("CACHE_URL").unwrap(), std::env::var("CACHE_DIR").unwrap());
-    let records = Records::builder(RECORD).open_files(&["a.bin", "b.bin"].map(|name| format!("{url}{name}"))).unwrap();
+    let (url, dir) = (
+        std::env::var("CACHE_URL").unwrap(),
+        std::env::var("CACHE_DIR").unwrap(),
+    );
+    let records = Records::builder(RECORD)
+        .open_files(&["a.bin", "b.bin"].map(|name| format!("{url}{name}")))
+        .unwrap();
     let capacity = std::env::var("CACHE_CAPACITY").unwrap().parse().unwrap();
     let cache = Cache::at(dir).block_bytes(BLOCK).capacity(capacity);
-    let loader = Loader::builder(records).order(Order::sequential()).batch_size(7).cache(cache).build().unwrap();
+    let loader = Loader::builder(records)
+        .order(Order::sequential())
+        .batch_size(7)
+        .cache(cache)
+        .build()
+        .unwrap();
     let expected = noise(RECORD * COUNT, 21);
     loop {
-        let bytes: Vec<u8> = Got::epoch(&loader, 0).into_iter().flat_map(|got| got.fields[0].bytes.clone()).collect();
+        let bytes: Vec<u8> = Got::epoch(&loader, 0)
+            .into_iter()
+            .flat_map(|got| got.fields[0].bytes.clone())
+            .collect();
         assert!(bytes[..expected.len()] == expected);
         if std::env::var("CACHE_ONCE").unwrap() == "true" {
             return;
@@ -452,9 +671,14 @@ fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
         let urls = ["a.bin", "b.bin"].map(|name| bucket.server.http(name));
         Records::builder(RECORD).open_files(&urls).unwrap()
     };
-    let expected = Got::epoch(&Loader::builder(records()).batch_size(7).build().unwrap(), 0);
+    let expected = Got::epoch(
+        &Loader::builder(records()).batch_size(7).build().unwrap(),
+        0,
+    );
     // Long enough that most kills meet a cache that fills.
-    bucket.server.script(|request| is_read(request).then_some(Fault::Delay(Duration::from_millis(3))));
+    bucket
+        .server
+        .script(|request| is_read(request).then_some(Fault::Delay(Duration::from_millis(3))));
     for kill in 0..sweep::size(20, 100, 1000) {
         if kill % 4 == 0 {
             let _ = std::fs::remove_dir_all(bucket.dir.path("cache"));
@@ -463,29 +687,49 @@ fn a_kill_while_blocks_are_written_leaves_no_wrong_byte() {
         std::thread::sleep(Duration::from_micros(20_000 + 977 * (kill * 37 % 60)));
         child.kill().unwrap();
         child.wait().unwrap();
-        let builder = Loader::builder(records()).batch_size(7).cache(bucket.cache());
-        same(&Got::epoch(&builder.build().unwrap(), 0), &expected, &format!("kill {kill}"));
+        let builder = Loader::builder(records())
+            .batch_size(7)
+            .cache(bucket.cache());
+        same(
+            &Got::epoch(&builder.build().unwrap(), 0),
+            &expected,
+            &format!("kill {kill}"),
+        );
     }
 }
 
 #[test]
 fn kills_beside_a_living_loader_leak_no_room() {
     // Without a limit, and with room for one version of the objects.
-    [u64::MAX, (BLOCKS + 4) * BLOCK].into_iter().for_each(kills_leak_no_room);
+    [u64::MAX, (BLOCKS + 4) * BLOCK]
+        .into_iter()
+        .for_each(kills_leak_no_room);
 }
 
 fn kills_leak_no_room(capacity: u64) {
     let kills: u64 = std::env::var("FEEDLINE_KILLS").map_or(12, |kills| kills.parse().unwrap());
     let bucket = Bucket::new();
-    bucket.server.put("bucket/other/c.bin", noise(RECORD * 20, 3));
-    let other = Records::builder(RECORD).open(bucket.server.http("other/c.bin")).unwrap();
-    let living = Loader::builder(other).batch_size(5).cache(bucket.cache()).build().unwrap();
+    bucket
+        .server
+        .put("bucket/other/c.bin", noise(RECORD * 20, 3));
+    let other = Records::builder(RECORD)
+        .open(bucket.server.http("other/c.bin"))
+        .unwrap();
+    let living = Loader::builder(other)
+        .batch_size(5)
+        .cache(bucket.cache())
+        .build()
+        .unwrap();
     fill_blocks(&living, (RECORD as u64 * 20).div_ceil(BLOCK));
     let bytes = noise(RECORD * COUNT, 21);
     for kill in 0..kills {
         // Other versions, so each child books room.
-        bucket.server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
-        bucket.server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
+        bucket
+            .server
+            .put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
+        bucket
+            .server
+            .put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
         let mut child = child(&bucket, false, capacity);
         std::thread::sleep(Duration::from_micros(15_000 + 977 * (kill * 37 % 40)));
         child.kill().unwrap();
@@ -498,16 +742,42 @@ fn kills_leak_no_room(capacity: u64) {
     // Counts anew, as a loader does that finds no room.
     bucket.cache().trim(u64::MAX).unwrap();
     let mut sum = [0; 8];
-    std::fs::File::open(bucket.dir.path("cache/v1/used")).unwrap().read_exact_at(&mut sum, 0).unwrap();
-    let (sum, on_disk): (u64, u64) =
-        (u64::from_le_bytes(sum), bucket.cache().entries().unwrap().iter().map(|entry| entry.bytes).sum());
+    std::fs::File::open(bucket.dir.path("cache/v1/used"))
+        .unwrap()
+        .read_exact_at(&mut sum, 0)
+        .unwrap();
+    let (sum, on_disk): (u64, u64) = (
+        u64::from_le_bytes(sum),
+        bucket
+            .cache()
+            .entries()
+            .unwrap()
+            .iter()
+            .map(|entry| entry.bytes)
+            .sum(),
+    );
     println!("{kills} kills, capacity {capacity}: {sum} bytes in the sum, {on_disk} on the disk");
     // A killed child may have had a block of each thread on its way.
-    assert!(sum <= on_disk + 8 * BLOCK, "{sum} bytes in the sum, {on_disk} on the disk");
+    assert!(
+        sum <= on_disk + 8 * BLOCK,
+        "{sum} bytes in the sum, {on_disk} on the disk"
+    );
     // Since the last count, each may have left as much on the disk.
-    assert!(on_disk <= sum + (kills % 25 + 1) * 8 * BLOCK, "{sum} bytes in the sum, {on_disk} on the disk");
-    assert!(on_disk <= capacity.saturating_add(8 * BLOCK), "{on_disk} on the disk of {capacity}");
-    assert_eq!(std::fs::read_dir(bucket.dir.path("cache/v1/booked")).unwrap().count(), 1, "the living loader");
+    assert!(
+        on_disk <= sum + (kills % 25 + 1) * 8 * BLOCK,
+        "{sum} bytes in the sum, {on_disk} on the disk"
+    );
+    assert!(
+        on_disk <= capacity.saturating_add(8 * BLOCK),
+        "{on_disk} on the disk of {capacity}"
+    );
+    assert_eq!(
+        std::fs::read_dir(bucket.dir.path("cache/v1/booked"))
+            .unwrap()
+            .count(),
+        1,
+        "the living loader"
+    );
     drop(living);
 }
 
@@ -521,19 +791,37 @@ fn a_stopped_process_that_claims_blocks_delays_others_once() {
         is_read(request).then_some(Fault::Delay(Duration::from_secs(5)))
     });
     let mut stopped = child(&bucket, true, u64::MAX);
-    until("the child asks for four blocks", || asked.load(Ordering::Relaxed) >= 4);
-    rustix::process::kill_process(rustix::process::Pid::from_child(&stopped), rustix::process::Signal::STOP).unwrap();
+    until("the child asks for four blocks", || {
+        asked.load(Ordering::Relaxed) >= 4
+    });
+    rustix::process::kill_process(
+        rustix::process::Pid::from_child(&stopped),
+        rustix::process::Signal::STOP,
+    )
+    .unwrap();
     bucket.server.script(|_| None);
     // The child's URLs.
     let urls = ["a.bin", "b.bin"].map(|name| bucket.server.http(name));
     let records = Records::builder(RECORD).open_files(&urls).unwrap();
-    let builder = Loader::builder(records).order(Order::sequential()).batch_size(7);
+    let builder = Loader::builder(records)
+        .order(Order::sequential())
+        .batch_size(7);
     let loader = builder.cache(bucket.cache()).build().unwrap();
     for _ in 0..2 {
-        same(&Got::epoch(&loader, 0), &bucket.expected(Order::sequential()), "beside a stopped process");
+        same(
+            &Got::epoch(&loader, 0),
+            &bucket.expected(Order::sequential()),
+            "beside a stopped process",
+        );
     }
     let counts = counts(&loader);
-    assert!(counts.why.as_ref().is_some_and(|why| why.contains("another process holds a block")), "{counts}");
+    assert!(
+        counts
+            .why
+            .as_ref()
+            .is_some_and(|why| why.contains("another process holds a block")),
+        "{counts}"
+    );
     stopped.kill().unwrap();
     stopped.wait().unwrap();
 }
@@ -543,9 +831,14 @@ fn eight_processes_on_one_cache_download_each_block_once() {
     let bucket = Bucket::new();
     bucket.downloads();
     let children: Vec<_> = (0..8).map(|_| child(&bucket, true, u64::MAX)).collect();
-    children.into_iter().for_each(|mut child| assert!(child.wait().unwrap().success()));
+    children
+        .into_iter()
+        .for_each(|mut child| assert!(child.wait().unwrap().success()));
     let downloads = bucket.downloads();
-    assert!((1..=BLOCKS + BLOCKS / 20).contains(&downloads), "{downloads} downloads of {BLOCKS} blocks");
+    assert!(
+        (1..=BLOCKS + BLOCKS / 20).contains(&downloads),
+        "{downloads} downloads of {BLOCKS} blocks"
+    );
 }
 
 /// The rights of all that a cache holds.
@@ -563,7 +856,11 @@ fn rights(dir: &std::path::Path, found: &mut Vec<(PathBuf, u32)>) {
 
 #[test]
 fn a_cache_belongs_to_its_owner_or_to_the_group_of_its_folder() {
-    for (folder, file, made) in [(0o700, 0o600, None), (0o700, 0o600, Some(0o755)), (0o770, 0o660, Some(0o2770))] {
+    for (folder, file, made) in [
+        (0o700, 0o600, None),
+        (0o700, 0o600, Some(0o755)),
+        (0o770, 0o660, Some(0o2770)),
+    ] {
         let bucket = Bucket::new();
         let cache = bucket.dir.path("cache");
         if let Some(mode) = made {
@@ -575,7 +872,12 @@ fn a_cache_belongs_to_its_owner_or_to_the_group_of_its_folder() {
         rights(&cache, &mut found);
         assert!(found.len() > 8, "{found:?}");
         for (path, mode) in found {
-            assert_eq!(mode, if path.is_dir() { folder } else { file }, "{} of {made:?}", path.display());
+            assert_eq!(
+                mode,
+                if path.is_dir() { folder } else { file },
+                "{} of {made:?}",
+                path.display()
+            );
         }
     }
 }
@@ -595,7 +897,10 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::sequential());
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
-    let (victim, root) = (bucket.dir.write("victim", b"untouched bytes"), bucket.dir.path("cache/v1"));
+    let (victim, root) = (
+        bucket.dir.write("victim", b"untouched bytes"),
+        bucket.dir.path("cache/v1"),
+    );
     let pipe = |path: &std::path::Path| {
         let done = Command::new("mkfifo").arg(path).status().unwrap();
         assert!(done.success());
@@ -608,13 +913,24 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
     std::fs::write(map.with_file_name("0123456789abcdef.01234567"), b"x").unwrap();
     pipe(&root.join("booked/pipe"));
     assert_eq!(bucket.cache().entries().unwrap().len(), 1);
-    bucket.cache().verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
-    same(&Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0), &expected, "beside pipes");
+    bucket
+        .cache()
+        .verify(|_| std::ops::ControlFlow::Continue(()))
+        .unwrap();
+    same(
+        &Got::epoch(&bucket.loader(Order::sequential(), bucket.cache()), 0),
+        &expected,
+        "beside pipes",
+    );
     for name in ["used", "in-use/00"] {
         let _ = std::fs::remove_file(root.join(name));
         std::os::unix::fs::symlink(&victim, root.join(name)).unwrap();
     }
-    let error = Loader::builder(bucket.records()).batch_size(7).cache(bucket.cache()).build().unwrap_err();
+    let error = Loader::builder(bucket.records())
+        .batch_size(7)
+        .cache(bucket.cache())
+        .build()
+        .unwrap_err();
     assert!(error.to_string().contains("cannot be a cache"), "{error}");
     assert!(bucket.cache().entries().is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"untouched bytes");
@@ -626,7 +942,11 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     let living = bucket.loader(Order::sequential(), bucket.cache());
     fill(&living);
     let root = bucket.dir.path("cache/v1");
-    let used = std::fs::OpenOptions::new().read(true).write(true).open(root.join("used")).unwrap();
+    let used = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(root.join("used"))
+        .unwrap();
     let number = |file: &std::fs::File, at: u64| {
         let mut bytes = [0; 8];
         file.read_exact_at(&mut bytes, at).unwrap();
@@ -635,13 +955,21 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     // As a killed loader leaves it: a file without a lock, and its bytes in the sum.
     let (before, lost) = (number(&used, 0), 1_u64 << 20);
     std::fs::write(root.join("booked/1.2.3"), lost.to_le_bytes()).unwrap();
-    used.write_all_at(&(before + lost).to_le_bytes(), 0).unwrap();
+    used.write_all_at(&(before + lost).to_le_bytes(), 0)
+        .unwrap();
     // The count that looks for room.
     let (server, bytes) = (Server::new(), noise(RECORD * 20, 3));
     server.put("bucket/c.bin", bytes);
-    let late = Records::builder(RECORD).open_files(&[server.s3("c.bin")]).unwrap();
-    let late = Loader::builder(late).order(Order::sequential()).batch_size(5);
-    let late = late.cache(bucket.cache().capacity(before + lost / 2)).build().unwrap();
+    let late = Records::builder(RECORD)
+        .open_files(&[server.s3("c.bin")])
+        .unwrap();
+    let late = Loader::builder(late)
+        .order(Order::sequential())
+        .batch_size(5);
+    let late = late
+        .cache(bucket.cache().capacity(before + lost / 2))
+        .build()
+        .unwrap();
     assert!(late.epoch(0).unwrap().all(|batch| batch.is_ok()));
     wait_for(&late, |counts| counts.blocks >= 2);
     assert!(!root.join("booked/1.2.3").exists());
@@ -663,7 +991,11 @@ impl Large {
     fn new() -> Self {
         let (server, bytes) = (Server::new(), noise(Self::RECORD * Self::COUNT, 33));
         server.put("bucket/large.bin", bytes.clone());
-        Self { server, dir: Dir::new(), bytes }
+        Self {
+            server,
+            dir: Dir::new(),
+            bytes,
+        }
     }
 
     fn loader(&self, seed: u64) -> Loader {
@@ -671,32 +1003,61 @@ impl Large {
     }
 
     fn loader_of(&self, seed: u64, slots: usize) -> Loader {
-        let records = Records::builder(Self::RECORD).open(self.server.s3("large.bin")).unwrap();
+        let records = Records::builder(Self::RECORD)
+            .open(self.server.s3("large.bin"))
+            .unwrap();
         let cache = Cache::at(self.dir.path("cache")).block_bytes(2 << 20);
-        let builder = Loader::builder(records).order(Order::shuffled(seed)).batch_size(4).tuning(|t| t.slots(slots));
+        let builder = Loader::builder(records)
+            .order(Order::shuffled(seed))
+            .batch_size(4)
+            .tuning(|t| t.slots(slots));
         builder.cache(cache).build().unwrap()
     }
 
     /// Reads batches, and compares them.
     fn read(&self, loader: &Loader, epoch: u64, batches: usize) {
-        for got in loader.epoch(epoch).unwrap().take(batches).map(|batch| Got::of(&batch.unwrap()).unwrap()) {
+        for got in loader
+            .epoch(epoch)
+            .unwrap()
+            .take(batches)
+            .map(|batch| Got::of(&batch.unwrap()).unwrap())
+        {
             for (row, id) in got.ids.iter().enumerate() {
                 let found = &got.fields[0].bytes[row * Self::RECORD..][..Self::RECORD];
-                assert!(found == &self.bytes[*id as usize * Self::RECORD..][..Self::RECORD], "sample {id}");
+                assert!(
+                    found == &self.bytes[*id as usize * Self::RECORD..][..Self::RECORD],
+                    "sample {id}"
+                );
             }
         }
     }
 
     /// Bytes of ranges that were asked for since the last call, and their number.
     fn asked(&self) -> (usize, usize) {
-        let ranges: Vec<_> = self.server.take_log().iter().filter_map(|request| request.range).collect();
-        (ranges.iter().map(|(first, end)| (end - first) as usize).sum(), ranges.len())
+        let ranges: Vec<_> = self
+            .server
+            .take_log()
+            .iter()
+            .filter_map(|request| request.range)
+            .collect();
+        (
+            ranges
+                .iter()
+                .map(|(first, end)| (end - first) as usize)
+                .sum(),
+            ranges.len(),
+        )
     }
 
     fn files(&self, ending: &str) -> Vec<PathBuf> {
-        let shares = std::fs::read_dir(self.dir.path("cache/v1/objects")).unwrap().flatten();
+        let shares = std::fs::read_dir(self.dir.path("cache/v1/objects"))
+            .unwrap()
+            .flatten();
         let files = shares.flat_map(|share| std::fs::read_dir(share.path()).unwrap().flatten());
-        files.map(|file| file.path()).filter(|path| path.to_str().unwrap().ends_with(ending)).collect()
+        files
+            .map(|file| file.path())
+            .filter(|path| path.to_str().unwrap().ends_with(ending))
+            .collect()
     }
 }
 
@@ -707,7 +1068,11 @@ fn each_byte_of_a_shuffled_order_comes_once() {
     large.read(&loader, 0, usize::MAX);
     let (bytes, _) = large.asked();
     // Each range is widened to units of 4 KiB.
-    assert!(bytes <= large.bytes.len() + Large::COUNT * 8192, "{bytes} bytes for {}", large.bytes.len());
+    assert!(
+        bytes <= large.bytes.len() + Large::COUNT * 8192,
+        "{bytes} bytes for {}",
+        large.bytes.len()
+    );
     wait_for(&loader, |counts| counts.bytes as usize >= large.bytes.len());
     let blocks = large.bytes.len().div_ceil(2 << 20) as u64;
     wait_for(&loader, |counts| counts.blocks >= blocks);
@@ -717,7 +1082,12 @@ fn each_byte_of_a_shuffled_order_comes_once() {
     }
     let cache = Cache::at(large.dir.path("cache"));
     assert_eq!(cache.entries().unwrap()[0].whole, blocks);
-    assert!(cache.verify(|_| std::ops::ControlFlow::Continue(())).unwrap().is_empty());
+    assert!(
+        cache
+            .verify(|_| std::ops::ControlFlow::Continue(()))
+            .unwrap()
+            .is_empty()
+    );
 }
 
 #[test]
@@ -726,19 +1096,26 @@ fn pieces_of_one_loader_serve_another_until_the_next_boot() {
     let first = large.loader(1);
     large.read(&first, 0, 12);
     let (begun, _) = large.asked();
-    wait_for(&first, |counts| counts.bytes as usize >= 12 * 4 * Large::RECORD);
+    wait_for(&first, |counts| {
+        counts.bytes as usize >= 12 * 4 * Large::RECORD
+    });
     let other = large.loader(9);
     large.read(&other, 0, usize::MAX);
     let (bytes, _) = large.asked();
     // What the first had asked for when its iterator was dropped may not have come.
-    assert!(begun + bytes <= large.bytes.len() + Large::COUNT * 8192 + 40 * Large::RECORD, "{begun} and {bytes}");
+    assert!(
+        begun + bytes <= large.bytes.len() + Large::COUNT * 8192 + 40 * Large::RECORD,
+        "{begun} and {bytes}"
+    );
     assert!(bytes < large.bytes.len() * 7 / 10, "{bytes}");
     drop((first, other));
     // In another boot nothing but whole blocks counts.
     let half = Large::new();
     let loader = half.loader(1);
     half.read(&loader, 0, 3);
-    wait_for(&loader, |counts| counts.bytes as usize >= 3 * 4 * Large::RECORD);
+    wait_for(&loader, |counts| {
+        counts.bytes as usize >= 3 * 4 * Large::RECORD
+    });
     drop(loader);
     for path in half.files(".units") {
         let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
@@ -762,11 +1139,20 @@ fn a_damaged_block_is_refused_with_its_pieces() {
     let loader = large.loader(1);
     large.read(&loader, 0, usize::MAX);
     wait_for(&loader, |counts| counts.bytes as usize >= large.bytes.len());
-    wait_for(&loader, |counts| counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64);
+    wait_for(&loader, |counts| {
+        counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64
+    });
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
-    std::fs::OpenOptions::new().write(true).open(&data).unwrap().write_all_at(&[1; 5000], 3 << 20).unwrap();
-    let damaged = Cache::at(large.dir.path("cache")).verify(|_| std::ops::ControlFlow::Continue(())).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&data)
+        .unwrap()
+        .write_all_at(&[1; 5000], 3 << 20)
+        .unwrap();
+    let damaged = Cache::at(large.dir.path("cache"))
+        .verify(|_| std::ops::ControlFlow::Continue(()))
+        .unwrap();
     assert_eq!(damaged.len(), 1, "{damaged:?}");
     large.read(&large.loader(2), 0, usize::MAX);
 }
@@ -775,23 +1161,41 @@ fn a_damaged_block_is_refused_with_its_pieces() {
 fn a_piece_that_rots_never_becomes_a_block() {
     let large = Large::new();
     let loader = large.loader_of(1, 2);
-    let got: Vec<_> = loader.epoch(0).unwrap().take(3).map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
-    wait_for(&loader, |counts| counts.bytes as usize >= 3 * 4 * Large::RECORD);
+    let got: Vec<_> = loader
+        .epoch(0)
+        .unwrap()
+        .take(3)
+        .map(|batch| Got::of(&batch.unwrap()).unwrap())
+        .collect();
+    wait_for(&loader, |counts| {
+        counts.bytes as usize >= 3 * 4 * Large::RECORD
+    });
     drop(loader);
     let data = large.files(".map").remove(0).with_extension("");
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(&data).unwrap();
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&data)
+        .unwrap();
     let (place, mut byte) = (got[0].ids[0] * Large::RECORD as u64 + 30_000, [0]);
     file.read_exact_at(&mut byte, place).unwrap();
     file.write_all_at(&[byte[0] ^ 1], place).unwrap();
     // Within a boot, a read may meet it. The block is compared when its last piece comes.
     let loader = large.loader(2);
     assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
-    wait_for(&loader, |counts| counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64 - 1);
+    wait_for(&loader, |counts| {
+        counts.blocks >= large.bytes.len().div_ceil(2 << 20) as u64 - 1
+    });
     drop(loader);
     let later = large.loader(3);
     large.read(&later, 0, usize::MAX);
     wait_for(&later, |counts| counts.blocks >= 1);
     drop(later);
-    assert!(Cache::at(large.dir.path("cache")).verify(|_| std::ops::ControlFlow::Continue(())).unwrap().is_empty());
+    assert!(
+        Cache::at(large.dir.path("cache"))
+            .verify(|_| std::ops::ControlFlow::Continue(()))
+            .unwrap()
+            .is_empty()
+    );
     large.read(&large.loader(4), 0, usize::MAX);
 }

@@ -9,7 +9,12 @@ use feedline::{Error, ErrorKind, Result, Row, Stage};
 use std::path::Path;
 
 fn fixture(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name)).unwrap()
+    std::fs::read(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/images")
+            .join(name),
+    )
+    .unwrap()
 }
 
 /// A user's decoder: two fields from one input, one of them random.
@@ -19,7 +24,10 @@ struct SumAndDraw;
 impl Decoder for SumAndDraw {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         match input.encoding {
-            Encoding::Bytes => Ok(vec![Field::fixed("sum", DType::U32, []), Field::fixed("draw", DType::U64, [])]),
+            Encoding::Bytes => Ok(vec![
+                Field::fixed("sum", DType::U32, []),
+                Field::fixed("draw", DType::U64, []),
+            ]),
             _ => Err(Error::new(ErrorKind::Config, Stage::Build, "bytes only")),
         }
     }
@@ -45,9 +53,20 @@ struct Case {
     random: bool,
 }
 
-fn case<D: Decoder + Clone>(name: &'static str, decoder: D, input: EncodedField, random: bool) -> Case {
+fn case<D: Decoder + Clone>(
+    name: &'static str,
+    decoder: D,
+    input: EncodedField,
+    random: bool,
+) -> Case {
     let make = Box::new(move || Single::new(decoder.clone(), &input).unwrap());
-    Case { name, make, good: Vec::new(), bad: Vec::new(), random }
+    Case {
+        name,
+        make,
+        good: Vec::new(),
+        bad: Vec::new(),
+        random,
+    }
 }
 
 fn raw_cases() -> Vec<Case> {
@@ -56,12 +75,19 @@ fn raw_cases() -> Vec<Case> {
     vec![
         Case {
             good: vec![vec![7; 12], (0..12).collect()],
-            bad: vec![(vec![7; 11], ErrorKind::Shape), (vec![], ErrorKind::Shape), (vec![0; 14], ErrorKind::Shape)],
+            bad: vec![
+                (vec![7; 11], ErrorKind::Shape),
+                (vec![], ErrorKind::Shape),
+                (vec![0; 14], ErrorKind::Shape),
+            ],
             ..case("raw, fixed", Raw, fixed, false)
         },
         Case {
             good: vec![vec![7; 12], vec![1, 2], vec![]],
-            bad: vec![(vec![7; 11], ErrorKind::Shape), (vec![0; 14], ErrorKind::Shape)],
+            bad: vec![
+                (vec![7; 11], ErrorKind::Shape),
+                (vec![0; 14], ErrorKind::Shape),
+            ],
             ..case("raw, up to", Raw, up_to, false)
         },
     ]
@@ -70,20 +96,60 @@ fn raw_cases() -> Vec<Case> {
 fn image_cases() -> Vec<Case> {
     let random = || Image::random_resized_crop(16).flip(0.5);
     let (mean, std) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
-    let strict_limits = Limits { pixels: 3000, ..Limits::default() };
+    let strict_limits = Limits {
+        pixels: 3000,
+        ..Limits::default()
+    };
     let images = [
         ("resize", Image::resize(9, 31), false),
-        ("centre crop", Image::center_crop(30, 24).filter(Filter::Bicubic), false),
+        (
+            "centre crop",
+            Image::center_crop(30, 24).filter(Filter::Bicubic),
+            false,
+        ),
         ("patches", Image::patches(7, 20), false),
-        ("patches, merged f32", Image::patches(7, 20).merge(2, 8).dtype(DType::F32), false),
+        (
+            "patches, merged f32",
+            Image::patches(7, 20).merge(2, 8).dtype(DType::F32),
+            false,
+        ),
         ("random crop, u8 NHWC", random(), true),
-        ("random crop, u8 NCHW", random().layout(PixelLayout::Nchw), true),
-        ("random crop, f32 NHWC", random().dtype(DType::F32).normalize(mean, std), true),
-        ("random crop, bf16 NCHW", random().dtype(DType::BF16).layout(PixelLayout::Nchw), true),
-        ("random crop, f16 NCHW", random().dtype(DType::F16).layout(PixelLayout::Nchw).normalize(mean, std), true),
+        (
+            "random crop, u8 NCHW",
+            random().layout(PixelLayout::Nchw),
+            true,
+        ),
+        (
+            "random crop, f32 NHWC",
+            random().dtype(DType::F32).normalize(mean, std),
+            true,
+        ),
+        (
+            "random crop, bf16 NCHW",
+            random().dtype(DType::BF16).layout(PixelLayout::Nchw),
+            true,
+        ),
+        (
+            "random crop, f16 NCHW",
+            random()
+                .dtype(DType::F16)
+                .layout(PixelLayout::Nchw)
+                .normalize(mean, std),
+            true,
+        ),
     ];
-    let names = ["420.jpg", "progressive.jpg", "gray.jpg", "cmyk.jpg", "rgb.png", "rgba.png", "lossy.webp"];
-    let names = names.into_iter().chain(["lossless.webp", "rgb.bmp", "plain.gif", "one-pixel.jpg"]);
+    let names = [
+        "420.jpg",
+        "progressive.jpg",
+        "gray.jpg",
+        "cmyk.jpg",
+        "rgb.png",
+        "rgba.png",
+        "lossy.webp",
+    ];
+    let names = names
+        .into_iter()
+        .chain(["lossless.webp", "rgb.bmp", "plain.gif", "one-pixel.jpg"]);
     let good: Vec<_> = names.map(fixture).collect();
     let bad: Vec<_> = [
         (vec![], ErrorKind::Decode),
@@ -96,7 +162,12 @@ fn image_cases() -> Vec<Case> {
     let case_of = |(name, image, random): (&'static str, Image, bool)| Case {
         good: good.clone(),
         bad: bad.clone(),
-        ..case(name, image.limits(strict_limits), EncodedField::image("image"), random)
+        ..case(
+            name,
+            image.limits(strict_limits),
+            EncodedField::image("image"),
+            random,
+        )
     };
     images.into_iter().map(case_of).collect()
 }
@@ -107,13 +178,19 @@ fn cases() -> Vec<Case> {
         bad: vec![(vec![], ErrorKind::Decode)],
         ..case("the user's own", SumAndDraw, EncodedField::bytes("x"), true)
     };
-    raw_cases().into_iter().chain(image_cases()).chain([own]).collect()
+    raw_cases()
+        .into_iter()
+        .chain(image_cases())
+        .chain([own])
+        .collect()
 }
 
 /// All fields of the row that `single` makes from `input`.
 fn row(single: &mut Single, input: &[u8], (seed, epoch, id): (u64, u64, u64)) -> Vec<Vec<u8>> {
     single.decode(input, seed, epoch, id).unwrap();
-    (0..single.fields().len()).map(|field| single.bytes(field).to_vec()).collect()
+    (0..single.fields().len())
+        .map(|field| single.bytes(field).to_vec())
+        .collect()
 }
 
 #[test]
@@ -123,7 +200,12 @@ fn a_row_has_the_bytes_of_its_fields() {
         for input in &case.good {
             let row = row(&mut single, input, (0, 0, 0));
             let expected: Vec<_> = single.fields().iter().map(Field::row_bytes).collect();
-            assert_eq!(row.iter().map(Vec::len).collect::<Vec<_>>(), expected, "{}", case.name);
+            assert_eq!(
+                row.iter().map(Vec::len).collect::<Vec<_>>(),
+                expected,
+                "{}",
+                case.name
+            );
         }
     }
 }
@@ -150,7 +232,12 @@ fn only_random_decoders_depend_on_seed_epoch_and_sample() {
         let input = &case.good[0];
         let first = row(&mut single, input, (1, 2, 3));
         for key in [(9, 2, 3), (1, 9, 3), (1, 2, 9)] {
-            assert_eq!(row(&mut single, input, key) != first, case.random, "{} {key:?}", case.name);
+            assert_eq!(
+                row(&mut single, input, key) != first,
+                case.random,
+                "{} {key:?}",
+                case.name
+            );
         }
     }
 }
@@ -164,8 +251,17 @@ fn a_bad_sample_is_one_line_and_harms_no_other_sample() {
             let error = single.decode(input, 1, 2, 4).unwrap_err();
             assert_eq!(error.kind(), *kind, "{}: {error}", case.name);
             assert!(!error.to_string().contains('\n'), "{error}");
-            assert!((0..single.fields().len()).all(|field| single.bytes(field).is_empty()), "{}", case.name);
-            assert_eq!(row(&mut single, &case.good[0], (1, 2, 3)), first, "{}", case.name);
+            assert!(
+                (0..single.fields().len()).all(|field| single.bytes(field).is_empty()),
+                "{}",
+                case.name
+            );
+            assert_eq!(
+                row(&mut single, &case.good[0], (1, 2, 3)),
+                first,
+                "{}",
+                case.name
+            );
         }
     }
 }
@@ -186,9 +282,15 @@ fn build_refuses_a_field_that_the_decoder_cannot_take() {
 #[test]
 fn decoders_say_how_much_memory_a_sample_may_take() {
     assert_eq!(Raw.scratch_bytes(), 0);
-    let limits = Limits { memory: 1 << 20, ..Limits::default() };
+    let limits = Limits {
+        memory: 1 << 20,
+        ..Limits::default()
+    };
     assert_eq!(Image::resize(2, 2).limits(limits).scratch_bytes(), 1 << 20);
-    assert_eq!(Image::resize(2, 2).scratch_bytes(), Limits::default().memory);
+    assert_eq!(
+        Image::resize(2, 2).scratch_bytes(),
+        Limits::default().memory
+    );
 }
 
 /// Files of `tests/fixtures/make_odd.py`, which has the format of `cases.txt`.
@@ -205,10 +307,20 @@ fn odd_pictures_are_as_in_pillow_or_refused_by_name() {
         match (single.decode(&file(name), 0, 0, 0), words.next()) {
             (Ok(()), _) => {
                 let right = file(&format!("{name}.rgb"));
-                let most = single.bytes(0).iter().zip(&right).map(|(a, b)| a.abs_diff(*b)).max();
-                assert!(single.bytes(0).len() == right.len() && most <= Some(0), "{name}: {most:?}");
+                let most = single
+                    .bytes(0)
+                    .iter()
+                    .zip(&right)
+                    .map(|(a, b)| a.abs_diff(*b))
+                    .max();
+                assert!(
+                    single.bytes(0).len() == right.len() && most <= Some(0),
+                    "{name}: {most:?}"
+                );
             }
-            (Err(error), Some(words)) => assert!(error.to_string().contains(words), "{name}: {error}"),
+            (Err(error), Some(words)) => {
+                assert!(error.to_string().contains(words), "{name}: {error}")
+            }
             (Err(error), None) => panic!("{name}: {error}"),
         }
     }

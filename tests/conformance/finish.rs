@@ -25,7 +25,10 @@ fn naive(dtype: DType, mean: f32, std: f32, x: u8) -> Vec<u8> {
 fn the_output_has_the_new_dtype_and_layout_under_the_old_name() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let input = picture([5, 7, 3]);
-        assert_eq!(Finish::to(dtype).output(&input).unwrap(), Field::fixed("image", dtype, [5, 7, 3]));
+        assert_eq!(
+            Finish::to(dtype).output(&input).unwrap(),
+            Field::fixed("image", dtype, [5, 7, 3])
+        );
         let first = Finish::to(dtype).channels_first().output(&input).unwrap();
         assert_eq!(first, Field::fixed("image", dtype, [3, 5, 7]));
     }
@@ -35,7 +38,9 @@ fn the_output_has_the_new_dtype_and_layout_under_the_old_name() {
 fn without_mean_and_std_0_is_0_and_255_is_1() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let mut out = vec![0; 2 * dtype.size()];
-        Finish::to(dtype).apply(&picture([1, 2, 1]), 1, &[0, 255], None, &mut out).unwrap();
+        Finish::to(dtype)
+            .apply(&picture([1, 2, 1]), 1, &[0, 255], None, &mut out)
+            .unwrap();
         let one = match dtype {
             DType::F16 => f16::ONE.to_ne_bytes().to_vec(),
             DType::BF16 => bf16::ONE.to_ne_bytes().to_vec(),
@@ -52,8 +57,16 @@ fn impossible_finishes_are_refused_with_the_field_name() {
     let cases = [
         (to(DType::U8), rgb(), "the dtype is u8"),
         (to(DType::F64), rgb(), "the dtype is f64"),
-        (to(DType::F32), Field::fixed("image", DType::I8, [4, 4, 3]), "i8"),
-        (to(DType::F32), Field::up_to("image", DType::U8, 9), "a fixed shape"),
+        (
+            to(DType::F32),
+            Field::fixed("image", DType::I8, [4, 4, 3]),
+            "i8",
+        ),
+        (
+            to(DType::F32),
+            Field::up_to("image", DType::U8, 9),
+            "a fixed shape",
+        ),
         (to(DType::F32), picture([4, 4]), "[4, 4]"),
         (to(DType::F32), picture([1, 4, 4, 3]), "[1, 4, 4, 3]"),
         (to(DType::F32), picture([4, 4, 0]), "[4, 4, 0]"),
@@ -61,29 +74,89 @@ fn impossible_finishes_are_refused_with_the_field_name() {
         (to(DType::F32), picture([4, 0, 3]), "[4, 0, 3]"),
         (to(DType::F32), picture([1 << 30, 1, 2]), "2^31"),
         (to(DType::F32), picture([usize::MAX, 2, 3]), "2^31"),
-        (to(DType::F32).mean_std(&[0.5, 0.5], &[1.0]), rgb(), "2 values of mean"),
-        (to(DType::F32).mean_std(&[0.5], &[1.0; 4]), rgb(), "4 values of std"),
-        (to(DType::F32).mean_std(&[], &[1.0]), rgb(), "0 values of mean"),
-        (to(DType::F32).mean_std(&[f32::NAN], &[1.0]), rgb(), "mean NaN"),
-        (to(DType::F32).mean_std(&[0.0, 0.0, f32::INFINITY], &[1.0]), rgb(), "channel 2"),
+        (
+            to(DType::F32).mean_std(&[0.5, 0.5], &[1.0]),
+            rgb(),
+            "2 values of mean",
+        ),
+        (
+            to(DType::F32).mean_std(&[0.5], &[1.0; 4]),
+            rgb(),
+            "4 values of std",
+        ),
+        (
+            to(DType::F32).mean_std(&[], &[1.0]),
+            rgb(),
+            "0 values of mean",
+        ),
+        (
+            to(DType::F32).mean_std(&[f32::NAN], &[1.0]),
+            rgb(),
+            "mean NaN",
+        ),
+        (
+            to(DType::F32).mean_std(&[0.0, 0.0, f32::INFINITY], &[1.0]),
+            rgb(),
+            "channel 2",
+        ),
         (to(DType::F32).mean_std(&[0.0], &[0.0]), rgb(), "std 0"),
         (to(DType::F32).mean_std(&[0.0], &[-1.0]), rgb(), "std -1"),
-        (to(DType::F32).mean_std(&[0.0], &[f32::NAN]), rgb(), "std NaN"),
-        (to(DType::F32).mean_std(&[0.0], &[f32::INFINITY]), rgb(), "std inf"),
-        (to(DType::F32).mean_std(&[0.0], &[1e-45]), rgb(), "too large for f32"),
-        (to(DType::F32).mean_std(&[1e30], &[1e-30]), rgb(), "too large for f32"),
-        (to(DType::F32).mean_std(&[-f32::MAX], &[0.999]), rgb(), "too large for f32"),
-        (to(DType::F32).mean_std(&[1.0], &[2e-39]), rgb(), "too large for f32"),
-        (to(DType::F16).mean_std(&[0.0], &[1e-5]), rgb(), "too large for f16"),
-        (to(DType::F16).mean_std(&[-1e5], &[1.0]), rgb(), "too large for f16"),
-        (to(DType::BF16).mean_std(&[-f32::MAX], &[1.0]), rgb(), "too large for bf16"),
+        (
+            to(DType::F32).mean_std(&[0.0], &[f32::NAN]),
+            rgb(),
+            "std NaN",
+        ),
+        (
+            to(DType::F32).mean_std(&[0.0], &[f32::INFINITY]),
+            rgb(),
+            "std inf",
+        ),
+        (
+            to(DType::F32).mean_std(&[0.0], &[1e-45]),
+            rgb(),
+            "too large for f32",
+        ),
+        (
+            to(DType::F32).mean_std(&[1e30], &[1e-30]),
+            rgb(),
+            "too large for f32",
+        ),
+        (
+            to(DType::F32).mean_std(&[-f32::MAX], &[0.999]),
+            rgb(),
+            "too large for f32",
+        ),
+        (
+            to(DType::F32).mean_std(&[1.0], &[2e-39]),
+            rgb(),
+            "too large for f32",
+        ),
+        (
+            to(DType::F16).mean_std(&[0.0], &[1e-5]),
+            rgb(),
+            "too large for f16",
+        ),
+        (
+            to(DType::F16).mean_std(&[-1e5], &[1.0]),
+            rgb(),
+            "too large for f16",
+        ),
+        (
+            to(DType::BF16).mean_std(&[-f32::MAX], &[1.0]),
+            rgb(),
+            "too large for bf16",
+        ),
         (to(DType::F32).flip(1.1), rgb(), "1.1"),
         (to(DType::F32).flip(-0.1), rgb(), "-0.1"),
         (to(DType::F32).flip(f64::NAN), rgb(), "NaN"),
     ];
     for (finish, field, words) in cases {
         let error = finish.output(&field).unwrap_err();
-        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (ErrorKind::Config, Stage::Build),
+            "{error}"
+        );
         assert!(error.to_string().contains(words), "{words}: {error}");
         assert!(error.to_string().contains("`image`"), "{error}");
     }
@@ -99,7 +172,10 @@ fn values_at_the_limit_of_the_dtype_are_made() {
     ];
     for (dtype, mean, std, largest) in cases {
         let mut out = vec![0; dtype.size()];
-        Finish::to(dtype).mean_std(&[mean], &[std]).apply(&picture([1, 1, 1]), 1, &[255], None, &mut out).unwrap();
+        Finish::to(dtype)
+            .mean_std(&[mean], &[std])
+            .apply(&picture([1, 1, 1]), 1, &[255], None, &mut out)
+            .unwrap();
         let expected = match dtype {
             DType::F16 => f16::from_f32(largest).to_ne_bytes().to_vec(),
             DType::BF16 => bf16::from_f32(largest).to_ne_bytes().to_vec(),
@@ -114,7 +190,13 @@ fn lengths_that_do_not_fit_are_refused() {
     let input = picture([2, 2, 3]);
     let run = |rows: usize, input_len: usize, flips: Option<usize>, out_len: usize| {
         let flips = flips.map(|len| vec![0; len]);
-        Finish::to(DType::F16).apply(&input, rows, &vec![0; input_len], flips.as_deref(), &mut vec![0; out_len])
+        Finish::to(DType::F16).apply(
+            &input,
+            rows,
+            &vec![0; input_len],
+            flips.as_deref(),
+            &mut vec![0; out_len],
+        )
     };
     run(2, 24, Some(2), 48).unwrap();
     run(0, 0, None, 0).unwrap();
@@ -127,7 +209,10 @@ fn lengths_that_do_not_fit_are_refused() {
     for (rows, input, flips, out, words) in cases {
         let error = run(rows, input, flips, out).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Shape);
-        assert!(error.to_string().contains(words) && error.to_string().contains("`image`"), "{error}");
+        assert!(
+            error.to_string().contains(words) && error.to_string().contains("`image`"),
+            "{error}"
+        );
     }
 }
 
@@ -153,12 +238,26 @@ fn results_equal_exact_arithmetic() {
         let made = |dtype: DType| {
             let mut out = vec![0; dtype.size()];
             let finish = Finish::to(dtype).mean_std(&[mean], &[std]);
-            finish.apply(&picture([1, 1, 1]), 1, &[x], None, &mut out).unwrap();
+            finish
+                .apply(&picture([1, 1, 1]), 1, &[x], None, &mut out)
+                .unwrap();
             out
         };
-        assert_eq!(made(DType::F32), single.to_ne_bytes(), "{x} with {mean} and {std}");
-        assert_eq!(made(DType::F16), half.to_ne_bytes(), "{x} with {mean} and {std}");
-        assert_eq!(made(DType::BF16), brain.to_ne_bytes(), "{x} with {mean} and {std}");
+        assert_eq!(
+            made(DType::F32),
+            single.to_ne_bytes(),
+            "{x} with {mean} and {std}"
+        );
+        assert_eq!(
+            made(DType::F16),
+            half.to_ne_bytes(),
+            "{x} with {mean} and {std}"
+        );
+        assert_eq!(
+            made(DType::BF16),
+            brain.to_ne_bytes(),
+            "{x} with {mean} and {std}"
+        );
     }
 }
 

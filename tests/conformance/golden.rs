@@ -18,7 +18,9 @@ use std::time::{Duration, SystemTime};
 const PICTURES: [&str; 2] = ["gray.jpg", "420.jpg"];
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// The shard whose index and seek points are here.
@@ -40,16 +42,25 @@ fn builder() -> TarBuilder {
 fn put_shard(dir: &Dir) -> PathBuf {
     let path = dir.write("train.tar", &shard());
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
-    std::fs::File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(time)
+        .unwrap();
     path
 }
 
 fn records() -> Records {
-    Records::builder(16).open_bytes((0..64).collect::<Vec<u8>>()).unwrap()
+    Records::builder(16)
+        .open_bytes((0..64).collect::<Vec<u8>>())
+        .unwrap()
 }
 
 fn rows(dataset: impl Dataset) -> Vec<Got> {
-    let loader = Loader::builder(dataset).decode(Image::center_crop(16, 8)).batch_size(1);
+    let loader = Loader::builder(dataset)
+        .decode(Image::center_crop(16, 8))
+        .batch_size(1);
     Got::epoch(&loader.build().unwrap(), 0)
 }
 
@@ -88,10 +99,13 @@ fn seal(bytes: &mut [u8]) {
 }
 
 fn is_unchanged(dir: &Dir, golden: &BTreeMap<PathBuf, Vec<u8>>, name: &str) -> bool {
-    golden.iter().filter(|(path, _)| path.starts_with(name)).all(|(path, bytes)| {
-        let path = dir.path(path.to_str().unwrap());
-        std::fs::read(path).unwrap() == *bytes
-    })
+    golden
+        .iter()
+        .filter(|(path, _)| path.starts_with(name))
+        .all(|(path, bytes)| {
+            let path = dir.path(path.to_str().unwrap());
+            std::fs::read(path).unwrap() == *bytes
+        })
 }
 
 #[test]
@@ -99,7 +113,11 @@ fn an_index_of_version_2_is_read() {
     let (dir, _) = copy();
     let tar = builder().open(put_shard(&dir)).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2));
-    same(&rows(tar), &rows(builder().open_bytes(shard()).unwrap()), "by the index");
+    same(
+        &rows(tar),
+        &rows(builder().open_bytes(shard()).unwrap()),
+        "by the index",
+    );
 }
 
 #[test]
@@ -110,22 +128,42 @@ fn a_file_of_indexes_of_version_2_is_read() {
     // The file names the shard by a hash of its path, which is another in each folder: the first number behind the head.
     let mut pack = golden[Path::new("pack.fdx")].clone();
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+    let hash = path
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, fnv);
     pack[16..24].copy_from_slice(&hash.to_le_bytes());
     seal(&mut pack);
     let pack = dir.write("pack.fdx", &pack);
     let tar = builder().index_file(pack).open(path).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2));
-    same(&rows(tar), &rows(builder().open_bytes(shard()).unwrap()), "by the file of indexes");
+    same(
+        &rows(tar),
+        &rows(builder().open_bytes(shard()).unwrap()),
+        "by the file of indexes",
+    );
 }
 
 #[test]
 fn seek_points_of_version_2_are_read() {
     let (dir, golden) = copy();
-    let tar = builder().open_bytes(shard()).unwrap().seekable(dir.path("points")).unwrap();
+    let tar = builder()
+        .open_bytes(shard())
+        .unwrap()
+        .seekable(dir.path("points"))
+        .unwrap();
     assert!(!tar.built() && is_unchanged(&dir, &golden, "points"));
-    assert!((0..2).all(|sample| !tar.seek_points(sample, 0, &mut Vec::new()).unwrap().is_empty()));
-    same(&rows(tar), &rows(builder().open_bytes(shard()).unwrap()), "with seek points");
+    assert!((0..2).all(|sample| {
+        !tar.seek_points(sample, 0, &mut Vec::new())
+            .unwrap()
+            .is_empty()
+    }));
+    same(
+        &rows(tar),
+        &rows(builder().open_bytes(shard()).unwrap()),
+        "with seek points",
+    );
 }
 
 #[test]
@@ -133,19 +171,30 @@ fn checksums_of_version_4_are_read() {
     let (dir, golden) = copy();
     let checked = records().checked(dir.path("checksums")).unwrap();
     assert!(!checked.built() && is_unchanged(&dir, &golden, "checksums"));
-    let batches = |loader: feedline::LoaderBuilder| Got::epoch(&loader.batch_size(4).build().unwrap(), 0);
-    same(&batches(Loader::builder(checked)), &batches(Loader::builder(records())), "checked");
+    let batches =
+        |loader: feedline::LoaderBuilder| Got::epoch(&loader.batch_size(4).build().unwrap(), 0);
+    same(
+        &batches(Loader::builder(checked)),
+        &batches(Loader::builder(records())),
+        "checked",
+    );
 }
 
 #[test]
 fn a_plan_of_version_2_and_a_record_are_read() {
     let (dir, golden) = copy();
     let plan = Plan::open(dir.path("job")).unwrap();
-    assert_eq!((plan.tasks(), plan.inputs(), plan.bytes()), (1, 2, 1519 + 970));
+    assert_eq!(
+        (plan.tasks(), plan.inputs(), plan.bytes()),
+        (1, 2, 1519 + 970)
+    );
     let record = String::from_utf8(golden[Path::new("job/tasks/000000.tsv")].clone()).unwrap();
     assert!(record.contains(&format!("{:016x}", plan.id())), "{record}");
     let finished = plan.finish(Check::Bytes).unwrap();
-    assert_eq!((finished.samples, finished.damaged, finished.missing), (2, 0, vec![]));
+    assert_eq!(
+        (finished.samples, finished.damaged, finished.missing),
+        (2, 0, vec![])
+    );
     assert!(is_unchanged(&dir, &golden, "job"));
 }
 
@@ -154,23 +203,59 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
     let (dir, golden) = copy();
     let path = put_shard(&dir);
     std::fs::remove_file(dir.path(index_name(&golden))).unwrap();
-    std::fs::rename(dir.path("older/train.tar.5d96618f.fdx"), dir.path("train.tar.5d96618f.fdx")).unwrap();
+    std::fs::rename(
+        dir.path("older/train.tar.5d96618f.fdx"),
+        dir.path("train.tar.5d96618f.fdx"),
+    )
+    .unwrap();
     for (scanned, again) in [(1, "an older index"), (0, "the new one")] {
         let tar = builder().open(&path).unwrap();
         assert_eq!(tar.shards_scanned(), scanned, "{again}");
-        assert_eq!(tar.describe().contains("indexes made now: 1"), scanned == 1, "{}", tar.describe());
+        assert_eq!(
+            tar.describe().contains("indexes made now: 1"),
+            scanned == 1,
+            "{}",
+            tar.describe()
+        );
     }
-    let pack = || builder().index_file(dir.path("older/pack.fdx")).open(&path).unwrap().shards_scanned();
+    let pack = || {
+        builder()
+            .index_file(dir.path("older/pack.fdx"))
+            .open(&path)
+            .unwrap()
+            .shards_scanned()
+    };
     assert_eq!(pack(), 0, "the index beside the shard");
     std::fs::remove_file(dir.path("train.tar.5d96618f.fdx")).unwrap();
     assert_eq!(pack(), 0, "the new file of indexes");
-    let points = || builder().open_bytes(shard()).unwrap().seekable(dir.path("older/points")).unwrap();
+    let points = || {
+        builder()
+            .open_bytes(shard())
+            .unwrap()
+            .seekable(dir.path("older/points"))
+            .unwrap()
+    };
     let tar = points();
-    assert!(tar.built() && tar.describe().contains("made again"), "{}", tar.describe());
+    assert!(
+        tar.built() && tar.describe().contains("made again"),
+        "{}",
+        tar.describe()
+    );
     assert!(!points().built());
-    let error = records().checked(dir.path("older/checksums")).err().unwrap();
-    assert!(error.message().contains("of an older version") && error.message().contains("checked_anew"), "{error}");
-    assert!(records().checked_anew(dir.path("older/checksums")).unwrap().built());
+    let error = records()
+        .checked(dir.path("older/checksums"))
+        .err()
+        .unwrap();
+    assert!(
+        error.message().contains("of an older version") && error.message().contains("checked_anew"),
+        "{error}"
+    );
+    assert!(
+        records()
+            .checked_anew(dir.path("older/checksums"))
+            .unwrap()
+            .built()
+    );
     let error = Plan::open(dir.path("older/plan.fdp")).err().unwrap();
     assert!(error.message().contains("make the plan again"), "{error}");
 }
@@ -181,17 +266,39 @@ fn newer_side_files_and_those_of_others_are_named_and_never_overwritten() {
     let path = put_shard(&dir);
     let tar = || builder().open_bytes(shard());
     let image = Image::resize(8, 8);
-    let documents = || Megatron::builder().documents(100).open(fixture("tokens/megatron-u16"));
+    let documents = || {
+        Megatron::builder()
+            .documents(100)
+            .open(fixture("tokens/megatron-u16"))
+    };
     type Open<'a> = Box<dyn Fn(PathBuf) -> Result<()> + 'a>;
     let cases: [(&str, Open<'_>); 8] = [
-        (index_name(&golden), Box::new(|_| builder().open(&path).map(drop))),
-        ("pack.fdx", Box::new(|file| builder().index_file(file).open(&path).map(drop))),
+        (
+            index_name(&golden),
+            Box::new(|_| builder().open(&path).map(drop)),
+        ),
+        (
+            "pack.fdx",
+            Box::new(|file| builder().index_file(file).open(&path).map(drop)),
+        ),
         ("points", Box::new(|file| tar()?.seekable(file).map(drop))),
-        ("checksums", Box::new(|file| records().checked(file).map(drop))),
-        ("job/plan.fdp", Box::new(|_| Plan::open(dir.path("job")).map(drop))),
-        ("sizes", Box::new(|file| tar()?.picture_sizes("image", &image, file).map(drop))),
+        (
+            "checksums",
+            Box::new(|file| records().checked(file).map(drop)),
+        ),
+        (
+            "job/plan.fdp",
+            Box::new(|_| Plan::open(dir.path("job")).map(drop)),
+        ),
+        (
+            "sizes",
+            Box::new(|file| tar()?.picture_sizes("image", &image, file).map(drop)),
+        ),
         ("lengths", Box::new(|file| tar()?.measured(file).map(drop))),
-        ("bins", Box::new(|file| documents()?.packed("tokens", 100).open(file).map(drop))),
+        (
+            "bins",
+            Box::new(|file| documents()?.packed("tokens", 100).open(file).map(drop)),
+        ),
     ];
     for (name, open) in &cases {
         if !golden.contains_key(Path::new(name)) {
@@ -212,10 +319,18 @@ fn newer_side_files_and_those_of_others_are_named_and_never_overwritten() {
             // An index beside its shard is not needed: the shard is scanned.
             let said = match open(dir.path(name)) {
                 Err(error) => error.message().to_string(),
-                Ok(()) => builder().open(&path).unwrap().index_unsaved().unwrap().to_string(),
+                Ok(()) => builder()
+                    .open(&path)
+                    .unwrap()
+                    .index_unsaved()
+                    .unwrap()
+                    .to_string(),
             };
             assert!(said.contains(words), "{name}: {said}");
-            assert!(std::fs::read(dir.path(name)).unwrap() == bytes, "{name} is overwritten: {words}");
+            assert!(
+                std::fs::read(dir.path(name)).unwrap() == bytes,
+                "{name} is overwritten: {words}"
+            );
         }
         dir.write(name, &good);
     }
@@ -229,15 +344,30 @@ fn a_cache_of_version_1_is_read() {
     std::fs::create_dir_all(dir.path("cache/v1/in-use")).unwrap();
     let cache = feedline::storage::Cache::at(dir.path("cache"));
     let entries = cache.entries().unwrap();
-    let [entry] = &entries[..] else { panic!("{entries:?}") };
-    assert!(entry.url.starts_with("s3://bucket-") && entry.url.ends_with("/a.bin"), "{entry:?}");
+    let [entry] = &entries[..] else {
+        panic!("{entries:?}")
+    };
+    assert!(
+        entry.url.starts_with("s3://bucket-") && entry.url.ends_with("/a.bin"),
+        "{entry:?}"
+    );
     assert_eq!((entry.len, entry.blocks, entry.whole), (64, 1, 1));
-    assert!(cache.verify(|_| ControlFlow::Continue(())).unwrap().is_empty());
-    assert_eq!(std::fs::read(&entry.path).unwrap(), (0..64).collect::<Vec<u8>>());
+    assert!(
+        cache
+            .verify(|_| ControlFlow::Continue(()))
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(
+        std::fs::read(&entry.path).unwrap(),
+        (0..64).collect::<Vec<u8>>()
+    );
 }
 
 fn index_name(golden: &BTreeMap<PathBuf, Vec<u8>>) -> &str {
-    let name = golden.keys().find(|path| path.to_str().unwrap().starts_with("train.tar."));
+    let name = golden
+        .keys()
+        .find(|path| path.to_str().unwrap().starts_with("train.tar."));
     name.expect("an index").to_str().unwrap()
 }
 
@@ -260,17 +390,31 @@ fn the_golden_files_are_written() {
     keep(&dir.path(""), "");
 
     let dir = Dir::new();
-    drop(builder().index_file(dir.path("pack.fdx")).open(put_shard(&dir)).unwrap());
+    drop(
+        builder()
+            .index_file(dir.path("pack.fdx"))
+            .open(put_shard(&dir))
+            .unwrap(),
+    );
     std::fs::create_dir(dir.path("side")).unwrap();
     std::fs::rename(dir.path("pack.fdx"), dir.path("side/pack.fdx")).unwrap();
-    drop(builder().open_bytes(shard()).unwrap().seekable(dir.path("side/points")).unwrap());
+    drop(
+        builder()
+            .open_bytes(shard())
+            .unwrap()
+            .seekable(dir.path("side/points"))
+            .unwrap(),
+    );
     drop(records().checked(dir.path("side/checksums")).unwrap());
     keep(&dir.path("side"), "");
 
     // The plan names the folder of its pictures.
     let dir = Dir::in_memory(1 << 20);
     for name in PICTURES {
-        dir.write(&format!("in/class/{name}"), &std::fs::read(fixture("images").join(name)).unwrap());
+        dir.write(
+            &format!("in/class/{name}"),
+            &std::fs::read(fixture("images").join(name)).unwrap(),
+        );
     }
     let shards = Shards::new(Format::Tar).seek_points(false);
     let plan = shards.plan(dir.path("in"), dir.path("job"), 1).unwrap();
@@ -281,9 +425,13 @@ fn the_golden_files_are_written() {
     {
         let (dir, server) = (Dir::new(), crate::common::server::Server::new());
         server.put("bucket/a.bin", (0..64).collect::<Vec<u8>>());
-        let records = Records::builder(16).open_files(&[server.s3("a.bin")]).unwrap();
+        let records = Records::builder(16)
+            .open_files(&[server.s3("a.bin")])
+            .unwrap();
         let cache = feedline::storage::Cache::at(dir.path("cache"));
-        cache.warm(records.sources(), |_| std::ops::ControlFlow::Continue(())).unwrap();
+        cache
+            .warm(records.sources(), |_| std::ops::ControlFlow::Continue(()))
+            .unwrap();
         std::fs::remove_dir_all(dir.path("cache/v1/booked")).unwrap();
         std::fs::remove_file(dir.path("cache/v1/CACHEDIR.TAG")).unwrap();
         keep(&dir.path("cache"), "cache");

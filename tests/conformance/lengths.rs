@@ -15,7 +15,9 @@ use std::sync::Arc;
 type Any = Arc<dyn Dataset>;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// Bytes of every field of every sample.
@@ -23,17 +25,31 @@ fn rows(dataset: &dyn Dataset) -> Vec<Vec<usize>> {
     let lens = |row: &Vec<Vec<u8>>| row.iter().map(Vec::len).collect();
     match dataset.chunked() {
         Some(chunks) => (0..chunks.starts().len() - 1)
-            .flat_map(|chunk| fuzzing::chunk(dataset, chunk).unwrap().iter().map(lens).collect::<Vec<_>>())
+            .flat_map(|chunk| {
+                fuzzing::chunk(dataset, chunk)
+                    .unwrap()
+                    .iter()
+                    .map(lens)
+                    .collect::<Vec<_>>()
+            })
             .collect(),
-        None => (0..dataset.len()).map(|sample| lens(&fuzzing::sample(dataset, sample).unwrap())).collect(),
+        None => (0..dataset.len())
+            .map(|sample| lens(&fuzzing::sample(dataset, sample).unwrap()))
+            .collect(),
     }
 }
 
 /// Bytes per element of the first dimension.
 fn unit(field: &EncodedField) -> usize {
     match &field.encoding {
-        Encoding::Raw { dtype, shape: Shape::UpTo { inner, .. } } => dtype.size() * inner.iter().product::<usize>(),
-        Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => dtype.size() * dims.iter().skip(1).product::<usize>(),
+        Encoding::Raw {
+            dtype,
+            shape: Shape::UpTo { inner, .. },
+        } => dtype.size() * inner.iter().product::<usize>(),
+        Encoding::Raw {
+            dtype,
+            shape: Shape::Fixed(dims),
+        } => dtype.size() * dims.iter().skip(1).product::<usize>(),
         _ => 1,
     }
 }
@@ -41,12 +57,20 @@ fn unit(field: &EncodedField) -> usize {
 /// Lengths of every field, by a naive pass.
 fn naive(dataset: &dyn Dataset) -> Vec<Vec<u64>> {
     let rows = rows(dataset);
-    let of = |(number, field)| rows.iter().map(|row| (row[number] / unit(field)) as u64).collect();
+    let of = |(number, field)| {
+        rows.iter()
+            .map(|row| (row[number] / unit(field)) as u64)
+            .collect()
+    };
     dataset.schema().iter().enumerate().map(of).collect()
 }
 
 fn lengths(dataset: &Any) -> Vec<Option<Vec<u64>>> {
-    dataset.schema().iter().map(|field| dataset.lengths(&field.name).ok()).collect()
+    dataset
+        .schema()
+        .iter()
+        .map(|field| dataset.lengths(&field.name).ok())
+        .collect()
 }
 
 fn features(_: &Dir) -> Any {
@@ -58,13 +82,26 @@ fn features(_: &Dir) -> Any {
 }
 
 fn documents(_: &Dir) -> Any {
-    Arc::new(Megatron::builder().documents(1000).open(fixture("tokens/megatron-u16")).unwrap())
+    Arc::new(
+        Megatron::builder()
+            .documents(1000)
+            .open(fixture("tokens/megatron-u16"))
+            .unwrap(),
+    )
 }
 
 #[cfg(feature = "parquet")]
 fn lists(_: &Dir) -> Any {
-    let builder = feedline::dataset::Parquet::builder().columns(["i64", "emb"]).up_to("blob", 50).up_to("tok", 5);
-    Arc::new(builder.chunk_bytes(3000).open(fixture("parquet/default.parquet")).unwrap())
+    let builder = feedline::dataset::Parquet::builder()
+        .columns(["i64", "emb"])
+        .up_to("blob", 50)
+        .up_to("tok", 5);
+    Arc::new(
+        builder
+            .chunk_bytes(3000)
+            .open(fixture("parquet/default.parquet"))
+            .unwrap(),
+    )
 }
 
 /// Samples of a number and a text: the only column without a fixed size.
@@ -74,9 +111,19 @@ fn texts(dir: &Dir) -> Any {
         .map(|len| [&len.to_le_bytes()[..], &[3; 8], &noise(*len as usize, 1)].concat())
         .collect();
     let mut offsets = vec![4 + 4 * (samples.len() as u32 + 1)];
-    samples.iter().for_each(|sample| offsets.push(offsets[offsets.len() - 1] + sample.len() as u32));
+    samples
+        .iter()
+        .for_each(|sample| offsets.push(offsets[offsets.len() - 1] + sample.len() as u32));
     let head = offsets.iter().flat_map(|offset| offset.to_le_bytes());
-    let bytes = [(samples.len() as u32).to_le_bytes().into_iter().chain(head).collect(), samples.concat()].concat();
+    let bytes = [
+        (samples.len() as u32)
+            .to_le_bytes()
+            .into_iter()
+            .chain(head)
+            .collect(),
+        samples.concat(),
+    ]
+    .concat();
     let index = format!(
         r#"{{"shards": [{{"column_encodings": ["int", "str"], "column_names": ["n", "text"], "column_sizes": [8, null],
         "compression": null, "format": "mds", "hashes": [], "raw_data": {{"basename": "0.mds", "bytes": {}, "hashes": {{}}}},
@@ -100,7 +147,10 @@ type Open = fn(&Dir) -> Any;
 
 /// Every dataset of the tests, and those with fields of varying length.
 fn all() -> Vec<(&'static str, Open)> {
-    let mut all: Vec<(&str, Open)> = WORKLOADS.iter().map(|workload| (workload.name, workload.open)).collect();
+    let mut all: Vec<(&str, Open)> = WORKLOADS
+        .iter()
+        .map(|workload| (workload.name, workload.open))
+        .collect();
     all.extend([
         ("features", features as Open),
         ("documents", documents),
@@ -123,20 +173,36 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
         let measured = dataset.clone().measured(&place).unwrap();
         assert!(measured.built(), "{name}");
         for (field, (found, right)) in by_index.iter().zip(&right).enumerate() {
-            assert!(found.as_ref().is_none_or(|found| found == right), "{name}: field {field} by the index");
+            assert!(
+                found.as_ref().is_none_or(|found| found == right),
+                "{name}: field {field} by the index"
+            );
             let varies = matches!(name, "features" | "ragged chunks" | "lists");
             let fixed = right.iter().all(|len| *len == right[0]);
-            assert!(found.is_some() || varies || !fixed, "{name}: field {field} has one length, which is not known");
+            assert!(
+                found.is_some() || varies || !fixed,
+                "{name}: field {field} has one length, which is not known"
+            );
         }
         let known = by_index.iter().all(Option::is_some);
-        assert_eq!(std::fs::metadata(&place).unwrap().len() < 100, known, "{name}: the file has what the index lacks");
+        assert_eq!(
+            std::fs::metadata(&place).unwrap().len() < 100,
+            known,
+            "{name}: the file has what the index lacks"
+        );
         let check = |what: &str, wrapped: Any, ids: &[u64]| {
             for (field, right) in right.iter().enumerate() {
                 let right: Vec<u64> = ids.iter().map(|id| right[*id as usize]).collect();
                 let found = wrapped.lengths(&dataset.schema()[field].name).unwrap();
                 assert_eq!(found, right, "{name}, {what}: field {field}");
-                let (most, unit) = (wrapped.field_bytes_max(field).unwrap(), unit(&dataset.schema()[field]) as u64);
-                assert!(right.iter().all(|len| len * unit <= most), "{name}, {what}: field {field}");
+                let (most, unit) = (
+                    wrapped.field_bytes_max(field).unwrap(),
+                    unit(&dataset.schema()[field]) as u64,
+                );
+                assert!(
+                    right.iter().all(|len| len * unit <= most),
+                    "{name}, {what}: field {field}"
+                );
             }
         };
         let ids: Vec<u64> = (0..dataset.len()).collect();
@@ -144,13 +210,33 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
         assert!(!again.built(), "{name}");
         let again: Any = Arc::new(again);
         check("measured", again.clone(), &ids);
-        check("two", Arc::new(Concat::new([again.clone(), again.clone()]).unwrap()), &[&ids[..], &ids].concat());
-        check("in memory", Arc::new(again.clone().in_memory().unwrap()), &ids);
-        check("checked", Arc::new(again.clone().checked(dir.path("sums")).unwrap()), &ids);
+        check(
+            "two",
+            Arc::new(Concat::new([again.clone(), again.clone()]).unwrap()),
+            &[&ids[..], &ids].concat(),
+        );
+        check(
+            "in memory",
+            Arc::new(again.clone().in_memory().unwrap()),
+            &ids,
+        );
+        check(
+            "checked",
+            Arc::new(again.clone().checked(dir.path("sums")).unwrap()),
+            &ids,
+        );
         #[cfg(feature = "image")]
-        check("seekable", Arc::new(again.clone().seekable(dir.path("points")).unwrap()), &ids);
+        check(
+            "seekable",
+            Arc::new(again.clone().seekable(dir.path("points")).unwrap()),
+            &ids,
+        );
         let turned: Vec<u64> = ids.iter().rev().copied().collect();
-        check("subset", Arc::new(again.subset(turned.clone()).unwrap()), &turned);
+        check(
+            "subset",
+            Arc::new(again.subset(turned.clone()).unwrap()),
+            &turned,
+        );
     }
 }
 
@@ -160,7 +246,10 @@ fn a_measured_dataset_delivers_the_same_batches() {
     let data = Data::chunks(&dir, &[3, 5, 1, 4], true, false);
     let plain = pull(&build(data.builder().batch_size(4)), 0).unwrap();
     let measured = data.dataset.clone().measured(dir.path("lengths")).unwrap();
-    assert_eq!(pull(&build(Loader::builder(measured).batch_size(4)), 0).unwrap(), plain);
+    assert_eq!(
+        pull(&build(Loader::builder(measured).batch_size(4)), 0).unwrap(),
+        plain
+    );
 }
 
 #[test]
@@ -168,25 +257,49 @@ fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
     let (dir, lens) = (Dir::new(), [5_usize, 9, 7]);
     // Examples with a bytes feature `a`; the files have one length.
     let example = |len: usize| {
-        let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
+        let field =
+            |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
         let feature = field(1, &field(1, &noise(len, 1)));
-        tf_record(&field(1, &field(1, &[field(1, b"a"), field(2, &feature)].concat())))
+        tf_record(&field(
+            1,
+            &field(1, &[field(1, b"a"), field(2, &feature)].concat()),
+        ))
     };
     let write = |lens: [usize; 3]| dir.write("x.tfrecord", &lens.map(example).concat());
-    let open = || TfRecord::builder().index(false).bytes("a").open(dir.path("x.tfrecord")).unwrap();
+    let open = || {
+        TfRecord::builder()
+            .index(false)
+            .bytes("a")
+            .open(dir.path("x.tfrecord"))
+            .unwrap()
+    };
     let place = dir.path("x.lengths");
     write(lens);
     let error = open().lengths("a").unwrap_err();
     let words = "the index has no lengths of field `a`: `dataset.measured` reads them once";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
-    assert_eq!(open().measured(&place).unwrap().lengths("a").unwrap(), [5, 9, 7]);
+    assert_eq!(
+        open().measured(&place).unwrap().lengths("a").unwrap(),
+        [5, 9, 7]
+    );
     write([5, 7, 9]);
     let measured = open().measured(&place).unwrap();
     assert!(!measured.built() && measured.read_sample(0).is_ok());
-    let loader = Loader::builder(measured).decode_field("a", feedline::decode::Bytes::up_to(9)).batch_size(3);
+    let loader = Loader::builder(measured)
+        .decode_field("a", feedline::decode::Bytes::up_to(9))
+        .batch_size(3);
     let error = pull(&build(loader), 0).unwrap_err();
-    assert_eq!((error.kind(), error.site().sample), (ErrorKind::Changed, Some(1)), "{error}");
-    assert!(error.message().starts_with("field `a` has 7 bytes, and 9 in the lengths: the data changed"), "{error}");
+    assert_eq!(
+        (error.kind(), error.site().sample),
+        (ErrorKind::Changed, Some(1)),
+        "{error}"
+    );
+    assert!(
+        error
+            .message()
+            .starts_with("field `a` has 7 bytes, and 9 in the lengths: the data changed"),
+        "{error}"
+    );
 
     // In chunks: the records' first bytes say the lengths.
     let path = dir.write("toy.bin", &noise(8 * 16, 3));
@@ -198,7 +311,10 @@ fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
     dir.write("toy.bin", &bytes);
     let loader = build(Loader::builder(open().measured(&place).unwrap()).batch_size(3));
     let mut batches = loader.epoch(0).unwrap();
-    assert!(batches.next().unwrap().is_ok(), "the first chunk is as it was");
+    assert!(
+        batches.next().unwrap().is_ok(),
+        "the first chunk is as it was"
+    );
     let error = batches.next().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     assert!(error.message().contains("field `head` has "), "{error}");
@@ -215,12 +331,29 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
     open(&[3, 5]).measured(&place).unwrap();
     let other = open(&[3, 4]).measured(&place).err().unwrap();
     assert_eq!(other.kind(), ErrorKind::Changed);
-    assert!(other.message().contains("delete the file to make it again"), "{other}");
-    let part = Arc::new(open(&[3, 5])).subset([1, 2]).unwrap().measured(dir.path("part")).err().unwrap();
-    assert_eq!((part.kind(), part.message().contains("make the lengths of the whole")), (ErrorKind::Config, true));
+    assert!(
+        other.message().contains("delete the file to make it again"),
+        "{other}"
+    );
+    let part = Arc::new(open(&[3, 5]))
+        .subset([1, 2])
+        .unwrap()
+        .measured(dir.path("part"))
+        .err()
+        .unwrap();
+    assert_eq!(
+        (
+            part.kind(),
+            part.message().contains("make the lengths of the whole")
+        ),
+        (ErrorKind::Config, true)
+    );
     let notes = dir.write("notes", b"my notes");
     let foreign = open(&[3, 5]).measured(&notes).err().unwrap();
-    assert_eq!((foreign.kind(), std::fs::read(&notes).unwrap()), (ErrorKind::Config, b"my notes".to_vec()));
+    assert_eq!(
+        (foreign.kind(), std::fs::read(&notes).unwrap()),
+        (ErrorKind::Config, b"my notes".to_vec())
+    );
     // Damage is made again.
     let bytes = std::fs::read(&place).unwrap();
     dir.write("toy.lengths", &bytes[..bytes.len() - 3]);
@@ -233,11 +366,19 @@ fn a_large_file_of_lengths_takes_no_memory() {
     let (dir, samples) = (Dir::new(), (16 << 20) / 4 + 1000);
     let bytes = noise(samples * 2, 5);
     let path = dir.write("toy.bin", &bytes);
-    let rows: Vec<u64> =
-        (0..samples as u64).step_by(1 << 16).map(|from| (samples as u64 - from).min(1 << 16)).collect();
-    let measured = Chunks::open(&path, &rows, 2).ragged().measured(dir.path("lengths")).unwrap();
+    let rows: Vec<u64> = (0..samples as u64)
+        .step_by(1 << 16)
+        .map(|from| (samples as u64 - from).min(1 << 16))
+        .collect();
+    let measured = Chunks::open(&path, &rows, 2)
+        .ragged()
+        .measured(dir.path("lengths"))
+        .unwrap();
     let on_disk = std::fs::metadata(dir.path("lengths")).unwrap().len() as usize;
-    assert!((samples * 4..samples * 4 + samples / 100).contains(&on_disk), "{on_disk}");
+    assert!(
+        (samples * 4..samples * 4 + samples / 100).contains(&on_disk),
+        "{on_disk}"
+    );
     let held = measured.sizes().index_bytes - measured.inner().sizes().index_bytes;
     assert!(held < 1 << 18, "{held}");
     let right = bytes.chunks(2).map(|record| head_len(record) as u64);
@@ -250,25 +391,64 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
     use crate::common::got::Got;
     use feedline::dataset::{Images, Records};
     use feedline::decode::Image;
-    let (dir, folder) = (Dir::new(), concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images"));
+    let (dir, folder) = (
+        Dir::new(),
+        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images"),
+    );
     for upright in [false, true] {
         let image = || Image::patches(7, 20).exif_orientation(upright);
-        let (dataset, place) = (Images::open(folder).unwrap(), dir.path(&format!("sizes {upright}")));
+        let (dataset, place) = (
+            Images::open(folder).unwrap(),
+            dir.path(&format!("sizes {upright}")),
+        );
         let sizes = dataset.picture_sizes("image", &image(), &place).unwrap();
-        assert_eq!(dataset.picture_sizes("image", &image(), &place).unwrap(), sizes, "from the file");
-        let error = dataset.picture_sizes("image", &image().exif_orientation(!upright), &place).unwrap_err();
+        assert_eq!(
+            dataset.picture_sizes("image", &image(), &place).unwrap(),
+            sizes,
+            "from the file"
+        );
+        let error = dataset
+            .picture_sizes("image", &image().exif_orientation(!upright), &place)
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
         let counts = image().patch_counts(sizes.iter().copied()).unwrap();
-        let got = Got::epoch(&build(Loader::builder(dataset).batch_size(100).decode(image())), 0).remove(0);
+        let got = Got::epoch(
+            &build(Loader::builder(dataset).batch_size(100).decode(image())),
+            0,
+        )
+        .remove(0);
         let numbers = |name: &str| bytemuck::pod_collect_to_vec::<u8, u32>(got.bytes(name));
         let (own, grids) = (numbers("image.size"), numbers("image.grid"));
-        assert_eq!(sizes, own.chunks(2).map(|size| (size[1], size[0])).collect::<Vec<_>>());
-        assert_eq!(counts, grids.chunks(2).map(|grid| u64::from(grid[0] * grid[1])).collect::<Vec<_>>());
+        assert_eq!(
+            sizes,
+            own.chunks(2)
+                .map(|size| (size[1], size[0]))
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            counts,
+            grids
+                .chunks(2)
+                .map(|grid| u64::from(grid[0] * grid[1]))
+                .collect::<Vec<_>>()
+        );
     }
     let records = Records::builder(1).open_bytes([0; 4]).unwrap();
-    let error = records.picture_sizes("record", &Image::resize(8, 8), dir.path("none")).unwrap_err();
-    assert!(error.to_string().contains("sizes are of pictures"), "{error}");
+    let error = records
+        .picture_sizes("record", &Image::resize(8, 8), dir.path("none"))
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("sizes are of pictures"),
+        "{error}"
+    );
     let error = Image::resize(8, 8).patch_counts([(1, 1)]).unwrap_err();
     assert!(error.to_string().contains("no patches"), "{error}");
-    assert_eq!(Image::patches(7, 20).patch_counts([(9, 1), (0, 1)]).unwrap_err().site().sample, Some(1));
+    assert_eq!(
+        Image::patches(7, 20)
+            .patch_counts([(9, 1), (0, 1)])
+            .unwrap_err()
+            .site()
+            .sample,
+        Some(1)
+    );
 }

@@ -11,7 +11,9 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mds").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/mds")
+        .join(name)
 }
 
 fn parse(path: &Path) -> Value {
@@ -20,12 +22,16 @@ fn parse(path: &Path) -> Value {
 
 fn hex(text: &Value) -> Vec<u8> {
     let text = text.as_str().unwrap();
-    (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap()).collect()
+    (0..text.len() / 2)
+        .map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap())
+        .collect()
 }
 
 /// All columns; arrays that store their shape are read as arrays.
 fn builder() -> MdsBuilder {
-    Mds::builder().raw(Field::up_to("shaped", DType::F32, 300)).raw(Field::fixed("free", DType::I16, [2, 3]))
+    Mds::builder()
+        .raw(Field::up_to("shaped", DType::F32, 300))
+        .raw(Field::fixed("free", DType::I16, [2, 3]))
 }
 
 /// Compares samples, each a list of fields in the order of the schema, with Streaming's values.
@@ -49,11 +55,14 @@ fn compare(schema: &[EncodedField], samples: &[Vec<Vec<u8>>], expected: &Path) {
 
 fn all(dataset: &dyn Dataset) -> Result<Vec<Vec<Vec<u8>>>> {
     if let Some(chunks) = dataset.chunked() {
-        let chunks: Vec<_> =
-            (0..chunks.starts().len() - 1).map(|chunk| fuzzing::chunk(dataset, chunk)).collect::<Result<_>>()?;
+        let chunks: Vec<_> = (0..chunks.starts().len() - 1)
+            .map(|chunk| fuzzing::chunk(dataset, chunk))
+            .collect::<Result<_>>()?;
         return Ok(chunks.concat());
     }
-    (0..dataset.len()).map(|sample| fuzzing::sample(dataset, sample)).collect()
+    (0..dataset.len())
+        .map(|sample| fuzzing::sample(dataset, sample))
+        .collect()
 }
 
 #[test]
@@ -62,9 +71,19 @@ fn raw_shards_of_streaming_have_the_values_it_reads() {
     assert!(mds.chunked().is_none());
     compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
     let fixed = Mds::open(fixture("fixed")).unwrap();
-    compare(fixed.schema(), &all(&fixed).unwrap(), &fixture("fixed.json"));
+    compare(
+        fixed.schema(),
+        &all(&fixed).unwrap(),
+        &fixture("fixed.json"),
+    );
     assert_eq!(fixed.sizes().sample_bytes_max, 21);
-    assert!(fixed.describe().starts_with("9 samples in 3 MDS shards of "), "{}", fixed.describe());
+    assert!(
+        fixed
+            .describe()
+            .starts_with("9 samples in 3 MDS shards of "),
+        "{}",
+        fixed.describe()
+    );
     let expected = [
         EncodedField::raw(Field::fixed("x", DType::F32, [3])),
         EncodedField::raw(Field::fixed("y", DType::I64, [])),
@@ -75,18 +94,28 @@ fn raw_shards_of_streaming_have_the_values_it_reads() {
 
 #[test]
 fn columns_come_in_the_order_asked_for_beside_pickles() {
-    let oracle =
-        Oracle { columns: vec![("pkl", None), ("uint8", Some(1))], samples: vec![vec![b"..".to_vec(), vec![7]]] };
+    let oracle = Oracle {
+        columns: vec![("pkl", None), ("uint8", Some(1))],
+        samples: vec![vec![b"..".to_vec(), vec![7]]],
+    };
     let dir = Dir::new();
     let shard = oracle.shard();
     dir.write("a.mds", &shard);
     dir.write("index.json", &oracle.index(shard.len(), None));
     let error = Mds::open(dir.path("")).err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("column `c0`: pickles (encoding `pkl`)"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("column `c0`: pickles (encoding `pkl`)"),
+        "{error}"
+    );
     let beside = Mds::builder().columns(["c1"]).open(dir.path("")).unwrap();
     assert_eq!(all(&beside).unwrap(), [[[7]]]);
-    let mds = Mds::builder().columns(["str_int", "int8"]).open(fixture("raw")).unwrap();
+    let mds = Mds::builder()
+        .columns(["str_int", "int8"])
+        .open(fixture("raw"))
+        .unwrap();
     let expected = parse(&fixture("values.json"));
     let samples = all(&mds).unwrap();
     for (sample, right) in samples.iter().zip(expected.as_array().unwrap()) {
@@ -96,19 +125,46 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
 
 #[test]
 fn arrays_that_store_their_length_are_lists() {
-    let lists = Mds::builder().up_to("*", 300).open(fixture("lists")).unwrap();
-    compare(lists.schema(), &all(&lists).unwrap(), &fixture("lists.json"));
-    let open = || Mds::builder().columns(["tokens"]).up_to("tokens", 300).open(fixture("lists")).unwrap();
-    assert_eq!(open().schema(), [EncodedField::raw(Field::up_to("tokens", DType::U32, 300))]);
+    let lists = Mds::builder()
+        .up_to("*", 300)
+        .open(fixture("lists"))
+        .unwrap();
+    compare(
+        lists.schema(),
+        &all(&lists).unwrap(),
+        &fixture("lists.json"),
+    );
+    let open = || {
+        Mds::builder()
+            .columns(["tokens"])
+            .up_to("tokens", 300)
+            .open(fixture("lists"))
+            .unwrap()
+    };
+    assert_eq!(
+        open().schema(),
+        [EncodedField::raw(Field::up_to("tokens", DType::U32, 300))]
+    );
     let expected = parse(&fixture("lists.json"));
     for (mode, direct) in readers() {
-        let loader = build(Loader::builder(open()).batch_size(5).tuning(|t| t.reader(mode).direct(direct)));
+        let loader = build(
+            Loader::builder(open())
+                .batch_size(5)
+                .tuning(|t| t.reader(mode).direct(direct)),
+        );
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
         let tokens = batch.field("tokens").unwrap();
         assert_eq!(tokens.lens().unwrap(), [300, 1, 7, 255, 256]);
-        for (row, right) in tokens.as_bytes().unwrap().chunks(1200).zip(expected.as_array().unwrap()) {
+        for (row, right) in tokens
+            .as_bytes()
+            .unwrap()
+            .chunks(1200)
+            .zip(expected.as_array().unwrap())
+        {
             let right = hex(&right["tokens"]);
-            assert!(row[..right.len()] == right && row[right.len()..].iter().all(|byte| *byte == 0));
+            assert!(
+                row[..right.len()] == right && row[right.len()..].iter().all(|byte| *byte == 0)
+            );
         }
     }
     let refused = [
@@ -123,11 +179,28 @@ fn arrays_that_store_their_length_are_lists() {
     ];
     for (builder, words) in refused {
         let error = builder.open(fixture("raw")).err().unwrap();
-        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Config && error.to_string().contains(words),
+            "{error}"
+        );
     }
-    let short = Mds::builder().columns(["tokens"]).up_to("tokens", 299).open(fixture("lists")).unwrap();
-    let error = build(Loader::builder(short)).epoch(0).unwrap().next().unwrap().unwrap_err();
-    assert!(error.to_string().contains("`tokens` takes at most 299, the sample has 300"), "{error}");
+    let short = Mds::builder()
+        .columns(["tokens"])
+        .up_to("tokens", 299)
+        .open(fixture("lists"))
+        .unwrap();
+    let error = build(Loader::builder(short))
+        .epoch(0)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`tokens` takes at most 299, the sample has 300"),
+        "{error}"
+    );
 }
 
 const NUMBERS: [&str; 5] = ["fixed", "free", "int", "shaped", "str_float"];
@@ -161,8 +234,11 @@ fn every_reader_gives_right_batches_of_raw_shards() {
     for (mode, direct) in readers() {
         let mds = builder().columns(NUMBERS).open(fixture("raw")).unwrap();
         let order = Order::shuffled(5);
-        let builder =
-            Loader::builder(mds).order(order).batch_size(3).workers(2).tuning(|t| t.reader(mode).direct(direct));
+        let builder = Loader::builder(mds)
+            .order(order)
+            .batch_size(3)
+            .workers(2)
+            .tuning(|t| t.reader(mode).direct(direct));
         batches_are_right(&build(builder), 11);
     }
 }
@@ -171,7 +247,10 @@ fn every_reader_gives_right_batches_of_raw_shards() {
 fn copy(name: &str, dir: &Dir, change: impl FnOnce(&mut Value)) {
     for entry in std::fs::read_dir(fixture(name)).unwrap() {
         let path = entry.unwrap().path();
-        dir.write(path.file_name().unwrap().to_str().unwrap(), &std::fs::read(&path).unwrap());
+        dir.write(
+            path.file_name().unwrap().to_str().unwrap(),
+            &std::fs::read(&path).unwrap(),
+        );
     }
     let mut index = parse(&dir.path("index.json"));
     change(&mut index);
@@ -183,7 +262,11 @@ fn set(index: &mut Value, changes: &Value) {
     for (pointer, value) in changes.as_object().unwrap() {
         for shard in 0..index["shards"].as_array().map_or(0, Vec::len) {
             let (parent, key) = pointer.rsplit_once('/').unwrap();
-            match index.pointer_mut(&parent.trim_start_matches('-').replace('*', &shard.to_string())) {
+            match index.pointer_mut(
+                &parent
+                    .trim_start_matches('-')
+                    .replace('*', &shard.to_string()),
+            ) {
                 Some(Value::Array(list)) => list[key.parse::<usize>().unwrap()] = value.clone(),
                 Some(Value::Object(map)) if pointer.starts_with('-') => drop(map.remove(key)),
                 Some(parent) => parent[key] = value.clone(),
@@ -203,19 +286,71 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (json!({ "/shards": [] }), Empty, "no shards"),
         (json!({ "/shards": {} }), Decode, "`shards` is no list"),
         (json!({ "-/shards/1/samples": null }), Decode, "`samples`"),
-        (json!({ "/shards/1/samples": 4 }), Decode, "3 samples, the index says 4"),
-        (json!({ "/shards/1/samples": 1_000_000 }), Truncated, "too few for the offsets"),
-        (json!({ "/shards/1/samples": 0 }), Decode, "shard 1: 0 samples"),
-        (json!({ "/shards/1/samples": -1 }), Decode, "shard 1: `samples`: invalid value: integer `-1`"),
-        (json!({ "/shards/1/samples": 1.5 }), Decode, "shard 1: `samples`: invalid type: floating point `1.5`"),
-        (json!({ "/shards/1/format": "json" }), Decode, "format `json`"),
-        (json!({ "/shards/1/column_sizes/0": 13 }), Decode, "other columns than shard 0"),
-        (json!({ "/shards/*/column_sizes/0": 13 }), Config, "have 12 bytes, the index"),
-        (json!({ "/shards/*/column_sizes/0": 0 }), Decode, "`column_sizes`: invalid value: integer `0`"),
-        (json!({ "/shards/*/column_sizes": [12] }), Decode, "3 encodings, 1 sizes"),
-        (json!({ "/shards/*/column_names/1": "x" }), Decode, "called `x`"),
-        (json!({ "/shards/*/column_encodings/1": "pkl" }), Config, "pickles"),
-        (json!({ "/shards/*/column_encodings/1": "what" }), Config, "`what`"),
+        (
+            json!({ "/shards/1/samples": 4 }),
+            Decode,
+            "3 samples, the index says 4",
+        ),
+        (
+            json!({ "/shards/1/samples": 1_000_000 }),
+            Truncated,
+            "too few for the offsets",
+        ),
+        (
+            json!({ "/shards/1/samples": 0 }),
+            Decode,
+            "shard 1: 0 samples",
+        ),
+        (
+            json!({ "/shards/1/samples": -1 }),
+            Decode,
+            "shard 1: `samples`: invalid value: integer `-1`",
+        ),
+        (
+            json!({ "/shards/1/samples": 1.5 }),
+            Decode,
+            "shard 1: `samples`: invalid type: floating point `1.5`",
+        ),
+        (
+            json!({ "/shards/1/format": "json" }),
+            Decode,
+            "format `json`",
+        ),
+        (
+            json!({ "/shards/1/column_sizes/0": 13 }),
+            Decode,
+            "other columns than shard 0",
+        ),
+        (
+            json!({ "/shards/*/column_sizes/0": 13 }),
+            Config,
+            "have 12 bytes, the index",
+        ),
+        (
+            json!({ "/shards/*/column_sizes/0": 0 }),
+            Decode,
+            "`column_sizes`: invalid value: integer `0`",
+        ),
+        (
+            json!({ "/shards/*/column_sizes": [12] }),
+            Decode,
+            "3 encodings, 1 sizes",
+        ),
+        (
+            json!({ "/shards/*/column_names/1": "x" }),
+            Decode,
+            "called `x`",
+        ),
+        (
+            json!({ "/shards/*/column_encodings/1": "pkl" }),
+            Config,
+            "pickles",
+        ),
+        (
+            json!({ "/shards/*/column_encodings/1": "what" }),
+            Config,
+            "`what`",
+        ),
         (
             json!({ "/shards/*/column_encodings/0": "ndarray:float32:3,0" }),
             Config,
@@ -226,8 +361,16 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
             Config,
             "have 18446744073709551615 bytes",
         ),
-        (json!({ "/shards/0/compression": "zstd" }), Decode, "no compressed file"),
-        (json!({ "/shards/0/zip_data": zip }), Decode, "no compression"),
+        (
+            json!({ "/shards/0/compression": "zstd" }),
+            Decode,
+            "no compressed file",
+        ),
+        (
+            json!({ "/shards/0/zip_data": zip }),
+            Decode,
+            "no compression",
+        ),
         (
             json!({
                 "/shards/0/zip_data": zip,
@@ -237,28 +380,68 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
             Config,
             "compressed by `gz:9`",
         ),
-        (json!({ "/shards/0/raw_data/bytes": 287 }), Changed, "288 bytes, the index"),
-        (json!({ "/shards/0/raw_data/bytes": 289 }), Truncated, "288 bytes, the index"),
-        (json!({ "/shards/0/raw_data/bytes": 1_u64 << 32 }), Decode, "less than 4 GiB"),
-        (json!({ "/shards/0/raw_data/basename": "gone" }), NotFound, "gone"),
-        (json!({ "/shards/0/raw_data/basename": "" }), Decode, "within the dataset's folder"),
-        (json!({ "/shards/0/raw_data/basename": "." }), Decode, "within the dataset's folder"),
-        (json!({ "/shards/1/raw_data/basename": "shard.00000.mds" }), Decode, "two shards are the file"),
-        (json!({ "/shards/0/raw_data": null }), Decode, "shard 0: `raw_data`"),
+        (
+            json!({ "/shards/0/raw_data/bytes": 287 }),
+            Changed,
+            "288 bytes, the index",
+        ),
+        (
+            json!({ "/shards/0/raw_data/bytes": 289 }),
+            Truncated,
+            "288 bytes, the index",
+        ),
+        (
+            json!({ "/shards/0/raw_data/bytes": 1_u64 << 32 }),
+            Decode,
+            "less than 4 GiB",
+        ),
+        (
+            json!({ "/shards/0/raw_data/basename": "gone" }),
+            NotFound,
+            "gone",
+        ),
+        (
+            json!({ "/shards/0/raw_data/basename": "" }),
+            Decode,
+            "within the dataset's folder",
+        ),
+        (
+            json!({ "/shards/0/raw_data/basename": "." }),
+            Decode,
+            "within the dataset's folder",
+        ),
+        (
+            json!({ "/shards/1/raw_data/basename": "shard.00000.mds" }),
+            Decode,
+            "two shards are the file",
+        ),
+        (
+            json!({ "/shards/0/raw_data": null }),
+            Decode,
+            "shard 0: `raw_data`",
+        ),
     ];
     for (case, kind, words) in cases {
         let dir = Dir::new();
         copy("fixed", &dir, |index| set(index, &case));
-        let error = Mds::open(dir.path("")).err().unwrap_or_else(|| panic!("{case} was accepted"));
+        let error = Mds::open(dir.path(""))
+            .err()
+            .unwrap_or_else(|| panic!("{case} was accepted"));
         assert!(error.to_string().contains(words), "{case}: {error}");
         assert_eq!(error.kind(), kind, "{case}: {error}");
         assert!(error.site().path.is_some(), "{case}: {error}");
     }
     let dir = Dir::new();
-    assert_eq!(Mds::open(dir.path("")).err().unwrap().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        Mds::open(dir.path("")).err().unwrap().kind(),
+        ErrorKind::NotFound
+    );
     for text in ["", "{", "[1]", "\u{0}", &"[".repeat(1 << 20)] {
         dir.write("index.json", text.as_bytes());
-        assert_eq!(Mds::open(dir.path("")).err().unwrap().kind(), ErrorKind::Decode);
+        assert_eq!(
+            Mds::open(dir.path("")).err().unwrap().kind(),
+            ErrorKind::Decode
+        );
     }
 }
 
@@ -267,16 +450,26 @@ fn shards_that_are_replaced_after_opening_are_refused() {
     for follow in [false, true] {
         let dir = Dir::new();
         copy("raw", &dir, |_| ());
-        let mds = Mds::builder().columns(["int"]).follow_links(follow).open(dir.path("")).unwrap();
+        let mds = Mds::builder()
+            .columns(["int"])
+            .follow_links(follow)
+            .open(dir.path(""))
+            .unwrap();
         let loader = build(Loader::builder(mds).batch_size(1));
-        for entry in
-            std::fs::read_dir(dir.path("")).unwrap().flatten().filter(|entry| entry.file_name() != "index.json")
+        for entry in std::fs::read_dir(dir.path(""))
+            .unwrap()
+            .flatten()
+            .filter(|entry| entry.file_name() != "index.json")
         {
             let other = dir.path("other");
             std::fs::copy(entry.path(), &other).unwrap();
             std::fs::rename(&other, entry.path()).unwrap();
         }
-        let error = loader.epoch(0).unwrap().find_map(Result::err).expect("an error");
+        let error = loader
+            .epoch(0)
+            .unwrap()
+            .find_map(Result::err)
+            .expect("an error");
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     }
 }
@@ -311,8 +504,13 @@ fn names_in_the_index_stay_within_the_folder() {
         "sub/deep/a.mds\u{0}",
     ];
     for name in names {
-        let error = open(name).err().unwrap_or_else(|| panic!("{name:?} was accepted"));
-        assert!(error.to_string().contains("within the dataset's folder"), "{error}");
+        let error = open(name)
+            .err()
+            .unwrap_or_else(|| panic!("{name:?} was accepted"));
+        assert!(
+            error.to_string().contains("within the dataset's folder"),
+            "{error}"
+        );
         assert_eq!(error.kind(), ErrorKind::Decode);
     }
     assert_eq!(open("sub").err().unwrap().kind(), ErrorKind::NotAFile);
@@ -321,20 +519,40 @@ fn names_in_the_index_stay_within_the_folder() {
 #[test]
 fn open_refuses_fields_that_a_column_cannot_hold() {
     let cases = [
-        (Mds::builder().columns(["nope"]), "no column `nope`; there are bytes, fixed, float16"),
+        (
+            Mds::builder().columns(["nope"]),
+            "no column `nope`; there are bytes, fixed, float16",
+        ),
         (Mds::builder().columns(["int", "int"]), "asked for twice"),
         (Mds::builder().columns(Vec::<String>::new()), "0 columns"),
-        (Mds::builder().raw(Field::fixed("nope", DType::U8, [])), "no column `nope`"),
-        (Mds::builder().columns(["int"]).raw(Field::fixed("free", DType::I16, [6])), "not among those asked for"),
         (
-            Mds::builder().columns(["shaped"]).raw(Field::fixed("shaped", DType::F64, [6])),
+            Mds::builder().raw(Field::fixed("nope", DType::U8, [])),
+            "no column `nope`",
+        ),
+        (
+            Mds::builder()
+                .columns(["int"])
+                .raw(Field::fixed("free", DType::I16, [6])),
+            "not among those asked for",
+        ),
+        (
+            Mds::builder()
+                .columns(["shaped"])
+                .raw(Field::fixed("shaped", DType::F64, [6])),
             "its arrays are f32, the field is f64",
         ),
         (
-            Mds::builder().columns(["int"]).raw(Field::fixed("int", DType::I64, [2])),
+            Mds::builder()
+                .columns(["int"])
+                .raw(Field::fixed("int", DType::I64, [2])),
             "its values have 8 bytes, the field 16",
         ),
-        (Mds::builder().columns(["fixed"]).raw(Field::up_to("fixed", DType::U8, 12)), "its values have 12 bytes"),
+        (
+            Mds::builder()
+                .columns(["fixed"])
+                .raw(Field::up_to("fixed", DType::U8, 12)),
+            "its values have 12 bytes",
+        ),
     ];
     for (builder, words) in cases {
         let error = builder.open(fixture("raw")).err().unwrap();
@@ -343,14 +561,30 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
     }
     // A single sample with another shape is the sample's error.
     let cases = [
-        (Field::fixed("free", DType::I16, [3, 2]), "shape [2, 3], expected [3, 2]"),
-        (Field::fixed("free", DType::F16, [2, 3]), "an array of i16, expected f16"),
-        (Field::up_to("free", DType::I16, 6), "shape [2, 3], expected"),
+        (
+            Field::fixed("free", DType::I16, [3, 2]),
+            "shape [2, 3], expected [3, 2]",
+        ),
+        (
+            Field::fixed("free", DType::F16, [2, 3]),
+            "an array of i16, expected f16",
+        ),
+        (
+            Field::up_to("free", DType::I16, 6),
+            "shape [2, 3], expected",
+        ),
     ];
     for (field, words) in cases {
-        let mds = Mds::builder().columns(["int", "free"]).raw(field).open(fixture("raw")).unwrap();
+        let mds = Mds::builder()
+            .columns(["int", "free"])
+            .raw(field)
+            .open(fixture("raw"))
+            .unwrap();
         let error = fuzzing::sample(&mds, 1).unwrap_err();
-        assert!(error.to_string().contains(words) && error.to_string().contains("column `free`"), "{error}");
+        assert!(
+            error.to_string().contains(words) && error.to_string().contains("column `free`"),
+            "{error}"
+        );
         assert_eq!(error.site().sample, Some(1));
     }
 }
@@ -372,8 +606,14 @@ impl Oracle {
     fn shard(&self) -> Vec<u8> {
         let config = self.description().to_string();
         let body = |sample: &Vec<Vec<u8>>| -> Vec<u8> {
-            let sizes = self.columns.iter().zip(sample).filter(|(column, _)| column.1.is_none());
-            let head: Vec<u8> = sizes.flat_map(|(_, value)| (value.len() as u32).to_le_bytes()).collect();
+            let sizes = self
+                .columns
+                .iter()
+                .zip(sample)
+                .filter(|(column, _)| column.1.is_none());
+            let head: Vec<u8> = sizes
+                .flat_map(|(_, value)| (value.len() as u32).to_le_bytes())
+                .collect();
             [head, sample.concat()].concat()
         };
         let bodies: Vec<Vec<u8>> = self.samples.iter().map(body).collect();
@@ -393,9 +633,14 @@ impl Oracle {
         let mut shard = self.description();
         shard["samples"] = json!(self.samples.len());
         shard["raw_data"] = json!({ "basename": "a.mds", "bytes": raw, "hashes": {} });
-        shard["zip_data"] = zip.map_or(Value::Null, |zip| json!({ "basename": "a.zstd", "bytes": zip, "hashes": {} }));
+        shard["zip_data"] = zip.map_or(
+            Value::Null,
+            |zip| json!({ "basename": "a.zstd", "bytes": zip, "hashes": {} }),
+        );
         shard["compression"] = zip.map_or(Value::Null, |_| json!("zstd"));
-        json!({ "version": 2, "shards": [shard] }).to_string().into_bytes()
+        json!({ "version": 2, "shards": [shard] })
+            .to_string()
+            .into_bytes()
     }
 
     fn open(&self, shard: &[u8]) -> Result<Mds> {
@@ -403,9 +648,16 @@ impl Oracle {
     }
 
     fn small() -> Self {
-        let samples = (0..4_u8).map(|k| vec![vec![k; 3], vec![k, 1], (0..k).collect(), vec![9; 2]]).collect();
+        let samples = (0..4_u8)
+            .map(|k| vec![vec![k; 3], vec![k, 1], (0..k).collect(), vec![9; 2]])
+            .collect();
         Self {
-            columns: vec![("ndarray:uint8:3", Some(3)), ("bytes", None), ("str", None), ("uint16", Some(2))],
+            columns: vec![
+                ("ndarray:uint8:3", Some(3)),
+                ("bytes", None),
+                ("str", None),
+                ("uint16", Some(2)),
+            ],
             samples,
         }
     }
@@ -415,8 +667,15 @@ impl Oracle {
         let heads: Vec<usize> = (0..self.samples.len())
             .map(|k| u32::from_le_bytes(shard[4 + 4 * k..][..4].try_into().unwrap()) as usize)
             .collect();
-        let head = 4 * self.columns.iter().filter(|column| column.1.is_none()).count();
-        at >= heads[0] && !heads.iter().any(|start| (*start..start + head).contains(&at))
+        let head = 4 * self
+            .columns
+            .iter()
+            .filter(|column| column.1.is_none())
+            .count();
+        at >= heads[0]
+            && !heads
+                .iter()
+                .any(|start| (*start..start + head).contains(&at))
     }
 }
 
@@ -460,16 +719,25 @@ fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
                 failed += 1;
                 continue;
             };
-            let lens = |samples: &[Vec<Vec<u8>>]| -> Vec<usize> { samples.iter().flatten().map(Vec::len).collect() };
+            let lens = |samples: &[Vec<Vec<u8>>]| -> Vec<usize> {
+                samples.iter().flatten().map(Vec::len).collect()
+            };
             let same = lens(&samples) == lens(&oracle.samples);
             // JSON with other white space or an unused key describes the same columns.
             let wrong = samples != oracle.samples;
-            assert!(same && wrong == oracle.is_value(&shard, at), "byte {at} bits {bits:02x}");
+            assert!(
+                same && wrong == oracle.is_value(&shard, at),
+                "byte {at} bits {bits:02x}"
+            );
             silent += usize::from(wrong);
         }
     }
     let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
-    assert_eq!(silent, values * 5, "every flip of a value goes undetected: the format has no checksum");
+    assert_eq!(
+        silent,
+        values * 5,
+        "every flip of a value goes undetected: the format has no checksum"
+    );
     assert!(refused > 0 && failed > 0, "{refused} {failed}");
 }
 
@@ -492,7 +760,9 @@ fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
             std::os::unix::fs::FileExt::write_all_at(&file, &bytes, 0).unwrap();
             file.set_modified(modified).unwrap();
             match open().and_then(|checked| all(&checked)) {
-                Ok(samples) => assert_eq!(samples, right, "byte {at} bits {bits:02x}: silently wrong"),
+                Ok(samples) => {
+                    assert_eq!(samples, right, "byte {at} bits {bits:02x}: silently wrong")
+                }
                 Err(_) => errors += 1,
             }
         }
@@ -505,7 +775,9 @@ fn checked_finds_every_flip_of_a_raw_shard() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
     let values: usize = oracle.samples.iter().flatten().map(Vec::len).sum();
-    assert!(flips_behind_checksums(&shard, "a.mds", &oracle.index(shard.len(), None)) >= values * 3);
+    assert!(
+        flips_behind_checksums(&shard, "a.mds", &oracle.index(shard.len(), None)) >= values * 3
+    );
 }
 
 #[test]
@@ -533,13 +805,23 @@ fn a_flipped_byte_of_the_index_is_an_error_or_changes_nothing() {
         for bits in [0x01, 0x02, 0x08, 0x20, 0x80] {
             let mut bytes = index.clone();
             bytes[at] ^= bits;
-            let Ok(mds) = fuzzing::mds(&bytes, &shard) else { continue };
-            assert_eq!(all(&mds).unwrap(), oracle.samples, "byte {at} bits {bits:02x}");
+            let Ok(mds) = fuzzing::mds(&bytes, &shard) else {
+                continue;
+            };
+            assert_eq!(
+                all(&mds).unwrap(),
+                oracle.samples,
+                "byte {at} bits {bits:02x}"
+            );
             assert_eq!(mds.schema(), oracle.open(&shard).unwrap().schema());
             unchanged.push(at);
         }
     }
-    assert!(unchanged.len() < index.len(), "most of it matters: {}", unchanged.len());
+    assert!(
+        unchanged.len() < index.len(),
+        "most of it matters: {}",
+        unchanged.len()
+    );
 }
 
 #[cfg(feature = "zstd")]
@@ -551,12 +833,19 @@ mod compressed {
         let mds = builder().open(fixture("zstd")).unwrap();
         assert_eq!(mds.chunked().unwrap().starts().last(), Some(&11));
         compare(mds.schema(), &all(&mds).unwrap(), &fixture("values.json"));
-        assert!(mds.describe().contains("4 compressed by zstd"), "{}", mds.describe());
+        assert!(
+            mds.describe().contains("4 compressed by zstd"),
+            "{}",
+            mds.describe()
+        );
     }
 
     #[test]
     fn lists_in_compressed_shards_have_their_values() {
-        let mds = Mds::builder().up_to("*", 300).open(fixture("lists-zstd")).unwrap();
+        let mds = Mds::builder()
+            .up_to("*", 300)
+            .open(fixture("lists-zstd"))
+            .unwrap();
         compare(mds.schema(), &all(&mds).unwrap(), &fixture("lists.json"));
     }
 
@@ -564,26 +853,52 @@ mod compressed {
     fn a_sample_of_a_compressed_shard_has_a_maximum_of_its_own() {
         let mds = builder().open(fixture("zstd")).unwrap();
         let values = all(&mds).unwrap();
-        let rows = values.iter().map(|fields| fields.iter().map(|value| value.len() as u64).sum::<u64>());
+        let rows = values
+            .iter()
+            .map(|fields| fields.iter().map(|value| value.len() as u64).sum::<u64>());
         let row = rows.max().unwrap() + 4 * mds.schema().len() as u64;
         for field in 0..mds.schema().len() {
-            let longest = values.iter().map(|fields| fields[field].len() as u64).max().unwrap();
+            let longest = values
+                .iter()
+                .map(|fields| fields[field].len() as u64)
+                .max()
+                .unwrap();
             let found = mds.field_bytes_max(field).unwrap();
-            assert!((longest..=row).contains(&found), "field {field}: {found} for {longest}, a row has {row}");
+            assert!(
+                (longest..=row).contains(&found),
+                "field {field}: {found} for {longest}, a row has {row}"
+            );
         }
         // Exact for a column alone, also where the offsets fill more than a block of zstd.
-        let samples = (0..40_000_usize).map(|k| vec![crate::common::noise(k * 7 % 29, k as u64)]).collect();
-        let oracle = Oracle { columns: vec![("bytes", None)], samples };
+        let samples = (0..40_000_usize)
+            .map(|k| vec![crate::common::noise(k * 7 % 29, k as u64)])
+            .collect();
+        let oracle = Oracle {
+            columns: vec![("bytes", None)],
+            samples,
+        };
         let shard = oracle.shard();
         let zip = packed(&shard, false);
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(zip.len())), &zip).unwrap();
-        let longest = oracle.samples.iter().map(|fields| fields[0].len() as u64).max().unwrap();
+        let longest = oracle
+            .samples
+            .iter()
+            .map(|fields| fields[0].len() as u64)
+            .max()
+            .unwrap();
         assert_eq!(mds.field_bytes_max(0).unwrap(), longest);
         // A hostile number of samples takes no memory.
         let index = String::from_utf8(oracle.index(shard.len(), Some(zip.len()))).unwrap();
         let index = index.replace("\"samples\":40000", "\"samples\":4000000000");
-        let error = fuzzing::mds(index.as_bytes(), &zip).unwrap().field_bytes_max(0).unwrap_err();
-        assert!(error.kind() == ErrorKind::Truncated && error.to_string().contains("4000000000 samples"), "{error}");
+        let error = fuzzing::mds(index.as_bytes(), &zip)
+            .unwrap()
+            .field_bytes_max(0)
+            .unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::Truncated
+                && error.to_string().contains("4000000000 samples"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -616,11 +931,25 @@ mod compressed {
                 batches_are_right(&build(builder), 11);
             }
         }
-        let part = builder().columns(NUMBERS).open(fixture("zstd")).unwrap().subset([10, 3, 7]).unwrap();
+        let part = builder()
+            .columns(NUMBERS)
+            .open(fixture("zstd"))
+            .unwrap()
+            .subset([10, 3, 7])
+            .unwrap();
         let loader = build(Loader::builder(part).batch_size(3));
         let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
-        let int = |id: usize| i64::from_le_bytes(hex(&parse(&fixture("values.json"))[id]["int"]).try_into().unwrap());
-        assert_eq!(batch.field("int").unwrap().as_slice::<i64>().unwrap(), [10, 3, 7].map(int));
+        let int = |id: usize| {
+            i64::from_le_bytes(
+                hex(&parse(&fixture("values.json"))[id]["int"])
+                    .try_into()
+                    .unwrap(),
+            )
+        };
+        assert_eq!(
+            batch.field("int").unwrap().as_slice::<i64>().unwrap(),
+            [10, 3, 7].map(int)
+        );
     }
 
     fn packed(shard: &[u8], checksum: bool) -> Vec<u8> {
@@ -634,7 +963,10 @@ mod compressed {
         let open = |zip: &[u8]| fuzzing::mds(index, zip).and_then(|mds| fuzzing::chunk(&mds, 0));
         let right = open(zip).unwrap();
         let lens = |samples: &[Vec<Vec<u8>>]| -> Vec<Vec<usize>> {
-            samples.iter().map(|fields| fields.iter().map(Vec::len).collect()).collect()
+            samples
+                .iter()
+                .map(|fields| fields.iter().map(Vec::len).collect())
+                .collect()
         };
         let [mut cases, mut silent, mut errors] = [0; 3];
         for at in 0..zip.len() {
@@ -666,7 +998,9 @@ mod compressed {
             sweep(&oracle.index(shard.len(), Some(zip.len())), &zip)
         };
         let [cases, silent, _] = swept(false);
-        println!("zstd without a frame checksum, as Streaming writes it: {silent} of {cases} flips are silent");
+        println!(
+            "zstd without a frame checksum, as Streaming writes it: {silent} of {cases} flips are silent"
+        );
         assert!(silent * 3 < cases, "{silent} of {cases}");
         assert_eq!(swept(true)[1], 0);
         // By Streaming itself.
@@ -675,7 +1009,10 @@ mod compressed {
         let zip = std::fs::read(fixture("lists-zstd/shard.00000.mds.zstd")).unwrap();
         let [cases, silent, errors] = sweep(index.to_string().as_bytes(), &zip);
         println!("a zstd shard of Streaming's: {silent} of {cases} flips are silent");
-        assert!(errors > 0 && silent > 0, "{errors} errors, {silent} silent: it has no frame checksum");
+        assert!(
+            errors > 0 && silent > 0,
+            "{errors} errors, {silent} silent: it has no frame checksum"
+        );
     }
 
     #[test]
@@ -684,7 +1021,10 @@ mod compressed {
         let shard = oracle.shard();
         let zip = packed(&shard, false);
         let index = oracle.index(shard.len(), Some(zip.len()));
-        assert_eq!(flips_behind_checksums(&zip, "a.zstd", &index), zip.len() * 3);
+        assert_eq!(
+            flips_behind_checksums(&zip, "a.zstd", &index),
+            zip.len() * 3
+        );
     }
 
     #[test]
@@ -693,11 +1033,17 @@ mod compressed {
         let shard = oracle.shard();
         let bomb = packed(&vec![0; 64 << 20], false);
         let error = fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb).unwrap_err();
-        assert!(error.to_string().contains("decompresses to 67108864 bytes"), "{error}");
+        assert!(
+            error.to_string().contains("decompresses to 67108864 bytes"),
+            "{error}"
+        );
         // A first frame that fits, with more data after it.
         let two = [packed(&shard, false), packed(&[0; 1 << 20], false)].concat();
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(two.len())), &two).unwrap();
-        assert_eq!(fuzzing::chunk(&mds, 0).unwrap_err().kind(), ErrorKind::Decode);
+        assert_eq!(
+            fuzzing::chunk(&mds, 0).unwrap_err().kind(),
+            ErrorKind::Decode
+        );
         // A shorter frame.
         let short = packed(&shard[..shard.len() - 1], false);
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(short.len())), &short).unwrap();

@@ -42,7 +42,12 @@ impl Mount {
     fn folder() -> Self {
         let dir = Dir::new();
         std::fs::create_dir_all(dir.path("mount")).unwrap();
-        Self { files: ["a.bin", "b.bin"].map(|name| dir.path("mount").join(name)), fuse: None, dir }.filled()
+        Self {
+            files: ["a.bin", "b.bin"].map(|name| dir.path("mount").join(name)),
+            fuse: None,
+            dir,
+        }
+        .filled()
     }
 
     fn fuse() -> Option<Self> {
@@ -50,7 +55,11 @@ impl Mount {
         let (behind, on) = (mount.dir.path("mount"), mount.dir.path("fuse"));
         std::fs::create_dir_all(&on).unwrap();
         let mut command = Command::new("bindfs");
-        command.arg("-f").args([&behind, &on]).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .arg("-f")
+            .args([&behind, &on])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         mount.fuse = Some(command.spawn().ok()?);
         let device = |path: &PathBuf| path.metadata().map_or(0, |meta| meta.dev());
         while device(&on) == device(&behind) {
@@ -85,8 +94,16 @@ impl Mount {
     fn set_time(&self, file: usize, time: SystemTime) {
         // bindfs leaves a time as it is unless both are set.
         let times = FileTimes::new().set_accessed(time).set_modified(time);
-        File::options().write(true).open(&self.files[file]).unwrap().set_times(times).unwrap();
-        assert_eq!(self.files[file].metadata().unwrap().modified().unwrap(), time);
+        File::options()
+            .write(true)
+            .open(&self.files[file])
+            .unwrap()
+            .set_times(times)
+            .unwrap();
+        assert_eq!(
+            self.files[file].metadata().unwrap().modified().unwrap(),
+            time
+        );
     }
 
     fn cache(&self) -> Cache {
@@ -119,7 +136,11 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if let Some(fuse) = &mut self.fuse {
-            let _ = Command::new("umount").arg("-l").arg(self.dir.path("fuse")).stderr(Stdio::null()).status();
+            let _ = Command::new("umount")
+                .arg("-l")
+                .arg(self.dir.path("fuse"))
+                .stderr(Stdio::null())
+                .status();
             let _ = fuse.kill();
             let _ = fuse.wait();
         }
@@ -137,7 +158,14 @@ fn a_cold_half_filled_and_full_cache_deliver_the_files_bytes() {
         for mode in [Mode::Auto, Mode::Uring, Mode::Pread, Mode::Mmap] {
             for mount in mounts() {
                 let expected = mount.expected(&order);
-                let open = |cache| mount.builder(&order).tuning(|t| t.reader(mode)).cache(cache).build().unwrap();
+                let open = |cache| {
+                    mount
+                        .builder(&order)
+                        .tuning(|t| t.reader(mode))
+                        .cache(cache)
+                        .build()
+                        .unwrap()
+                };
                 let half = open(mount.cache().capacity(BLOCKS / 2 * BLOCK));
                 same(&Got::epoch(&half, 0), &expected, "cold");
                 same(&Got::epoch(&half, 0), &expected, "half filled");
@@ -147,7 +175,12 @@ fn a_cold_half_filled_and_full_cache_deliver_the_files_bytes() {
                 settle(&loader);
                 let full = open(mount.cache());
                 same(&Got::epoch(&full, 0), &expected, "full");
-                assert_eq!((counts(&full).misses, counts(&full).blocks), (0, 0), "{mode:?}: {}", counts(&full));
+                assert_eq!(
+                    (counts(&full).misses, counts(&full).blocks),
+                    (0, 0),
+                    "{mode:?}: {}",
+                    counts(&full)
+                );
                 let why = full.report().choice.why.join("; ");
                 assert!(why.contains("is kept in the cache"), "{why}");
             }
@@ -172,7 +205,10 @@ fn a_replaced_file_is_never_read_from_its_old_blocks() {
         type Replace = fn(&Mount, &[u8]);
         let ways: [(&str, Replace); 3] = [
             ("written in place", |mount, bytes| mount.write(0, bytes, 50)),
-            ("written in place, with the time of before", |mount, bytes| mount.write(0, bytes, 50)),
+            (
+                "written in place, with the time of before",
+                |mount, bytes| mount.write(0, bytes, 50),
+            ),
             ("renamed, with the time of before", |mount, bytes| {
                 let other = mount.files[0].with_extension("new");
                 std::fs::write(&other, bytes).unwrap();
@@ -183,7 +219,10 @@ fn a_replaced_file_is_never_read_from_its_old_blocks() {
         for ((way, replace), seed) in ways.into_iter().zip(30..) {
             replace(&mount, &new(seed));
             let loader = mount.loader(&order);
-            let got: Vec<u8> = Got::epoch(&loader, 0).iter().flat_map(|got| got.fields[0].bytes.clone()).collect();
+            let got: Vec<u8> = Got::epoch(&loader, 0)
+                .iter()
+                .flat_map(|got| got.fields[0].bytes.clone())
+                .collect();
             assert!(got[..RECORD * COUNT / 2] == new(seed), "{way}");
             same(&Got::epoch(&loader, 0), &mount.expected(&order), way);
             assert!(counts(&loader).hits > 0, "{way}: {}", counts(&loader));
@@ -198,10 +237,19 @@ fn a_file_that_changes_in_a_run_is_an_error_that_names_it() {
             // Some blocks of the file fit, so that some reads come from the cache and some from the mount.
             let records = Records::builder(RECORD).open(&mount.files[0]).unwrap();
             let cache = mount.cache().capacity(6 * BLOCK);
-            let loader = Loader::builder(records).order(order.clone()).batch_size(7).cache(cache).build().unwrap();
+            let loader = Loader::builder(records)
+                .order(order.clone())
+                .batch_size(7)
+                .cache(cache)
+                .build()
+                .unwrap();
             Got::epoch(&loader, 0);
             // Of the same length, and longer.
-            std::fs::write(&mount.files[0], noise(RECORD * COUNT / 2 + usize::from(!in_the_past), 77)).unwrap();
+            std::fs::write(
+                &mount.files[0],
+                noise(RECORD * COUNT / 2 + usize::from(!in_the_past), 77),
+            )
+            .unwrap();
             if in_the_past {
                 mount.date(0, 50);
             }
@@ -209,7 +257,11 @@ fn a_file_that_changes_in_a_run_is_an_error_that_names_it() {
             assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
             assert!(error.to_string().contains("a.bin"), "{error}");
             let again = Got::try_epoch(&loader, 0).unwrap_err();
-            assert_eq!(again.kind(), ErrorKind::Changed, "it does not pass: {again}");
+            assert_eq!(
+                again.kind(),
+                ErrorKind::Changed,
+                "it does not pass: {again}"
+            );
         }
     }
 }
@@ -221,14 +273,25 @@ fn changed_attributes_of_a_file_fail_no_read() {
         mount.write(0, &noise(4000 * RECORD, 7), 100);
         let order = Order::sequential();
         let expected = mount.expected(&order);
-        let loader = mount.builder(&order).tuning(|t| t.slots(2)).cache(mount.cache()).build().unwrap();
+        let loader = mount
+            .builder(&order)
+            .tuning(|t| t.slots(2))
+            .cache(mount.cache())
+            .build()
+            .unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         let mut got = vec![Got::of(&epoch.next().unwrap().unwrap()).unwrap()];
         std::fs::set_permissions(&mount.files[0], std::fs::Permissions::from_mode(0o600)).unwrap();
         got.extend(Got::all(epoch));
         same(&got, &expected, "changed in the run");
         let counts = counts(&loader);
-        assert!(counts.why.as_ref().is_some_and(|why| why.contains("attributes changed")), "{counts}");
+        assert!(
+            counts
+                .why
+                .as_ref()
+                .is_some_and(|why| why.contains("attributes changed")),
+            "{counts}"
+        );
         same(&Got::epoch(&loader, 0), &expected, "from the mount");
     }
 }
@@ -245,7 +308,10 @@ fn a_file_that_was_just_written_is_read_and_not_kept() {
             same(&Got::epoch(&loader, 0), &expected, word);
             let counts = counts(&loader);
             let late = time.elapsed().is_ok_and(|age| age > Duration::from_secs(1));
-            assert!(late || (counts.blocks == 0 && counts.why.is_some_and(|why| why.contains(word))), "{word}");
+            assert!(
+                late || (counts.blocks == 0 && counts.why.is_some_and(|why| why.contains(word))),
+                "{word}"
+            );
         }
     }
 }
@@ -259,19 +325,44 @@ fn files_on_local_disks_are_not_kept() {
     same(&Got::epoch(&loader, 0), &mount.expected(&order), "local");
     let report = loader.report();
     assert!(report.total.storage.local_cache.is_none() && !mount.dir.path("cache").exists());
-    assert!(report.choice.why.join("; ").contains("nothing is kept in the cache"), "{}", report.choice);
+    assert!(
+        report
+            .choice
+            .why
+            .join("; ")
+            .contains("nothing is kept in the cache"),
+        "{}",
+        report.choice
+    );
     // Beside files on a mount, and by a link that leads from one to a local disk.
     let local = mount.dir.write("local.bin", &noise(RECORD * 50, 5));
     let link = mount.files[0].with_file_name("link.bin");
     std::os::unix::fs::symlink(&local, &link).unwrap();
-    let open = || Records::builder(RECORD).open_files(&[&mount.files[0], &local, &link]).unwrap();
+    let open = || {
+        Records::builder(RECORD)
+            .open_files(&[&mount.files[0], &local, &link])
+            .unwrap()
+    };
     let expected = Got::epoch(&Loader::builder(open()).batch_size(7).build().unwrap(), 0);
-    let loader = Loader::builder(open()).batch_size(7).cache(mount.cache()).build().unwrap();
+    let loader = Loader::builder(open())
+        .batch_size(7)
+        .cache(mount.cache())
+        .build()
+        .unwrap();
     same(&Got::epoch(&loader, 0), &expected, "beside");
     fill_blocks(&loader, BLOCKS / 2);
-    let kept = std::fs::read_dir(mount.dir.path("cache/v1/objects")).unwrap().flatten();
-    let files = kept.flat_map(|share| std::fs::read_dir(share.path()).unwrap().flatten().collect::<Vec<_>>());
-    let links = files.filter(|file| file.file_type().unwrap().is_symlink()).count();
+    let kept = std::fs::read_dir(mount.dir.path("cache/v1/objects"))
+        .unwrap()
+        .flatten();
+    let files = kept.flat_map(|share| {
+        std::fs::read_dir(share.path())
+            .unwrap()
+            .flatten()
+            .collect::<Vec<_>>()
+    });
+    let links = files
+        .filter(|file| file.file_type().unwrap().is_symlink())
+        .count();
     assert_eq!(links, 1, "one entry: that of the file on the mount");
 }
 
@@ -284,7 +375,11 @@ fn a_damaged_cache_is_served_by_the_mount() {
         fill(&loader);
         std::fs::remove_dir_all(mount.dir.path("cache")).unwrap();
         same(&Got::epoch(&loader, 0), &expected, "without its files");
-        same(&Got::epoch(&mount.loader(&order), 0), &expected, "made anew");
+        same(
+            &Got::epoch(&mount.loader(&order), 0),
+            &expected,
+            "made anew",
+        );
     }
 }
 
@@ -292,11 +387,27 @@ fn a_damaged_cache_is_served_by_the_mount() {
 fn a_cache_is_warmed_from_a_mount() {
     for mount in mounts() {
         let records = Records::builder(RECORD).open_files(&mount.files).unwrap();
-        let warmed = mount.cache().warm(records.sources(), |_| ControlFlow::Continue(())).unwrap();
-        assert_eq!((warmed.objects, warmed.kept, warmed.missing()), (2, (RECORD * COUNT) as u64, 0), "{warmed:?}");
+        let warmed = mount
+            .cache()
+            .warm(records.sources(), |_| ControlFlow::Continue(()))
+            .unwrap();
+        assert_eq!(
+            (warmed.objects, warmed.kept, warmed.missing()),
+            (2, (RECORD * COUNT) as u64, 0),
+            "{warmed:?}"
+        );
         let loader = mount.loader(&Order::sequential());
-        same(&Got::epoch(&loader, 0), &mount.expected(&Order::sequential()), "warm");
-        assert_eq!((counts(&loader).misses, counts(&loader).blocks), (0, 0), "{}", counts(&loader));
+        same(
+            &Got::epoch(&loader, 0),
+            &mount.expected(&Order::sequential()),
+            "warm",
+        );
+        assert_eq!(
+            (counts(&loader).misses, counts(&loader).blocks),
+            (0, 0),
+            "{}",
+            counts(&loader)
+        );
     }
 }
 
@@ -304,9 +415,16 @@ fn a_cache_is_warmed_from_a_mount() {
 fn readers_know_a_fuse_mount() {
     let Some(mount) = Mount::fuse() else { return };
     for mode in [Mode::Auto, Mode::Pread] {
-        let loader = mount.builder(&Order::sequential()).tuning(|t| t.reader(mode)).build().unwrap();
+        let loader = mount
+            .builder(&Order::sequential())
+            .tuning(|t| t.reader(mode))
+            .build()
+            .unwrap();
         let choice = loader.report().choice;
-        assert!(!choice.direct && choice.to_string().contains("on FUSE"), "{choice}");
+        assert!(
+            !choice.direct && choice.to_string().contains("on FUSE"),
+            "{choice}"
+        );
     }
 }
 
@@ -316,8 +434,15 @@ fn a_mount_that_hangs_is_a_stall_and_no_hang() {
         let Some(mount) = Mount::fuse() else { return };
         // More than the kernel and the cache read ahead.
         mount.write(0, &noise(8000 * RECORD, 7), 100);
-        let builder = mount.builder(&Order::sequential()).tuning(|t| t.slots(2).stall_deadline(Duration::from_secs(2)));
-        let loader = if cached { builder.cache(mount.cache()).build() } else { builder.build() }.unwrap();
+        let builder = mount
+            .builder(&Order::sequential())
+            .tuning(|t| t.slots(2).stall_deadline(Duration::from_secs(2)));
+        let loader = if cached {
+            builder.cache(mount.cache()).build()
+        } else {
+            builder.build()
+        }
+        .unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         if !at_once {
             epoch.next().unwrap().unwrap();

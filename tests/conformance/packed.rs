@@ -3,8 +3,8 @@
 use crate::common::got::Got;
 use crate::common::{Dir, READERS, had};
 use feedline::dataset::{
-    Concat, Copied, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records, Sizes, Tar,
-    TarBuilder, TfRecord, Tokens, stoppable,
+    Concat, Copied, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records,
+    Sizes, Tar, TarBuilder, TfRecord, Tokens, stoppable,
 };
 use feedline::order::Draws;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
@@ -29,7 +29,9 @@ struct Documents {
 const PADDING: u32 = u32::MAX;
 
 fn bytes(lens: &[u64]) -> Vec<u8> {
-    let tokens = |(document, len): (usize, &u64)| (0..*len).flat_map(move |at| token(document, at).to_ne_bytes());
+    let tokens = |(document, len): (usize, &u64)| {
+        (0..*len).flat_map(move |at| token(document, at).to_ne_bytes())
+    };
     lens.iter().enumerate().flat_map(tokens).collect()
 }
 
@@ -39,9 +41,22 @@ fn token(document: usize, at: u64) -> u32 {
 
 impl Documents {
     fn of(sources: Sources, lens: &[u64]) -> Self {
-        let schema = vec![EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20))];
-        let starts = lens.iter().scan(0, |end, len| Some(std::mem::replace(end, *end + len))).collect();
-        Self { sources: Arc::new(sources), schema, lens: Arc::new(lens.to_vec()), starts, stop: None }
+        let schema = vec![EncodedField::raw(Field::up_to(
+            "tokens",
+            DType::U32,
+            1 << 20,
+        ))];
+        let starts = lens
+            .iter()
+            .scan(0, |end, len| Some(std::mem::replace(end, *end + len)))
+            .collect();
+        Self {
+            sources: Arc::new(sources),
+            schema,
+            lens: Arc::new(lens.to_vec()),
+            starts,
+            stop: None,
+        }
     }
 
     fn memory(lens: &[u64]) -> Self {
@@ -76,9 +91,22 @@ impl Dataset for Documents {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        self.stop.iter().filter(|_| sample == 70_000).for_each(Stop::request);
-        let (offset, len) = (4 * self.starts[sample as usize], 4 * self.lens[sample as usize]);
-        parts.extent(0, Extent { source: SourceId::at(0), offset, len });
+        self.stop
+            .iter()
+            .filter(|_| sample == 70_000)
+            .for_each(Stop::request);
+        let (offset, len) = (
+            4 * self.starts[sample as usize],
+            4 * self.lens[sample as usize],
+        );
+        parts.extent(
+            0,
+            Extent {
+                source: SourceId::at(0),
+                offset,
+                len,
+            },
+        );
         Ok(())
     }
 }
@@ -103,13 +131,24 @@ impl Row<'_> {
         for (number, end) in self.ends[1..].iter().enumerate() {
             let own = at..*end as usize;
             if own.is_empty() {
-                assert!(self.ends[number + 1..].iter().all(|end| *end as usize == at), "document {number}");
+                assert!(
+                    self.ends[number + 1..]
+                        .iter()
+                        .all(|end| *end as usize == at),
+                    "document {number}"
+                );
                 break;
             }
-            let (document, first) = ((self.tokens[at] >> 16) as usize, u64::from(self.tokens[at] & 0xffff));
+            let (document, first) = (
+                (self.tokens[at] >> 16) as usize,
+                u64::from(self.tokens[at] & 0xffff),
+            );
             for (place, at) in own.clone().enumerate() {
                 assert_eq!(self.tokens[at], token(document, first + place as u64));
-                assert_eq!((self.positions[at], self.documents[at]), (place as i32, number as i32));
+                assert_eq!(
+                    (self.positions[at], self.documents[at]),
+                    (place as i32, number as i32)
+                );
             }
             runs.push((document, first..first + own.len() as u64));
             at = own.end;
@@ -117,7 +156,11 @@ impl Row<'_> {
         assert!(self.tokens[at..].iter().all(|token| *token == PADDING));
         assert!(self.documents[at..].iter().all(|document| *document == -1));
         assert!(self.positions[at..].iter().all(|position| *position == 0));
-        let longest = runs.iter().map(|(_, range)| range.end - range.start).max().unwrap();
+        let longest = runs
+            .iter()
+            .map(|(_, range)| range.end - range.start)
+            .max()
+            .unwrap();
         assert_eq!(u64::from(self.longest as u32), longest);
         runs
     }
@@ -131,25 +174,57 @@ fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
 fn plain<D: Dataset>(packed: &Packed<D>) -> Vec<Vec<Run>> {
     let row = |sample| {
         let fields = packed.read_sample(sample).unwrap();
-        let (tokens, positions, documents) = (numbers(&fields[0]), numbers(&fields[1]), numbers(&fields[2]));
+        let (tokens, positions, documents) = (
+            numbers(&fields[0]),
+            numbers(&fields[1]),
+            numbers(&fields[2]),
+        );
         let (ends, longest) = (numbers(&fields[3]), numbers::<i32>(&fields[4])[0]);
-        Row { tokens: &tokens, positions: &positions, documents: &documents, ends: &ends, longest }.runs()
+        Row {
+            tokens: &tokens,
+            positions: &positions,
+            documents: &documents,
+            ends: &ends,
+            longest,
+        }
+        .runs()
     };
     (0..packed.len()).map(row).collect()
 }
 
 /// The documents of every row of a batch.
 fn loaded(got: &Got) -> Vec<Vec<Run>> {
-    let [tokens, documents, positions, ends, longest] =
-        ["tokens", "documents", "positions", "cu_seqlens", "max_seqlen"].map(|name| got.bytes(name));
-    let (tokens, documents, positions) = (numbers::<u32>(tokens), numbers::<i32>(documents), numbers::<i32>(positions));
+    let [tokens, documents, positions, ends, longest] = [
+        "tokens",
+        "documents",
+        "positions",
+        "cu_seqlens",
+        "max_seqlen",
+    ]
+    .map(|name| got.bytes(name));
+    let (tokens, documents, positions) = (
+        numbers::<u32>(tokens),
+        numbers::<i32>(documents),
+        numbers::<i32>(positions),
+    );
     let (ends, longest) = (numbers::<i32>(ends), numbers::<i32>(longest));
     let (room, width) = (tokens.len() / got.len, ends.len() / got.len);
     let row = |row: usize| {
         let own = row * room..(row + 1) * room;
-        let (tokens, positions, documents) = (&tokens[own.clone()], &positions[own.clone()], &documents[own]);
+        let (tokens, positions, documents) = (
+            &tokens[own.clone()],
+            &positions[own.clone()],
+            &documents[own],
+        );
         let ends = &ends[row * width..][..width];
-        Row { tokens, positions, documents, ends, longest: longest[row] }.runs()
+        Row {
+            tokens,
+            positions,
+            documents,
+            ends,
+            longest: longest[row],
+        }
+        .runs()
     };
     (0..got.valid).map(row).collect()
 }
@@ -158,7 +233,10 @@ fn loaded(got: &Got) -> Vec<Vec<Run>> {
 fn expected(lens: &[u64], room: u64, cut: bool) -> Vec<Run> {
     let parts = |(document, len): (usize, &u64)| {
         let len = if cut { (*len).min(room) } else { *len };
-        (0..len).step_by(room as usize).map(move |from| (document, from..(from + room).min(len))).collect::<Vec<_>>()
+        (0..len)
+            .step_by(room as usize)
+            .map(move |from| (document, from..(from + room).min(len)))
+            .collect::<Vec<_>>()
     };
     lens.iter().enumerate().flat_map(parts).collect()
 }
@@ -170,7 +248,9 @@ fn sorted(rows: &[Vec<Run>]) -> Vec<Run> {
 }
 
 fn builder<D: Dataset>(documents: D, room: u64) -> PackedBuilder<D> {
-    documents.packed("tokens", room as usize).padding(PADDING.into())
+    documents
+        .packed("tokens", room as usize)
+        .padding(PADDING.into())
 }
 
 proptest! {
@@ -252,9 +332,13 @@ proptest! {
 #[test]
 fn concatenated_rows_are_full_over_groups_of_documents() {
     let lens: Vec<u64> = (0..150_000).map(|document| document % 3).collect();
-    let packed = builder(Documents::memory(&lens), 500).documents_max(500).concatenated();
+    let packed = builder(Documents::memory(&lens), 500)
+        .documents_max(500)
+        .concatenated();
     let packed = packed.open(Dir::new().path("bins")).unwrap();
-    let rows: Vec<u8> = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0)).collect();
+    let rows: Vec<u8> = (0..packed.len())
+        .flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0))
+        .collect();
     assert!(packed.len() == 300 && rows == bytes(&lens));
 }
 
@@ -263,20 +347,32 @@ fn concatenated_documents_that_follow_each_other_are_one_read() {
     let (dir, lens) = (Dir::new(), some_lens(3000, 90));
     for (name, key) in [("in the file", None), ("shuffled", Some(1))] {
         let open = || {
-            let builder = builder(Documents::file(&dir.path("documents"), &lens), 100).concatenated();
-            key.into_iter().fold(builder, PackedBuilder::shuffled).open(dir.path(name)).unwrap()
+            let builder =
+                builder(Documents::file(&dir.path("documents"), &lens), 100).concatenated();
+            key.into_iter()
+                .fold(builder, PackedBuilder::shuffled)
+                .open(dir.path(name))
+                .unwrap()
         };
         let right = plain(&open());
         for (mode, direct) in had(READERS) {
-            let loader =
-                Loader::builder(open()).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
+            let loader = Loader::builder(open())
+                .batch_size(7)
+                .tuning(|t| t.reader(mode).direct(direct))
+                .build()
+                .unwrap();
             assert!(
-                Got::epoch(&loader, 0).iter().flat_map(loaded).eq(right.iter().cloned()),
+                Got::epoch(&loader, 0)
+                    .iter()
+                    .flat_map(loaded)
+                    .eq(right.iter().cloned()),
                 "{name} {mode:?} {direct:?}"
             );
             let (reads, rows) = (loader.snapshot().storage.counts.ops, open().len());
             match mode {
-                Mode::Pread if key.is_none() => assert!(reads <= rows, "{reads} reads of {rows} rows"),
+                Mode::Pread if key.is_none() => {
+                    assert!(reads <= rows, "{reads} reads of {rows} rows")
+                }
                 Mode::Pread => assert!(reads > 2 * rows, "{reads} reads of {rows} rows"),
                 _ => {}
             }
@@ -286,7 +382,9 @@ fn concatenated_documents_that_follow_each_other_are_one_read() {
 
 fn some_lens(count: usize, most: u64) -> Vec<u64> {
     let mut draws = Draws::new(3, 0, 0, "lengths");
-    (0..count).map(|_| draws.below(most) * draws.below(2)).collect()
+    (0..count)
+        .map(|_| draws.below(most) * draws.below(2))
+        .collect()
 }
 
 #[test]
@@ -295,25 +393,53 @@ fn every_reader_brings_the_rows_of_plain_calls() {
     let documents = || builder(Documents::file(&dir.path("documents"), &lens), 1000).shuffled(1);
     let right = plain(&documents().open(dir.path("bins")).unwrap());
     assert_eq!(sorted(&right), expected(&lens, 1000, false));
-    for ((mode, direct), rows) in had(READERS).into_iter().flat_map(|reader| [(reader, false), (reader, true)]) {
+    for ((mode, direct), rows) in had(READERS)
+        .into_iter()
+        .flat_map(|reader| [(reader, false), (reader, true)])
+    {
         let open = || {
-            let builder = if rows { documents().rows(dir.path("rows")) } else { documents() };
+            let builder = if rows {
+                documents().rows(dir.path("rows"))
+            } else {
+                documents()
+            };
             builder.open(dir.path("bins")).unwrap()
         };
-        let loader = Loader::builder(open()).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
+        let loader = Loader::builder(open())
+            .batch_size(7)
+            .tuning(|t| t.reader(mode).direct(direct))
+            .build()
+            .unwrap();
         let rows: Vec<_> = Got::epoch(&loader, 0).iter().flat_map(loaded).collect();
         assert!(rows == right, "{mode:?} {direct:?}");
         // The tokens alone, which take the way of rows that are copied.
-        let loader = Loader::builder(open()).batch_size(7).keep(["tokens"]).tuning(|t| t.reader(mode).direct(direct));
-        let alone: Vec<u8> =
-            Got::epoch(&loader.build().unwrap(), 0).iter().flat_map(|got| got.bytes("tokens").to_vec()).collect();
-        let tokens: Vec<u8> =
-            (0..open().len()).flat_map(|bin| open().read_sample(bin).unwrap().swap_remove(0)).take(40_000).collect();
+        let loader = Loader::builder(open())
+            .batch_size(7)
+            .keep(["tokens"])
+            .tuning(|t| t.reader(mode).direct(direct));
+        let alone: Vec<u8> = Got::epoch(&loader.build().unwrap(), 0)
+            .iter()
+            .flat_map(|got| got.bytes("tokens").to_vec())
+            .collect();
+        let tokens: Vec<u8> = (0..open().len())
+            .flat_map(|bin| open().read_sample(bin).unwrap().swap_remove(0))
+            .take(40_000)
+            .collect();
         assert!(alone[..40_000] == tokens, "{mode:?} {direct:?}");
     }
-    let memory = documents().open(dir.path("bins")).unwrap().in_memory().unwrap();
+    let memory = documents()
+        .open(dir.path("bins"))
+        .unwrap()
+        .in_memory()
+        .unwrap();
     let loader = Loader::builder(memory).batch_size(7).build().unwrap();
-    assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right);
+    assert!(
+        Got::epoch(&loader, 0)
+            .iter()
+            .flat_map(loaded)
+            .collect::<Vec<_>>()
+            == right
+    );
 }
 
 /// Each document can be read in place, but no second row begins at a multiple of the disk's blocks.
@@ -324,36 +450,70 @@ fn documents_of_whole_blocks_in_rows_of_odd_length_are_read_by_every_reader() {
     let right = plain(&documents().open(dir.path("bins")).unwrap());
     for (mode, direct) in had(READERS) {
         let packed = documents().open(dir.path("bins")).unwrap();
-        let loader = Loader::builder(packed).batch_size(7).tuning(|t| t.reader(mode).direct(direct)).build().unwrap();
-        assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right, "{mode:?} {direct:?}");
+        let loader = Loader::builder(packed)
+            .batch_size(7)
+            .tuning(|t| t.reader(mode).direct(direct))
+            .build()
+            .unwrap();
+        assert!(
+            Got::epoch(&loader, 0)
+                .iter()
+                .flat_map(loaded)
+                .collect::<Vec<_>>()
+                == right,
+            "{mode:?} {direct:?}"
+        );
     }
 }
 
 #[test]
 fn rows_with_one_document_each_have_padding() {
-    let packed = builder(Documents::memory(&[60, 51, 100]), 100).open(Dir::new().path("bins")).unwrap();
+    let packed = builder(Documents::memory(&[60, 51, 100]), 100)
+        .open(Dir::new().path("bins"))
+        .unwrap();
     assert_eq!(packed.sizes().appended_max, 1);
     let right = plain(&packed);
     let error = packed.checked(Dir::new().path("sums")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    let packed = builder(Documents::memory(&[60, 51, 100]), 100).open(Dir::new().path("bins")).unwrap();
+    let packed = builder(Documents::memory(&[60, 51, 100]), 100)
+        .open(Dir::new().path("bins"))
+        .unwrap();
     let loader = Loader::builder(packed).batch_size(3).build().unwrap();
-    assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).collect::<Vec<_>>() == right);
+    assert!(
+        Got::epoch(&loader, 0)
+            .iter()
+            .flat_map(loaded)
+            .collect::<Vec<_>>()
+            == right
+    );
 }
 
 #[test]
 fn a_file_of_rows_is_not_that_of_other_documents_of_the_same_lengths() {
     let dir = Dir::new();
-    let tokens = |first: u32| (first..first + 64).flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let tokens = |first: u32| {
+        (first..first + 64)
+            .flat_map(u32::to_le_bytes)
+            .collect::<Vec<u8>>()
+    };
     let open = || {
-        let documents = Records::builder(32).field("tokens", DType::U32, [8]).open(dir.path("documents"))?;
-        documents.packed("tokens", 20).rows(dir.path("rows")).open(dir.path("bins"))
+        let documents = Records::builder(32)
+            .field("tokens", DType::U32, [8])
+            .open(dir.path("documents"))?;
+        documents
+            .packed("tokens", 20)
+            .rows(dir.path("rows"))
+            .open(dir.path("bins"))
     };
     dir.write("documents", &tokens(0));
     open().unwrap();
     open().unwrap();
     dir.write("documents", &tokens(1000));
-    refused(open(), ErrorKind::Changed, "not the rows of these bins and documents");
+    refused(
+        open(),
+        ErrorKind::Changed,
+        "not the rows of these bins and documents",
+    );
 }
 
 #[test]
@@ -362,42 +522,85 @@ fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
     let (bins, rows) = (dir.path("bins"), dir.path("new/rows"));
     let packed = || builder(Documents::memory(&lens), 100).rows(&rows);
     let first = packed().open(&bins).unwrap();
-    let right: Vec<u8> = (0..first.len()).flat_map(|bin| first.read_sample(bin).unwrap().swap_remove(0)).collect();
+    let right: Vec<u8> = (0..first.len())
+        .flat_map(|bin| first.read_sample(bin).unwrap().swap_remove(0))
+        .collect();
     let whole = std::fs::read(&rows).unwrap();
-    assert!(whole[..whole.len() - 16] == right && sorted(&plain(&first)) == expected(&lens, 100, false));
+    assert!(
+        whole[..whole.len() - 16] == right && sorted(&plain(&first)) == expected(&lens, 100, false)
+    );
     // Other tools read the file as tokens; its end fills no window.
-    let tokens = Tokens::builder(DType::U32).window(100).header(0).open(&rows).unwrap();
+    let tokens = Tokens::builder(DType::U32)
+        .window(100)
+        .header(0)
+        .open(&rows)
+        .unwrap();
     assert_eq!((tokens.len(), tokens.leftover_tokens()), (first.len(), 4));
     let again = packed().open(&bins).unwrap();
     assert!(again.describe().contains("rows in") && again.identity() == first.identity());
     let changed = "not the rows of these bins";
     std::fs::write(&rows, &whole[1..]).unwrap();
     refused(packed().open(&bins), ErrorKind::Changed, changed);
-    for foreign in [&whole[..whole.len() - 16], &[&whole[..], &[0]].concat(), b"my notes", b""] {
+    for foreign in [
+        &whole[..whole.len() - 16],
+        &[&whole[..], &[0]].concat(),
+        b"my notes",
+        b"",
+    ] {
         std::fs::write(&rows, foreign).unwrap();
-        refused(packed().open(&bins), ErrorKind::Config, "not a file of rows; it is not overwritten");
+        refused(
+            packed().open(&bins),
+            ErrorKind::Config,
+            "not a file of rows; it is not overwritten",
+        );
     }
-    refused(packed().open(&rows), ErrorKind::Config, "bins and rows in one file: name two");
+    refused(
+        packed().open(&rows),
+        ErrorKind::Config,
+        "bins and rows in one file: name two",
+    );
     std::fs::write(&rows, &whole).unwrap();
-    let key = builder(Documents::memory(&lens), 100).shuffled(3).rows(&rows);
-    refused(key.open(dir.path("other bins")), ErrorKind::Changed, changed);
+    let key = builder(Documents::memory(&lens), 100)
+        .shuffled(3)
+        .rows(&rows);
+    refused(
+        key.open(dir.path("other bins")),
+        ErrorKind::Changed,
+        changed,
+    );
     refused(packed().padding(7).open(&bins), ErrorKind::Changed, changed);
 }
 
 #[test]
 fn ranks_of_1_3_8_and_2_share_the_bins_of_an_epoch() {
     let (dir, lens) = (Dir::new(), some_lens(2000, 90));
-    let open = || builder(Documents::memory(&lens), 100).shuffled(1).open(dir.path("bins")).unwrap();
+    let open = || {
+        builder(Documents::memory(&lens), 100)
+            .shuffled(1)
+            .open(dir.path("bins"))
+            .unwrap()
+    };
     let (bins, mut draws) = (open().len(), Draws::new(7, 0, 0, "places"));
     for case in 0..10 {
         let (mut state, mut all, mut left) = (None, Vec::new(), bins.div_ceil(24));
         for world in [1, 3, 8, 2] {
-            let steps = if world == 2 { left } else { draws.below(left / 2) };
+            let steps = if world == 2 {
+                left
+            } else {
+                draws.below(left / 2)
+            };
             left -= steps;
             let mut after = None;
             for rank in 0..world {
-                let loader = Loader::builder(open()).order(Order::shuffled(case)).rank(Rank::new(rank, world).unwrap());
-                let loader = loader.keep(["documents"]).global_batch(24).last_batch(LastBatch::Mask).build().unwrap();
+                let loader = Loader::builder(open())
+                    .order(Order::shuffled(case))
+                    .rank(Rank::new(rank, world).unwrap());
+                let loader = loader
+                    .keep(["documents"])
+                    .global_batch(24)
+                    .last_batch(LastBatch::Mask)
+                    .build()
+                    .unwrap();
                 if let Some(state) = &state {
                     loader.resume(state).unwrap();
                 }
@@ -413,7 +616,11 @@ fn ranks_of_1_3_8_and_2_share_the_bins_of_an_epoch() {
             state = after;
         }
         assert_eq!(all.len() as u64, bins, "case {case}");
-        assert_eq!(all.into_iter().collect::<BTreeSet<_>>(), (0..bins).collect(), "case {case}");
+        assert_eq!(
+            all.into_iter().collect::<BTreeSet<_>>(),
+            (0..bins).collect(),
+            "case {case}"
+        );
     }
 }
 
@@ -423,7 +630,8 @@ fn megatron_index(lens: &[u64]) -> Vec<u8> {
     let mut index = [&b"MMIDIDX\0\0"[..], &1_u64.to_le_bytes(), &[4]].concat();
     index.extend(count.to_le_bytes());
     index.extend((count + 1).to_le_bytes());
-    lens.iter().for_each(|len| index.extend((*len as i32).to_le_bytes()));
+    lens.iter()
+        .for_each(|len| index.extend((*len as i32).to_le_bytes()));
     (0..lens.len()).for_each(|at| index.extend((4 * lens[..at].iter().sum::<u64>()).to_le_bytes()));
     (0..=count).for_each(|at| index.extend(at.to_le_bytes()));
     index
@@ -433,19 +641,42 @@ fn megatron_index(lens: &[u64]) -> Vec<u8> {
 fn documents_are_written_as_megatrons_files() {
     let (dir, lens) = (Dir::new(), some_lens(300, 90));
     let (prefix, mut seen) = (dir.path("new/corpus.v1"), 0);
-    let mut write = |lens: &[u64]| prepare::documents(&Documents::memory(lens), "tokens", &prefix, |done| seen = done);
+    let mut write = |lens: &[u64]| {
+        prepare::documents(&Documents::memory(lens), "tokens", &prefix, |done| {
+            seen = done
+        })
+    };
     let written = write(&lens).unwrap();
     let empty = lens.iter().filter(|len| **len == 0).count() as u64;
-    assert_eq!((written.documents, written.empty, written.tokens), (300, empty, lens.iter().sum()));
+    assert_eq!(
+        (written.documents, written.empty, written.tokens),
+        (300, empty, lens.iter().sum())
+    );
     let error = write(&lens).unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("is not overwritten"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Config && error.to_string().contains("is not overwritten"),
+        "{error}"
+    );
     assert!(seen == 300 && std::fs::read(&written.bin).unwrap() == bytes(&lens));
-    assert!(written.bin.ends_with("corpus.v1.bin") && std::fs::read(&written.idx).unwrap() == megatron_index(&lens));
+    assert!(
+        written.bin.ends_with("corpus.v1.bin")
+            && std::fs::read(&written.idx).unwrap() == megatron_index(&lens)
+    );
     // Token 0 of document 2^15 has bit 31.
     let mut high = vec![0; 1 << 15];
     high.push(1);
-    let error = prepare::documents(&Documents::memory(&high), "tokens", dir.path("high"), |_| {}).unwrap_err();
-    assert!(error.to_string().contains("a token of 2^31 or more") && error.site().sample == Some(1 << 15), "{error}");
+    let error = prepare::documents(
+        &Documents::memory(&high),
+        "tokens",
+        dir.path("high"),
+        |_| {},
+    )
+    .unwrap_err();
+    assert!(
+        error.to_string().contains("a token of 2^31 or more")
+            && error.site().sample == Some(1 << 15),
+        "{error}"
+    );
     assert!(!dir.path("high.bin").exists() && !dir.path("high.idx").exists());
 }
 
@@ -455,13 +686,22 @@ fn megatron_documents_are_packed_and_joined_with_others() {
     let write = |name: &str, lens: &[u64]| {
         dir.write(&format!("{name}.bin"), &bytes(lens));
         dir.write(&format!("{name}.idx"), &megatron_index(lens));
-        let documents = Megatron::builder().documents(1 << 30).open(dir.path(name)).unwrap();
-        builder(documents, 100).split().open(dir.path(&format!("{name}.bins"))).unwrap()
+        let documents = Megatron::builder()
+            .documents(1 << 30)
+            .open(dir.path(name))
+            .unwrap();
+        builder(documents, 100)
+            .split()
+            .open(dir.path(&format!("{name}.bins")))
+            .unwrap()
     };
     let (first, second) = (some_lens(500, 250), some_lens(300, 60));
     let (a, b) = (write("a", &first), write("b", &second));
     let (rows_a, rows_b) = (plain(&a), plain(&b));
-    assert_eq!((sorted(&rows_a), sorted(&rows_b)), (expected(&first, 100, false), expected(&second, 100, false)));
+    assert_eq!(
+        (sorted(&rows_a), sorted(&rows_b)),
+        (expected(&first, 100, false), expected(&second, 100, false))
+    );
     let both = Concat::new([a, b]).unwrap();
     let loader = Loader::builder(both).batch_size(5).build().unwrap();
     let rows: Vec<_> = Got::epoch(&loader, 0).iter().flat_map(loaded).collect();
@@ -470,7 +710,10 @@ fn megatron_documents_are_packed_and_joined_with_others() {
 
 fn refused(open: Result<Packed<impl Dataset>>, kind: ErrorKind, words: &str) -> Error {
     let error = open.err().unwrap();
-    assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+    assert!(
+        error.kind() == kind && error.to_string().contains(words),
+        "{error}"
+    );
     error
 }
 
@@ -479,30 +722,75 @@ fn impossible_bins_are_refused_by_name() {
     let dir = Dir::new();
     let documents = || Documents::memory(&[5, 0, 30, 9, 40]);
     let place = dir.path("bins");
-    let error =
-        refused(builder(documents(), 20).open(&place), ErrorKind::Shape, "a document of 30 tokens in bins of 20");
+    let error = refused(
+        builder(documents(), 20).open(&place),
+        ErrorKind::Shape,
+        "a document of 30 tokens in bins of 20",
+    );
     assert_eq!(error.site().sample, Some(2));
-    refused(builder(documents(), 0).open(&place), ErrorKind::Config, "bins of 0 tokens");
-    refused(builder(documents(), 1 << 30).open(&place), ErrorKind::Config, "take 1 to 4194304");
+    refused(
+        builder(documents(), 0).open(&place),
+        ErrorKind::Config,
+        "bins of 0 tokens",
+    );
+    refused(
+        builder(documents(), 1 << 30).open(&place),
+        ErrorKind::Config,
+        "take 1 to 4194304",
+    );
     refused(
         builder(documents(), 20).documents_max(0).open(&place),
         ErrorKind::Config,
         "rows of 0 documents; take 1 to 32768",
     );
-    refused(documents().packed("text", 20).open(&place), ErrorKind::Config, "no field `text`; the dataset has tokens");
-    refused(documents().packed("tokens", 20).padding(1 << 32).open(&place), ErrorKind::Config, "does not fit u32");
-    refused(builder(Documents::memory(&[0, 0]), 20).open(&place), ErrorKind::Empty, "2 documents without a token");
-    let records = Records::builder(8).field("tokens", DType::U32, [2, 1]).open_bytes([0; 16]).unwrap();
-    refused(records.packed("tokens", 8).open(&place), ErrorKind::Config, "u32 [2, 1]; packed are rows of numbers");
+    refused(
+        documents().packed("text", 20).open(&place),
+        ErrorKind::Config,
+        "no field `text`; the dataset has tokens",
+    );
+    refused(
+        documents()
+            .packed("tokens", 20)
+            .padding(1 << 32)
+            .open(&place),
+        ErrorKind::Config,
+        "does not fit u32",
+    );
+    refused(
+        builder(Documents::memory(&[0, 0]), 20).open(&place),
+        ErrorKind::Empty,
+        "2 documents without a token",
+    );
+    let records = Records::builder(8)
+        .field("tokens", DType::U32, [2, 1])
+        .open_bytes([0; 16])
+        .unwrap();
+    refused(
+        records.packed("tokens", 8).open(&place),
+        ErrorKind::Config,
+        "u32 [2, 1]; packed are rows of numbers",
+    );
     let file = || Documents::file(&dir.path("documents"), &[5]);
-    let checked = || file().checked(dir.path("sums")).unwrap().packed("tokens", 20);
+    let checked = || {
+        file()
+            .checked(dir.path("sums"))
+            .unwrap()
+            .packed("tokens", 20)
+    };
     refused(checked().open(&place), ErrorKind::Config, "has checksums");
     file().packed("tokens", 20).open(dir.path("kept")).unwrap();
-    refused(checked().open(dir.path("kept")), ErrorKind::Config, "has checksums");
+    refused(
+        checked().open(dir.path("kept")),
+        ErrorKind::Config,
+        "has checksums",
+    );
     assert!(!place.exists());
     let packed = builder(documents(), 40).open(&place).unwrap();
     let error = packed.checked(dir.path("other")).err().unwrap();
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("packed documents"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Config && error.to_string().contains("packed documents"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -512,7 +800,11 @@ fn a_file_of_bins_is_replaced_if_damaged_and_refused_if_foreign() {
     let open = || builder(Documents::memory(&lens), 100).open(&place);
     let right = plain(&open().unwrap());
     let whole = std::fs::read(&place).unwrap();
-    assert!(whole.len() < 6 * lens.iter().filter(|len| **len > 0).count() + 1000, "{} bytes", whole.len());
+    assert!(
+        whole.len() < 6 * lens.iter().filter(|len| **len > 0).count() + 1000,
+        "{} bytes",
+        whole.len()
+    );
     let mut flipped = whole.clone();
     flipped[whole.len() / 2] ^= 4;
     for damaged in [&flipped[..], &whole[..whole.len() / 2], &whole[..9], b""] {
@@ -524,14 +816,26 @@ fn a_file_of_bins_is_replaced_if_damaged_and_refused_if_foreign() {
     for other in [
         builder(Documents::memory(&lens[1..]), 100).open(&place),
         builder(Documents::memory(&lens), 99).open(&place),
-        builder(Documents::memory(&lens), 100).shuffled(0).open(&place),
+        builder(Documents::memory(&lens), 100)
+            .shuffled(0)
+            .open(&place),
         builder(Documents::memory(&lens), 100).cut().open(&place),
-        builder(Documents::memory(&lens), 100).documents_max(65).open(&place),
+        builder(Documents::memory(&lens), 100)
+            .documents_max(65)
+            .open(&place),
     ] {
-        refused(other, ErrorKind::Changed, "bins of another dataset, of other settings");
+        refused(
+            other,
+            ErrorKind::Changed,
+            "bins of another dataset, of other settings",
+        );
     }
     std::fs::write(&place, "my notes").unwrap();
-    refused(open(), ErrorKind::Config, "not a file of bins; it is not overwritten");
+    refused(
+        open(),
+        ErrorKind::Config,
+        "not a file of bins; it is not overwritten",
+    );
     assert_eq!(std::fs::read(&place).unwrap(), b"my notes");
 }
 
@@ -542,18 +846,32 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     drop(builder(Documents::memory(&lens), 100).open(&place).unwrap());
     // Of the same bytes in all, so that the identity is the same.
     let mut other = lens.clone();
-    let at = (1..300).find(|at| lens[at - 1] > 1 && lens[*at] > 0).unwrap();
+    let at = (1..300)
+        .find(|at| lens[at - 1] > 1 && lens[*at] > 0)
+        .unwrap();
     (other[at - 1], other[at]) = (lens[at - 1] - 1, lens[at] + 1);
-    let packed = builder(Documents::memory(&other), 100).open(&place).unwrap();
-    let errors: Vec<Error> = (0..packed.len()).filter_map(|bin| packed.read_sample(bin).err()).collect();
+    let packed = builder(Documents::memory(&other), 100)
+        .open(&place)
+        .unwrap();
+    let errors: Vec<Error> = (0..packed.len())
+        .filter_map(|bin| packed.read_sample(bin).err())
+        .collect();
     assert!(!errors.is_empty() && errors.len() < 3, "{errors:?}");
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-        assert!(error.to_string().contains("have other lengths than when they were packed"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("have other lengths than when they were packed"),
+            "{error}"
+        );
     }
     let loader = Loader::builder(packed).build().unwrap();
     let error = Got::try_epoch(&loader, 0).unwrap_err();
-    assert!(error.kind() == ErrorKind::Changed && error.site().sample.is_some(), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Changed && error.site().sample.is_some(),
+        "{error}"
+    );
 }
 
 #[test]
@@ -561,14 +879,28 @@ fn an_opening_that_is_stopped_leaves_no_file() {
     let (dir, lens) = (Dir::new(), vec![1; 200_000]);
     for pass in 0..3 {
         let stop = Stop::new();
-        let documents = Documents { stop: Some(stop.clone()), ..Documents::memory(&lens) };
+        let documents = Documents {
+            stop: Some(stop.clone()),
+            ..Documents::memory(&lens)
+        };
         let error = stoppable(&stop, || match pass {
             0 => documents.packed("tokens", 100).open(dir.path("bins")).err(),
-            1 => documents.packed("tokens", 100).concatenated().open(dir.path("bins")).err(),
+            1 => documents
+                .packed("tokens", 100)
+                .concatenated()
+                .open(dir.path("bins"))
+                .err(),
             _ => documents.checked(dir.path("sums")).err(),
         });
-        assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Cancelled), "pass {pass}");
-        assert!(std::fs::read_dir(dir.path("")).unwrap().next().is_none(), "pass {pass}");
+        assert_eq!(
+            error.map(|error| error.kind()),
+            Some(ErrorKind::Cancelled),
+            "pass {pass}"
+        );
+        assert!(
+            std::fs::read_dir(dir.path("")).unwrap().next().is_none(),
+            "pass {pass}"
+        );
     }
 }
 
@@ -595,16 +927,25 @@ impl Dataset for Appends {
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes { appended_max: self.most, ..Sizes::new(1000) }
+        Sizes {
+            appended_max: self.most,
+            ..Sizes::new(1000)
+        }
     }
 
     fn extents<'a>(&'a self, _: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let extent = |len| Extent { source: SourceId::at(0), offset: 0, len };
+        let extent = |len| Extent {
+            source: SourceId::at(0),
+            offset: 0,
+            len,
+        };
         match self.framed {
             true => parts.framed(0, extent(8)),
             false => parts.extent(0, extent(8)),
         }
-        self.appended.iter().for_each(|len| parts.append(0, extent(*len)));
+        self.appended
+            .iter()
+            .for_each(|len| parts.append(0, extent(*len)));
         Ok(())
     }
 
@@ -614,27 +955,79 @@ impl Dataset for Appends {
 }
 
 /// A field, whether it is framed, the appended lengths, their maximum, and the outcome.
-type Case = (Field, bool, &'static [u64], usize, std::result::Result<(), &'static str>);
+type Case = (
+    Field,
+    bool,
+    &'static [u64],
+    usize,
+    std::result::Result<(), &'static str>,
+);
 
 #[test]
 fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
     let dir = Dir::new();
-    let file =
-        |schema: Field| Documents { schema: vec![EncodedField::raw(schema)], ..Documents::file(&dir.path("x"), &[20]) };
+    let file = |schema: Field| Documents {
+        schema: vec![EncodedField::raw(schema)],
+        ..Documents::file(&dir.path("x"), &[20])
+    };
     let fixed = || Field::fixed("tokens", DType::U32, [8]);
     let cases: [Case; 7] = [
         (fixed(), false, &[4, 20], 2, Ok(())),
-        (fixed(), false, &[4, 16], 2, Err("takes 32 bytes, the sample has 28")),
-        (fixed(), false, &[4, 24], 2, Err("takes 32 bytes, the sample has 36")),
-        (fixed(), false, &[24, 4], 2, Err("takes 32 bytes, the sample has 36")),
-        (fixed(), false, &[4, 20], 1, Err("2 appended extents, the dataset's `appended_max` is 1")),
-        (fixed(), true, &[4, 20], 2, Err("which had no extent just before")),
-        (Field::up_to("tokens", DType::U32, 8), false, &[4, 20], 2, Err("it needs a fixed shape")),
+        (
+            fixed(),
+            false,
+            &[4, 16],
+            2,
+            Err("takes 32 bytes, the sample has 28"),
+        ),
+        (
+            fixed(),
+            false,
+            &[4, 24],
+            2,
+            Err("takes 32 bytes, the sample has 36"),
+        ),
+        (
+            fixed(),
+            false,
+            &[24, 4],
+            2,
+            Err("takes 32 bytes, the sample has 36"),
+        ),
+        (
+            fixed(),
+            false,
+            &[4, 20],
+            1,
+            Err("2 appended extents, the dataset's `appended_max` is 1"),
+        ),
+        (
+            fixed(),
+            true,
+            &[4, 20],
+            2,
+            Err("which had no extent just before"),
+        ),
+        (
+            Field::up_to("tokens", DType::U32, 8),
+            false,
+            &[4, 20],
+            2,
+            Err("it needs a fixed shape"),
+        ),
     ];
     for (field, framed, appended, most, right) in cases {
         for mode in [Mode::Auto, Mode::Pread] {
-            let appends = Appends { documents: file(field.clone()), framed, appended: appended.to_vec(), most };
-            let loader = Loader::builder(appends).tuning(|t| t.reader(mode).direct(Direct::Off)).build().unwrap();
+            let appends = Appends {
+                documents: file(field.clone()),
+                framed,
+                appended: appended.to_vec(),
+                most,
+            };
+            let loader = Loader::builder(appends)
+                .tuning(|t| t.reader(mode).direct(Direct::Off))
+                .build()
+                .unwrap();
             match (Got::try_epoch(&loader, 0), right) {
                 (Ok(got), Ok(())) => {
                     let tokens = [0, 1, 0, 0, 1, 2, 3, 4];
@@ -645,9 +1038,17 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
             }
         }
     }
-    let hostile = Appends { documents: file(fixed()), framed: false, appended: vec![4, 20], most: usize::MAX };
+    let hostile = Appends {
+        documents: file(fixed()),
+        framed: false,
+        appended: vec![4, 20],
+        most: usize::MAX,
+    };
     let error = Loader::builder(hostile).build().unwrap_err();
-    assert!(error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"),
+        "{error}"
+    );
 }
 
 /// A tar shard of the documents: tokens, labels of 2 bytes that are the tokens' places, and a text.
@@ -657,8 +1058,12 @@ fn tar(dir: &Dir, lens: &[u64], labels: impl Fn(u64) -> u64) -> std::path::PathB
     };
     let mut all = Vec::new();
     for (document, len) in lens.iter().enumerate() {
-        let tokens: Vec<u8> = (0..*len).flat_map(|at| token(document, at).to_ne_bytes()).collect();
-        let places: Vec<u8> = (0..labels(*len)).flat_map(|at| (at as i16).to_ne_bytes()).collect();
+        let tokens: Vec<u8> = (0..*len)
+            .flat_map(|at| token(document, at).to_ne_bytes())
+            .collect();
+        let places: Vec<u8> = (0..labels(*len))
+            .flat_map(|at| (at as i16).to_ne_bytes())
+            .collect();
         all.extend(member(document, "tokens", &tokens));
         all.extend(member(document, "labels", &places));
         all.extend(member(document, "txt", b"beside"));
@@ -668,7 +1073,10 @@ fn tar(dir: &Dir, lens: &[u64], labels: impl Fn(u64) -> u64) -> std::path::PathB
 
 fn tar_fields() -> TarBuilder {
     let field = |name: &str, dtype| Field::up_to(name, dtype, 1 << 20);
-    Tar::builder().bytes("txt").raw(field("labels", DType::I16), "labels").raw(field("tokens", DType::U32), "tokens")
+    Tar::builder()
+        .bytes("txt")
+        .raw(field("labels", DType::I16), "labels")
+        .raw(field("tokens", DType::U32), "tokens")
 }
 
 /// A dataset's name, and what copies its documents to a file.
@@ -677,7 +1085,13 @@ type Door<'d> = (&'static str, Box<dyn Fn(&Path) -> Result<Copied> + 'd>);
 #[test]
 fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     let (dir, lens) = (Dir::new(), some_lens(700, 300));
-    let right = plain(&builder(Documents::memory(&lens), 200).split().shuffled(4).open(dir.path("right")).unwrap());
+    let right = plain(
+        &builder(Documents::memory(&lens), 200)
+            .split()
+            .shuffled(4)
+            .open(dir.path("right"))
+            .unwrap(),
+    );
     let tokens = bytes(&lens);
     let records: Vec<u8> = (0..lens.len())
         .flat_map(|document| {
@@ -690,35 +1104,83 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     let shard = tar(&dir, &lens, |len| len);
     let checked = || Documents::file(&dir.path("documents"), &lens).checked(dir.path("sums"));
     let doors: [Door<'_>; 4] = [
-        ("plain", Box::new(|copy| Documents::memory(&lens).copied(["tokens"], copy))),
-        ("tfrecord", Box::new(|copy| TfRecord::builder().record(field()).open(&records)?.copied(["tokens"], copy))),
-        ("tar", Box::new(|copy| tar_fields().open(&shard)?.copied(["tokens"], copy))),
-        ("checked", Box::new(|copy| checked()?.copied(["tokens"], copy))),
+        (
+            "plain",
+            Box::new(|copy| Documents::memory(&lens).copied(["tokens"], copy)),
+        ),
+        (
+            "tfrecord",
+            Box::new(|copy| {
+                TfRecord::builder()
+                    .record(field())
+                    .open(&records)?
+                    .copied(["tokens"], copy)
+            }),
+        ),
+        (
+            "tar",
+            Box::new(|copy| tar_fields().open(&shard)?.copied(["tokens"], copy)),
+        ),
+        (
+            "checked",
+            Box::new(|copy| checked()?.copied(["tokens"], copy)),
+        ),
     ];
     for (name, door) in doors {
         let copy = dir.path(&format!("new/{name}.copy"));
         let open = |bins: &str| {
-            builder(door(&copy).unwrap(), 200).split().shuffled(4).open(dir.path(&format!("{name}.{bins}"))).unwrap()
+            builder(door(&copy).unwrap(), 200)
+                .split()
+                .shuffled(4)
+                .open(dir.path(&format!("{name}.{bins}")))
+                .unwrap()
         };
         let first = open("bins");
         assert!(plain(&first) == right, "{name}");
         let copied = door(&copy).unwrap();
-        assert!(!copied.built() && copied.tokens() == lens.iter().sum::<u64>(), "{name}");
-        assert!(std::fs::read(&copy).unwrap().starts_with(&tokens), "{name}: other tools read it as tokens");
+        assert!(
+            !copied.built() && copied.tokens() == lens.iter().sum::<u64>(),
+            "{name}"
+        );
+        assert!(
+            std::fs::read(&copy).unwrap().starts_with(&tokens),
+            "{name}: other tools read it as tokens"
+        );
         let again = open("bins");
-        assert!(!again.built() && again.identity() == first.identity() && plain(&again) == right, "{name}");
+        assert!(
+            !again.built() && again.identity() == first.identity() && plain(&again) == right,
+            "{name}"
+        );
         let loader = Loader::builder(again).batch_size(7).build().unwrap();
-        assert!(Got::epoch(&loader, 0).iter().flat_map(loaded).eq(right.iter().cloned()), "{name}");
+        assert!(
+            Got::epoch(&loader, 0)
+                .iter()
+                .flat_map(loaded)
+                .eq(right.iter().cloned()),
+            "{name}"
+        );
     }
     // Rows in chunks, of which some cannot be opened.
     let rows: Vec<u8> = (0..96).collect();
     let chunks = || crate::common::toys::Chunks::open(&dir.write("chunks", &rows), &[1, 4, 1], 16);
-    let packed = chunks().copied(["x"], dir.path("x")).unwrap().packed("x", 32).open(dir.path("x.bins")).unwrap();
-    let found: Vec<u8> = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0)).collect();
+    let packed = chunks()
+        .copied(["x"], dir.path("x"))
+        .unwrap()
+        .packed("x", 32)
+        .open(dir.path("x.bins"))
+        .unwrap();
+    let found: Vec<u8> = (0..packed.len())
+        .flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(0))
+        .collect();
     assert!(packed.len() == 3 && found == rows);
     let (part, _) = chunks().split(0.5, 1).unwrap();
     let error = part.copied(["x"], dir.path("part")).err().unwrap();
-    assert!(error.to_string().contains("`dataset.copied` of the whole, then take the part"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("`dataset.copied` of the whole, then take the part"),
+        "{error}"
+    );
     let mut bad = chunks();
     bad.bad.push(1);
     assert!(bad.copied(["x"], dir.path("bad")).is_err() && !dir.path("bad").exists());
@@ -734,24 +1196,41 @@ fn a_copy_is_kept_and_never_replaced() {
         first.built()
             && first.len() == 300
             && first.read_sample(7).unwrap()
-                == [bytes(&lens)[4 * lens[..7].iter().sum::<u64>() as usize..][..4 * lens[7] as usize].to_vec()]
+                == [bytes(&lens)[4 * lens[..7].iter().sum::<u64>() as usize..]
+                    [..4 * lens[7] as usize]
+                    .to_vec()]
     );
     let whole = std::fs::read(&place).unwrap();
     let refused = |lens: &[u64], kind, words: &str| {
         let error = copied(lens).err().unwrap();
-        assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
+        assert!(
+            error.kind() == kind && error.to_string().contains(words),
+            "{error}"
+        );
     };
-    refused(&lens[1..], ErrorKind::Changed, "not the copied documents of this dataset");
+    refused(
+        &lens[1..],
+        ErrorKind::Changed,
+        "not the copied documents of this dataset",
+    );
     let mut other = lens.clone();
     other.swap(1, 2);
     other[1] += 1;
-    refused(&other, ErrorKind::Changed, "not the copied documents of this dataset");
+    refused(
+        &other,
+        ErrorKind::Changed,
+        "not the copied documents of this dataset",
+    );
     let flip = |at: usize| {
         let mut flipped = whole.clone();
         flipped[at] ^= 1;
         std::fs::write(&place, flipped).unwrap();
     };
-    for at in [whole.len() - 25, whole.len() - 24, whole.len() - 24 - 4 * 300] {
+    for at in [
+        whole.len() - 25,
+        whole.len() - 24,
+        whole.len() - 24 - 4 * 300,
+    ] {
         flip(at);
         refused(&lens, ErrorKind::Decode, "the copied documents are damaged");
     }
@@ -759,10 +1238,20 @@ fn a_copy_is_kept_and_never_replaced() {
     refused(&lens, ErrorKind::Decode, "the copied documents are damaged");
     for foreign in [&b"my notes"[..], b"", &whole[..whole.len() - 1]] {
         std::fs::write(&place, foreign).unwrap();
-        refused(&lens, ErrorKind::Config, "not a file of copied documents; it is not overwritten");
+        refused(
+            &lens,
+            ErrorKind::Config,
+            "not a file of copied documents; it is not overwritten",
+        );
     }
-    let two = Documents::memory(&lens).copied(["tokens", "tokens"], &place).err().unwrap();
-    assert!(two.to_string().contains("field `tokens` is named twice"), "{two}");
+    let two = Documents::memory(&lens)
+        .copied(["tokens", "tokens"], &place)
+        .err()
+        .unwrap();
+    assert!(
+        two.to_string().contains("field `tokens` is named twice"),
+        "{two}"
+    );
 }
 
 #[test]
@@ -770,44 +1259,107 @@ fn fields_beside_the_tokens_stand_as_their_tokens_do() {
     let (dir, lens) = (Dir::new(), some_lens(700, 300));
     let shard = tar(&dir, &lens, |len| len);
     let open = |name: &str, rows: bool| {
-        let copied = tar_fields().open(&shard).unwrap().copied(["tokens", "labels"], dir.path("copy")).unwrap();
-        let builder = builder(copied, 200).beside(["labels"]).padding_of("labels", -100).split().shuffled(4);
-        let builder = if rows { builder.rows(dir.path(name)) } else { builder };
+        let copied = tar_fields()
+            .open(&shard)
+            .unwrap()
+            .copied(["tokens", "labels"], dir.path("copy"))
+            .unwrap();
+        let builder = builder(copied, 200)
+            .beside(["labels"])
+            .padding_of("labels", -100)
+            .split()
+            .shuffled(4);
+        let builder = if rows {
+            builder.rows(dir.path(name))
+        } else {
+            builder
+        };
         builder.open(dir.path("bins")).unwrap()
     };
-    let alone = plain(&builder(Documents::memory(&lens), 200).split().shuffled(4).open(dir.path("alone")).unwrap());
+    let alone = plain(
+        &builder(Documents::memory(&lens), 200)
+            .split()
+            .shuffled(4)
+            .open(dir.path("alone"))
+            .unwrap(),
+    );
     let row = |fields: &[Vec<u8>]| {
         let (tokens, labels) = (numbers::<u32>(&fields[0]), numbers::<i16>(&fields[1]));
-        assert!(tokens.iter().zip(&labels).all(|(token, label)| match token {
-            &PADDING => *label == -100,
-            token => *label == *token as i16,
-        }));
-        let (positions, documents, ends) = (numbers(&fields[2]), numbers(&fields[3]), numbers(&fields[4]));
+        assert!(
+            tokens
+                .iter()
+                .zip(&labels)
+                .all(|(token, label)| match token {
+                    &PADDING => *label == -100,
+                    token => *label == *token as i16,
+                })
+        );
+        let (positions, documents, ends) = (
+            numbers(&fields[2]),
+            numbers(&fields[3]),
+            numbers(&fields[4]),
+        );
         let longest = numbers::<i32>(&fields[5])[0];
-        Row { tokens: &tokens, positions: &positions, documents: &documents, ends: &ends, longest }.runs()
+        Row {
+            tokens: &tokens,
+            positions: &positions,
+            documents: &documents,
+            ends: &ends,
+            longest,
+        }
+        .runs()
     };
     for rows in [false, true] {
         let packed = open("rows", rows);
-        let found: Vec<_> = (0..packed.len()).map(|bin| row(&packed.read_sample(bin).unwrap())).collect();
+        let found: Vec<_> = (0..packed.len())
+            .map(|bin| row(&packed.read_sample(bin).unwrap()))
+            .collect();
         assert!(found == alone, "{rows}");
         for (mode, direct) in had(READERS) {
-            let loader = Loader::builder(open("rows", rows)).tuning(|t| t.reader(mode).direct(direct)).batch_size(7);
+            let loader = Loader::builder(open("rows", rows))
+                .tuning(|t| t.reader(mode).direct(direct))
+                .batch_size(7);
             let got = Got::epoch(&loader.build().unwrap(), 0);
-            let labels: Vec<u8> = got.iter().flat_map(|got| got.bytes("labels").to_vec()).collect();
-            let right = (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(1));
+            let labels: Vec<u8> = got
+                .iter()
+                .flat_map(|got| got.bytes("labels").to_vec())
+                .collect();
+            let right =
+                (0..packed.len()).flat_map(|bin| packed.read_sample(bin).unwrap().swap_remove(1));
             assert!(labels.into_iter().eq(right), "{mode:?} {direct:?} {rows}");
-            assert!(got.iter().flat_map(loaded).eq(alone.iter().cloned()), "{mode:?} {direct:?} {rows}");
+            assert!(
+                got.iter().flat_map(loaded).eq(alone.iter().cloned()),
+                "{mode:?} {direct:?} {rows}"
+            );
         }
     }
     let lost = tar(&dir, &lens, |len| len.min(250));
-    let error = tar_fields().open(lost).unwrap().copied(["tokens", "labels"], dir.path("lost")).err().unwrap();
+    let error = tar_fields()
+        .open(lost)
+        .unwrap()
+        .copied(["tokens", "labels"], dir.path("lost"))
+        .err()
+        .unwrap();
     let first = lens.iter().position(|len| *len > 250).unwrap();
-    assert!(error.kind() == ErrorKind::Shape && error.site().sample == Some(first as u64), "{error}");
-    let words = format!("field `labels` has 250 elements and field `tokens` has {}", lens[first]);
+    assert!(
+        error.kind() == ErrorKind::Shape && error.site().sample == Some(first as u64),
+        "{error}"
+    );
+    let words = format!(
+        "field `labels` has 250 elements and field `tokens` has {}",
+        lens[first]
+    );
     assert!(error.to_string().contains(&words), "{error}");
     let beside = |names: &[&str], field: &str, element| {
-        let documents = Documents::memory(&lens).packed("tokens", 300).beside(names.iter().copied());
-        documents.padding_of(field, element).open(dir.path("none")).err().unwrap().to_string()
+        let documents = Documents::memory(&lens)
+            .packed("tokens", 300)
+            .beside(names.iter().copied());
+        documents
+            .padding_of(field, element)
+            .open(dir.path("none"))
+            .err()
+            .unwrap()
+            .to_string()
     };
     assert!(beside(&["tokens"], "tokens", 0).contains("field `tokens` is named twice"));
     assert!(beside(&["labels"], "tokens", 0).contains("no field `labels`"));
@@ -823,15 +1375,19 @@ fn the_report_says_why_rows_are_not_full() {
         let builder = most.into_iter().fold(builder, PackedBuilder::documents_max);
         builder.open(dir.path(name)).unwrap().describe()
     };
-    let words =
-        "18.70 % full (`documents_max(64)` ends 98 % of them: `documents_max(512)` has room for documents as short";
+    let words = "18.70 % full (`documents_max(64)` ends 98 % of them: `documents_max(512)` has room for documents as short";
     for _ in 0..2 {
         let text = described("short", 3, None);
         assert!(text.contains(words), "{text}");
     }
     assert!(described("raised", 3, Some(512)).contains("97.66 % full, with"));
     let half = described("half", 513, None);
-    assert!(half.contains("50.10 % full (few documents fit together: other rows, or concatenated documents"), "{half}");
+    assert!(
+        half.contains(
+            "50.10 % full (few documents fit together: other rows, or concatenated documents"
+        ),
+        "{half}"
+    );
     assert!(described("full", 16, None).contains("full, with 3000 documents"));
 }
 
@@ -840,12 +1396,23 @@ fn documents_in_frames_and_chunks_are_refused() {
     let dir = Dir::new();
     dir.write("a.tfrecord", &crate::common::formats::tf_record(&[1; 8]));
     let field = EncodedField::raw(Field::up_to("tokens", DType::U32, 8));
-    let framed = TfRecord::builder().record(field).open(dir.path("a.tfrecord")).unwrap();
+    let framed = TfRecord::builder()
+        .record(field)
+        .open(dir.path("a.tfrecord"))
+        .unwrap();
     let way = "`dataset.copied` copies them to a file";
-    let error = refused(framed.packed("tokens", 8).open(dir.path("bins")), ErrorKind::Config, "lies in frames");
+    let error = refused(
+        framed.packed("tokens", 8).open(dir.path("bins")),
+        ErrorKind::Config,
+        "lies in frames",
+    );
     assert!(error.to_string().contains(way), "{error}");
     let chunks = crate::common::toys::Chunks::open(&dir.write("chunks", &[0; 64]), &[2, 2], 16);
     let name = chunks.schema()[0].name.clone();
-    let error = refused(chunks.packed(&name, 8).open(dir.path("bins")), ErrorKind::Config, "chunks");
+    let error = refused(
+        chunks.packed(&name, 8).open(dir.path("bins")),
+        ErrorKind::Config,
+        "chunks",
+    );
     assert!(error.to_string().contains(way), "{error}");
 }

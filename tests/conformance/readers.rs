@@ -6,7 +6,8 @@ use feedline::ErrorKind;
 use feedline::profile::ReaderKind;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::unstable::{
-    ByteRing, Cached, Completion, DEPTH_MAX, Opened, PageCache, ReadOp, Reader, ReaderOptions, leaked, open,
+    ByteRing, Cached, Completion, DEPTH_MAX, Opened, PageCache, ReadOp, Reader, ReaderOptions,
+    leaked, open,
 };
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +22,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("readers-{name}-{}", std::process::id()));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("readers-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -60,7 +62,9 @@ fn shuffle<T>(items: &mut [T], seed: u64) {
 fn sources(paths: &[PathBuf]) -> Arc<Sources> {
     let mut sources = Sources::new();
     for path in paths {
-        sources.file(path, std::fs::metadata(path).unwrap().len()).unwrap();
+        sources
+            .file(path, std::fs::metadata(path).unwrap().len())
+            .unwrap();
     }
     Arc::new(sources)
 }
@@ -91,7 +95,10 @@ fn all_readers() -> Vec<(String, ReaderOptions)> {
 fn try_open(name: &str, sources: &Arc<Sources>, options: &ReaderOptions) -> Option<Opened> {
     match open(sources.clone(), options) {
         Ok(opened) => Some(opened),
-        Err(error) if error.message().contains("setup refused") || error.message().contains("O_DIRECT") => {
+        Err(error)
+            if error.message().contains("setup refused")
+                || error.message().contains("O_DIRECT") =>
+        {
             eprintln!("skipped: {name}: {error}");
             None
         }
@@ -107,11 +114,22 @@ fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec
     let (mut next, mut out) = (0, Vec::new());
     let started = Instant::now();
     while results.len() < extents.len() {
-        assert!(started.elapsed() < DEADLINE, "{} of {} reads completed", results.len(), extents.len());
+        assert!(
+            started.elapsed() < DEADLINE,
+            "{} of {} reads completed",
+            results.len(),
+            extents.len()
+        );
         while let Some(extent) = extents.get(next) {
             let bytes = reader.footprint(extent).bytes;
-            let Some(span) = ring.reserve(bytes) else { break };
-            let op = ReadOp { tag: next as u64, extent: *extent, buf: span.into() };
+            let Some(span) = ring.reserve(bytes) else {
+                break;
+            };
+            let op = ReadOp {
+                tag: next as u64,
+                extent: *extent,
+                buf: span.into(),
+            };
             if reader.submit(op).is_err() {
                 break;
             }
@@ -119,12 +137,20 @@ fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec
         }
         reader.wait(&mut out, Some(Duration::from_secs(10)));
         for completion in out.drain(..) {
-            let (tag, len) = (completion.tag, extents[completion.tag as usize].len as usize);
-            assert!(results.insert(tag, outcome(completion, len)).is_none(), "completed twice");
+            let (tag, len) = (
+                completion.tag,
+                extents[completion.tag as usize].len as usize,
+            );
+            assert!(
+                results.insert(tag, outcome(completion, len)).is_none(),
+                "completed twice"
+            );
         }
     }
     assert_eq!(reader.in_flight(), 0);
-    (0..extents.len() as u64).map(|tag| results.remove(&tag).unwrap()).collect()
+    (0..extents.len() as u64)
+        .map(|tag| results.remove(&tag).unwrap())
+        .collect()
 }
 
 fn read_one(reader: &mut dyn Reader, ring: &ByteRing, extent: Extent) -> Outcome {
@@ -132,7 +158,9 @@ fn read_one(reader: &mut dyn Reader, ring: &ByteRing, extent: Extent) -> Outcome
 }
 
 fn outcome(completion: Completion, len: usize) -> Outcome {
-    let Completion { mut buf, result, .. } = completion;
+    let Completion {
+        mut buf, result, ..
+    } = completion;
     result.map(|start| buf.as_mut_slice()[start..start + len].to_vec())
 }
 
@@ -142,7 +170,20 @@ fn ring(bytes: usize) -> ByteRing {
 
 /// Offsets and lengths around every boundary of a file of `len` bytes.
 fn cases(source: SourceId, len: u64) -> Vec<Extent> {
-    let mut edges = vec![0, 1, 511, 512, 513, 4095, 4096, 4097, 8192, 65_536, 150_528, len / 2];
+    let mut edges = vec![
+        0,
+        1,
+        511,
+        512,
+        513,
+        4095,
+        4096,
+        4097,
+        8192,
+        65_536,
+        150_528,
+        len / 2,
+    ];
     edges.extend([1, 2, 511, 512, 513, 4096, 4097].map(|back| len.saturating_sub(back)));
     edges.push(len);
     edges.retain(|edge| *edge <= len);
@@ -151,7 +192,11 @@ fn cases(source: SourceId, len: u64) -> Vec<Extent> {
     let mut cases = Vec::new();
     for start in &edges {
         for end in edges.iter().filter(|end| *end >= start) {
-            cases.push(Extent { source, offset: *start, len: end - start });
+            cases.push(Extent {
+                source,
+                offset: *start,
+                len: end - start,
+            });
         }
     }
     cases
@@ -161,16 +206,27 @@ fn cases(source: SourceId, len: u64) -> Vec<Extent> {
 fn every_reader_returns_what_a_naive_read_returns() {
     let scratch = Scratch::new("conformance");
     let lens = [0, 1, 511, 512, 513, 4095, 4096, 4097, 70_000, (1 << 20) + 7];
-    let paths: Vec<_> = lens.iter().map(|len| scratch.file(&len.to_string(), *len)).collect();
+    let paths: Vec<_> = lens
+        .iter()
+        .map(|len| scratch.file(&len.to_string(), *len))
+        .collect();
     let sources = sources(&paths);
-    let oracle: Vec<_> = paths.iter().map(|path| std::fs::read(path).unwrap()).collect();
-    let mut extents: Vec<_> = sources.ids().flat_map(|id| cases(id, sources.len_of(id))).collect();
+    let oracle: Vec<_> = paths
+        .iter()
+        .map(|path| std::fs::read(path).unwrap())
+        .collect();
+    let mut extents: Vec<_> = sources
+        .ids()
+        .flat_map(|id| cases(id, sources.len_of(id)))
+        .collect();
     let ring = ring(16 << 20);
     for (name, options) in all_readers() {
         for depth in [1, 4, 64] {
             let mut options = options.clone();
             options.depth = Some(depth);
-            let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+            let Some(mut opened) = try_open(&name, &sources, &options) else {
+                continue;
+            };
             if depth == 64 {
                 opened.reader.register_ring(&ring);
             }
@@ -179,13 +235,28 @@ fn every_reader_returns_what_a_naive_read_returns() {
             for (extent, result) in extents.iter().zip(results) {
                 let bytes = result.unwrap_or_else(|error| panic!("{name} depth {depth}: {error}"));
                 let range = extent.offset as usize..(extent.offset + extent.len) as usize;
-                assert!(bytes == oracle[extent.source.index()][range], "{name} depth {depth}: {extent:?}");
+                assert!(
+                    bytes == oracle[extent.source.index()][range],
+                    "{name} depth {depth}: {extent:?}"
+                );
             }
             let stats = opened.reader.stats();
-            assert_eq!((stats.ops, stats.failed), (extents.len() as u64, 0), "{name}");
-            assert_eq!(stats.bytes_asked, extents.iter().map(|extent| extent.len).sum::<u64>(), "{name}");
+            assert_eq!(
+                (stats.ops, stats.failed),
+                (extents.len() as u64, 0),
+                "{name}"
+            );
+            assert_eq!(
+                stats.bytes_asked,
+                extents.iter().map(|extent| extent.len).sum::<u64>(),
+                "{name}"
+            );
             assert!(stats.bytes_moved >= stats.bytes_asked, "{name}: {stats:?}");
-            assert_eq!(stats.direct_reads > 0, options.direct == Direct::On, "{name}: {stats:?}");
+            assert_eq!(
+                stats.direct_reads > 0,
+                options.direct == Direct::On,
+                "{name}: {stats:?}"
+            );
         }
     }
 }
@@ -201,14 +272,22 @@ fn the_page_cache_has_what_was_just_read() {
         for extent in cases(id(&sources, 0), 300_000) {
             let mut dst = vec![0; extent.len as usize];
             match cache.try_read(&extent, &mut dst) {
-                Cached::Hit => assert!(dst == bytes[extent.offset as usize..][..dst.len()], "{extent:?}"),
+                Cached::Hit => assert!(
+                    dst == bytes[extent.offset as usize..][..dst.len()],
+                    "{extent:?}"
+                ),
                 // Memory may be short, so mostly hits are enough.
                 Cached::Miss => {}
                 Cached::Failed(error) => panic!("{error}"),
             }
         }
         if cache.refused().is_none() {
-            assert!(cache.hits() > cache.misses(), "{} hits, {} misses", cache.hits(), cache.misses());
+            assert!(
+                cache.hits() > cache.misses(),
+                "{} hits, {} misses",
+                cache.hits(),
+                cache.misses()
+            );
         }
     }
 }
@@ -224,7 +303,11 @@ fn only_the_first_miss_of_a_cold_file_starts_a_read() {
     let cache = PageCache::new(sources.clone(), None);
     let mut dst = vec![0; 4096];
     let mut look = |index: u64| {
-        let extent = Extent { source: id(&sources, 0), offset: index << 20, len: 4096 };
+        let extent = Extent {
+            source: id(&sources, 0),
+            offset: index << 20,
+            len: 4096,
+        };
         cache.try_read(&extent, &mut dst)
     };
     for index in 0..64 {
@@ -232,7 +315,9 @@ fn only_the_first_miss_of_a_cold_file_starts_a_read() {
     }
     // Had each miss started a read, all of these would be hits by now.
     std::thread::sleep(Duration::from_millis(300));
-    let hits = (0..64).filter(|index| matches!(look(*index), Cached::Hit)).count();
+    let hits = (0..64)
+        .filter(|index| matches!(look(*index), Cached::Hit))
+        .count();
     assert!(hits <= 2, "{hits} misses started a read");
 }
 
@@ -241,15 +326,28 @@ fn memory_sources_are_copied_by_every_reader() {
     let mut table = Sources::new();
     let source = table.memory((0..=255).collect());
     let sources = Arc::new(table);
-    let extent = Extent { source, offset: 10, len: 20 };
+    let extent = Extent {
+        source,
+        offset: 10,
+        len: 20,
+    };
     let expected: Vec<u8> = (10..30).collect();
     let ring = ring(1 << 20);
     for (name, options) in all_readers() {
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
-        assert_eq!(read_one(&mut *opened.reader, &ring, extent).unwrap(), expected, "{name}");
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        assert_eq!(
+            read_one(&mut *opened.reader, &ring, extent).unwrap(),
+            expected,
+            "{name}"
+        );
     }
     let mut dst = [0; 20];
-    assert!(matches!(PageCache::new(sources, None).try_read(&extent, &mut dst), Cached::Hit));
+    assert!(matches!(
+        PageCache::new(sources, None).try_read(&extent, &mut dst),
+        Cached::Hit
+    ));
     assert_eq!(dst[..], expected);
 }
 
@@ -258,18 +356,33 @@ fn offsets_beyond_2_and_4_gib_are_not_cut() {
     let scratch = Scratch::new("sparse");
     let path = scratch.0.join("sparse");
     let file = File::create(&path).unwrap();
-    let marks = [(1_u64 << 31) - 100, (1 << 31) + 4096, (1 << 32) - 7, (1 << 32) + 512, (5 << 30) - 200];
+    let marks = [
+        (1_u64 << 31) - 100,
+        (1 << 31) + 4096,
+        (1 << 32) - 7,
+        (1 << 32) + 512,
+        (5 << 30) - 200,
+    ];
     file.set_len(5 << 30).unwrap();
     for mark in marks {
         file.write_all_at(&mark.to_le_bytes(), mark).unwrap();
     }
     file.sync_all().unwrap();
     let sources = sources(&[path]);
-    let extents = marks.map(|offset| Extent { source: id(&sources, 0), offset, len: 200 });
+    let extents = marks.map(|offset| Extent {
+        source: id(&sources, 0),
+        offset,
+        len: 200,
+    });
     let ring = ring(1 << 20);
     for (name, options) in all_readers() {
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
-        for (mark, result) in marks.iter().zip(read_all(&mut *opened.reader, &ring, &extents)) {
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        for (mark, result) in marks
+            .iter()
+            .zip(read_all(&mut *opened.reader, &ring, &extents))
+        {
             let bytes = result.unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(bytes[..8], mark.to_le_bytes(), "{name} at {mark}");
             assert!(bytes[8..].iter().all(|byte| *byte == 0), "{name} at {mark}");
@@ -289,22 +402,37 @@ fn an_extent_larger_than_one_call_arrives_whole() {
     let ring = ring(len as usize);
     let mut options = ReaderOptions::default();
     (options.mode, options.direct) = (Mode::Uring, Direct::On);
-    let Some(mut opened) = try_open("huge", &sources, &options) else { return };
+    let Some(mut opened) = try_open("huge", &sources, &options) else {
+        return;
+    };
     if let Some(reason) = opened.reader.register_ring(&ring) {
         eprintln!("not registered: {reason}");
     }
-    let extent = Extent { source: id(&sources, 0), offset: 0, len };
+    let extent = Extent {
+        source: id(&sources, 0),
+        offset: 0,
+        len,
+    };
     let bytes = read_one(&mut *opened.reader, &ring, extent).unwrap();
-    assert_eq!(bytes.iter().position(|byte| *byte != 0), Some((1 << 30) + 5));
+    assert_eq!(
+        bytes.iter().position(|byte| *byte != 0),
+        Some((1 << 30) + 5)
+    );
     assert_eq!(opened.reader.stats().short_reads, 0);
 }
 
 #[test]
 fn files_over_the_descriptor_budget_are_opened_for_each_read() {
     let scratch = Scratch::new("many");
-    let paths: Vec<_> = (0..500).map(|index| scratch.file(&format!("{index}"), 100 + index)).collect();
+    let paths: Vec<_> = (0..500)
+        .map(|index| scratch.file(&format!("{index}"), 100 + index))
+        .collect();
     let sources = sources(&paths);
-    let whole = |source| Extent { source, offset: 10, len: sources.len_of(source) - 10 };
+    let whole = |source| Extent {
+        source,
+        offset: 10,
+        len: sources.len_of(source) - 10,
+    };
     let mut extents: Vec<_> = sources.ids().map(whole).collect();
     let ring = ring(8 << 20);
     for (name, mut options) in all_readers() {
@@ -312,10 +440,16 @@ fn files_over_the_descriptor_budget_are_opened_for_each_read() {
             continue;
         }
         options.fds = Some(499);
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         for round in 0..2 {
             shuffle(&mut extents, 77 + round);
-            for (extent, result) in extents.iter().zip(read_all(&mut *opened.reader, &ring, &extents)) {
+            for (extent, result) in
+                extents
+                    .iter()
+                    .zip(read_all(&mut *opened.reader, &ring, &extents))
+            {
                 let expected = std::fs::read(&paths[extent.source.index()]).unwrap();
                 assert!(result.unwrap() == expected[10..], "{name} {extent:?}");
             }
@@ -328,7 +462,9 @@ type Change = fn(&Path);
 
 /// Changes to a file after indexing, and the required error of a read.
 const CHANGES: [(&str, ErrorKind, Change); 8] = [
-    ("vanished", ErrorKind::NotFound, |path| std::fs::remove_file(path).unwrap()),
+    ("vanished", ErrorKind::NotFound, |path| {
+        std::fs::remove_file(path).unwrap()
+    }),
     ("cut before", ErrorKind::Changed, |path| set_len(path, 9)),
     ("grown", ErrorKind::Changed, |path| set_len(path, 9000)),
     ("fifo", ErrorKind::NotAFile, |path| {
@@ -357,7 +493,12 @@ const CHANGES: [(&str, ErrorKind, Change); 8] = [
 ];
 
 fn set_len(path: &Path, len: u64) {
-    File::options().write(true).open(path).unwrap().set_len(len).unwrap();
+    File::options()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(len)
+        .unwrap();
 }
 
 #[test]
@@ -371,16 +512,33 @@ fn an_unreadable_range_is_one_error_that_names_it() {
         let paths = [scratch.file("good", 5000), scratch.file(what, 5000)];
         let sources = sources(&paths);
         change(&paths[1]);
-        let extents = [0, 1, 0, 1].map(|source| Extent { source: id(&sources, source), offset: 100, len: 4000 });
+        let extents = [0, 1, 0, 1].map(|source| Extent {
+            source: id(&sources, source),
+            offset: 100,
+            len: 4000,
+        });
         for (name, options) in all_readers() {
-            let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+            let Some(mut opened) = try_open(&name, &sources, &options) else {
+                continue;
+            };
             let results = read_all(&mut *opened.reader, &ring(1 << 20), &extents);
-            assert!(results[0].is_ok() && results[2].is_ok(), "{name}: a neighbour of {what} failed");
+            assert!(
+                results[0].is_ok() && results[2].is_ok(),
+                "{name}: a neighbour of {what} failed"
+            );
             for result in [&results[1], &results[3]] {
                 let error = result.as_ref().unwrap_err();
                 assert_eq!(error.kind(), kind, "{name} {what}: {error}");
-                assert_eq!(error.site().path.as_ref(), Some(&paths[1]), "{name} {what}: {error}");
-                assert_eq!((error.site().offset, error.site().len), (Some(100), Some(4000)), "{name}: {error}");
+                assert_eq!(
+                    error.site().path.as_ref(),
+                    Some(&paths[1]),
+                    "{name} {what}: {error}"
+                );
+                assert_eq!(
+                    (error.site().offset, error.site().len),
+                    (Some(100), Some(4000)),
+                    "{name}: {error}"
+                );
             }
             assert_eq!(opened.reader.stats().failed, 2, "{name} {what}");
         }
@@ -403,10 +561,21 @@ fn a_changed_file_names_both_lengths() {
     let sources = sources(std::slice::from_ref(&path));
     set_len(&path, 123);
     for (name, options) in all_readers() {
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
-        let extent = Extent { source: id(&sources, 0), offset: 0, len: 10 };
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        let extent = Extent {
+            source: id(&sources, 0),
+            offset: 0,
+            len: 10,
+        };
         let error = read_one(&mut *opened.reader, &ring(1 << 20), extent).unwrap_err();
-        assert!(error.message().contains("123 bytes now, 5000 when it was indexed"), "{name}: {error}");
+        assert!(
+            error
+                .message()
+                .contains("123 bytes now, 5000 when it was indexed"),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -420,18 +589,38 @@ fn a_file_cut_after_open_is_an_error_not_zeros_or_a_signal() {
         options.fds = None;
         let path = scratch.file("a", 100_000);
         let sources = sources(std::slice::from_ref(&path));
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
-        let extent = |offset, len| Extent { source: id(&sources, 0), offset, len };
-        assert!(read_one(&mut *opened.reader, &ring, extent(90_000, 10_000)).is_ok(), "{name}");
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        let extent = |offset, len| Extent {
+            source: id(&sources, 0),
+            offset,
+            len,
+        };
+        assert!(
+            read_one(&mut *opened.reader, &ring, extent(90_000, 10_000)).is_ok(),
+            "{name}"
+        );
         for (left, expected) in [(95_000, 5000), (90_112, 112), (50_000, 0), (0, 0)] {
             set_len(&path, left);
             let error = read_one(&mut *opened.reader, &ring, extent(90_000, 10_000)).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Truncated, "{name} left {left}: {error}");
+            assert_eq!(
+                error.kind(),
+                ErrorKind::Truncated,
+                "{name} left {left}: {error}"
+            );
             let words = format!("10000 bytes expected, {expected} read");
-            assert!(error.message().contains(&words), "{name} left {left}: {error}");
+            assert!(
+                error.message().contains(&words),
+                "{name} left {left}: {error}"
+            );
             let before = left.min(1000);
             let bytes = read_one(&mut *opened.reader, &ring, extent(0, before)).unwrap();
-            assert_eq!(bytes.len() as u64, before, "{name}: what is left can still be read");
+            assert_eq!(
+                bytes.len() as u64,
+                before,
+                "{name}: what is left can still be read"
+            );
         }
     }
 }
@@ -443,14 +632,44 @@ fn a_read_that_cannot_work_returns_its_buffer() {
     let source = id(&sources, 0);
     let ring = ring(1 << 20);
     let table = [
-        (Extent { source, offset: 9000, len: 1001 }, 4096, ErrorKind::Truncated),
-        (Extent { source, offset: u64::MAX, len: 2 }, 4096, ErrorKind::Truncated),
-        (Extent { source, offset: 0, len: 5000 }, 4999, ErrorKind::Config),
+        (
+            Extent {
+                source,
+                offset: 9000,
+                len: 1001,
+            },
+            4096,
+            ErrorKind::Truncated,
+        ),
+        (
+            Extent {
+                source,
+                offset: u64::MAX,
+                len: 2,
+            },
+            4096,
+            ErrorKind::Truncated,
+        ),
+        (
+            Extent {
+                source,
+                offset: 0,
+                len: 5000,
+            },
+            4999,
+            ErrorKind::Config,
+        ),
     ];
     for (name, options) in all_readers() {
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         for (extent, room, kind) in table {
-            let op = ReadOp { tag: 9, extent, buf: ring.reserve(room).unwrap().into() };
+            let op = ReadOp {
+                tag: 9,
+                extent,
+                buf: ring.reserve(room).unwrap().into(),
+            };
             assert!(opened.reader.submit(op).is_ok());
             let mut out = Vec::new();
             while out.is_empty() {
@@ -459,7 +678,11 @@ fn a_read_that_cannot_work_returns_its_buffer() {
             let completion = out.pop().unwrap();
             assert_eq!((completion.tag, completion.buf.len()), (9, room), "{name}");
             let error = completion.result.unwrap_err();
-            assert_eq!((error.kind(), error.site().path.is_some()), (kind, true), "{name}: {error}");
+            assert_eq!(
+                (error.kind(), error.site().path.is_some()),
+                (kind, true),
+                "{name}: {error}"
+            );
         }
     }
 }
@@ -469,7 +692,9 @@ fn buffered_io_uring_keeps_more_reads_in_flight() {
     let scratch = Scratch::new("depths");
     let sources = sources(&[scratch.file("a", 100_000)]);
     for (name, options) in all_readers() {
-        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else { continue };
+        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let buffered = choice.reader.kind == ReaderKind::Uring && !choice.direct;
         assert_eq!(reader.depth(), if buffered { 128 } else { 32 }, "{name}");
     }
@@ -482,14 +707,28 @@ fn submit_returns_the_operation_at_full_depth() {
     let ring = ring(1 << 20);
     for (name, mut options) in all_readers() {
         options.depth = Some(3);
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let op = |tag| {
-            let extent = Extent { source: id(&sources, 0), offset: 4096 * tag, len: 4096 };
-            ReadOp { tag, extent, buf: ring.reserve(4096).unwrap().into() }
+            let extent = Extent {
+                source: id(&sources, 0),
+                offset: 4096 * tag,
+                len: 4096,
+            };
+            ReadOp {
+                tag,
+                extent,
+                buf: ring.reserve(4096).unwrap().into(),
+            }
         };
         (0..3).for_each(|tag| assert!(reader.submit(op(tag)).is_ok()));
         let refused = reader.submit(op(3)).err().unwrap();
-        assert_eq!((refused.tag, reader.in_flight(), reader.depth()), (3, 3, 3), "{name}");
+        assert_eq!(
+            (refused.tag, reader.in_flight(), reader.depth()),
+            (3, 3, 3),
+            "{name}"
+        );
         let mut out = Vec::new();
         while out.is_empty() {
             reader.wait(&mut out, None);
@@ -503,16 +742,34 @@ fn an_aligned_extent_is_read_in_place() {
     let scratch = Scratch::new("footprint");
     let sources = sources(&[scratch.file("a", 100_000)]);
     for (name, options) in all_readers() {
-        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else { continue };
-        assert_eq!((choice.direct, choice.cached_first), (options.direct == Direct::On, false), "{name}");
+        let Some(Opened { reader, choice, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        assert_eq!(
+            (choice.direct, choice.cached_first),
+            (options.direct == Direct::On, false),
+            "{name}"
+        );
         let align = reader.mem_align() as u64;
         assert_eq!(align > 1, choice.direct, "{name}");
         let footprint = |offset, len| {
-            let footprint = reader.footprint(&Extent { source: id(&sources, 0), offset, len });
+            let footprint = reader.footprint(&Extent {
+                source: id(&sources, 0),
+                offset,
+                len,
+            });
             (footprint.bytes as u64, footprint.in_place)
         };
         assert_eq!(footprint(8192, 8192), (8192, true), "{name}");
-        assert_eq!(footprint(8191, 2), if align > 1 { (2 * align, false) } else { (2, true) }, "{name}");
+        assert_eq!(
+            footprint(8191, 2),
+            if align > 1 {
+                (2 * align, false)
+            } else {
+                (2, true)
+            },
+            "{name}"
+        );
     }
 }
 
@@ -524,11 +781,17 @@ fn a_wait_ends_by_timeout_or_by_a_wake() {
             continue;
         }
         options.depth = Some(2);
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let mut out = Vec::new();
         let start = Instant::now();
         reader.wait(&mut out, Some(Duration::from_millis(30)));
-        assert!(start.elapsed() >= Duration::from_millis(29), "{name}: {:?}", start.elapsed());
+        assert!(
+            start.elapsed() >= Duration::from_millis(29),
+            "{name}: {:?}",
+            start.elapsed()
+        );
         reader.wait(&mut out, Some(Duration::ZERO));
         let waker = reader.waker();
         waker.wake();
@@ -548,15 +811,29 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
     let scratch = Scratch::new("cancel");
     let sources = sources(&[scratch.file("a", 4 << 20)]);
     let ring = ring(8 << 20);
-    let part = |index: u64| Extent { source: id(&sources, 0), offset: index << 16, len: 1 << 16 };
+    let part = |index: u64| Extent {
+        source: id(&sources, 0),
+        offset: index << 16,
+        len: 1 << 16,
+    };
     let extents: Vec<_> = (0..64).map(part).collect();
     for (name, mut options) in all_readers() {
         options.depth = Some(64);
         for sent in [false, true] {
-            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+                continue;
+            };
             for (tag, extent) in extents.iter().enumerate() {
                 let buf = ring.reserve(reader.footprint(extent).bytes).unwrap().into();
-                assert!(reader.submit(ReadOp { tag: tag as u64, extent: *extent, buf }).is_ok());
+                assert!(
+                    reader
+                        .submit(ReadOp {
+                            tag: tag as u64,
+                            extent: *extent,
+                            buf
+                        })
+                        .is_ok()
+                );
             }
             let mut out = Vec::new();
             if sent {
@@ -572,9 +849,18 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
             assert_eq!(tags, (0..64).collect::<Vec<_>>(), "{name}");
             for completion in out.drain(..) {
                 let kind = completion.result.as_ref().err().map(|error| error.kind());
-                assert!(kind.is_none_or(|kind| kind == ErrorKind::Cancelled), "{name}: {:?}", completion.result);
+                assert!(
+                    kind.is_none_or(|kind| kind == ErrorKind::Cancelled),
+                    "{name}: {:?}",
+                    completion.result
+                );
             }
-            assert!(read_all(&mut *reader, &ring, &extents).iter().all(Result::is_ok), "{name}");
+            assert!(
+                read_all(&mut *reader, &ring, &extents)
+                    .iter()
+                    .all(Result::is_ok),
+                "{name}"
+            );
         }
     }
 }
@@ -583,16 +869,29 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
 fn an_empty_reader_moves_to_another_thread() {
     let scratch = Scratch::new("moved");
     let sources = sources(&[scratch.file("a", 100_000), scratch.file("b", 5000)]);
-    let extents: Vec<_> = sources.ids().map(|source| Extent { source, offset: 7, len: 4000 }).collect();
+    let extents: Vec<_> = sources
+        .ids()
+        .map(|source| Extent {
+            source,
+            offset: 7,
+            len: 4000,
+        })
+        .collect();
     let ring = ring(1 << 20);
     for (name, options) in all_readers() {
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         reader.register_ring(&ring);
         for _ in 0..3 {
             let (extents, ring) = (&extents, &ring);
             reader = std::thread::scope(|scope| {
                 let work = move || {
-                    assert!(read_all(&mut *reader, ring, extents).iter().all(Result::is_ok));
+                    assert!(
+                        read_all(&mut *reader, ring, extents)
+                            .iter()
+                            .all(Result::is_ok)
+                    );
                     reader
                 };
                 scope.spawn(work).join().unwrap()
@@ -609,13 +908,22 @@ fn operations_of_an_ended_thread_still_complete() {
     let sources = sources(&[scratch.file("a", 4 << 20)]);
     let ring = ring(8 << 20);
     for (name, options) in all_readers() {
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let (sources, ring) = (&sources, &ring);
         let (mut reader, mut out) = std::thread::scope(|scope| {
             let submit = move || {
                 for tag in 0..16 {
-                    let extent = Extent { source: id(sources, 0), offset: tag << 16, len: 1 << 16 };
-                    let buf = ring.reserve(reader.footprint(&extent).bytes).unwrap().into();
+                    let extent = Extent {
+                        source: id(sources, 0),
+                        offset: tag << 16,
+                        len: 1 << 16,
+                    };
+                    let buf = ring
+                        .reserve(reader.footprint(&extent).bytes)
+                        .unwrap()
+                        .into();
                     assert!(reader.submit(ReadOp { tag, extent, buf }).is_ok());
                 }
                 let mut out = Vec::new();
@@ -628,7 +936,10 @@ fn operations_of_an_ended_thread_still_complete() {
             reader.wait(&mut out, Some(Duration::from_secs(1)));
             reader.in_flight() == 0
         });
-        assert!(out.len() == 16 && out.iter().all(|completion| completion.result.is_ok()), "{name}");
+        assert!(
+            out.len() == 16 && out.iter().all(|completion| completion.result.is_ok()),
+            "{name}"
+        );
     }
 }
 
@@ -648,11 +959,20 @@ fn dropping_a_reader_with_reads_in_flight_leaves_nothing() {
         options.depth = Some(64);
         for sent in [false, true] {
             let ring = ring(32 << 20);
-            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+            let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+                continue;
+            };
             reader.register_ring(&ring);
             for tag in 0..64 {
-                let extent = Extent { source: id(&sources, 0), offset: tag << 18, len: 1 << 18 };
-                let buf = ring.reserve(reader.footprint(&extent).bytes).unwrap().into();
+                let extent = Extent {
+                    source: id(&sources, 0),
+                    offset: tag << 18,
+                    len: 1 << 18,
+                };
+                let buf = ring
+                    .reserve(reader.footprint(&extent).bytes)
+                    .unwrap()
+                    .into();
                 assert!(reader.submit(ReadOp { tag, extent, buf }).is_ok());
             }
             if sent {
@@ -660,14 +980,24 @@ fn dropping_a_reader_with_reads_in_flight_leaves_nothing() {
             }
             let start = Instant::now();
             drop(reader);
-            assert!(start.elapsed() < DEADLINE / 4, "{name}: {:?}", start.elapsed());
-            assert!(ring.reserve(32 << 20).is_some(), "{name}: a buffer was lost");
+            assert!(
+                start.elapsed() < DEADLINE / 4,
+                "{name}: {:?}",
+                start.elapsed()
+            );
+            assert!(
+                ring.reserve(32 << 20).is_some(),
+                "{name}: a buffer was lost"
+            );
         }
     }
     assert_eq!(leaked(), 0);
     // io_uring's own workers end a little later than the ring.
     let now = || (entries("/proc/self/fd"), entries("/proc/self/task"));
-    answer(|| format!("{:?}, before {:?}", now(), (fds, threads)), || (now() == (fds, threads)).then_some(()));
+    answer(
+        || format!("{:?}, before {:?}", now(), (fds, threads)),
+        || (now() == (fds, threads)).then_some(()),
+    );
 }
 
 #[test]
@@ -681,17 +1011,28 @@ fn out_of_descriptors_is_an_error_that_names_the_limit() {
     let descriptors = entries("/proc/self/fd");
     for (name, options) in all_readers() {
         // A ring's own descriptors close a little later than it ends.
-        until("the descriptors are closed", || entries("/proc/self/fd") <= descriptors);
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
+        until("the descriptors are closed", || {
+            entries("/proc/self/fd") <= descriptors
+        });
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let mut hoard = Vec::new();
         let resource = rustix::process::Resource::Nofile;
         let before = rustix::process::getrlimit(resource);
-        let few = rustix::process::Rlimit { current: Some(64), ..before };
+        let few = rustix::process::Rlimit {
+            current: Some(64),
+            ..before
+        };
         rustix::process::setrlimit(resource, few).unwrap();
         while let Ok(file) = File::open("/dev/null") {
             hoard.push(file);
         }
-        let extent = Extent { source: id(&sources, 0), offset: 0, len: 100 };
+        let extent = Extent {
+            source: id(&sources, 0),
+            offset: 0,
+            len: 100,
+        };
         let error = read_one(&mut *reader, &ring, extent).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Limit, "{name}: {error}");
         drop(hoard);
@@ -709,14 +1050,29 @@ fn auto_reads_by_pread_where_io_uring_is_refused() {
         let mut options = ReaderOptions::default();
         options.deny_uring = Some(errno);
         let mut opened = open(sources.clone(), &options).unwrap();
-        assert_eq!((opened.choice.reader.kind, opened.choice.cached_first), (ReaderKind::Pread, true));
+        assert_eq!(
+            (opened.choice.reader.kind, opened.choice.cached_first),
+            (ReaderKind::Pread, true)
+        );
         let why = opened.choice.to_string();
-        assert!(why.contains("setup refused with") && why.contains(word) && why.contains("so pread threads"), "{why}");
-        let extent = Extent { source: id(&sources, 0), offset: 3, len: 40_000 };
+        assert!(
+            why.contains("setup refused with")
+                && why.contains(word)
+                && why.contains("so pread threads"),
+            "{why}"
+        );
+        let extent = Extent {
+            source: id(&sources, 0),
+            offset: 3,
+            len: 40_000,
+        };
         assert!(read_one(&mut *opened.reader, &ring, extent).is_ok());
         options.mode = Mode::Uring;
         let error = open(sources.clone(), &options).err().unwrap();
-        assert!(error.kind() == ErrorKind::Unsupported && error.message().contains(word), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Unsupported && error.message().contains(word),
+            "{error}"
+        );
     }
 }
 
@@ -731,19 +1087,30 @@ fn readers_work_without_locked_memory() {
     let bytes = std::fs::read(&path).unwrap();
     let ring = ring(8 << 20);
     let none = rustix::thread::CapabilitySet::empty();
-    let sets = rustix::thread::CapabilitySets { effective: none, permitted: none, inheritable: none };
+    let sets = rustix::thread::CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
     if let Err(errno) = rustix::thread::set_capabilities(None, sets) {
         return eprintln!("skipped: cannot drop capabilities: {errno}");
     }
     for limit in [1 << 20, 0] {
-        let rlimit = rustix::process::Rlimit { current: Some(limit), maximum: Some(limit) };
+        let rlimit = rustix::process::Rlimit {
+            current: Some(limit),
+            maximum: Some(limit),
+        };
         rustix::process::setrlimit(rustix::process::Resource::Memlock, rlimit).unwrap();
         let mut opened = open(sources.clone(), &ReaderOptions::default()).unwrap();
         let reason = opened.reader.register_ring(&ring);
         eprintln!("limit {limit}: {} {reason:?}", opened.choice);
         let uring = opened.choice.reader.kind == ReaderKind::Uring;
         assert!(!opened.reader.stats().registered_buffers && reason.is_some() == uring);
-        let extent = Extent { source: id(&sources, 0), offset: 5, len: 200_000 };
+        let extent = Extent {
+            source: id(&sources, 0),
+            offset: 5,
+            len: 200_000,
+        };
         assert!(read_one(&mut *opened.reader, &ring, extent).unwrap()[..] == bytes[5..200_005]);
     }
 }
@@ -759,10 +1126,20 @@ fn missing_o_direct_is_an_error_or_a_reason() {
         (options.mode, options.direct) = (mode, Direct::On);
         let error = open(sources.clone(), &options).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-        assert_eq!(error.site().path.as_deref(), Some(Path::new("/proc/self/status")), "{error}");
+        assert_eq!(
+            error.site().path.as_deref(),
+            Some(Path::new("/proc/self/status")),
+            "{error}"
+        );
         options.direct = Direct::Auto;
-        let Some(opened) = try_open("auto", &sources, &options) else { continue };
-        assert!(!opened.choice.direct && opened.choice.to_string().contains("O_DIRECT (/proc"), "{}", opened.choice);
+        let Some(opened) = try_open("auto", &sources, &options) else {
+            continue;
+        };
+        assert!(
+            !opened.choice.direct && opened.choice.to_string().contains("O_DIRECT (/proc"),
+            "{}",
+            opened.choice
+        );
     }
 }
 
@@ -770,7 +1147,9 @@ fn missing_o_direct_is_an_error_or_a_reason() {
 #[test]
 fn a_file_that_refuses_o_direct_later_is_read_buffered() {
     let path = Path::new("/sys/kernel/btf/vmlinux");
-    let Ok(bytes) = std::fs::read(path) else { return eprintln!("skipped: no {}", path.display()) };
+    let Ok(bytes) = std::fs::read(path) else {
+        return eprintln!("skipped: no {}", path.display());
+    };
     let scratch = Scratch::new("fallback");
     let in_folder = |index: usize| {
         std::fs::create_dir(scratch.0.join(index.to_string())).unwrap();
@@ -783,15 +1162,37 @@ fn a_file_that_refuses_o_direct_later_is_read_buffered() {
         return eprintln!("skipped: {} does not tell its length", path.display());
     }
     let ring = ring(1 << 20);
-    for (name, options) in all_readers().into_iter().filter(|(_, options)| options.direct == Direct::On) {
-        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else { continue };
-        let extent = |source, offset, len| Extent { source: id(&sources, source), offset, len };
-        let extents = [extent(64, 1000, 5000), extent(0, 0, 5000), extent(64, 4096, 4096)];
+    for (name, options) in all_readers()
+        .into_iter()
+        .filter(|(_, options)| options.direct == Direct::On)
+    {
+        let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
+            continue;
+        };
+        let extent = |source, offset, len| Extent {
+            source: id(&sources, source),
+            offset,
+            len,
+        };
+        let extents = [
+            extent(64, 1000, 5000),
+            extent(0, 0, 5000),
+            extent(64, 4096, 4096),
+        ];
         let results = read_all(&mut *reader, &ring, &extents);
-        assert!(results[0].as_ref().unwrap()[..] == bytes[1000..6000], "{name}");
-        assert!(results[2].as_ref().unwrap()[..] == bytes[4096..8192], "{name}");
+        assert!(
+            results[0].as_ref().unwrap()[..] == bytes[1000..6000],
+            "{name}"
+        );
+        assert!(
+            results[2].as_ref().unwrap()[..] == bytes[4096..8192],
+            "{name}"
+        );
         let stats = reader.stats();
-        assert!(stats.fallbacks > 0 && stats.direct_reads > 0 && stats.buffered_reads > 0, "{name}: {stats:?}");
+        assert!(
+            stats.fallbacks > 0 && stats.direct_reads > 0 && stats.buffered_reads > 0,
+            "{name}: {stats:?}"
+        );
     }
 }
 
@@ -801,11 +1202,19 @@ fn a_dataset_that_fits_memory_is_read_buffered() {
     let sources = sources(&[scratch.file("a", 50_000)]);
     let opened = open(sources.clone(), &ReaderOptions::default()).unwrap();
     assert!(opened.cache.is_some() && !opened.choice.direct);
-    assert!(opened.choice.to_string().contains("fits half of"), "{}", opened.choice);
+    assert!(
+        opened.choice.to_string().contains("fits half of"),
+        "{}",
+        opened.choice
+    );
     let mut table = Sources::new();
     table.file(sources.path(id(&sources, 0)), 1 << 50).unwrap();
     let opened = open(Arc::new(table), &ReaderOptions::default()).unwrap();
-    assert!(opened.choice.to_string().contains("does not fit half of"), "{}", opened.choice);
+    assert!(
+        opened.choice.to_string().contains("does not fit half of"),
+        "{}",
+        opened.choice
+    );
 }
 
 #[test]
@@ -821,27 +1230,52 @@ fn no_reader_follows_a_name_out_of_its_root() {
     symlink(&inside, scratch.0.join("root/absolute")).unwrap();
     let mut table = Sources::new();
     let root = table.root(scratch.0.join("link"));
-    let ids = ["sub/a", "outside", "up/secret", "absolute", "gone"].map(|name| table.file_in(root, name, 5000));
+    let ids = ["sub/a", "outside", "up/secret", "absolute", "gone"]
+        .map(|name| table.file_in(root, name, 5000));
     let ids: Vec<_> = ids.into_iter().map(Result::unwrap).collect();
     // The same files are followed by names that the user wrote.
     let followed = table.file(scratch.0.join("root/outside"), 5000).unwrap();
-    for name in ["../secret", "/etc/hostname", "sub/../sub/a", "sub//a", "./sub/a", "", "sub/\0"] {
+    for name in [
+        "../secret",
+        "/etc/hostname",
+        "sub/../sub/a",
+        "sub//a",
+        "./sub/a",
+        "",
+        "sub/\0",
+    ] {
         let error = table.file_in(root, name, 5000).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotAFile, "{name:?}: {error}");
     }
     let sources = Arc::new(table);
     let ring = ring(1 << 20);
-    let extent = |source| Extent { source, offset: 1, len: 4999 };
+    let extent = |source| Extent {
+        source,
+        offset: 1,
+        len: 4999,
+    };
     let expected = |path: &Path| std::fs::read(path).unwrap()[1..].to_vec();
     for (name, options) in all_readers() {
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         for _ in 0..2 {
-            assert!(read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap() == expected(&inside), "{name}");
-            assert!(read_one(&mut *opened.reader, &ring, extent(followed)).unwrap() == expected(&secret), "{name}");
+            assert!(
+                read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap() == expected(&inside),
+                "{name}"
+            );
+            assert!(
+                read_one(&mut *opened.reader, &ring, extent(followed)).unwrap()
+                    == expected(&secret),
+                "{name}"
+            );
             for outside in &ids[1..4] {
                 let error = read_one(&mut *opened.reader, &ring, extent(*outside)).unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::NotAFile, "{name}: {error}");
-                assert!(error.message().contains("leads out of the dataset's root"), "{name}: {error}");
+                assert!(
+                    error.message().contains("leads out of the dataset's root"),
+                    "{name}: {error}"
+                );
             }
             let error = read_one(&mut *opened.reader, &ring, extent(ids[4])).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
@@ -864,7 +1298,9 @@ fn no_reader_follows_a_name_out_of_its_root() {
         if options.direct == Direct::On {
             continue;
         }
-        let Some(mut opened) = try_open(&name, &sources, &options) else { continue };
+        let Some(mut opened) = try_open(&name, &sources, &options) else {
+            continue;
+        };
         let error = read_one(&mut *opened.reader, &ring, extent(ids[0])).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound, "{name}: {error}");
     }

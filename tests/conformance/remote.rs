@@ -5,7 +5,9 @@ use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
 use crate::common::{Dir, noise};
-use feedline::dataset::{Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens};
+use feedline::dataset::{
+    Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens,
+};
 use feedline::storage::Cache;
 use feedline::tensor::{DType, Encoding};
 use feedline::{ErrorKind, Loader, LoaderBuilder, MemoryPlan, MemoryTerm, Order, Result, decode};
@@ -24,19 +26,55 @@ fn arc<D: Dataset>(dataset: Result<D>) -> Result<Arc<dyn Dataset>> {
 }
 
 const FORMATS: [(&str, Open); 13] = [
-    ("records", |at| arc(Records::builder(4).open(format!("{at}/npy/same-0.npy")))),
-    ("tokens", |at| arc(Tokens::builder(DType::U16).window(8).open(format!("{at}/tokens/flat.bin")))),
-    ("tokens of shards", |at| arc(Tokens::builder(DType::U16).window(4).open(format!("{at}/tokens/llmc-gpt2.bin")))),
-    ("megatron", |at| arc(Megatron::builder().documents(13).open(format!("{at}/tokens/megatron-u16")))),
-    ("npy", |at| arc(Npy::open(format!("{at}/npy/same-{{0..3}}.npy")))),
-    ("npy by pattern", |at| arc(Npy::open(format!("{at}/npy/same-?.npy")))),
+    ("records", |at| {
+        arc(Records::builder(4).open(format!("{at}/npy/same-0.npy")))
+    }),
+    ("tokens", |at| {
+        arc(Tokens::builder(DType::U16)
+            .window(8)
+            .open(format!("{at}/tokens/flat.bin")))
+    }),
+    ("tokens of shards", |at| {
+        arc(Tokens::builder(DType::U16)
+            .window(4)
+            .open(format!("{at}/tokens/llmc-gpt2.bin")))
+    }),
+    ("megatron", |at| {
+        arc(Megatron::builder()
+            .documents(13)
+            .open(format!("{at}/tokens/megatron-u16")))
+    }),
+    ("npy", |at| {
+        arc(Npy::open(format!("{at}/npy/same-{{0..3}}.npy")))
+    }),
+    ("npy by pattern", |at| {
+        arc(Npy::open(format!("{at}/npy/same-?.npy")))
+    }),
     ("npz", |at| arc(Npz::open(format!("{at}/npy/table.npz")))),
-    ("safetensors", |at| arc(SafeTensors::open(format!("{at}/safetensors/torch-{{0,1}}.safetensors")))),
-    ("tar", |at| arc(Tar::builder().index(false).open(format!("{at}/tar/webdataset.tar")))),
-    ("tfrecord", |at| arc(TfRecord::builder().index(false).open(format!("{at}/tfrecord/plain.tfrecord")))),
-    ("mds", |at| arc(Mds::builder().up_to("*", 300).open(format!("{at}/mds/lists")))),
+    ("safetensors", |at| {
+        arc(SafeTensors::open(format!(
+            "{at}/safetensors/torch-{{0,1}}.safetensors"
+        )))
+    }),
+    ("tar", |at| {
+        arc(Tar::builder()
+            .index(false)
+            .open(format!("{at}/tar/webdataset.tar")))
+    }),
+    ("tfrecord", |at| {
+        arc(TfRecord::builder()
+            .index(false)
+            .open(format!("{at}/tfrecord/plain.tfrecord")))
+    }),
+    ("mds", |at| {
+        arc(Mds::builder()
+            .up_to("*", 300)
+            .open(format!("{at}/mds/lists")))
+    }),
     ("images", |at| arc(Images::open(format!("{at}/jpeg/")))),
-    ("images of classes", |at| arc(Images::open(format!("{at}/classes/")))),
+    ("images of classes", |at| {
+        arc(Images::open(format!("{at}/classes/")))
+    }),
 ];
 
 /// All batches of two epochs in a shuffled order; encoded fields as they are.
@@ -44,15 +82,28 @@ fn batches(dataset: Arc<dyn Dataset>) -> Vec<Got> {
     batches_by(dataset, |builder| builder)
 }
 
-fn batches_by(dataset: Arc<dyn Dataset>, set: impl FnOnce(LoaderBuilder) -> LoaderBuilder) -> Vec<Got> {
-    let encoded = |field: &feedline::tensor::EncodedField| !matches!(field.encoding, Encoding::Raw { .. });
-    let names: Vec<String> = dataset.schema().iter().filter(|field| encoded(field)).map(|f| f.name.clone()).collect();
-    let mut builder = Loader::builder(dataset).order(Order::shuffled(3)).batch_size(3);
+fn batches_by(
+    dataset: Arc<dyn Dataset>,
+    set: impl FnOnce(LoaderBuilder) -> LoaderBuilder,
+) -> Vec<Got> {
+    let encoded =
+        |field: &feedline::tensor::EncodedField| !matches!(field.encoding, Encoding::Raw { .. });
+    let names: Vec<String> = dataset
+        .schema()
+        .iter()
+        .filter(|field| encoded(field))
+        .map(|f| f.name.clone())
+        .collect();
+    let mut builder = Loader::builder(dataset)
+        .order(Order::shuffled(3))
+        .batch_size(3);
     for name in names {
         builder = builder.decode_field(&name, decode::Bytes::up_to(1 << 20));
     }
     let loader = set(builder).build().unwrap();
-    (0..2).flat_map(|epoch| Got::epoch(&loader, epoch)).collect()
+    (0..2)
+        .flat_map(|epoch| Got::epoch(&loader, epoch))
+        .collect()
 }
 
 #[test]
@@ -65,7 +116,9 @@ fn every_format_is_the_same_from_a_cache() {
         let expected = batches(open(files.to_str().unwrap().trim_end_matches('/')).unwrap());
         for state in ["cold", "warm"] {
             let cache = Cache::at(caches.path(name)).block_bytes(4096);
-            let found = batches_by(open(s3.trim_end_matches('/')).unwrap(), |builder| builder.cache(cache));
+            let found = batches_by(open(s3.trim_end_matches('/')).unwrap(), |builder| {
+                builder.cache(cache)
+            });
             assert!(found == expected, "{name}, {state}");
         }
     }
@@ -77,7 +130,16 @@ fn folder(dir: &Dir) -> PathBuf {
         let bytes = std::fs::read(fixtures().join("images").join(name)).unwrap();
         dir.write(&format!("classes/{class}/{name}"), &bytes);
     }
-    for name in ["npy", "tokens", "safetensors", "tar", "tfrecord", "mds", "jpeg", "parquet"] {
+    for name in [
+        "npy",
+        "tokens",
+        "safetensors",
+        "tar",
+        "tfrecord",
+        "mds",
+        "jpeg",
+        "parquet",
+    ] {
         std::os::unix::fs::symlink(fixtures().join(name), dir.path(name)).unwrap();
     }
     dir.path("")
@@ -89,16 +151,26 @@ fn every_format_is_the_same_from_files_http_and_a_bucket() {
     let files = folder(&dir);
     let server = Server::of(&files);
     let (files, http, s3) = (files.display().to_string(), server.http(""), server.s3(""));
-    let (files, http, s3) = (files.trim_end_matches('/'), http.trim_end_matches('/'), s3.trim_end_matches('/'));
+    let (files, http, s3) = (
+        files.trim_end_matches('/'),
+        http.trim_end_matches('/'),
+        s3.trim_end_matches('/'),
+    );
     for (name, open) in FORMATS {
         let expected = batches(open(files).unwrap_or_else(|error| panic!("{name}: {error}")));
-        assert!(batches(open(s3).unwrap_or_else(|error| panic!("{name} of s3: {error}"))) == expected, "{name} of s3");
+        assert!(
+            batches(open(s3).unwrap_or_else(|error| panic!("{name} of s3: {error}"))) == expected,
+            "{name} of s3"
+        );
         // A plain HTTP server has no listing.
         if name.contains("images") || name.contains("pattern") {
             let error = open(http).err().unwrap();
             assert_eq!(error.kind(), ErrorKind::Config, "{name}: {error}");
             let said = error.to_string();
-            assert!(said.contains("has no listing") || said.contains("a query"), "{said}");
+            assert!(
+                said.contains("has no listing") || said.contains("a query"),
+                "{said}"
+            );
             continue;
         }
         let over_http = open(http).unwrap_or_else(|error| panic!("{name} of http: {error}"));
@@ -111,10 +183,22 @@ fn every_format_is_the_same_from_files_http_and_a_bucket() {
 fn parquet_is_the_same_from_files_and_a_bucket() {
     use feedline::dataset::Parquet;
     let server = Server::of(&fixtures());
-    for (name, column) in [("plain", "f3"), ("zstd_v2", "f0"), ("gzip", "i64"), ("tiny", "f0"), ("uneven", "x")] {
+    for (name, column) in [
+        ("plain", "f3"),
+        ("zstd_v2", "f0"),
+        ("gzip", "i64"),
+        ("tiny", "f0"),
+        ("uneven", "x"),
+    ] {
         let open = |url: String| arc(Parquet::builder().column(column).open(url)).unwrap();
-        let expected = batches(open(format!("{}/parquet/{name}.parquet", fixtures().display())));
-        assert!(batches(open(server.s3(&format!("parquet/{name}.parquet")))) == expected, "{name}");
+        let expected = batches(open(format!(
+            "{}/parquet/{name}.parquet",
+            fixtures().display()
+        )));
+        assert!(
+            batches(open(server.s3(&format!("parquet/{name}.parquet")))) == expected,
+            "{name}"
+        );
     }
 }
 
@@ -126,10 +210,19 @@ fn a_dataset_may_mix_files_and_objects() {
     server.put("bucket/1.bin", bytes[3200..].to_vec());
     let paths = [path, PathBuf::from(server.s3("1.bin"))];
     let mixed = Records::builder(64).open_files(&paths).unwrap();
-    let loader = Loader::builder(mixed).order(Order::shuffled(1)).batch_size(8).build().unwrap();
+    let loader = Loader::builder(mixed)
+        .order(Order::shuffled(1))
+        .batch_size(8)
+        .build()
+        .unwrap();
     let mut seen = 0;
     for batch in Got::epoch(&loader, 0) {
-        for (id, record) in batch.ids.iter().zip(batch.fields[0].bytes.chunks(64)).take(batch.valid) {
+        for (id, record) in batch
+            .ids
+            .iter()
+            .zip(batch.fields[0].bytes.chunks(64))
+            .take(batch.valid)
+        {
             assert_eq!(record, &bytes[*id as usize * 64..][..64]);
             seen += 1;
         }
@@ -150,10 +243,19 @@ fn a_pattern_of_a_thousand_shards_is_listed_with_two_requests() {
     let tokens = Tokens::builder(DType::U16).window(32).open(&names).unwrap();
     assert_eq!(tokens.len(), 1001);
     let log = server.take_log();
-    let count = |method: &str| log.iter().filter(|request| request.method == method).count();
+    let count = |method: &str| {
+        log.iter()
+            .filter(|request| request.method == method)
+            .count()
+    };
     // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000. The first bytes of tokens are
     // read, for their header.
-    assert_eq!((count("GET"), count("HEAD")), (2 + 1001, 1001), "{:?}", &log[..5]);
+    assert_eq!(
+        (count("GET"), count("HEAD")),
+        (2 + 1001, 1001),
+        "{:?}",
+        &log[..5]
+    );
 }
 
 #[test]
@@ -163,7 +265,11 @@ fn an_empty_answer_to_head_is_no_empty_object() {
     for (name, len) in [("full", 640_u64), ("empty", 0)] {
         server.put(&format!("bucket/{name}"), vec![7; len as usize]);
         let opened = Records::builder(64).open_files(&[server.http(name)]);
-        assert_eq!(opened.map_or(0, |records| records.len()), len / 64, "{name}");
+        assert_eq!(
+            opened.map_or(0, |records| records.len()),
+            len / 64,
+            "{name}"
+        );
     }
 }
 
@@ -176,34 +282,69 @@ fn shard(number: u8) -> Vec<u8> {
 #[test]
 fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
     let (server, dir) = (Server::new(), Dir::new());
-    (0..1000).for_each(|number| server.put(&format!("bucket/set/{number:04}.tar"), shard(number as u8)));
+    (0..1000)
+        .for_each(|number| server.put(&format!("bucket/set/{number:04}.tar"), shard(number as u8)));
     let (file, pattern) = (dir.path("set.index"), "set/*.tar");
-    let open = |index: &Path, pattern: &str| Tar::builder().bytes("bin").index_file(index).open(server.s3(pattern));
+    let open = |index: &Path, pattern: &str| {
+        Tar::builder()
+            .bytes("bin")
+            .index_file(index)
+            .open(server.s3(pattern))
+    };
     let first = open(&file, pattern).unwrap();
-    assert_eq!((first.shards_scanned(), first.index_unsaved()), (1000, None));
-    assert_eq!(open(&file, pattern).unwrap().shards_scanned(), 0, "from the local file");
-    let missing = open(Path::new(&server.s3("set/index")), pattern).err().unwrap().to_string();
-    assert!(missing.contains("make the index file on a local disk first"), "{missing}");
+    assert_eq!(
+        (first.shards_scanned(), first.index_unsaved()),
+        (1000, None)
+    );
+    assert_eq!(
+        open(&file, pattern).unwrap().shards_scanned(),
+        0,
+        "from the local file"
+    );
+    let missing = open(Path::new(&server.s3("set/index")), pattern)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(
+        missing.contains("make the index file on a local disk first"),
+        "{missing}"
+    );
 
     let good = std::fs::read(&file).unwrap();
     server.put("bucket/set/index", good.clone());
     server.take_log();
     let tar = open(Path::new(&server.s3("set/index")), pattern).unwrap();
     assert_eq!((tar.shards_scanned(), tar.len()), (0, 2000));
-    let loader = Loader::builder(tar).order(Order::shuffled(1)).batch_size(8).tuning(|t| t.slots(2).depth(4));
-    let loader = loader.decode_field("bin", decode::Bytes::up_to(100)).build().unwrap();
+    let loader = Loader::builder(tar)
+        .order(Order::shuffled(1))
+        .batch_size(8)
+        .tuning(|t| t.slots(2).depth(4));
+    let loader = loader
+        .decode_field("bin", decode::Bytes::up_to(100))
+        .build()
+        .unwrap();
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     let log = server.take_log();
-    let reads = log.iter().filter(|request| request.path.ends_with(".tar")).count();
+    let reads = log
+        .iter()
+        .filter(|request| request.path.ends_with(".tar"))
+        .count();
     assert!(log.len() - reads <= 5, "{:?}", &log[..6]);
-    assert!(reads <= 8 * 4, "{reads} reads for the first batch and those ahead of it");
+    assert!(
+        reads <= 8 * 4,
+        "{reads} reads for the first batch and those ahead of it"
+    );
     drop(batch);
 
     // A replaced shard is scanned; nothing is written to the store.
     server.put("bucket/set/0007.tar", shard(200));
     let tar = open(Path::new(&server.s3("set/index")), pattern).unwrap();
     assert_eq!(tar.shards_scanned(), 1);
-    assert!(tar.index_unsaved().unwrap().contains("nothing is written to a store"));
+    assert!(
+        tar.index_unsaved()
+            .unwrap()
+            .contains("nothing is written to a store")
+    );
     for (damage, said, anew) in [
         (0, "not an index file", false),
         (8, "a damaged index file", true),
@@ -213,39 +354,71 @@ fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
         let mut bytes = good.clone();
         bytes[damage] ^= 1;
         server.put("bucket/set/index", bytes.clone());
-        let error = open(Path::new(&server.s3("set/index")), pattern).err().unwrap().to_string();
+        let error = open(Path::new(&server.s3("set/index")), pattern)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains(said), "{damage}: {error}");
         std::fs::write(&file, &bytes).unwrap();
         match open(&file, "set/000?.tar") {
-            Ok(tar) => assert!(anew && tar.shards_scanned() == 10, "a local one is made anew"),
+            Ok(tar) => assert!(
+                anew && tar.shards_scanned() == 10,
+                "a local one is made anew"
+            ),
             Err(error) => assert!(!anew && std::fs::read(&file).unwrap() == bytes, "{error}"),
         }
     }
 }
 
 fn expanded(names: &str) -> Vec<String> {
-    (0..=1000).map(|shard| names.replace("{0000..1000}", &format!("{shard:04}"))).collect()
+    (0..=1000)
+        .map(|shard| names.replace("{0000..1000}", &format!("{shard:04}")))
+        .collect()
 }
 
 #[test]
 fn missing_objects_and_wrong_urls_are_typed_errors() {
     let server = Server::new();
     server.put("bucket/a.bin", vec![1; 64]);
-    let open = |url: &str| Tokens::builder(DType::U16).window(4).open(url).err().unwrap();
+    let open = |url: &str| {
+        Tokens::builder(DType::U16)
+            .window(4)
+            .open(url)
+            .err()
+            .unwrap()
+    };
     for (url, kind, words) in [
         (server.s3("gone.bin"), ErrorKind::NotFound, "gone.bin"),
         (server.http("gone.bin"), ErrorKind::NotFound, "gone.bin"),
         (server.s3("*.tar"), ErrorKind::Empty, "nothing matches"),
-        (server.s3("none/"), ErrorKind::Empty, "no files that end in .bin"),
-        ("ftp://host/a.bin".into(), ErrorKind::Config, "use s3://, gs://, az://"),
-        (format!("{}?secret=1", server.http("a.bin")), ErrorKind::Config, "plain URL"),
+        (
+            server.s3("none/"),
+            ErrorKind::Empty,
+            "no files that end in .bin",
+        ),
+        (
+            "ftp://host/a.bin".into(),
+            ErrorKind::Config,
+            "use s3://, gs://, az://",
+        ),
+        (
+            format!("{}?secret=1", server.http("a.bin")),
+            ErrorKind::Config,
+            "plain URL",
+        ),
     ] {
         let error = open(&url);
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.to_string().contains(words) && !error.to_string().contains("secret"), "{error}");
+        assert!(
+            error.to_string().contains(words) && !error.to_string().contains("secret"),
+            "{error}"
+        );
     }
     let error = feedline::storage::configure("s3://b", [("no_such", "secret")]).unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && !error.to_string().contains("secret"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Config && !error.to_string().contains("secret"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -257,7 +430,10 @@ fn a_folder_of_a_bucket_gives_its_files_or_tells() {
     let open = |url: &str| Tokens::builder(DType::U16).window(4).open(server.s3(url));
     let set = open("set/").unwrap();
     assert_eq!(
-        (set.tokens(), set.describe().ends_with("left out: 1 .txt, 1 folder")),
+        (
+            set.tokens(),
+            set.describe().ends_with("left out: 1 .txt, 1 folder")
+        ),
         (64, true),
         "{}",
         set.describe()
@@ -265,7 +441,10 @@ fn a_folder_of_a_bucket_gives_its_files_or_tells() {
     server.put("bucket/set/more/e.bin", vec![1; 64]);
     let error = open("set/").err().unwrap();
     let pattern = server.s3("set/**");
-    assert!(error.kind() == ErrorKind::NotAFile && error.message().contains(&pattern), "{error}");
+    assert!(
+        error.kind() == ErrorKind::NotAFile && error.message().contains(&pattern),
+        "{error}"
+    );
     assert_eq!(open("set/**").unwrap().tokens(), 96);
     assert_eq!(open("set/**/*.bin").unwrap().tokens(), 64, "without b.BIN");
 }
@@ -274,21 +453,51 @@ fn a_folder_of_a_bucket_gives_its_files_or_tells() {
 fn odd_keys_are_left_out_and_counted_by_folders_and_patterns() {
     let server = Server::new();
     let good = ["a.bin", "b.bin", "sub/c.bin"];
-    for name in
-        good.into_iter().chain(["sub/", "deep/d.bin/", "sub//e.bin", "./f.bin", "x/../g.bin", "sub/h\u{7f}.bin"])
-    {
-        server.put(&format!("bucket/set/{name}"), vec![1; if name.ends_with('/') { 0 } else { 64 }]);
+    for name in good.into_iter().chain([
+        "sub/",
+        "deep/d.bin/",
+        "sub//e.bin",
+        "./f.bin",
+        "x/../g.bin",
+        "sub/h\u{7f}.bin",
+    ]) {
+        server.put(
+            &format!("bucket/set/{name}"),
+            vec![1; if name.ends_with('/') { 0 } else { 64 }],
+        );
     }
     let open = |url: &str| Tokens::builder(DType::U16).window(4).open(server.s3(url));
-    for (url, tokens) in [("set/**", 96), ("set/**/*.bin", 96), ("set/sub/", 32), ("set/{a,b}.bin", 64)] {
+    for (url, tokens) in [
+        ("set/**", 96),
+        ("set/**/*.bin", 96),
+        ("set/sub/", 32),
+        ("set/{a,b}.bin", 64),
+    ] {
         let set = open(url).unwrap_or_else(|error| panic!("{url}: {error}"));
         assert_eq!(set.tokens(), tokens, "{url}: {}", set.describe());
-        assert_eq!(set.describe().contains("with an odd key (an empty"), !url.contains("{a"), "{}", set.describe());
+        assert_eq!(
+            set.describe().contains("with an odd key (an empty"),
+            !url.contains("{a"),
+            "{}",
+            set.describe()
+        );
     }
-    assert!(open("set/").err().unwrap().message().contains("a folder in the folder holds data"));
-    for (key, words) in [("set/sub//e.bin", "an empty part"), ("set/a\tb.bin", "a control character")] {
+    assert!(
+        open("set/")
+            .err()
+            .unwrap()
+            .message()
+            .contains("a folder in the folder holds data")
+    );
+    for (key, words) in [
+        ("set/sub//e.bin", "an empty part"),
+        ("set/a\tb.bin", "a control character"),
+    ] {
         let error = open(key).err().unwrap();
-        assert!(error.kind() == ErrorKind::Config && error.to_string().contains(words), "{error}");
+        assert!(
+            error.kind() == ErrorKind::Config && error.to_string().contains(words),
+            "{error}"
+        );
     }
 }
 
@@ -296,13 +505,19 @@ fn odd_keys_are_left_out_and_counted_by_folders_and_patterns() {
 fn an_object_replaced_in_mid_run_is_an_error_that_names_it() {
     let server = Server::new();
     server.put("bucket/a.bin", noise(6400, 1));
-    let tokens = Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    let tokens = Tokens::builder(DType::U16)
+        .window(32)
+        .open(server.s3("a.bin"))
+        .unwrap();
     let loader = Loader::builder(tokens).batch_size(10).build().unwrap();
     assert_eq!(Got::epoch(&loader, 0).len(), 10);
     server.put("bucket/a.bin", noise(6400, 2));
     let error = Got::try_epoch(&loader, 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-    assert!(error.to_string().contains("a.bin") && error.to_string().contains("replaced"), "{error}");
+    assert!(
+        error.to_string().contains("a.bin") && error.to_string().contains("replaced"),
+        "{error}"
+    );
     assert!(error.site().sample.is_some());
 }
 
@@ -311,17 +526,25 @@ fn a_replaced_object_is_looked_up_anew_after_a_failure() {
     let server = Server::new();
     let index = std::fs::read(fixtures().join("mds/fixed/index.json")).unwrap();
     for name in ["shard.00000.mds", "shard.00001.mds", "shard.00002.mds"] {
-        server.put(&format!("bucket/{name}"), std::fs::read(fixtures().join("mds/fixed").join(name)).unwrap());
+        server.put(
+            &format!("bucket/{name}"),
+            std::fs::read(fixtures().join("mds/fixed").join(name)).unwrap(),
+        );
     }
     let plain = server.http("");
-    for at in [plain.trim_end_matches('/'), server.s3("").trim_end_matches('/')] {
+    for at in [
+        plain.trim_end_matches('/'),
+        server.s3("").trim_end_matches('/'),
+    ] {
         server.put("bucket/index.json", index[1..].to_vec());
         assert_eq!(Mds::open(at).unwrap_err().kind(), ErrorKind::Decode, "{at}");
         server.put("bucket/index.json", index.clone());
         assert_eq!(Mds::open(at).unwrap().len(), 9, "{at}: the mended index");
 
         let rows = |url: &str| -> Result<usize> {
-            let loader = Loader::builder(Records::builder(8).open(url)?).batch_size(10).build()?;
+            let loader = Loader::builder(Records::builder(8).open(url)?)
+                .batch_size(10)
+                .build()?;
             loader.epoch(0)?.map(|batch| Ok(batch?.len())).sum()
         };
         let url = format!("{at}/a.bin");
@@ -337,7 +560,10 @@ fn a_replaced_object_is_looked_up_anew_after_a_failure() {
 fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
     let server = Server::new();
     server.put("bucket/a.bin", noise(640, 1));
-    let tokens = Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    let tokens = Tokens::builder(DType::U16)
+        .window(32)
+        .open(server.s3("a.bin"))
+        .unwrap();
     server.script(|request| (request.method == "GET").then_some(Fault::OtherVersion));
     let loader = Loader::builder(tokens).batch_size(10).build().unwrap();
     let error = Got::try_epoch(&loader, 0).unwrap_err();
@@ -350,18 +576,31 @@ fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
 fn connections_are_a_line_of_the_memory_plan() {
     let server = Server::new();
     server.put("bucket/a.bin", noise(6400, 1));
-    let tokens = || Tokens::builder(DType::U16).window(32).open(server.s3("a.bin")).unwrap();
+    let tokens = || {
+        Tokens::builder(DType::U16)
+            .window(32)
+            .open(server.s3("a.bin"))
+            .unwrap()
+    };
     let plan = |budget: Option<usize>| {
         let builder = Loader::builder(tokens()).batch_size(10).workers(1);
-        let builder = budget.into_iter().fold(builder, |builder, budget| builder.memory_budget(budget));
+        let builder = budget
+            .into_iter()
+            .fold(builder, |builder, budget| builder.memory_budget(budget));
         let loader = builder.build().unwrap();
         assert_eq!(Got::epoch(&loader, 0).len(), 10);
         loader.plan().clone()
     };
     let (all, little) = (plan(None), plan(Some(16 << 20)));
     let bytes = |plan: &MemoryPlan| plan.term(MemoryTerm::NETWORK).bytes();
-    assert!(bytes(&all) > 90 << 20 && all.to_string().contains("connections"), "{all}");
-    assert!(bytes(&little) <= 4 << 20 && little.total() <= 16 << 20, "{little}");
+    assert!(
+        bytes(&all) > 90 << 20 && all.to_string().contains("connections"),
+        "{all}"
+    );
+    assert!(
+        bytes(&little) <= 4 << 20 && little.total() <= 16 << 20,
+        "{little}"
+    );
 }
 
 /// A tar of members of some 100 KB with classes, and now and then a member that looks like a tar itself.
@@ -394,7 +633,14 @@ fn large_tar() -> Vec<u8> {
     };
     let inner = {
         let mut inner = Vec::new();
-        (0..40).for_each(|number| add(&mut inner, &format!("{number:04}.bin"), &noise(3000, number), false));
+        (0..40).for_each(|number| {
+            add(
+                &mut inner,
+                &format!("{number:04}.bin"),
+                &noise(3000, number),
+                false,
+            )
+        });
         inner
     };
     for number in 0..400_u64 {
@@ -402,8 +648,18 @@ fn large_tar() -> Vec<u8> {
             3 => inner.clone(),
             _ => noise(40_000 + (number * 977 % 130_000) as usize, number),
         };
-        add(&mut tar, &format!("{number:04}.bin"), &bytes, number % 3 == 0);
-        add(&mut tar, &format!("{number:04}.cls"), format!("{}", number % 10).as_bytes(), false);
+        add(
+            &mut tar,
+            &format!("{number:04}.bin"),
+            &bytes,
+            number % 3 == 0,
+        );
+        add(
+            &mut tar,
+            &format!("{number:04}.cls"),
+            format!("{}", number % 10).as_bytes(),
+            false,
+        );
     }
     tar.resize((tar.len() + 1024).next_multiple_of(10_240), 0);
     tar
@@ -414,28 +670,58 @@ fn a_tar_of_large_members_is_indexed_by_its_headers() {
     let (server, dir, bytes) = (Server::new(), Dir::new(), large_tar());
     server.put("bucket/large.tar", bytes.clone());
     let bin = || feedline::tensor::Field::up_to("bin", feedline::tensor::DType::U8, 200_000);
-    let open = |path: &str| Tar::builder().index(false).raw(bin(), "bin").class("cls").open(path).unwrap();
+    let open = |path: &str| {
+        Tar::builder()
+            .index(false)
+            .raw(bin(), "bin")
+            .class("cls")
+            .open(path)
+            .unwrap()
+    };
     let local = open(dir.write("large.tar", &bytes).to_str().unwrap());
-    for fault in [None, Some(Fault::Close), Some(Fault::Short(3)), Some(Fault::Status(503, None, "SlowDown"))] {
+    for fault in [
+        None,
+        Some(Fault::Close),
+        Some(Fault::Short(3)),
+        Some(Fault::Status(503, None, "SlowDown")),
+    ] {
         let (mut asked, one) = (0, fault.clone());
         server.script(move |request| {
             asked += u64::from(request.range.is_some());
             // Now and then a way ends, or begins anew.
-            one.clone().filter(|_| request.range.is_some() && asked % 50 == 0)
+            one.clone()
+                .filter(|_| request.range.is_some() && asked % 50 == 0)
         });
         server.take_log();
         let remote = open(&server.s3("large.tar"));
-        let asked: u64 =
-            server.take_log().iter().filter_map(|request| request.range).map(|(first, end)| end - first).sum();
-        assert!(asked < bytes.len() as u64 / 3, "{fault:?}: {asked} of {} bytes", bytes.len());
+        let asked: u64 = server
+            .take_log()
+            .iter()
+            .filter_map(|request| request.range)
+            .map(|(first, end)| end - first)
+            .sum();
+        assert!(
+            asked < bytes.len() as u64 / 3,
+            "{fault:?}: {asked} of {} bytes",
+            bytes.len()
+        );
         assert_eq!(remote.len(), local.len());
         for sample in 0..local.len() {
             for field in 0..2 {
-                assert_eq!(remote.member_name(sample, field).unwrap(), local.member_name(sample, field).unwrap());
+                assert_eq!(
+                    remote.member_name(sample, field).unwrap(),
+                    local.member_name(sample, field).unwrap()
+                );
             }
         }
         server.script(|_| None);
-        let loader = |dataset| Loader::builder(dataset).order(Order::shuffled(1)).batch_size(16).build().unwrap();
+        let loader = |dataset| {
+            Loader::builder(dataset)
+                .order(Order::shuffled(1))
+                .batch_size(16)
+                .build()
+                .unwrap()
+        };
         same(
             &Got::epoch(&loader(remote), 0),
             &Got::epoch(&loader(open(dir.path("large.tar").to_str().unwrap())), 0),
@@ -448,7 +734,11 @@ fn a_tar_of_large_members_is_indexed_by_its_headers() {
 fn no_format_shows_or_sends_a_secret_in_a_url() {
     let server = Server::new();
     let host = server.http("");
-    let host = host.strip_prefix("http://").unwrap().trim_end_matches("/bucket/").to_string();
+    let host = host
+        .strip_prefix("http://")
+        .unwrap()
+        .trim_end_matches("/bucket/")
+        .to_string();
     let forms = [
         format!("http://user:hunter2@{host}/bucket/x"),
         format!("HTTP://user:hunter2@{host}/bucket/x"),
@@ -468,7 +758,9 @@ fn no_format_shows_or_sends_a_secret_in_a_url() {
     for form in &forms {
         for (format, open) in FORMATS {
             for name in [form.clone(), format!("{form}*"), format!("{form}/{{0..3}}")] {
-                let error = open(&name).err().unwrap_or_else(|| panic!("{format} opens {name:?}"));
+                let error = open(&name)
+                    .err()
+                    .unwrap_or_else(|| panic!("{format} opens {name:?}"));
                 let said = format!("{error} {error:?} {:?}", error.site());
                 assert!(!said.contains("hunter2"), "{format}, {name:?}: {said}");
             }
@@ -476,7 +768,18 @@ fn no_format_shows_or_sends_a_secret_in_a_url() {
     }
     server.put("bucket/r.bin", vec![0; 64]);
     let records = Records::builder(4).open(server.s3("r.bin")).unwrap();
-    let error = Loader::builder(records).cache(Cache::at(&forms[0])).build().unwrap_err();
-    assert!(error.to_string().contains("not a URL") && !error.to_string().contains("hunter2"), "{error}");
-    assert!(server.take_log().iter().all(|request| !request.path.contains("hunter2")));
+    let error = Loader::builder(records)
+        .cache(Cache::at(&forms[0]))
+        .build()
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("not a URL") && !error.to_string().contains("hunter2"),
+        "{error}"
+    );
+    assert!(
+        server
+            .take_log()
+            .iter()
+            .all(|request| !request.path.contains("hunter2"))
+    );
 }

@@ -14,12 +14,21 @@ fn file(name: &str) -> std::path::PathBuf {
 /// Row by row, the fields in this order.
 fn rows(cases: &[Case], names: &[&str]) -> Vec<Row> {
     let find = |name: &str| cases.iter().find(|case| case.member == name).unwrap();
-    let row = |row| names.iter().flat_map(|name| one(name, &find(name).row(row))).collect();
+    let row = |row| {
+        names
+            .iter()
+            .flat_map(|name| one(name, &find(name).row(row)))
+            .collect()
+    };
     (0..find(names[0]).shape[0]).map(row).collect()
 }
 
 fn names(dataset: &SafeTensors) -> Vec<String> {
-    dataset.schema().iter().map(|field| field.name.clone()).collect()
+    dataset
+        .schema()
+        .iter()
+        .map(|field| field.name.clone())
+        .collect()
 }
 
 #[test]
@@ -29,12 +38,25 @@ fn every_dtype_is_read_as_it_was_written() {
     let dataset = SafeTensors::open(file("numpy.safetensors")).unwrap();
     assert_eq!(dataset.len(), 4);
     for case in &written {
-        let field = dataset.schema().iter().find(|field| field.name == case.member).unwrap().as_raw().unwrap();
-        assert_eq!((field.dtype().name(), field.dims()), (case.dtype.as_str(), vec![3]), "{case:?}");
+        let field = dataset
+            .schema()
+            .iter()
+            .find(|field| field.name == case.member)
+            .unwrap()
+            .as_raw()
+            .unwrap();
+        assert_eq!(
+            (field.dtype().name(), field.dims()),
+            (case.dtype.as_str(), vec![3]),
+            "{case:?}"
+        );
     }
     let names = names(&dataset);
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    check(|| SafeTensors::open(file("numpy.safetensors")), &rows(&written, &names));
+    check(
+        || SafeTensors::open(file("numpy.safetensors")),
+        &rows(&written, &names),
+    );
 }
 
 #[test]
@@ -43,13 +65,33 @@ fn chosen_tensors_come_in_the_order_asked_for() {
     let mut expected = rows(&cases("safetensors", "torch-0"), &names);
     expected.extend(rows(&cases("safetensors", "torch-1"), &names));
     assert_eq!(expected.len(), 5 + 6);
-    check(|| SafeTensors::builder().tensors(names).open(file("torch-{0..1}.safetensors")), &expected);
+    check(
+        || {
+            SafeTensors::builder()
+                .tensors(names)
+                .open(file("torch-{0..1}.safetensors"))
+        },
+        &expected,
+    );
     let some = |dataset: SafeTensors| {
         let loader = Loader::builder(dataset).batch_size(11).build().unwrap();
         loader.epoch(0).unwrap().next().unwrap().unwrap()
     };
-    let batch = some(SafeTensors::builder().tensors(["bf16", "f8"]).open(file("torch-*.safetensors")).unwrap());
-    assert_eq!(batch.field("bf16").unwrap().as_slice::<bf16>().unwrap().len(), 22);
+    let batch = some(
+        SafeTensors::builder()
+            .tensors(["bf16", "f8"])
+            .open(file("torch-*.safetensors"))
+            .unwrap(),
+    );
+    assert_eq!(
+        batch
+            .field("bf16")
+            .unwrap()
+            .as_slice::<bf16>()
+            .unwrap()
+            .len(),
+        22
+    );
     assert_eq!(batch.field("f8").unwrap().dtype(), DType::U8);
     assert_eq!(batch.field("f8").unwrap().shape(), [11, 3]);
 }
@@ -58,21 +100,58 @@ fn chosen_tensors_come_in_the_order_asked_for() {
 fn an_incompatible_file_is_named() {
     let of = |names: &[&'static str]| SafeTensors::builder().tensors(names.iter().copied());
     let cases = [
-        (SafeTensors::open(file("uneven.safetensors")), ErrorKind::Shape, "different first dimensions"),
-        (SafeTensors::open(file("scalar.safetensors")), ErrorKind::Shape, "a scalar has no rows"),
-        (SafeTensors::open(file("complex.safetensors")), ErrorKind::Decode, "`x` is C64"),
-        (of(&["z"]).open(file("uneven.safetensors")), ErrorKind::Empty, "no tensors"),
-        (of(&["x", "z"]).open(file("uneven.safetensors")), ErrorKind::Decode, "no tensor `z`"),
-        (SafeTensors::open(file("{torch-0,numpy}.safetensors")), ErrorKind::Decode, "no tensor `"),
-        (SafeTensors::open(file("cases.txt")), ErrorKind::Limit, "cases.txt"),
-        (SafeTensors::open(file("gone.safetensors")), ErrorKind::NotFound, "gone"),
+        (
+            SafeTensors::open(file("uneven.safetensors")),
+            ErrorKind::Shape,
+            "different first dimensions",
+        ),
+        (
+            SafeTensors::open(file("scalar.safetensors")),
+            ErrorKind::Shape,
+            "a scalar has no rows",
+        ),
+        (
+            SafeTensors::open(file("complex.safetensors")),
+            ErrorKind::Decode,
+            "`x` is C64",
+        ),
+        (
+            of(&["z"]).open(file("uneven.safetensors")),
+            ErrorKind::Empty,
+            "no tensors",
+        ),
+        (
+            of(&["x", "z"]).open(file("uneven.safetensors")),
+            ErrorKind::Decode,
+            "no tensor `z`",
+        ),
+        (
+            SafeTensors::open(file("{torch-0,numpy}.safetensors")),
+            ErrorKind::Decode,
+            "no tensor `",
+        ),
+        (
+            SafeTensors::open(file("cases.txt")),
+            ErrorKind::Limit,
+            "cases.txt",
+        ),
+        (
+            SafeTensors::open(file("gone.safetensors")),
+            ErrorKind::NotFound,
+            "gone",
+        ),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {
-        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("case {index} was accepted"));
         assert_eq!(error.kind(), kind, "case {index}: {error}");
         assert!(error.to_string().contains(words), "case {index}: {error}");
     }
-    assert_eq!(of(&["x"]).open(file("uneven.safetensors")).unwrap().len(), 4);
+    assert_eq!(
+        of(&["x"]).open(file("uneven.safetensors")).unwrap().len(),
+        4
+    );
 }
 
 #[test]
@@ -80,18 +159,50 @@ fn an_extra_tensor_in_a_later_file_is_an_error() {
     let dir = Dir::new();
     let write = |name: &str, tensors: &[&str]| {
         let one = |(index, name): (usize, &&str)| {
-            format!(r#""{name}":{{"dtype":"U8","shape":[2],"data_offsets":[{},{}]}}"#, index * 2, index * 2 + 2)
+            format!(
+                r#""{name}":{{"dtype":"U8","shape":[2],"data_offsets":[{},{}]}}"#,
+                index * 2,
+                index * 2 + 2
+            )
         };
-        let header = format!("{{{}}}", tensors.iter().enumerate().map(one).collect::<Vec<_>>().join(","));
+        let header = format!(
+            "{{{}}}",
+            tensors
+                .iter()
+                .enumerate()
+                .map(one)
+                .collect::<Vec<_>>()
+                .join(",")
+        );
         let data = vec![7; tensors.len() * 2];
-        dir.write(name, &[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat());
+        dir.write(
+            name,
+            &[
+                &(header.len() as u64).to_le_bytes()[..],
+                header.as_bytes(),
+                &data,
+            ]
+            .concat(),
+        );
     };
     write("0.safetensors", &["x"]);
     write("1.safetensors", &["x", "y"]);
     let error = SafeTensors::open(dir.path("")).unwrap_err();
-    assert!(error.to_string().contains("`y` is a tensor of this file but not of the first one: path="), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("`y` is a tensor of this file but not of the first one: path="),
+        "{error}"
+    );
     assert!(error.to_string().contains("1.safetensors"), "{error}");
-    assert_eq!(SafeTensors::builder().tensors(["x"]).open(dir.path("")).unwrap().len(), 4);
+    assert_eq!(
+        SafeTensors::builder()
+            .tensors(["x"])
+            .open(dir.path(""))
+            .unwrap()
+            .len(),
+        4
+    );
 }
 
 #[test]
@@ -104,13 +215,23 @@ fn damaged_headers_never_change_samples_silently() {
     // bf16 [5, 2], half [5], f8 [5, 3], label [5] of 8 bytes.
     let data = 5 * 2 * 2 + 5 * 2 + 5 * 3 + 5 * 8;
     assert_eq!(bytes.len() - header, data);
-    let look = || seen(SafeTensors::builder().tensors(names).open(dir.path("a.safetensors")));
+    let look = || {
+        seen(
+            SafeTensors::builder()
+                .tensors(names)
+                .open(dir.path("a.safetensors")),
+        )
+    };
     let (cuts, flips) = sweep(&dir, "a.safetensors", 0..bytes.len(), look);
     assert_eq!(cuts.refused, bytes.len(), "{cuts:?}");
     assert!(flips.structure.is_empty(), "{:?}", flips.structure);
     // The data has no checksum.
     assert_eq!(flips.values, data * flips_each(), "{flips:?}");
-    assert_eq!(flips.refused + flips.harmless, header * flips_each(), "{flips:?}");
+    assert_eq!(
+        flips.refused + flips.harmless,
+        header * flips_each(),
+        "{flips:?}"
+    );
 }
 
 proptest::proptest! {

@@ -24,7 +24,9 @@ fn pictures() -> Vec<Vec<u8>> {
             encoder.set_restart_interval(4);
         }
         let pixels = noise(width * height * 3, id as u64);
-        encoder.encode(&pixels, width as u16, height as u16, ColorType::Rgb).unwrap();
+        encoder
+            .encode(&pixels, width as u16, height as u16, ColorType::Rgb)
+            .unwrap();
         if id % 9 == 8 {
             let (from, to) = (bytes.len() / 2, bytes.len() / 2 + 300);
             bytes[from..to].fill(0);
@@ -45,17 +47,30 @@ fn images(dir: &Path) -> Opened {
 }
 
 fn tar(dir: &Path) -> Opened {
-    Ok(Arc::new(Tar::builder().image("jpg").class("cls").open(dir.join("data.tar"))?))
+    Ok(Arc::new(
+        Tar::builder()
+            .image("jpg")
+            .class("cls")
+            .open(dir.join("data.tar"))?,
+    ))
 }
 
 fn tfrecord(dir: &Path) -> Opened {
     let picture = EncodedField::image("image");
-    Ok(Arc::new(TfRecord::builder().record(picture).open(dir.join("data.tfrecord"))?))
+    Ok(Arc::new(
+        TfRecord::builder()
+            .record(picture)
+            .open(dir.join("data.tfrecord"))?,
+    ))
 }
 
 #[cfg(feature = "parquet")]
 fn parquet(dir: &Path) -> Opened {
-    Ok(Arc::new(feedline::dataset::Parquet::builder().image("image").open(dir.join("data.parquet"))?))
+    Ok(Arc::new(
+        feedline::dataset::Parquet::builder()
+            .image("image")
+            .open(dir.join("data.parquet"))?,
+    ))
 }
 
 #[cfg(feature = "parquet")]
@@ -63,9 +78,12 @@ fn write_parquet(path: &Path, pictures: &[Vec<u8>]) {
     use arrow_array::{ArrayRef, BinaryArray, RecordBatch};
     let column: ArrayRef = Arc::new(BinaryArray::from_iter_values(pictures));
     let batch = RecordBatch::try_from_iter([("image", column)]).unwrap();
-    let groups = parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(20)).build();
+    let groups = parquet::file::properties::WriterProperties::builder()
+        .set_max_row_group_row_count(Some(20))
+        .build();
     let file = std::fs::File::create(path).unwrap();
-    let mut writer = parquet::arrow::ArrowWriter::try_new(file, batch.schema(), Some(groups)).unwrap();
+    let mut writer =
+        parquet::arrow::ArrowWriter::try_new(file, batch.schema(), Some(groups)).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
 }
@@ -98,17 +116,33 @@ fn formats(dir: &Dir) -> Vec<(&'static str, Open)> {
 
 /// Number of the field with the pictures.
 fn picture_field(dataset: &dyn Dataset) -> usize {
-    dataset.schema().iter().position(|field| field.encoding == Encoding::Image).unwrap()
+    dataset
+        .schema()
+        .iter()
+        .position(|field| field.encoding == Encoding::Image)
+        .unwrap()
 }
 
 /// Rows of random crops, by sample; others take the place of damaged ones.
 fn rows(dataset: Arc<dyn Dataset>) -> Vec<(u64, Vec<u8>)> {
     let name = dataset.schema()[picture_field(&*dataset)].name.clone();
     let image = Image::random_resized_crop(32).scale(0.1, 0.5);
-    let loader = Loader::builder(dataset).decode_field(&name, image).order(Order::sequential()).batch_size(1);
-    let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: COUNT as u64 }));
+    let loader = Loader::builder(dataset)
+        .decode_field(&name, image)
+        .order(Order::sequential())
+        .batch_size(1);
+    let loader = build(loader.on_bad_sample(OnBadSample::Substitute {
+        budget: COUNT as u64,
+    }));
     let batches = loader.epoch(3).unwrap().map(Result::unwrap);
-    batches.map(|batch| (batch.ids()[0], batch.field(&name).unwrap().as_bytes().unwrap().to_vec())).collect()
+    batches
+        .map(|batch| {
+            (
+                batch.ids()[0],
+                batch.field(&name).unwrap().as_bytes().unwrap().to_vec(),
+            )
+        })
+        .collect()
 }
 
 #[test]
@@ -122,13 +156,20 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
         let field = picture_field(&*plain);
         for id in 0..COUNT as u64 {
             assert_eq!(
-                !seekable.seek_points(id, field, &mut Vec::new()).unwrap().is_empty(),
+                !seekable
+                    .seek_points(id, field, &mut Vec::new())
+                    .unwrap()
+                    .is_empty(),
                 has_points(id),
                 "{name}: sample {id}"
             );
         }
         let again = open(&dir.path("")).unwrap().seekable(&index).unwrap();
-        assert!(!again.built() && again.describe().contains("seek points of 0.0"), "{name}: {}", again.describe());
+        assert!(
+            !again.built() && again.describe().contains("seek points of 0.0"),
+            "{name}: {}",
+            again.describe()
+        );
         let rows = [plain, Arc::new(again)].map(rows);
         assert!(rows[0].len() == COUNT && rows[0] == rows[1], "{name}");
     }
@@ -138,14 +179,23 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
 fn points_follow_their_samples_into_parts_and_sums() {
     let dir = Dir::new();
     formats(&dir);
-    let whole = images(&dir.path("")).unwrap().seekable(dir.path("seek")).unwrap();
-    let points: Vec<Vec<u8>> =
-        (0..COUNT as u64).map(|id| whole.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec()).collect();
+    let whole = images(&dir.path(""))
+        .unwrap()
+        .seekable(dir.path("seek"))
+        .unwrap();
+    let points: Vec<Vec<u8>> = (0..COUNT as u64)
+        .map(|id| whole.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec())
+        .collect();
     let whole = Arc::new(whole);
     let same = |dataset: &dyn Dataset, ids: &[usize]| {
         for (id, origin) in ids.iter().enumerate() {
             assert!(
-                dataset.framed().unwrap().seek_points(id as u64, 0, &mut Vec::new()).unwrap() == points[*origin],
+                dataset
+                    .framed()
+                    .unwrap()
+                    .seek_points(id as u64, 0, &mut Vec::new())
+                    .unwrap()
+                    == points[*origin],
                 "{}: {id}",
                 dataset.describe()
             );
@@ -155,7 +205,10 @@ fn points_follow_their_samples_into_parts_and_sums() {
     same(&whole.clone().subset([9, 3, 20]).unwrap(), &[9, 3, 20]);
     same(&whole.clone().in_memory().unwrap(), &all);
     same(&whole.clone().checked(dir.path("crcs")).unwrap(), &all);
-    same(&Concat::new([whole.clone(), whole]).unwrap(), &[all.clone(), all].concat());
+    same(
+        &Concat::new([whole.clone(), whole]).unwrap(),
+        &[all.clone(), all].concat(),
+    );
 }
 
 #[test]
@@ -163,7 +216,12 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     let dir = Dir::new();
     formats(&dir);
     let index = dir.path("seek");
-    let built = || images(&dir.path("")).unwrap().seekable(&index).map(|dataset| dataset.built());
+    let built = || {
+        images(&dir.path(""))
+            .unwrap()
+            .seekable(&index)
+            .map(|dataset| dataset.built())
+    };
     assert!(built().unwrap());
     assert!(!built().unwrap());
     let whole = std::fs::read(&index).unwrap();
@@ -173,7 +231,10 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
         std::fs::write(&index, &bytes).unwrap();
         match built() {
             Ok(built) => assert!(built, "flip at {at}"),
-            Err(error) => assert!(at < 8 && error.kind() == ErrorKind::Config, "flip at {at}: {error}"),
+            Err(error) => assert!(
+                at < 8 && error.kind() == ErrorKind::Config,
+                "flip at {at}: {error}"
+            ),
         }
         std::fs::write(&index, &whole[..at]).unwrap();
         assert!(built().unwrap(), "cut at {at}");
@@ -182,7 +243,8 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     dir.write("images/999.jpg", &pictures()[0]);
     let error = built().unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Changed && error.to_string().contains("seek points of another dataset"),
+        error.kind() == ErrorKind::Changed
+            && error.to_string().contains("seek points of another dataset"),
         "{error}"
     );
     assert!(std::fs::read(&index).unwrap() == whole);
@@ -190,7 +252,11 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     assert!(built().unwrap(), "one more sample");
     std::fs::write(&index, "notes of mine").unwrap();
     let error = built().unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("not a file of seek points"), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Config
+            && error.to_string().contains("not a file of seek points"),
+        "{error}"
+    );
     assert_eq!(std::fs::read(&index).unwrap(), b"notes of mine");
 }
 
@@ -200,7 +266,9 @@ fn a_replaced_picture_is_decoded_as_it_is() {
     let dir = Dir::new();
     let encode = |seed: u64| {
         let mut bytes = Vec::new();
-        Encoder::new(&mut bytes, 80).encode(&noise(320 * 240 * 3, seed), 320, 240, ColorType::Rgb).unwrap();
+        Encoder::new(&mut bytes, 80)
+            .encode(&noise(320 * 240 * 3, seed), 320, 240, ColorType::Rgb)
+            .unwrap();
         bytes
     };
     let (old, new) = (encode(1), encode(2));
@@ -217,7 +285,11 @@ fn a_replaced_picture_is_decoded_as_it_is() {
         .to_vec();
     assert!(!points.is_empty());
     let new = pad(&new, longest);
-    let mut single = Single::new(Image::random_resized_crop(20).scale(0.01, 0.3), &EncodedField::image("x")).unwrap();
+    let mut single = Single::new(
+        Image::random_resized_crop(20).scale(0.01, 0.3),
+        &EncodedField::image("x"),
+    )
+    .unwrap();
     for id in 0..200 {
         single.decode(&new, 0, 0, id).unwrap();
         let right = single.bytes(0).to_vec();

@@ -21,13 +21,23 @@ fn fixture(name: &str) -> PathBuf {
 /// Content of each shard by Python's webdataset: key, endings and bytes.
 fn expected() -> Vec<(String, Vec<Value>)> {
     let text = std::fs::read_to_string(fixture("expected.json")).unwrap();
-    let Value::Object(shards) = serde_json::from_str(&text).unwrap() else { panic!("shards by name") };
-    shards.into_iter().map(|(name, samples)| (name, samples.as_array().unwrap().clone())).collect()
+    let Value::Object(shards) = serde_json::from_str(&text).unwrap() else {
+        panic!("shards by name")
+    };
+    shards
+        .into_iter()
+        .map(|(name, samples)| (name, samples.as_array().unwrap().clone()))
+        .collect()
 }
 
 fn field(sample: &Value, ending: &str) -> Vec<u8> {
-    let hex = sample["fields"][ending].as_str().unwrap_or_else(|| panic!("{ending} in {sample}"));
-    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+    let hex = sample["fields"][ending]
+        .as_str()
+        .unwrap_or_else(|| panic!("{ending} in {sample}"));
+    (0..hex.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+        .collect()
 }
 
 fn number(bytes: &[u8]) -> i64 {
@@ -53,31 +63,73 @@ fn shards_of_other_writers_are_read_as_webdataset_does() {
             for (id, sample) in samples.iter().enumerate() {
                 let found = tar.read_sample(id as u64).unwrap();
                 assert_eq!(found[0], field(sample, "bin"), "{name}, sample {id}");
-                assert_eq!(found[1], number(&field(sample, "cls")).to_ne_bytes(), "{name}, sample {id}");
+                assert_eq!(
+                    found[1],
+                    number(&field(sample, "cls")).to_ne_bytes(),
+                    "{name}, sample {id}"
+                );
             }
         }
     }
     let tar = builder().open(fixture("gnu.tar")).unwrap();
-    let left: Vec<_> = tar.left_out().iter().map(|(what, count)| (what.as_str(), *count)).collect();
-    let expected = [("folder", 1), ("hidden", 1), ("link", 1), ("notes", 1), ("symlink", 2), ("without ending", 1)];
+    let left: Vec<_> = tar
+        .left_out()
+        .iter()
+        .map(|(what, count)| (what.as_str(), *count))
+        .collect();
+    let expected = [
+        ("folder", 1),
+        ("hidden", 1),
+        ("link", 1),
+        ("notes", 1),
+        ("symlink", 2),
+        ("without ending", 1),
+    ];
     assert_eq!(left, expected);
 }
 
 #[test]
 fn fields_are_taken_from_the_first_sample() {
     let name = "webdataset.tar";
-    let samples = expected().into_iter().find(|(own, _)| own == name).unwrap().1;
+    let samples = expected()
+        .into_iter()
+        .find(|(own, _)| own == name)
+        .unwrap()
+        .1;
     let told = Tar::builder().index(false).open(fixture(name)).unwrap();
-    let names: Vec<_> = told.schema().iter().map(|field| field.name.as_str()).collect();
+    let names: Vec<_> = told
+        .schema()
+        .iter()
+        .map(|field| field.name.as_str())
+        .collect();
     assert_eq!(names, ["image", "label"]);
     assert_eq!(told.left_out().get(".json"), Some(&3));
-    let asked = Tar::builder().field(EncodedField::image("picture"), "jpg;PNG").bytes("json").bytes("no").optional();
-    let asked = asked.class_named("class", ".cls").index(false).open(fixture(name)).unwrap();
+    let asked = Tar::builder()
+        .field(EncodedField::image("picture"), "jpg;PNG")
+        .bytes("json")
+        .bytes("no")
+        .optional();
+    let asked = asked
+        .class_named("class", ".cls")
+        .index(false)
+        .open(fixture(name))
+        .unwrap();
     for (id, sample) in samples.iter().enumerate() {
-        let (told, asked) = (told.read_sample(id as u64).unwrap(), asked.read_sample(id as u64).unwrap());
+        let (told, asked) = (
+            told.read_sample(id as u64).unwrap(),
+            asked.read_sample(id as u64).unwrap(),
+        );
         assert!(told[0].starts_with(b"\x89PNG"));
         assert_eq!(told[0], field(sample, "png"));
-        assert_eq!(asked, [field(sample, "png"), field(sample, "json"), vec![], told[1].clone()]);
+        assert_eq!(
+            asked,
+            [
+                field(sample, "png"),
+                field(sample, "json"),
+                vec![],
+                told[1].clone()
+            ]
+        );
     }
 }
 
@@ -87,10 +139,17 @@ fn shards(dir: &Dir, counts: &[usize]) -> Vec<(Vec<u8>, i64)> {
     for (shard, count) in counts.iter().enumerate() {
         let mut bytes = Vec::new();
         for sample in 0..*count {
-            let data = noise(1 + (sample * 97 + shard) % 600, (shard * 1000 + sample) as u64);
+            let data = noise(
+                1 + (sample * 97 + shard) % 600,
+                (shard * 1000 + sample) as u64,
+            );
             let class = samples.len() as i64 * 3 - 50;
             member(&mut bytes, &format!("s{shard}/{sample}.bin"), &data);
-            member(&mut bytes, &format!("s{shard}/{sample}.cls"), class.to_string().as_bytes());
+            member(
+                &mut bytes,
+                &format!("s{shard}/{sample}.cls"),
+                class.to_string().as_bytes(),
+            );
             samples.push((data, class));
         }
         bytes.resize(bytes.len() + 1024, 0);
@@ -126,22 +185,42 @@ fn many_tar_shards_are_shuffled_by_every_reader() {
     let dir = Dir::new();
     let samples = shards(&dir, &[20, 0, 33, 1, 50]);
     let open = |pattern: &str, checksums| {
-        Tar::builder().raw(bin(), "bin").class("cls").checksums(checksums).open(dir.path(pattern)).unwrap()
+        Tar::builder()
+            .raw(bin(), "bin")
+            .class("cls")
+            .checksums(checksums)
+            .open(dir.path(pattern))
+            .unwrap()
     };
     for (mode, direct) in readers() {
-        for (pattern, checksums) in [("set", true), ("set/shard-{000..004}.tar", true), ("set/shard-*", false)] {
+        for (pattern, checksums) in [
+            ("set", true),
+            ("set/shard-{000..004}.tar", true),
+            ("set/shard-*", false),
+        ] {
             let tar = open(pattern, checksums);
-            let builder =
-                Loader::builder(tar).order(Order::shuffled(3)).batch_size(16).tuning(|t| t.reader(mode).direct(direct));
+            let builder = Loader::builder(tar)
+                .order(Order::shuffled(3))
+                .batch_size(16)
+                .tuning(|t| t.reader(mode).direct(direct));
             let loader = build(builder);
             let mut seen = vec![false; samples.len()];
             for batch in loader.epoch(1).unwrap() {
                 let batch = batch.unwrap();
-                let labels = batch.field("label").unwrap().as_slice::<i64>().unwrap().to_vec();
+                let labels = batch
+                    .field("label")
+                    .unwrap()
+                    .as_slice::<i64>()
+                    .unwrap()
+                    .to_vec();
                 for (row, id) in batch.ids().iter().enumerate() {
                     let (data, class) = &samples[*id as usize];
                     assert_eq!(labels[row], *class, "{mode:?} {direct:?}");
-                    assert_eq!(batch.field("bin").unwrap().row::<u8>(row).unwrap(), data, "{mode:?} {direct:?}");
+                    assert_eq!(
+                        batch.field("bin").unwrap().row::<u8>(row).unwrap(),
+                        data,
+                        "{mode:?} {direct:?}"
+                    );
                     assert!(!std::mem::replace(&mut seen[*id as usize], true));
                 }
             }
@@ -157,10 +236,17 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
     let dir = Dir::new();
     let samples = shards(&dir, &[30]);
     let path = dir.path("set/shard-000.tar");
-    let tar = Tar::builder().raw(bin(), "bin").class("cls").open(&path).unwrap();
+    let tar = Tar::builder()
+        .raw(bin(), "bin")
+        .class("cls")
+        .open(&path)
+        .unwrap();
     let loader = build(Loader::builder(tar).batch_size(4));
     let mut bytes = std::fs::read(&path).unwrap();
-    let at = bytes.windows(samples[17].0.len()).position(|window| window == samples[17].0).unwrap();
+    let at = bytes
+        .windows(samples[17].0.len())
+        .position(|window| window == samples[17].0)
+        .unwrap();
     bytes[at] ^= 0x10;
     damage(&path, &bytes);
     let (mut rows, mut errors) = (0, Vec::new());
@@ -170,8 +256,13 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
             Err(error) => errors.push(error),
         }
     }
-    let [error] = &errors[..] else { panic!("{errors:?} after {rows} rows") };
-    assert_eq!((error.site().sample, error.site().batch, error.site().offset), (Some(17), Some(4), Some(at as u64)));
+    let [error] = &errors[..] else {
+        panic!("{errors:?} after {rows} rows")
+    };
+    assert_eq!(
+        (error.site().sample, error.site().batch, error.site().offset),
+        (Some(17), Some(4), Some(at as u64))
+    );
     for words in ["s0/17.bin", "CRC32C", "shard-000.tar"] {
         assert!(error.to_string().contains(words), "{error}");
     }
@@ -180,7 +271,12 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
 /// Writes a file in place and gives it a time.
 fn rewrite(path: &Path, bytes: &[u8], modified: SystemTime) {
     std::fs::write(path, bytes).unwrap();
-    std::fs::File::options().append(true).open(path).unwrap().set_modified(modified).unwrap();
+    std::fs::File::options()
+        .append(true)
+        .open(path)
+        .unwrap()
+        .set_modified(modified)
+        .unwrap();
 }
 
 #[test]
@@ -191,11 +287,19 @@ fn a_changed_shard_is_detected_or_indexed_again() {
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
     let whole = std::fs::read(&path).unwrap();
     let open = || Tar::builder().raw(bin(), "bin").class("cls").open(&path);
-    let index =
-        || std::fs::read_dir(dir.path("set")).unwrap().flatten().find(|f| f.path().extension().unwrap() == "fdx");
+    let index = || {
+        std::fs::read_dir(dir.path("set"))
+            .unwrap()
+            .flatten()
+            .find(|f| f.path().extension().unwrap() == "fdx")
+    };
     let tar = open().unwrap();
-    let right: Vec<_> = (0..tar.len()).map(|id| tar.read_sample(id).unwrap()).collect();
-    let (place, saved) = index().map(|file| (file.path(), std::fs::read(file.path()).unwrap())).unwrap();
+    let right: Vec<_> = (0..tar.len())
+        .map(|id| tar.read_sample(id).unwrap())
+        .collect();
+    let (place, saved) = index()
+        .map(|file| (file.path(), std::fs::read(file.path()).unwrap()))
+        .unwrap();
     let (mut by_crc, mut anew, mut refused, mut unharmed) = (0, 0, 0, 0);
     for at in (0..whole.len()).step_by(sweep::size(61, 13, 13)) {
         let mut bytes = whole.clone();
@@ -207,11 +311,17 @@ fn a_changed_shard_is_detected_or_indexed_again() {
         let ends = at < 4096 || at + 4096 >= whole.len();
         match open() {
             Ok(tar) => {
-                assert_eq!((tar.len(), tar.shards_scanned()), (right.len() as u64, usize::from(ends)), "byte {at}");
+                assert_eq!(
+                    (tar.len(), tar.shards_scanned()),
+                    (right.len() as u64, usize::from(ends)),
+                    "byte {at}"
+                );
                 for id in 0..tar.len() {
                     match tar.read_sample(id) {
                         Ok(found) if !ends => assert_eq!(found, right[id as usize], "byte {at}"),
-                        Ok(found) => assert_eq!(found[0].len(), right[id as usize][0].len(), "byte {at}"),
+                        Ok(found) => {
+                            assert_eq!(found[0].len(), right[id as usize][0].len(), "byte {at}")
+                        }
                         Err(error) => {
                             assert!(error.site().path.is_some(), "{error}");
                             by_crc += usize::from(!ends);
@@ -221,7 +331,10 @@ fn a_changed_shard_is_detected_or_indexed_again() {
                 unharmed += 1;
             }
             Err(error) => {
-                assert!(ends && matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "byte {at}: {error}");
+                assert!(
+                    ends && matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated),
+                    "byte {at}: {error}"
+                );
                 refused += 1;
             }
         }
@@ -229,17 +342,29 @@ fn a_changed_shard_is_detected_or_indexed_again() {
         rewrite(&path, &bytes, SystemTime::UNIX_EPOCH);
         match open() {
             Ok(tar) => {
-                assert_eq!((tar.len(), tar.shards_scanned()), (right.len() as u64, 1), "byte {at}");
+                assert_eq!(
+                    (tar.len(), tar.shards_scanned()),
+                    (right.len() as u64, 1),
+                    "byte {at}"
+                );
                 anew += 1;
             }
             Err(error) => {
-                assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "byte {at}: {error}")
+                assert!(
+                    matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated),
+                    "byte {at}: {error}"
+                )
             }
         }
     }
-    println!("{by_crc} by CRC, {refused} refused, {unharmed} opened; of those with another time {anew} indexed anew");
+    println!(
+        "{by_crc} by CRC, {refused} refused, {unharmed} opened; of those with another time {anew} indexed anew"
+    );
     let least = sweep::size(15, 100, 100);
-    assert!(by_crc > least && refused > least && anew > least, "of each more than {least}");
+    assert!(
+        by_crc > least && refused > least && anew > least,
+        "of each more than {least}"
+    );
 }
 
 #[test]
@@ -253,15 +378,32 @@ fn a_ledger_survives_in_the_index() {
     for scanned in [2, 0] {
         let tar = builder().skip_damage(true).open(dir.path("set")).unwrap();
         assert_eq!((tar.len(), tar.shards_scanned()), (19, scanned));
-        let [damage] = tar.damage() else { panic!("{:?}", tar.damage()) };
-        assert_eq!((damage.kind, damage.samples, damage.path.as_path()), (DamageKind::Cut, 1, path.as_path()));
-        assert!(tar.describe().contains("damage in 1 places costs at least 1 samples"), "{}", tar.describe());
+        let [damage] = tar.damage() else {
+            panic!("{:?}", tar.damage())
+        };
+        assert_eq!(
+            (damage.kind, damage.samples, damage.path.as_path()),
+            (DamageKind::Cut, 1, path.as_path())
+        );
+        assert!(
+            tar.describe()
+                .contains("damage in 1 places costs at least 1 samples"),
+            "{}",
+            tar.describe()
+        );
         let last = tar.read_sample(18).unwrap();
         assert_eq!(last[0], samples[18].0);
         let error = builder().open(dir.path("set")).unwrap_err();
-        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Truncated, Some(path.as_path())));
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::Truncated, Some(path.as_path()))
+        );
         assert_eq!(error.site().offset, Some(damage.offset));
-        assert!(error.message().ends_with(": samples>=1") && damage.to_string().ends_with(" samples>=1"), "{error}");
+        assert!(
+            error.message().ends_with(": samples>=1")
+                && damage.to_string().ends_with(" samples>=1"),
+            "{error}"
+        );
     }
 }
 
@@ -272,23 +414,38 @@ fn indexes_can_be_kept_elsewhere_or_turned_off() {
     let builder = || Tar::builder().raw(bin(), "bin").class("cls");
     let files = |name: &str| std::fs::read_dir(dir.path(name)).map_or(0, Iterator::count);
     for scanned in [2, 2] {
-        assert_eq!(builder().index(false).open(dir.path("set")).unwrap().shards_scanned(), scanned);
+        assert_eq!(
+            builder()
+                .index(false)
+                .open(dir.path("set"))
+                .unwrap()
+                .shards_scanned(),
+            scanned
+        );
     }
     assert_eq!(files("set"), 2);
     for scanned in [2, 0] {
-        let tar = builder().index_dir(dir.path("cache")).open(dir.path("set")).unwrap();
+        let tar = builder()
+            .index_dir(dir.path("cache"))
+            .open(dir.path("set"))
+            .unwrap();
         assert_eq!((tar.shards_scanned(), tar.index_unsaved()), (scanned, None));
     }
     assert_eq!((files("set"), files("cache")), (2, 2));
-    let nowhere = builder().index_dir(dir.path("set/shard-000.tar/cache")).open(dir.path("set")).unwrap();
+    let nowhere = builder()
+        .index_dir(dir.path("set/shard-000.tar/cache"))
+        .open(dir.path("set"))
+        .unwrap();
     let told = nowhere.describe();
     assert!(
-        told.contains("index not saved") && told.ends_with("; `index_file` names a file that can be written"),
+        told.contains("index not saved")
+            && told.ends_with("; `index_file` names a file that can be written"),
         "{told}"
     );
     for (opening, tells) in [true, false].into_iter().enumerate() {
         let told = builder().open(dir.path("set")).unwrap().describe();
-        let words = ", kept beside the shards as .fdx files; `index_file` names one file elsewhere for all";
+        let words =
+            ", kept beside the shards as .fdx files; `index_file` names one file elsewhere for all";
         assert_eq!(told.contains(words), tells, "opening {opening}: {told}");
     }
 }
@@ -317,11 +474,31 @@ fn members_over_four_gigabytes_are_read() {
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         // A hole takes no space.
         std::os::unix::fs::FileExt::write_all_at(&file, &end, start.len() as u64 + BIG).unwrap();
-        let tar = Tar::builder().bytes("bin").checksums(false).open(&path).unwrap();
-        assert_eq!((tar.len(), tar.sizes().sample_bytes_max, tar.sizes().largest_sample), (2, BIG, Some(0)), "{name}");
+        let tar = Tar::builder()
+            .bytes("bin")
+            .checksums(false)
+            .open(&path)
+            .unwrap();
+        assert_eq!(
+            (
+                tar.len(),
+                tar.sizes().sample_bytes_max,
+                tar.sizes().largest_sample
+            ),
+            (2, BIG, Some(0)),
+            "{name}"
+        );
         assert_eq!(tar.read_sample(1).unwrap(), [b"small"], "{name}");
-        let again = Tar::builder().bytes("bin").checksums(false).open(&path).unwrap();
-        assert_eq!((again.shards_scanned(), again.sizes().sample_bytes_max), (0, BIG), "{name}");
+        let again = Tar::builder()
+            .bytes("bin")
+            .checksums(false)
+            .open(&path)
+            .unwrap();
+        assert_eq!(
+            (again.shards_scanned(), again.sizes().sample_bytes_max),
+            (0, BIG),
+            "{name}"
+        );
     }
 }
 
@@ -336,19 +513,40 @@ fn a_shard_without_samples_is_an_error_with_a_reason() {
     assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
     let error = Tar::open(dir.path("set/empty.tar")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Empty);
-    assert!(error.to_string().contains("no samples in 1 shards"), "{error}");
-    assert_eq!(Tar::open(dir.path("gone-{0..3}.tar")).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(
+        error.to_string().contains("no samples in 1 shards"),
+        "{error}"
+    );
+    assert_eq!(
+        Tar::open(dir.path("gone-{0..3}.tar")).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
 fn a_loader_reads_checked_records_and_names_damage() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 50, 4096);
-    let open = || records(&path, 4096).checked(dir.path("records.crc")).unwrap();
+    let open = || {
+        records(&path, 4096)
+            .checked(dir.path("records.crc"))
+            .unwrap()
+    };
     for (mode, direct) in readers() {
-        let rows =
-            pull(&build(Loader::builder(open()).batch_size(8).tuning(|t| t.reader(mode).direct(direct))), 0).unwrap();
-        assert!(rows.iter().all(|(id, row)| row[..] == bytes[*id as usize * 4096..][..4096]), "{mode:?} {direct:?}");
+        let rows = pull(
+            &build(
+                Loader::builder(open())
+                    .batch_size(8)
+                    .tuning(|t| t.reader(mode).direct(direct)),
+            ),
+            0,
+        )
+        .unwrap();
+        assert!(
+            rows.iter()
+                .all(|(id, row)| row[..] == bytes[*id as usize * 4096..][..4096]),
+            "{mode:?} {direct:?}"
+        );
     }
     let checked = open();
     assert!(!checked.built());

@@ -9,12 +9,16 @@ use feedline::{ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tfrecord").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/tfrecord")
+        .join(name)
 }
 
 /// Payload *k* of the plain files, as in `make_tfrecord.py`.
 fn payload(k: usize) -> Vec<u8> {
-    (0..k * k % 97).map(|j| ((k * 7 + j * 13) % 251) as u8).collect()
+    (0..k * k % 97)
+        .map(|j| ((k * 7 + j * 13) % 251) as u8)
+        .collect()
 }
 
 fn plain() -> TfRecordBuilder {
@@ -32,7 +36,9 @@ fn example() -> TfRecordBuilder {
 }
 
 fn all(dataset: &dyn Dataset) -> Result<Vec<Vec<Vec<u8>>>> {
-    (0..dataset.len()).map(|sample| fuzzing::sample(dataset, sample)).collect()
+    (0..dataset.len())
+        .map(|sample| fuzzing::sample(dataset, sample))
+        .collect()
 }
 
 #[test]
@@ -41,9 +47,16 @@ fn records_written_by_tensorflow_come_back_byte_by_byte() {
     let expected: Vec<_> = (0..20).map(|k| vec![payload(k)]).collect();
     assert_eq!(all(&records).unwrap(), expected);
     assert_eq!(records.schema(), [EncodedField::bytes("record")]);
-    assert_eq!(records.sizes().sample_bytes_max, 16 + (0..20).map(|k| k * k % 97).max().unwrap() as u64);
+    assert_eq!(
+        records.sizes().sample_bytes_max,
+        16 + (0..20).map(|k| k * k % 97).max().unwrap() as u64
+    );
     let ours: Vec<u8> = (0..20).flat_map(|k| tf_record(&payload(k))).collect();
-    assert_eq!(std::fs::read(fixture("plain.tfrecord")).unwrap(), ours, "the tests' own writer");
+    assert_eq!(
+        std::fs::read(fixture("plain.tfrecord")).unwrap(),
+        ours,
+        "the tests' own writer"
+    );
 }
 
 /// Fields of every example as TensorFlow parsed them.
@@ -51,17 +64,30 @@ fn expected_examples() -> Vec<Vec<Vec<u8>>> {
     let json = std::fs::read(fixture("example.json")).unwrap();
     let values: serde_json::Value = serde_json::from_slice(&json).unwrap();
     let hex = |text: &str| -> Vec<u8> {
-        (0..text.len() / 2).map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap()).collect()
+        (0..text.len() / 2)
+            .map(|k| u8::from_str_radix(&text[2 * k..][..2], 16).unwrap())
+            .collect()
     };
     let each = |value: &serde_json::Value, bytes: fn(i64) -> Vec<u8>| -> Vec<u8> {
-        value.as_array().unwrap().iter().flat_map(|v| bytes(v.as_i64().unwrap())).collect()
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|v| bytes(v.as_i64().unwrap()))
+            .collect()
     };
     let example = |one: &serde_json::Value| {
         vec![
             hex(one["image"].as_str().unwrap()),
-            each(&one["raw"], |v| i16::try_from(v).unwrap().to_ne_bytes().to_vec()),
-            each(&one["boxes_bits"], |v| u32::try_from(v).unwrap().to_ne_bytes().to_vec()),
-            each(&one["four_bits"], |v| u32::try_from(v).unwrap().to_ne_bytes().to_vec()),
+            each(&one["raw"], |v| {
+                i16::try_from(v).unwrap().to_ne_bytes().to_vec()
+            }),
+            each(&one["boxes_bits"], |v| {
+                u32::try_from(v).unwrap().to_ne_bytes().to_vec()
+            }),
+            each(&one["four_bits"], |v| {
+                u32::try_from(v).unwrap().to_ne_bytes().to_vec()
+            }),
             one["label"].as_i64().unwrap().to_ne_bytes().to_vec(),
             each(&one["ids"], |v| v.to_ne_bytes().to_vec()),
         ]
@@ -79,8 +105,14 @@ fn features_have_the_values_that_tensorflow_parses() {
         assert_eq!(records.sizes().opened_bytes_max, 88);
     }
     // Any one feature alone, so that each is the first field once.
-    let alone = plain().ints(Field::up_to("ids", DType::I64, 20), "ids").open(fixture("example.tfrecord")).unwrap();
-    let ids: Vec<_> = expected.into_iter().map(|mut fields| vec![fields.remove(5)]).collect();
+    let alone = plain()
+        .ints(Field::up_to("ids", DType::I64, 20), "ids")
+        .open(fixture("example.tfrecord"))
+        .unwrap();
+    let ids: Vec<_> = expected
+        .into_iter()
+        .map(|mut fields| vec![fields.remove(5)])
+        .collect();
     assert_eq!(all(&alone).unwrap(), ids);
 }
 
@@ -131,12 +163,18 @@ fn every_reader_gives_batches_with_the_features() {
 fn payloads_can_be_arrays_themselves() {
     let dir = Dir::new();
     for file in 0..3_u16 {
-        let bytes: Vec<u8> =
-            (0..=file).flat_map(|k| tf_record(&[file.to_le_bytes(), k.to_le_bytes()].concat())).collect();
+        let bytes: Vec<u8> = (0..=file)
+            .flat_map(|k| tf_record(&[file.to_le_bytes(), k.to_le_bytes()].concat()))
+            .collect();
         dir.write(&format!("part-{file:05}"), &bytes);
     }
     let field = || EncodedField::raw(Field::fixed("x", DType::U16, [2]));
-    let open = || TfRecord::builder().record(field()).open(dir.path("part-{00000..00002}")).unwrap();
+    let open = || {
+        TfRecord::builder()
+            .record(field())
+            .open(dir.path("part-{00000..00002}"))
+            .unwrap()
+    };
     let loader = build(Loader::builder(open()).batch_size(6));
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     assert_eq!(
@@ -145,8 +183,18 @@ fn payloads_can_be_arrays_themselves() {
         "rows of all files"
     );
     // The folder has index files by now; they are not shards, and they save the walk.
-    let folder = TfRecord::builder().record(field()).open(dir.path("")).unwrap();
-    assert_eq!((folder.len(), folder.shards_scanned(), open().shards_scanned()), (6, 0, 0));
+    let folder = TfRecord::builder()
+        .record(field())
+        .open(dir.path(""))
+        .unwrap();
+    assert_eq!(
+        (
+            folder.len(),
+            folder.shards_scanned(),
+            open().shards_scanned()
+        ),
+        (6, 0, 0)
+    );
     let half = folder.subset([5, 0]).unwrap();
     assert_eq!(fuzzing::sample(&half, 0).unwrap(), [[2, 0, 2, 0]]);
 }
@@ -159,32 +207,95 @@ fn the_error_of_a_missing_feature_lists_the_others() {
     let scalar = |dtype| Field::fixed("x", dtype, []);
     let labels = || fixture("example.tfrecord");
     let cases = [
-        (plain().open(fixture("plain.tfrecord.gz")), ErrorKind::Decode, "gzip"),
-        (plain().open(fixture("plain.tfrecord.zz")), ErrorKind::Decode, "zlib"),
+        (
+            plain().open(fixture("plain.tfrecord.gz")),
+            ErrorKind::Decode,
+            "gzip",
+        ),
+        (
+            plain().open(fixture("plain.tfrecord.zz")),
+            ErrorKind::Decode,
+            "zlib",
+        ),
         (at("empty", b""), ErrorKind::Empty, "no records"),
         (at("short", &good[..15]), ErrorKind::Truncated, "15 bytes"),
-        (at("cut", &[&good[..], &good[..18]].concat()), ErrorKind::Truncated, "offset=19 len=18"),
-        (at("tail", &[&good[..], b"x"].concat()), ErrorKind::Truncated, "offset=19 len=1"),
+        (
+            at("cut", &[&good[..], &good[..18]].concat()),
+            ErrorKind::Truncated,
+            "offset=19 len=18",
+        ),
+        (
+            at("tail", &[&good[..], b"x"].concat()),
+            ErrorKind::Truncated,
+            "offset=19 len=1",
+        ),
         (at("zeroes", &[0; 64]), ErrorKind::Decode, "CRC"),
-        (at("long", &tf_record(&[0; 100])[..60]), ErrorKind::Truncated, "a record of 100 bytes, 44 are left"),
+        (
+            at("long", &tf_record(&[0; 100])[..60]),
+            ErrorKind::Truncated,
+            "a record of 100 bytes, 44 are left",
+        ),
         (plain().open(dir.path("gone")), ErrorKind::NotFound, "gone"),
-        (plain().records(21).open(fixture("plain.tfrecord")), ErrorKind::Shape, "20 records, 21 expected"),
-        (plain().floats(scalar(DType::F64), "f").open(labels()), ErrorKind::Config, "f32"),
-        (plain().ints(scalar(DType::I32), "f").open(labels()), ErrorKind::Config, "i64"),
-        (plain().bytes("a").bytes("a").open(labels()), ErrorKind::Config, "two fields"),
-        (plain().image("a").ints(scalar(DType::I64), "a").open(labels()), ErrorKind::Config, "two kinds of list"),
-        (plain().ints(Field::fixed("x", DType::I64, [0]), "f").open(labels()), ErrorKind::Config, "size"),
+        (
+            plain().records(21).open(fixture("plain.tfrecord")),
+            ErrorKind::Shape,
+            "20 records, 21 expected",
+        ),
+        (
+            plain().floats(scalar(DType::F64), "f").open(labels()),
+            ErrorKind::Config,
+            "f32",
+        ),
+        (
+            plain().ints(scalar(DType::I32), "f").open(labels()),
+            ErrorKind::Config,
+            "i64",
+        ),
+        (
+            plain().bytes("a").bytes("a").open(labels()),
+            ErrorKind::Config,
+            "two fields",
+        ),
+        (
+            plain()
+                .image("a")
+                .ints(scalar(DType::I64), "a")
+                .open(labels()),
+            ErrorKind::Config,
+            "two kinds of list",
+        ),
+        (
+            plain()
+                .ints(Field::fixed("x", DType::I64, [0]), "f")
+                .open(labels()),
+            ErrorKind::Config,
+            "size",
+        ),
     ];
     for (index, (result, kind, words)) in cases.into_iter().enumerate() {
-        let error = result.err().unwrap_or_else(|| panic!("case {index} was accepted"));
+        let error = result
+            .err()
+            .unwrap_or_else(|| panic!("case {index} was accepted"));
         assert_eq!(error.kind(), kind, "case {index}: {error}");
         assert!(error.to_string().contains(words), "case {index}: {error}");
     }
     let samples = [
-        (plain().ints(scalar(DType::I64), "nope"), "no feature \"nope\"; there are \"raw\", \"boxes\", "),
-        (plain().ints(scalar(DType::I64), "four"), "feature \"four\" is a float list, not an int64 list"),
-        (plain().floats(Field::fixed("x", DType::F32, [5]), "four"), "feature \"four\": 4 values, 5 expected"),
-        (plain().floats(Field::up_to("x", DType::F32, 3), "four"), "4 values or more, at most 3"),
+        (
+            plain().ints(scalar(DType::I64), "nope"),
+            "no feature \"nope\"; there are \"raw\", \"boxes\", ",
+        ),
+        (
+            plain().ints(scalar(DType::I64), "four"),
+            "feature \"four\" is a float list, not an int64 list",
+        ),
+        (
+            plain().floats(Field::fixed("x", DType::F32, [5]), "four"),
+            "feature \"four\": 4 values, 5 expected",
+        ),
+        (
+            plain().floats(Field::up_to("x", DType::F32, 3), "four"),
+            "4 values or more, at most 3",
+        ),
         (
             plain().bytes("label"),
             "feature \"label\" is an int64 list, not a bytes list; read it by `TfRecordBuilder::ints`",
@@ -210,35 +321,77 @@ fn one_feature(name: &str, kind: Option<u8>, list: &[u8]) -> Vec<u8> {
 
 #[test]
 fn missing_and_empty_features_are_zeros_where_asked_for() {
-    let of = |kind, values: &[u8]| tf_record(&one_feature("a", kind, &[&[0x0a, values.len() as u8], values].concat()));
+    let of = |kind, values: &[u8]| {
+        tf_record(&one_feature(
+            "a",
+            kind,
+            &[&[0x0a, values.len() as u8], values].concat(),
+        ))
+    };
     let none = |kind| tf_record(&one_feature("a", kind, b""));
     // TensorFlow: FixedLenFeature with the default 0, VarLenFeature.
-    let ints =
-        [of(Some(3), &[7]), none(Some(3)), none(None), tf_record(&one_feature("b", Some(3), b"")), tf_record(b"")];
-    let floats = [of(Some(2), &1.5_f32.to_le_bytes()), none(Some(2)), none(None)];
+    let ints = [
+        of(Some(3), &[7]),
+        none(Some(3)),
+        none(None),
+        tf_record(&one_feature("b", Some(3), b"")),
+        tf_record(b""),
+    ];
+    let floats = [
+        of(Some(2), &1.5_f32.to_le_bytes()),
+        none(Some(2)),
+        none(None),
+    ];
     let bytes = [of(Some(1), b"xyz"), none(Some(1)), none(None)];
     let scalar = |dtype| Field::fixed("x", dtype, []);
-    let open = |builder: TfRecordBuilder, records: &[Vec<u8>]| builder.missing_zero(true).open_bytes(records.concat());
-    let first = |dataset: &TfRecord| all(dataset).unwrap().into_iter().flatten().collect::<Vec<_>>();
+    let open = |builder: TfRecordBuilder, records: &[Vec<u8>]| {
+        builder.missing_zero(true).open_bytes(records.concat())
+    };
+    let first = |dataset: &TfRecord| {
+        all(dataset)
+            .unwrap()
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>()
+    };
 
     let fixed = open(plain().ints(scalar(DType::I64), "a"), &ints).unwrap();
-    assert_eq!(first(&fixed), [7_i64, 0, 0, 0, 0].map(|value| value.to_ne_bytes().to_vec()));
+    assert_eq!(
+        first(&fixed),
+        [7_i64, 0, 0, 0, 0].map(|value| value.to_ne_bytes().to_vec())
+    );
     let lists = open(plain().ints(Field::up_to("x", DType::I64, 2), "a"), &ints).unwrap();
-    assert_eq!(first(&lists), [7_i64.to_ne_bytes().to_vec(), vec![], vec![], vec![], vec![]]);
+    assert_eq!(
+        first(&lists),
+        [7_i64.to_ne_bytes().to_vec(), vec![], vec![], vec![], vec![]]
+    );
     let fixed = open(plain().floats(scalar(DType::F32), "a"), &floats).unwrap();
-    assert_eq!(first(&fixed), [1.5_f32, 0.0, 0.0].map(|value| value.to_ne_bytes().to_vec()));
+    assert_eq!(
+        first(&fixed),
+        [1.5_f32, 0.0, 0.0].map(|value| value.to_ne_bytes().to_vec())
+    );
     let texts = open(plain().bytes("a"), &bytes).unwrap();
     assert_eq!(first(&texts), [b"xyz".to_vec(), vec![], vec![]]);
 
-    let strict = plain().ints(scalar(DType::I64), "a").open_bytes(ints.concat()).unwrap();
+    let strict = plain()
+        .ints(scalar(DType::I64), "a")
+        .open_bytes(ints.concat())
+        .unwrap();
     let advice = "; `missing_zero(true)` takes it as zeros";
-    for (sample, words) in [(1, "0 values, 1 expected"), (2, "is empty, not an int64 list"), (3, "no feature \"a\"")] {
+    for (sample, words) in [
+        (1, "0 values, 1 expected"),
+        (2, "is empty, not an int64 list"),
+        (3, "no feature \"a\""),
+    ] {
         let error = fuzzing::sample(&strict, sample).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains(advice), "{error}");
     }
     // A list of another kind, a picture, and a list of fewer values are no missing numbers.
     let others = [
-        (plain().floats(scalar(DType::F32), "a"), "feature \"a\" is an int64 list, not a float list"),
+        (
+            plain().floats(scalar(DType::F32), "a"),
+            "feature \"a\" is an int64 list, not a float list",
+        ),
         (plain().image("b"), "no feature \"b\""),
         (
             plain().ints(Field::fixed("x", DType::I64, [2]), "a"),
@@ -246,7 +399,9 @@ fn missing_and_empty_features_are_zeros_where_asked_for() {
         ),
     ];
     for (builder, words) in others {
-        let error = fuzzing::sample(&open(builder, &ints).unwrap(), 0).unwrap_err().to_string();
+        let error = fuzzing::sample(&open(builder, &ints).unwrap(), 0)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(words) && !error.contains(advice), "{error}");
     }
 }
@@ -255,10 +410,16 @@ fn missing_and_empty_features_are_zeros_where_asked_for() {
 fn a_shard_of_no_records_is_one_of_no_samples() {
     let dir = Dir::new();
     for (name, payloads) in [("a", 0..0), ("b", 0..2_u8), ("c", 0..0), ("d", 2..3)] {
-        dir.write(name, &payloads.flat_map(|k| tf_record(&[k])).collect::<Vec<_>>());
+        dir.write(
+            name,
+            &payloads.flat_map(|k| tf_record(&[k])).collect::<Vec<_>>(),
+        );
     }
     for indexed in [false, true, true] {
-        let records = TfRecord::builder().index(indexed).open(dir.path("")).unwrap();
+        let records = TfRecord::builder()
+            .index(indexed)
+            .open(dir.path(""))
+            .unwrap();
         assert_eq!(all(&records).unwrap(), [[[0]], [[1]], [[2]]]);
         assert_eq!(records.damage(), []);
     }
@@ -276,9 +437,17 @@ fn a_length_that_looks_like_gzip_is_a_length() {
 
 /// The small file of the sweeps: records of 0 to 7 bytes.
 fn small() -> (Vec<u8>, Vec<Vec<Vec<u8>>>) {
-    let payloads: Vec<Vec<u8>> = (0..8).map(|k| (0..k).map(|j| (k * 16 + j) as u8).collect()).collect();
-    let bytes = payloads.iter().flat_map(|payload| tf_record(payload)).collect();
-    (bytes, payloads.into_iter().map(|payload| vec![payload]).collect())
+    let payloads: Vec<Vec<u8>> = (0..8)
+        .map(|k| (0..k).map(|j| (k * 16 + j) as u8).collect())
+        .collect();
+    let bytes = payloads
+        .iter()
+        .flat_map(|payload| tf_record(payload))
+        .collect();
+    (
+        bytes,
+        payloads.into_iter().map(|payload| vec![payload]).collect(),
+    )
 }
 
 #[test]
@@ -299,7 +468,10 @@ fn every_flipped_byte_costs_its_own_record_alone() {
                     let wrong: Vec<u64> = (0..8)
                         .filter(|id| match fuzzing::sample(&records, *id) {
                             Ok(fields) => {
-                                assert_eq!(fields, right[*id as usize], "byte {at} bits {bits:02x}: silently wrong");
+                                assert_eq!(
+                                    fields, right[*id as usize],
+                                    "byte {at} bits {bits:02x}: silently wrong"
+                                );
                                 false
                             }
                             Err(_) => true,
@@ -329,7 +501,10 @@ fn every_cut_is_an_error_or_found_by_the_record_count() {
         }
     }
     assert_eq!(between, 7);
-    assert_eq!(all(&plain().records(8).open_bytes(whole).unwrap()).unwrap(), right);
+    assert_eq!(
+        all(&plain().records(8).open_bytes(whole).unwrap()).unwrap(),
+        right
+    );
 }
 
 #[test]
@@ -351,7 +526,11 @@ fn examples_with_a_flipped_byte_are_right_or_an_error() {
             }
         }
     }
-    assert_eq!(errors, whole.len(), "each flip fails one file or one sample");
+    assert_eq!(
+        errors,
+        whole.len(),
+        "each flip fails one file or one sample"
+    );
 }
 
 #[test]
@@ -359,20 +538,44 @@ fn damage_in_a_payload_is_found_for_any_kept_field() {
     let whole = std::fs::read(fixture("example.tfrecord")).unwrap();
     let payload = u64::from_le_bytes(whole[..8].try_into().unwrap());
     let errors = |bytes: &[u8], keep: &str| -> Vec<ErrorKind> {
-        let records = plain().image("image/encoded").ints(Field::fixed("label", DType::I64, []), "label");
-        let records = records.floats(Field::fixed("four", DType::F32, [4]), "four").open_bytes(bytes).unwrap();
-        let loader = build(Loader::builder(records).keep([keep]).batch_size(1).workers(2));
-        loader.epoch(0).unwrap().filter_map(|batch| batch.err().map(|error| error.kind())).collect()
+        let records = plain()
+            .image("image/encoded")
+            .ints(Field::fixed("label", DType::I64, []), "label");
+        let records = records
+            .floats(Field::fixed("four", DType::F32, [4]), "four")
+            .open_bytes(bytes)
+            .unwrap();
+        let loader = build(
+            Loader::builder(records)
+                .keep([keep])
+                .batch_size(1)
+                .workers(2),
+        );
+        loader
+            .epoch(0)
+            .unwrap()
+            .filter_map(|batch| batch.err().map(|error| error.kind()))
+            .collect()
     };
     // A byte of the first record's picture, which no field uses.
     let marker = [0xff, 0xd8].as_slice();
-    let picture = whole.windows(2).take(payload as usize).position(|bytes| bytes == marker);
-    for at in [12, 12 + payload as usize / 2].into_iter().chain(picture.map(|at| at + 2)) {
+    let picture = whole
+        .windows(2)
+        .take(payload as usize)
+        .position(|bytes| bytes == marker);
+    for at in [12, 12 + payload as usize / 2]
+        .into_iter()
+        .chain(picture.map(|at| at + 2))
+    {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         for keep in ["label", "four"] {
             assert_eq!(errors(&whole, keep), []);
-            assert_eq!(errors(&bytes, keep), [ErrorKind::Decode], "byte {at}, {keep} kept");
+            assert_eq!(
+                errors(&bytes, keep),
+                [ErrorKind::Decode],
+                "byte {at}, {keep} kept"
+            );
         }
     }
 }
@@ -384,7 +587,9 @@ fn only_flipped_payloads_pass_without_checksums() {
     for at in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x40;
-        let Ok(records) = plain().checksums(false).open_bytes(bytes) else { continue };
+        let Ok(records) = plain().checksums(false).open_bytes(bytes) else {
+            continue;
+        };
         let fields = all(&records).unwrap();
         assert_eq!(fields.len(), 8);
         for (found, right) in fields.iter().zip(&right) {
@@ -406,13 +611,26 @@ fn reported_damage_leaves_the_records_before_it() {
     dir.write("a", &whole);
     dir.write("b", &broken);
     dir.write("c", &whole[..whole.len() - 1]);
-    assert_eq!(plain().open(dir.path("")).err().unwrap().kind(), ErrorKind::Decode);
+    assert_eq!(
+        plain().open(dir.path("")).err().unwrap().kind(),
+        ErrorKind::Decode
+    );
     let records = plain().skip_damage(true).open(dir.path("")).unwrap();
     let expected: Vec<_> = [&right[..], &right[..5], &right[..7]].concat();
     assert_eq!(all(&records).unwrap(), expected);
-    let ledger: Vec<_> = records.damage().iter().map(|d| (d.path.clone(), d.offset, d.len, d.samples)).collect();
+    let ledger: Vec<_> = records
+        .damage()
+        .iter()
+        .map(|d| (d.path.clone(), d.offset, d.len, d.samples))
+        .collect();
     let len = whole.len() as u64;
-    assert_eq!(ledger, [(dir.path("b"), at as u64, len - at as u64, 3), (dir.path("c"), len - 23, 22, 1)]);
+    assert_eq!(
+        ledger,
+        [
+            (dir.path("b"), at as u64, len - at as u64, 3),
+            (dir.path("c"), len - 23, 22, 1)
+        ]
+    );
 }
 
 #[test]
@@ -423,17 +641,41 @@ fn a_file_changed_after_indexing_is_detected() {
     damage(&path, &[tf_record(&[2; 24]), tf_record(&[1; 8])].concat());
     let error = fuzzing::sample(&records, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-    assert!(error.to_string().contains("the record's length is 24, the index says 8"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("the record's length is 24, the index says 8"),
+        "{error}"
+    );
 }
 
 #[test]
 fn index_files_go_to_the_chosen_folder() {
     let dir = Dir::new();
     let path = dir.write("x", &small().0);
-    let folder = || TfRecord::builder().index_dir(dir.path("indexes")).open_files(&[&path]).unwrap();
-    assert_eq!((folder().shards_scanned(), folder().shards_scanned(), folder().index_unsaved()), (1, 0, None));
+    let folder = || {
+        TfRecord::builder()
+            .index_dir(dir.path("indexes"))
+            .open_files(&[&path])
+            .unwrap()
+    };
+    assert_eq!(
+        (
+            folder().shards_scanned(),
+            folder().shards_scanned(),
+            folder().index_unsaved()
+        ),
+        (1, 0, None)
+    );
     // Not even root can make a folder of a file.
-    let nowhere = TfRecord::builder().index_dir(path.join("sub")).open(&path).unwrap();
+    let nowhere = TfRecord::builder()
+        .index_dir(path.join("sub"))
+        .open(&path)
+        .unwrap();
     assert_eq!((nowhere.len(), nowhere.shards_scanned()), (8, 1));
-    assert!(nowhere.index_unsaved().unwrap().contains("x/sub"), "{:?}", nowhere.index_unsaved());
+    assert!(
+        nowhere.index_unsaved().unwrap().contains("x/sub"),
+        "{:?}",
+        nowhere.index_unsaved()
+    );
 }

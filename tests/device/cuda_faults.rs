@@ -91,7 +91,9 @@ impl Failure {
 
     fn arm(self, session: &Session) {
         match self {
-            Call(index, code, after) => session.fail_at(session.calls() + index, code, after != Works),
+            Call(index, code, after) => {
+                session.fail_at(session.calls() + index, code, after != Works)
+            }
             Operation(nth, code, _) => session.fail_async(session.executed() + nth, code),
         }
     }
@@ -100,9 +102,15 @@ impl Failure {
 /// Number of batches in an epoch; the last one is smaller.
 fn data(batches: usize) -> LoaderBuilder {
     let count = batches * 4 - 1;
-    let records =
-        Records::builder(RECORD).classes((0..count as i64).collect()).open_bytes(noise(count * RECORD, 3)).unwrap();
-    Loader::builder(records).order(Order::shuffled(2)).batch_size(4).tuning(|t| t.slots(3).device_batches(2)).workers(1)
+    let records = Records::builder(RECORD)
+        .classes((0..count as i64).collect())
+        .open_bytes(noise(count * RECORD, 3))
+        .unwrap();
+    Loader::builder(records)
+        .order(Order::shuffled(2))
+        .batch_size(4)
+        .tuning(|t| t.slots(3).device_batches(2))
+        .workers(1)
 }
 
 /// The host's batches in the same life.
@@ -159,8 +167,14 @@ fn receive(
     for right in right {
         match batches.next() {
             Some(Ok(batch)) => {
-                assert_eq!((batch.index(), batch.ids(), batch.status()), (right.index, &*right.ids, &*right.status));
-                assert!(batch.fields().all(|field| field.as_bytes().is_err()), "a batch that is not on the device");
+                assert_eq!(
+                    (batch.index(), batch.ids(), batch.status()),
+                    (right.index, &*right.ids, &*right.status)
+                );
+                assert!(
+                    batch.fields().all(|field| field.as_bytes().is_err()),
+                    "a batch that is not on the device"
+                );
                 out.received += 1;
                 read(&batch, right, out);
             }
@@ -187,14 +201,20 @@ fn alone(right: &Right) -> Outcome {
         Err(error) => return with(out, error),
     };
     for (epoch, right) in right.epochs.iter().enumerate() {
-        receive(&loader, epoch as u64, right, &mut out, |batch, right, out| {
-            if right.index % 3 < 2 {
-                match Got::of(batch) {
-                    Ok(found) => assert_eq!(found, *right),
-                    Err(error) => out.errors.push(error),
+        receive(
+            &loader,
+            epoch as u64,
+            right,
+            &mut out,
+            |batch, right, out| {
+                if right.index % 3 < 2 {
+                    match Got::of(batch) {
+                        Ok(found) => assert_eq!(found, *right),
+                        Err(error) => out.errors.push(error),
+                    }
                 }
-            }
-        });
+            },
+        );
     }
     out
 }
@@ -223,7 +243,11 @@ impl Consumer {
     /// One stream is the builder's, the other is bound to every other batch; each reads by cudarc.
     fn life(&self, right: &Right, own_context: bool) -> Outcome {
         let mut out = Outcome::default();
-        let device = if own_context { Device::cuda_in(self.context.clone()) } else { Device::cuda(0) };
+        let device = if own_context {
+            Device::cuda_in(self.context.clone())
+        } else {
+            Device::cuda(0)
+        };
         let builder = match device {
             Ok(device) => right.data().device(device).stream(&self.streams[0]),
             Err(error) => return with(out, error),
@@ -234,25 +258,34 @@ impl Consumer {
         };
         let mut kept = Vec::new();
         for (epoch, right) in right.epochs.iter().enumerate() {
-            receive(&loader, epoch as u64, right, &mut out, |batch, right, out| {
-                let stream = &self.streams[right.index as usize % 2];
-                if right.index % 3 == 1
-                    && let Err(error) = batch.bind(Stream::from(&self.streams[1]))
-                {
-                    out.errors.push(error);
-                }
-                match batch.field("record").unwrap().cuda_slice::<u8>(stream) {
-                    Ok(slice) => {
-                        match stream.clone_dtoh(&*slice).and_then(|bytes| stream.synchronize().map(|()| bytes)) {
-                            Ok(bytes) => assert!(bytes == right.bytes("record"), "wrong bytes"),
-                            Err(_) => out.own = true,
-                        }
+            receive(
+                &loader,
+                epoch as u64,
+                right,
+                &mut out,
+                |batch, right, out| {
+                    let stream = &self.streams[right.index as usize % 2];
+                    if right.index % 3 == 1
+                        && let Err(error) = batch.bind(Stream::from(&self.streams[1]))
+                    {
+                        out.errors.push(error);
                     }
-                    Err(error) => out.errors.push(error),
-                }
-                // cudarc keeps the failure of a drop for the next call.
-                out.own |= self.context.check_err().is_err();
-            });
+                    match batch.field("record").unwrap().cuda_slice::<u8>(stream) {
+                        Ok(slice) => {
+                            match stream
+                                .clone_dtoh(&*slice)
+                                .and_then(|bytes| stream.synchronize().map(|()| bytes))
+                            {
+                                Ok(bytes) => assert!(bytes == right.bytes("record"), "wrong bytes"),
+                                Err(_) => out.own = true,
+                            }
+                        }
+                        Err(error) => out.errors.push(error),
+                    }
+                    // cudarc keeps the failure of a drop for the next call.
+                    out.own |= self.context.check_err().is_err();
+                },
+            );
             kept.extend(loader.epoch(7).unwrap().next());
         }
         drop(loader);
@@ -277,11 +310,14 @@ impl Rules<'_> {
             let legal = matches!(error.kind(), ErrorKind::Device | ErrorKind::Budget);
             let said = words(error);
             // The cause of a broken loader is reported once; later calls refer to it.
-            let again = error.kind() == ErrorKind::Cancelled && said.contains("the loader failed before");
+            let again =
+                error.kind() == ErrorKind::Cancelled && said.contains("the loader failed before");
             assert!(legal || again, "{said}");
             assert!(!said.contains("panicked"), "{said}");
         }
-        until("the loader's threads have ended", || loader_threads().is_empty());
+        until("the loader's threads have ended", || {
+            loader_threads().is_empty()
+        });
         // Batches that outlive their loader are freed by threads.
         soon(|| self.is_accounted_for().0);
         self.check_what_is_left(out);
@@ -301,7 +337,10 @@ impl Rules<'_> {
             // A slot left to the device also keeps its context.
             _ => alive <= counted + 1 && (alive == 0 || counted > 0),
         };
-        (accounted, format!("{alive} alive, {counted} counted: {live:?}"))
+        (
+            accounted,
+            format!("{alive} alive, {counted} counted: {live:?}"),
+        )
     }
 
     fn check_what_is_left(&self, out: &Outcome) {
@@ -312,7 +351,10 @@ impl Rules<'_> {
         assert!(told > 0 || whole, "{} batches, and no error", out.received);
         if self.failure.after() == Works {
             assert!(told <= 1, "one failure, and {:#?}", out.errors);
-            assert!(out.received == 0 || out.received >= self.right.least(), "an epoch after one that failed is whole");
+            assert!(
+                out.received == 0 || out.received >= self.right.least(),
+                "an epoch after one that failed is whole"
+            );
         }
     }
 
@@ -323,23 +365,35 @@ impl Rules<'_> {
         // Waiting calls are in the trace at their start.
         let told = |index: u64, symbol: &str, result: &str| match self.failure {
             Call(call, ..) => index == self.first + call,
-            Operation(..) => result == code && !symbol.ends_with("Synchronize") && !symbol.contains("DtoH"),
+            Operation(..) => {
+                result == code && !symbol.ends_with("Synchronize") && !symbol.contains("DtoH")
+            }
         };
         let (mut culprit, mut others) = (None, BTreeMap::<String, u64>::new());
         for line in self.session.trace().lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let (index, thread, symbol, result) =
-                (words[0].parse::<u64>().unwrap(), words[1], words[2], words[words.len() - 1]);
+            let (index, thread, symbol, result) = (
+                words[0].parse::<u64>().unwrap(),
+                words[1],
+                words[2],
+                words[words.len() - 1],
+            );
             // Queries of devices need no context, and guards restore the current context.
-            if index < self.first || symbol.starts_with("cuDevice") && !symbol.starts_with("cuDevicePrimaryCtxRelease")
+            if index < self.first
+                || symbol.starts_with("cuDevice")
+                    && !symbol.starts_with("cuDevicePrimaryCtxRelease")
             {
                 continue;
             }
             match &culprit {
                 None if told(index, symbol, result) => culprit = Some(thread.to_string()),
                 None => {}
-                Some(_) if ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode"].contains(&symbol) => {}
-                Some(culprit) if culprit == thread => panic!("called after the context broke: {line}"),
+                Some(_)
+                    if ["cuCtxPopCurrent_v2", "cuThreadExchangeStreamCaptureMode"]
+                        .contains(&symbol) => {}
+                Some(culprit) if culprit == thread => {
+                    panic!("called after the context broke: {line}")
+                }
                 Some(_) => {
                     let calls = others.entry(thread.into()).or_default();
                     *calls += 1;
@@ -362,7 +416,13 @@ fn lived(name: String, life: impl FnOnce(&mut Session) + Send + 'static) {
 
 fn life_alone(session: &mut Session, failure: Failure, right: &Right) {
     let before = (session.live(), leaked());
-    let rules = Rules { session, failure, before, first: session.calls(), right };
+    let rules = Rules {
+        session,
+        failure,
+        before,
+        first: session.calls(),
+        right,
+    };
     failure.arm(session);
     let out = alone(right);
     rules.check(&out, true);
@@ -372,7 +432,13 @@ fn life_alone(session: &mut Session, failure: Failure, right: &Right) {
 fn life_of_consumer(session: &mut Session, failure: Failure, right: &Right, own: bool) {
     let consumer = Consumer::new();
     let before = (session.live(), leaked());
-    let rules = Rules { session, failure, before, first: session.calls(), right };
+    let rules = Rules {
+        session,
+        failure,
+        before,
+        first: session.calls(),
+        right,
+    };
     failure.arm(session);
     let out = consumer.life(right, own);
     rules.check(&out, false);
@@ -387,7 +453,11 @@ struct Sweep {
 }
 
 const SWEEPS: [Sweep; 3] = [
-    Sweep { name: "a loader", batches: (20, 4), life: life_alone },
+    Sweep {
+        name: "a loader",
+        batches: (20, 4),
+        life: life_alone,
+    },
     Sweep {
         name: "a loader and its consumer",
         batches: (8, 8),
@@ -408,7 +478,9 @@ impl Sweep {
         let own: Vec<_> = failures.into_iter().skip(part).step_by(PARTS).collect();
         for failure in &own {
             let (failure, life, right) = (*failure, self.life, right.clone());
-            lived(format!("{failure:?}"), move |session| life(session, failure, &right));
+            lived(format!("{failure:?}"), move |session| {
+                life(session, failure, &right)
+            });
         }
         own.len()
     }
@@ -421,14 +493,25 @@ impl Sweep {
         };
         // cudarc cannot handle codes that it does not know.
         let legal = |code: u32| ![226, 12345].contains(&code) || self.name == SWEEPS[0].name;
-        let of_calls = (0..calls).flat_map(|call| codes(call).map(move |(code, after)| Call(call, code, after)));
+        let of_calls = (0..calls)
+            .flat_map(|call| codes(call).map(move |(code, after)| Call(call, code, after)));
         // A failed operation breaks its context.
-        let breaking = [(700, Broken), (719, Broken), (2, Dead), (999, Broken), (801, Dead)];
+        let breaking = [
+            (700, Broken),
+            (719, Broken),
+            (2, Dead),
+            (999, Broken),
+            (801, Dead),
+        ];
         let of_operations = (0..executed).flat_map(|nth| {
             let codes = breaking.iter().cycle().skip(nth as usize % breaking.len());
-            codes.take(sweep::size(1, 1, breaking.len())).map(move |(code, after)| Operation(nth, *code, *after))
+            codes
+                .take(sweep::size(1, 1, breaking.len()))
+                .map(move |(code, after)| Operation(nth, *code, *after))
         });
-        let all = of_calls.filter(|failure| legal(failure.code())).chain(of_operations);
+        let all = of_calls
+            .filter(|failure| legal(failure.code()))
+            .chain(of_operations);
         all.step_by(sweep::size(8, 1, 1)).collect()
     }
 
@@ -452,7 +535,11 @@ impl Sweep {
         let started = std::time::Instant::now();
         let count = in_parts(&beside!("part"), PARTS, |part| format!("{number} {part}"));
         assert!(count > sweep::size(50, 500, 500), "a sweep of {count}");
-        println!("{}: {count} failures in {:.1} s", self.name, started.elapsed().as_secs_f64());
+        println!(
+            "{}: {count} failures in {:.1} s",
+            self.name,
+            started.elapsed().as_secs_f64()
+        );
     }
 }
 
@@ -485,21 +572,41 @@ fn any_failing_call_in_the_consumers_context_is_one_error() {
 #[test]
 fn a_broken_device_hands_out_no_unfinished_batch() {
     lived("broken while batches are ready".into(), |session| {
-        let loader = data(20).device(Device::cuda(0).unwrap()).tuning(|t| t.device_batches(5)).build().unwrap();
+        let loader = data(20)
+            .device(Device::cuda(0).unwrap())
+            .tuning(|t| t.device_batches(5))
+            .build()
+            .unwrap();
         let mut epoch = loader.epoch(0).unwrap();
         let batch = epoch.next().unwrap().unwrap();
-        until("all buffers are on their way", || loader.report().total.copy.unwrap().batches == 5);
+        until("all buffers are on their way", || {
+            loader.report().total.copy.unwrap().batches == 5
+        });
         session.hold(true);
-        session.fail_named("cuStreamWaitEvent", session.count("cuStreamWaitEvent"), 700, true);
+        session.fail_named(
+            "cuStreamWaitEvent",
+            session.count("cuStreamWaitEvent"),
+            700,
+            true,
+        );
         let error = batch.bind(Stream::legacy()).unwrap_err();
-        assert!(words(&error).contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        assert!(
+            words(&error).contains("CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{error}"
+        );
         let error = epoch.next().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Device);
-        assert!(words(&error).contains("cuda:0 broke earlier: CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+        assert!(
+            words(&error).contains("cuda:0 broke earlier: CUDA_ERROR_ILLEGAL_ADDRESS"),
+            "{error}"
+        );
         assert!(epoch.next().is_none());
         drop(epoch);
         // It does not recover for this loader, nor for a new one.
-        assert_eq!(loader.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::Device);
+        assert_eq!(
+            loader.epoch(0).unwrap().next().unwrap().unwrap_err().kind(),
+            ErrorKind::Device
+        );
         assert_eq!(Device::cuda(0).unwrap_err().kind(), ErrorKind::Device);
         drop((batch, loader));
     });
@@ -507,22 +614,44 @@ fn a_broken_device_hands_out_no_unfinished_batch() {
 
 #[test]
 fn two_calls_that_fail_are_no_worse_than_one() {
-    let (started, right, count) = (std::time::Instant::now(), Arc::new(Right::new(20, 4)), sweep::size(40, 300, 300));
+    let (started, right, count) = (
+        std::time::Instant::now(),
+        Arc::new(Right::new(20, 4)),
+        sweep::size(40, 300, 300),
+    );
     let (calls, _) = SWEEPS[0].measure(&right);
     let mut draws = Draws::new(5, 0, 0, "pairs");
-    let codes: Vec<u32> = CODES.iter().filter(|(_, after)| *after == Works).map(|(code, _)| *code).collect();
+    let codes: Vec<u32> = CODES
+        .iter()
+        .filter(|(_, after)| *after == Works)
+        .map(|(code, _)| *code)
+        .collect();
     for _ in 0..count {
         let first = draws.below(calls);
         // Mostly right after it, in the handling of the first failure.
-        let second = if draws.below(3) == 0 { draws.below(calls) } else { first + 1 + draws.below(8) };
+        let second = if draws.below(3) == 0 {
+            draws.below(calls)
+        } else {
+            first + 1 + draws.below(8)
+        };
         let mut code = || codes[draws.below(codes.len() as u64) as usize];
         let (pair, right) = ([(first, code()), (second, code())], right.clone());
         lived(format!("{pair:?}"), move |session| {
-            pair.iter().for_each(|(index, code)| session.fail_at(session.calls() + index, *code, false));
+            pair.iter()
+                .for_each(|(index, code)| session.fail_at(session.calls() + index, *code, false));
             let before = (session.live(), leaked());
-            let rules = Rules { session, failure: Call(first, pair[0].1, Dead), before, first: 0, right: &right };
+            let rules = Rules {
+                session,
+                failure: Call(first, pair[0].1, Dead),
+                before,
+                first: 0,
+                right: &right,
+            };
             rules.check(&alone(&right), true);
         });
     }
-    println!("pairs of calls: {count} in {:.1} s", started.elapsed().as_secs_f64());
+    println!(
+        "pairs of calls: {count} in {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
 }

@@ -7,7 +7,9 @@ use crate::common::*;
 use feedline::dataset::{Records, SafeTensors};
 use feedline::device::Finish;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Stage};
+use feedline::{
+    Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Stage,
+};
 use std::collections::BTreeMap;
 
 const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];
@@ -32,7 +34,11 @@ impl Made {
         if self.normal {
             finish = finish.mean_std(&MEAN[..channels], &STD[..channels]);
         }
-        if self.first { finish.channels_first() } else { finish }
+        if self.first {
+            finish.channels_first()
+        } else {
+            finish
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -41,7 +47,11 @@ impl Made {
 
     /// A value by the formula: each operation rounded.
     fn value(&self, channel: usize, x: u8) -> Vec<u8> {
-        let (mean, std) = if self.normal { (MEAN[channel], STD[channel]) } else { (0.0, 1.0) };
+        let (mean, std) = if self.normal {
+            (MEAN[channel], STD[channel])
+        } else {
+            (0.0, 1.0)
+        };
         let scaled = f32::from(x) / 255.0;
         let centred = scaled - mean;
         let y = centred / std;
@@ -60,7 +70,11 @@ impl Made {
             for c in 0..channels {
                 let from = if mirrored { width - 1 - x } else { x };
                 let value = self.value(c, pixels[(y * width + from) * channels + c]);
-                let at = if self.first { (c * height + y) * width + x } else { (y * width + x) * channels + c };
+                let at = if self.first {
+                    (c * height + y) * width + x
+                } else {
+                    (y * width + x) * channels + c
+                };
                 out[at * size..][..size].copy_from_slice(&value);
             }
         }
@@ -71,7 +85,10 @@ impl Made {
     #[track_caller]
     fn is_mirrored(&self, row: &[u8], pixels: &[u8]) -> bool {
         let mirrored = row == self.picture(pixels, true);
-        assert!(mirrored || row == self.picture(pixels, false), "{self:?}: neither the picture nor its mirror image");
+        assert!(
+            mirrored || row == self.picture(pixels, false),
+            "{self:?}: neither the picture nor its mirror image"
+        );
         mirrored
     }
 }
@@ -80,7 +97,10 @@ impl Made {
 fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
     let bytes = noise(count * dims.iter().product::<usize>(), 5);
     let records = Records::builder(dims.iter().product()).field("image", DType::U8, dims);
-    let records = records.classes((0..count as i64).collect()).open_bytes(bytes.clone()).unwrap();
+    let records = records
+        .classes((0..count as i64).collect())
+        .open_bytes(bytes.clone())
+        .unwrap();
     (Loader::builder(records), bytes)
 }
 
@@ -98,7 +118,11 @@ fn rows(batches: &[Got]) -> BTreeMap<u64, Vec<u8>> {
     let mut rows = BTreeMap::new();
     for batch in batches {
         let bytes = batch.bytes("image");
-        for (id, row) in batch.ids.iter().zip(bytes.chunks(bytes.len() / batch.ids.len())) {
+        for (id, row) in batch
+            .ids
+            .iter()
+            .zip(bytes.chunks(bytes.len() / batch.ids.len()))
+        {
             if *id != u64::MAX {
                 rows.insert(*id, row.to_vec());
             }
@@ -112,13 +136,25 @@ fn every_finished_dtype_and_layout_follows_the_rule() {
     on_machine(|machine| {
         for (number, channels) in (0..).zip([1, 2, 3, 4, 3]) {
             for (dtype, first, flip) in DTYPES.iter().flat_map(|dtype| {
-                [(false, 0.0), (true, 0.5), (false, 0.5), (true, 1.0)].map(|(first, flip)| (*dtype, first, flip))
+                [(false, 0.0), (true, 0.5), (false, 0.5), (true, 1.0)]
+                    .map(|(first, flip)| (*dtype, first, flip))
             }) {
                 // Widths that a thread handles in one piece, and others.
                 let dims = [[5, 7, channels], [3, 8, channels]][number % 2];
-                let made = Made { dtype, first, dims, flip, normal: number < 4 };
-                let make =
-                    || pictures(11, dims).0.batch_size(4).order(Order::shuffled(3)).finish("image", made.finish());
+                let made = Made {
+                    dtype,
+                    first,
+                    dims,
+                    flip,
+                    normal: number < 4,
+                };
+                let make = || {
+                    pictures(11, dims)
+                        .0
+                        .batch_size(4)
+                        .order(Order::shuffled(3))
+                        .finish("image", made.finish())
+                };
                 let batches = both(machine, &make, &format!("{made:?}"));
                 let (_, pixels) = pictures(11, dims);
                 let found = rows(&batches);
@@ -129,7 +165,10 @@ fn every_finished_dtype_and_layout_follows_the_rule() {
                 });
                 match (mirrored.count(), flip) {
                     (0, 0.0) | (11, 1.0) => {}
-                    (count, 0.5) => assert!((1..11).contains(&count), "{count} of 11 with probability 0.5"),
+                    (count, 0.5) => assert!(
+                        (1..11).contains(&count),
+                        "{count} of 11 with probability 0.5"
+                    ),
                     (count, _) => panic!("{count} of 11 with probability {flip}"),
                 }
             }
@@ -143,14 +182,23 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
         let dims = [4, 6, 3];
         let base = || {
             let finish = Finish::to(DType::F16).flip(0.5);
-            pictures(40, dims).0.order(Order::shuffled(3)).finish("image", finish)
+            pictures(40, dims)
+                .0
+                .order(Order::shuffled(3))
+                .finish("image", finish)
         };
         let rows_of = |loader: Loader, epoch| rows(&Got::try_epoch(&loader, epoch).unwrap());
         let right = rows_of(build(base().batch_size(8)), 0);
         for (workers, batch) in [(1, 1), (3, 7), (2, 40)] {
             let make = || base().workers(workers).batch_size(batch);
-            assert!(rows_of(build(make()), 0) == right, "host, {workers} workers, {batch}");
-            assert!(rows_of(build(machine.on_gpu(make(), Gds::Off)), 0) == right, "GPU, {workers} workers, {batch}");
+            assert!(
+                rows_of(build(make()), 0) == right,
+                "host, {workers} workers, {batch}"
+            );
+            assert!(
+                rows_of(build(machine.on_gpu(make(), Gds::Off)), 0) == right,
+                "GPU, {workers} workers, {batch}"
+            );
         }
         let mut together = BTreeMap::new();
         for rank in 0..3 {
@@ -160,10 +208,19 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
         assert!(together == right, "three ranks");
         // Other samples have another order, but each sample is drawn independently.
         let sequential = base().order(Order::sequential()).seed(3).batch_size(8);
-        assert!(rows_of(build(machine.on_gpu(sequential, Gds::Off)), 0) == right, "another order");
+        assert!(
+            rows_of(build(machine.on_gpu(sequential, Gds::Off)), 0) == right,
+            "another order"
+        );
         for (builder, epoch) in [(base().seed(4), 0), (base(), 1)] {
-            let other = rows_of(build(machine.on_gpu(builder.batch_size(8), Gds::Off)), epoch);
-            assert!(other.keys().eq(right.keys()) && other != right, "other seeds and epochs draw anew");
+            let other = rows_of(
+                build(machine.on_gpu(builder.batch_size(8), Gds::Off)),
+                epoch,
+            );
+            assert!(
+                other.keys().eq(right.keys()) && other != right,
+                "other seeds and epochs draw anew"
+            );
         }
     });
 }
@@ -172,7 +229,13 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
 fn transforms_see_bytes_before_they_become_floats() {
     on_machine(|machine| {
         let dims = [5, 4, 3];
-        let made = Made { dtype: DType::F32, first: true, dims, flip: 0.0, normal: true };
+        let made = Made {
+            dtype: DType::F32,
+            first: true,
+            dims,
+            flip: 0.0,
+            normal: true,
+        };
         let invert = |byte: &mut u8| *byte = 255 - *byte;
         let map = |builder: LoaderBuilder| {
             builder.map(move |row, _| {
@@ -186,7 +249,9 @@ fn transforms_see_bytes_before_they_become_floats() {
             builder.map_batch_adding([Field::fixed("sum", DType::U64, [])], |batch, _| {
                 let (image, sum) = (batch.index_of("image")?, batch.index_of("sum")?);
                 let pixels = batch.slice_mut::<u8>(image)?;
-                pixels.iter_mut().for_each(|byte| *byte = byte.wrapping_add(3));
+                pixels
+                    .iter_mut()
+                    .for_each(|byte| *byte = byte.wrapping_add(3));
                 let total = pixels.iter().map(|byte| u64::from(*byte)).sum();
                 batch.slice_mut::<u64>(sum)?.fill(total);
                 Ok(())
@@ -197,17 +262,27 @@ fn transforms_see_bytes_before_they_become_floats() {
         let cases: [(Change<'_>, Rule); 3] = [
             (&map, |byte| 255 - byte),
             (&map_batch, |byte| byte.wrapping_add(3)),
-            (&|builder| map_batch(map(builder)), |byte| (255 - byte).wrapping_add(3)),
+            (&|builder| map_batch(map(builder)), |byte| {
+                (255 - byte).wrapping_add(3)
+            }),
         ];
         for (number, (change, rule)) in cases.into_iter().enumerate() {
             for last in [LastBatch::Keep, LastBatch::Mask] {
-                let make =
-                    || change(pictures(10, dims).0.batch_size(4).last_batch(last)).finish("image", made.finish());
+                let make = || {
+                    change(pictures(10, dims).0.batch_size(4).last_batch(last))
+                        .finish("image", made.finish())
+                };
                 let batches = both(machine, &make, &format!("case {number}, {last:?}"));
                 let (_, pixels) = pictures(10, dims);
                 for (id, row) in rows(&batches) {
-                    let pixels: Vec<u8> = pixels[id as usize * 60..][..60].iter().map(|byte| rule(*byte)).collect();
-                    assert!(!made.is_mirrored(&row, &pixels), "case {number}, sample {id}");
+                    let pixels: Vec<u8> = pixels[id as usize * 60..][..60]
+                        .iter()
+                        .map(|byte| rule(*byte))
+                        .collect();
+                    assert!(
+                        !made.is_mirrored(&row, &pixels),
+                        "case {number}, sample {id}"
+                    );
                 }
             }
         }
@@ -220,11 +295,26 @@ fn padding_rows_are_pictures_and_blank_rows_are_zero() {
         // Black is not zero when there is a mean.
         let dims = [3, 5, 3];
         for (map_batch, dtype) in [(false, DType::F32), (true, DType::BF16)] {
-            let made = Made { dtype, first: false, dims, flip: 0.5, normal: true };
-            for last in [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
+            let made = Made {
+                dtype,
+                first: false,
+                dims,
+                flip: 0.5,
+                normal: true,
+            };
+            for last in [
+                LastBatch::Keep,
+                LastBatch::Mask,
+                LastBatch::Pad,
+                LastBatch::Drop,
+            ] {
                 let make = || {
                     let builder = pictures(10, dims).0.batch_size(4).last_batch(last);
-                    let builder = if map_batch { builder.map_batch(|_, _| Ok(())) } else { builder };
+                    let builder = if map_batch {
+                        builder.map_batch(|_, _| Ok(()))
+                    } else {
+                        builder
+                    };
                     builder.finish("image", made.finish())
                 };
                 // Twice, so that slots and buffers hold old data.
@@ -234,12 +324,24 @@ fn padding_rows_are_pictures_and_blank_rows_are_zero() {
                     let batches = Got::try_epoch(&host, epoch).unwrap();
                     same(&Got::try_epoch(&gpu, epoch).unwrap(), &batches, "again");
                     for batch in &batches {
-                        for (id, row) in batch.ids.iter().zip(batch.bytes("image").chunks(made.bytes())) {
-                            assert_eq!(*id == u64::MAX, row.iter().all(|byte| *byte == 0), "{last:?}, {id}");
+                        for (id, row) in batch
+                            .ids
+                            .iter()
+                            .zip(batch.bytes("image").chunks(made.bytes()))
+                        {
+                            assert_eq!(
+                                *id == u64::MAX,
+                                row.iter().all(|byte| *byte == 0),
+                                "{last:?}, {id}"
+                            );
                         }
                     }
                     let rows: usize = batches.iter().map(|batch| batch.ids.len()).sum();
-                    let blank = batches.iter().flat_map(|batch| &batch.ids).filter(|id| **id == u64::MAX).count();
+                    let blank = batches
+                        .iter()
+                        .flat_map(|batch| &batch.ids)
+                        .filter(|id| **id == u64::MAX)
+                        .count();
                     let right = match last {
                         LastBatch::Mask => (12, 2),
                         LastBatch::Pad => (12, 0),
@@ -259,7 +361,12 @@ fn pair(dir: &Dir) -> std::path::PathBuf {
     let header = format!("{header:<width$}", width = header.len().next_multiple_of(8));
     dir.write(
         "pair.safetensors",
-        &[&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(864, 8)].concat(),
+        &[
+            &(header.len() as u64).to_le_bytes()[..],
+            header.as_bytes(),
+            &noise(864, 8),
+        ]
+        .concat(),
     )
 }
 
@@ -269,9 +376,16 @@ fn two_finished_fields_keep_their_names_and_places() {
         let dir = Dir::new();
         let path = pair(&dir);
         let finished = || {
-            let builder = Loader::builder(SafeTensors::open(&path).unwrap()).batch_size(4).order(Order::shuffled(1));
-            let left = Finish::to(DType::F32).mean_std(&MEAN[..3], &STD[..3]).channels_first().flip(0.5);
-            builder.finish("right", Finish::to(DType::BF16).flip(0.5)).finish("left", left)
+            let builder = Loader::builder(SafeTensors::open(&path).unwrap())
+                .batch_size(4)
+                .order(Order::shuffled(1));
+            let left = Finish::to(DType::F32)
+                .mean_std(&MEAN[..3], &STD[..3])
+                .channels_first()
+                .flip(0.5);
+            builder
+                .finish("right", Finish::to(DType::BF16).flip(0.5))
+                .finish("left", left)
         };
         let spec = [
             Field::fixed("left", DType::F32, [3, 4, 6]),
@@ -285,11 +399,18 @@ fn two_finished_fields_keep_their_names_and_places() {
         assert_eq!(whole[0].fields[0].shape, [4, 3, 4, 6]);
         let mut draws = (0, 0);
         for batch in &whole {
-            let rows = batch.bytes("left").chunks(288).zip(batch.bytes("right").chunks(32));
+            let rows = batch
+                .bytes("left")
+                .chunks(288)
+                .zip(batch.bytes("right").chunks(32));
             for (id, (left, right)) in batch.ids.iter().zip(rows) {
                 let bytes = noise(864, 8);
                 let [of_left, of_right] = [[4, 6, 3], [8, 2, 1]].map(|dims| Made {
-                    dtype: if dims[2] == 3 { DType::F32 } else { DType::BF16 },
+                    dtype: if dims[2] == 3 {
+                        DType::F32
+                    } else {
+                        DType::BF16
+                    },
                     first: dims[2] == 3,
                     dims,
                     flip: 0.5,
@@ -302,12 +423,21 @@ fn two_finished_fields_keep_their_names_and_places() {
         }
         assert!(draws.1 == 9 && draws.0 > 0, "each field is drawn by itself");
         for keep in [&[0, 1, 2][..], &[0], &[2, 1], &[1]] {
-            let names: Vec<String> = names(keep).iter().map(|field| field.name().to_string()).collect();
+            let names: Vec<String> = names(keep)
+                .iter()
+                .map(|field| field.name().to_string())
+                .collect();
             let make = || finished().keep(names.iter().map(String::as_str));
             assert_eq!(build(make()).spec(), self::names(&spec, keep));
             let batches = both(machine, &make, &format!("{names:?}"));
             for (batch, whole) in batches.iter().zip(&whole) {
-                assert!(batch.fields.iter().all(|field| whole.fields.contains(field)), "{names:?}");
+                assert!(
+                    batch
+                        .fields
+                        .iter()
+                        .all(|field| whole.fields.contains(field)),
+                    "{names:?}"
+                );
             }
         }
     });
@@ -328,31 +458,71 @@ fn build_refuses_a_field_that_cannot_be_finished() {
                 "names `picture`, which is no field of the batch; there are image, label",
             ),
             (
-                |builder| builder.finish("image", Finish::to(DType::F32)).finish("image", Finish::to(DType::F16)),
+                |builder| {
+                    builder
+                        .finish("image", Finish::to(DType::F32))
+                        .finish("image", Finish::to(DType::F16))
+                },
                 "field `image` is finished twice",
             ),
-            (|builder| builder.finish("label", Finish::to(DType::F32)), "field `label` cannot be finished"),
-            (|builder| builder.finish("image", Finish::to(DType::I32)), "`image` cannot be finished: the dtype is"),
-            (|builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)), "flip probability is 2"),
             (
-                |builder| builder.finish("image", Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2])),
+                |builder| builder.finish("label", Finish::to(DType::F32)),
+                "field `label` cannot be finished",
+            ),
+            (
+                |builder| builder.finish("image", Finish::to(DType::I32)),
+                "`image` cannot be finished: the dtype is",
+            ),
+            (
+                |builder| builder.finish("image", Finish::to(DType::F32).flip(2.0)),
+                "flip probability is 2",
+            ),
+            (
+                |builder| {
+                    builder.finish(
+                        "image",
+                        Finish::to(DType::F32).mean_std(&[0.5; 2], &[1.0; 2]),
+                    )
+                },
                 "`image` cannot be finished: 2 values of mean",
             ),
         ];
         for (change, words) in cases {
             for on_gpu in [false, true] {
                 let builder = change(pictures(3, [2, 2, 3]).0);
-                let builder = if on_gpu { machine.on_gpu(builder, Gds::Auto) } else { builder };
+                let builder = if on_gpu {
+                    machine.on_gpu(builder, Gds::Auto)
+                } else {
+                    builder
+                };
                 let error = builder.build().unwrap_err();
-                assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+                assert_eq!(
+                    (error.kind(), error.stage()),
+                    (ErrorKind::Config, Stage::Build),
+                    "{error}"
+                );
                 assert!(error.to_string().contains(words), "{words}: {error}");
             }
         }
-        let five = Records::builder(20).field("image", DType::U8, [2, 2, 5]).open_bytes([0; 20]).unwrap();
-        let error = Loader::builder(five).finish("image", to()).build().unwrap_err();
-        assert!(error.to_string().contains("1 to 4 channels") && error.to_string().contains("[2, 2, 5]"), "{error}");
+        let five = Records::builder(20)
+            .field("image", DType::U8, [2, 2, 5])
+            .open_bytes([0; 20])
+            .unwrap();
+        let error = Loader::builder(five)
+            .finish("image", to())
+            .build()
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("1 to 4 channels")
+                && error.to_string().contains("[2, 2, 5]"),
+            "{error}"
+        );
         let (builder, _) = pictures(3, [2, 2, 3]);
-        let error = builder.keep(["label"]).finish("label", to()).build().unwrap_err();
+        let error = builder
+            .keep(["label"])
+            .finish("label", to())
+            .build()
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     });
 }
@@ -365,22 +535,37 @@ fn finished_pictures_equal_those_of_the_decoder() {
     on_machine(|machine| {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
         let dir = Dir::new();
-        for (class, names) in
-            [("a", ["420.jpg", "444.jpg", "gray.jpg"]), ("b", ["422.jpg", "restart.jpg", "progressive.jpg"])]
-        {
+        for (class, names) in [
+            ("a", ["420.jpg", "444.jpg", "gray.jpg"]),
+            ("b", ["422.jpg", "restart.jpg", "progressive.jpg"]),
+        ] {
             for name in names {
-                dir.write(&format!("{class}/{name}"), &std::fs::read(root.join(name)).unwrap());
+                dir.write(
+                    &format!("{class}/{name}"),
+                    &std::fs::read(root.join(name)).unwrap(),
+                );
             }
         }
         for dtype in DTYPES {
-            let by_decoder =
-                Image::resize(31, 44).dtype(dtype).normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
+            let by_decoder = Image::resize(31, 44)
+                .dtype(dtype)
+                .normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
             let by_decoder = by_decoder.layout(PixelLayout::Nchw);
             let open = || Loader::builder(Images::open(dir.path("")).unwrap()).batch_size(4);
             let decoded = Got::try_epoch(&build(open().decode(by_decoder)), 0).unwrap();
-            let finish = Finish::to(dtype).mean_std(&MEAN[..3], &STD[..3]).channels_first();
-            let make = || open().decode(Image::resize(31, 44)).finish("image", finish.clone());
-            same(&both(machine, &make, "decoded"), &decoded, "decoder and finish");
+            let finish = Finish::to(dtype)
+                .mean_std(&MEAN[..3], &STD[..3])
+                .channels_first();
+            let make = || {
+                open()
+                    .decode(Image::resize(31, 44))
+                    .finish("image", finish.clone())
+            };
+            same(
+                &both(machine, &make, "decoded"),
+                &decoded,
+                "decoder and finish",
+            );
         }
     });
 }
@@ -393,21 +578,42 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
         for (flip, each) in [(0.0, 0), (0.5, 1)] {
             let make = || {
                 let finish = Finish::to(DType::F32).channels_first().flip(flip);
-                pictures(count, dims).0.batch_size(batch).keep(["image"]).finish("image", finish)
+                pictures(count, dims)
+                    .0
+                    .batch_size(batch)
+                    .keep(["image"])
+                    .finish("image", finish)
             };
             let loader = build(machine.on_gpu(make(), Gds::Off));
-            same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&build(make()), 0).unwrap(), "bytes");
+            same(
+                &Got::try_epoch(&loader, 0).unwrap(),
+                &Got::try_epoch(&build(make()), 0).unwrap(),
+                "bytes",
+            );
             let copies = loader.report().total.copy.unwrap();
             // The gap between two arrays may be copied, too: less than a page per batch.
             let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
             assert_eq!(copies.batches, batches);
-            assert!((least..least + batches * 4096).contains(&copies.bytes), "{} of {least}", copies.bytes);
+            assert!(
+                (least..least + batches * 4096).contains(&copies.bytes),
+                "{} of {least}",
+                copies.bytes
+            );
             let plan = loader.plan();
-            assert_eq!(plan.term(MemoryTerm::SLOTS).each, (8 * bytes as usize).next_multiple_of(4096) + 4096);
+            assert_eq!(
+                plan.term(MemoryTerm::SLOTS).each,
+                (8 * bytes as usize).next_multiple_of(4096) + 4096
+            );
             // A batch has room for floats alone; two areas hold the bytes of all batches.
-            let (device, staging) = (plan.term(MemoryTerm::DEVICE), plan.term(MemoryTerm::STAGING));
+            let (device, staging) = (
+                plan.term(MemoryTerm::DEVICE),
+                plan.term(MemoryTerm::STAGING),
+            );
             assert_eq!((device.count, staging.count), (3, 2));
-            assert!(device.each < 5 * 8 * bytes as usize && (1..2).contains(&(staging.each / (8 * bytes as usize))));
+            assert!(
+                device.each < 5 * 8 * bytes as usize
+                    && (1..2).contains(&(staging.each / (8 * bytes as usize)))
+            );
         }
     });
 }
@@ -415,7 +621,12 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
 #[test]
 fn kernels_that_do_not_load_are_an_error_of_build() {
     on_machine(|machine| {
-        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
+        let finished = || {
+            pictures(10, [4, 4, 3])
+                .0
+                .batch_size(4)
+                .finish("image", Finish::to(DType::F32))
+        };
         let before = leaked();
         let jit = "JIT_COMPILER_NOT_FOUND: PTX JIT compiler library not found (221): the driver compiles the kernels";
         for (symbol, calls, code, words) in [
@@ -426,12 +637,25 @@ fn kernels_that_do_not_load_are_an_error_of_build() {
             ("cuMemcpyHtoDAsync_v2", 1, 1, "INVALID_VALUE"),
         ] {
             for call in 0..calls {
-                machine.session.fail_named(symbol, machine.session.count(symbol) + call, code, false);
+                machine.session.fail_named(
+                    symbol,
+                    machine.session.count(symbol) + call,
+                    code,
+                    false,
+                );
                 let error = machine.on_gpu(finished(), Gds::Off).build().unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Device, "{error}");
                 let symbol = symbol.trim_end_matches("_v2");
-                assert!(error.to_string().contains(&format!("{symbol}: CUDA_ERROR_{words}")), "{error}");
-                assert_eq!((machine.session.live(), leaked()), (standin::Live::default(), before));
+                assert!(
+                    error
+                        .to_string()
+                        .contains(&format!("{symbol}: CUDA_ERROR_{words}")),
+                    "{error}"
+                );
+                assert_eq!(
+                    (machine.session.live(), leaked()),
+                    (standin::Live::default(), before)
+                );
             }
         }
         // Other loaders do not need them.
@@ -439,14 +663,23 @@ fn kernels_that_do_not_load_are_an_error_of_build() {
         let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
         assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
         assert_eq!(machine.session.count("cuModuleLoadData"), loads);
-        same(&both(machine, &finished, "afterwards"), &Got::try_epoch(&build(finished()), 0).unwrap(), "afterwards");
+        same(
+            &both(machine, &finished, "afterwards"),
+            &Got::try_epoch(&build(finished()), 0).unwrap(),
+            "afterwards",
+        );
     });
 }
 
 #[test]
 fn loaders_of_one_device_share_the_module() {
     on_machine(|machine| {
-        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F32));
+        let finished = || {
+            pictures(10, [4, 4, 3])
+                .0
+                .batch_size(4)
+                .finish("image", Finish::to(DType::F32))
+        };
         let device = Device::cuda(0).unwrap();
         let make = || build(finished().device(device.clone()));
         let (one, other) = (make(), make());
@@ -465,18 +698,34 @@ fn loaders_of_one_device_share_the_module() {
 #[test]
 fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
     on_machine(|machine| {
-        let finished = || pictures(10, [4, 4, 3]).0.batch_size(4).finish("image", Finish::to(DType::F16));
+        let finished = || {
+            pictures(10, [4, 4, 3])
+                .0
+                .batch_size(4)
+                .finish("image", Finish::to(DType::F16))
+        };
         let right = Got::try_epoch(&build(finished()), 0).unwrap();
         let loader = build(machine.on_gpu(finished(), Gds::Off));
         for launch in 0..3 {
             let symbol = "cuLaunchKernel";
-            machine.session.fail_named(symbol, machine.session.count(symbol) + launch, 701, false);
+            machine
+                .session
+                .fail_named(symbol, machine.session.count(symbol) + launch, 701, false);
             let mut batches = loader.epoch(0).unwrap();
             for right in &right[..launch as usize] {
-                same(&[Got::of(&batches.next().unwrap().unwrap()).unwrap()], std::slice::from_ref(right), "before");
+                same(
+                    &[Got::of(&batches.next().unwrap().unwrap()).unwrap()],
+                    std::slice::from_ref(right),
+                    "before",
+                );
             }
             let error = batches.next().unwrap().unwrap_err();
-            assert!(error.to_string().contains("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("cuLaunchKernel: CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"),
+                "{error}"
+            );
             assert_eq!(error.site().batch, Some(launch));
             assert!(batches.next().is_none());
             drop(batches);

@@ -12,8 +12,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 fn data() -> LoaderBuilder {
-    let records = Records::builder(500).classes((0..160).collect()).open_bytes(noise(160 * 500, 3)).unwrap();
-    Loader::builder(records).order(Order::shuffled(2)).batch_size(4)
+    let records = Records::builder(500)
+        .classes((0..160).collect())
+        .open_bytes(noise(160 * 500, 3))
+        .unwrap();
+    Loader::builder(records)
+        .order(Order::shuffled(2))
+        .batch_size(4)
 }
 
 #[test]
@@ -28,7 +33,10 @@ fn a_stream_that_is_dropped_after_its_batch_is_not_used_again() {
             drop(stream);
         }
         let trace = session.trace();
-        let failed: Vec<_> = trace.lines().filter(|line| !line.ends_with("= 0") && !line.ends_with("= 600")).collect();
+        let failed: Vec<_> = trace
+            .lines()
+            .filter(|line| !line.ends_with("= 0") && !line.ends_with("= 600"))
+            .collect();
         assert_eq!(failed, [""; 0]);
     });
 }
@@ -36,7 +44,10 @@ fn a_stream_that_is_dropped_after_its_batch_is_not_used_again() {
 #[test]
 fn polling_while_holding_everything_is_an_error() {
     case(config(), |_| {
-        let builder = data().tuning(|t| t.device_batches(2).held_deadline(Duration::from_millis(200)));
+        let builder = data().tuning(|t| {
+            t.device_batches(2)
+                .held_deadline(Duration::from_millis(200))
+        });
         let loader = build(builder.device(gpu(0)));
         let mut epoch = loader.epoch(0).unwrap();
         let _held: Vec<_> = epoch.by_ref().take(2).map(Result::unwrap).collect();
@@ -50,7 +61,12 @@ fn polling_while_holding_everything_is_an_error() {
 #[test]
 fn a_thousand_abandoned_epochs_leave_no_drift_while_others_look() {
     case(config(), |_| {
-        let loader = build(data().device(gpu(0)).tuning(|t| t.device_batches(2).slots(1)).workers(4));
+        let loader = build(
+            data()
+                .device(gpu(0))
+                .tuning(|t| t.device_batches(2).slots(1))
+                .workers(4),
+        );
         loader.ready().unwrap();
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -71,23 +87,38 @@ fn a_thousand_abandoned_epochs_leave_no_drift_while_others_look() {
                     }
                 }
                 if round % 5 == 0 {
-                    assert!(!matches!(epoch.next_within(Duration::ZERO), Poll::Ready(Some(Err(_)))));
+                    assert!(!matches!(
+                        epoch.next_within(Duration::ZERO),
+                        Poll::Ready(Some(Err(_)))
+                    ));
                 }
             }
             end.store(true, Ordering::Relaxed);
         });
-        same(&Got::epoch(&loader, 0), &Got::epoch(&build(data()), 0), "after all of them");
+        same(
+            &Got::epoch(&loader, 0),
+            &Got::epoch(&build(data()), 0),
+            "after all of them",
+        );
         let seen = loader.snapshot();
         let (slots, decode, copy) = (seen.slots, seen.decode, seen.copy.unwrap());
         let all = seen.steady_ns as f64;
         let sums = [
-            (slots.free_ns + slots.filling_ns + slots.full_ns + slots.held_ns) as f64 / f64::from(slots.count),
-            (decode.busy_ns + decode.starved_ns + decode.ahead_ns) as f64 / f64::from(decode.workers),
+            (slots.free_ns + slots.filling_ns + slots.full_ns + slots.held_ns) as f64
+                / f64::from(slots.count),
+            (decode.busy_ns + decode.starved_ns + decode.ahead_ns) as f64
+                / f64::from(decode.workers),
         ];
         // Each query takes some microseconds at both ends of an epoch, a visible part of a very short one.
-        assert!(sums.iter().all(|sum| (0.9..1.1).contains(&(sum / all))), "{sums:?} of {all}");
+        assert!(
+            sums.iter().all(|sum| (0.9..1.1).contains(&(sum / all))),
+            "{sums:?} of {all}"
+        );
         // Kernels and handing over have no state of the copy stage.
-        assert!((copy.busy_ns + copy.starved_ns + copy.blocked_ns) as f64 / all < 1.1, "{copy:?} of {all}");
+        assert!(
+            (copy.busy_ns + copy.starved_ns + copy.blocked_ns) as f64 / all < 1.1,
+            "{copy:?} of {all}"
+        );
     });
 }
 

@@ -27,7 +27,12 @@ fn register() {
 
 fn loader(step: &GpuStep) -> Loader {
     let records = Records::builder(1000).open_bytes(vec![7; 200_000]).unwrap();
-    Loader::builder(records).batch_size(10).device(device::gpu(0)).stream(step.stream()).build().unwrap()
+    Loader::builder(records)
+        .batch_size(10)
+        .device(device::gpu(0))
+        .stream(step.stream())
+        .build()
+        .unwrap()
 }
 
 #[test]
@@ -39,12 +44,16 @@ fn gpu_steps_take_their_length_and_the_cpu_waits_for_none() {
             let loader = loader(&step);
             let before = session.count("cuStreamSynchronize") + session.count("cuEventSynchronize");
             let tally = measure::run(&loader, Step::Gpu(step), Limit::Epochs(1), || false).unwrap();
-            let waits = session.count("cuStreamSynchronize") + session.count("cuEventSynchronize") - before;
+            let waits =
+                session.count("cuStreamSynchronize") + session.count("cuEventSynchronize") - before;
             // At the end: for the last event, twice more within its difference to the first, and before the kernel goes.
             assert!(waits <= 4, "{waits}");
             assert_eq!((tally.batches, session.count("cuLaunchKernel")), (20, 20));
             assert_eq!(tally.stretch.steps, 19);
-            assert!(tally.stretch.seconds >= 19.0 * LENGTH.as_secs_f64() * 0.999, "{tally:?}");
+            assert!(
+                tally.stretch.seconds >= 19.0 * LENGTH.as_secs_f64() * 0.999,
+                "{tally:?}"
+            );
             let au = tally.stretch.utilisation(LENGTH).unwrap();
             assert!(au > 0.0 && au <= 1.0, "{au}");
             assert!(loader.snapshot().consumer.gpu.is_some());
@@ -58,7 +67,10 @@ fn without_a_length_nothing_is_launched() {
         let step = GpuStep::new(0, Duration::ZERO).unwrap();
         let loader = loader(&step);
         let tally = measure::run(&loader, Step::Gpu(step), Limit::Epochs(1), || false).unwrap();
-        assert_eq!((tally.stretch.steps, session.count("cuLaunchKernel")), (19, 0));
+        assert_eq!(
+            (tally.stretch.steps, session.count("cuLaunchKernel")),
+            (19, 0)
+        );
     });
 }
 
@@ -85,6 +97,9 @@ fn a_refusal_of_the_driver_is_an_error_without_leaks() {
         session.fail_named("cuLaunchKernel", 3, 719, false);
         let tally = measure::run(&loader, Step::Gpu(step), Limit::Epochs(1), || false).unwrap();
         let error = tally.error.unwrap().to_string();
-        assert!(error.contains("LAUNCH_FAILED") && tally.batches > 0, "{error}");
+        assert!(
+            error.contains("LAUNCH_FAILED") && tally.batches > 0,
+            "{error}"
+        );
     });
 }

@@ -118,19 +118,44 @@ fn assert_violation(session: &mut Session, words: &[&str]) {
 #[test]
 fn calls_that_a_gpu_refuses_are_refused() {
     let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
-    let _session = begin(Config { devices, ..Config::default() });
+    let _session = begin(Config {
+        devices,
+        ..Config::default()
+    });
     let (there, one, of_one, memory) = (alloc(LEN), stream(), event(), pages(0));
     let inside = at(&memory).wrapping_byte_add(4096);
     ok!(cuMemHostRegister_v2(at(&memory), LEN, 0));
-    assert_eq!(cu!(cuMemHostRegister_v2(inside, 4096, 0)), 712, "a part that is registered");
+    assert_eq!(
+        cu!(cuMemHostRegister_v2(inside, 4096, 0)),
+        712,
+        "a part that is registered"
+    );
     assert_eq!(cu!(cuMemHostUnregister(inside)), 713);
     ok!(cuMemHostUnregister(at(&memory)));
-    assert_eq!(cu!(cuMemHostRegister_v2(at(&memory).wrapping_byte_add(64), 4096, 0)), 1, "no whole page");
+    assert_eq!(
+        cu!(cuMemHostRegister_v2(
+            at(&memory).wrapping_byte_add(64),
+            4096,
+            0
+        )),
+        1,
+        "no whole page"
+    );
     ok!(cuEventDestroy_v2(of_one));
-    assert_eq!([cu!(cuEventQuery(of_one)), cu!(cuStreamWaitEvent(one, of_one, 0))], [400; 2], "a destroyed event");
+    assert_eq!(
+        [
+            cu!(cuEventQuery(of_one)),
+            cu!(cuStreamWaitEvent(one, of_one, 0))
+        ],
+        [400; 2],
+        "a destroyed event"
+    );
     // Device 1 is current: nothing is enqueued on a stream of device 0, nor its events recorded there.
     enter(1);
-    assert_eq!([fill(alloc(LEN), one), cu!(cuEventRecord(event(), one))], [400; 2]);
+    assert_eq!(
+        [fill(alloc(LEN), one), cu!(cuEventRecord(event(), one))],
+        [400; 2]
+    );
     let (mut found, mut other) = (null_mut(), 0);
     ok!(cuCtxPopCurrent_v2(&mut found));
     let calls = [
@@ -153,17 +178,38 @@ fn a_copy_reads_pinned_memory_when_it_runs() {
     let (stream, other, to_pinned, to_pageable) = (stream(), stream(), alloc(LEN), alloc(LEN));
     let (mut pinned, mut pageable) = (pinned(1), pages(1));
     session.hold(true);
-    assert_eq!((upload(to_pinned, &pinned, stream), upload(to_pageable, &pageable, other)), (0, 0));
+    assert_eq!(
+        (
+            upload(to_pinned, &pinned, stream),
+            upload(to_pageable, &pageable, other)
+        ),
+        (0, 0)
+    );
     assert_eq!(cu!(cuStreamQuery(stream)), 600);
-    assert_eq!((session.peek(to_pinned, LEN), session.executed()), (vec![0xa5; LEN], 0));
+    assert_eq!(
+        (session.peek(to_pinned, LEN), session.executed()),
+        (vec![0xa5; LEN], 0)
+    );
     let (pinned_at, pageable_at) = (at(&pinned) as u64, at(&pageable) as u64);
-    assert_eq!((session.in_flight(pinned_at, LEN), session.in_flight(pageable_at, LEN)), (1, 0));
+    assert_eq!(
+        (
+            session.in_flight(pinned_at, LEN),
+            session.in_flight(pageable_at, LEN)
+        ),
+        (1, 0)
+    );
     pinned.fill(2);
     pageable.fill(2);
     session.hold(false);
     ok!(cuCtxSynchronize());
-    assert_eq!((session.peek(to_pinned, LEN), session.peek(to_pageable, LEN)), (vec![2; LEN], vec![1; LEN]));
-    assert_eq!((session.in_flight(pinned_at, LEN), session.executed()), (0, 2));
+    assert_eq!(
+        (session.peek(to_pinned, LEN), session.peek(to_pageable, LEN)),
+        (vec![2; LEN], vec![1; LEN])
+    );
+    assert_eq!(
+        (session.in_flight(pinned_at, LEN), session.executed()),
+        (0, 2)
+    );
     ok!(cuMemHostUnregister(at(&pinned)));
 }
 
@@ -181,8 +227,16 @@ unsafe extern "C" fn gate(_: *mut c_void) {
 #[test]
 fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
     // The context's legacy stream has the first queue of the default priority.
-    for (queues, held_up) in [(0, [false, false]), (1, [true, true]), (2, [false, true]), (3, [false, false])] {
-        let session = begin(Config { queues, ..Config::default() });
+    for (queues, held_up) in [
+        (0, [false, false]),
+        (1, [true, true]),
+        (2, [false, true]),
+        (3, [false, false]),
+    ] {
+        let session = begin(Config {
+            queues,
+            ..Config::default()
+        });
         OPEN.store(0, Ordering::Release);
         let (stopped, second, third, mut preferred) = (stream(), stream(), stream(), null_mut());
         ok!(cuStreamCreateWithPriority(&mut preferred, 1, -5));
@@ -195,7 +249,11 @@ fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
         }
         // This waits, at the head of its queue.
         assert_eq!(fill(places[0], stopped), 0);
-        let others = [(second, held_up[0]), (third, held_up[1]), (preferred, false)];
+        let others = [
+            (second, held_up[0]),
+            (third, held_up[1]),
+            (preferred, false),
+        ];
         for ((other, _), place) in others.iter().zip(&places[1..]) {
             assert_eq!(fill(*place, *other), 0);
         }
@@ -203,11 +261,21 @@ fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
             ok!(cuStreamSynchronize(*other));
         }
         for (other, held_up) in others {
-            assert_eq!(cu!(cuStreamQuery(other)), if held_up { 600 } else { 0 }, "{queues} queues");
+            assert_eq!(
+                cu!(cuStreamQuery(other)),
+                if held_up { 600 } else { 0 },
+                "{queues} queues"
+            );
         }
         OPEN.store(1, Ordering::Release);
         ok!(cuCtxSynchronize());
-        assert_eq!(places.iter().map(|at| session.peek(*at, 1)[0]).collect::<Vec<_>>(), [1; 4]);
+        assert_eq!(
+            places
+                .iter()
+                .map(|at| session.peek(*at, 1)[0])
+                .collect::<Vec<_>>(),
+            [1; 4]
+        );
     }
 }
 
@@ -278,8 +346,16 @@ fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
             unsafe_call
         };
         begin_capture(stream_at as sys::CUstream, capture);
-        let code = if own { call() } else { std::thread::spawn(call).join().unwrap() };
-        assert_eq!(code, if refused { 900 } else { 0 }, "{capture} {thread} {own}");
+        let code = if own {
+            call()
+        } else {
+            std::thread::spawn(call).join().unwrap()
+        };
+        assert_eq!(
+            code,
+            if refused { 900 } else { 0 },
+            "{capture} {thread} {own}"
+        );
         assert_eq!(capturing(stream), Ok(1 + u32::from(refused)));
         assert_eq!(end_capture(stream), if refused { 901 } else { 0 });
         assert_eq!(capturing(stream), Ok(0));
@@ -298,9 +374,15 @@ fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
     assert_eq!(end_capture(captured), 0);
     assert_eq!(session.peek(memory, 1)[0], 0xa5);
     let mut ms = 0.0;
-    assert_eq!([cu!(cuEventQuery(inside)), cu!(cuEventSynchronize(inside))], [907; 2]);
     assert_eq!(
-        [cu!(cuStreamWaitEvent(other, inside, 0)), cu!(cuEventElapsedTime(&mut ms, inside, inside))],
+        [cu!(cuEventQuery(inside)), cu!(cuEventSynchronize(inside))],
+        [907; 2]
+    );
+    assert_eq!(
+        [
+            cu!(cuStreamWaitEvent(other, inside, 0)),
+            cu!(cuEventElapsedTime(&mut ms, inside, inside))
+        ],
         [905, 907]
     );
     // Recorded again, it is an event again.
@@ -325,10 +407,19 @@ fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
 fn the_legacy_stream_refuses_work_during_a_capture() {
     let _session = begin(Config::default());
     let (memory, blocking, free) = (alloc(LEN), stream_with(0), stream());
-    assert_eq!(cu!(cuStreamBeginCapture_v2(null_mut(), sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)), 900);
+    assert_eq!(
+        cu!(cuStreamBeginCapture_v2(
+            null_mut(),
+            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL
+        )),
+        900
+    );
     for (stream, code) in [(blocking, 906), (free, 0)] {
         begin_capture(stream, 2);
-        assert_eq!(capturing(null_mut()), if code == 0 { Ok(0) } else { Err(code) });
+        assert_eq!(
+            capturing(null_mut()),
+            if code == 0 { Ok(0) } else { Err(code) }
+        );
         assert_eq!(capturing(stream), Ok(1));
         assert_eq!(fill(memory, null_mut()), code);
         assert_eq!(end_capture(stream), if code == 0 { 0 } else { 901 });
@@ -359,14 +450,28 @@ fn wrong_uses_of_device_memory_are_violations() {
     let table: [(Use, &[&str]); 4] = [
         (
             |there, stream| cu!(cuMemFree_v2(there)) + fill(there, stream),
-            &["mem#1 is used after it was freed", "cuMemFree_v2 mem#1+0", "cuMemsetD8Async mem#1+0"],
+            &[
+                "mem#1 is used after it was freed",
+                "cuMemFree_v2 mem#1+0",
+                "cuMemsetD8Async mem#1+0",
+            ],
         ),
         (
             |there, stream| cu!(cuMemFreeAsync(there, stream)) + fill(there, stream),
-            &["mem#1 is used after it was freed", "cuMemFreeAsync mem#1+0", "cuMemsetD8Async mem#1+0"],
+            &[
+                "mem#1 is used after it was freed",
+                "cuMemFreeAsync mem#1+0",
+                "cuMemsetD8Async mem#1+0",
+            ],
         ),
-        (|there, _| cu!(cuMemFree_v2(there)) + cu!(cuMemFree_v2(there)), &["double free of mem#1"]),
-        (|there, stream| fill(there + 1, stream), &["cuMemsetD8Async mem#1+1", "leaves mem#1"]),
+        (
+            |there, _| cu!(cuMemFree_v2(there)) + cu!(cuMemFree_v2(there)),
+            &["double free of mem#1"],
+        ),
+        (
+            |there, stream| fill(there + 1, stream),
+            &["cuMemsetD8Async mem#1+1", "leaves mem#1"],
+        ),
     ];
     for (run, words) in table {
         let mut session = begin(Config::default());
@@ -381,14 +486,23 @@ fn unregistering_before_a_copy_is_seen_complete_is_a_violation() {
         let mut session = begin(Config::default());
         let (there, host, stream) = (alloc(LEN), pinned(1), stream());
         assert_eq!(upload(there, &host, stream), 0);
-        until("it is done", || session.in_flight(at(&host) as u64, LEN) == 0);
+        until("it is done", || {
+            session.in_flight(at(&host) as u64, LEN) == 0
+        });
         if seen {
             ok!(cuStreamSynchronize(stream));
         }
-        assert_eq!(session.unobserved(at(&host) as u64, LEN), usize::from(!seen));
+        assert_eq!(
+            session.unobserved(at(&host) as u64, LEN),
+            usize::from(!seen)
+        );
         ok!(cuMemHostUnregister(at(&host)));
         if !seen {
-            let words = ["cuMemHostUnregister pin#1+0", "not seen complete", "cuMemcpyHtoDAsync_v2"];
+            let words = [
+                "cuMemHostUnregister pin#1+0",
+                "not seen complete",
+                "cuMemcpyHtoDAsync_v2",
+            ];
             assert_violation(&mut session, &words);
         }
     }
@@ -396,7 +510,13 @@ fn unregistering_before_a_copy_is_seen_complete_is_a_violation() {
 
 #[test]
 fn memory_unmapped_while_registered_is_a_violation() {
-    let cases = [("unregistration", 1), ("copy", 2), ("end", 1), ("refused", 1), ("refused and released", 0)];
+    let cases = [
+        ("unregistration", 1),
+        ("copy", 2),
+        ("end", 1),
+        ("refused", 1),
+        ("refused and released", 0),
+    ];
     for (when, expected) in cases {
         let session = begin(Config::default());
         let (there, host, stream) = (alloc(LEN), pinned(1), stream());
@@ -421,7 +541,10 @@ fn memory_unmapped_while_registered_is_a_violation() {
         }
         let found = session.end();
         assert_eq!(found.len(), expected, "{when}: {found:#?}");
-        assert!(found.iter().all(|text| text.contains("unmapped")), "{found:#?}");
+        assert!(
+            found.iter().all(|text| text.contains("unmapped")),
+            "{found:#?}"
+        );
     }
 }
 
@@ -433,8 +556,13 @@ fn a_copy_back_into_pinned_memory_that_a_copy_reads_needs_order() {
     let (there, other, host, one, two) = (alloc(LEN), alloc(LEN), pinned(1), stream(), stream());
     assert_eq!(upload(there, &host, one), 0);
     ok!(cuMemcpyDtoHAsync_v2(at(&host), other, LEN, two));
-    let words =
-        ["unordered use of pin#1", "cuMemcpyHtoDAsync_v2 mem#1+0 pin#1+0", "reads", "cuMemcpyDtoHAsync_v2", "writes"];
+    let words = [
+        "unordered use of pin#1",
+        "cuMemcpyHtoDAsync_v2 mem#1+0 pin#1+0",
+        "reads",
+        "cuMemcpyDtoHAsync_v2",
+        "writes",
+    ];
     assert_violation(&mut session, &words);
 }
 
@@ -447,7 +575,14 @@ fn a_free_in_stream_order_comes_after_the_uses_of_other_streams() {
     assert_eq!(fill(there, two), 0);
     assert_eq!(session.violations(), [""; 0]);
     ok!(cuMemFreeAsync(there, one));
-    assert_violation(&mut session, &["unordered use of mem#1", "cuMemsetD8Async", "cuMemFreeAsync"]);
+    assert_violation(
+        &mut session,
+        &[
+            "unordered use of mem#1",
+            "cuMemsetD8Async",
+            "cuMemFreeAsync",
+        ],
+    );
 }
 
 #[test]
@@ -456,9 +591,17 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
         for legacy_first in [false, true] {
             let mut session = begin(Config::default());
             let (there, stream) = (alloc(LEN), stream_with(flags));
-            let streams = if legacy_first { [null_mut(), stream] } else { [stream, null_mut()] };
+            let streams = if legacy_first {
+                [null_mut(), stream]
+            } else {
+                [stream, null_mut()]
+            };
             assert_eq!(streams.map(|stream| fill(there, stream)), [0, 0]);
-            assert_eq!(session.expect_violations().is_empty(), ordered, "flags {flags}, legacy first: {legacy_first}");
+            assert_eq!(
+                session.expect_violations().is_empty(),
+                ordered,
+                "flags {flags}, legacy first: {legacy_first}"
+            );
         }
     }
 }
@@ -505,7 +648,9 @@ const SEES: [fn(sys::CUstream); 3] = [
         }
         let before = RAN.load(Ordering::Acquire);
         ok!(cuLaunchHostFunc(stream, Some(ran), null_mut()));
-        until("the function has run", || RAN.load(Ordering::Acquire) > before);
+        until("the function has run", || {
+            RAN.load(Ordering::Acquire) > before
+        });
     },
 ];
 
@@ -536,14 +681,27 @@ impl Naive {
     }
 
     fn reaches(&self, from: usize, to: usize) -> bool {
-        from == to || self.before[to].iter().any(|&node| node >= from && self.reaches(from, node))
+        from == to
+            || self.before[to]
+                .iter()
+                .any(|&node| node >= from && self.reaches(from, node))
     }
 
     /// Whether the step is in conflict with an earlier one.
     fn step(&mut self, step: &Step) -> bool {
         let (stream, write, buffer, part) = match *step {
-            Step::Write { stream, buffer, start, len } => (stream, true, buffer, start..start + len),
-            Step::Read { stream, buffer, start, len } => (stream, false, buffer, start..start + len),
+            Step::Write {
+                stream,
+                buffer,
+                start,
+                len,
+            } => (stream, true, buffer, start..start + len),
+            Step::Read {
+                stream,
+                buffer,
+                start,
+                len,
+            } => (stream, false, buffer, start..start + len),
             Step::Wait { stream, on } => {
                 self.last[stream] = Some(self.node([self.last[stream], self.last[on], self.host]));
                 return false;
@@ -611,7 +769,10 @@ fn a_chosen_call_fails_and_does_nothing() {
 #[test]
 fn a_sticky_failure_fails_every_later_call() {
     let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
-    let session = begin(Config { devices, ..Config::default() });
+    let session = begin(Config {
+        devices,
+        ..Config::default()
+    });
     let (there, host, stream, event) = (alloc(LEN), pinned(1), stream(), event());
     session.fail_named("cuMemcpyHtoDAsync_v2", 0, 719, true);
     assert_eq!(upload(there, &host, stream), 719);
@@ -627,7 +788,15 @@ fn a_sticky_failure_fails_every_later_call() {
     assert_eq!(codes, [719; 7]);
     // The driver may still reach it.
     std::mem::forget(host);
-    assert_eq!(session.live(), Live { retains: 1, leaked: 4, leaked_bytes: LEN as u64, ..Live::default() });
+    assert_eq!(
+        session.live(),
+        Live {
+            retains: 1,
+            leaked: 4,
+            leaked_bytes: LEN as u64,
+            ..Live::default()
+        }
+    );
     // Another device is another context.
     let other = std::thread::spawn(|| {
         enter(1);
@@ -639,8 +808,16 @@ fn a_sticky_failure_fails_every_later_call() {
 #[test]
 fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
     let devices = vec![Gpu::new(1 << 20, ""), Gpu::new(1 << 20, "")];
-    let session = begin(Config { devices, ..Config::default() });
-    let (there, host, one, two) = ([alloc(LEN), alloc(LEN), alloc(LEN)], pinned(7), stream(), stream());
+    let session = begin(Config {
+        devices,
+        ..Config::default()
+    });
+    let (there, host, one, two) = (
+        [alloc(LEN), alloc(LEN), alloc(LEN)],
+        pinned(7),
+        stream(),
+        stream(),
+    );
     session.fail_async(1, 700);
     session.hold(true);
     assert_eq!(there.map(|there| upload(there, &host, one)), [0; 3]);
@@ -651,9 +828,16 @@ fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
     ok!(cuStreamWaitEvent(elsewhere, event, 0));
     session.hold(false);
     assert_eq!(cu!(cuStreamSynchronize(elsewhere)), 700);
-    let codes = [cu!(cuStreamSynchronize(one)), cu!(cuEventQuery(event)), cu!(cuStreamSynchronize(two))];
+    let codes = [
+        cu!(cuStreamSynchronize(one)),
+        cu!(cuEventQuery(event)),
+        cu!(cuStreamSynchronize(two)),
+    ];
     assert_eq!(codes, [700; 3]);
-    assert_eq!(there.map(|there| session.peek(there, 1)[0]), [7, 0xa5, 0xa5]);
+    assert_eq!(
+        there.map(|there| session.peek(there, 1)[0]),
+        [7, 0xa5, 0xa5]
+    );
     // The device may still come back to this memory: it is never unmapped.
     assert_eq!(session.in_flight(at(&host) as u64, LEN), 2);
     std::mem::forget(host);
@@ -662,19 +846,37 @@ fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
 #[test]
 fn objects_are_alive_until_they_are_released() {
     let session = begin(Config::default());
-    let (there, host, stream, event, mut memory) = (alloc(LEN), pinned(1), stream(), event(), null_mut());
+    let (there, host, stream, event, mut memory) =
+        (alloc(LEN), pinned(1), stream(), event(), null_mut());
     ok!(cuMemHostAlloc(&mut memory, 100, 0));
     let module = module();
     let bytes = LEN as u64;
-    let one = Live { retains: 1, streams: 1, events: 1, allocations: 1, bytes, modules: 1, ..Live::default() };
-    let all = Live { registrations: 1, registered_bytes: bytes, host_allocations: 1, ..one };
+    let one = Live {
+        retains: 1,
+        streams: 1,
+        events: 1,
+        allocations: 1,
+        bytes,
+        modules: 1,
+        ..Live::default()
+    };
+    let all = Live {
+        registrations: 1,
+        registered_bytes: bytes,
+        host_allocations: 1,
+        ..one
+    };
     assert_eq!(session.live(), all);
     ok!(cuModuleUnload(module));
     ok!(cuMemFreeHost(memory));
     ok!(cuEventDestroy_v2(event));
     ok!(cuStreamDestroy_v2(stream));
     ok!(cuMemFree_v2(there));
-    let left = Live { registrations: 1, registered_bytes: bytes, ..Live::default() };
+    let left = Live {
+        registrations: 1,
+        registered_bytes: bytes,
+        ..Live::default()
+    };
     assert_eq!(session.live(), Live { retains: 1, ..left });
     // The context takes the registration along, but nobody has released it.
     ok!(cuDevicePrimaryCtxRelease_v2(0));
@@ -684,7 +886,8 @@ fn objects_are_alive_until_they_are_released() {
 
 // --- kernels and host functions ---
 
-const PTX: &str = ".version 8.0\n.target sm_80\n.visible .entry add_one(\n\t.param .u64 p\n)\n{ ret; }\n\0";
+const PTX: &str =
+    ".version 8.0\n.target sm_80\n.visible .entry add_one(\n\t.param .u64 p\n)\n{ ret; }\n\0";
 
 extern "C" fn idle(_: *const u32, _: *const u32, _: *const *const c_void) {}
 
@@ -700,16 +903,34 @@ fn kernels_write_and_read_the_allocations_of_their_pointers() {
     session.register_kernel("add_one", idle, &[8, 8], 0b11, 0b01);
     let (out, input, one, two, mut add) = (alloc(LEN), alloc(LEN), stream(), stream(), null_mut());
     ok!(cuModuleGetFunction(&mut add, module(), c"add_one".as_ptr()));
-    let mut params = [(&raw const out).cast_mut().cast::<c_void>(), (&raw const input).cast_mut().cast()];
+    let mut params = [
+        (&raw const out).cast_mut().cast::<c_void>(),
+        (&raw const input).cast_mut().cast(),
+    ];
     assert_eq!(fill(input, one), 0);
     ok!(cuStreamWaitEvent(two, record(one), 0));
-    ok!(cuLaunchKernel(add, 1, 1, 1, 4, 1, 1, 0, two, params.as_mut_ptr(), null_mut()));
+    ok!(cuLaunchKernel(
+        add,
+        1,
+        1,
+        1,
+        4,
+        1,
+        1,
+        0,
+        two,
+        params.as_mut_ptr(),
+        null_mut()
+    ));
     // Both only read it.
     ok!(cuMemcpyDtoDAsync_v2(alloc(LEN), input, LEN, one));
     assert_eq!(session.violations(), [""; 0]);
     // The kernel did not write these bytes, but the driver cannot know.
     ok!(cuMemcpyDtoDAsync_v2(alloc(LEN), out + 100, 100, one));
-    assert_violation(&mut session, &["unordered use of mem#1", "(add_one) writes"]);
+    assert_violation(
+        &mut session,
+        &["unordered use of mem#1", "(add_one) writes"],
+    );
 }
 
 #[test]
@@ -720,7 +941,10 @@ fn a_host_function_runs_in_order_and_calls_no_driver() {
         let byte = unsafe { *data.cast::<u8>() };
         SEEN.store(u32::from(byte) + cu!(cuCtxSynchronize()), Ordering::Release);
     }
-    let mut session = begin(Config { latency: Duration::from_millis(2), ..Config::default() });
+    let mut session = begin(Config {
+        latency: Duration::from_millis(2),
+        ..Config::default()
+    });
     let (there, host, stream) = (alloc(LEN), pinned(1), stream());
     ok!(cuMemcpyDtoHAsync_v2(at(&host), there, LEN, stream));
     ok!(cuLaunchHostFunc(stream, Some(look), at(&host)));

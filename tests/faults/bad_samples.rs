@@ -8,7 +8,8 @@ use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Call, Fault, Faulty};
 use feedline::{
-    BadSample, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, Result, Stage, Status,
+    BadSample, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank,
+    Result, Stage, Status,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -26,12 +27,18 @@ struct Files {
 impl Files {
     fn new(dir: &Dir, count: usize) -> Arc<Self> {
         let mut sources = Sources::new();
-        let paths: Vec<_> = (0..count).map(|id| dir.write(&format!("{id}.bin"), &bytes_of(id as u64))).collect();
+        let paths: Vec<_> = (0..count)
+            .map(|id| dir.write(&format!("{id}.bin"), &bytes_of(id as u64)))
+            .collect();
         for path in &paths {
             sources.file(path, BYTES as u64).unwrap();
         }
         let schema = vec![EncodedField::raw(Field::fixed("bytes", DType::U8, [BYTES]))];
-        Arc::new(Self { sources: Arc::new(sources), schema, paths })
+        Arc::new(Self {
+            sources: Arc::new(sources),
+            schema,
+            paths,
+        })
     }
 }
 
@@ -49,7 +56,14 @@ impl Dataset for Files {
         Sizes::new(BYTES as u64)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        parts.extent(0, Extent { source: SourceId::at(sample as usize), offset: 0, len: BYTES as u64 });
+        parts.extent(
+            0,
+            Extent {
+                source: SourceId::at(sample as usize),
+                offset: 0,
+                len: BYTES as u64,
+            },
+        );
         Ok(())
     }
     fn framed(&self) -> Option<&dyn Framed> {
@@ -82,7 +96,11 @@ fn deliver(loader: &Loader, epoch: u64) -> Result<Vec<Delivered>> {
     for batch in loader.epoch(epoch)? {
         let batch = batch?;
         let rows = rows(&batch).into_iter().zip(batch.status());
-        out.extend(rows.map(|((id, bytes), status)| Delivered { id, status: *status, right: bytes == bytes_of(id) }));
+        out.extend(rows.map(|((id, bytes), status)| Delivered {
+            id,
+            status: *status,
+            right: bytes == bytes_of(id),
+        }));
     }
     Ok(out)
 }
@@ -94,19 +112,36 @@ fn check(planned: &[u64], got: &[Delivered], bad: &BTreeSet<u64>, ledger: &[BadS
     for (row, (planned, got)) in planned.iter().zip(got).enumerate() {
         assert!(got.right, "row {row} does not hold sample {}", got.id);
         if bad.contains(planned) {
-            assert!(!bad.contains(&got.id) && got.status == Status::Substitute as u8, "row {row}: {got:?}");
+            assert!(
+                !bad.contains(&got.id) && got.status == Status::Substitute as u8,
+                "row {row}: {got:?}"
+            );
             *times.entry(*planned).or_insert(0_u64) += 1;
         } else {
-            assert_eq!((got.id, got.status), (*planned, Status::Real as u8), "row {row}");
+            assert_eq!(
+                (got.id, got.status),
+                (*planned, Status::Real as u8),
+                "row {row}"
+            );
         }
     }
-    let named: BTreeMap<_, _> = ledger.iter().filter(|bad| bad.times > 0).map(|bad| (bad.sample, bad.times)).collect();
+    let named: BTreeMap<_, _> = ledger
+        .iter()
+        .filter(|bad| bad.times > 0)
+        .map(|bad| (bad.sample, bad.times))
+        .collect();
     assert_eq!(named, times, "{ledger:?}");
-    assert!(ledger.iter().all(|entry| bad.contains(&entry.sample)), "{ledger:?}");
+    assert!(
+        ledger.iter().all(|entry| bad.contains(&entry.sample)),
+        "{ledger:?}"
+    );
 }
 
 fn files(dataset: &Arc<Files>) -> LoaderBuilder {
-    Loader::builder(dataset.clone()).order(Order::shuffled(3)).batch_size(8).on_bad_sample(SUBSTITUTE)
+    Loader::builder(dataset.clone())
+        .order(Order::shuffled(3))
+        .batch_size(8)
+        .on_bad_sample(SUBSTITUTE)
 }
 
 #[test]
@@ -122,13 +157,21 @@ fn bad_files_get_the_same_substitutes_by_every_reader() {
     let mut first = None;
     for (mode, direct) in readers() {
         for workers in [1, 3] {
-            let loader = build(files(&dataset).tuning(|t| t.reader(mode).direct(direct)).workers(workers));
+            let loader = build(
+                files(&dataset)
+                    .tuning(|t| t.reader(mode).direct(direct))
+                    .workers(workers),
+            );
             let planned = loader.preview(0, 100).unwrap();
             let got = deliver(&loader, 0).unwrap();
             let ledger = loader.ledger();
             check(&planned, &got, &bad, &ledger.samples);
             assert_eq!(ledger.substituted, 4);
-            let kinds: BTreeMap<_, _> = ledger.samples.iter().map(|bad| (bad.sample, bad.kind)).collect();
+            let kinds: BTreeMap<_, _> = ledger
+                .samples
+                .iter()
+                .map(|bad| (bad.sample, bad.kind))
+                .collect();
             let expected = [
                 (5, ErrorKind::NotFound),
                 (17, ErrorKind::Changed),
@@ -137,12 +180,24 @@ fn bad_files_get_the_same_substitutes_by_every_reader() {
             ];
             assert_eq!(kinds, BTreeMap::from(expected), "{mode:?} {direct:?}");
             for entry in &ledger.samples {
-                assert_eq!(entry.path.as_ref(), Some(&dataset.paths[entry.sample as usize]));
+                assert_eq!(
+                    entry.path.as_ref(),
+                    Some(&dataset.paths[entry.sample as usize])
+                );
                 assert_eq!((entry.offset, entry.length), (Some(0), Some(BYTES as u64)));
                 assert_eq!(entry.member, Some(format!("number {}", entry.sample)));
             }
-            assert_eq!(*first.get_or_insert(got.clone()), got, "{mode:?} {direct:?} {workers}");
-            assert!(loader.report().to_string().contains("bad       4 rows substituted, 4 bad samples"));
+            assert_eq!(
+                *first.get_or_insert(got.clone()),
+                got,
+                "{mode:?} {direct:?} {workers}"
+            );
+            assert!(
+                loader
+                    .report()
+                    .to_string()
+                    .contains("bad       4 rows substituted, 4 bad samples")
+            );
         }
     }
 }
@@ -165,17 +220,33 @@ fn samples_that_decoders_refuse_are_substituted() {
         let ledger = loader.ledger();
         let planned = loader.preview(epoch, 100).unwrap();
         assert!(ledger.samples.iter().all(|entry| entry.times == epoch + 1));
-        let once: Vec<_> = ledger.samples.into_iter().map(|entry| with_times(entry, 1)).collect();
+        let once: Vec<_> = ledger
+            .samples
+            .into_iter()
+            .map(|entry| with_times(entry, 1))
+            .collect();
         check(&planned, &got, &bad, &once);
-        let ids = |got: &[Delivered]| got.iter().filter(|row| row.status == 2).map(|row| row.id).collect::<Vec<_>>();
+        let ids = |got: &[Delivered]| {
+            got.iter()
+                .filter(|row| row.status == 2)
+                .map(|row| row.id)
+                .collect::<Vec<_>>()
+        };
         stand_ins.push(ids(&got));
     }
-    let causes: BTreeMap<_, _> =
-        loader.ledger().samples.into_iter().map(|bad| (bad.sample, (bad.kind, bad.stage))).collect();
+    let causes: BTreeMap<_, _> = loader
+        .ledger()
+        .samples
+        .into_iter()
+        .map(|bad| (bad.sample, (bad.kind, bad.stage)))
+        .collect();
     assert_eq!(causes[&3], (ErrorKind::User, Stage::Map));
     assert_eq!(causes[&5], (ErrorKind::Panicked, Stage::Map));
     assert_eq!(causes[&29].0, ErrorKind::Shape);
-    assert!(stand_ins[0] != stand_ins[1] || stand_ins[1] != stand_ins[2], "{stand_ins:?}");
+    assert!(
+        stand_ins[0] != stand_ins[1] || stand_ins[1] != stand_ins[2],
+        "{stand_ins:?}"
+    );
 }
 
 fn with_times(mut entry: BadSample, times: u64) -> BadSample {
@@ -205,9 +276,16 @@ fn one_bad_sample_over_the_budget_ends_the_iterator() {
                 assert_eq!(error.kind(), ErrorKind::BadSamples);
                 // The batches before it were delivered, always the same number.
                 if epoch == 0 {
-                    assert_eq!(loader.report().total.consumer.batches, [0, 0, 4][budget as usize], "{budget}");
+                    assert_eq!(
+                        loader.report().total.consumer.batches,
+                        [0, 0, 4][budget as usize],
+                        "{budget}"
+                    );
                     assert!(error.message().contains("sample 7 in"), "{error}");
-                    assert_eq!(error.site().path.as_ref(), Some(&dataset.paths[[7, 20, 33][budget as usize]]));
+                    assert_eq!(
+                        error.site().path.as_ref(),
+                        Some(&dataset.paths[[7, 20, 33][budget as usize]])
+                    );
                 }
             }
         }
@@ -218,14 +296,23 @@ fn one_bad_sample_over_the_budget_ends_the_iterator() {
 fn a_dataset_without_good_samples_fails_with_the_first_row() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 30);
-    dataset.paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    dataset
+        .paths
+        .iter()
+        .for_each(|path| std::fs::remove_file(path).unwrap());
     let loader = build(files(&dataset).order(Order::sequential()));
     let error = deliver(&loader, 0).unwrap_err();
-    assert_eq!((error.kind(), error.site().sample), (ErrorKind::NotFound, Some(0)));
+    assert_eq!(
+        (error.kind(), error.site().sample),
+        (ErrorKind::NotFound, Some(0))
+    );
     assert!(error.message().contains("no substitute found"), "{error}");
     let one = Files::new(&dir, 1);
     std::fs::remove_file(&one.paths[0]).unwrap();
-    assert_eq!(deliver(&build(files(&one)), 0).unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(
+        deliver(&build(files(&one)), 0).unwrap_err().kind(),
+        ErrorKind::NotFound
+    );
 }
 
 #[test]
@@ -247,7 +334,11 @@ fn a_substitute_always_comes_from_the_order() {
     );
     for batch in loader.epoch(0).unwrap() {
         let batch = batch.unwrap();
-        assert!(rows(&batch).iter().all(|(id, bytes)| *bytes == bytes_of(id * 2)));
+        assert!(
+            rows(&batch)
+                .iter()
+                .all(|(id, bytes)| *bytes == bytes_of(id * 2))
+        );
     }
     assert_eq!(loader.ledger().substituted, 4);
 }
@@ -259,12 +350,20 @@ fn all_ranks_substitute_alike_and_padding_stays() {
     for id in [1, 20] {
         std::fs::remove_file(&dataset.paths[id]).unwrap();
     }
-    let builder =
-        || Loader::builder(dataset.clone()).global_batch(4).last_batch(LastBatch::Pad).on_bad_sample(SUBSTITUTE);
+    let builder = || {
+        Loader::builder(dataset.clone())
+            .global_batch(4)
+            .last_batch(LastBatch::Pad)
+            .on_bad_sample(SUBSTITUTE)
+    };
     let whole: Vec<_> = deliver(&build(builder()), 0).unwrap();
-    let parts: Vec<_> =
-        (0..2).map(|rank| deliver(&build(builder().rank(Rank::new(rank, 2).unwrap())), 0).unwrap()).collect();
-    let both: Vec<_> = whole.chunks(4).map(|batch| batch.iter().map(|row| row.id).collect::<BTreeSet<_>>()).collect();
+    let parts: Vec<_> = (0..2)
+        .map(|rank| deliver(&build(builder().rank(Rank::new(rank, 2).unwrap())), 0).unwrap())
+        .collect();
+    let both: Vec<_> = whole
+        .chunks(4)
+        .map(|batch| batch.iter().map(|row| row.id).collect::<BTreeSet<_>>())
+        .collect();
     let ranks: Vec<_> = parts[0]
         .chunks(2)
         .zip(parts[1].chunks(2))
@@ -290,9 +389,16 @@ fn the_ledger_on_disk_has_every_substituted_row() {
     assert_eq!(text.lines().count(), 3);
     for (epoch, line) in text.lines().enumerate() {
         assert!(line.starts_with(&format!("{{\"epoch\":{epoch},")), "{line}");
-        assert!(line.contains("\"sample\":9,") && line.contains(&format!("\"path\":\"{name}\"")), "{line}");
+        assert!(
+            line.contains("\"sample\":9,") && line.contains(&format!("\"path\":\"{name}\"")),
+            "{line}"
+        );
     }
-    let error = files(&dataset).on_bad_sample(OnBadSample::Fail).ledger(&path).build().unwrap_err();
+    let error = files(&dataset)
+        .on_bad_sample(OnBadSample::Fail)
+        .ledger(&path)
+        .build()
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     let error = files(&dataset).ledger("/nowhere/x").build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -307,9 +413,21 @@ fn the_plan_counts_substitutes_and_the_minimum_works() {
     let with = build(files(&dataset));
     assert_eq!(plain.plan().term(MemoryTerm::SUBSTITUTES).bytes(), 0);
     assert!(with.plan().term(MemoryTerm::SUBSTITUTES).bytes() >= BYTES);
-    let error = files(&dataset).tuning(|t| t.slots(2)).workers(1).memory_budget(1).build().unwrap_err();
+    let error = files(&dataset)
+        .tuning(|t| t.slots(2))
+        .workers(1)
+        .memory_budget(1)
+        .build()
+        .unwrap_err();
     let words = error.to_string();
-    let least: String = words.split("allowed, ").nth(1).unwrap().split(" are needed").next().unwrap().into();
+    let least: String = words
+        .split("allowed, ")
+        .nth(1)
+        .unwrap()
+        .split(" are needed")
+        .next()
+        .unwrap()
+        .into();
     assert!(words.contains("substitutes"), "{least}: {words}");
 }
 
@@ -319,10 +437,17 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     let dataset = Files::new(&dir, 20);
     let loader = build(files(&dataset).map_batch(|_, _| Err(Error::user("no"))));
     assert_eq!(deliver(&loader, 0).unwrap_err().kind(), ErrorKind::User);
-    let wrong = Sampled(|| 16, |_, position| if position == 9 { 99 } else { position });
+    let wrong = Sampled(
+        || 16,
+        |_, position| if position == 9 { 99 } else { position },
+    );
     let loader = build(files(&dataset).order(Order::sampler(wrong)));
     let error = deliver(&loader, 0).unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Order), "{error}");
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::Config, Stage::Order),
+        "{error}"
+    );
     assert!(loader.ledger().samples.is_empty());
 }
 
@@ -337,19 +462,32 @@ fn retried_reads_of_substitutes_are_counted() {
             let dataset = Files::new(&dir, 6);
             std::fs::remove_file(&dataset.paths[4]).unwrap();
             let faulty = Arc::new(Faulty::new().once(at, Fault::Error(STALE)));
-            let builder = Loader::builder(dataset).batch_size(3).order(Order::sequential()).workers(1);
+            let builder = Loader::builder(dataset)
+                .batch_size(3)
+                .order(Order::sequential())
+                .workers(1);
             let builder = builder.tuning(|t| t.reader(mode).direct(direct).faulty(faulty.clone()));
             let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
             let got = deliver(&loader, 0).unwrap();
-            check(&[0, 1, 2, 3, 4, 5], &got, &BTreeSet::from([4]), &loader.ledger().samples);
-            let Some(hit) = faulty.hits().into_iter().next() else { break };
+            check(
+                &[0, 1, 2, 3, 4, 5],
+                &got,
+                &BTreeSet::from([4]),
+                &loader.ledger().samples,
+            );
+            let Some(hit) = faulty.hits().into_iter().next() else {
+                break;
+            };
             // The probe of the page cache opens the file, too.
-            let ahead =
-                matches!(hit.call, Call::Cached | Call::Populate) || (mode, hit.call) == (Mode::Auto, Call::Open);
+            let ahead = matches!(hit.call, Call::Cached | Call::Populate)
+                || (mode, hit.call) == (Mode::Auto, Call::Open);
             // Opening the missing file is retried and fails again.
             let gone = (hit.call, hit.extent.source) == (Call::Open, SourceId::at(4));
             let storage = loader.report().total.storage;
-            assert!(ahead || gone || storage.recovered + storage.counts.retries > 0, "{mode:?} {direct:?}: {hit:?}");
+            assert!(
+                ahead || gone || storage.recovered + storage.counts.retries > 0,
+                "{mode:?} {direct:?}: {hit:?}"
+            );
         }
     }
 }
@@ -358,21 +496,32 @@ fn retried_reads_of_substitutes_are_counted() {
 #[test]
 fn a_panic_leaves_a_clean_scratch_for_the_next_sample() {
     let dir = Dir::new();
-    let builder = Loader::builder(Files::new(&dir, 12)).batch_size(4).order(Order::sequential()).workers(1);
-    let loader = build(builder.on_bad_sample(OnBadSample::Substitute { budget: 3 }).map(|_, ctx| {
-        let id = ctx.id();
-        let half_done = ctx.scratch().get::<Option<u64>>();
-        if let Some(other) = half_done.replace(id) {
-            return Err(Error::user(format!("{other} left its half behind")));
-        }
-        if id % 4 == 1 {
-            panic!("in the middle");
-        }
-        *ctx.scratch().get::<Option<u64>>() = None;
-        Ok(())
-    }));
+    let builder = Loader::builder(Files::new(&dir, 12))
+        .batch_size(4)
+        .order(Order::sequential())
+        .workers(1);
+    let loader = build(
+        builder
+            .on_bad_sample(OnBadSample::Substitute { budget: 3 })
+            .map(|_, ctx| {
+                let id = ctx.id();
+                let half_done = ctx.scratch().get::<Option<u64>>();
+                if let Some(other) = half_done.replace(id) {
+                    return Err(Error::user(format!("{other} left its half behind")));
+                }
+                if id % 4 == 1 {
+                    panic!("in the middle");
+                }
+                *ctx.scratch().get::<Option<u64>>() = None;
+                Ok(())
+            }),
+    );
     deliver(&loader, 0).unwrap();
     let bad = loader.ledger().samples;
-    assert!(bad.iter().all(|bad| bad.sample % 4 == 1 && bad.cause == "in the middle"), "{bad:?}");
+    assert!(
+        bad.iter()
+            .all(|bad| bad.sample % 4 == 1 && bad.cause == "in the middle"),
+        "{bad:?}"
+    );
     assert_eq!(bad.len(), 3);
 }

@@ -34,7 +34,10 @@ fn a_redirect_of_an_http_server_is_followed() {
     let (server, bytes) = server();
     server.put("bucket/b.bin", bytes.clone());
     let away = |request: &Request| {
-        request.path.ends_with("/a.bin").then(|| Fault::Redirect("/bucket/b.bin?token=do-not-show-me".into()))
+        request
+            .path
+            .ends_with("/a.bin")
+            .then(|| Fault::Redirect("/bucket/b.bin?token=do-not-show-me".into()))
     };
     server.script(away);
     let records = opened(&server.http("a.bin")).unwrap();
@@ -42,11 +45,20 @@ fn a_redirect_of_an_http_server_is_followed() {
     let loader = Loader::builder(records).batch_size(COUNT).build().unwrap();
     server.take_log();
     assert_eq!(Got::epoch(&loader, 0)[0].fields[0].bytes, bytes);
-    assert!(server.take_log().iter().any(|request| request.path.ends_with("/b.bin")));
+    assert!(
+        server
+            .take_log()
+            .iter()
+            .any(|request| request.path.ends_with("/b.bin"))
+    );
     // Where it leads is gone, or has another version.
     server.remove("bucket/b.bin");
     let error = Got::try_epoch(&loader, 0).unwrap_err();
-    assert!(error.kind() == ErrorKind::NotFound && !told(&error).contains(SECRET), "{}", told(&error));
+    assert!(
+        error.kind() == ErrorKind::NotFound && !told(&error).contains(SECRET),
+        "{}",
+        told(&error)
+    );
 }
 
 #[test]
@@ -55,24 +67,40 @@ fn redirects_that_go_round_are_one_error() {
     server.script(|_| Some(Fault::Redirect("/bucket/a.bin?token=do-not-show-me".into())));
     let error = opened(&server.http("a.bin")).unwrap_err();
     let said = told(&error);
-    assert!(error.kind() == ErrorKind::Config && said.contains("too many redirects"), "{said}");
+    assert!(
+        error.kind() == ErrorKind::Config && said.contains("too many redirects"),
+        "{said}"
+    );
     assert!(said.contains("a.bin") && !said.contains(SECRET), "{said}");
     assert!(server.requests() <= 6, "{} requests", server.requests());
 }
 
 #[test]
 fn a_server_that_is_not_there_is_one_error_that_names_it() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     // No name has a part of more than 63 letters, so the lookup asks nobody.
     let nowhere = "x".repeat(64);
     for (url, words) in [
-        (format!("http://127.0.0.1:{port}/a.bin"), "Connection refused"),
+        (
+            format!("http://127.0.0.1:{port}/a.bin"),
+            "Connection refused",
+        ),
         (format!("http://{nowhere}.invalid/a.bin"), "lookup"),
     ] {
         let error = opened(&url).unwrap_err();
         let said = error.to_string();
-        assert!(error.kind() == ErrorKind::Io && said.contains(words), "{said}");
-        assert!(said.contains("tried 6 times") && said.contains(&url), "{said}");
+        assert!(
+            error.kind() == ErrorKind::Io && said.contains(words),
+            "{said}"
+        );
+        assert!(
+            said.contains("tried 6 times") && said.contains(&url),
+            "{said}"
+        );
     }
 }
 
@@ -83,11 +111,19 @@ fn self_signed() -> (u16, Arc<AtomicUsize>) {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     let certificate = CertificateDer::from(&include_bytes!("../fixtures/tls/certificate.der")[..]);
     let key = PrivateKeyDer::try_from(&include_bytes!("../fixtures/tls/key.der")[..]).unwrap();
-    let builder = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let builder = rustls::ServerConfig::builder_with_provider(Arc::new(
+        rustls::crypto::ring::default_provider(),
+    ));
+    let builder = builder
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth();
     let config = Arc::new(builder.with_single_cert(vec![certificate], key).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, met) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let (port, met) = (
+        listener.local_addr().unwrap().port(),
+        Arc::new(AtomicUsize::new(0)),
+    );
     let count = met.clone();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
@@ -105,8 +141,14 @@ fn a_certificate_that_nobody_trusts_is_refused_at_once() {
     let (port, met) = self_signed();
     let error = opened(&format!("https://127.0.0.1:{port}/a.bin")).unwrap_err();
     let said = error.to_string();
-    assert!(error.kind() == ErrorKind::Config && said.contains("certificate"), "{said}");
-    assert!(said.contains("SSL_CERT_FILE") && said.contains("/a.bin"), "{said}");
+    assert!(
+        error.kind() == ErrorKind::Config && said.contains("certificate"),
+        "{said}"
+    );
+    assert!(
+        said.contains("SSL_CERT_FILE") && said.contains("/a.bin"),
+        "{said}"
+    );
     assert_eq!(met.load(Ordering::SeqCst), 1, "connections");
 }
 
@@ -122,14 +164,21 @@ fn a_server_without_tls_is_refused_at_once() {
     let error = opened(&format!("https://127.0.0.1:{port}/a.bin")).unwrap_err();
     let said = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Config, "{said}");
-    assert!(said.contains("InvalidContentType; check the URL") && said.contains("/a.bin"), "{said}");
+    assert!(
+        said.contains("InvalidContentType; check the URL") && said.contains("/a.bin"),
+        "{said}"
+    );
 }
 
 #[test]
 fn no_message_and_no_report_shows_a_credential() {
     let (server, bytes) = server();
     // An access key, too, is nobody's business: the signature's header has it.
-    let keys = [("access_key_id", SECRET), ("secret_access_key", SECRET), ("session_token", SECRET)];
+    let keys = [
+        ("access_key_id", SECRET),
+        ("secret_access_key", SECRET),
+        ("session_token", SECRET),
+    ];
     let url = server.try_s3("", &keys).unwrap() + "/a.bin";
     let away = Fault::Redirect(format!("{}?X-Amz-Signature={SECRET}", server.http("a.bin")));
     for fault in [
@@ -144,15 +193,25 @@ fn no_message_and_no_report_shows_a_credential() {
         away,
     ] {
         let builder = Loader::builder(opened(&url).unwrap()).batch_size(4);
-        let loader = builder.tuning(|t| t.stall_deadline(Duration::from_secs(12))).build().unwrap();
+        let loader = builder
+            .tuning(|t| t.stall_deadline(Duration::from_secs(12)))
+            .build()
+            .unwrap();
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let error = Got::try_epoch(&loader, 0).expect_err(&format!("{fault:?}"));
         let (report, snapshot) = (loader.report(), loader.snapshot());
         let exported = prometheus(&[(Names::new("train", 0), &snapshot)]);
-        let said = format!("{} {report} {report:?} {snapshot:?} {exported} {:?}", told(&error), loader.ledger());
+        let said = format!(
+            "{} {report} {report:?} {snapshot:?} {exported} {:?}",
+            told(&error),
+            loader.ledger()
+        );
         assert!(!said.contains(SECRET), "{fault:?}: {said}");
-        assert!(error.site().path.is_some() && error.site().len.is_some(), "{fault:?}: {error}");
+        assert!(
+            error.site().path.is_some() && error.site().len.is_some(),
+            "{fault:?}: {error}"
+        );
         server.script(|_| None);
     }
     // Listings and looks are questions with a query.

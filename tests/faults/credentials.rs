@@ -29,9 +29,16 @@ fn in_home(test: &str, seconds: u32, limit: u32, variables: &[(&str, &str)]) -> 
     let dir = Dir::new();
     let script = dir.write(
         "command",
-        format!("cd '{}'; seconds={seconds}; limit={limit}\n{COMMAND}", dir.path("").display()).as_bytes(),
+        format!(
+            "cd '{}'; seconds={seconds}; limit={limit}\n{COMMAND}",
+            dir.path("").display()
+        )
+        .as_bytes(),
     );
-    let line = format!("credential_process = /bin/sh '{}' do-not-show-me", script.display());
+    let line = format!(
+        "credential_process = /bin/sh '{}' do-not-show-me",
+        script.display()
+    );
     let config = dir.write("config", format!("[profile train]\n{line}\n").as_bytes());
     let mut command = process(test, dir.path(""));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("AWS_")) {
@@ -41,13 +48,18 @@ fn in_home(test: &str, seconds: u32, limit: u32, variables: &[(&str, &str)]) -> 
         .env("AWS_CONFIG_FILE", config)
         .env("AWS_SHARED_CREDENTIALS_FILE", dir.path("none"))
         .env("AWS_PROFILE", "train");
-    command.envs(variables.iter().copied()).env("HOME", dir.path(""));
+    command
+        .envs(variables.iter().copied())
+        .env("HOME", dir.path(""));
     run(command);
     None
 }
 
 fn runs(home: &Path) -> usize {
-    std::fs::read_to_string(home.join("runs")).unwrap_or_default().lines().count()
+    std::fs::read_to_string(home.join("runs"))
+        .unwrap_or_default()
+        .lines()
+        .count()
 }
 
 struct Run {
@@ -57,14 +69,22 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let run = Self { server: Server::new(), bytes: noise(RECORD * COUNT, 9) };
+        let run = Self {
+            server: Server::new(),
+            bytes: noise(RECORD * COUNT, 9),
+        };
         run.server.put("bucket/a.bin", run.bytes.clone());
         run
     }
 
     fn loader(&self, name: &str, options: &[(&str, &str)]) -> Result<Loader> {
-        let records = Records::builder(RECORD).open(self.server.try_s3(name, options)? + "/a.bin")?;
-        Loader::builder(records).order(Order::shuffled(5)).batch_size(4).tuning(|t| t.depth(4)).build()
+        let records =
+            Records::builder(RECORD).open(self.server.try_s3(name, options)? + "/a.bin")?;
+        Loader::builder(records)
+            .order(Order::shuffled(5))
+            .batch_size(4)
+            .tuning(|t| t.depth(4))
+            .build()
     }
 
     fn epoch(&self, loader: &Loader) -> Result<()> {
@@ -80,7 +100,12 @@ impl Run {
 
     /// The keys of requests since the last look.
     fn keys(&self) -> Vec<String> {
-        let mut keys: Vec<_> = self.server.take_log().into_iter().filter_map(|request| request.key).collect();
+        let mut keys: Vec<_> = self
+            .server
+            .take_log()
+            .into_iter()
+            .filter_map(|request| request.key)
+            .collect();
         keys.dedup();
         keys
     }
@@ -89,41 +114,66 @@ impl Run {
 fn names_the_command(error: &Error) {
     let said = format!("{error} {error:?}");
     assert_eq!(error.kind(), ErrorKind::Permission, "{said}");
-    assert!(said.contains("credential_process \"/bin/sh\" of profile \"train\" ended with exit status: 7"), "{said}");
-    assert!(said.contains("a.bin") && !said.contains("do-not-show-me"), "{said}");
+    assert!(
+        said.contains(
+            "credential_process \"/bin/sh\" of profile \"train\" ended with exit status: 7"
+        ),
+        "{said}"
+    );
+    assert!(
+        said.contains("a.bin") && !said.contains("do-not-show-me"),
+        "{said}"
+    );
 }
 
 #[test]
 fn credentials_that_the_store_calls_expired_are_renewed_once() {
-    let Some(home) = in_home(&here!(), 3600, 9, &[]) else { return };
+    let Some(home) = in_home(&here!(), 3600, 9, &[]) else {
+        return;
+    };
     let run = Run::new();
     let loader = run.loader("", &[]).unwrap();
     run.epoch(&loader).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["KEY-0".to_string()], 1));
     run.server.script(|request| {
-        (request.key.as_deref() == Some("KEY-0")).then_some(Fault::Status(403, None, "ExpiredToken"))
+        (request.key.as_deref() == Some("KEY-0")).then_some(Fault::Status(
+            403,
+            None,
+            "ExpiredToken",
+        ))
     });
     run.epoch(&loader).unwrap();
-    assert_eq!((run.keys().last().unwrap().as_str(), runs(&home)), ("KEY-1", 2));
+    assert_eq!(
+        (run.keys().last().unwrap().as_str(), runs(&home)),
+        ("KEY-1", 2)
+    );
 }
 
 #[test]
 fn credentials_that_stay_refused_are_one_error_after_one_renewal() {
-    let Some(home) = in_home(&here!(), 3600, 99, &[]) else { return };
+    let Some(home) = in_home(&here!(), 3600, 99, &[]) else {
+        return;
+    };
     let run = Run::new();
     let loader = run.loader("", &[]).unwrap();
-    run.server.script(|request| is_read(request).then_some(Fault::Status(403, None, "ExpiredToken")));
+    run.server
+        .script(|request| is_read(request).then_some(Fault::Status(403, None, "ExpiredToken")));
     let error = run.epoch(&loader).unwrap_err();
     let said = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Permission, "{said}");
-    assert!(said.contains("403 (request id REQ-1) ExpiredToken; check the credentials"), "{said}");
+    assert!(
+        said.contains("403 (request id REQ-1) ExpiredToken; check the credentials"),
+        "{said}"
+    );
     // One for the requests in flight, and one for each that began with the renewed ones.
     assert!((2..=1 + 4).contains(&runs(&home)), "{} runs", runs(&home));
 }
 
 #[test]
 fn a_command_that_fails_is_an_error_once_the_old_credentials_end() {
-    let Some(home) = in_home(&here!(), 5, 1, &[]) else { return };
+    let Some(home) = in_home(&here!(), 5, 1, &[]) else {
+        return;
+    };
     let (run, started) = (Run::new(), Instant::now());
     let loader = run.loader("", &[]).unwrap();
     let error = loop {
@@ -134,51 +184,82 @@ fn a_command_that_fails_is_an_error_once_the_old_credentials_end() {
         std::thread::sleep(Duration::from_millis(50));
     };
     // Times of the command are whole seconds.
-    assert!(started.elapsed() > Duration::from_secs(3), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() > Duration::from_secs(3),
+        "{:?}",
+        started.elapsed()
+    );
     names_the_command(&error);
     assert!(runs(&home) >= 2);
 }
 
 #[test]
 fn a_command_that_never_works_is_an_error_of_the_first_open() {
-    let Some(_) = in_home(&here!(), 5, 0, &[]) else { return };
+    let Some(_) = in_home(&here!(), 5, 0, &[]) else {
+        return;
+    };
     names_the_command(&Run::new().loader("", &[]).err().unwrap());
 }
 
 #[test]
 fn keys_of_the_environment_go_before_a_profile_that_no_option_names() {
-    let keys = [("AWS_ACCESS_KEY_ID", "ENV"), ("AWS_SECRET_ACCESS_KEY", "do-not-show-me")];
-    let Some(home) = in_home(&here!(), 3600, 9, &keys) else { return };
+    let keys = [
+        ("AWS_ACCESS_KEY_ID", "ENV"),
+        ("AWS_SECRET_ACCESS_KEY", "do-not-show-me"),
+    ];
+    let Some(home) = in_home(&here!(), 3600, 9, &keys) else {
+        return;
+    };
     let run = Run::new();
     run.epoch(&run.loader("", &[]).unwrap()).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["ENV".to_string()], 0));
-    run.epoch(&run.loader("-2", &[("profile", "train")]).unwrap()).unwrap();
+    run.epoch(&run.loader("-2", &[("profile", "train")]).unwrap())
+        .unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["KEY-0".to_string()], 1));
     let error = run.loader("-3", &[("profile", "absent")]).err().unwrap();
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("no profile \"absent\""), "{error}");
+    assert!(
+        error.kind() == ErrorKind::Config && error.to_string().contains("no profile \"absent\""),
+        "{error}"
+    );
 }
 
 #[test]
 fn credentials_of_a_container_are_renewed_too() {
-    let Some(home) = in_home(&here!(), 3600, 9, &[("AWS_PROFILE", "")]) else { return };
+    let Some(home) = in_home(&here!(), 3600, 9, &[("AWS_PROFILE", "")]) else {
+        return;
+    };
     let run = Run::new();
     let json = |key: &str| {
-        let secret = r#""SecretAccessKey":"s","Token":"do-not-show-me","Expiration":"2199-01-01T00:00:00Z""#;
-        run.server.put("bucket/pod", format!("{{\"AccessKeyId\":\"{key}\",{secret}}}").into_bytes());
+        let secret =
+            r#""SecretAccessKey":"s","Token":"do-not-show-me","Expiration":"2199-01-01T00:00:00Z""#;
+        run.server.put(
+            "bucket/pod",
+            format!("{{\"AccessKeyId\":\"{key}\",{secret}}}").into_bytes(),
+        );
     };
     json("POD-1");
     std::fs::write(home.join("token"), "do-not-show-me").unwrap();
-    let (uri, token) = (format!("{}/bucket/pod", run.server.endpoint()), home.join("token"));
+    let (uri, token) = (
+        format!("{}/bucket/pod", run.server.endpoint()),
+        home.join("token"),
+    );
     let options = [
         ("container_credentials_full_uri", uri.as_str()),
-        ("container_authorization_token_file", token.to_str().unwrap()),
+        (
+            "container_authorization_token_file",
+            token.to_str().unwrap(),
+        ),
     ];
     let loader = run.loader("", &options).unwrap();
     run.epoch(&loader).unwrap();
     assert_eq!((run.keys(), runs(&home)), (vec!["POD-1".to_string()], 0));
     json("POD-2");
     run.server.script(|request| {
-        (request.key.as_deref() == Some("POD-1")).then_some(Fault::Status(403, None, "ExpiredToken"))
+        (request.key.as_deref() == Some("POD-1")).then_some(Fault::Status(
+            403,
+            None,
+            "ExpiredToken",
+        ))
     });
     run.epoch(&loader).unwrap();
     assert_eq!(run.keys().last().unwrap(), "POD-2");
@@ -189,6 +270,12 @@ fn credentials_of_a_container_are_renewed_too() {
     });
     let error = run.epoch(&loader).unwrap_err();
     let said = format!("{error} {error:?}");
-    assert!(error.kind() == ErrorKind::Permission && said.contains("no credentials came"), "{said}");
-    assert!(said.contains("403") && !said.contains("do-not-show-me"), "{said}");
+    assert!(
+        error.kind() == ErrorKind::Permission && said.contains("no credentials came"),
+        "{said}"
+    );
+    assert!(
+        said.contains("403") && !said.contains("do-not-show-me"),
+        "{said}"
+    );
 }

@@ -14,19 +14,31 @@ use std::time::Duration;
 
 fn fifo(path: &Path) {
     let _ = std::fs::remove_file(path);
-    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    assert!(
+        std::process::Command::new("mkfifo")
+            .arg(path)
+            .status()
+            .unwrap()
+            .success()
+    );
 }
 
 /// Result of `work`; panics if it does not return.
 fn returns<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     std::thread::spawn(move || drop(send.send(work())));
-    receive.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{what} does not return"))
+    receive
+        .recv_timeout(Duration::from_secs(60))
+        .unwrap_or_else(|_| panic!("{what} does not return"))
 }
 
 fn verify(dataset: &dyn Dataset) -> Result<(), Error> {
     let (_, mut ledger) = Verify::new().run(dataset, |_| ControlFlow::Continue(()))?;
-    if ledger.is_empty() { Ok(()) } else { Err(ledger.remove(0)) }
+    if ledger.is_empty() {
+        Ok(())
+    } else {
+        Err(ledger.remove(0))
+    }
 }
 
 #[test]
@@ -36,9 +48,20 @@ fn a_fifo_in_place_of_a_file_is_an_error() {
         ("read_sample", |records, _| records.read_sample(1).map(drop)),
         ("verify", |records, _| verify(&records)),
         ("in_memory", |records, _| records.in_memory().map(drop)),
-        ("checked", |records, dir| records.checked(dir.path("crc")).map(drop)),
-        ("fingerprint", |records, _| Fingerprint::of(&records).map(drop)),
-        ("a loader", |records, _| Loader::builder(records).build()?.epoch(0)?.next().unwrap().map(drop)),
+        ("checked", |records, dir| {
+            records.checked(dir.path("crc")).map(drop)
+        }),
+        ("fingerprint", |records, _| {
+            Fingerprint::of(&records).map(drop)
+        }),
+        ("a loader", |records, _| {
+            Loader::builder(records)
+                .build()?
+                .epoch(0)?
+                .next()
+                .unwrap()
+                .map(drop)
+        }),
     ];
     for (name, work) in table {
         let error = returns(name, move || {
@@ -49,8 +72,18 @@ fn a_fifo_in_place_of_a_file_is_an_error() {
             work(records, &dir).unwrap_err()
         });
         // Some checks report the FIFO's length first.
-        assert!(matches!(error.kind(), ErrorKind::NotAFile | ErrorKind::Changed), "{name}: {error}");
-        assert!(error.site().path.as_deref().is_some_and(|path| path.ends_with("records")), "{name}: {error}");
+        assert!(
+            matches!(error.kind(), ErrorKind::NotAFile | ErrorKind::Changed),
+            "{name}: {error}"
+        );
+        assert!(
+            error
+                .site()
+                .path
+                .as_deref()
+                .is_some_and(|path| path.ends_with("records")),
+            "{name}: {error}"
+        );
     }
 }
 
@@ -58,7 +91,9 @@ fn a_fifo_in_place_of_a_file_is_an_error() {
 fn a_fifo_in_place_of_an_index_is_not_waited_for() {
     let error = returns("checked", || {
         let dir = Dir::new();
-        let records = Records::builder(8).open(dir.write("records", &[7; 64])).unwrap();
+        let records = Records::builder(8)
+            .open(dir.write("records", &[7; 64]))
+            .unwrap();
         fifo(&dir.path("crc"));
         records.checked(dir.path("crc")).unwrap_err()
     });
@@ -69,13 +104,24 @@ fn a_fifo_in_place_of_an_index_is_not_waited_for() {
         let shard = dir.write("small.tar", &std::fs::read(fixture).unwrap());
         let open = || Tar::builder().bytes("bin").class("cls").open(&shard);
         let first = open().unwrap();
-        let index = std::fs::read_dir(dir.path("")).unwrap().flatten().map(|entry| entry.path());
-        fifo(&index.into_iter().find(|path| path.extension().is_some_and(|ending| ending == "fdx")).unwrap());
+        let index = std::fs::read_dir(dir.path(""))
+            .unwrap()
+            .flatten()
+            .map(|entry| entry.path());
+        fifo(
+            &index
+                .into_iter()
+                .find(|path| path.extension().is_some_and(|ending| ending == "fdx"))
+                .unwrap(),
+        );
         let again = open().unwrap();
         assert_eq!((again.len(), again.shards_scanned()), (first.len(), 1));
         // Also the shard itself, whose header names its members.
         fifo(&shard);
-        assert_eq!(again.member_name(0, 0).unwrap_err().kind(), ErrorKind::NotAFile);
+        assert_eq!(
+            again.member_name(0, 0).unwrap_err().kind(),
+            ErrorKind::NotAFile
+        );
     });
 }
 
@@ -85,7 +131,10 @@ fn mds(dir: &Dir) -> Vec<String> {
     let mut shards = Vec::new();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
-        dir.write(&format!("set/{name}"), &std::fs::read(entry.path()).unwrap());
+        dir.write(
+            &format!("set/{name}"),
+            &std::fs::read(entry.path()).unwrap(),
+        );
         shards.extend(name.ends_with(".mds").then_some(name));
     }
     shards.sort();
@@ -96,7 +145,11 @@ fn mds(dir: &Dir) -> Vec<String> {
 fn a_shard_linked_out_of_its_folder_needs_permission() {
     let dir = Dir::new();
     let shards = mds(&dir);
-    let right = |mds: &Mds| (0..mds.len()).map(|sample| mds.read_sample(sample).unwrap()).collect::<Vec<_>>();
+    let right = |mds: &Mds| {
+        (0..mds.len())
+            .map(|sample| mds.read_sample(sample).unwrap())
+            .collect::<Vec<_>>()
+    };
     let expected = right(&Mds::open(dir.path("set")).unwrap());
     let first = dir.path("set").join(&shards[0]);
     // Links within the folder are followed.
@@ -114,8 +167,14 @@ fn a_shard_linked_out_of_its_folder_needs_permission() {
         symlink(target, &first).unwrap();
         let error = Mds::open(dir.path("set")).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
-        assert!(error.to_string().contains(&shards[0]) && error.message().contains("leads out"), "{error}");
-        let followed = Mds::builder().follow_links(true).open(dir.path("set")).unwrap();
+        assert!(
+            error.to_string().contains(&shards[0]) && error.message().contains("leads out"),
+            "{error}"
+        );
+        let followed = Mds::builder()
+            .follow_links(true)
+            .open(dir.path("set"))
+            .unwrap();
         assert_eq!(right(&followed), expected);
     }
 }
@@ -132,7 +191,10 @@ fn a_shard_that_became_an_outward_link_is_not_read() {
     let error = looked.read_sample(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
     assert_eq!(verify(&verified).unwrap_err().kind(), ErrorKind::NotAFile);
-    assert_eq!(Fingerprint::of(&looked).unwrap_err().kind(), ErrorKind::NotAFile);
+    assert_eq!(
+        Fingerprint::of(&looked).unwrap_err().kind(),
+        ErrorKind::NotAFile
+    );
     assert_eq!(looked.in_memory().unwrap_err().kind(), ErrorKind::NotAFile);
     let loader = Loader::builder(loaded).build().unwrap();
     let error = loader.epoch(0).unwrap().find_map(Result::err).unwrap();
@@ -142,10 +204,29 @@ fn a_shard_that_became_an_outward_link_is_not_read() {
 /// Places in an index, as JSON pointers, with wrong values for them.
 fn hostile_values() -> Vec<(&'static str, Value)> {
     let long = "x".repeat(5000);
-    let names =
-        ["a\u{0}b", "a\nb", "..", "/etc/passwd", "/proc/self/mem", "a/../../x", &long, "/dev/zero", "fifo", "//", "~"];
-    let numbers =
-        [json!(u64::MAX), json!(-1), json!(1u64 << 63), json!(0), json!(1e300), json!("7"), Value::Null, json!([1])];
+    let names = [
+        "a\u{0}b",
+        "a\nb",
+        "..",
+        "/etc/passwd",
+        "/proc/self/mem",
+        "a/../../x",
+        &long,
+        "/dev/zero",
+        "fifo",
+        "//",
+        "~",
+    ];
+    let numbers = [
+        json!(u64::MAX),
+        json!(-1),
+        json!(1u64 << 63),
+        json!(0),
+        json!(1e300),
+        json!("7"),
+        Value::Null,
+        json!([1]),
+    ];
     let places = [
         "/shards/0/raw_data/bytes",
         "/shards/0/samples",
@@ -155,8 +236,15 @@ fn hostile_values() -> Vec<(&'static str, Value)> {
         "/version",
         "/shards",
     ];
-    let mut values: Vec<_> = names.iter().map(|name| ("/shards/0/raw_data/basename", json!(name))).collect();
-    values.extend(numbers.iter().flat_map(|number| places.map(|place| (place, number.clone()))));
+    let mut values: Vec<_> = names
+        .iter()
+        .map(|name| ("/shards/0/raw_data/basename", json!(name)))
+        .collect();
+    values.extend(
+        numbers
+            .iter()
+            .flat_map(|number| places.map(|place| (place, number.clone()))),
+    );
     values
 }
 
@@ -168,13 +256,23 @@ fn a_hostile_index_of_shards_is_an_error_or_works() {
             let dir = Dir::new();
             mds(&dir);
             fifo(&dir.path("set/fifo"));
-            let mut index: Value = serde_json::from_slice(&std::fs::read(dir.path("set/index.json")).unwrap()).unwrap();
+            let mut index: Value =
+                serde_json::from_slice(&std::fs::read(dir.path("set/index.json")).unwrap())
+                    .unwrap();
             *index.pointer_mut(place).unwrap() = value;
             dir.write("set/index.json", index.to_string().as_bytes());
-            let Ok(mds) = Mds::open(dir.path("set")) else { return };
-            let loader = Loader::builder(mds).on_bad_sample(OnBadSample::Substitute { budget: 100 }).build();
+            let Ok(mds) = Mds::open(dir.path("set")) else {
+                return;
+            };
+            let loader = Loader::builder(mds)
+                .on_bad_sample(OnBadSample::Substitute { budget: 100 })
+                .build();
             let Ok(loader) = loader else { return };
-            loader.epoch(0).unwrap().map_while(Result::ok).for_each(drop);
+            loader
+                .epoch(0)
+                .unwrap()
+                .map_while(Result::ok)
+                .for_each(drop);
             loader.ledger().to_string();
         });
     }
@@ -195,9 +293,20 @@ fn devices_in_place_of_records_are_not_waited_for() {
     ] {
         returns(path, move || {
             for record in [1, 64] {
-                let Ok(records) = Records::builder(record).open(path) else { continue };
-                let loader = Loader::builder(records).on_bad_sample(OnBadSample::Substitute { budget: 3 }).build();
-                loader.map(|loader| loader.epoch(0).map(|epoch| epoch.take(3).map_while(Result::ok).count()).ok()).ok();
+                let Ok(records) = Records::builder(record).open(path) else {
+                    continue;
+                };
+                let loader = Loader::builder(records)
+                    .on_bad_sample(OnBadSample::Substitute { budget: 3 })
+                    .build();
+                loader
+                    .map(|loader| {
+                        loader
+                            .epoch(0)
+                            .map(|epoch| epoch.take(3).map_while(Result::ok).count())
+                            .ok()
+                    })
+                    .ok();
             }
             TfRecord::open(path).map(|dataset| dataset.len()).ok()
         });
@@ -209,13 +318,35 @@ fn a_sparse_file_of_8_tib_is_read() {
     returns("a sparse file", || {
         let dir = Dir::new();
         let path = dir.write("giant", b"");
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 43).unwrap();
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(1 << 43)
+            .unwrap();
         let records = Records::builder(1 << 20).open(&path).unwrap();
-        let loader = build(Loader::builder(records).batch_size(2).on_bad_sample(OnBadSample::Substitute { budget: 3 }));
-        assert_eq!(loader.epoch(0).unwrap().take(3).filter(Result::is_ok).count(), 3);
+        let loader = build(
+            Loader::builder(records)
+                .batch_size(2)
+                .on_bad_sample(OnBadSample::Substitute { budget: 3 }),
+        );
+        assert_eq!(
+            loader
+                .epoch(0)
+                .unwrap()
+                .take(3)
+                .filter(Result::is_ok)
+                .count(),
+            3
+        );
         std::fs::remove_file(&path).unwrap();
         symlink("/dev/zero", &path).unwrap();
-        loader.epoch(1).unwrap().take(3).map_while(Result::ok).for_each(drop);
+        loader
+            .epoch(1)
+            .unwrap()
+            .take(3)
+            .map_while(Result::ok)
+            .for_each(drop);
     });
 }
 
@@ -229,7 +360,14 @@ fn confined(test: &str) -> bool {
         return false;
     }
     let most = Some(3 << 30);
-    setrlimit(Resource::As, Rlimit { current: most, maximum: most }).unwrap();
+    setrlimit(
+        Resource::As,
+        Rlimit {
+            current: most,
+            maximum: most,
+        },
+    )
+    .unwrap();
     true
 }
 
@@ -304,7 +442,11 @@ mod parquet {
     }
 
     fn group(name: &str, children: i64) -> Vec<u8> {
-        Thrift::default().i32(3, 0).text(4, name).i32(5, children).end()
+        Thrift::default()
+            .i32(3, 0)
+            .text(4, name)
+            .i32(5, children)
+            .end()
     }
 
     fn leaf(name: &str) -> Vec<u8> {
@@ -312,7 +454,10 @@ mod parquet {
     }
 
     fn file(pages: &[u8], schema: (usize, &[u8]), groups: (usize, &[u8])) -> Vec<u8> {
-        let footer = Thrift::default().i32(1, 1).list(2, 12, schema.0, schema.1).i64(3, 1);
+        let footer = Thrift::default()
+            .i32(1, 1)
+            .list(2, 12, schema.0, schema.1)
+            .i64(3, 1);
         let footer = footer.list(4, 12, groups.0, groups.1).end();
         let len = (footer.len() as u32).to_le_bytes();
         [b"PAR1", pages, &footer, &len, b"PAR1"].concat()
@@ -321,18 +466,51 @@ mod parquet {
     /// A file of one `i64`, 7, whose dictionary page claims `entries` entries.
     fn one_value(entries: i64) -> Vec<u8> {
         let kind = Thrift::default().i32(1, entries).i32(2, 0).end();
-        let dictionary = Thrift::default().i32(1, 2).i32(2, 8).i32(3, 8).inner(7, &kind).end();
-        let kind = Thrift::default().i32(1, 1).i32(2, 8).i32(3, 3).i32(4, 3).end();
-        let data = Thrift::default().i32(1, 0).i32(2, 3).i32(3, 3).inner(5, &kind).end();
+        let dictionary = Thrift::default()
+            .i32(1, 2)
+            .i32(2, 8)
+            .i32(3, 8)
+            .inner(7, &kind)
+            .end();
+        let kind = Thrift::default()
+            .i32(1, 1)
+            .i32(2, 8)
+            .i32(3, 3)
+            .i32(4, 3)
+            .end();
+        let data = Thrift::default()
+            .i32(1, 0)
+            .i32(2, 3)
+            .i32(3, 3)
+            .inner(5, &kind)
+            .end();
         let before = [dictionary, 7_i64.to_le_bytes().to_vec()].concat();
         let pages = [before.clone(), data, vec![1, 2, 0]].concat();
         let sizes = (pages.len() as i64, 4 + before.len() as i64);
         let encodings: Vec<u8> = [0, 8, 3].iter().map(|encoding| encoding << 1).collect();
-        let meta = Thrift::default().i32(1, 2).list(2, 5, 3, &encodings).list(3, 8, 1, b"\x01x").i32(4, 0).i64(5, 1);
-        let meta = meta.i64(6, sizes.0).i64(7, sizes.0).i64(9, sizes.1).i64(11, 4).end();
+        let meta = Thrift::default()
+            .i32(1, 2)
+            .list(2, 5, 3, &encodings)
+            .list(3, 8, 1, b"\x01x")
+            .i32(4, 0)
+            .i64(5, 1);
+        let meta = meta
+            .i64(6, sizes.0)
+            .i64(7, sizes.0)
+            .i64(9, sizes.1)
+            .i64(11, 4)
+            .end();
         let column = Thrift::default().i64(2, 0).inner(3, &meta).end();
-        let rows = Thrift::default().list(1, 12, 1, &column).i64(2, sizes.0).i64(3, 1).end();
-        file(&pages, (2, &[group("root", 1), leaf("x")].concat()), (1, &rows))
+        let rows = Thrift::default()
+            .list(1, 12, 1, &column)
+            .i64(2, sizes.0)
+            .i64(3, 1)
+            .end();
+        file(
+            &pages,
+            (2, &[group("root", 1), leaf("x")].concat()),
+            (1, &rows),
+        )
     }
 
     fn read(bytes: Vec<u8>) -> feedline::Result<Vec<i64>> {
@@ -353,7 +531,10 @@ mod parquet {
         for entries in [2, 1 << 20, i64::from(i32::MAX)] {
             let error = read(one_value(entries)).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{error}");
-            assert!(error.to_string().contains(&format!("{entries} values")), "{error}");
+            assert!(
+                error.to_string().contains(&format!("{entries} values")),
+                "{error}"
+            );
         }
     }
 
@@ -374,7 +555,10 @@ mod parquet {
         (0..20).for_each(|_| schema.extend(group("g", 1)));
         schema.extend(leaf("x"));
         let error = read(file(&[], (22, &schema), (0, &[]))).unwrap_err();
-        assert!(error.to_string().contains("its row groups 0"), "the schema is read: {error}");
+        assert!(
+            error.to_string().contains("its row groups 0"),
+            "the schema is read: {error}"
+        );
     }
 
     #[test]
@@ -389,11 +573,17 @@ mod parquet {
             ("elements", file(&[], (1 << 30, &schema), (0, &[]))),
             ("row groups", file(&[], (2, &schema), (1 << 30, &[]))),
             // Elements of one byte each, which would take hundreds of bytes in memory.
-            ("empty row groups", file(&[], (2, &schema), (100 << 20, &vec![0; 100 << 20]))),
+            (
+                "empty row groups",
+                file(&[], (2, &schema), (100 << 20, &vec![0; 100 << 20])),
+            ),
         ];
         for (what, bytes) in table {
             let error = read(bytes).unwrap_err();
-            assert!(matches!(error.kind(), ErrorKind::Limit | ErrorKind::Decode), "{what}: {error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Limit | ErrorKind::Decode),
+                "{what}: {error}"
+            );
         }
     }
 }
@@ -405,7 +595,12 @@ mod pictures {
     use feedline::tensor::EncodedField;
 
     fn fixture(name: &str) -> Vec<u8> {
-        std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images").join(name)).unwrap()
+        std::fs::read(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("tests/fixtures/images")
+                .join(name),
+        )
+        .unwrap()
     }
 
     fn decode(image: Image, input: &[u8]) -> feedline::Result<()> {
@@ -415,7 +610,11 @@ mod pictures {
     /// Offsets of the scans' markers, then the offset of the end.
     fn scans(jpeg: &[u8]) -> Vec<usize> {
         let is = |pair: &[u8]| pair[0] == 0xFF && matches!(pair[1], 0xDA | 0xD9);
-        jpeg.windows(2).enumerate().filter(|(_, pair)| is(pair)).map(|(at, _)| at).collect()
+        jpeg.windows(2)
+            .enumerate()
+            .filter(|(_, pair)| is(pair))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     #[test]
@@ -429,14 +628,27 @@ mod pictures {
         let last = &jpeg[places[places.len() - 2]..end];
         let bomb = [&jpeg[..end], &last.repeat(1000), &jpeg[end..]].concat();
         let image = |scans| {
-            let limits = Limits { scans, ..Limits::default() };
+            let limits = Limits {
+                scans,
+                ..Limits::default()
+            };
             Image::resize(8, 8).limits(limits).strict(false)
         };
         decode(image(count), &jpeg).unwrap();
-        for (scans, input) in [(count - 1, &jpeg), (1, &jpeg), (0, &jpeg), (Limits::default().scans, &bomb)] {
+        for (scans, input) in [
+            (count - 1, &jpeg),
+            (1, &jpeg),
+            (0, &jpeg),
+            (Limits::default().scans, &bomb),
+        ] {
             let error = decode(image(scans), input).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{scans}: {error}");
-            assert!(error.message().contains(&format!("more than {scans} scans")), "{error}");
+            assert!(
+                error
+                    .message()
+                    .contains(&format!("more than {scans} scans")),
+                "{error}"
+            );
         }
         // A single scan is accepted under any limit.
         decode(image(0), &fixture("420.jpg")).unwrap();

@@ -81,13 +81,27 @@ impl Cell {
             _ => Often::Always,
         };
         let kept = [Kept::Nowhere, Kept::Cold, Kept::Warm, Kept::Shared][pick(4) as usize];
-        let works = [Work::Samples, Work::Samples, Work::Index, Work::Listing, Work::Warming, Work::Checksums];
+        let works = [
+            Work::Samples,
+            Work::Samples,
+            Work::Index,
+            Work::Listing,
+            Work::Warming,
+            Work::Checksums,
+        ];
         let (work, shuffled) = (works[pick(6) as usize], pick(2) == 0);
         // The six choices of a lie need more digits than are left.
         let mut digits = number.wrapping_mul(0xd6e8_feb8_6659_fd93) ^ (number << 32);
         digits ^= digits >> 29;
         let mut digits = digits.wrapping_mul(0x94d0_49bb_1331_11eb) >> 1;
-        Self { number, lie: Lie::of(&mut digits), often, kept, work, shuffled }
+        Self {
+            number,
+            lie: Lie::of(&mut digits),
+            often,
+            kept,
+            work,
+            shuffled,
+        }
     }
 
     fn script(&self) -> impl FnMut(&Request) -> Option<Fault> + Send + 'static {
@@ -104,7 +118,11 @@ impl Cell {
     }
 
     fn order(&self) -> Order {
-        if self.shuffled { Order::shuffled(self.number) } else { Order::sequential() }
+        if self.shuffled {
+            Order::shuffled(self.number)
+        } else {
+            Order::sequential()
+        }
     }
 }
 
@@ -120,15 +138,25 @@ impl Place {
         let (server, records) = (Server::new(), noise(RECORD * COUNT, 7));
         server.put("bucket/a.bin", records[..RECORD * COUNT / 2].to_vec());
         server.put("bucket/b.bin", records[RECORD * COUNT / 2..].to_vec());
-        let tar =
-            std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tar/webdataset.tar")).unwrap();
+        let tar = std::fs::read(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tar/webdataset.tar"),
+        )
+        .unwrap();
         server.put("bucket/t/x.tar", tar.clone());
-        Self { server, tar, records }
+        Self {
+            server,
+            tar,
+            records,
+        }
     }
 
     /// The URL of an object, in a store whose requests are soon tried again.
     fn url(&self, name: &str) -> String {
-        let options = [("access_key_id", "key"), ("secret_access_key", "secret"), ("timeout", "0.2")];
+        let options = [
+            ("access_key_id", "key"),
+            ("secret_access_key", "secret"),
+            ("timeout", "0.2"),
+        ];
         format!("{}/{name}", self.server.try_s3("", &options).unwrap())
     }
 
@@ -158,14 +186,23 @@ impl Place {
                 let name = self.url("t/x.tar");
                 lies();
                 let bin = || Field::up_to("bin", DType::U8, 600);
-                let open = |path: &str| Tar::builder().index(false).raw(bin(), "bin").class("cls").open(path);
+                let open = |path: &str| {
+                    Tar::builder()
+                        .index(false)
+                        .raw(bin(), "bin")
+                        .class("cls")
+                        .open(path)
+                };
                 let tar = open(&name)?;
                 let told = open(dir.write("x.tar", &self.tar).to_str().unwrap())?;
                 let found = rows(Arc::new(tar), cell.order(), cache)?;
                 Ok(found == rows(Arc::new(told), cell.order(), None)?)
             }
             Work::Warming => {
-                let (records, own) = (honest(|| self.records()), Cache::at(dir.path("warmed")).block_bytes(BLOCK));
+                let (records, own) = (
+                    honest(|| self.records()),
+                    Cache::at(dir.path("warmed")).block_bytes(BLOCK),
+                );
                 lies();
                 let cache = cache.unwrap_or(&own);
                 let warmed = cache.warm(records.sources(), |_| ControlFlow::Continue(()))?;
@@ -185,15 +222,25 @@ impl Place {
         }
     }
 
-    fn samples(&self, dataset: Arc<dyn Dataset>, cell: &Cell, cache: Option<&Cache>) -> Result<bool> {
+    fn samples(
+        &self,
+        dataset: Arc<dyn Dataset>,
+        cell: &Cell,
+        cache: Option<&Cache>,
+    ) -> Result<bool> {
         let found = rows(dataset, cell.order(), cache)?;
-        let is_right = |(id, row): &(u64, Vec<u8>)| *row == self.records[*id as usize * RECORD..][..RECORD];
+        let is_right =
+            |(id, row): &(u64, Vec<u8>)| *row == self.records[*id as usize * RECORD..][..RECORD];
         Ok(found.len() == COUNT && found.iter().all(is_right))
     }
 }
 
 /// Ids and bytes of an epoch's samples.
-fn rows(dataset: Arc<dyn Dataset>, order: Order, cache: Option<&Cache>) -> Result<Vec<(u64, Vec<u8>)>> {
+fn rows(
+    dataset: Arc<dyn Dataset>,
+    order: Order,
+    cache: Option<&Cache>,
+) -> Result<Vec<(u64, Vec<u8>)>> {
     // A ring costs more than all the rest of a cell.
     let builder = Loader::builder(dataset)
         .tuning(|t| t.reader(Mode::Pread).slots(3).depth(8))
@@ -201,13 +248,23 @@ fn rows(dataset: Arc<dyn Dataset>, order: Order, cache: Option<&Cache>) -> Resul
         .batch_size(5)
         .workers(1);
     let builder = builder.tuning(|t| t.stall_deadline(Duration::from_secs(40)));
-    let builder = cache.iter().fold(builder, |builder, cache| builder.cache((*cache).clone()));
+    let builder = cache
+        .iter()
+        .fold(builder, |builder, cache| builder.cache((*cache).clone()));
     let loader = builder.build()?;
     let mut rows = Vec::new();
     for got in Got::try_epoch(&loader, 0)? {
         for (row, id) in got.ids.iter().enumerate().take(got.valid) {
-            let of = |bytes: &[u8]| bytes[row * (bytes.len() / got.len)..][..bytes.len() / got.len].to_vec();
-            rows.push((*id, got.fields.iter().flat_map(|field| of(&field.bytes)).collect()));
+            let of = |bytes: &[u8]| {
+                bytes[row * (bytes.len() / got.len)..][..bytes.len() / got.len].to_vec()
+            };
+            rows.push((
+                *id,
+                got.fields
+                    .iter()
+                    .flat_map(|field| of(&field.bytes))
+                    .collect(),
+            ));
         }
     }
     Ok(rows)
@@ -226,7 +283,8 @@ fn honest<T>(mut work: impl FnMut() -> Result<T>) -> T {
 
 /// Runs a cell; what is wrong with it.
 fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
-    let cache = (cell.kept != Kept::Nowhere).then(|| Cache::at(dir.path("cache")).block_bytes(BLOCK));
+    let cache =
+        (cell.kept != Kept::Nowhere).then(|| Cache::at(dir.path("cache")).block_bytes(BLOCK));
     place.server.script(|_| None);
     if let (Kept::Warm, Some(cache)) = (cell.kept, &cache) {
         let warm = || cache.warm(place.records()?.sources(), |_| ControlFlow::Continue(()));
@@ -243,7 +301,8 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
         Kept::Shared if cell.work == Work::Samples => std::thread::scope(|scope| {
             let work = || place.work(cell, cache.as_ref(), dir, &together);
             let all: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
-            all.into_iter().try_for_each(|one| judge(one.join().map_err(|_| "a panic")?))
+            all.into_iter()
+                .try_for_each(|one| judge(one.join().map_err(|_| "a panic")?))
         }),
         _ => judge(place.work(cell, cache.as_ref(), dir, &Barrier::new(1))),
     };
@@ -289,29 +348,47 @@ fn worker(next: &'static AtomicU64, end: u64) -> (Vec<String>, Duration) {
 }
 
 fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
+    std::env::var(name).map_or(default, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{name}={text}"))
+    })
 }
 
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").trim().parse().unwrap()
 }
 
 #[test]
 fn a_server_that_lies_gives_right_bytes_or_an_error_that_names_the_object() {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let (from, count) = (number("FEEDLINE_LIES_FROM", 0), number("FEEDLINE_LIES", 400));
+    let (from, count) = (
+        number("FEEDLINE_LIES_FROM", 0),
+        number("FEEDLINE_LIES", 400),
+    );
     NEXT.store(from, Ordering::Relaxed);
-    let workers: Vec<_> = (0..8).map(|_| std::thread::spawn(move || worker(&NEXT, from + count))).collect();
+    let workers: Vec<_> = (0..8)
+        .map(|_| std::thread::spawn(move || worker(&NEXT, from + count)))
+        .collect();
     let (mut wrong, mut longest) = (Vec::new(), Duration::ZERO);
     for worker in workers {
         let (more, time) = worker.join().unwrap();
         wrong.extend(more);
         longest = longest.max(time);
     }
-    println!("{count} cells, the longest took {longest:?}, peak {} MiB", peak_kib() >> 10);
-    assert!(wrong.is_empty(), "{} of {count} cells:\n{}", wrong.len(), wrong.join("\n"));
+    println!(
+        "{count} cells, the longest took {longest:?}, peak {} MiB",
+        peak_kib() >> 10
+    );
+    assert!(
+        wrong.is_empty(),
+        "{} of {count} cells:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
     // Eight cells of some MiB each and the test itself; an answer of 256 MiB is not kept.
     assert!(peak_kib() < 400 << 10, "{} KiB", peak_kib());
 }

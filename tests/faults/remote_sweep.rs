@@ -22,7 +22,10 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 
@@ -43,7 +46,11 @@ impl Random {
             // Silence costs the most time.
             48 => Fault::Stall(at),
             // Throttling leaves fewer requests in flight.
-            49 => Fault::Status(self.pick(&[429, 503]), self.pick(&[None, Some(0)]), "SlowDown"),
+            49 => Fault::Status(
+                self.pick(&[429, 503]),
+                self.pick(&[None, Some(0)]),
+                "SlowDown",
+            ),
             50 => Fault::Status(403, None, "ExpiredToken"),
             _ => Fault::Status(self.pick(&[408, 500, 502, 504]), None, "InternalError"),
         }
@@ -84,15 +91,33 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
         rest = others;
     }
     // A name of its own has a limit of its own.
-    let keys = [("access_key_id", "key"), ("secret_access_key", "do-not-show-me")];
+    let keys = [
+        ("access_key_id", "key"),
+        ("secret_access_key", "do-not-show-me"),
+    ];
     let bucket = server.try_s3(&format!("-{seed}"), &keys).unwrap();
-    let urls: Vec<_> = names.iter().map(|name| format!("{bucket}/{name}")).collect();
-    let order = if random.below(4) == 0 { Order::sequential() } else { Order::shuffled(seed) };
+    let urls: Vec<_> = names
+        .iter()
+        .map(|name| format!("{bucket}/{name}"))
+        .collect();
+    let order = if random.below(4) == 0 {
+        Order::sequential()
+    } else {
+        Order::shuffled(seed)
+    };
     let builder = Loader::builder(Records::builder(record).open_files(&urls).unwrap()).order(order);
-    let builder = builder.batch_size(1 + random.below(32) as usize).tuning(|t| t.depth(16 + random.below(200) as u32));
+    let builder = builder
+        .batch_size(1 + random.below(32) as usize)
+        .tuning(|t| t.depth(16 + random.below(200) as u32));
     let substitutes = random.below(3) == 0;
-    let policy = if substitutes { OnBadSample::Substitute { budget: 1000 } } else { OnBadSample::Fail };
-    let mut builder = builder.on_bad_sample(policy).tuning(|t| t.stall_deadline(Duration::from_secs(8)));
+    let policy = if substitutes {
+        OnBadSample::Substitute { budget: 1000 }
+    } else {
+        OnBadSample::Fail
+    };
+    let mut builder = builder
+        .on_bad_sample(policy)
+        .tuning(|t| t.stall_deadline(Duration::from_secs(8)));
     let dir = Dir::new();
     let cached = seed.is_multiple_of(2);
     if cached {
@@ -101,7 +126,11 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     }
     let loader = builder.build().unwrap();
 
-    let (rate, lasting, counted) = (random.pick(&[10, 25, 35]), random.below(4) == 0, faults.clone());
+    let (rate, lasting, counted) = (
+        random.pick(&[10, 25, 35]),
+        random.below(4) == 0,
+        faults.clone(),
+    );
     server.script(move |request| {
         let (first, end) = request.range.filter(|_| is_read(request))?;
         let fault = match random.below(200) {
@@ -119,16 +148,25 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
         Err(error) => typed(&error, &what),
     };
     *ends.entry(end).or_default() += 1;
-    *ends.entry(if cached { "with a cache" } else { "without a cache" }).or_default() += 1;
+    *ends
+        .entry(if cached {
+            "with a cache"
+        } else {
+            "without a cache"
+        })
+        .or_default() += 1;
     server.script(|_| None);
     // A cache must not have kept a wrong byte, and an error must not have harmed the loader.
     if !cached && end == "whole" {
         return;
     }
-    let after =
-        checked(&loader, 1, record, &bytes, &what).unwrap_or_else(|error| panic!("{what}, afterwards: {error}"));
+    let after = checked(&loader, 1, record, &bytes, &what)
+        .unwrap_or_else(|error| panic!("{what}, afterwards: {error}"));
     // A substitute stays one: the loader knows the bad samples.
-    assert!(after == 0 || end == "substituted", "{what}: {after} substitutes afterwards");
+    assert!(
+        after == 0 || end == "substituted",
+        "{what}: {after} substitutes afterwards"
+    );
 }
 
 /// Compares each delivered sample; gives the number of substitutes.
@@ -136,14 +174,25 @@ fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str)
     let (mut seen, mut rows, mut substitutes) = (vec![0; bytes.len() / record], 0, 0);
     for batch in loader.epoch(epoch)? {
         let got = Got::of(&batch?)?;
-        for (row, found) in got.fields[0].bytes.chunks(record).enumerate().take(got.valid) {
+        for (row, found) in got.fields[0]
+            .bytes
+            .chunks(record)
+            .enumerate()
+            .take(got.valid)
+        {
             let id = got.ids[row] as usize;
-            assert!(found == &bytes[id * record..][..record], "{what}: bytes of sample {id}");
+            assert!(
+                found == &bytes[id * record..][..record],
+                "{what}: bytes of sample {id}"
+            );
             let own = got.status[row] == Status::Real as u8;
             seen[id] += usize::from(own);
             (rows, substitutes) = (rows + 1, substitutes + usize::from(!own));
         }
-        assert!(seen.iter().all(|times| *times <= 1), "{what}: a sample came twice");
+        assert!(
+            seen.iter().all(|times| *times <= 1),
+            "{what}: a sample came twice"
+        );
     }
     assert_eq!(rows, seen.len(), "{what}");
     let missing = seen.iter().filter(|times| **times == 0).count();
@@ -156,11 +205,20 @@ fn typed(error: &Error, what: &str) -> &'static str {
     use ErrorKind as K;
     let said = error.to_string();
     assert!(
-        matches!(error.kind(), K::Io | K::Permission | K::NotFound | K::Changed | K::Config | K::Stalled),
+        matches!(
+            error.kind(),
+            K::Io | K::Permission | K::NotFound | K::Changed | K::Config | K::Stalled
+        ),
         "{what}: {said}"
     );
-    assert!(said.contains("s3://bucket-") && !said.contains("do-not-show-me"), "{what}: {said}");
-    assert!(error.site().offset.is_some() && error.site().sample.is_some(), "{what}: {said}");
+    assert!(
+        said.contains("s3://bucket-") && !said.contains("do-not-show-me"),
+        "{what}: {said}"
+    );
+    assert!(
+        error.site().offset.is_some() && error.site().sample.is_some(),
+        "{what}: {said}"
+    );
     error.kind().as_str()
 }
 
@@ -178,15 +236,22 @@ fn random_faults_leave_every_sample_right_or_one_typed_error() {
                     life(&server, seed, &faults, &mut ends);
                     server.clear();
                     if seed % 100 == 99 {
-                        println!("{} faults, {seed} lives, {:?}", faults.load(Ordering::Relaxed), started.elapsed());
+                        println!(
+                            "{} faults, {seed} lives, {:?}",
+                            faults.load(Ordering::Relaxed),
+                            started.elapsed()
+                        );
                     }
                 }
                 ends
             })
         });
         for thread in threads.collect::<Vec<_>>() {
-            let ends = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            ends.into_iter().for_each(|(end, times)| *all.entry(end).or_default() += times);
+            let ends = thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            ends.into_iter()
+                .for_each(|(end, times)| *all.entry(end).or_default() += times);
         }
     });
     println!(
@@ -195,6 +260,9 @@ fn random_faults_leave_every_sample_right_or_one_typed_error() {
         lives.into_inner(),
         started.elapsed()
     );
-    assert!(all["with a cache"] > 0 && all["without a cache"] > 0, "{all:?}");
+    assert!(
+        all["with a cache"] > 0 && all["without a cache"] > 0,
+        "{all:?}"
+    );
     assert!(!sweep::is_full() || all.len() > 6, "{all:?}");
 }

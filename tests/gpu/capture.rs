@@ -18,9 +18,14 @@ const BATCHES: usize = 40;
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
     for mode in Captures::ALL {
-        ctx.check(format!("a loader runs beside a capture in mode {mode:?}"), || beside(ctx, &gpu, mode));
+        ctx.check(
+            format!("a loader runs beside a capture in mode {mode:?}"),
+            || beside(ctx, &gpu, mode),
+        );
     }
-    ctx.check("a loader is built and dropped beside a capture", || built(ctx, &gpu));
+    ctx.check("a loader is built and dropped beside a capture", || {
+        built(ctx, &gpu)
+    });
     Ok(())
 }
 
@@ -41,7 +46,8 @@ fn pulled(loader: &mut Puller, stream: &Stream) -> Result<(), String> {
             batch.bind(stream).map_err(words)
         })
     };
-    std::thread::scope(|scope| scope.spawn(pull).join()).map_err(|_| "the pulling thread panicked")?
+    std::thread::scope(|scope| scope.spawn(pull).join())
+        .map_err(|_| "the pulling thread panicked")?
 }
 
 fn beside(ctx: &Ctx, gpu: &Gpu, mode: Captures) -> Result<String, String> {
@@ -66,7 +72,8 @@ fn built(ctx: &Ctx, gpu: &Gpu) -> Result<String, String> {
             let batch = loader.next()?;
             batch.bind(Stream::legacy()).map_err(words)
         };
-        std::thread::scope(|scope| scope.spawn(build).join()).map_err(|_| "the building thread panicked")?
+        std::thread::scope(|scope| scope.spawn(build).join())
+            .map_err(|_| "the building thread panicked")?
     })?;
     let mut loader = puller(sizes)?;
     right(&loader.next()?)?;

@@ -18,7 +18,13 @@ const SLOTS: usize = 8;
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
-    let (batches, pairs) = ctx.either((if ctx.full { 2000 } else { 600 }, if ctx.full { 15 } else { 7 }), (12, 1));
+    let (batches, pairs) = ctx.either(
+        (
+            if ctx.full { 2000 } else { 600 },
+            if ctx.full { 15 } else { 7 },
+        ),
+        (12, 1),
+    );
     let (mut at_once, mut waited, mut ratios) = (vec![], vec![], vec![]);
     for pair in 0..pairs {
         if pair >= 3 && ctx.left().is_zero() {
@@ -27,13 +33,29 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
         // A B, B A, A B …
         for wait in [pair % 2 == 0, pair % 2 != 0] {
             let rate = rate(ctx, &gpu, batches, wait)?;
-            if wait { waited.push(rate) } else { at_once.push(rate) }
+            if wait {
+                waited.push(rate)
+            } else {
+                at_once.push(rate)
+            }
         }
         ratios.push(at_once[pair] / waited[pair]);
     }
-    ctx.figure("dropped when the stream is done", &waited, "batches/s", None, "");
+    ctx.figure(
+        "dropped when the stream is done",
+        &waited,
+        "batches/s",
+        None,
+        "",
+    );
     ctx.figure("dropped at once", &at_once, "batches/s", None, "");
-    ctx.figure("at once / waited for", &ratios, "×", Some(Target::Least(SHARE)), "");
+    ctx.figure(
+        "at once / waited for",
+        &ratios,
+        "×",
+        Some(Target::Least(SHARE)),
+        "",
+    );
     Ok(())
 }
 
@@ -44,7 +66,10 @@ fn loader(ctx: &Ctx) -> Result<Loader, String> {
         std::thread::sleep(Duration::from_millis(sleep));
         Ok(())
     });
-    let builder = builder.workers(WORKERS).tuning(|t| t.slots(SLOTS).device_batches(3)).device(device()?);
+    let builder = builder
+        .workers(WORKERS)
+        .tuning(|t| t.slots(SLOTS).device_batches(3))
+        .device(device()?);
     builder.build().map_err(words)
 }
 

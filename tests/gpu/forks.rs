@@ -14,20 +14,32 @@ const LATE: Duration = Duration::from_secs(15);
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let mut times = Vec::new();
-    ctx.check("a forked child is told, and its drops touch nothing", || {
-        for _ in 0..ctx.either(5, 2) {
-            times.push(one(ctx)?);
-        }
-        Ok(format!("{} forks in the middle of an epoch", times.len()))
-    });
-    ctx.figure("fork", &times, "ms", None, "with pinned slots; a kernel that copies pinned memory takes seconds");
+    ctx.check(
+        "a forked child is told, and its drops touch nothing",
+        || {
+            for _ in 0..ctx.either(5, 2) {
+                times.push(one(ctx)?);
+            }
+            Ok(format!("{} forks in the middle of an epoch", times.len()))
+        },
+    );
+    ctx.figure(
+        "fork",
+        &times,
+        "ms",
+        None,
+        "with pinned slots; a kernel that copies pinned memory takes seconds",
+    );
     Ok(())
 }
 
 /// Milliseconds that the fork took.
 fn one(ctx: &Ctx) -> Result<f64, String> {
     let (rows, record) = ctx.either((BATCH, RECORD), (4, 512));
-    let loader = counted(rows, record)?.device(device()?).build().map_err(words)?;
+    let loader = counted(rows, record)?
+        .device(device()?)
+        .build()
+        .map_err(words)?;
     // Slots are pinned, and several batches are full.
     loader.ready().map_err(words)?;
     let mut epoch = loader.epochs(0..u64::MAX).map_err(words)?;
@@ -41,7 +53,11 @@ fn one(ctx: &Ctx) -> Result<f64, String> {
     let took = started.elapsed().as_secs_f64() * 1e3;
     match ended(child.map_err(|error| error.to_string())?) {
         Some(0) => {}
-        status => return Err(format!("the child ended with {status:?} (as by waitpid; none: it hung)")),
+        status => {
+            return Err(format!(
+                "the child ended with {status:?} (as by waitpid; none: it hung)"
+            ));
+        }
     }
     let (loader, mut epoch, batch) = had.expect("the parent has its own");
     right(&batch)?;

@@ -42,13 +42,23 @@ impl Have {
         if device > DEVICE_SLACK {
             more.push(format!("{device} bytes of device memory"));
         }
-        let files =
-            self.descriptors.iter().filter(|file| !before.descriptors.contains(file)).cloned().collect::<Vec<_>>();
+        let files = self
+            .descriptors
+            .iter()
+            .filter(|file| !before.descriptors.contains(file))
+            .cloned()
+            .collect::<Vec<_>>();
         if self.descriptors.len() > before.descriptors.len() {
-            more.push(format!("{} descriptors: {files:?}", self.descriptors.len() - before.descriptors.len()));
+            more.push(format!(
+                "{} descriptors: {files:?}",
+                self.descriptors.len() - before.descriptors.len()
+            ));
         }
         if self.threads > before.threads || !self.loader_threads.is_empty() {
-            more.push(format!("{} threads, not {}: {:?}", self.threads, before.threads, self.loader_threads));
+            more.push(format!(
+                "{} threads, not {}: {:?}",
+                self.threads, before.threads, self.loader_threads
+            ));
         }
         let host = self.anonymous.saturating_sub(before.anonymous);
         if host > HOST_SLACK {
@@ -108,8 +118,13 @@ fn settled(gpu: &Gpu, before: &Have) -> Result<Vec<String>, String> {
 fn one(ctx: &Ctx, number: u32, device: &Device) -> Result<(), String> {
     let side = ctx.either(96, 16);
     let bytes = noise(side * side * 3 * 40, u64::from(number));
-    let records = Records::builder(side * side * 3).field("image", DType::U8, [side, side, 3]).open_bytes(bytes);
-    let mut builder = Loader::builder(records.map_err(words)?).order(Order::shuffled(1)).batch_size(8).workers(2);
+    let records = Records::builder(side * side * 3)
+        .field("image", DType::U8, [side, side, 3])
+        .open_bytes(bytes);
+    let mut builder = Loader::builder(records.map_err(words)?)
+        .order(Order::shuffled(1))
+        .batch_size(8)
+        .workers(2);
     if number.is_multiple_of(2) && ctx.kernels.get() {
         builder = builder.finish("image", Finish::to(DType::F16).channels_first().flip(0.5));
     }
@@ -120,16 +135,33 @@ fn one(ctx: &Ctx, number: u32, device: &Device) -> Result<(), String> {
         // In the middle of an epoch, with batches that live on.
         1 => {
             let mut epoch = loader.epochs(0..9).map_err(words)?;
-            let batches: Vec<_> = epoch.by_ref().take(2).collect::<Result<_, _>>().map_err(words)?;
+            let batches: Vec<_> = epoch
+                .by_ref()
+                .take(2)
+                .collect::<Result<_, _>>()
+                .map_err(words)?;
             drop((epoch, loader));
             batches
                 .iter()
                 .flat_map(|batch| batch.fields())
-                .try_for_each(|field| field.read_into(&mut vec![0; field.size_bytes()]).map_err(words))?;
+                .try_for_each(|field| {
+                    field
+                        .read_into(&mut vec![0; field.size_bytes()])
+                        .map_err(words)
+                })?;
         }
-        2 => loader.epoch(0).map_err(words)?.try_for_each(|batch| batch.map(drop)).map_err(words)?,
+        2 => loader
+            .epoch(0)
+            .map_err(words)?
+            .try_for_each(|batch| batch.map(drop))
+            .map_err(words)?,
         _ => {
-            let batch = loader.epoch(0).map_err(words)?.next().ok_or("no batch")?.map_err(words)?;
+            let batch = loader
+                .epoch(0)
+                .map_err(words)?
+                .next()
+                .ok_or("no batch")?
+                .map_err(words)?;
             let tensors = batch.into_dlpack();
             drop(loader);
             drop(tensors);
@@ -141,24 +173,35 @@ fn one(ctx: &Ctx, number: u32, device: &Device) -> Result<(), String> {
 /// The context comes and goes with the loader when nobody else holds it.
 fn contexts(ctx: &Ctx) -> Result<(), String> {
     let count = ctx.either(8, 3);
-    let have = || (descriptors().len(), std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count));
+    let have = || {
+        (
+            descriptors().len(),
+            std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count),
+        )
+    };
     // The driver keeps what its first contexts made.
     (0..2).try_for_each(|number| one(ctx, number, &device()?))?;
     let before = have();
     (0..count).try_for_each(|number| one(ctx, number, &device()?))?;
-    ctx.check(format!("{count} devices that are opened and closed"), || {
-        let mut after = have();
-        // The stand-in keeps a thread of each context.
-        let more = |now: (usize, usize)| now.0 > before.0 || (ctx.real() && now.1 > before.1);
-        for _ in 0..10 {
-            if !more(after) && loader_threads().is_empty() {
-                return Ok(format!("descriptors and threads {before:?} → {after:?}"));
+    ctx.check(
+        format!("{count} devices that are opened and closed"),
+        || {
+            let mut after = have();
+            // The stand-in keeps a thread of each context.
+            let more = |now: (usize, usize)| now.0 > before.0 || (ctx.real() && now.1 > before.1);
+            for _ in 0..10 {
+                if !more(after) && loader_threads().is_empty() {
+                    return Ok(format!("descriptors and threads {before:?} → {after:?}"));
+                }
+                std::thread::sleep(Duration::from_millis(300));
+                after = have();
             }
-            std::thread::sleep(Duration::from_millis(300));
-            after = have();
-        }
-        Err(format!("descriptors and threads {before:?} → {after:?}, {:?}", loader_threads()))
-    });
+            Err(format!(
+                "descriptors and threads {before:?} → {after:?}, {:?}",
+                loader_threads()
+            ))
+        },
+    );
     Ok(())
 }
 
@@ -166,5 +209,7 @@ fn contexts(ctx: &Ctx) -> Result<(), String> {
 fn anonymous() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }

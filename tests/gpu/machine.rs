@@ -40,27 +40,51 @@ fn text(path: impl AsRef<Path>) -> String {
 fn value_of(path: &str, key: &str) -> String {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find(|line| line.starts_with(key));
-    line.and_then(|line| line.split_once(':')).map_or("?".into(), |(_, value)| value.trim().to_string())
+    line.and_then(|line| line.split_once(':'))
+        .map_or("?".into(), |(_, value)| value.trim().to_string())
 }
 
 fn host(ctx: &Ctx) {
     ctx.note("kernel", text("/proc/version"));
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
-    ctx.note("processor", format!("{}, {cpus} for this process", value_of("/proc/cpuinfo", "model name")));
+    ctx.note(
+        "processor",
+        format!(
+            "{}, {cpus} for this process",
+            value_of("/proc/cpuinfo", "model name")
+        ),
+    );
     let memory = |key| value_of("/proc/meminfo", key);
-    ctx.note("memory", format!("{} of {} available", memory("MemAvailable"), memory("MemTotal")));
-    let groups = ["memory.max", "cpu.max"].map(|name| format!("{name} {}", text(format!("/sys/fs/cgroup/{name}"))));
+    ctx.note(
+        "memory",
+        format!(
+            "{} of {} available",
+            memory("MemAvailable"),
+            memory("MemTotal")
+        ),
+    );
+    let groups = ["memory.max", "cpu.max"]
+        .map(|name| format!("{name} {}", text(format!("/sys/fs/cgroup/{name}"))));
     ctx.note("control group", groups.join(", "));
-    ctx.note("transparent huge pages", text("/sys/kernel/mm/transparent_hugepage/enabled"));
-    let nodes = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten().flatten();
-    let nodes = nodes.filter(|entry| entry.file_name().to_string_lossy().starts_with("node")).count();
+    ctx.note(
+        "transparent huge pages",
+        text("/sys/kernel/mm/transparent_hugepage/enabled"),
+    );
+    let nodes = std::fs::read_dir("/sys/devices/system/node")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let nodes = nodes
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("node"))
+        .count();
     ctx.note("NUMA nodes", nodes.to_string());
 }
 
 fn limits(ctx: &Ctx) {
     let of = |resource| {
         let Rlimit { current, maximum } = getrlimit(resource);
-        let number = |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
+        let number =
+            |limit: Option<u64>| limit.map_or("unlimited".into(), |limit| limit.to_string());
         format!("{} of {}", number(current), number(maximum))
     };
     ctx.note("RLIMIT_MEMLOCK", format!("{} bytes", of(Resource::Memlock)));
@@ -71,12 +95,22 @@ fn folder(ctx: &Ctx) {
     let path = std::fs::canonicalize(&ctx.dir).unwrap_or_else(|_| ctx.dir.clone());
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // ID PARENT DEVICE ROOT POINT OPTIONS … - TYPE SOURCE OPTIONS
-    let mount = mounts.lines().filter(|line| line.split(' ').nth(4).is_some_and(|point| path.starts_with(point)));
-    let mount = mount.max_by_key(|line| line.split(' ').nth(4).map_or(0, str::len)).unwrap_or_default();
+    let mount = mounts.lines().filter(|line| {
+        line.split(' ')
+            .nth(4)
+            .is_some_and(|point| path.starts_with(point))
+    });
+    let mount = mount
+        .max_by_key(|line| line.split(' ').nth(4).map_or(0, str::len))
+        .unwrap_or_default();
     let kind = mount.split_once(" - ").map_or("?", |(_, rest)| rest);
-    let free =
-        statvfs(&path).map_or("?".into(), |it| format!("{:.1} GB free", (it.f_bavail * it.f_frsize) as f64 / 1e9));
-    ctx.note("folder of the data", format!("{}: {kind}; {free}", path.display()));
+    let free = statvfs(&path).map_or("?".into(), |it| {
+        format!("{:.1} GB free", (it.f_bavail * it.f_frsize) as f64 / 1e9)
+    });
+    ctx.note(
+        "folder of the data",
+        format!("{}: {kind}; {free}", path.display()),
+    );
 }
 
 /// Whether io_uring and O_DIRECT are to be had on a file of the folder.
@@ -90,9 +124,12 @@ fn reader(ctx: &Ctx) {
             sources.file(&path, 1 << 16).map_err(words)?;
             let mut options = ReaderOptions::default();
             (options.mode, options.direct) = (mode, direct);
-            open(Arc::new(sources), &options).map(|opened| opened.choice.to_string()).map_err(words)
+            open(Arc::new(sources), &options)
+                .map(|opened| opened.choice.to_string())
+                .map_err(words)
         };
-        let either = |found: Result<String, String>| found.unwrap_or_else(|error| format!("no: {error}"));
+        let either =
+            |found: Result<String, String>| found.unwrap_or_else(|error| format!("no: {error}"));
         ctx.note("io_uring", either(with(Mode::Uring, Direct::Off)));
         ctx.note("O_DIRECT", either(with(Mode::Pread, Direct::On)));
         Ok::<_, String>(())
@@ -100,7 +137,10 @@ fn reader(ctx: &Ctx) {
     if let Err(error) = tried {
         ctx.skip("io_uring and O_DIRECT", error);
     }
-    ctx.note("kernel.io_uring_disabled", text("/proc/sys/kernel/io_uring_disabled"));
+    ctx.note(
+        "kernel.io_uring_disabled",
+        text("/proc/sys/kernel/io_uring_disabled"),
+    );
 }
 
 fn devices(ctx: &Ctx) {
@@ -115,8 +155,19 @@ fn devices(ctx: &Ctx) {
     libraries(ctx);
     for gpu in found {
         let pci = gpu.pci_bus_id.unwrap_or_default();
-        let of = |name: &str| text(format!("/sys/bus/pci/devices/{}/{name}", pci.to_lowercase()));
-        let link = ["current_link_speed", "current_link_width", "max_link_speed", "max_link_width"].map(of);
+        let of = |name: &str| {
+            text(format!(
+                "/sys/bus/pci/devices/{}/{name}",
+                pci.to_lowercase()
+            ))
+        };
+        let link = [
+            "current_link_speed",
+            "current_link_width",
+            "max_link_speed",
+            "max_link_width",
+        ]
+        .map(of);
         ctx.note(
             format!("device {}", gpu.ordinal),
             format!(
@@ -147,7 +198,11 @@ fn libraries(ctx: &Ctx) {
         let _ = unsafe { sys::culib() };
     }
     let both = libcuda();
-    let added: Vec<_> = both.iter().filter(|path| !ours.contains(path)).cloned().collect();
+    let added: Vec<_> = both
+        .iter()
+        .filter(|path| !ours.contains(path))
+        .cloned()
+        .collect();
     let words = match (found, added.is_empty()) {
         (false, _) => "none".into(),
         (true, true) => "the same".into(),
@@ -159,8 +214,14 @@ fn libraries(ctx: &Ctx) {
 /// Files of the process' memory map that are a libcuda, the stand-in's included.
 fn libcuda() -> Vec<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    let named = |path: &&str| Path::new(path).file_name().is_some_and(|name| is_libcuda(&name.to_string_lossy()));
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let named = |path: &&str| {
+        Path::new(path)
+            .file_name()
+            .is_some_and(|name| is_libcuda(&name.to_string_lossy()))
+    };
     let found: BTreeSet<_> = paths.filter(named).map(String::from).collect();
     found.into_iter().collect()
 }
@@ -176,10 +237,13 @@ fn smi(ctx: &Ctx) {
     let asked = "driver_version,persistence_mode,ecc.mode.current,mig.mode.current,pcie.link.gen.current,\
                  pcie.link.width.current,clocks.sm,clocks.mem,temperature.gpu,utilization.gpu,memory.used";
     let mut command = Command::new("nvidia-smi");
-    command.arg(format!("--query-gpu={asked}")).arg("--format=csv,noheader");
+    command
+        .arg(format!("--query-gpu={asked}"))
+        .arg("--format=csv,noheader");
     let (end, text, tail) = watch::output(command, Duration::from_secs(20));
     if end.well() {
-        text.lines().for_each(|line| ctx.note("nvidia-smi", format!("{line} ({asked})")));
+        text.lines()
+            .for_each(|line| ctx.note("nvidia-smi", format!("{line} ({asked})")));
     } else {
         ctx.skip("nvidia-smi", format!("{} {}", end.words(), tail.join(" ")));
     }
@@ -196,31 +260,68 @@ fn gds(ctx: &Ctx) {
     let loaded = match &modules {
         Ok(text) => {
             let names = text.lines().filter_map(|line| line.split(' ').next());
-            names.filter(|name| name.starts_with("nvidia")).collect::<Vec<_>>().join(", ")
+            names
+                .filter(|name| name.starts_with("nvidia"))
+                .collect::<Vec<_>>()
+                .join(", ")
         }
         Err(error) => format!("/proc/modules: {error}"),
     };
     ctx.note("kernel modules", loaded);
     ctx.note("nvidia-fs", text("/proc/driver/nvidia-fs/version"));
-    let there = |path: &str| format!("{path} {}", if Path::new(path).exists() { "is there" } else { "is not there" });
-    ctx.note("files that cuFile wants", ["/run/udev", "/dev/nvidia-fs0"].map(there).join(", "));
+    let there = |path: &str| {
+        format!(
+            "{path} {}",
+            if Path::new(path).exists() {
+                "is there"
+            } else {
+                "is not there"
+            }
+        )
+    };
+    ctx.note(
+        "files that cuFile wants",
+        ["/run/udev", "/dev/nvidia-fs0"].map(there).join(", "),
+    );
 }
 
 /// The version of the first libcufile that can be loaded, and its name; else the names.
 pub fn cufile() -> Result<(String, String), Vec<String>> {
-    let mut names: Vec<PathBuf> = std::env::var_os("FEEDLINE_CUFILE").map(PathBuf::from).into_iter().collect();
-    names.extend(["libcufile.so.0", "libcufile.so", "/usr/local/cuda/lib64/libcufile.so.0"].map(PathBuf::from));
-    let found = names.iter().find_map(|name| version(name).map(|version| (version, name.display().to_string())));
-    found.ok_or_else(|| names.iter().map(|name| name.display().to_string()).collect())
+    let mut names: Vec<PathBuf> = std::env::var_os("FEEDLINE_CUFILE")
+        .map(PathBuf::from)
+        .into_iter()
+        .collect();
+    names.extend(
+        [
+            "libcufile.so.0",
+            "libcufile.so",
+            "/usr/local/cuda/lib64/libcufile.so.0",
+        ]
+        .map(PathBuf::from),
+    );
+    let found = names
+        .iter()
+        .find_map(|name| version(name).map(|version| (version, name.display().to_string())));
+    found.ok_or_else(|| {
+        names
+            .iter()
+            .map(|name| name.display().to_string())
+            .collect()
+    })
 }
 
 #[allow(unsafe_code)]
 fn version(name: &Path) -> Option<String> {
     // SAFETY: the library is made to be loaded at run time; it stays loaded, since its own threads may use it.
-    let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }.map(std::mem::ManuallyDrop::new).ok()?;
+    let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }
+        .map(std::mem::ManuallyDrop::new)
+        .ok()?;
     // SAFETY: the type is that of cufile.h.
-    let ask = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> i64>(b"cuFileGetVersion\0") };
-    let Ok(ask) = ask else { return Some("older than 1.8: it tells no version".into()) };
+    let ask =
+        unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> i64>(b"cuFileGetVersion\0") };
+    let Ok(ask) = ask else {
+        return Some("older than 1.8: it tells no version".into());
+    };
     let mut version = 0;
     // SAFETY: the pointer is valid for the call. The status is returned in a register or two, of which the first is read.
     let _ = unsafe { ask(&mut version) };
@@ -229,7 +330,10 @@ fn version(name: &Path) -> Option<String> {
 
 fn tools(ctx: &Ctx) {
     for name in ["compute-sanitizer", "python3"] {
-        ctx.note(name, find(name).map_or("not found".into(), |path| path.display().to_string()));
+        ctx.note(
+            name,
+            find(name).map_or("not found".into(), |path| path.display().to_string()),
+        );
     }
 }
 
@@ -240,5 +344,8 @@ pub fn find(name: &str) -> Option<PathBuf> {
     folders.push("/usr/local/cuda/bin".into());
     folders.push("/usr/local/cuda/compute-sanitizer".into());
     folders.push("/opt/nvidia/compute-sanitizer".into());
-    folders.into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }

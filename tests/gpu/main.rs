@@ -70,7 +70,9 @@ const SPARE: Duration = Duration::from_secs(3);
 
 /// feedline against a real GPU: bytes, leaks, rates.
 #[derive(Parser)]
-#[command(after_help = "Exit status: 0 nothing is wrong (figures may miss their targets), 1 something is, 2 usage.")]
+#[command(
+    after_help = "Exit status: 0 nothing is wrong (figures may miss their targets), 1 something is, 2 usage."
+)]
 struct Args {
     /// Only sections whose name contains one of these (as libtest's filters)
     filters: Vec<String>,
@@ -133,14 +135,26 @@ fn main() -> ExitCode {
     if let Some(name) = &args.own.section {
         return child(name, &args);
     }
-    let sections: Vec<_> = SECTIONS.iter().filter(|section| args.wants(section)).collect();
+    let sections: Vec<_> = SECTIONS
+        .iter()
+        .filter(|section| args.wants(section))
+        .collect();
     if args.list {
-        sections.iter().for_each(|section| println!("{}: test", section.name));
+        sections
+            .iter()
+            .for_each(|section| println!("{}: test", section.name));
         return ExitCode::SUCCESS;
     }
-    if let Some(unknown) = args.only.iter().find(|name| SECTIONS.iter().all(|section| section.name != **name)) {
+    if let Some(unknown) = args
+        .only
+        .iter()
+        .find(|name| SECTIONS.iter().all(|section| section.name != **name))
+    {
         let names: Vec<_> = SECTIONS.iter().map(|section| section.name).collect();
-        eprintln!("error: no section is called {unknown}; there are {}", names.join(", "));
+        eprintln!(
+            "error: no section is called {unknown}; there are {}",
+            names.join(", ")
+        );
         return ExitCode::from(2);
     }
     if sections.is_empty() {
@@ -153,11 +167,19 @@ fn main() -> ExitCode {
 impl Args {
     fn wants(&self, section: &Section) -> bool {
         let named = self.only.is_empty() || self.only.iter().any(|name| name == section.name);
-        let filtered = self.filters.is_empty() || self.filters.iter().any(|part| section.name.contains(part.as_str()));
+        let filtered = self.filters.is_empty()
+            || self
+                .filters
+                .iter()
+                .any(|part| section.name.contains(part.as_str()));
         named
             && filtered
             && !self.libtest.ignored
-            && !self.libtest.skip.iter().any(|part| section.name.contains(part.as_str()))
+            && !self
+                .libtest
+                .skip
+                .iter()
+                .any(|part| section.name.contains(part.as_str()))
     }
 
     /// Where data goes: the build's folder is on a real file system, the temporary one may lie in memory.
@@ -175,14 +197,23 @@ impl Args {
 fn child(name: &str, args: &Args) -> ExitCode {
     // Whoever started this is gone: so is the reason to go on. (A sanitizer may start it from a thread that ends.)
     if !args.own.quick {
-        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        let _ =
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }
     if name == "probe" {
         println!("{}", probe());
         return ExitCode::SUCCESS;
     }
-    let Some(section) = SECTIONS.iter().find(|section| section.name == name) else { return ExitCode::from(2) };
-    let ctx = Ctx::new(args.own.driver, args.full, args.own.quick, args.dir(), Duration::from_secs_f64(args.own.limit));
+    let Some(section) = SECTIONS.iter().find(|section| section.name == name) else {
+        return ExitCode::from(2);
+    };
+    let ctx = Ctx::new(
+        args.own.driver,
+        args.full,
+        args.own.quick,
+        args.dir(),
+        Duration::from_secs_f64(args.own.limit),
+    );
     section::run(section, ctx)
 }
 
@@ -190,7 +221,9 @@ fn child(name: &str, args: &Args) -> ExitCode {
 fn probe() -> Value {
     match feedline::unstable::devices() {
         Ok((version, found)) => {
-            let gpus = found.iter().map(|gpu| json!({ "name": gpu.name, "bytes": gpu.bytes, "pci": gpu.pci_bus_id }));
+            let gpus = found
+                .iter()
+                .map(|gpu| json!({ "name": gpu.name, "bytes": gpu.bytes, "pci": gpu.pci_bus_id }));
             json!({ "cuda": format!("{}.{}", version.0, version.1), "gpus": gpus.collect::<Value>() })
         }
         Err(absent) => json!({ "absent": absent.to_string() }),
@@ -208,7 +241,9 @@ struct Program {
 impl Program {
     fn new(args: Args) -> Self {
         let seconds = args.seconds.unwrap_or(if args.full { 3600 } else { 570 });
-        let binary = std::env::current_exe().and_then(std::fs::read).map_or(0, |bytes| crc32c::crc32c(&bytes));
+        let binary = std::env::current_exe()
+            .and_then(std::fs::read)
+            .map_or(0, |bytes| crc32c::crc32c(&bytes));
         let head = vec![
             ("format", json!(1)),
             ("date", json!(report::now())),
@@ -217,7 +252,12 @@ impl Program {
             ("optimised", json!(!cfg!(debug_assertions))),
             ("command", std::env::args().collect()),
         ];
-        Self { args, started: Instant::now(), budget: Duration::from_secs(seconds), book: Book::new(head) }
+        Self {
+            args,
+            started: Instant::now(),
+            budget: Duration::from_secs(seconds),
+            book: Book::new(head),
+        }
     }
 
     fn left(&self) -> Duration {
@@ -230,7 +270,11 @@ impl Program {
             return ExitCode::FAILURE;
         }
         // Not the folders above it: a mistyped mount point would be another disk than was meant.
-        let made = if self.args.dir().is_dir() { Ok(()) } else { std::fs::create_dir(self.args.dir()) };
+        let made = if self.args.dir().is_dir() {
+            Ok(())
+        } else {
+            std::fs::create_dir(self.args.dir())
+        };
         if let Err(error) = made {
             eprintln!("error: {}: {error}", self.args.dir().display());
             return ExitCode::FAILURE;
@@ -243,10 +287,19 @@ impl Program {
                 return ExitCode::FAILURE;
             }
         };
-        println!("feedline {} on {}", env!("CARGO_PKG_VERSION"), words(driver, &probe));
-        self.book.head.extend([("driver", json!(driver)), ("probe", probe)]);
+        println!(
+            "feedline {} on {}",
+            env!("CARGO_PKG_VERSION"),
+            words(driver, &probe)
+        );
+        self.book
+            .head
+            .extend([("driver", json!(driver)), ("probe", probe)]);
         let mut written = true;
-        for section in sections.iter().filter(|section| driver != Driver::None || section.without_driver) {
+        for section in sections
+            .iter()
+            .filter(|section| driver != Driver::None || section.without_driver)
+        {
             self.section(section, driver);
             written = self.write();
         }
@@ -258,11 +311,17 @@ impl Program {
             );
         }
         let good = self.book.failed() == 0 && written && driver != Driver::None;
-        if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        if good {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        }
     }
 
     fn write(&self) -> bool {
-        let Some(path) = &self.args.json else { return true };
+        let Some(path) = &self.args.json else {
+            return true;
+        };
         let done = self.book.write(path);
         if let Err(error) = &done {
             eprintln!("error: {}: {error}", path.display());
@@ -274,15 +333,28 @@ impl Program {
     fn command(&self, section: &str, driver: Driver, limit: Duration) -> Result<Command, String> {
         let own = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(own);
-        command.args(["--section", section, "--driver", driver.name(), "--limit", &limit.as_secs_f64().to_string()]);
+        command.args([
+            "--section",
+            section,
+            "--driver",
+            driver.name(),
+            "--limit",
+            &limit.as_secs_f64().to_string(),
+        ]);
         command.arg("--dir").arg(self.args.dir());
         // cuFile writes its log to where it stands, unless it is told.
         if std::env::var_os("CUFILE_LOGFILE_PATH").is_none() {
-            command.env("CUFILE_LOGFILE_PATH", self.args.dir().join(format!("{}cufile.log", ours::DATA)));
+            command.env(
+                "CUFILE_LOGFILE_PATH",
+                self.args.dir().join(format!("{}cufile.log", ours::DATA)),
+            );
         }
         // The driver compiles the kernels once for all sections, also where there is no home folder.
         if std::env::var_os("CUDA_CACHE_PATH").is_none() {
-            command.env("CUDA_CACHE_PATH", self.args.dir().join(format!("{}kernels", ours::DATA)));
+            command.env(
+                "CUDA_CACHE_PATH",
+                self.args.dir().join(format!("{}kernels", ours::DATA)),
+            );
         }
         if self.args.full {
             command.arg("--full");
@@ -307,7 +379,9 @@ impl Program {
             ("real" | "auto" | "", None) => Ok(Driver::Real),
             ("real", Some(why)) => Err(format!("FEEDLINE_GPU=real, and {why}")),
             ("standin" | "auto" | "", _) => Ok(standin_or_none()),
-            _ => Err(format!("FEEDLINE_GPU is {wish:?}; there are auto, real and standin")),
+            _ => Err(format!(
+                "FEEDLINE_GPU is {wish:?}; there are auto, real and standin"
+            )),
         }
     }
 
@@ -317,7 +391,11 @@ impl Program {
         let own = Duration::from_secs(section.limit * if self.args.full { 4 } else { 1 });
         let limit = own.min(self.left());
         if limit < Duration::from_secs(5) {
-            self.book.put(Row::new(section.name, Verdict::Skipped, "no time is left: raise --seconds"));
+            self.book.put(Row::new(
+                section.name,
+                Verdict::Skipped,
+                "no time is left: raise --seconds",
+            ));
             return;
         }
         let (end, tail) = match self.command(section.name, driver, limit) {
@@ -335,7 +413,11 @@ impl Program {
         tail.iter().for_each(|line| println!("  | {line}"));
         let cut = matches!(end, watch::End::Late) && limit < own;
         let told = matches!(&end, watch::End::Gone(status) if status.code() == Some(1));
-        let verdict = if cut { Verdict::Skipped } else { Verdict::Failed };
+        let verdict = if cut {
+            Verdict::Skipped
+        } else {
+            Verdict::Failed
+        };
         // A section that ends with 1 has said what failed.
         if !told {
             let words = if cut {
@@ -343,7 +425,8 @@ impl Program {
             } else {
                 format!("{} {}", end.words(), tail.join(" "))
             };
-            self.book.put(Row::new("the section comes to its end", verdict, words));
+            self.book
+                .put(Row::new("the section comes to its end", verdict, words));
         }
     }
 }
@@ -365,8 +448,14 @@ fn standin_or_none() -> Driver {
 fn words(driver: Driver, probe: &Value) -> String {
     let absent = probe["absent"].as_str().unwrap_or("not asked for");
     match driver {
-        Driver::Real => format!("{}, CUDA {}", probe["gpus"][0]["name"], probe["cuda"].as_str().unwrap_or("?")),
-        Driver::Standin => format!("the stand-in ({absent}): bytes are checked, no rates are taken"),
+        Driver::Real => format!(
+            "{}, CUDA {}",
+            probe["gpus"][0]["name"],
+            probe["cuda"].as_str().unwrap_or("?")
+        ),
+        Driver::Standin => {
+            format!("the stand-in ({absent}): bytes are checked, no rates are taken")
+        }
         Driver::None => format!("this machine: no driver ({absent}), and no stand-in"),
     }
 }

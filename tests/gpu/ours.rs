@@ -38,14 +38,22 @@ const fn length(n: u32) -> u64 {
 /// the stand-in. Made by the first section that asks.
 pub fn data(ctx: &Ctx) -> Result<PathBuf, String> {
     const { assert!(RECORD as u64 == length(10)) };
-    let failed = |what: &str, error: std::io::Error| format!("{what} in {}: {error}", ctx.dir.display());
+    let failed =
+        |what: &str, error: std::io::Error| format!("{what} in {}: {error}", ctx.dir.display());
     let room = statvfs(&ctx.dir).map_err(|error| failed("statvfs", error.into()))?;
     let room = (room.f_bavail * room.f_frsize / 2).min(available() / 4);
     let wanted = ctx.either(if ctx.full { 26 } else { 24 }, 16);
     let file = |n: u32| ctx.dir.join(format!("{DATA}{}.bin", length(n)));
     // What another section made needs no more room.
-    let found = (16..=wanted).rev().find(|n| is_whole(&file(*n), length(*n)) || length(*n) <= room);
-    let n = found.ok_or_else(|| format!("no room for data in {}: name another folder by --dir", ctx.dir.display()))?;
+    let found = (16..=wanted)
+        .rev()
+        .find(|n| is_whole(&file(*n), length(*n)) || length(*n) <= room);
+    let n = found.ok_or_else(|| {
+        format!(
+            "no room for data in {}: name another folder by --dir",
+            ctx.dir.display()
+        )
+    })?;
     let path = file(n);
     if !is_whole(&path, length(n)) {
         make(&path, length(n)).map_err(|error| failed("the data cannot be written", error))?;
@@ -61,7 +69,9 @@ fn is_whole(path: &Path, len: u64) -> bool {
 /// Bytes of memory that are to be had.
 fn available() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
     let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     kib.map_or(u64::MAX, |kib| kib * 1024)
 }
@@ -102,8 +112,13 @@ fn warm(path: &Path) -> std::io::Result<()> {
 /// Removes what [`data`], the driver and cuFile have left in the folder.
 pub fn clean(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(DATA)) {
-            let _ = std::fs::remove_file(entry.path()).or_else(|_| std::fs::remove_dir_all(entry.path()));
+        if entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(DATA))
+        {
+            let _ = std::fs::remove_file(entry.path())
+                .or_else(|_| std::fs::remove_dir_all(entry.path()));
         }
     }
 }
@@ -119,6 +134,12 @@ pub fn right(batch: &Batch) -> Result<(), String> {
     let mut bytes = vec![0; field.size_bytes()];
     field.read_into(&mut bytes).map_err(words)?;
     let record = bytes.len() / batch.len().max(1);
-    let wrong = batch.ids().iter().zip(bytes.chunks(record)).find(|(id, row)| row[..8] != id.to_ne_bytes());
-    wrong.map_or(Ok(()), |(id, row)| Err(format!("sample {id} begins with {:?}", &row[..8])))
+    let wrong = batch
+        .ids()
+        .iter()
+        .zip(bytes.chunks(record))
+        .find(|(id, row)| row[..8] != id.to_ne_bytes());
+    wrong.map_or(Ok(()), |(id, row)| {
+        Err(format!("sample {id} begins with {:?}", &row[..8]))
+    })
 }

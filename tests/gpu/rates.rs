@@ -14,20 +14,33 @@ const LEAST: usize = 512 * MIB;
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
     engines(ctx, &gpu);
-    let sizes: &[usize] = ctx.either(&[MIB, 4 * MIB, 16 * MIB, 38 * MIB, 128 * MIB], &[MIB / 4, MIB]);
+    let sizes: &[usize] = ctx.either(
+        &[MIB, 4 * MIB, 16 * MIB, 38 * MIB, 128 * MIB],
+        &[MIB / 4, MIB],
+    );
     pinning(ctx, &gpu, *sizes.last().unwrap_or(&MIB));
     for size in sizes {
         of_size(ctx, &gpu, *size)?;
     }
     on_device(ctx, &gpu)?;
-    if ctx.kernels.get() { gather(ctx, &gpu) } else { Ok(()) }
+    if ctx.kernels.get() {
+        gather(ctx, &gpu)
+    } else {
+        Ok(())
+    }
 }
 
 fn engines(ctx: &Ctx, gpu: &Gpu) {
-    let of = |attribute| gpu.attribute(attribute).map_or("?".into(), |value| value.to_string());
+    let of = |attribute| {
+        gpu.attribute(attribute)
+            .map_or("?".into(), |value| value.to_string())
+    };
     let count = of(Attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT);
     let processors = of(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    ctx.note("engines", format!("{count} copy engines, {processors} multiprocessors"));
+    ctx.note(
+        "engines",
+        format!("{count} copy engines, {processors} multiprocessors"),
+    );
 }
 
 /// What making pinned memory takes.
@@ -40,8 +53,18 @@ fn pinning(ctx: &Ctx, gpu: &Gpu, size: usize) {
                 Err(error) => return ctx.skip(format!("pinning, {}", kind.name()), error),
             }
         }
-        let what = if kind == Kind::Registered { "of populated huge pages" } else { "with what reserving them takes" };
-        ctx.figure(format!("pinning {} MiB, {}", size / MIB, kind.name()), &rates, "GB/s", None, what);
+        let what = if kind == Kind::Registered {
+            "of populated huge pages"
+        } else {
+            "with what reserving them takes"
+        };
+        ctx.figure(
+            format!("pinning {} MiB, {}", size / MIB, kind.name()),
+            &rates,
+            "GB/s",
+            None,
+            what,
+        );
     }
 }
 
@@ -49,7 +72,10 @@ fn pinning(ctx: &Ctx, gpu: &Gpu, size: usize) {
 fn of_size(ctx: &Ctx, gpu: &Gpu, size: usize) -> Result<(), String> {
     let mut kinds = Vec::new();
     for kind in Kind::ALL {
-        match (0..3).map(|_| Lane::new(gpu, kind, size)).collect::<Result<Vec<_>, _>>() {
+        match (0..3)
+            .map(|_| Lane::new(gpu, kind, size))
+            .collect::<Result<Vec<_>, _>>()
+        {
             Ok(lanes) => kinds.push((kind, lanes)),
             Err(error) => ctx.skip(format!("H2D {} of {}", kind.name(), mib(size)), error),
         }
@@ -63,7 +89,11 @@ fn of_size(ctx: &Ctx, gpu: &Gpu, size: usize) -> Result<(), String> {
             }
             for ((kind, lanes), rates) in kinds.iter().zip(&mut rates) {
                 // Pageable memory is slow, and the first time is for warming up.
-                let bytes = if *kind == Kind::Pageable || repetition == 0 { LEAST / 4 } else { LEAST };
+                let bytes = if *kind == Kind::Pageable || repetition == 0 {
+                    LEAST / 4
+                } else {
+                    LEAST
+                };
                 let count = ctx.either((bytes / size).max(2 * flight), flight);
                 let rate = h2d(&lanes[..flight], size, count)?;
                 if repetition > 0 {
@@ -78,12 +108,34 @@ fn of_size(ctx: &Ctx, gpu: &Gpu, size: usize) -> Result<(), String> {
 
 fn tell(ctx: &Ctx, size: usize, flight: usize, kinds: &[(Kind, Vec<Lane>)], rates: &[Vec<f64>]) {
     for ((kind, _), rates) in kinds.iter().zip(rates) {
-        ctx.figure(format!("H2D {}, {}, {flight} in flight", kind.name(), mib(size)), rates, "GB/s", None, "");
+        ctx.figure(
+            format!("H2D {}, {}, {flight} in flight", kind.name(), mib(size)),
+            rates,
+            "GB/s",
+            None,
+            "",
+        );
     }
-    let of = |wanted: Kind| kinds.iter().zip(rates).find(|((kind, _), _)| *kind == wanted).map(|(_, rates)| rates);
+    let of = |wanted: Kind| {
+        kinds
+            .iter()
+            .zip(rates)
+            .find(|((kind, _), _)| *kind == wanted)
+            .map(|(_, rates)| rates)
+    };
     if let (Some(ours), Some(theirs)) = (of(Kind::Registered), of(Kind::HostAlloc)) {
-        let ratios: Vec<f64> = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect();
-        ctx.figure(format!("registered / host-alloc, {}, {flight} in flight", mib(size)), &ratios, "×", None, "");
+        let ratios: Vec<f64> = ours
+            .iter()
+            .zip(theirs)
+            .map(|(ours, theirs)| ours / theirs)
+            .collect();
+        ctx.figure(
+            format!("registered / host-alloc, {}, {flight} in flight", mib(size)),
+            &ratios,
+            "×",
+            None,
+            "",
+        );
     }
 }
 
@@ -103,7 +155,13 @@ fn on_device(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
                 rates.push((copies * size) as f64 / f64::from(ms) / 1e6);
             }
         }
-        ctx.figure(format!("D2D, {}", mib(size)), &rates, "GB/s", None, "bytes copied; each is read and written");
+        ctx.figure(
+            format!("D2D, {}", mib(size)),
+            &rates,
+            "GB/s",
+            None,
+            "bytes copied; each is read and written",
+        );
     }
     Ok(())
 }
@@ -112,19 +170,41 @@ fn on_device(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
 fn gather(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
     let (rows, stride) = (ctx.either(BATCH, 2), RECORD + 512);
     let offsets: Vec<u64> = (0..rows).map(|row| (row * stride + 1) as u64).collect();
-    let (staging, out) = (DeviceBytes::new(gpu, rows * stride)?, DeviceBytes::new(gpu, rows * RECORD)?);
+    let (staging, out) = (
+        DeviceBytes::new(gpu, rows * stride)?,
+        DeviceBytes::new(gpu, rows * RECORD)?,
+    );
     let stream = gpu.stream()?;
     let mut times = Vec::new();
     for _ in 0..9 {
         let shape = ctx.either([[37, 256, 1], [256, 1, 1]], [[1, 1, 1], [64, 1, 1]]);
-        times.push(1e3 * gpu.gather(&stream, (&staging, &offsets), RECORD, &out, shape, ctx.either(50, 1))?);
+        times.push(
+            1e3 * gpu.gather(
+                &stream,
+                (&staging, &offsets),
+                RECORD,
+                &out,
+                shape,
+                ctx.either(50, 1),
+            )?,
+        );
     }
     let gb_per_s = (2 * rows * RECORD) as f64 / spread(times.clone()).0 / 1e3;
     let words = format!("{gb_per_s:.0} GB/s, read and written");
-    ctx.figure(format!("gather of {rows} × {RECORD} bytes at offset 1"), &times, "µs", None, words);
+    ctx.figure(
+        format!("gather of {rows} × {RECORD} bytes at offset 1"),
+        &times,
+        "µs",
+        None,
+        words,
+    );
     Ok(())
 }
 
 fn mib(size: usize) -> String {
-    if size < MIB { format!("{} KiB", size >> 10) } else { format!("{} MiB", size / MIB) }
+    if size < MIB {
+        format!("{} KiB", size >> 10)
+    } else {
+        format!("{} MiB", size / MIB)
+    }
 }

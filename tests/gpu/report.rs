@@ -73,10 +73,16 @@ impl Target {
     /// (± 5 %), and unclear by a wider one.
     pub fn judge(self, figure: &Figure) -> Verdict {
         let (best, worst, reaches) = match self {
-            Self::Least(least) => {
-                (figure.high, figure.low, Box::new(move |x: f64| x >= least) as Box<dyn Fn(f64) -> bool>)
-            }
-            Self::Most(most) => (figure.low, figure.high, Box::new(move |x: f64| x <= most) as _),
+            Self::Least(least) => (
+                figure.high,
+                figure.low,
+                Box::new(move |x: f64| x >= least) as Box<dyn Fn(f64) -> bool>,
+            ),
+            Self::Most(most) => (
+                figure.low,
+                figure.high,
+                Box::new(move |x: f64| x <= most) as _,
+            ),
         };
         match (reaches(best), reaches(worst)) {
             (true, true) => Verdict::Met,
@@ -102,12 +108,19 @@ pub struct Row {
 
 impl Row {
     pub fn new(what: impl Into<String>, verdict: Verdict, words: impl Into<String>) -> Self {
-        Self { what: what.into(), verdict, figure: None, target: None, words: words.into() }
+        Self {
+            what: what.into(),
+            verdict,
+            figure: None,
+            target: None,
+            words: words.into(),
+        }
     }
 
     /// A line of the section's output.
     pub fn line(&self) -> String {
-        let text = serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"what\":\"{error}\"}}"));
+        let text =
+            serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"what\":\"{error}\"}}"));
         format!("{MARK}{text}")
     }
 
@@ -132,12 +145,19 @@ struct Section {
 
 impl Book {
     pub fn new(head: Vec<(&'static str, Value)>) -> Self {
-        Self { head, sections: Vec::new() }
+        Self {
+            head,
+            sections: Vec::new(),
+        }
     }
 
     pub fn begin(&mut self, name: &'static str) {
         println!("\n{name}");
-        self.sections.push(Section { name, seconds: 0.0, rows: Vec::new() });
+        self.sections.push(Section {
+            name,
+            seconds: 0.0,
+            rows: Vec::new(),
+        });
     }
 
     /// Prints a row of the present section and keeps it.
@@ -155,11 +175,15 @@ impl Book {
     }
 
     fn rows(&self) -> impl Iterator<Item = (&'static str, &Row)> {
-        self.sections.iter().flat_map(|section| section.rows.iter().map(|row| (section.name, row)))
+        self.sections
+            .iter()
+            .flat_map(|section| section.rows.iter().map(|row| (section.name, row)))
     }
 
     fn count(&self, verdict: Verdict) -> usize {
-        self.rows().filter(|(_, row)| row.verdict == verdict).count()
+        self.rows()
+            .filter(|(_, row)| row.verdict == verdict)
+            .count()
     }
 
     pub fn failed(&self) -> usize {
@@ -169,8 +193,14 @@ impl Book {
     /// The end of the table: what failed, and the targets.
     pub fn print_summary(&self) {
         println!("\nsummary");
-        for (section, row) in self.rows().filter(|(_, row)| row.target.is_some() || row.verdict == Verdict::Failed) {
-            print_row(&Row { what: format!("{section}: {}", row.what), ..row.clone() });
+        for (section, row) in self
+            .rows()
+            .filter(|(_, row)| row.target.is_some() || row.verdict == Verdict::Failed)
+        {
+            print_row(&Row {
+                what: format!("{section}: {}", row.what),
+                ..row.clone()
+            });
         }
         println!(
             "{} ok, {} failed; targets: {} met, {} missed, {} unclear; {} skipped",
@@ -185,7 +215,11 @@ impl Book {
 
     fn json(&self) -> Value {
         let mut all = serde_json::Map::new();
-        all.extend(self.head.iter().map(|(name, value)| (name.to_string(), value.clone())));
+        all.extend(
+            self.head
+                .iter()
+                .map(|(name, value)| (name.to_string(), value.clone())),
+        );
         all.insert("failed".into(), self.failed().into());
         let targets = self.rows().filter(|(_, row)| row.target.is_some());
         let targets = targets.map(|(section, row)| json!({ "section": section, "row": row }));
@@ -209,14 +243,26 @@ impl Book {
 fn print_row(row: &Row) {
     let mut words = Vec::new();
     words.extend(row.figure.as_ref().map(|it| {
-        format!("{} [{}, {}] {} ({}×)", short(it.median), short(it.low), short(it.high), it.unit, it.repetitions)
+        format!(
+            "{} [{}, {}] {} ({}×)",
+            short(it.median),
+            short(it.low),
+            short(it.high),
+            it.unit,
+            it.repetitions
+        )
     }));
     words.extend(row.target.map(|target| match target {
         Target::Least(least) => format!("wanted ≥ {least}"),
         Target::Most(most) => format!("wanted ≤ {most}"),
     }));
     words.extend((!row.words.is_empty()).then(|| row.words.clone()));
-    let line = format!("  {:<8} {:<60} {}", row.verdict.word(), row.what, words.join("; "));
+    let line = format!(
+        "  {:<8} {:<60} {}",
+        row.verdict.word(),
+        row.what,
+        words.join("; ")
+    );
     println!("{}", line.trim_end());
 }
 
@@ -234,12 +280,21 @@ fn short(value: f64) -> String {
 pub fn now() -> String {
     let mut command = Command::new("date");
     command.args(["-u", "+%FT%TZ"]);
-    command.output().map_or_else(|error| error.to_string(), |out| String::from_utf8_lossy(&out.stdout).trim().into())
+    command.output().map_or_else(
+        |error| error.to_string(),
+        |out| String::from_utf8_lossy(&out.stdout).trim().into(),
+    )
 }
 
 /// What must hold of this file; run by the program itself, since a test without a harness has no unit tests.
 pub fn check_yourself() -> Result<(), String> {
-    let figure = |low, median, high| Figure { median, low, high, repetitions: 9, unit: "x".into() };
+    let figure = |low, median, high| Figure {
+        median,
+        low,
+        high,
+        repetitions: 9,
+        unit: "x".into(),
+    };
     let cases = [
         (Target::Least(1.0), figure(1.0, 1.5, 2.0), Verdict::Met),
         (Target::Least(1.0), figure(0.97, 0.98, 1.0), Verdict::Met),
@@ -251,10 +306,16 @@ pub fn check_yourself() -> Result<(), String> {
     ];
     for (target, figure, right) in cases {
         if target.judge(&figure) != right {
-            return Err(format!("{target:?} of {figure:?} is {:?}, not {right:?}", target.judge(&figure)));
+            return Err(format!(
+                "{target:?} of {figure:?} is {:?}, not {right:?}",
+                target.judge(&figure)
+            ));
         }
     }
-    let row = Row { figure: Some(figure(0.1, 0.2, 0.3)), ..Row::new("a \"row\"\n", Verdict::Ok, "words") };
+    let row = Row {
+        figure: Some(figure(0.1, 0.2, 0.3)),
+        ..Row::new("a \"row\"\n", Verdict::Ok, "words")
+    };
     if Row::parse(&row.line()).as_ref() != Some(&row) || row.line().contains('\n') {
         return Err(format!("{row:?} does not survive its line"));
     }

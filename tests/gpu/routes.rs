@@ -28,7 +28,10 @@ const WAYS: [Way; 3] = [
         set: |builder| builder.tuning(|t| t.gds(Gds::Off).reader(Mode::Auto).direct(Direct::Off)),
     },
     // Where it cannot, the reason stands in the table.
-    Way { name: "direct, cuFile", set: |builder| builder.tuning(|t| t.gds(Gds::Require)) },
+    Way {
+        name: "direct, cuFile",
+        set: |builder| builder.tuning(|t| t.gds(Gds::Require)),
+    },
 ];
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
@@ -50,7 +53,9 @@ fn of_size(ctx: &Ctx, gpu: &Gpu, path: &Path, way: &Way, size: usize) -> Result<
         return Ok(());
     }
     let rows = (ctx.either(BATCH, 1 << 19) / size).clamp(1, len / size);
-    let builder = Loader::builder(records(path, size)?).order(Order::shuffled(1)).batch_size(rows);
+    let builder = Loader::builder(records(path, size)?)
+        .order(Order::shuffled(1))
+        .batch_size(rows);
     let mut loader = match Puller::new((way.set)(builder).device(device()?), Some(gpu.stream()?)) {
         Ok(loader) => loader,
         Err(refused) => {
@@ -65,8 +70,19 @@ fn of_size(ctx: &Ctx, gpu: &Gpu, path: &Path, way: &Way, size: usize) -> Result<
         }
     }
     // Which way the bytes went, by cuFile's own count.
-    let direct = loader.loader.report().total.copy.and_then(|copy| copy.direct);
+    let direct = loader
+        .loader
+        .report()
+        .total
+        .copy
+        .and_then(|copy| copy.direct);
     let how = direct.map_or(String::new(), |direct| format!("; {direct}"));
-    ctx.figure(what, &rates, "GB/s", None, format!("batches of {rows}{how}"));
+    ctx.figure(
+        what,
+        &rates,
+        "GB/s",
+        None,
+        format!("batches of {rows}{how}"),
+    );
     Ok(())
 }

@@ -14,7 +14,10 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
         return Ok(());
     }
     let Some(sanitizer) = find("compute-sanitizer") else {
-        ctx.skip("compute-sanitizer", "not found on the path, nor where CUDA puts it");
+        ctx.skip(
+            "compute-sanitizer",
+            "not found on the path, nor where CUDA puts it",
+        );
         return Ok(());
     };
     for (done, tool) in TOOLS.into_iter().enumerate() {
@@ -32,10 +35,19 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
         let text = text + &tail.join("\n");
         match errors(&text) {
             // It does not run here, which says nothing about us.
-            None => ctx.skip(tool, format!("no summary, {}: {}", end.words(), first_lines(&text))),
+            None => ctx.skip(
+                tool,
+                format!("no summary, {}: {}", end.words(), first_lines(&text)),
+            ),
             Some(0) if end.well() => ctx.check(tool, || Ok("0 errors".into())),
             Some(count) => {
-                ctx.check(tool, || Err(format!("{count} errors, {}: {}", end.words(), first_lines(&text))));
+                ctx.check(tool, || {
+                    Err(format!(
+                        "{count} errors, {}: {}",
+                        end.words(),
+                        first_lines(&text)
+                    ))
+                });
             }
         }
     }
@@ -45,8 +57,18 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 fn command(ctx: &Ctx, sanitizer: &Path, tool: &str) -> Result<Command, String> {
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut command = Command::new(sanitizer);
-    command.args(["--tool", tool, "--error-exitcode", "86"]).arg(own);
-    command.args(["--section", "conformance", "--quick", "--driver", ctx.driver.name(), "--limit", "600"]);
+    command
+        .args(["--tool", tool, "--error-exitcode", "86"])
+        .arg(own);
+    command.args([
+        "--section",
+        "conformance",
+        "--quick",
+        "--driver",
+        ctx.driver.name(),
+        "--limit",
+        "600",
+    ]);
     command.arg("--dir").arg(&ctx.dir);
     Ok(command)
 }
@@ -55,16 +77,27 @@ fn command(ctx: &Ctx, sanitizer: &Path, tool: &str) -> Result<Command, String> {
 fn errors(text: &str) -> Option<u64> {
     let number = |line: &str, after: &str| {
         let rest = line.split_once(after)?.1.trim_start();
-        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<u64>().ok()
+        rest.split(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse::<u64>()
+            .ok()
     };
-    let of = |line: &str| number(line, "ERROR SUMMARY:").or_else(|| number(line, "RACECHECK SUMMARY:"));
-    text.lines().filter_map(of).reduce(|sum, more| sum.saturating_add(more))
+    let of =
+        |line: &str| number(line, "ERROR SUMMARY:").or_else(|| number(line, "RACECHECK SUMMARY:"));
+    text.lines()
+        .filter_map(of)
+        .reduce(|sum, more| sum.saturating_add(more))
 }
 
 /// What the tool said first, and what of ours failed.
 fn first_lines(text: &str) -> String {
-    let told = text.lines().filter(|line| line.starts_with("=========") || line.contains("\"failed\""));
-    told.take(12).map(|line| line.trim_start_matches('=').trim()).collect::<Vec<_>>().join(" | ")
+    let told = text
+        .lines()
+        .filter(|line| line.starts_with("=========") || line.contains("\"failed\""));
+    told.take(12)
+        .map(|line| line.trim_start_matches('=').trim())
+        .collect::<Vec<_>>()
+        .join(" | ")
 }
 
 /// What must hold of this file.
@@ -72,11 +105,20 @@ pub fn check_yourself() -> Result<(), String> {
     let cases = [
         ("x\n========= ERROR SUMMARY: 0 errors\n", Some(0)),
         ("========= ERROR SUMMARY: 12 errors\n", Some(12)),
-        ("========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)", Some(3)),
+        (
+            "========= RACECHECK SUMMARY: 3 hazards displayed (1 error, 2 warnings)",
+            Some(3),
+        ),
         ("========= COMPUTE-SANITIZER\n", None),
     ];
-    match cases.into_iter().find(|(text, right)| errors(text) != *right) {
-        Some((text, right)) => Err(format!("{text:?} has {:?} errors, not {right:?}", errors(text))),
+    match cases
+        .into_iter()
+        .find(|(text, right)| errors(text) != *right)
+    {
+        Some((text, right)) => Err(format!(
+            "{text:?} has {:?} errors, not {right:?}",
+            errors(text)
+        )),
         None => Ok(()),
     }
 }

@@ -4,8 +4,8 @@ use crate::driver::Gpu;
 use crate::report::{Figure, Row, Target, Verdict};
 use crate::standin::Session;
 use crate::{
-    capture, conformance, contexts, drops, end, forks, leaks, machine, rates, routes, sanitizer, stage, stand, torch,
-    verdicts,
+    capture, conformance, contexts, drops, end, forks, leaks, machine, rates, routes, sanitizer,
+    stage, stand, torch, verdicts,
 };
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -45,13 +45,21 @@ pub struct Section {
 }
 
 const fn section(name: &'static str, limit: u64, run: fn(&Ctx) -> Result<(), String>) -> Section {
-    Section { name, limit, without_driver: false, run }
+    Section {
+        name,
+        limit,
+        without_driver: false,
+        run,
+    }
 }
 
 /// In the order in which they are run: what is worth most comes first. The limits are wide; the sum of what they take
 /// is below 10 minutes.
 pub const SECTIONS: [Section; 15] = [
-    Section { without_driver: true, ..section("environment", 90, machine::run) },
+    Section {
+        without_driver: true,
+        ..section("environment", 90, machine::run)
+    },
     section("conformance", 240, conformance::run),
     section("rates", 90, rates::run),
     section("stage", 90, stage::run),
@@ -138,7 +146,8 @@ impl Ctx {
 
     /// Something that must hold: `Ok` says what was looked at.
     pub fn check(&self, what: impl Into<String>, look: impl FnOnce() -> Result<String, String>) {
-        let found = catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|panic| Err(panic_words(&*panic)));
+        let found =
+            catch_unwind(AssertUnwindSafe(look)).unwrap_or_else(|panic| Err(panic_words(&*panic)));
         self.put(match found {
             Ok(words) => Row::new(what, Verdict::Ok, words),
             Err(words) => Row::new(what, Verdict::Failed, words),
@@ -158,20 +167,36 @@ impl Ctx {
         if !self.real() {
             return self.thrown.set(self.thrown.get() + 1);
         }
-        let values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+        let values: Vec<f64> = values
+            .iter()
+            .copied()
+            .filter(|value| value.is_finite())
+            .collect();
         if values.is_empty() {
             return self.skip(what, format!("no time was left for it. {words}").trim_end());
         }
         let repetitions = values.len();
         let (median, low, high) = spread(values);
-        let figure = Figure { median, low, high, repetitions, unit: unit.into() };
+        let figure = Figure {
+            median,
+            low,
+            high,
+            repetitions,
+            unit: unit.into(),
+        };
         let verdict = target.map_or(Verdict::Measured, |target| target.judge(&figure));
-        self.put(Row { figure: Some(figure), target, ..Row::new(what, verdict, words) });
+        self.put(Row {
+            figure: Some(figure),
+            target,
+            ..Row::new(what, verdict, words)
+        });
     }
 
     /// A folder below that of the data that is gone when this is dropped.
     pub fn folder(&self) -> Result<Folder, String> {
-        let path = self.dir.join(format!("feedline-gpu-{}", std::process::id()));
+        let path = self
+            .dir
+            .join(format!("feedline-gpu-{}", std::process::id()));
         std::fs::create_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         Ok(Folder(path))
     }
@@ -215,7 +240,10 @@ impl Drop for Folder {
 }
 
 fn panic_words(panic: &(dyn std::any::Any + Send)) -> String {
-    let words = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    let words = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or(panic.downcast_ref::<&str>().copied());
     format!("panic: {}", words.unwrap_or("without words"))
 }
 
@@ -225,17 +253,28 @@ pub fn run(section: &Section, ctx: Ctx) -> ExitCode {
     let done = catch_unwind(AssertUnwindSafe(|| (section.run)(&ctx)));
     let done = done.unwrap_or_else(|panic| Err(panic_words(&*panic)));
     if let Err(words) = done {
-        ctx.put(Row::new(format!("{} to its end", section.name), Verdict::Failed, words));
+        ctx.put(Row::new(
+            format!("{} to its end", section.name),
+            Verdict::Failed,
+            words,
+        ));
     }
     if ctx.thrown.get() > 0 {
-        ctx.put(Row::new("figures", Verdict::Ok, format!("{} could be taken; stand-in: no rates", ctx.thrown.get())));
+        ctx.put(Row::new(
+            "figures",
+            Verdict::Ok,
+            format!("{} could be taken; stand-in: no rates", ctx.thrown.get()),
+        ));
     }
     if let Some(session) = session {
         let faults = stand::faults(session);
-        ctx.check("the stand-in saw nothing unordered and nothing left", || match faults.first() {
-            None => Ok(String::new()),
-            Some(first) => Err(format!("{} faults, the first: {first}", faults.len())),
-        });
+        ctx.check(
+            "the stand-in saw nothing unordered and nothing left",
+            || match faults.first() {
+                None => Ok(String::new()),
+                Some(first) => Err(format!("{} faults, the first: {first}", faults.len())),
+            },
+        );
     }
     ExitCode::from(u8::from(ctx.failed.get() > 0))
 }

@@ -30,7 +30,12 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     }
     if ctx.kernels.get() {
         for width in ctx.either([224, 225], [16, 17]) {
-            for (dtype, planes) in [(DType::F16, true), (DType::F16, false), (DType::F32, true), (DType::F32, false)] {
+            for (dtype, planes) in [
+                (DType::F16, true),
+                (DType::F16, false),
+                (DType::F32, true),
+                (DType::F32, false),
+            ] {
                 finish(ctx, &gpu, width, dtype, planes)?;
             }
         }
@@ -51,7 +56,10 @@ fn alone(ctx: &Ctx, gpu: &Gpu, rows: usize, record: usize) -> Result<(), String>
     let size = rows * record;
     let what = format!("alone, {}", crate::section::size(size));
     let target = (rows == BATCH).then_some(Target::Least(SHARE));
-    let mut loader = Puller::new(counted(rows, record)?.device(device()?), Some(gpu.stream()?))?;
+    let mut loader = Puller::new(
+        counted(rows, record)?.device(device()?),
+        Some(gpu.stream()?),
+    )?;
     against_bare(ctx, gpu, &what, size, &mut loader, target).map(drop)
 }
 
@@ -60,19 +68,37 @@ fn finish(ctx: &Ctx, gpu: &Gpu, width: usize, dtype: DType, planes: bool) -> Res
     let (rows, shape) = (ctx.either(BATCH, 8), [width, width, 3]);
     let values = rows * width * width * 3;
     let finish = Finish::to(dtype).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]);
-    let finish = if planes { finish.channels_first() } else { finish };
-    let builder = counted_as(rows, &shape)?.finish("record", finish).device(device()?);
+    let finish = if planes {
+        finish.channels_first()
+    } else {
+        finish
+    };
+    let builder = counted_as(rows, &shape)?
+        .finish("record", finish)
+        .device(device()?);
     let mut loader = Puller::new(builder, Some(gpu.stream()?))?;
-    let what = format!("finish, {dtype}, {}, {width} wide", if planes { "planes" } else { "interleaved" });
+    let what = format!(
+        "finish, {dtype}, {}, {width} wide",
+        if planes { "planes" } else { "interleaved" }
+    );
     if planes && dtype == DType::F16 && width.is_multiple_of(4) {
-        against_bare(ctx, gpu, &what, values, &mut loader, Some(Target::Least(SHARE)))?;
+        against_bare(
+            ctx,
+            gpu,
+            &what,
+            values,
+            &mut loader,
+            Some(Target::Least(SHARE)),
+        )?;
     }
     let mut times = Vec::new();
     for _ in 0..ctx.either(5, 1) {
         let before = loader.loader.snapshot().copy.unwrap_or_default();
         loader.pull(ctx.either(0.2, 0.0))?;
         let after = loader.loader.snapshot().copy.unwrap_or_default();
-        times.push((after.ops_ns - before.ops_ns) as f64 / 1e3 / (after.batches - before.batches) as f64);
+        times.push(
+            (after.ops_ns - before.ops_ns) as f64 / 1e3 / (after.batches - before.batches) as f64,
+        );
     }
     let gb_per_s = (values * (1 + dtype.size())) as f64 / spread(times.clone()).0 / 1e3;
     let words = format!("{gb_per_s:.0} GB/s, read and written, beside the next copy");
@@ -89,15 +115,28 @@ fn against_bare(
     loader: &mut Puller,
     target: Option<Target>,
 ) -> Result<Vec<(f64, f64)>, String> {
-    let bare = [Lane::from_several(gpu, Kind::Registered, size, loader.loader.plan().term(MemoryTerm::SLOTS).count)?];
+    let bare = [Lane::from_several(
+        gpu,
+        Kind::Registered,
+        size,
+        loader.loader.plan().term(MemoryTerm::SLOTS).count,
+    )?];
     let (seconds, count) = pairs(ctx);
     let (mut ours, mut theirs, mut ratios, mut times) = (vec![], vec![], vec![], vec![]);
     for pair in 0..count {
         if pair >= 3 && ctx.left().is_zero() {
             break;
         }
-        let first = if pair % 2 == 0 { Some(h2d_for(&bare, size, seconds)?) } else { None };
-        let Pulled { batches_per_s, copy_us, .. } = loader.pull(seconds)?;
+        let first = if pair % 2 == 0 {
+            Some(h2d_for(&bare, size, seconds)?)
+        } else {
+            None
+        };
+        let Pulled {
+            batches_per_s,
+            copy_us,
+            ..
+        } = loader.pull(seconds)?;
         let gb_per_s = batches_per_s * size as f64 / 1e9;
         let limit = first.map_or_else(|| h2d_for(&bare, size, seconds), Ok)?;
         ours.push(gb_per_s);
@@ -106,39 +145,74 @@ fn against_bare(
         times.extend(copy_us);
     }
     ctx.figure(format!("{what}: bare copies"), &theirs, "GB/s", None, "");
-    ctx.figure(format!("{what}: loader"), &ours, "GB/s", None, copied(&loader.loader));
+    ctx.figure(
+        format!("{what}: loader"),
+        &ours,
+        "GB/s",
+        None,
+        copied(&loader.loader),
+    );
     ctx.figure(format!("{what}: loader / bare"), &ratios, "×", target, "");
     if times.is_empty() {
-        ctx.skip(format!("{what}: the copy thread's CPU time"), "the kernel does not tell it (schedstat)");
+        ctx.skip(
+            format!("{what}: the copy thread's CPU time"),
+            "the kernel does not tell it (schedstat)",
+        );
     } else {
         let target = target.map(|_| Target::Most(COPY_US));
-        ctx.figure(format!("{what}: the copy thread's CPU time"), &times, "µs/batch", target, "");
+        ctx.figure(
+            format!("{what}: the copy thread's CPU time"),
+            &times,
+            "µs/batch",
+            target,
+            "",
+        );
     }
-    Ok(ours.iter().zip(theirs).map(|(ours, bare)| (*ours, bare)).collect())
+    Ok(ours
+        .iter()
+        .zip(theirs)
+        .map(|(ours, bare)| (*ours, bare))
+        .collect())
 }
 
 /// What the report says of copies.
 fn copied(loader: &Loader) -> String {
-    loader.report().total.copy.map_or(String::new(), |copies| copies.to_string())
+    loader
+        .report()
+        .total
+        .copy
+        .map_or(String::new(), |copies| copies.to_string())
 }
 
 fn whole(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
     let path = data(ctx)?;
     let memory = || -> Result<LoaderBuilder, String> {
         let records = records(&path, RECORD)?.in_memory().map_err(words)?;
-        Ok(Loader::builder(records).order(Order::shuffled(1)).batch_size(ctx.either(BATCH, 8)))
+        Ok(Loader::builder(records)
+            .order(Order::shuffled(1))
+            .batch_size(ctx.either(BATCH, 8)))
     };
     let size = ctx.either(BATCH, 8) * RECORD;
     let mut host = Puller::new(memory()?, None)?;
-    let rates = (0..ctx.either(5, 1)).map(|_| host.pull(ctx.either(0.5, 0.0)).map(|it| it.gb_per_s));
+    let rates =
+        (0..ctx.either(5, 1)).map(|_| host.pull(ctx.either(0.5, 0.0)).map(|it| it.gb_per_s));
     let rates = rates.collect::<Result<Vec<_>, _>>()?;
-    ctx.figure("records in memory: loader on the host", &rates, "GB/s", None, "filling slots: the other limit");
+    ctx.figure(
+        "records in memory: loader on the host",
+        &rates,
+        "GB/s",
+        None,
+        "filling slots: the other limit",
+    );
     drop(host);
     let mut loader = Puller::new(memory()?.device(device()?), Some(gpu.stream()?))?;
     let target = Some(Target::Least(SHARE));
     let pairs = against_bare(ctx, gpu, "records in memory", size, &mut loader, target)?;
     let (fill, ..) = spread(rates);
-    let shares: Vec<f64> = pairs.into_iter().map(|(ours, bare)| ours / bare.min(fill)).collect();
+    let shares: Vec<f64> = pairs
+        .into_iter()
+        .map(|(ours, bare)| ours / bare.min(fill))
+        .collect();
     ctx.figure(
         "records in memory: loader / slower of bare and filling",
         &shares,

@@ -18,8 +18,16 @@ pub fn session(config: Config) -> (Session, bool) {
 /// Copies that come late, so that whoever does not wait sees what was there before.
 pub fn config() -> Config {
     // The second one is for nobody.
-    let devices = vec![Gpu::new(4 << 30, "0000:3b:00.0"), Gpu::new(4 << 30, "0000:5e:00.0")];
-    Config { devices, latency: Duration::from_micros(200), bandwidth: 400 << 20, ..Config::default() }
+    let devices = vec![
+        Gpu::new(4 << 30, "0000:3b:00.0"),
+        Gpu::new(4 << 30, "0000:5e:00.0"),
+    ];
+    Config {
+        devices,
+        latency: Duration::from_micros(200),
+        bandwidth: 400 << 20,
+        ..Config::default()
+    }
 }
 
 /// What is wrong at the end of a section: uses that nothing orders, and things that are still alive.

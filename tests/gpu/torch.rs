@@ -20,15 +20,28 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
         return Ok(());
     };
     let mut probe = Command::new(&python);
-    probe.args(["-c", "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"]);
+    probe.args([
+        "-c",
+        "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())",
+    ]);
     let (end, version, tail) = watch::output(probe, ctx.left().min(Duration::from_secs(100)));
     if !end.well() {
-        ctx.skip("PyTorch", format!("{} {}", end.words(), tail.last().cloned().unwrap_or_default()));
+        ctx.skip(
+            "PyTorch",
+            format!(
+                "{} {}",
+                end.words(),
+                tail.last().cloned().unwrap_or_default()
+            ),
+        );
         return Ok(());
     }
     ctx.note("PyTorch", version.trim());
     match std::env::var_os("FEEDLINE_WHEEL") {
-        None => ctx.skip("batches as tensors", "FEEDLINE_WHEEL names no wheel of examples/pytorch"),
+        None => ctx.skip(
+            "batches as tensors",
+            "FEEDLINE_WHEEL names no wheel of examples/pytorch",
+        ),
         Some(_) if !ctx.real() => ctx.skip("batches as tensors", "PyTorch wants a real GPU"),
         Some(wheel) => tensors(ctx, &python, Path::new(&wheel))?,
     }
@@ -43,15 +56,24 @@ fn tensors(ctx: &Ctx, python: &Path, wheel: &Path) -> Result<(), String> {
     std::fs::write(&script, SCRIPT).map_err(failed)?;
     std::fs::write(&data, noise(RECORD * 500, 5)).map_err(failed)?;
     let mut command = Command::new(python);
-    command.arg(&script).arg(wheel).arg(&data).arg(RECORD.to_string()).arg(folder.path());
+    command
+        .arg(&script)
+        .arg(wheel)
+        .arg(&data)
+        .arg(RECORD.to_string())
+        .arg(folder.path());
     let (end, text, tail) = watch::output(command, ctx.left());
     let mut rows = 0;
     for line in text.lines() {
-        let Some((what, found)) = line.split_once('\t') else { continue };
+        let Some((what, found)) = line.split_once('\t') else {
+            continue;
+        };
         rows += 1;
-        ctx.check(format!("PyTorch: {what}"), || match found.strip_prefix("ok") {
-            Some(words) => Ok(words.trim().to_string()),
-            None => Err(found.to_string()),
+        ctx.check(format!("PyTorch: {what}"), || {
+            match found.strip_prefix("ok") {
+                Some(words) => Ok(words.trim().to_string()),
+                None => Err(found.to_string()),
+            }
         });
     }
     ctx.check("PyTorch: the script comes to its end", || {

@@ -32,18 +32,24 @@ const STARVED: Times = Times { step: 1, row: 3 };
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let gpu = ctx.gpu()?;
     for bare in [false, true] {
-        let stream = if bare { "a bare stream" } else { "a known stream" };
+        let stream = if bare {
+            "a bare stream"
+        } else {
+            "a known stream"
+        };
         ctx.check(format!("a run that the GPU bounds, {stream}"), || {
             let verdict = trained(ctx, &gpu, GPU_BOUND, bare)?;
             // A busy machine may keep the host from asking in time; it does not make copies slow.
             let own = [Cause::NotStarved, Cause::Consumer];
-            let right = own.contains(&verdict.cause) || (!ctx.real() && verdict.cause != Cause::Copy);
+            let right =
+                own.contains(&verdict.cause) || (!ctx.real() && verdict.cause != Cause::Copy);
             judged(right, &verdict)
         });
         ctx.check(format!("a run that waits for decoding, {stream}"), || {
             let verdict = trained(ctx, &gpu, STARVED, bare)?;
             // On a busy machine the others are the right answer, too.
-            let right = verdict.cause == Cause::Decode || (!ctx.real() && verdict.cause == Cause::OtherPrograms);
+            let right = verdict.cause == Cause::Decode
+                || (!ctx.real() && verdict.cause == Cause::OtherPrograms);
             judged(right && verdict.starved_share > 0.3, &verdict)
         });
     }
@@ -51,19 +57,34 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 }
 
 fn judged(right: bool, verdict: &Verdict) -> Result<String, String> {
-    if right { Ok(verdict.to_string().lines().next().unwrap_or_default().into()) } else { Err(verdict.to_string()) }
+    if right {
+        Ok(verdict
+            .to_string()
+            .lines()
+            .next()
+            .unwrap_or_default()
+            .into())
+    } else {
+        Err(verdict.to_string())
+    }
 }
 
 /// The verdict on so many steps of a consumer that drops each batch with its step still to be done.
 fn trained(ctx: &Ctx, gpu: &Gpu, times: Times, bare: bool) -> Result<Verdict, String> {
     let stream = gpu.stream()?;
-    let builder =
-        counted(ROWS, ctx.either(150_528, 512))?.workers(1).tuning(|t| t.slots(4).device_batches(3)).device(device()?);
+    let builder = counted(ROWS, ctx.either(150_528, 512))?
+        .workers(1)
+        .tuning(|t| t.slots(4).device_batches(3))
+        .device(device()?);
     let builder = builder.map(move |_, _| {
         std::thread::sleep(Duration::from_millis(times.row));
         Ok(())
     });
-    let builder = if bare { builder } else { builder.stream(&stream) };
+    let builder = if bare {
+        builder
+    } else {
+        builder.stream(&stream)
+    };
     let loader = builder.build().map_err(words)?;
     loader.ready().map_err(words)?;
     let steps = ctx.either(400, 150);
@@ -75,7 +96,13 @@ fn trained(ctx: &Ctx, gpu: &Gpu, times: Times, bare: bool) -> Result<Verdict, St
     Ok(loader.report().verdict)
 }
 
-fn step(gpu: &Gpu, stream: &Arc<CudaStream>, batch: feedline::Batch, times: Times, bare: bool) -> Result<(), String> {
+fn step(
+    gpu: &Gpu,
+    stream: &Arc<CudaStream>,
+    batch: feedline::Batch,
+    times: Times,
+    bare: bool,
+) -> Result<(), String> {
     let step = Duration::from_millis(times.step);
     if bare {
         return with_bare(stream, batch, |_| gpu.spin(stream, step));

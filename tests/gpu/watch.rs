@@ -53,12 +53,28 @@ enum Line {
 
 /// Runs `command` for at most `limit`, gives each line of its standard output to `each`, and returns how it ended and the
 /// last lines of its standard error.
-pub fn run(mut command: Command, limit: Duration, mut each: impl FnMut(&str)) -> (End, Vec<String>) {
+pub fn run(
+    mut command: Command,
+    limit: Duration,
+    mut each: impl FnMut(&str),
+) -> (End, Vec<String>) {
     let deadline = Instant::now() + limit;
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(error) => return (End::Not(format!("{:?} does not start: {error}", command.get_program())), Vec::new()),
+        Err(error) => {
+            return (
+                End::Not(format!(
+                    "{:?} does not start: {error}",
+                    command.get_program()
+                )),
+                Vec::new(),
+            );
+        }
     };
     let lines = lines_of(&mut child);
     let mut tail = Vec::new();

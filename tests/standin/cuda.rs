@@ -85,7 +85,14 @@ const HISTORY: usize = 1024;
 // --- the C library ---
 
 unsafe extern "C" {
-    fn mmap(at: *mut c_void, len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> *mut c_void;
+    fn mmap(
+        at: *mut c_void,
+        len: usize,
+        prot: c_int,
+        flags: c_int,
+        fd: c_int,
+        offset: i64,
+    ) -> *mut c_void;
     fn munmap(at: *mut c_void, len: usize) -> c_int;
     fn madvise(at: *mut c_void, len: usize, advice: c_int) -> c_int;
     fn mincore(at: *mut c_void, len: usize, pages: *mut u8) -> c_int;
@@ -110,7 +117,13 @@ fn mapped(start: u64, len: u64) -> bool {
     let first = start / PAGE * PAGE;
     let mut pages = vec![0; ((start + len).saturating_sub(first)).div_ceil(PAGE) as usize];
     // SAFETY: the vector has a byte for each page of the range; the range itself is only looked up.
-    unsafe { mincore(first as *mut c_void, (start + len - first) as usize, pages.as_mut_ptr()) == 0 }
+    unsafe {
+        mincore(
+            first as *mut c_void,
+            (start + len - first) as usize,
+            pages.as_mut_ptr(),
+        ) == 0
+    }
 }
 
 /// A place for a result; null is refused.
@@ -145,7 +158,8 @@ fn put_text(out: *mut c_char, len: usize, text: &str) -> Result {
     let count = text.len().min(len - 1);
     // SAFETY: the caller passes a buffer of `len` bytes; count + 1 <= len.
     unsafe {
-        out.cast::<u8>().copy_from_nonoverlapping(text.as_ptr(), count);
+        out.cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), count);
         out.add(count).write(0);
     }
     Ok(())
@@ -230,12 +244,28 @@ struct Op {
 
 enum Work {
     Marker,
-    Record { event: u64 },
-    Free { start: u64 },
-    Copy { to: u64, from: Source, len: u64 },
-    Fill { to: u64, byte: u8, len: u64 },
+    Record {
+        event: u64,
+    },
+    Free {
+        start: u64,
+    },
+    Copy {
+        to: u64,
+        from: Source,
+        len: u64,
+    },
+    Fill {
+        to: u64,
+        byte: u8,
+        len: u64,
+    },
     Kernel(Launch),
-    Host { function: HostFn, data: usize, clock: Clock },
+    Host {
+        function: HostFn,
+        data: usize,
+        clock: Clock,
+    },
 }
 
 enum Source {
@@ -244,7 +274,8 @@ enum Source {
 }
 
 pub type HostFn = extern "C" fn(data: *mut c_void);
-pub type KernelFn = extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
+pub type KernelFn =
+    extern "C" fn(grid: *const u32, block: *const u32, params: *const *const c_void);
 
 struct Kernel {
     function: KernelFn,
@@ -412,7 +443,10 @@ impl Held {
     }
 
     fn wait(&mut self) {
-        self.0 = self.0.take().map(|guard| CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner));
+        self.0 = self
+            .0
+            .take()
+            .map(|guard| CHANGED.wait(guard).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Runs without the lock.
@@ -470,7 +504,11 @@ impl State {
 
     /// Where the bytes of an address lie.
     fn real(&self, address: u64) -> u64 {
-        if self.in_window(address) { address + SPAN } else { address }
+        if self.in_window(address) {
+            address + SPAN
+        } else {
+            address
+        }
     }
 
     fn range_at(&self, address: u64) -> Option<&Range> {
@@ -479,18 +517,29 @@ impl State {
     }
 
     fn device(&self, ordinal: i32) -> Result<&Device> {
-        usize::try_from(ordinal).ok().and_then(|ordinal| self.devices.get(ordinal)).ok_or(INVALID_DEVICE)
+        usize::try_from(ordinal)
+            .ok()
+            .and_then(|ordinal| self.devices.get(ordinal))
+            .ok_or(INVALID_DEVICE)
     }
 
     fn alive(&self, context: u64) -> Result<&Context> {
         let found = self.contexts.get(&context).ok_or(CONTEXT_IS_DESTROYED)?;
-        if found.dead == SUCCESS { Ok(found) } else { Err(found.dead) }
+        if found.dead == SUCCESS {
+            Ok(found)
+        } else {
+            Err(found.dead)
+        }
     }
 
     fn current_handle(&self) -> Option<u64> {
         let found = CURRENT.try_with(|current| {
             let current = current.borrow();
-            if current.0 == self.session { current.1.last().copied() } else { None }
+            if current.0 == self.session {
+                current.1.last().copied()
+            } else {
+                None
+            }
         });
         found.ok().flatten().filter(|context| *context != 0)
     }
@@ -517,7 +566,11 @@ impl State {
         if handle.0 <= 2 {
             return Ok(self.alive(self.current()?)?.legacy);
         }
-        let stream = self.streams.get(&handle.0).filter(|stream| !stream.closing).ok_or(INVALID_HANDLE)?;
+        let stream = self
+            .streams
+            .get(&handle.0)
+            .filter(|stream| !stream.closing)
+            .ok_or(INVALID_HANDLE)?;
         self.alive(stream.context)?;
         Ok(handle.0)
     }
@@ -525,7 +578,11 @@ impl State {
     /// A stream to enqueue on: of the current context.
     fn own_stream(&mut self, handle: Handle) -> Result<u64> {
         let (context, stream) = (self.current()?, self.work_stream(handle)?);
-        if self.streams[&stream].context == context { Ok(stream) } else { Err(INVALID_HANDLE) }
+        if self.streams[&stream].context == context {
+            Ok(stream)
+        } else {
+            Err(INVALID_HANDLE)
+        }
     }
 
     fn event(&mut self, handle: Handle) -> Result<&mut Event> {
@@ -535,7 +592,9 @@ impl State {
     }
 
     fn is_done(&self, stream: u64, seq: u64) -> bool {
-        self.streams.get(&stream).is_none_or(|stream| stream.done >= seq)
+        self.streams
+            .get(&stream)
+            .is_none_or(|stream| stream.done >= seq)
     }
 }
 
@@ -576,7 +635,11 @@ impl Arg for Handle {
     fn show(&self, s: &State) -> String {
         match self.0 {
             0..=2 => "default".into(),
-            handle => s.names.get(&handle).cloned().unwrap_or_else(|| "unknown".into()),
+            handle => s
+                .names
+                .get(&handle)
+                .cloned()
+                .unwrap_or_else(|| "unknown".into()),
         }
     }
 
@@ -663,7 +726,10 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
     }
     let code = result.err().unwrap_or(SUCCESS);
     let first = s.trace.front().map_or(index, |line| line.index);
-    if let Some(line) = index.checked_sub(first).and_then(|at| s.trace.get_mut(at as usize)) {
+    if let Some(line) = index
+        .checked_sub(first)
+        .and_then(|at| s.trace.get_mut(at as usize))
+    {
         line.result = Some(code);
     }
     code
@@ -694,7 +760,11 @@ impl State {
         if self.trace.len() == TRACE_LINES {
             self.trace.pop_front();
         }
-        self.trace.push_back(Line { index, text: text.clone(), result: None });
+        self.trace.push_back(Line {
+            index,
+            text: text.clone(),
+            result: None,
+        });
         self.calling = Some(text);
         index
     }
@@ -731,9 +801,13 @@ impl State {
             return Err(NOT_INITIALIZED);
         }
         // Calls about devices work without their context.
-        let context = self.current_handle().and_then(|context| self.contexts.get(&context));
+        let context = self
+            .current_handle()
+            .and_then(|context| self.contexts.get(&context));
         match context {
-            Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => Err(context.dead),
+            Some(context) if context.dead != SUCCESS && !symbol.starts_with("cuDevice") => {
+                Err(context.dead)
+            }
             _ if UNSAFE.contains(&symbol) => self.permitted(),
             _ => Ok(()),
         }
@@ -743,7 +817,10 @@ impl State {
         let known = self.streams.contains_key(&value)
             || self.events.contains_key(&value)
             || self.modules.contains_key(&value)
-            || self.memory.get(&value).is_some_and(|range| range.freed.is_none());
+            || self
+                .memory
+                .get(&value)
+                .is_some_and(|range| range.freed.is_none());
         if symbol == "cuDevicePrimaryCtxRelease_v2" {
             self.leaked_retains += 1;
         } else if known {
@@ -779,12 +856,19 @@ const UNSAFE: [&str; 18] = [
 impl State {
     fn mode(&self) -> u32 {
         let (session, mode) = MODE.get();
-        if session == self.session { mode } else { GLOBAL }
+        if session == self.session {
+            mode
+        } else {
+            GLOBAL
+        }
     }
 
     /// Invalidates the captures of which `which` is true of stream and capture; whether there was one.
     fn invalidate(&mut self, which: impl Fn(u64, &Capture) -> bool) -> bool {
-        let hit = self.captures.iter_mut().filter(|(stream, capture)| which(**stream, capture));
+        let hit = self
+            .captures
+            .iter_mut()
+            .filter(|(stream, capture)| which(**stream, capture));
         hit.map(|(_, capture)| capture.valid = false).count() > 0
     }
 
@@ -795,32 +879,56 @@ impl State {
             let concerns = capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL);
             mode != RELAXED && capture.mode != RELAXED && concerns
         });
-        if hit { Err(CAPTURE_UNSUPPORTED) } else { Ok(()) }
+        if hit {
+            Err(CAPTURE_UNSUPPORTED)
+        } else {
+            Ok(())
+        }
     }
 
     /// The capturing streams that work on the legacy stream of a context would wait for.
     fn blocked_by(&self, id: u64) -> Vec<u64> {
-        let Stream { legacy, context, .. } = self.streams[&id];
-        let waits = |of: &u64| self.streams.get(of).is_some_and(|of| of.blocking && of.context == context);
-        if legacy { self.captures.keys().copied().filter(waits).collect() } else { Vec::new() }
+        let Stream {
+            legacy, context, ..
+        } = self.streams[&id];
+        let waits = |of: &u64| {
+            self.streams
+                .get(of)
+                .is_some_and(|of| of.blocking && of.context == context)
+        };
+        if legacy {
+            self.captures.keys().copied().filter(waits).collect()
+        } else {
+            Vec::new()
+        }
     }
 
     /// A stream to give work to.
     fn work_stream(&mut self, handle: Handle) -> Result<u64> {
         let id = self.stream(handle)?;
         let conflicts = self.blocked_by(id);
-        if self.invalidate(|stream, _| conflicts.contains(&stream)) { Err(CAPTURE_IMPLICIT) } else { Ok(id) }
+        if self.invalidate(|stream, _| conflicts.contains(&stream)) {
+            Err(CAPTURE_IMPLICIT)
+        } else {
+            Ok(id)
+        }
     }
 
     /// A stream whose progress is asked for: it must not be captured.
     fn seen_stream(&mut self, handle: Handle) -> Result<u64> {
         let id = self.work_stream(handle)?;
-        if self.invalidate(|stream, _| stream == id) { Err(CAPTURE_UNSUPPORTED) } else { Ok(id) }
+        if self.invalidate(|stream, _| stream == id) {
+            Err(CAPTURE_UNSUPPORTED)
+        } else {
+            Ok(id)
+        }
     }
 
     /// An event whose progress is asked for: it must not be captured.
     fn seen_event(&mut self, event: Handle) -> Result {
-        let Some(number) = self.event(event)?.captured else { return Ok(()) };
+        let Some(number) = self.event(event)?.captured else {
+            return Ok(());
+        };
         self.invalidate(|_, capture| capture.number == number);
         Err(CAPTURED_EVENT)
     }
@@ -855,11 +963,23 @@ entry!(cuStreamBeginCapture_v2, |s, stream: Handle, mode: u32| {
         return Err(CAPTURE_UNSUPPORTED);
     }
     if mode > RELAXED || s.captures.contains_key(&id) {
-        return Err(if mode > RELAXED { INVALID_VALUE } else { ILLEGAL_STATE });
+        return Err(if mode > RELAXED {
+            INVALID_VALUE
+        } else {
+            ILLEGAL_STATE
+        });
     }
     s.handles += 1;
     let number = s.handles;
-    s.captures.insert(id, Capture { number, thread: thread(), mode, valid: true });
+    s.captures.insert(
+        id,
+        Capture {
+            number,
+            thread: thread(),
+            mode,
+            valid: true,
+        },
+    );
     Ok(())
 });
 
@@ -881,15 +1001,29 @@ entry!(cuStreamEndCapture, |s, stream: Handle, graph: Out<u64>| {
     graph.put(handle)
 });
 
-entry!(cuStreamIsCapturing, |s, stream: Handle, status: Out<u32>| {
-    let id = s.stream(stream)?;
-    if !s.blocked_by(id).is_empty() {
-        return Err(CAPTURE_IMPLICIT);
+entry!(
+    cuStreamIsCapturing,
+    |s, stream: Handle, status: Out<u32>| {
+        let id = s.stream(stream)?;
+        if !s.blocked_by(id).is_empty() {
+            return Err(CAPTURE_IMPLICIT);
+        }
+        status.put(
+            s.captures
+                .get(&id)
+                .map_or(0, |capture| if capture.valid { 1 } else { 2 }),
+        )
     }
-    status.put(s.captures.get(&id).map_or(0, |capture| if capture.valid { 1 } else { 2 }))
-});
+);
 
-entry!(cuGraphDestroy, |s, graph: Handle| if s.graphs.remove(&graph.0) { Ok(()) } else { Err(INVALID_VALUE) });
+entry!(
+    cuGraphDestroy,
+    |s, graph: Handle| if s.graphs.remove(&graph.0) {
+        Ok(())
+    } else {
+        Err(INVALID_VALUE)
+    }
+);
 
 // --- waiting ---
 
@@ -906,9 +1040,15 @@ fn wait_done(s: &mut Held, stream: u64, seq: u64, clock: &Clock) -> Result {
 
 /// Waits for everything of a context.
 fn wait_context(s: &mut Held, context: u64) -> Result {
-    let of_it = s.streams.iter().filter(|(_, stream)| stream.context == context);
-    let all: Vec<_> = of_it.map(|(id, stream)| (*id, stream.last, stream.clock.clone())).collect();
-    all.iter().try_for_each(|(stream, seq, clock)| wait_done(s, *stream, *seq, clock))
+    let of_it = s
+        .streams
+        .iter()
+        .filter(|(_, stream)| stream.context == context);
+    let all: Vec<_> = of_it
+        .map(|(id, stream)| (*id, stream.last, stream.clock.clone()))
+        .collect();
+    all.iter()
+        .try_for_each(|(stream, seq, clock)| wait_done(s, *stream, *seq, clock))
 }
 
 // --- devices and contexts ---
@@ -929,34 +1069,46 @@ pub extern "C" fn cuDriverGetVersion(version: Out<i32>) -> u32 {
     }
 }
 
-entry!(cuDeviceGetCount, |s, count: Out<i32>| count.put(s.devices.len() as i32));
+entry!(cuDeviceGetCount, |s, count: Out<i32>| count
+    .put(s.devices.len() as i32));
 
-entry!(cuDeviceGet, |s, device: Out<i32>, ordinal: i32| s.device(ordinal).and_then(|_| device.put(ordinal)));
+entry!(cuDeviceGet, |s, device: Out<i32>, ordinal: i32| s
+    .device(ordinal)
+    .and_then(|_| device.put(ordinal)));
 
-entry!(cuDeviceGetName, |s, name: *mut c_char, len: i32, device: i32| put_text(
-    name,
-    len.max(0) as usize,
-    &s.device(device)?.name
-));
-
-entry!(cuDeviceGetPCIBusId, |s, bus: *mut c_char, len: i32, device: i32| put_text(
-    bus,
-    len.max(0) as usize,
-    &s.device(device)?.bus
-));
-
-entry!(cuDeviceTotalMem_v2, |s, bytes: Out<usize>, device: i32| bytes.put(s.device(device)?.bytes as usize));
-
-entry!(cuDeviceGetAttribute, |s, value: Out<i32>, attribute: i32, device: i32| {
-    s.device(device)?;
-    value.put(match attribute {
-        16 => 108, // MULTIPROCESSOR_COUNT
-        40 => 2,   // ASYNC_ENGINE_COUNT
-        75 => 8,   // COMPUTE_CAPABILITY_MAJOR
-        115 => 1,  // MEMORY_POOLS_SUPPORTED
-        _ => 0,
-    })
+entry!(cuDeviceGetName, |s,
+                         name: *mut c_char,
+                         len: i32,
+                         device: i32| {
+    put_text(name, len.max(0) as usize, &s.device(device)?.name)
 });
+
+entry!(
+    cuDeviceGetPCIBusId,
+    |s, bus: *mut c_char, len: i32, device: i32| put_text(
+        bus,
+        len.max(0) as usize,
+        &s.device(device)?.bus
+    )
+);
+
+entry!(cuDeviceTotalMem_v2, |s, bytes: Out<usize>, device: i32| {
+    bytes.put(s.device(device)?.bytes as usize)
+});
+
+entry!(
+    cuDeviceGetAttribute,
+    |s, value: Out<i32>, attribute: i32, device: i32| {
+        s.device(device)?;
+        value.put(match attribute {
+            16 => 108, // MULTIPROCESSOR_COUNT
+            40 => 2,   // ASYNC_ENGINE_COUNT
+            75 => 8,   // COMPUTE_CAPABILITY_MAJOR
+            115 => 1,  // MEMORY_POOLS_SUPPORTED
+            _ => 0,
+        })
+    }
+);
 
 entry!(cuDevicePrimaryCtxRetain, |s, out: Out<u64>, device: i32| {
     let context = match s.device(device)?.primary {
@@ -966,21 +1118,36 @@ entry!(cuDevicePrimaryCtxRetain, |s, out: Out<u64>, device: i32| {
         }
         None => new_context(s, device as usize),
     };
-    s.contexts.entry(context).and_modify(|context| context.retains += 1);
+    s.contexts
+        .entry(context)
+        .and_modify(|context| context.retains += 1);
     out.put(context)
 });
 
 fn new_context(s: &mut State, device: usize) -> u64 {
     let context = s.handle("context");
     let legacy = new_stream(s, context, true, None);
-    s.contexts.insert(context, Context { device, retains: 0, dead: SUCCESS, legacy });
+    s.contexts.insert(
+        context,
+        Context {
+            device,
+            retains: 0,
+            dead: SUCCESS,
+            legacy,
+        },
+    );
     s.devices[device].primary = Some(context);
     context
 }
 
 /// Its registrations end with it, and count as alive for ever if nobody tried to end them.
 fn destroy_context(s: &mut State, context: u64, device: usize) {
-    let State { memory, leaked, abandoned, .. } = &mut *s;
+    let State {
+        memory,
+        leaked,
+        abandoned,
+        ..
+    } = &mut *s;
     memory.retain(|start, range| {
         let ends = range.context == context && range.place == Place::Registered;
         if ends && !leaked.contains(start) {
@@ -1000,18 +1167,24 @@ entry!(cuDevicePrimaryCtxRelease_v2, |s, device: i32| {
         let _ = wait_context(s, context);
         destroy_context(s, context, device as usize);
     } else {
-        s.contexts.entry(context).and_modify(|context| context.retains -= 1);
+        s.contexts
+            .entry(context)
+            .and_modify(|context| context.retains -= 1);
     }
     Ok(())
 });
 
-entry!(cuDevicePrimaryCtxGetState, |s, device: i32, flags: Out<u32>, active: Out<i32>| {
-    let is_active = s.device(device)?.primary.is_some();
-    flags.put(0)?;
-    active.put(is_active.into())
-});
+entry!(
+    cuDevicePrimaryCtxGetState,
+    |s, device: i32, flags: Out<u32>, active: Out<i32>| {
+        let is_active = s.device(device)?.primary.is_some();
+        flags.put(0)?;
+        active.put(is_active.into())
+    }
+);
 
-entry!(cuCtxGetCurrent, |s, out: Out<u64>| out.put(s.current_handle().unwrap_or_default()));
+entry!(cuCtxGetCurrent, |s, out: Out<u64>| out
+    .put(s.current_handle().unwrap_or_default()));
 
 entry!(cuCtxSetCurrent, |s, context: Handle| {
     if context.0 != 0 {
@@ -1045,12 +1218,18 @@ entry!(cuCtxPopCurrent_v2, |s, out: Out<u64>| {
     Ok(())
 });
 
-entry!(cuCtxGetDevice, |s, device: Out<i32>| device.put(s.alive(s.current()?)?.device as i32));
+entry!(cuCtxGetDevice, |s, device: Out<i32>| device
+    .put(s.alive(s.current()?)?.device as i32));
 
 entry!(cuCtxSynchronize, |s| {
     let context = s.current()?;
-    let State { streams, captures, .. } = &mut **s;
-    let mut conflicts = captures.iter_mut().filter(|(stream, _)| streams[*stream].context == context).peekable();
+    let State {
+        streams, captures, ..
+    } = &mut **s;
+    let mut conflicts = captures
+        .iter_mut()
+        .filter(|(stream, _)| streams[*stream].context == context)
+        .peekable();
     if conflicts.peek().is_some() {
         conflicts.for_each(|(_, capture)| capture.valid = false);
         return Err(CAPTURE_UNSUPPORTED);
@@ -1065,9 +1244,27 @@ fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>
     let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
     let shared = s.share_queue(context, priority.unwrap_or_default());
-    let (clock, queue, closing, last, done, busy, green) = (Clock::new(), VecDeque::new(), false, 0, 0, None, false);
-    s.streams.insert(id, Stream { context, blocking, legacy, green, shared, closing, last, done, busy, clock, queue });
-    let spawned = std::thread::Builder::new().name("standin-stream".into()).spawn(move || worker(id));
+    let (clock, queue, closing, last, done, busy, green) =
+        (Clock::new(), VecDeque::new(), false, 0, 0, None, false);
+    s.streams.insert(
+        id,
+        Stream {
+            context,
+            blocking,
+            legacy,
+            green,
+            shared,
+            closing,
+            last,
+            done,
+            busy,
+            clock,
+            queue,
+        },
+    );
+    let spawned = std::thread::Builder::new()
+        .name("standin-stream".into())
+        .spawn(move || worker(id));
     spawned.expect("a thread for the stream");
     id
 }
@@ -1091,25 +1288,36 @@ fn create_stream(s: &mut State, out: &Out<u64>, flags: u32, priority: i32) -> Re
     out.put(stream)
 }
 
-entry!(cuStreamCreate, |s, out: Out<u64>, flags: u32| create_stream(s, &out, flags, 0));
+entry!(
+    cuStreamCreate,
+    |s, out: Out<u64>, flags: u32| create_stream(s, &out, flags, 0)
+);
 
-entry!(cuStreamCreateWithPriority, |s, out: Out<u64>, flags: u32, priority: i32| create_stream(
-    s, &out, flags, priority
-));
+entry!(
+    cuStreamCreateWithPriority,
+    |s, out: Out<u64>, flags: u32, priority: i32| create_stream(s, &out, flags, priority)
+);
 
 /// As of a GPU: 0 is the lowest priority, a lower number is a higher one.
 const HIGHEST_PRIORITY: i32 = -5;
 
-entry!(cuCtxGetStreamPriorityRange, |s, least: Out<i32>, greatest: Out<i32>| {
-    s.current()?;
-    least.put(0)?;
-    greatest.put(HIGHEST_PRIORITY)
-});
+entry!(
+    cuCtxGetStreamPriorityRange,
+    |s, least: Out<i32>, greatest: Out<i32>| {
+        s.current()?;
+        least.put(0)?;
+        greatest.put(HIGHEST_PRIORITY)
+    }
+);
 
 entry!(cuStreamDestroy_v2, |s, stream: Handle| {
     s.current()?;
     let id = s.stream(stream)?;
-    let stream = s.streams.get_mut(&id).filter(|stream| !stream.legacy).ok_or(INVALID_HANDLE)?;
+    let stream = s
+        .streams
+        .get_mut(&id)
+        .filter(|stream| !stream.legacy)
+        .ok_or(INVALID_HANDLE)?;
     stream.closing = true;
     s.captures.remove(&id);
     CHANGED.notify_all();
@@ -1130,7 +1338,10 @@ fn sync(s: &mut Held, stream: u64) -> Result {
 entry!(cuStreamQuery, |s, stream: Handle| {
     s.current()?;
     let id = s.seen_stream(stream)?;
-    let (done, clock) = (s.streams[&id].done == s.streams[&id].last, s.streams[&id].clock.clone());
+    let (done, clock) = (
+        s.streams[&id].done == s.streams[&id].last,
+        s.streams[&id].clock.clone(),
+    );
     if !done {
         return Err(NOT_READY);
     }
@@ -1149,14 +1360,20 @@ entry!(cuStreamGetGreenCtx, |s, stream: Handle, out: Out<u64>| {
 });
 
 /// Whatever the green context, the stream works in the current one.
-entry!(cuGreenCtxStreamCreate, |s, out: Out<u64>, _green: Handle, _flags: u32, priority: i32| {
-    let context = s.current()?;
-    let id = new_stream(s, context, false, Some(priority));
-    s.streams.entry(id).and_modify(|stream| stream.green = true);
-    out.put(id)
-});
+entry!(
+    cuGreenCtxStreamCreate,
+    |s, out: Out<u64>, _green: Handle, _flags: u32, priority: i32| {
+        let context = s.current()?;
+        let id = new_stream(s, context, false, Some(priority));
+        s.streams.entry(id).and_modify(|stream| stream.green = true);
+        out.put(id)
+    }
+);
 
-entry!(cuStreamWaitEvent, |s, stream: Handle, event: Handle, flags: u32| {
+entry!(cuStreamWaitEvent, |s,
+                           stream: Handle,
+                           event: Handle,
+                           flags: u32| {
     s.current()?;
     let id = s.work_stream(stream)?;
     let (here, there) = (s.capture_of(id), s.event(event)?.captured);
@@ -1165,7 +1382,10 @@ entry!(cuStreamWaitEvent, |s, stream: Handle, event: Handle, flags: u32| {
         return Err(CAPTURE_ISOLATION);
     }
     // An event that was never recorded is no event to wait for.
-    if let Some(Record { stream, seq, clock, .. }) = &s.event(event)?.record {
+    if let Some(Record {
+        stream, seq, clock, ..
+    }) = &s.event(event)?.record
+    {
         let (after, clock) = ((*stream, *seq), clock.clone());
         s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
     }
@@ -1175,7 +1395,15 @@ entry!(cuStreamWaitEvent, |s, stream: Handle, event: Handle, flags: u32| {
 entry!(cuEventCreate, |s, out: Out<u64>, flags: u32| {
     let context = s.current()?;
     let event = s.handle("event");
-    s.events.insert(event, Event { context, timing: flags & 2 == 0, record: None, captured: None });
+    s.events.insert(
+        event,
+        Event {
+            context,
+            timing: flags & 2 == 0,
+            record: None,
+            captured: None,
+        },
+    );
     out.put(event)
 });
 
@@ -1194,7 +1422,12 @@ entry!(cuEventRecord, |s, event: Handle, stream: Handle| {
     }
     let seq = s.enqueue(id, vec![], None, Work::Record { event: event.0 });
     let clock = s.streams[&id].clock.clone();
-    s.event(event)?.record = Some(Record { stream: id, seq, clock, at: None });
+    s.event(event)?.record = Some(Record {
+        stream: id,
+        seq,
+        clock,
+        at: None,
+    });
     Ok(())
 });
 
@@ -1206,7 +1439,9 @@ fn recorded(s: &mut State, event: Handle) -> Result<Option<(u64, u64, Clock)>> {
 
 entry!(cuEventQuery, |s, event: Handle| {
     s.seen_event(event)?;
-    let Some((stream, seq, clock)) = recorded(s, event)? else { return Ok(()) };
+    let Some((stream, seq, clock)) = recorded(s, event)? else {
+        return Ok(());
+    };
     if !s.is_done(stream, seq) {
         return Err(NOT_READY);
     }
@@ -1228,10 +1463,16 @@ fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result 
     for (time, handle) in times.iter_mut().zip([start, end]) {
         s.seen_event(handle)?;
         let event = s.event(handle)?;
-        let record = event.record.as_ref().filter(|_| event.timing).ok_or(INVALID_HANDLE)?;
+        let record = event
+            .record
+            .as_ref()
+            .filter(|_| event.timing)
+            .ok_or(INVALID_HANDLE)?;
         *time = record.at;
     }
-    let [Some(start), Some(end)] = times else { return Err(NOT_READY) };
+    let [Some(start), Some(end)] = times else {
+        return Err(NOT_READY);
+    };
     let seconds = match end.checked_duration_since(start) {
         Some(time) => time.as_secs_f32(),
         None => -start.duration_since(end).as_secs_f32(),
@@ -1239,9 +1480,15 @@ fn elapsed(s: &mut State, out: &Out<f32>, start: Handle, end: Handle) -> Result 
     out.put(seconds * 1e3)
 }
 
-entry!(cuEventElapsedTime, |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end));
+entry!(
+    cuEventElapsedTime,
+    |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end)
+);
 
-entry!(cuEventElapsedTime_v2, |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end));
+entry!(
+    cuEventElapsedTime_v2,
+    |s, out: Out<f32>, start: Handle, end: Handle| elapsed(s, &out, start, end)
+);
 
 entry!(cuEventDestroy_v2, |s, event: Handle| {
     s.event(event)?;
@@ -1254,7 +1501,10 @@ entry!(cuEventDestroy_v2, |s, event: Handle| {
 /// New device memory, on pages of its own and followed by one that faults.
 fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
     let device = s.alive(context)?.device;
-    let used = s.devices[device].used.checked_add(len).filter(|used| *used <= s.devices[device].bytes);
+    let used = s.devices[device]
+        .used
+        .checked_add(len)
+        .filter(|used| *used <= s.devices[device].bytes);
     let used = used.ok_or(OUT_OF_MEMORY)?;
     if s.window == 0 {
         s.window = map(0, 2 * SPAN, PROT_NONE, 0).ok_or(OUT_OF_MEMORY)?;
@@ -1262,7 +1512,11 @@ fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
     }
     // Large ones lie on large pages; small ones are aligned to 512 bytes and no more.
     let large = len >= LARGE;
-    let page = if large { s.next.next_multiple_of(LARGE) } else { s.next };
+    let page = if large {
+        s.next.next_multiple_of(LARGE)
+    } else {
+        s.next
+    };
     let start = if large { page } else { page + 512 };
     let end = (start + len).next_multiple_of(PAGE);
     if end + PAGE > s.window + SPAN {
@@ -1279,7 +1533,14 @@ fn allocate(s: &mut State, context: u64, len: u64) -> Result<u64> {
 
 /// The bytes of freed memory are those no longer.
 fn poison(s: &mut State, start: u64) {
-    let Some(&Range { len, place: Place::Device(device), .. }) = s.memory.get(&start) else { return };
+    let Some(&Range {
+        len,
+        place: Place::Device(device),
+        ..
+    }) = s.memory.get(&start)
+    else {
+        return;
+    };
     s.devices[device].used -= len;
     let end = (start + len).next_multiple_of(PAGE) + SPAN;
     let at = (start + SPAN).next_multiple_of(PAGE);
@@ -1289,21 +1550,41 @@ fn poison(s: &mut State, start: u64) {
     }
     fill(start + SPAN, 0xdd, len.min(LARGE));
     // Any later use is a violation by itself.
-    s.memory.entry(start).and_modify(|range| range.history.clear());
+    s.memory
+        .entry(start)
+        .and_modify(|range| range.history.clear());
 }
 
 impl State {
     fn insert_range(&mut self, start: u64, len: u64, place: Place, context: u64, name: String) {
-        let range = Range { start, len, place, context, name, freed: None, history: vec![] };
+        let range = Range {
+            start,
+            len,
+            place,
+            context,
+            name,
+            freed: None,
+            history: vec![],
+        };
         self.memory.insert(start, range);
     }
 
     /// The live allocation that begins there.
     fn to_free(&mut self, start: u64) -> Result<u64> {
         let calling = self.calling();
-        match self.memory.get(&start).filter(|range| matches!(range.place, Place::Device(_))) {
-            Some(Range { freed: None, len, .. }) => Ok(*len),
-            Some(Range { freed: Some(before), name, .. }) => {
+        match self
+            .memory
+            .get(&start)
+            .filter(|range| matches!(range.place, Place::Device(_)))
+        {
+            Some(Range {
+                freed: None, len, ..
+            }) => Ok(*len),
+            Some(Range {
+                freed: Some(before),
+                name,
+                ..
+            }) => {
                 let text = format!("double free of {name}: {before}; again: {calling}");
                 self.violation(text);
                 Err(INVALID_VALUE)
@@ -1330,7 +1611,9 @@ entry!(cuMemFree_v2, |s, at: Address| {
     s.to_free(at.0)?;
     let (context, calling) = (s.memory[&at.0].context, s.calling());
     s.alive(context)?;
-    s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+    s.memory
+        .entry(at.0)
+        .and_modify(|range| range.freed = Some(calling));
     if let Err(code) = wait_context(s, context) {
         s.memory.entry(at.0).and_modify(|range| range.freed = None);
         return Err(code);
@@ -1339,14 +1622,22 @@ entry!(cuMemFree_v2, |s, at: Address| {
     Ok(())
 });
 
-entry!(cuMemAllocAsync, |s, out: Out<u64>, len: usize, stream: Handle| {
+entry!(cuMemAllocAsync, |s,
+                         out: Out<u64>,
+                         len: usize,
+                         stream: Handle| {
     let id = s.work_stream(stream)?;
     if len == 0 {
         return out.put(0);
     }
     let context = s.streams[&id].context;
     let start = allocate(s, context, len as u64)?;
-    let touch = Touch { range: start, start, end: start + len as u64, write: true };
+    let touch = Touch {
+        range: start,
+        start,
+        end: start + len as u64,
+        write: true,
+    };
     s.enqueue(id, vec![touch], None, Work::Marker);
     out.put(start)
 });
@@ -1357,10 +1648,17 @@ entry!(cuMemFreeAsync, |s, at: Address, stream: Handle| {
         return Ok(());
     }
     let len = s.to_free(at.0)?;
-    let touch = Touch { range: at.0, start: at.0, end: at.0 + len, write: true };
+    let touch = Touch {
+        range: at.0,
+        start: at.0,
+        end: at.0 + len,
+        write: true,
+    };
     s.enqueue(id, vec![touch], None, Work::Free { start: at.0 });
     let calling = s.calling();
-    s.memory.entry(at.0).and_modify(|range| range.freed = Some(calling));
+    s.memory
+        .entry(at.0)
+        .and_modify(|range| range.freed = Some(calling));
     Ok(())
 });
 
@@ -1370,34 +1668,43 @@ entry!(cuMemGetInfo_v2, |s, free: Out<usize>, total: Out<usize>| {
     total.put(device.bytes as usize)
 });
 
-entry!(cuMemHostRegister_v2, |s, at: Address, len: usize, flags: u32| {
-    let context = s.current()?;
-    if s.config.register_error != SUCCESS {
-        return Err(s.config.register_error);
+entry!(
+    cuMemHostRegister_v2,
+    |s, at: Address, len: usize, flags: u32| {
+        let context = s.current()?;
+        if s.config.register_error != SUCCESS {
+            return Err(s.config.register_error);
+        }
+        let (start, len) = (at.0, len as u64);
+        let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
+        if !fits || s.in_window(start) || !mapped(start, len) {
+            return Err(INVALID_VALUE);
+        }
+        let before = s.memory.range(..start + len).next_back();
+        if before.is_some_and(|(_, range)| range.start + range.len > start) {
+            return Err(ALREADY_REGISTERED);
+        }
+        let name = s.name("pin");
+        s.insert_range(start, len, Place::Registered, context, name);
+        Ok(())
     }
-    let (start, len) = (at.0, len as u64);
-    let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
-    if !fits || s.in_window(start) || !mapped(start, len) {
-        return Err(INVALID_VALUE);
-    }
-    let before = s.memory.range(..start + len).next_back();
-    if before.is_some_and(|(_, range)| range.start + range.len > start) {
-        return Err(ALREADY_REGISTERED);
-    }
-    let name = s.name("pin");
-    s.insert_range(start, len, Place::Registered, context, name);
-    Ok(())
-});
+);
 
 /// Pinned host memory goes: nothing may be on its way, as far as the host can know, and it must still be there.
 fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
-    let range = s.memory.get(&start).filter(|range| range.place == place).ok_or(NOT_REGISTERED)?;
+    let range = s
+        .memory
+        .get(&start)
+        .filter(|range| range.place == place)
+        .ok_or(NOT_REGISTERED)?;
     let (len, name, calling) = (range.len, range.name.clone(), s.calling());
     for text in s.unobserved(start, len) {
         s.violation(format!("{calling}: the host has not seen complete: {text}"));
     }
     if !mapped(start, len) {
-        s.violation(format!("{calling}: {name} was unmapped while it was registered"));
+        s.violation(format!(
+            "{calling}: {name} was unmapped while it was registered"
+        ));
     }
     s.memory.remove(&start);
     Ok(len)
@@ -1409,7 +1716,10 @@ entry!(cuMemHostUnregister, |s, at: Address| {
     Ok(())
 });
 
-entry!(cuMemHostAlloc, |s, out: Out<u64>, len: usize, flags: u32| {
+entry!(cuMemHostAlloc, |s,
+                        out: Out<u64>,
+                        len: usize,
+                        flags: u32| {
     let context = s.current()?;
     if len == 0 {
         return Err(INVALID_VALUE);
@@ -1438,9 +1748,22 @@ impl State {
         let problem = match self.range_at(at) {
             None if self.in_window(at) => outside("the device address belongs to no allocation"),
             None => return Ok(None),
-            Some(Range { freed: Some(by), name, .. }) => outside(&format!("{name} is used after it was freed: {by}")),
-            Some(range) if len > range.len - (at - range.start) => outside(&format!("leaves {}", range.name)),
-            Some(range) => return Ok(Some(Touch { range: range.start, start: at, end: at + len, write })),
+            Some(Range {
+                freed: Some(by),
+                name,
+                ..
+            }) => outside(&format!("{name} is used after it was freed: {by}")),
+            Some(range) if len > range.len - (at - range.start) => {
+                outside(&format!("leaves {}", range.name))
+            }
+            Some(range) => {
+                return Ok(Some(Touch {
+                    range: range.start,
+                    start: at,
+                    end: at + len,
+                    write,
+                }));
+            }
         };
         self.violation(problem);
         Err(INVALID_VALUE)
@@ -1453,14 +1776,29 @@ impl State {
 }
 
 /// The four kinds of end a copy may have are two: what a device can reach, and pageable memory.
-fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, stream: Handle, wait: bool) -> Result {
+fn copy(
+    s: &mut Held,
+    to: (Address, bool),
+    from: (Address, bool),
+    len: usize,
+    stream: Handle,
+    wait: bool,
+) -> Result {
     let id = s.own_stream(stream)?;
     let ((to, to_device), (from, from_device), len) = (to, from, len as u64);
     if len == 0 {
         return Ok(());
     }
-    let read = if from_device { Some(s.device_touch(from.0, len, false)?) } else { s.touch(from.0, len, false)? };
-    let write = if to_device { Some(s.device_touch(to.0, len, true)?) } else { s.touch(to.0, len, true)? };
+    let read = if from_device {
+        Some(s.device_touch(from.0, len, false)?)
+    } else {
+        s.touch(from.0, len, false)?
+    };
+    let write = if to_device {
+        Some(s.device_touch(to.0, len, true)?)
+    } else {
+        s.touch(to.0, len, true)?
+    };
     let wrong_side = (!from_device && s.in_window(from.0)) || (!to_device && s.in_window(to.0));
     if wrong_side || from.0 == 0 || to.0 == 0 {
         return Err(INVALID_VALUE);
@@ -1472,34 +1810,56 @@ fn copy(s: &mut Held, to: (Address, bool), from: (Address, bool), len: usize, st
     let source = match read {
         Some(_) => Source::At(s.real(from.0)),
         // SAFETY: the caller passes `len` readable bytes; they are taken now, as the driver does for pageable memory.
-        None => Source::Staged(unsafe { std::slice::from_raw_parts(from.0 as *const u8, len as usize) }.to_vec()),
+        None => Source::Staged(
+            unsafe { std::slice::from_raw_parts(from.0 as *const u8, len as usize) }.to_vec(),
+        ),
     };
-    let work = Work::Copy { to: s.real(to.0), from: source, len };
+    let work = Work::Copy {
+        to: s.real(to.0),
+        from: source,
+        len,
+    };
     let seq = s.enqueue(id, read.into_iter().chain(write).collect(), None, work);
     if !wait && write.is_some() {
         return Ok(());
     }
     // A copy to pageable memory is there when the call returns, or never comes: the memory is the caller's again.
     let copied = sync(s, id);
-    while copied.is_err() && s.streams.get(&id).is_some_and(|stream| stream.busy == Some(seq)) {
+    while copied.is_err()
+        && s.streams
+            .get(&id)
+            .is_some_and(|stream| stream.busy == Some(seq))
+    {
         s.wait();
     }
     copied
 }
 
-entry!(cuMemcpyHtoDAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
-    copy(s, (to, true), (from, false), len, stream, false)
-});
+entry!(
+    cuMemcpyHtoDAsync_v2,
+    |s, to: Address, from: Address, len: usize, stream: Handle| {
+        copy(s, (to, true), (from, false), len, stream, false)
+    }
+);
 
-entry!(cuMemcpyDtoHAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
-    copy(s, (to, false), (from, true), len, stream, false)
-});
+entry!(
+    cuMemcpyDtoHAsync_v2,
+    |s, to: Address, from: Address, len: usize, stream: Handle| {
+        copy(s, (to, false), (from, true), len, stream, false)
+    }
+);
 
-entry!(cuMemcpyDtoDAsync_v2, |s, to: Address, from: Address, len: usize, stream: Handle| {
-    copy(s, (to, true), (from, true), len, stream, false)
-});
+entry!(
+    cuMemcpyDtoDAsync_v2,
+    |s, to: Address, from: Address, len: usize, stream: Handle| {
+        copy(s, (to, true), (from, true), len, stream, false)
+    }
+);
 
-entry!(cuMemcpyHtoD_v2, |s, to: Address, from: Address, len: usize| copy(
+entry!(cuMemcpyHtoD_v2, |s,
+                         to: Address,
+                         from: Address,
+                         len: usize| copy(
     s,
     (to, true),
     (from, false),
@@ -1508,7 +1868,10 @@ entry!(cuMemcpyHtoD_v2, |s, to: Address, from: Address, len: usize| copy(
     true
 ));
 
-entry!(cuMemcpyDtoH_v2, |s, to: Address, from: Address, len: usize| copy(
+entry!(cuMemcpyDtoH_v2, |s,
+                         to: Address,
+                         from: Address,
+                         len: usize| copy(
     s,
     (to, false),
     (from, true),
@@ -1517,13 +1880,21 @@ entry!(cuMemcpyDtoH_v2, |s, to: Address, from: Address, len: usize| copy(
     true
 ));
 
-entry!(cuMemsetD8Async, |s, to: Address, byte: u8, len: usize, stream: Handle| {
+entry!(cuMemsetD8Async, |s,
+                         to: Address,
+                         byte: u8,
+                         len: usize,
+                         stream: Handle| {
     let id = s.own_stream(stream)?;
     if len == 0 {
         return Ok(());
     }
     let touch = s.device_touch(to.0, len as u64, true)?;
-    let work = Work::Fill { to: s.real(to.0), byte, len: len as u64 };
+    let work = Work::Fill {
+        to: s.real(to.0),
+        byte,
+        len: len as u64,
+    };
     s.enqueue(id, vec![touch], None, work);
     Ok(())
 });
@@ -1537,8 +1908,17 @@ entry!(cuMemsetD8Async, |s, to: Address, byte: u8, len: usize, stream: Handle| {
 unsafe fn ptx(image: *const c_char) -> Result<String> {
     // SAFETY: the caller's promise; text ends where it differs from the magic number, or later.
     let byte = |at: usize| unsafe { *image.cast::<u8>().add(at) };
-    let number = |at: usize, len: usize| (0..len).rev().fold(0, |number, i| number << 8 | usize::from(byte(at + i)));
-    if image.is_null() || ![0x50, 0xed, 0x55, 0xba].into_iter().enumerate().all(|(at, magic)| byte(at) == magic) {
+    let number = |at: usize, len: usize| {
+        (0..len)
+            .rev()
+            .fold(0, |number, i| number << 8 | usize::from(byte(at + i)))
+    };
+    if image.is_null()
+        || ![0x50, 0xed, 0x55, 0xba]
+            .into_iter()
+            .enumerate()
+            .all(|(at, magic)| byte(at) == magic)
+    {
         return Ok(text(image));
     }
     let (mut at, end) = (16, 16 + number(8, 8));
@@ -1553,17 +1933,20 @@ unsafe fn ptx(image: *const c_char) -> Result<String> {
     Err(NO_BINARY)
 }
 
-entry!(cuModuleLoadData, |s, out: Out<u64>, image: *const c_char| {
-    let context = s.current()?;
-    // SAFETY: what the driver asks of its caller.
-    let image = unsafe { ptx(image) }?;
-    if image.trim().is_empty() {
-        return Err(INVALID_PTX);
+entry!(
+    cuModuleLoadData,
+    |s, out: Out<u64>, image: *const c_char| {
+        let context = s.current()?;
+        // SAFETY: what the driver asks of its caller.
+        let image = unsafe { ptx(image) }?;
+        if image.trim().is_empty() {
+            return Err(INVALID_PTX);
+        }
+        let module = s.handle("module");
+        s.modules.insert(module, (context, image));
+        out.put(module)
     }
-    let module = s.handle("module");
-    s.modules.insert(module, (context, image));
-    out.put(module)
-});
+);
 
 entry!(cuModuleUnload, |s, module: Handle| {
     s.current()?;
@@ -1574,23 +1957,38 @@ entry!(cuModuleUnload, |s, module: Handle| {
     Ok(())
 });
 
-entry!(cuModuleGetFunction, |s, out: Out<u64>, module: Handle, name: Name| {
-    s.current()?;
-    let name = text(name.0);
-    let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
-    let names = image.split(".entry").skip(1).filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
-    if !{ names }.any(|entry| entry == name) {
-        return Err(NOT_FOUND);
+entry!(
+    cuModuleGetFunction,
+    |s, out: Out<u64>, module: Handle, name: Name| {
+        s.current()?;
+        let name = text(name.0);
+        let (_, image) = s.modules.get(&module.0).ok_or(INVALID_HANDLE)?;
+        let names = image
+            .split(".entry")
+            .skip(1)
+            .filter_map(|rest| Some(rest.split_once('(')?.0.trim()));
+        if !{ names }.any(|entry| entry == name) {
+            return Err(NOT_FOUND);
+        }
+        let function = s.handle("function");
+        s.functions.insert(function, (module.0, name));
+        out.put(function)
     }
-    let function = s.handle("function");
-    s.functions.insert(function, (module.0, name));
-    out.put(function)
-});
+);
 
 /// Copies the parameters out of the caller's array, moves pointers to where their bytes are, and says what is touched.
-fn bind(s: &mut State, name: &str, params: *const *const u8) -> Result<(KernelFn, Vec<Vec<u64>>, Vec<Touch>)> {
+fn bind(
+    s: &mut State,
+    name: &str,
+    params: *const *const u8,
+) -> Result<(KernelFn, Vec<Vec<u64>>, Vec<Touch>)> {
     let kernel = s.kernels.get(name).ok_or(NOT_FOUND)?;
-    let (function, sizes, pointers, writes) = (kernel.function, kernel.sizes.clone(), kernel.pointers, kernel.writes);
+    let (function, sizes, pointers, writes) = (
+        kernel.function,
+        kernel.sizes.clone(),
+        kernel.pointers,
+        kernel.writes,
+    );
     if params.is_null() && !sizes.is_empty() {
         return Err(INVALID_VALUE);
     }
@@ -1598,12 +1996,18 @@ fn bind(s: &mut State, name: &str, params: *const *const u8) -> Result<(KernelFn
     for (index, &size) in sizes.iter().enumerate() {
         let mut value = vec![0u64; (size as usize).div_ceil(8).max(1)];
         // SAFETY: the caller passes one pointer for each parameter, to as many bytes as the kernel was registered with.
-        unsafe { (*params.add(index)).copy_to_nonoverlapping(value.as_mut_ptr().cast(), size as usize) };
+        unsafe {
+            (*params.add(index)).copy_to_nonoverlapping(value.as_mut_ptr().cast(), size as usize)
+        };
         let bit = |mask: u64| mask.checked_shr(index as u32).unwrap_or_default() & 1 == 1;
         if bit(pointers) && value[0] != 0 {
             let touch = s.device_touch(value[0], 1, bit(writes))?;
             let range = &s.memory[&touch.range];
-            touches.push(Touch { start: range.start, end: range.start + range.len, ..touch });
+            touches.push(Touch {
+                start: range.start,
+                end: range.start + range.len,
+                ..touch
+            });
             value[0] = s.real(value[0]);
         }
         values.push(value);
@@ -1627,33 +2031,74 @@ pub extern "C" fn cuLaunchKernel(
 ) -> u32 {
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let shape = format!("{grid:?} {block:?}");
-    call("cuLaunchKernel", &[&function, &shape.as_str(), &shared, &stream], |s| {
-        let id = s.own_stream(stream)?;
-        let (_, name) = s.functions.get(&function.0).cloned().ok_or(INVALID_HANDLE)?;
-        let threads = block.iter().try_fold(1u32, |product, side| product.checked_mul(*side));
-        if grid.contains(&0) || !extra.is_null() || !threads.is_some_and(|count| (1..=1024).contains(&count)) {
-            return Err(INVALID_VALUE);
-        }
-        let text: Arc<str> = format!("{} ({name})", s.calling()).into();
-        s.calling = Some(text);
-        let (function, params, touches) = bind(s, &name, params)?;
-        s.enqueue(id, touches, None, Work::Kernel(Launch { function, grid, block, params }));
-        Ok(())
-    })
+    call(
+        "cuLaunchKernel",
+        &[&function, &shape.as_str(), &shared, &stream],
+        |s| {
+            let id = s.own_stream(stream)?;
+            let (_, name) = s
+                .functions
+                .get(&function.0)
+                .cloned()
+                .ok_or(INVALID_HANDLE)?;
+            let threads = block
+                .iter()
+                .try_fold(1u32, |product, side| product.checked_mul(*side));
+            if grid.contains(&0)
+                || !extra.is_null()
+                || !threads.is_some_and(|count| (1..=1024).contains(&count))
+            {
+                return Err(INVALID_VALUE);
+            }
+            let text: Arc<str> = format!("{} ({name})", s.calling()).into();
+            s.calling = Some(text);
+            let (function, params, touches) = bind(s, &name, params)?;
+            s.enqueue(
+                id,
+                touches,
+                None,
+                Work::Kernel(Launch {
+                    function,
+                    grid,
+                    block,
+                    params,
+                }),
+            );
+            Ok(())
+        },
+    )
 }
 
-entry!(cuLaunchHostFunc, |s, stream: Handle, function: Option<HostFn>, data: *mut c_void| {
-    let id = s.own_stream(stream)?;
-    let function = function.ok_or(INVALID_VALUE)?;
-    s.enqueue(id, vec![], None, Work::Host { function, data: data as usize, clock: Clock::new() });
-    Ok(())
-});
+entry!(
+    cuLaunchHostFunc,
+    |s, stream: Handle, function: Option<HostFn>, data: *mut c_void| {
+        let id = s.own_stream(stream)?;
+        let function = function.ok_or(INVALID_VALUE)?;
+        s.enqueue(
+            id,
+            vec![],
+            None,
+            Work::Host {
+                function,
+                data: data as usize,
+                clock: Clock::new(),
+            },
+        );
+        Ok(())
+    }
+);
 
 // --- order: what is enqueued, and what it may touch ---
 
 impl State {
     /// Appends an operation to a stream and checks what it touches; returns its number. What is captured does not run.
-    fn enqueue(&mut self, id: u64, touches: Vec<Touch>, wait: Option<((u64, u64), Clock)>, mut work: Work) -> u64 {
+    fn enqueue(
+        &mut self,
+        id: u64,
+        touches: Vec<Touch>,
+        wait: Option<((u64, u64), Clock)>,
+        mut work: Work,
+    ) -> u64 {
         let stream = &self.streams[&id];
         if self.captures.contains_key(&id) {
             return stream.last;
@@ -1681,9 +2126,17 @@ impl State {
         }
         let stream = self.streams.get_mut(&id).expect("looked up above");
         (stream.last, stream.clock) = (seq, clock);
-        stream.queue.push_back(Op { seq, after, touches, work });
+        stream.queue.push_back(Op {
+            seq,
+            after,
+            touches,
+            work,
+        });
         if let Some(shared) = stream.shared {
-            self.submitted.entry(shared).or_default().push_back((id, seq));
+            self.submitted
+                .entry(shared)
+                .or_default()
+                .push_back((id, seq));
         }
         CHANGED.notify_all();
         seq
@@ -1692,8 +2145,14 @@ impl State {
     /// Compares an access with the earlier ones of its range, and becomes one of them.
     fn check(&mut self, touch: &Touch, stream: u64, seq: u64, clock: &Clock) {
         let (text, host) = (self.calling(), &self.host);
-        let Some(range) = self.memory.get_mut(&touch.range) else { return };
-        let knows = |clock: &Clock, access: &Access| clock.get(&access.stream).is_some_and(|seq| *seq >= access.seq);
+        let Some(range) = self.memory.get_mut(&touch.range) else {
+            return;
+        };
+        let knows = |clock: &Clock, access: &Access| {
+            clock
+                .get(&access.stream)
+                .is_some_and(|seq| *seq >= access.seq)
+        };
         let mut found = Vec::new();
         for access in &range.history {
             let meet = access.touch.start < touch.end && touch.start < access.touch.end;
@@ -1701,7 +2160,9 @@ impl State {
                 let verb = |write: bool| if write { "writes" } else { "reads" };
                 let (first, second) = (verb(access.touch.write), verb(touch.write));
                 let (name, before) = (&range.name, &access.text);
-                found.push(format!("unordered use of {name}: {before} {first} it; {text} {second} it"));
+                found.push(format!(
+                    "unordered use of {name}: {before} {first} it; {text} {second} it"
+                ));
             }
         }
         // Whatever comes later is after what the host has seen, and after what this access covers and knows.
@@ -1713,17 +2174,32 @@ impl State {
         if range.history.len() == HISTORY {
             range.history.remove(0);
         }
-        range.history.push(Access { touch: *touch, stream, seq, text });
+        range.history.push(Access {
+            touch: *touch,
+            stream,
+            seq,
+            text,
+        });
         found.into_iter().for_each(|text| self.violation(text));
     }
 
     /// Operations on the bytes that the host has not seen complete, though they may be.
     fn unobserved(&self, start: u64, len: u64) -> Vec<Arc<str>> {
-        let seen = |access: &&Access| self.host.get(&access.stream).is_none_or(|seq| *seq < access.seq);
+        let seen = |access: &&Access| {
+            self.host
+                .get(&access.stream)
+                .is_none_or(|seq| *seq < access.seq)
+        };
         let meets = |access: &&Access| access.touch.start < start + len && start < access.touch.end;
         let ranges = self.memory.range(..start + len).map(|(_, range)| range);
-        let history = ranges.filter(|range| range.start + range.len > start).flat_map(|range| &range.history);
-        history.filter(meets).filter(seen).map(|access| access.text.clone()).collect()
+        let history = ranges
+            .filter(|range| range.start + range.len > start)
+            .flat_map(|range| &range.history);
+        history
+            .filter(meets)
+            .filter(seen)
+            .map(|access| access.text.clone())
+            .collect()
     }
 }
 
@@ -1766,7 +2242,9 @@ fn worker(id: u64) {
 
 impl State {
     fn step(&mut self, id: u64) -> Step {
-        let Some(stream) = self.streams.get(&id) else { return Step::Gone };
+        let Some(stream) = self.streams.get(&id) else {
+            return Step::Gone;
+        };
         let (context, closing) = (stream.context, stream.closing);
         let Some(op) = stream.queue.front() else {
             if !closing {
@@ -1779,26 +2257,40 @@ impl State {
         if self.hold || self.alive(context).is_err() {
             return Step::Wait;
         }
-        if stream.shared.is_some_and(|shared| self.submitted[&shared].front() != Some(&(id, op.seq))) {
+        if stream
+            .shared
+            .is_some_and(|shared| self.submitted[&shared].front() != Some(&(id, op.seq)))
+        {
             return Step::Wait;
         }
-        if let Some(&(other, _)) = op.after.iter().find(|(stream, seq)| !self.is_done(*stream, *seq)) {
+        if let Some(&(other, _)) = op
+            .after
+            .iter()
+            .find(|(stream, seq)| !self.is_done(*stream, *seq))
+        {
             // What will never be done takes those that wait for it along.
-            let dead = self.streams.get(&other).and_then(|other| self.alive(other.context).err());
+            let dead = self
+                .streams
+                .get(&other)
+                .and_then(|other| self.alive(other.context).err());
             return dead.map_or(Step::Wait, |code| self.kill(context, code));
         }
         self.begin_work(id, context)
     }
 
     fn kill(&mut self, context: u64, code: u32) -> Step {
-        self.contexts.entry(context).and_modify(|context| context.dead = code);
+        self.contexts
+            .entry(context)
+            .and_modify(|context| context.dead = code);
         CHANGED.notify_all();
         Step::Wait
     }
 
     /// The stream's kernel has failed and is never done.
     fn broke(&mut self, id: u64, code: u32) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(stream) = self.streams.get_mut(&id) else {
+            return;
+        };
         stream.busy = None;
         let context = stream.context;
         self.kill(context, code);
@@ -1807,7 +2299,10 @@ impl State {
     /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
     fn begin_work(&mut self, id: u64, context: u64) -> Step {
         let stream = self.streams.get_mut(&id).expect("seen by the caller");
-        if let Some(submitted) = stream.shared.and_then(|shared| self.submitted.get_mut(&shared)) {
+        if let Some(submitted) = stream
+            .shared
+            .and_then(|shared| self.submitted.get_mut(&shared))
+        {
             submitted.pop_front();
             CHANGED.notify_all();
         }
@@ -1816,8 +2311,13 @@ impl State {
         match std::mem::replace(&mut op.work, Work::Marker) {
             Work::Marker => {}
             Work::Record { event } => {
-                let record = self.events.get_mut(&event).and_then(|event| event.record.as_mut());
-                if let Some(record) = record.filter(|record| (record.stream, record.seq) == (id, seq)) {
+                let record = self
+                    .events
+                    .get_mut(&event)
+                    .and_then(|event| event.record.as_mut());
+                if let Some(record) =
+                    record.filter(|record| (record.stream, record.seq) == (id, seq))
+                {
                     record.at = Some(Instant::now());
                 }
             }
@@ -1825,7 +2325,8 @@ impl State {
             work => {
                 let index = self.executed;
                 self.executed += 1;
-                if let Some(&(_, code)) = self.async_failures.iter().find(|(nth, _)| *nth == index) {
+                if let Some(&(_, code)) = self.async_failures.iter().find(|(nth, _)| *nth == index)
+                {
                     return self.kill(context, code);
                 }
                 if let Work::Host { clock, .. } = &work {
@@ -1855,7 +2356,11 @@ impl State {
             Work::Copy { len, .. } | Work::Fill { len, .. } => *len,
             _ => 0,
         };
-        let transfer = if self.config.bandwidth == 0 { 0.0 } else { bytes as f64 / self.config.bandwidth as f64 };
+        let transfer = if self.config.bandwidth == 0 {
+            0.0
+        } else {
+            bytes as f64 / self.config.bandwidth as f64
+        };
         self.config.latency + Duration::from_secs_f64(transfer)
     }
 }
@@ -1880,8 +2385,14 @@ fn execute(work: Work) -> Option<String> {
             }
             fill(to, byte, len);
         }
-        Work::Kernel(Launch { function, grid, block, params }) => {
-            let params: Vec<*const c_void> = params.iter().map(|param| param.as_ptr().cast()).collect();
+        Work::Kernel(Launch {
+            function,
+            grid,
+            block,
+            params,
+        }) => {
+            let params: Vec<*const c_void> =
+                params.iter().map(|param| param.as_ptr().cast()).collect();
             IN_CALLBACK.set(true);
             function(grid.as_ptr(), block.as_ptr(), params.as_ptr());
             IN_CALLBACK.set(false);
@@ -1904,42 +2415,158 @@ const ERRORS: [(u32, &CStr, &CStr); 42] = [
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
     (3, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
     (4, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
-    (34, c"CUDA_ERROR_STUB_LIBRARY", c"CUDA driver is a stub library"),
-    (46, c"CUDA_ERROR_DEVICE_UNAVAILABLE", c"CUDA-capable device(s) is/are busy or unavailable"),
-    (100, c"CUDA_ERROR_NO_DEVICE", c"no CUDA-capable device is detected"),
+    (
+        34,
+        c"CUDA_ERROR_STUB_LIBRARY",
+        c"CUDA driver is a stub library",
+    ),
+    (
+        46,
+        c"CUDA_ERROR_DEVICE_UNAVAILABLE",
+        c"CUDA-capable device(s) is/are busy or unavailable",
+    ),
+    (
+        100,
+        c"CUDA_ERROR_NO_DEVICE",
+        c"no CUDA-capable device is detected",
+    ),
     (101, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
-    (200, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
-    (201, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
-    (209, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for execution on the device"),
-    (214, c"CUDA_ERROR_ECC_UNCORRECTABLE", c"uncorrectable ECC error encountered"),
-    (218, c"CUDA_ERROR_INVALID_PTX", c"a PTX JIT compilation failed"),
-    (221, c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND", c"PTX JIT compiler library not found"),
-    (222, c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION", c"the provided PTX was compiled with an unsupported toolchain."),
-    (304, c"CUDA_ERROR_OPERATING_SYSTEM", c"OS call failed or operation not supported on this OS"),
-    (400, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
-    (401, c"CUDA_ERROR_ILLEGAL_STATE", c"the operation cannot be performed in the present state"),
+    (
+        200,
+        c"CUDA_ERROR_INVALID_IMAGE",
+        c"device kernel image is invalid",
+    ),
+    (
+        201,
+        c"CUDA_ERROR_INVALID_CONTEXT",
+        c"invalid device context",
+    ),
+    (
+        209,
+        c"CUDA_ERROR_NO_BINARY_FOR_GPU",
+        c"no kernel image is available for execution on the device",
+    ),
+    (
+        214,
+        c"CUDA_ERROR_ECC_UNCORRECTABLE",
+        c"uncorrectable ECC error encountered",
+    ),
+    (
+        218,
+        c"CUDA_ERROR_INVALID_PTX",
+        c"a PTX JIT compilation failed",
+    ),
+    (
+        221,
+        c"CUDA_ERROR_JIT_COMPILER_NOT_FOUND",
+        c"PTX JIT compiler library not found",
+    ),
+    (
+        222,
+        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        c"the provided PTX was compiled with an unsupported toolchain.",
+    ),
+    (
+        304,
+        c"CUDA_ERROR_OPERATING_SYSTEM",
+        c"OS call failed or operation not supported on this OS",
+    ),
+    (
+        400,
+        c"CUDA_ERROR_INVALID_HANDLE",
+        c"invalid resource handle",
+    ),
+    (
+        401,
+        c"CUDA_ERROR_ILLEGAL_STATE",
+        c"the operation cannot be performed in the present state",
+    ),
     (500, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (600, c"CUDA_ERROR_NOT_READY", c"device not ready"),
-    (700, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
-    (701, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
-    (702, c"CUDA_ERROR_LAUNCH_TIMEOUT", c"the launch timed out and was terminated"),
-    (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
+    (
+        700,
+        c"CUDA_ERROR_ILLEGAL_ADDRESS",
+        c"an illegal memory access was encountered",
+    ),
+    (
+        701,
+        c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES",
+        c"too many resources requested for launch",
+    ),
+    (
+        702,
+        c"CUDA_ERROR_LAUNCH_TIMEOUT",
+        c"the launch timed out and was terminated",
+    ),
+    (
+        709,
+        c"CUDA_ERROR_CONTEXT_IS_DESTROYED",
+        c"context is destroyed",
+    ),
     (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
-    (712, c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"part or all of the requested memory range is already mapped"),
-    (713, c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"pointer does not correspond to a registered memory region"),
+    (
+        712,
+        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        c"part or all of the requested memory range is already mapped",
+    ),
+    (
+        713,
+        c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        c"pointer does not correspond to a registered memory region",
+    ),
     (716, c"CUDA_ERROR_MISALIGNED_ADDRESS", c"misaligned address"),
-    (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
+    (
+        719,
+        c"CUDA_ERROR_LAUNCH_FAILED",
+        c"unspecified launch failure",
+    ),
     (800, c"CUDA_ERROR_NOT_PERMITTED", c"operation not permitted"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
-    (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"system not yet initialized"),
-    (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"system has unsupported display driver / cuda driver combination"),
-    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"operation not permitted when stream is capturing"),
-    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"operation failed due to a previous error during capture"),
-    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"capture was not initiated in this stream"),
-    (905, c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION", c"dependency created on uncaptured work in another stream"),
-    (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"operation would make the legacy stream depend on a capturing one"),
-    (907, c"CUDA_ERROR_CAPTURED_EVENT", c"operation not permitted on an event last recorded in a capturing stream"),
-    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"attempt to terminate a capture sequence from another thread"),
+    (
+        802,
+        c"CUDA_ERROR_SYSTEM_NOT_READY",
+        c"system not yet initialized",
+    ),
+    (
+        803,
+        c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        c"system has unsupported display driver / cuda driver combination",
+    ),
+    (
+        900,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        c"operation not permitted when stream is capturing",
+    ),
+    (
+        901,
+        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        c"operation failed due to a previous error during capture",
+    ),
+    (
+        903,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED",
+        c"capture was not initiated in this stream",
+    ),
+    (
+        905,
+        c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+        c"dependency created on uncaptured work in another stream",
+    ),
+    (
+        906,
+        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+        c"operation would make the legacy stream depend on a capturing one",
+    ),
+    (
+        907,
+        c"CUDA_ERROR_CAPTURED_EVENT",
+        c"operation not permitted on an event last recorded in a capturing stream",
+    ),
+    (
+        908,
+        c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+        c"attempt to terminate a capture sequence from another thread",
+    ),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
@@ -1975,18 +2602,31 @@ pub extern "C" fn standin_reset(config: *const c_char) {
     let lines = text(config);
     let mut s = Held::lock();
     stop(&mut s);
-    for range in s.memory.values().filter(|range| range.place == Place::HostAlloc) {
+    for range in s
+        .memory
+        .values()
+        .filter(|range| range.place == Place::HostAlloc)
+    {
         // SAFETY: mapped by cuMemHostAlloc with this length; no operation is left that knows it.
         unsafe { munmap(range.start as *mut c_void, range.len as usize) };
     }
     let old = std::mem::take(&mut *s);
     if old.window != 0 {
-        map(old.window + SPAN, old.next - old.window, PROT_NONE, MAP_FIXED).expect("the range is ours");
+        map(
+            old.window + SPAN,
+            old.next - old.window,
+            PROT_NONE,
+            MAP_FIXED,
+        )
+        .expect("the range is ours");
     }
     (s.session, s.initialised, s.kernels) = (old.session + 1, old.initialised, old.kernels);
     (s.handles, s.window, s.next) = (old.handles, old.window, old.next);
     s.config.driver_version = 12_040;
-    lines.lines().filter_map(|line| line.split_once('=')).for_each(|(key, value)| s.configure(key, value));
+    lines
+        .lines()
+        .filter_map(|line| line.split_once('='))
+        .for_each(|(key, value)| s.configure(key, value));
 }
 
 impl State {
@@ -1996,9 +2636,17 @@ impl State {
             "device" => {
                 let mut parts = value.split('|').map(str::to_string);
                 let (name, bytes, bus) = (parts.next(), parts.next(), parts.next());
-                let bytes = bytes.and_then(|bytes| bytes.parse().ok()).unwrap_or_default();
+                let bytes = bytes
+                    .and_then(|bytes| bytes.parse().ok())
+                    .unwrap_or_default();
                 let (name, bus) = (name.unwrap_or_default(), bus.unwrap_or_default());
-                self.devices.push(Device { name, bytes, bus, used: 0, primary: None });
+                self.devices.push(Device {
+                    name,
+                    bytes,
+                    bus,
+                    used: 0,
+                    primary: None,
+                });
             }
             "driver_version" => self.config.driver_version = value.parse().unwrap_or_default(),
             "mode_in_context" => self.config.mode_in_context = number != 0,
@@ -2027,9 +2675,15 @@ pub extern "C" fn standin_finish() {
     let mut s = Held::lock();
     s.admitted.clear();
     stop(&mut s);
-    let gone = s.memory.values().filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
+    let gone = s
+        .memory
+        .values()
+        .filter(|range| range.place == Place::Registered && !mapped(range.start, range.len));
     let texts = gone.map(|range| match s.leaked.contains(&range.start) {
-        true => format!("{} was unmapped though its unregistration failed", range.name),
+        true => format!(
+            "{} was unmapped though its unregistration failed",
+            range.name
+        ),
         false => format!("{} was unmapped while it was registered", range.name),
     });
     let texts: Vec<_> = texts.collect();
@@ -2073,14 +2727,23 @@ pub extern "C" fn standin_trace(out: *mut c_char, len: usize) -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_calls(symbol: *const c_char) -> u64 {
     let s = Held::lock();
-    if symbol.is_null() { s.calls } else { s.counts.get(&text(symbol)).copied().unwrap_or_default() }
+    if symbol.is_null() {
+        s.calls
+    } else {
+        s.counts.get(&text(symbol)).copied().unwrap_or_default()
+    }
 }
 
 /// Call `index` (of `symbol`, or of all if null; the session's first is 0) returns `code` and does nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sticky: bool) {
     let symbol = (!symbol.is_null()).then(|| text(symbol));
-    Held::lock().failures.push(Failure { symbol, index, code, sticky });
+    Held::lock().failures.push(Failure {
+        symbol,
+        index,
+        code,
+        sticky,
+    });
 }
 
 /// From now on only the session's first `count` calls of a symbol pass; the others wait until more are admitted.
@@ -2120,8 +2783,16 @@ pub extern "C" fn standin_executed() -> u64 {
 pub extern "C" fn standin_in_flight(at: Address, len: usize) -> usize {
     let s = Held::lock();
     let end = at.0.saturating_add(len as u64);
-    let meets = |op: &&Op| op.touches.iter().any(|touch| touch.start < end && at.0 < touch.end);
-    s.streams.values().flat_map(|stream| &stream.queue).filter(meets).count()
+    let meets = |op: &&Op| {
+        op.touches
+            .iter()
+            .any(|touch| touch.start < end && at.0 < touch.end)
+    };
+    s.streams
+        .values()
+        .flat_map(|stream| &stream.queue)
+        .filter(meets)
+        .count()
 }
 
 /// Operations that touch these bytes and that the host has not seen complete, done or not.
@@ -2134,26 +2805,43 @@ pub extern "C" fn standin_unobserved(at: Address, len: usize) -> usize {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_host_address(at: Address) -> *mut u8 {
     let s = Held::lock();
-    let live = s.range_at(at.0).is_some_and(|range| range.freed.is_none() && matches!(range.place, Place::Device(_)));
-    if live { s.real(at.0) as *mut u8 } else { std::ptr::null_mut() }
+    let live = s
+        .range_at(at.0)
+        .is_some_and(|range| range.freed.is_none() && matches!(range.place, Place::Device(_)));
+    if live {
+        s.real(at.0) as *mut u8
+    } else {
+        std::ptr::null_mut()
+    }
 }
 
 /// As `standin_host_address`, for code that is about to access (or has just accessed) the bytes itself, outside of any
 /// stream, as cuFile does: everything enqueued on them must have been seen complete. `what` names the access.
 #[unsafe(no_mangle)]
-pub extern "C" fn standin_access(at: Address, len: usize, write: bool, what: *const c_char) -> *mut u8 {
+pub extern "C" fn standin_access(
+    at: Address,
+    len: usize,
+    write: bool,
+    what: *const c_char,
+) -> *mut u8 {
     let what = text(what);
     let mut s = Held::lock();
     s.calling = Some(what.as_str().into());
-    let Ok(touch) = s.device_touch(at.0, len as u64, write) else { return std::ptr::null_mut() };
+    let Ok(touch) = s.device_touch(at.0, len as u64, write) else {
+        return std::ptr::null_mut();
+    };
     let (range, host) = (&s.memory[&touch.range], &s.host);
     let unordered = range.history.iter().filter(|access| {
         let meet = access.touch.start < touch.end && touch.start < access.touch.end;
-        let seen = host.get(&access.stream).is_some_and(|seq| *seq >= access.seq);
+        let seen = host
+            .get(&access.stream)
+            .is_some_and(|seq| *seq >= access.seq);
         meet && !seen && (write || access.touch.write)
     });
     let name = &range.name;
-    let texts: Vec<_> = unordered.map(|access| format!("unordered use of {name}: {}; {what}", access.text)).collect();
+    let texts: Vec<_> = unordered
+        .map(|access| format!("unordered use of {name}: {}; {what}", access.text))
+        .collect();
     texts.into_iter().for_each(|text| s.violation(text));
     s.real(at.0) as *mut u8
 }
@@ -2165,8 +2853,12 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     let s = Held::lock();
     let kept = |handle: &u64| !s.leaked.contains(handle);
     let ranges = |wanted: fn(Place) -> bool, leaked: bool| {
-        let live = s.memory.values().filter(move |range| range.freed.is_none() && wanted(range.place));
-        live.filter(|range| kept(&range.start) != leaked).fold((0, 0), |sum, range| (sum.0 + 1, sum.1 + range.len))
+        let live = s
+            .memory
+            .values()
+            .filter(move |range| range.freed.is_none() && wanted(range.place));
+        live.filter(|range| kept(&range.start) != leaked)
+            .fold((0, 0), |sum, range| (sum.0 + 1, sum.1 + range.len))
     };
     let device = |leaked| ranges(|place| matches!(place, Place::Device(_)), leaked);
     let (allocations, bytes) = device(false);
@@ -2174,7 +2866,11 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     let (registrations, registered) = (registrations + s.abandoned.0, registered + s.abandoned.1);
     let (host, _) = ranges(|place| place == Place::HostAlloc, false);
     let retains: u64 = s.contexts.values().map(|context| context.retains).sum();
-    let streams = s.streams.iter().filter(|(id, stream)| kept(id) && !stream.legacy && !stream.closing).count();
+    let streams = s
+        .streams
+        .iter()
+        .filter(|(id, stream)| kept(id) && !stream.legacy && !stream.closing)
+        .count();
     let events = s.events.keys().filter(|id| kept(id)).count();
     let modules = s.modules.keys().filter(|id| kept(id)).count();
     let (streams, events, modules) = (streams as u64, events as u64, modules as u64);
@@ -2208,6 +2904,18 @@ pub extern "C" fn standin_register_kernel(
     writes: u64,
 ) {
     // SAFETY: the caller passes `count` sizes.
-    let sizes = if count == 0 { vec![] } else { unsafe { std::slice::from_raw_parts(sizes, count) }.to_vec() };
-    Held::lock().kernels.insert(text(name), Kernel { function, sizes, pointers, writes });
+    let sizes = if count == 0 {
+        vec![]
+    } else {
+        unsafe { std::slice::from_raw_parts(sizes, count) }.to_vec()
+    };
+    Held::lock().kernels.insert(
+        text(name),
+        Kernel {
+            function,
+            sizes,
+            pointers,
+            writes,
+        },
+    );
 }

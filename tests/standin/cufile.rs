@@ -57,7 +57,10 @@ pub struct Status {
 const OK: Status = Status { code: 0, cuda: 0 };
 
 fn fail(code: c_int) -> Status {
-    Status { code, cuda: if code == 5011 { 201 } else { 0 } }
+    Status {
+        code,
+        cuda: if code == 5011 { 201 } else { 0 },
+    }
 }
 
 /// `CUfileDescr_t`.
@@ -140,11 +143,16 @@ struct State {
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 fn fresh() -> State {
-    State { version: 1200, gpu_count: 1, ..State::default() }
+    State {
+        version: 1200,
+        gpu_count: 1,
+        ..State::default()
+    }
 }
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    let mut state: MutexGuard<'_, Option<State>> = STATE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut state: MutexGuard<'_, Option<State>> =
+        STATE.lock().unwrap_or_else(PoisonError::into_inner);
     work(state.get_or_insert_with(fresh))
 }
 
@@ -215,8 +223,14 @@ fn primary_contexts(retain: bool) {
     type Count = extern "C" fn(*mut c_int) -> u32;
     type Retain = extern "C" fn(*mut u64, c_int) -> u32;
     type Release = extern "C" fn(c_int) -> u32;
-    let names = [c"cuDeviceGetCount", c"cuDevicePrimaryCtxRetain", c"cuDevicePrimaryCtxRelease_v2"];
-    let [Some(count), Some(retains), Some(releases)] = names.map(global) else { return };
+    let names = [
+        c"cuDeviceGetCount",
+        c"cuDevicePrimaryCtxRetain",
+        c"cuDevicePrimaryCtxRelease_v2",
+    ];
+    let [Some(count), Some(retains), Some(releases)] = names.map(global) else {
+        return;
+    };
     // SAFETY: the driver API declares the three so.
     let (count, retains, releases) = unsafe {
         (
@@ -228,7 +242,11 @@ fn primary_contexts(retain: bool) {
     let (mut gpus, mut context) = (0, 0);
     count(&raw mut gpus);
     for gpu in 0..gpus {
-        if retain { retains(&raw mut context, gpu) } else { releases(gpu) };
+        if retain {
+            retains(&raw mut context, gpu)
+        } else {
+            releases(gpu)
+        };
     }
 }
 
@@ -238,9 +256,14 @@ pub extern "C" fn cuFileDriverClose_v2() -> Status {
         if !state.is_open("cuFileDriverClose") {
             return fail(5001);
         }
-        let (files, buffers) = (state.files.len(), state.buffers.values().filter(|buffer| !buffer.lost).count());
+        let (files, buffers) = (
+            state.files.len(),
+            state.buffers.values().filter(|buffer| !buffer.lost).count(),
+        );
         if state.users == 1 && files + buffers > 0 {
-            state.violation(format!("closed with {files} files and {buffers} buffers registered"));
+            state.violation(format!(
+                "closed with {files} files and {buffers} buffers registered"
+            ));
         }
         state.users -= 1;
         state.closes += 1;
@@ -279,7 +302,10 @@ pub unsafe extern "C" fn cuFileGetVersion(version: *mut c_int) -> Status {
 ///
 /// `handle` may be written to, `descr` may be read.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut *mut c_void, descr: *const Descr) -> Status {
+pub unsafe extern "C" fn cuFileHandleRegister(
+    handle: *mut *mut c_void,
+    descr: *const Descr,
+) -> Status {
     // SAFETY: as the caller promises; any 4 bytes are a number.
     let (kind, fd) = unsafe { ((*descr).kind, (*descr).handle.fd) };
     // SAFETY: asks the kernel for the flags of a descriptor, which may be any number.
@@ -346,7 +372,9 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
         }
         state.needs_context("cuFileBufRegister", current);
         let fault = state.register_fault(1);
-        let Some(end) = start.checked_add(len).filter(|_| start != 0 && len != 0) else { return fail(5022) };
+        let Some(end) = start.checked_add(len).filter(|_| start != 0 && len != 0) else {
+            return fail(5022);
+        };
         let before = state.buffers.range(..end).next_back();
         let overlaps = before.is_some_and(|(other, buffer)| other + buffer.len > start);
         match () {
@@ -357,7 +385,14 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
         if !start.is_multiple_of(ALIGN) {
             state.violation(format!("buffer {start:#x} is not aligned"));
         }
-        state.buffers.insert(start, Buffer { len, busy: 0, lost: false });
+        state.buffers.insert(
+            start,
+            Buffer {
+                len,
+                busy: 0,
+                lost: false,
+            },
+        );
         state.trace("buffer+");
         OK
     })
@@ -373,7 +408,10 @@ pub extern "C" fn cuFileBufDeregister(address: *const c_void) -> Status {
         state.needs_context("cuFileBufDeregister", current);
         let fault = state.register_fault(2);
         if fault != 0 {
-            state.buffers.entry(start).and_modify(|buffer| buffer.lost = true);
+            state
+                .buffers
+                .entry(start)
+                .and_modify(|buffer| buffer.lost = true);
             return fail(fault);
         }
         let Some(buffer) = state.buffers.remove(&start) else {
@@ -420,7 +458,9 @@ fn host(address: u64) -> Option<*mut u8> {
 
 /// Whether a context is current on this thread, as far as a stand-in of CUDA tells: it may refuse the question.
 fn has_context() -> bool {
-    let (Some(_), Some(found)) = (global(c"standin_access"), global(c"cuCtxGetCurrent")) else { return true };
+    let (Some(_), Some(found)) = (global(c"standin_access"), global(c"cuCtxGetCurrent")) else {
+        return true;
+    };
     // SAFETY: the driver API declares it so.
     let current: extern "C" fn(*mut u64) -> u32 = unsafe { std::mem::transmute(found) };
     let mut context = 0;
@@ -429,9 +469,12 @@ fn has_context() -> bool {
 
 /// Tells the stand-in of CUDA, if there is one, that bytes are written outside of its streams, and whether they are there.
 fn access(address: u64, len: usize, what: &std::ffi::CStr) -> bool {
-    let Some(found) = global(c"standin_access") else { return true };
+    let Some(found) = global(c"standin_access") else {
+        return true;
+    };
     // SAFETY: the stand-in of CUDA exports it with this signature.
-    let access: extern "C" fn(u64, usize, bool, *const c_char) -> *mut u8 = unsafe { std::mem::transmute(found) };
+    let access: extern "C" fn(u64, usize, bool, *const c_char) -> *mut u8 =
+        unsafe { std::mem::transmute(found) };
     !access(address, len, true, what.as_ptr()).is_null()
 }
 
@@ -442,7 +485,14 @@ impl State {
         }
     }
 
-    fn plan(&mut self, handle: usize, base: u64, len: u64, from: i64, to: i64) -> Result<Plan, c_int> {
+    fn plan(
+        &mut self,
+        handle: usize,
+        base: u64,
+        len: u64,
+        from: i64,
+        to: i64,
+    ) -> Result<Plan, c_int> {
         let fault = self.faults.remove(&self.reads);
         self.reads += 1;
         if !self.is_open("cuFileRead") {
@@ -456,24 +506,51 @@ impl State {
             return refuse(self, 5022, format!("read at offsets {from} and {to}"));
         };
         let Some(buffer) = self.buffers.get_mut(&base) else {
-            return refuse(self, 5024, format!("read into {base:#x}, which is not registered"));
+            return refuse(
+                self,
+                5024,
+                format!("read into {base:#x}, which is not registered"),
+            );
         };
         if to.checked_add(len).is_none_or(|end| end > buffer.len) {
-            return refuse(self, 5017, format!("read of {len} bytes at {to} leaves the buffer"));
+            return refuse(
+                self,
+                5017,
+                format!("read of {len} bytes at {to} leaves the buffer"),
+            );
         }
         let Some(file) = self.files.get_mut(&handle) else {
-            return refuse(self, 5027, format!("read of file {handle:#x}, which is not registered"));
+            return refuse(
+                self,
+                5027,
+                format!("read of file {handle:#x}, which is not registered"),
+            );
         };
         file.busy += 1;
         buffer.busy += 1;
         let fd = file.fd;
         let target = base + to;
-        if self.writing.iter().any(|(start, end)| *start < target + len && target < *end) {
-            self.violation(format!("two reads at once into the {len} bytes at {to} of {base:#x}"));
+        if self
+            .writing
+            .iter()
+            .any(|(start, end)| *start < target + len && target < *end)
+        {
+            self.violation(format!(
+                "two reads at once into the {len} bytes at {to} of {base:#x}"
+            ));
         }
         self.writing.push((target, target + len));
-        let aligned = [from, len, target].iter().all(|value| value.is_multiple_of(ALIGN));
-        Ok(Plan { fd, fault, base, target, end: target + len, aligned })
+        let aligned = [from, len, target]
+            .iter()
+            .all(|value| value.is_multiple_of(ALIGN));
+        Ok(Plan {
+            fd,
+            fault,
+            base,
+            target,
+            end: target + len,
+            aligned,
+        })
     }
 
     fn done(&mut self, handle: usize, plan: &Plan, result: i64) {
@@ -483,7 +560,11 @@ impl State {
         if let Some(buffer) = self.buffers.get_mut(&plan.base) {
             buffer.busy -= 1;
         }
-        if let Some(at) = self.writing.iter().position(|range| *range == (plan.target, plan.end)) {
+        if let Some(at) = self
+            .writing
+            .iter()
+            .position(|range| *range == (plan.target, plan.end))
+        {
             self.writing.swap_remove(at);
         }
         if !self.counting {
@@ -519,7 +600,10 @@ fn pread(fd: c_int, from: u64, len: usize) -> std::io::Result<Vec<u8>> {
             break;
         }
     }
-    Ok(scratch[..got].get(skip..).map(|rest| rest[..rest.len().min(len)].to_vec()).unwrap_or_default())
+    Ok(scratch[..got]
+        .get(skip..)
+        .map(|rest| rest[..rest.len().min(len)].to_vec())
+        .unwrap_or_default())
 }
 
 /// What the read answers, and its errno.
@@ -533,7 +617,9 @@ fn carry_out(plan: &Plan, from: u64, len: usize) -> (i64, c_int) {
         Ok(bytes) => bytes,
         Err(error) => return (-1, error.raw_os_error().unwrap_or(5)),
     };
-    let Some(target) = host(plan.target) else { return (-5012, 0) };
+    let Some(target) = host(plan.target) else {
+        return (-5012, 0);
+    };
     // SAFETY: the range is within a registered buffer, which the caller of cuFileRead keeps allocated and unused until it
     // returns; the scratch memory is another.
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -542,7 +628,13 @@ fn carry_out(plan: &Plan, from: u64, len: usize) -> (i64, c_int) {
 
 #[cfg(not(without_read))]
 #[unsafe(no_mangle)]
-pub extern "C" fn cuFileRead(handle: *mut c_void, address: *mut c_void, len: usize, from: i64, to: i64) -> isize {
+pub extern "C" fn cuFileRead(
+    handle: *mut c_void,
+    address: *mut c_void,
+    len: usize,
+    from: i64,
+    to: i64,
+) -> isize {
     let current = has_context();
     let plan = with(|state| {
         state.needs_context("cuFileRead", current);
@@ -637,7 +729,11 @@ mod statistics {
                 return fail(5022);
             }
             let by_version = if state.version >= 1190 { 1144 } else { 1032 };
-            let start = if state.gpus_at == 0 { by_version } else { state.gpus_at };
+            let start = if state.gpus_at == 0 {
+                by_version
+            } else {
+                state.gpus_at
+            };
             let bytes = stats.cast::<u8>();
             // SAFETY: within the head of the structure, as the caller promises.
             unsafe {
@@ -655,7 +751,10 @@ mod statistics {
                 unsafe {
                     let place = bytes.add(start + index * 248);
                     place.write_bytes(index as u8 + 1, 16);
-                    place.add(16).cast::<u64>().copy_from_nonoverlapping(words.as_ptr(), words.len());
+                    place
+                        .add(16)
+                        .cast::<u64>()
+                        .copy_from_nonoverlapping(words.as_ptr(), words.len());
                 }
             }
             OK
@@ -698,7 +797,11 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_fail_register(what: c_int, skip: u64, code: c_int) {
     let what = (what as usize).clamp(3, 5) - 3;
-    with(|state| state.registers.insert((what, state.registered[what] + skip), code));
+    with(|state| {
+        state
+            .registers
+            .insert((what, state.registered[what] + skip), code)
+    });
 }
 
 /// Read number `call` (from 0) answers `result` with `errno`; a result of 0 or more is the most that it reads.
@@ -731,7 +834,13 @@ pub extern "C" fn standin_cufile_count(what: c_int) -> i64 {
 /// `text` may be written to for `room` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn standin_cufile_text(what: c_int, text: *mut u8, room: usize) -> usize {
-    let lines = with(|state| if what == 0 { state.trace.join("\n") } else { state.violations.join("\n") });
+    let lines = with(|state| {
+        if what == 0 {
+            state.trace.join("\n")
+        } else {
+            state.violations.join("\n")
+        }
+    });
     let len = lines.len().min(room);
     // SAFETY: as the caller promises.
     unsafe { text.copy_from_nonoverlapping(lines.as_ptr(), len) };

@@ -52,7 +52,10 @@ unsafe fn words(domain: *const c_char, event: &Event) -> String {
     // SAFETY: domains and registered names are those of `keep`, other messages texts.
     let (domain, name) = unsafe { (CStr::from_ptr(domain), CStr::from_ptr(event.message)) };
     check(domain == c"feedline", "domain");
-    check((event.version, event.size, event.payload_type) == (3, 48, 1), "event");
+    check(
+        (event.version, event.size, event.payload_type) == (3, 48, 1),
+        "event",
+    );
     check([1, 3].contains(&event.message_type), "message");
     format!("{} {}", name.to_str().unwrap(), event.payload)
 }
@@ -77,7 +80,10 @@ extern "C" fn start(domain: *const c_char, event: &Event) -> u64 {
 }
 
 extern "C" fn end(_domain: *const c_char, id: u64) {
-    eprintln!("nvtx end {}", std::mem::take(&mut STARTED.lock().unwrap()[id as usize - 1]));
+    eprintln!(
+        "nvtx end {}",
+        std::mem::take(&mut STARTED.lock().unwrap()[id as usize - 1])
+    );
 }
 
 extern "C" fn push(domain: *const c_char, event: &Event) -> c_int {
@@ -92,34 +98,70 @@ extern "C" fn push(domain: *const c_char, event: &Event) -> c_int {
 }
 
 extern "C" fn pop(_domain: *const c_char) -> c_int {
-    eprintln!("nvtx pop {}", PUSHED.with_borrow_mut(Vec::pop).unwrap_or_default());
+    eprintln!(
+        "nvtx pop {}",
+        PUSHED.with_borrow_mut(Vec::pop).unwrap_or_default()
+    );
     0
 }
 
 /// # Safety
 /// `tables` is NVTX's function for its tables.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn InitializeInjectionNvtx2(tables: unsafe extern "C" fn(u32) -> *const c_void) -> c_int {
+pub unsafe extern "C" fn InitializeInjectionNvtx2(
+    tables: unsafe extern "C" fn(u32) -> *const c_void,
+) -> c_int {
     eprintln!("nvtx initialize");
     let told = std::env::var("FEEDLINE_NVTX").unwrap_or_default();
     // SAFETY: the caller's promise, and the tables' types.
-    let (callbacks, version, none) =
-        unsafe { (&*tables(1).cast::<Callbacks>(), &*tables(3).cast::<VersionInfo>(), tables(2)) };
-    check((callbacks.size, version.size, version.version, none) == (16, 24, 3, null()), "tables");
+    let (callbacks, version, none) = unsafe {
+        (
+            &*tables(1).cast::<Callbacks>(),
+            &*tables(3).cast::<VersionInfo>(),
+            tables(2),
+        )
+    };
+    check(
+        (callbacks.size, version.size, version.version, none) == (16, 24, 3, null()),
+        "tables",
+    );
     // SAFETY: the table's type.
     unsafe { (version.set_version)(3) };
-    for (module, functions) in [(0, 0), (1, 16), (2, 9), (3, 15), (4, 7), (5, 16), (6, 7), (7, 0)] {
+    for (module, functions) in [
+        (0, 0),
+        (1, 16),
+        (2, 9),
+        (3, 15),
+        (4, 7),
+        (5, 16),
+        (6, 7),
+        (7, 0),
+    ] {
         let (mut table, mut size) = (null(), 0);
         // SAFETY: both places can be written.
         let known = unsafe { (callbacks.module_table)(module, &mut table, &mut size) };
-        check((known, size) == (c_int::from(functions > 0), functions), "modules");
+        check(
+            (known, size) == (c_int::from(functions > 0), functions),
+            "modules",
+        );
         // SAFETY: the table has one more, which is null.
-        let slots: Vec<_> = (0..=size as usize).filter(|_| known > 0).map(|n| unsafe { *table.add(n) }).collect();
+        let slots: Vec<_> = (0..=size as usize)
+            .filter(|_| known > 0)
+            .map(|n| unsafe { *table.add(n) })
+            .collect();
         let places = slots.iter().filter(|slot| !slot.is_null()).count();
         check(places == functions.saturating_sub(1) as usize, "places");
         if module == 5 && told != "deaf" {
-            let ours = [(2, start as Function), (3, end as _), (4, push as _), (5, pop as _)];
-            for (number, function) in ours.into_iter().chain([(10, register as _), (12, keep as _)]) {
+            let ours = [
+                (2, start as Function),
+                (3, end as _),
+                (4, push as _),
+                (5, pop as _),
+            ];
+            for (number, function) in ours
+                .into_iter()
+                .chain([(10, register as _), (12, keep as _)])
+            {
                 // SAFETY: the place of this function.
                 unsafe { slots[number].write(function) };
             }

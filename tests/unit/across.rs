@@ -39,7 +39,10 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> f64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
     }
 
@@ -72,20 +75,41 @@ impl Modelled {
         let (rank, batch) = (self.rank, self.asked.len());
         self.asked.push(now);
         // All slots are free at the start; the one of an earlier batch is when the batch behind it is asked for.
-        let slot = if batch < rank.slots { 0.0 } else { self.asked[batch + 1 - rank.slots] };
+        let slot = if batch < rank.slots {
+            0.0
+        } else {
+            self.asked[batch + 1 - rank.slots]
+        };
         let times = [rank.read, rank.decode, rank.map].map(|ns| self.random.about(ns));
         for (busy, ns) in self.busy.iter_mut().zip(times) {
             *busy += ns;
         }
         self.read_until = self.read_until.max(slot) + times[0];
-        let worker = self.workers.iter_mut().min_by(|a, b| a.total_cmp(b)).unwrap();
+        let worker = self
+            .workers
+            .iter_mut()
+            .min_by(|a, b| a.total_cmp(b))
+            .unwrap();
         *worker = worker.max(self.read_until) + times[1] + times[2];
         let got = now.max(*worker);
-        let stop = if self.random.next() < 0.2 { rank.stops } else { 0.0 };
+        let stop = if self.random.next() < 0.2 {
+            rank.stops
+        } else {
+            0.0
+        };
         let arrived = got + self.random.nearly(rank.own) + rank.throttled + stop;
         let [asked_ns, got_ns, arrived_ns] = [now, got, arrived].map(|ns| ns as u64);
-        let times = BatchRecord { asked_ns, got_ns, arrived_ns, ..BatchRecord::default() };
-        self.records.push(BatchRecord { batch: batch as u64, first: batch == 0, ..times });
+        let times = BatchRecord {
+            asked_ns,
+            got_ns,
+            arrived_ns,
+            ..BatchRecord::default()
+        };
+        self.records.push(BatchRecord {
+            batch: batch as u64,
+            first: batch == 0,
+            ..times
+        });
         arrived
     }
 
@@ -93,24 +117,51 @@ impl Modelled {
         let batches = self.records.len() as u64;
         let [first, end] = [0, BATCHES - 1].map(|at| self.records[at].got_ns);
         let [read, decode, map] = self.busy.map(|ns| ns as u64);
-        let waits = self.records.iter().skip(1).map(|record| record.got_ns - record.asked_ns);
-        let mut snapshot = Snapshot { steady_ns: end - first, ..Snapshot::default() };
+        let waits = self
+            .records
+            .iter()
+            .skip(1)
+            .map(|record| record.got_ns - record.asked_ns);
+        let mut snapshot = Snapshot {
+            steady_ns: end - first,
+            ..Snapshot::default()
+        };
         snapshot.consumer.waited_ns = waits.sum();
         (snapshot.consumer.batches, snapshot.consumer.samples) = (batches, 4 * batches);
         snapshot.consumer.delay_ns = Some((0.6 * self.rank.throttled) as u64 * batches);
-        (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns, snapshot.storage.depth) = (read, 4 * read, 64);
+        (
+            snapshot.storage.busy_ns,
+            snapshot.storage.in_flight_ns,
+            snapshot.storage.depth,
+        ) = (read, 4 * read, 64);
         let (workers, samples) = (self.rank.workers as u32, 4 * batches);
-        let decode =
-            DecodeStage { busy_ns: decode + map, map_batch_ns: map, workers, cores: 64, samples, ..Default::default() };
+        let decode = DecodeStage {
+            busy_ns: decode + map,
+            map_batch_ns: map,
+            workers,
+            cores: 64,
+            samples,
+            ..Default::default()
+        };
         snapshot.decode = decode;
         snapshot.slots.count = self.rank.slots as u32;
         let throttled_ns = self.rank.throttled as u64 * batches;
         let throttled = u64::from(self.rank.throttled > 0.0) * batches;
-        snapshot.cpu = Some(Cpu { periods: batches, throttled, throttled_ns, ..Cpu::default() });
+        snapshot.cpu = Some(Cpu {
+            periods: batches,
+            throttled,
+            throttled_ns,
+            ..Cpu::default()
+        });
         if !arrives {
-            self.records.iter_mut().for_each(|record| record.arrived_ns = 0);
+            self.records
+                .iter_mut()
+                .for_each(|record| record.arrived_ns = 0);
         }
-        let timeline = Timeline { batches: self.records, ..Timeline::default() };
+        let timeline = Timeline {
+            batches: self.records,
+            ..Timeline::default()
+        };
         RankReport::of(number as u32, RANKS as u32, "node", &snapshot, &timeline)
     }
 }
@@ -129,10 +180,19 @@ fn job(ranks: &[Rank], seed: u64) -> (Vec<Modelled>, f64) {
     let mut all: Vec<Modelled> = ranks.iter().enumerate().map(modelled).collect();
     let mut now = 0.0;
     for _ in 0..BATCHES {
-        now = MS + all.iter_mut().map(|rank| rank.step(now)).fold(0.0, f64::max);
+        now = MS
+            + all
+                .iter_mut()
+                .map(|rank| rank.step(now))
+                .fold(0.0, f64::max);
     }
     // From the first batch of the last rank to the last one of all.
-    let [begin, end] = [0, BATCHES - 1].map(|at| all.iter().map(|rank| rank.records[at].got_ns).max().unwrap() as f64);
+    let [begin, end] = [0, BATCHES - 1].map(|at| {
+        all.iter()
+            .map(|rank| rank.records[at].got_ns)
+            .max()
+            .unwrap() as f64
+    });
     (all, (end - begin) / (BATCHES - 1) as f64)
 }
 
@@ -172,19 +232,34 @@ impl Case {
     /// to be told.
     fn run(&self, count: usize, seed: usize) -> Option<[bool; 3]> {
         let is_slow = |rank: &usize| (rank + seed) % RANKS < count;
-        let mut ranks = [Rank { slots: self.slow.slots, ..USUAL }; RANKS];
+        let mut ranks = [Rank {
+            slots: self.slow.slots,
+            ..USUAL
+        }; RANKS];
         let usual_ns = job(&ranks, seed as u64).1;
-        (0..RANKS).filter(is_slow).for_each(|rank| ranks[rank] = self.slow);
+        (0..RANKS)
+            .filter(is_slow)
+            .for_each(|rank| ranks[rank] = self.slow);
         let (modelled, step_ns) = job(&ranks, seed as u64);
         let reports = modelled.into_iter().enumerate();
         let view = Across::of(reports.map(|(number, rank)| rank.report(number, self.arrives)));
-        let Some(cause) = (if count == RANKS { self.of_all } else { self.cause }) else {
+        let Some(cause) = (if count == RANKS {
+            self.of_all
+        } else {
+            self.cause
+        }) else {
             assert_eq!(view.late, None, "{}, {count} of {RANKS}: {view}", self.name);
             return None;
         };
-        let Some(late) = &view.late else { return Some([false; 3]) };
+        let Some(late) = &view.late else {
+            return Some([false; 3]);
+        };
         let named: Vec<usize> = late.ranks.iter().map(|rank| *rank as usize).collect();
-        assert!(named.iter().all(is_slow), "{}, {count} of {RANKS}: {view}", self.name);
+        assert!(
+            named.iter().all(is_slow),
+            "{}, {count} of {RANKS}: {view}",
+            self.name
+        );
         let how_many = match count {
             1..=4 => HowMany::Few,
             5..=7 => HowMany::Most,
@@ -192,7 +267,11 @@ impl Case {
         };
         let clock = (step_ns - usual_ns) / step_ns;
         let right = named.len() == count && late.how_many == how_many;
-        Some([right, late.cause == cause, (late.share / clock - 1.0).abs() <= 0.1])
+        Some([
+            right,
+            late.cause == cause,
+            (late.share / clock - 1.0).abs() <= 0.1,
+        ])
     }
 }
 
@@ -205,12 +284,20 @@ fn late_ranks_are_named_with_their_cost_and_cause() {
             let told: Vec<[bool; 3]> = (0..20).filter_map(|seed| case.run(count, seed)).collect();
             let right = [0, 1, 2].map(|what| told.iter().filter(|told| told[what]).count());
             if right != [told.len(); 3] {
-                wrong += &format!("{}, {count} of {RANKS}: of {} right: {right:?}\n", case.name, told.len());
+                wrong += &format!(
+                    "{}, {count} of {RANKS}: of {} right: {right:?}\n",
+                    case.name,
+                    told.len()
+                );
             }
             runs.extend(told);
         }
     }
-    let share = |what: usize| runs.iter().filter(|told| told[what]).count() as f64 / runs.len() as f64;
+    let share =
+        |what: usize| runs.iter().filter(|told| told[what]).count() as f64 / runs.len() as f64;
     let [ranks, cause, shares] = [0, 1, 2].map(share);
-    assert!(ranks >= 0.95 && cause >= 0.95 && shares >= 0.95, "{ranks:.3} {cause:.3} {shares:.3}\n{wrong}");
+    assert!(
+        ranks >= 0.95 && cause >= 0.95 && shares >= 0.95,
+        "{ranks:.3} {cause:.3} {shares:.3}\n{wrong}"
+    );
 }

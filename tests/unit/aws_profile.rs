@@ -11,7 +11,8 @@ impl Home {
     fn new(config: &str, credentials: &str) -> Self {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("feedline-profile-{}-{number}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("feedline-profile-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("config"), config).unwrap();
         std::fs::write(dir.join("credentials"), credentials).unwrap();
@@ -20,7 +21,12 @@ impl Home {
 
     fn profile(&self, name: &str) -> Profile {
         let file = |name| self.0.join(name);
-        Profile { name: name.into(), named: true, config: file("config"), credentials: file("credentials") }
+        Profile {
+            name: name.into(),
+            named: true,
+            config: file("config"),
+            credentials: file("credentials"),
+        }
     }
 }
 
@@ -46,36 +52,70 @@ fn both_files_make_a_profile_and_the_credentials_file_wins() {
          aws_access_key_id = K\n[other]\nregion = nowhere\n",
         "[two words]\naws_access_key_id = KEYS\naws_secret_access_key = a=b/c+d==\naws_session_token = t\n[default]\n",
     );
-    let (default, two, quoted) = (home.profile("default"), home.profile("two words"), home.profile("quoted"));
+    let (default, two, quoted) = (
+        home.profile("default"),
+        home.profile("two words"),
+        home.profile("quoted"),
+    );
     let region = |profile: &Profile| profile.read().unwrap().all.get("region").cloned();
-    assert_eq!((region(&default).as_deref(), region(&two).as_deref()), (Some("here"), Some("there")));
+    assert_eq!(
+        (region(&default).as_deref(), region(&two).as_deref()),
+        (Some("here"), Some("there"))
+    );
     assert_eq!(quoted.read().unwrap().all["endpoint_url"], "http://e");
     let found = got(&two).unwrap();
-    assert_eq!((found.value.key_id.as_str(), found.value.secret_key.as_str()), ("KEYS", "a=b/c+d=="));
-    assert_eq!((found.value.token.as_deref(), found.life), (Some("t"), None));
+    assert_eq!(
+        (found.value.key_id.as_str(), found.value.secret_key.as_str()),
+        ("KEYS", "a=b/c+d==")
+    );
+    assert_eq!(
+        (found.value.token.as_deref(), found.life),
+        (Some("t"), None)
+    );
     let said = got(&quoted).err().unwrap().to_string();
-    assert!(said.contains("profile \"quoted\" lacks aws_secret_access_key"), "{said}");
+    assert!(
+        said.contains("profile \"quoted\" lacks aws_secret_access_key"),
+        "{said}"
+    );
     // A section of the config file needs the word `profile`.
     let error = home.profile("other").read().err().unwrap();
-    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("no profile \"other\" in"), "{error}");
-    let missing = Profile { named: false, config: "/no/such".into(), ..home.profile("default") };
+    assert!(
+        error.kind() == ErrorKind::Config && error.to_string().contains("no profile \"other\" in"),
+        "{error}"
+    );
+    let missing = Profile {
+        named: false,
+        config: "/no/such".into(),
+        ..home.profile("default")
+    };
     assert!(!missing.has_credentials(&missing.read().unwrap()).unwrap());
 }
 
 #[test]
 fn options_and_environment_go_before_a_profile_and_web_identity_too() {
-    let home = Home::new("[profile p]\nregion = there\nendpoint_url = http://e\ncredential_process = x\n", "");
+    let home = Home::new(
+        "[profile p]\nregion = there\nendpoint_url = http://e\ncredential_process = x\n",
+        "",
+    );
     let profile = home.profile("p");
     let builder = AmazonS3Builder::new;
-    let keys = builder().with_access_key_id("k").with_secret_access_key("s").with_region("here");
-    let web = builder().with_config(Key::WebIdentityTokenFile, "/t").with_config(Key::RoleArn, "r");
+    let keys = builder()
+        .with_access_key_id("k")
+        .with_secret_access_key("s")
+        .with_region("here");
+    let web = builder()
+        .with_config(Key::WebIdentityTokenFile, "/t")
+        .with_config(Key::RoleArn, "r");
     for (builder, by_option, gives) in [
         (builder(), false, true),
         (keys.clone(), false, false),
         (web.clone(), false, false),
         (keys.clone(), true, true),
     ] {
-        assert_eq!(profile.gives_credentials(&builder, by_option).unwrap(), gives);
+        assert_eq!(
+            profile.gives_credentials(&builder, by_option).unwrap(),
+            gives
+        );
     }
     let place = |builder: AmazonS3Builder| {
         let placed = profile.place(builder).unwrap();
@@ -91,12 +131,23 @@ fn options_and_environment_go_before_a_profile_and_web_identity_too() {
 fn other_ways_to_credentials_are_an_error_with_the_way_out() {
     for setting in ELSEWHERE {
         let home = Home::new(&format!("[profile p]\n{setting} = {SECRET}\n"), "");
-        let error = home.profile("p").gives_credentials(&AmazonS3Builder::new(), false).unwrap_err();
+        let error = home
+            .profile("p")
+            .gives_credentials(&AmazonS3Builder::new(), false)
+            .unwrap_err();
         let said = error.to_string();
-        assert!(error.kind() == ErrorKind::Config && said.contains(setting) && !said.contains(SECRET), "{said}");
-        assert!(said.contains("aws configure export-credentials --profile p --format process"), "{said}");
+        assert!(
+            error.kind() == ErrorKind::Config && said.contains(setting) && !said.contains(SECRET),
+            "{said}"
+        );
+        assert!(
+            said.contains("aws configure export-credentials --profile p --format process"),
+            "{said}"
+        );
         // Where keys are found earlier, the profile's way does not matter.
-        let keys = AmazonS3Builder::new().with_access_key_id("k").with_secret_access_key("s");
+        let keys = AmazonS3Builder::new()
+            .with_access_key_id("k")
+            .with_secret_access_key("s");
         assert!(!home.profile("p").gives_credentials(&keys, false).unwrap());
     }
 }
@@ -105,9 +156,15 @@ fn other_ways_to_credentials_are_an_error_with_the_way_out() {
 fn a_command_is_split_as_a_shell_splits_words() {
     for (line, right) in [
         ("a b  c", vec!["a", "b", "c"]),
-        ("\"/path with/space\" 'it''s' \"say \\\"x\\\" \\n\"", vec!["/path with/space", "its", "say \"x\" \\n"]),
+        (
+            "\"/path with/space\" 'it''s' \"say \\\"x\\\" \\n\"",
+            vec!["/path with/space", "its", "say \"x\" \\n"],
+        ),
         ("a\\ b '' \"\" ", vec!["a b", "", ""]),
-        ("'single \\ \"quotes\"' $HOME ~ *", vec!["single \\ \"quotes\"", "$HOME", "~", "*"]),
+        (
+            "'single \\ \"quotes\"' $HOME ~ *",
+            vec!["single \\ \"quotes\"", "$HOME", "~", "*"],
+        ),
         ("  ", vec![]),
     ] {
         assert_eq!(words(line), right, "{line}");
@@ -118,8 +175,15 @@ fn a_command_is_split_as_a_shell_splits_words() {
 fn scripted(script: &str) -> (Home, Profile) {
     let home = Home::new("", "");
     std::fs::write(home.0.join("script"), script).unwrap();
-    let line = format!("/bin/sh \"{}\" --password {SECRET}", home.0.join("script").display());
-    std::fs::write(home.0.join("config"), format!("[profile p]\ncredential_process = {line}\n")).unwrap();
+    let line = format!(
+        "/bin/sh \"{}\" --password {SECRET}",
+        home.0.join("script").display()
+    );
+    std::fs::write(
+        home.0.join("config"),
+        format!("[profile p]\ncredential_process = {line}\n"),
+    )
+    .unwrap();
     let profile = home.profile("p");
     (home, profile)
 }
@@ -129,10 +193,22 @@ fn a_command_gives_credentials_with_their_end() {
     let json = r#"{"Version": 1, "AccessKeyId": "K", "SecretAccessKey": "s", "SessionToken": "t", "More": 1"#;
     let (_home, profile) = scripted(&format!("echo '{json}}}'"));
     let found = got(&profile).unwrap();
-    assert_eq!((found.value.key_id.as_str(), found.value.token.as_deref(), found.life), ("K", Some("t"), None));
-    let (_home, profile) = scripted(&format!("echo '{json}, \"Expiration\": \"2199-01-02T03:04:05.5+01:00\"}}'"));
+    assert_eq!(
+        (
+            found.value.key_id.as_str(),
+            found.value.token.as_deref(),
+            found.life
+        ),
+        ("K", Some("t"), None)
+    );
+    let (_home, profile) = scripted(&format!(
+        "echo '{json}, \"Expiration\": \"2199-01-02T03:04:05.5+01:00\"}}'"
+    ));
     let (left, due) = got(&profile).unwrap().life.unwrap();
-    assert!(left > Duration::from_secs(100 * 365 * 86400) && left - due == Duration::from_secs(600), "{left:?}");
+    assert!(
+        left > Duration::from_secs(100 * 365 * 86400) && left - due == Duration::from_secs(600),
+        "{left:?}"
+    );
     // Keys of the credentials file go before the command, those of the config file after it.
     let (home, profile) = scripted(&format!("echo '{json}}}'"));
     let keys = |key: &str| format!("aws_access_key_id = {key}\naws_secret_access_key = s\n");
@@ -146,10 +222,19 @@ fn a_command_gives_credentials_with_their_end() {
 #[test]
 fn a_command_that_fails_is_an_error_that_names_it_without_a_secret() {
     for (script, words) in [
-        ("echo do-not-show-me >&2; exit 3", "ended with exit status: 3; run it by hand"),
+        (
+            "echo do-not-show-me >&2; exit 3",
+            "ended with exit status: 3; run it by hand",
+        ),
         ("echo do-not-show-me", "did not print the JSON"),
-        ("echo '{\"Version\": \"do-not-show-me\"}'", "did not print the JSON"),
-        ("echo '{\"Version\":2,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"do-not-show-me\"}'", "printed version 2"),
+        (
+            "echo '{\"Version\": \"do-not-show-me\"}'",
+            "did not print the JSON",
+        ),
+        (
+            "echo '{\"Version\":2,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"do-not-show-me\"}'",
+            "printed version 2",
+        ),
         (
             "echo '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"do-not-show-me\"}'",
             "no ISO 8601 time",
@@ -165,11 +250,20 @@ fn a_command_that_fails_is_an_error_that_names_it_without_a_secret() {
         let error = got(&profile).err().unwrap();
         let said = format!("{error} {error:?}");
         assert_eq!(error.kind(), ErrorKind::Permission, "{said}");
-        assert!(said.contains(words) && !said.contains(SECRET), "{script}: {said}");
-        assert!(said.contains("credential_process \"/bin/sh\" of profile \"p\""), "{said}");
+        assert!(
+            said.contains(words) && !said.contains(SECRET),
+            "{script}: {said}"
+        );
+        assert!(
+            said.contains("credential_process \"/bin/sh\" of profile \"p\""),
+            "{said}"
+        );
     }
     let said = home_with("/no/such/program x");
-    assert!(said.contains("\"/no/such/program\" of profile \"p\" cannot start"), "{said}");
+    assert!(
+        said.contains("\"/no/such/program\" of profile \"p\" cannot start"),
+        "{said}"
+    );
     assert!(home_with("''").contains("cannot start"));
 }
 
@@ -181,19 +275,33 @@ fn home_with(line: &str) -> String {
 #[test]
 fn a_command_is_killed_at_the_deadline_with_all_that_it_started() {
     // The first ends while its child holds the output; the second closes its output and stays.
-    for script in ["sleep 600 & echo $! > \"$0.pid\"", "echo $$ > \"$0.pid\"; exec sleep 600 >&-"] {
+    for script in [
+        "sleep 600 & echo $! > \"$0.pid\"",
+        "echo $$ > \"$0.pid\"; exec sleep 600 >&-",
+    ] {
         let (home, profile) = scripted(script);
         let started = Instant::now();
         let settings = profile.read().unwrap();
-        let said = profile.run(&settings.all["credential_process"], Duration::from_secs(1)).err().unwrap().to_string();
+        let said = profile
+            .run(&settings.all["credential_process"], Duration::from_secs(1))
+            .err()
+            .unwrap()
+            .to_string();
         assert!(said.contains("was killed after 1s"), "{said}");
-        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            started.elapsed()
+        );
         let pid = std::fs::read_to_string(home.0.join("script.pid")).unwrap();
         let stat = format!("/proc/{}/stat", pid.trim());
         // Its new parent may not have looked at it yet.
         let is_gone = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
         while !is_gone() {
-            assert!(started.elapsed() < Duration::from_secs(60), "{script}: still there");
+            assert!(
+                started.elapsed() < Duration::from_secs(60),
+                "{script}: still there"
+            );
             std::thread::sleep(LOOK);
         }
     }

@@ -25,11 +25,19 @@ struct Link {
 }
 
 fn link(rate: f64, rtt: f64, queue: f64) -> Link {
-    Link { rates: vec![(0.0, rate * MB)], rtt, queue: queue * MB, store: (0.0, 0.0) }
+    Link {
+        rates: vec![(0.0, rate * MB)],
+        rtt,
+        queue: queue * MB,
+        store: (0.0, 0.0),
+    }
 }
 
 fn store(least: f64, spread: f64) -> Link {
-    Link { store: (least, spread), ..link(1e6, 0.001, 1e6) }
+    Link {
+        store: (least, spread),
+        ..link(1e6, 0.001, 1e6)
+    }
 }
 
 /// A request's bytes that are left to send, or 0 where it ends; those of its next burst.
@@ -54,9 +62,12 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
     const END: f64 = 40.0;
     let start = Instant::now();
     let at = |time: f64| start + Duration::from_secs_f64(time);
-    let mut climbs: Vec<_> = (0..processes).map(|_| Climb::at(start, Duration::from_millis(300))).collect();
+    let mut climbs: Vec<_> = (0..processes)
+        .map(|_| Climb::at(start, Duration::from_millis(300)))
+        .collect();
     let (mut in_flight, mut came) = (vec![0; processes], vec![0; processes]);
-    let (mut events, mut queue): (Vec<Event>, BinaryHeap<Reverse<(u64, usize)>>) = Default::default();
+    let (mut events, mut queue): (Vec<Event>, BinaryHeap<Reverse<(u64, usize)>>) =
+        Default::default();
     let (mut time, mut free, mut bytes, mut area, mut seed) = (0.0_f64, 0.0_f64, 0, 0.0, 1_u64);
     let mut random = move || {
         seed ^= seed << 13;
@@ -70,7 +81,12 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
                 in_flight[process] += 1;
                 climb.moved(at(time), in_flight[process], None);
                 let size = sizes[(random() * sizes.len() as f64) as usize];
-                events.push(Event { process, left: size, burst: BURST, bytes: size });
+                events.push(Event {
+                    process,
+                    left: size,
+                    burst: BURST,
+                    bytes: size,
+                });
                 let first = time + link.rtt / 2.0 + link.store.0 + link.store.1 * random();
                 queue.push(Reverse(((first * 1e9) as u64, events.len() - 1)));
             }
@@ -88,13 +104,26 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
         if event.left == 0 {
             in_flight[event.process] -= 1;
             came[event.process] += event.bytes;
-            climbs[event.process].moved(at(time), in_flight[event.process], Some(came[event.process]));
+            climbs[event.process].moved(
+                at(time),
+                in_flight[event.process],
+                Some(came[event.process]),
+            );
             bytes += if time >= END - 10.0 { event.bytes } else { 0 };
             continue;
         }
-        let rate = link.rates.iter().rev().find(|(from, _)| *from <= time).unwrap().1;
+        let rate = link
+            .rates
+            .iter()
+            .rev()
+            .find(|(from, _)| *from <= time)
+            .unwrap()
+            .1;
         free = free.max(time);
-        let (wanted, room) = (event.left.min(event.burst), (link.queue - (free - time) * rate).max(0.0) as u64);
+        let (wanted, room) = (
+            event.left.min(event.burst),
+            (link.queue - (free - time) * rate).max(0.0) as u64,
+        );
         let fits = wanted.min(room);
         free += fits as f64 / rate;
         event.left -= fits;
@@ -108,7 +137,11 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
         queue.push(Reverse((((time + pause) * 1e9) as u64, number)));
     }
     let limits = climbs.iter().map(|climb| climb.limit as usize).collect();
-    Outcome { rate: bytes as f64 / 10.0, in_flight: area / 10.0, limits }
+    Outcome {
+        rate: bytes as f64 / 10.0,
+        in_flight: area / 10.0,
+        limits,
+    }
 }
 
 #[test]
@@ -130,7 +163,10 @@ fn a_link_is_filled_and_its_queue_is_not() {
         let outcome = run(&link(rate, rtt, queue), sizes, 1, REQUESTS_MAX);
         let mean = sizes.iter().sum::<u64>() as f64 / sizes.len() as f64;
         let (got, bytes) = (outcome.rate / (rate * MB), outcome.in_flight * mean / MB);
-        let case = format!("{sizes:?} {rate} {rtt} {queue}: {got:.3}, {bytes:.1} MB, {:?}", outcome.limits);
+        let case = format!(
+            "{sizes:?} {rate} {rtt} {queue}: {got:.3}, {bytes:.1} MB, {:?}",
+            outcome.limits
+        );
         println!("{case}");
         assert!(got >= share && bytes <= most, "{case}");
     }
@@ -141,10 +177,16 @@ fn a_store_that_is_only_slow_gets_all_requests() {
     for (least, spread) in [(0.02, 0.0), (0.1, 0.0), (0.02, 0.16)] {
         for sizes in [&[4 * KIB][..], &[RECORD], &[4 * KIB, RECORD, 2048 * KIB]] {
             let outcome = run(&store(least, spread), sizes, 1, REQUESTS_MAX);
-            let case = format!("{least} {spread} {sizes:?}: {:.1}, {:?}", outcome.in_flight, outcome.limits);
+            let case = format!(
+                "{least} {spread} {sizes:?}: {:.1}, {:?}",
+                outcome.in_flight, outcome.limits
+            );
             println!("{case}");
             // A probe now and then.
-            assert!(outcome.limits == [REQUESTS_MAX] && outcome.in_flight >= 0.97 * REQUESTS_MAX as f64, "{case}");
+            assert!(
+                outcome.limits == [REQUESTS_MAX] && outcome.in_flight >= 0.97 * REQUESTS_MAX as f64,
+                "{case}"
+            );
         }
     }
 }
@@ -153,19 +195,38 @@ fn a_store_that_is_only_slow_gets_all_requests() {
 fn a_link_that_changes_is_followed() {
     for (before, after) in [(125.0, 500.0), (500.0, 125.0)] {
         let rates = vec![(0.0, before * MB), (20.0, after * MB)];
-        let outcome = run(&Link { rates, ..link(before, 0.02, 10.0) }, &[RECORD], 1, REQUESTS_MAX);
+        let outcome = run(
+            &Link {
+                rates,
+                ..link(before, 0.02, 10.0)
+            },
+            &[RECORD],
+            1,
+            REQUESTS_MAX,
+        );
         let (got, limits) = (outcome.rate / (after * MB), &outcome.limits);
         println!("{before} to {after}: {got:.3}, {limits:?}");
-        assert!(got >= 0.95 && outcome.in_flight <= 3.0 * after * MB * 0.02 / RECORD as f64, "{got} {limits:?}");
+        assert!(
+            got >= 0.95 && outcome.in_flight <= 3.0 * after * MB * 0.02 / RECORD as f64,
+            "{got} {limits:?}"
+        );
     }
 }
 
 #[test]
 fn processes_share_a_link() {
     for (processes, queue) in [(2, 5.0), (2, 64.0), (4, 16.0), (8, 16.0)] {
-        let outcome = run(&link(250.0, 0.02, queue), &[RECORD], processes, REQUESTS_MAX);
+        let outcome = run(
+            &link(250.0, 0.02, queue),
+            &[RECORD],
+            processes,
+            REQUESTS_MAX,
+        );
         let (got, limits) = (outcome.rate / (250.0 * MB), &outcome.limits);
-        println!("{processes} {queue}: {got:.3}, {:.0}, {limits:?}", outcome.in_flight);
+        println!(
+            "{processes} {queue}: {got:.3}, {:.0}, {limits:?}",
+            outcome.in_flight
+        );
         assert!(got >= 0.95, "{processes} {queue}: {got} {limits:?}");
     }
 }

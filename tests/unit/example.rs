@@ -57,11 +57,21 @@ fn a_sequence_example_needs_context_only() {
     field(1, &entry(b"l", &feature), &mut example);
     field(2, &lists, &mut before);
     field(2, &[], &mut empty);
-    for sequence in [[&example[..], &before].concat(), [&before[..], &example].concat()] {
+    for sequence in [
+        [&example[..], &before].concat(),
+        [&before[..], &example].concat(),
+    ] {
         for name in ["l", "f", "none"] {
-            let error = Feature::find(&sequence, name, ListKind::Ints, false).err().unwrap();
+            let error = Feature::find(&sequence, name, ListKind::Ints, false)
+                .err()
+                .unwrap();
             assert_eq!(error.kind(), ErrorKind::Decode);
-            assert!(error.message().contains(r#"feature lists are not supported: "f", "g"; `context_only"#), "{error}");
+            assert!(
+                error
+                    .message()
+                    .contains(r#"feature lists are not supported: "f", "g"; `context_only"#),
+                "{error}"
+            );
         }
         let mut buffer = Vec::new();
         let context = Feature::find(&sequence, "l", ListKind::Ints, true).unwrap();
@@ -100,7 +110,13 @@ fn list(list: &List, noise: &mut u32) -> Vec<u8> {
         List::Floats(runs) => {
             for (packed, run) in runs {
                 if *packed {
-                    field(1, &run.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<_>>(), &mut out);
+                    field(
+                        1,
+                        &run.iter()
+                            .flat_map(|bits| bits.to_le_bytes())
+                            .collect::<Vec<_>>(),
+                        &mut out,
+                    );
                     continue;
                 }
                 for bits in run {
@@ -118,7 +134,11 @@ fn list(list: &List, noise: &mut u32) -> Vec<u8> {
                     }
                     varint(*value as u64, &mut values);
                 }
-                if *packed { field(1, &values, &mut out) } else { out.extend(values) }
+                if *packed {
+                    field(1, &values, &mut out)
+                } else {
+                    out.extend(values)
+                }
             }
         }
     }
@@ -167,7 +187,10 @@ enum Merged {
 }
 
 fn merge(merged: &mut Merged, list: &List) {
-    fn bytes<T, const N: usize>(runs: &[(bool, Vec<T>)], of: impl Fn(&T) -> [u8; N] + Copy) -> Vec<u8> {
+    fn bytes<T, const N: usize>(
+        runs: &[(bool, Vec<T>)],
+        of: impl Fn(&T) -> [u8; N] + Copy,
+    ) -> Vec<u8> {
         runs.iter().flat_map(|(_, run)| run).flat_map(of).collect()
     }
     let more = match list {
@@ -177,7 +200,9 @@ fn merge(merged: &mut Merged, list: &List) {
     };
     match (merged, more) {
         (Merged::Bytes(all), Merged::Bytes(more)) => all.extend(more),
-        (Merged::Floats(all), Merged::Floats(more)) | (Merged::Ints(all), Merged::Ints(more)) => all.extend(more),
+        (Merged::Floats(all), Merged::Floats(more)) | (Merged::Ints(all), Merged::Ints(more)) => {
+            all.extend(more)
+        }
         (merged, more) => *merged = more,
     }
 }
@@ -186,7 +211,10 @@ fn merged(example: &Example) -> BTreeMap<&str, Merged> {
     let mut map = BTreeMap::new();
     for (name, values) in example.iter().flatten() {
         let mut feature = Merged::Empty;
-        values.iter().flatten().for_each(|list| merge(&mut feature, list));
+        values
+            .iter()
+            .flatten()
+            .for_each(|list| merge(&mut feature, list));
         map.insert(name.as_str(), feature);
     }
     map
@@ -204,7 +232,11 @@ fn any_list() -> impl Strategy<Value = List> {
 
 fn any_example() -> impl Strategy<Value = Example> {
     // Few names, so that some repeat.
-    let name = prop_oneof![Just("a".to_string()), Just("image/encoded".to_string()), "[a-cé]{0,3}"];
+    let name = prop_oneof![
+        Just("a".to_string()),
+        Just("image/encoded".to_string()),
+        "[a-cé]{0,3}"
+    ];
     vec(vec((name, vec(vec(any_list(), 0..4), 0..3)), 0..5), 0..3)
 }
 
@@ -288,7 +320,10 @@ fn a_packed_run_of_floats_is_not_copied() {
     let list = List::Floats(vec![(true, vec![1, 2, 3])]);
     let bytes = encode(&vec![vec![("x".to_string(), vec![vec![list]])]], 1);
     let mut buffer = Vec::new();
-    let floats = Feature::find(&bytes, "x", ListKind::Floats, false).unwrap().floats(12, &mut buffer).unwrap();
+    let floats = Feature::find(&bytes, "x", ListKind::Floats, false)
+        .unwrap()
+        .floats(12, &mut buffer)
+        .unwrap();
     assert!(bytes.as_ptr_range().contains(&floats.as_ptr()));
     assert_eq!(buffer.capacity(), 0);
 }
@@ -307,11 +342,28 @@ fn malformed_examples_are_errors_with_an_offset() {
         (vec![0x0b], "field 1 has wire type 3"),
         (vec![0x08, 1], "features is a varint on the wire"),
         (vec![0x02, 0], "a field with the number 0"),
-        (vec![0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2], "a varint over 64 bits"),
-        (vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "18446744073709551615 bytes"),
-        (entry(&[0x0a, 1, b'x', 0x10, 1]), "byte 8: entry is a varint on the wire"),
-        (entry(&[0x0a, 1, b'x', 0x12, 2, 0x18, 1]), "byte 10: an int64 list is a varint on the wire"),
-        (entry(&[0x0a, 1, b'x', 0x12, 4, 0x1a, 2, 0x08, 0x80]), "byte 12: a varint that does not end"),
+        (
+            vec![0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2],
+            "a varint over 64 bits",
+        ),
+        (
+            vec![
+                0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1,
+            ],
+            "18446744073709551615 bytes",
+        ),
+        (
+            entry(&[0x0a, 1, b'x', 0x10, 1]),
+            "byte 8: entry is a varint on the wire",
+        ),
+        (
+            entry(&[0x0a, 1, b'x', 0x12, 2, 0x18, 1]),
+            "byte 10: an int64 list is a varint on the wire",
+        ),
+        (
+            entry(&[0x0a, 1, b'x', 0x12, 4, 0x1a, 2, 0x08, 0x80]),
+            "byte 12: a varint that does not end",
+        ),
     ];
     for (bytes, words) in table {
         let error = found(&bytes, "x", ListKind::Ints).unwrap_err();
@@ -322,7 +374,14 @@ fn malformed_examples_are_errors_with_an_offset() {
 
 #[test]
 fn a_missing_feature_error_lists_a_few_names() {
-    let many = (0..1000).map(|k| (format!("{k:0>100}"), Vec::new())).collect();
-    let error = found(&encode(&vec![many], 1), "x", ListKind::Ints).unwrap_err().to_string();
-    assert!(error.contains("… and 988 more; ") && error.len() < 1000, "{error}");
+    let many = (0..1000)
+        .map(|k| (format!("{k:0>100}"), Vec::new()))
+        .collect();
+    let error = found(&encode(&vec![many], 1), "x", ListKind::Ints)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("… and 988 more; ") && error.len() < 1000,
+        "{error}"
+    );
 }

@@ -26,17 +26,30 @@ fn fixture(name: &str) -> Vec<u8> {
 
 /// Every picture of the fixtures.
 fn fixtures() -> Vec<(String, Vec<u8>)> {
-    let names = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<_> = names.filter(|name| !name.ends_with("txt") && !name.ends_with("bin")).collect();
+    let names = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names
+        .filter(|name| !name.ends_with("txt") && !name.ends_with("bin"))
+        .collect();
     names.sort();
-    names.into_iter().map(|name| (name.clone(), fixture(&name))).collect()
+    names
+        .into_iter()
+        .map(|name| (name.clone(), fixture(&name)))
+        .collect()
 }
 
 /// The whole picture as RGB.
 fn whole(input: &[u8], workspace: &mut Workspace) -> Result<(Size, Vec<u8>)> {
     let mut decode = |width, height| {
         let image = Image::resize(width, height);
-        workspace.decode(Encoded::alone(input), &image, Limits::default(), &mut Draws::new(0, 0, 0, "test"), None)
+        workspace.decode(
+            Encoded::alone(input),
+            &image,
+            Limits::default(),
+            &mut Draws::new(0, 0, 0, "test"),
+            None,
+        )
     };
     let Size { width, height } = decode(1, 1)?.size;
     let size = decode(width, height)?.size;
@@ -51,14 +64,21 @@ fn single(image: Image) -> Single {
 pub(super) fn difference(a: &[u8], b: &[u8]) -> (u8, f64) {
     assert_eq!(a.len(), b.len());
     let differences = a.iter().zip(b).map(|(a, b)| a.abs_diff(*b));
-    (differences.clone().max().unwrap_or(0), differences.map(f64::from).sum::<f64>() / a.len() as f64)
+    (
+        differences.clone().max().unwrap_or(0),
+        differences.map(f64::from).sum::<f64>() / a.len() as f64,
+    )
 }
 
 /// Largest and mean difference of a decoded picture from Pillow's.
 ///
 /// None for JPEGs, lossless formats, GIF and (with this version of `image`) WebP.
 fn tolerance(picture: &str) -> (u8, f64) {
-    if picture.starts_with("lossy") { (1, 0.1) } else { (0, 0.0) }
+    if picture.starts_with("lossy") {
+        (1, 0.1)
+    } else {
+        (0, 0.0)
+    }
 }
 
 struct Case {
@@ -78,9 +98,17 @@ fn cases() -> Vec<Case> {
         let number = |at: usize| result[at].parse::<usize>().unwrap();
         let picture = words.next().unwrap();
         let expected = expected[number(3)..][..number(4)].to_vec();
-        Case { picture, words: words.collect(), size: Size::new(number(0) as u32, number(1) as u32), expected }
+        Case {
+            picture,
+            words: words.collect(),
+            size: Size::new(number(0) as u32, number(1) as u32),
+            expected,
+        }
     };
-    text.lines().filter(|line| !line.starts_with('#')).map(case).collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(case)
+        .collect()
 }
 
 #[test]
@@ -93,7 +121,11 @@ fn every_format_decodes_as_pillow_does() {
         let (most, mean) = difference(&pixels, &case.expected);
         let (allowed, allowed_mean) = tolerance(&case.picture);
         let bad = most > allowed || mean > allowed_mean;
-        println!("{:24} {most:3} {mean:.3} {}", case.picture, if bad { "TOO FAR" } else { "" });
+        println!(
+            "{:24} {most:3} {mean:.3} {}",
+            case.picture,
+            if bad { "TOO FAR" } else { "" }
+        );
         failed |= bad;
     }
     assert!(!failed, "see the table above");
@@ -110,23 +142,40 @@ fn filter_named(name: &str) -> Filter {
 
 /// Runs the operation of a case; `crop` with a given box goes by the same code as a random one.
 fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
-    let numbers: Vec<u32> = case.words[1..].iter().filter_map(|word| word.parse().ok()).collect();
-    let image = match case.words[0].as_str() {
-        "resize" => Image::resize(numbers[0], numbers[1]).filter(filter_named(&case.words[3])),
-        "center" => Image::center_crop(numbers[0], numbers[1]),
-        "crop" => {
-            let (size, pixels) = whole(input, workspace).unwrap();
-            let rect = Rect { left: numbers[0], top: numbers[1], size: Size::new(numbers[2], numbers[3]) };
-            let image = Image::random_resized_crop(numbers[4]);
-            workspace.pixels = pixels;
-            workspace.resize(Rect::of(size), &Crop::of_view(rect, case.size), image.filter, None);
-            return workspace.resized.clone();
-        }
-        words => {
-            let image = Image::resize(numbers[0], numbers[1]).flip(if words.starts_with("flip") { 1.0 } else { 0.0 });
-            image.dtype(DType::F32).layout(PixelLayout::Nchw).normalize(MEAN, STD)
-        }
-    };
+    let numbers: Vec<u32> = case.words[1..]
+        .iter()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let image =
+        match case.words[0].as_str() {
+            "resize" => Image::resize(numbers[0], numbers[1]).filter(filter_named(&case.words[3])),
+            "center" => Image::center_crop(numbers[0], numbers[1]),
+            "crop" => {
+                let (size, pixels) = whole(input, workspace).unwrap();
+                let rect = Rect {
+                    left: numbers[0],
+                    top: numbers[1],
+                    size: Size::new(numbers[2], numbers[3]),
+                };
+                let image = Image::random_resized_crop(numbers[4]);
+                workspace.pixels = pixels;
+                workspace.resize(
+                    Rect::of(size),
+                    &Crop::of_view(rect, case.size),
+                    image.filter,
+                    None,
+                );
+                return workspace.resized.clone();
+            }
+            words => {
+                let image = Image::resize(numbers[0], numbers[1])
+                    .flip(if words.starts_with("flip") { 1.0 } else { 0.0 });
+                image
+                    .dtype(DType::F32)
+                    .layout(PixelLayout::Nchw)
+                    .normalize(MEAN, STD)
+            }
+        };
     let mut single = single(image);
     single.decode(input, 0, 0, 0).unwrap();
     single.bytes(0).to_vec()
@@ -135,7 +184,10 @@ fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
 /// Pillow 13 does so if the height shrinks by more than twice as many pixels as the width; ±1 then (found).
 fn vertical_first(case: &Case) -> bool {
     let [width, height] = [3, 4].map(|at| case.words[at].parse::<i64>().unwrap());
-    let (width, height) = (width - i64::from(case.size.width), height - i64::from(case.size.height));
+    let (width, height) = (
+        width - i64::from(case.size.width),
+        height - i64::from(case.size.height),
+    );
     height > 0 && height > 2 * width
 }
 
@@ -155,13 +207,19 @@ fn crops_and_resizes_are_those_of_torchvision() {
             let (found, expected) = (values(&found), values(&case.expected));
             assert_eq!(found.len(), expected.len());
             // In levels of 1/255, of the channel with the least deviation; rounded up.
-            let levels = found.iter().zip(&expected).map(|(a, b)| (a - b).abs() * 255.0 * 0.224);
+            let levels = found
+                .iter()
+                .zip(&expected)
+                .map(|(a, b)| (a - b).abs() * 255.0 * 0.224);
             (levels.fold(0.0, f32::max) - 1e-3).ceil() as u8
         } else {
             difference(&found, &case.expected).0
         };
         let allowed = allowed + u8::from(case.words[0] == "crop" && vertical_first(case));
-        println!("{name:50} {most} {}", if most > allowed { "TOO FAR" } else { "" });
+        println!(
+            "{name:50} {most} {}",
+            if most > allowed { "TOO FAR" } else { "" }
+        );
         failed |= most > allowed;
     }
     assert!(!failed, "see the table above");
@@ -174,14 +232,20 @@ fn triangle(pitch: f64, output: u32, view: usize) -> Vec<(usize, f64)> {
     let weights = (0..view).map(|x| (x, 1.0 - ((x as f64 + 0.5 - center) / radius).abs()));
     let weights: Vec<_> = weights.filter(|(_, weight)| *weight > 0.0).collect();
     let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
-    weights.into_iter().map(|(x, weight)| (x, weight / sum)).collect()
+    weights
+        .into_iter()
+        .map(|(x, weight)| (x, weight / sum))
+        .collect()
 }
 
 /// Antialiased bilinear resize in f64, without any rounding.
 fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
     let Size { width, height } = crop.view.size;
     let pitch = |side: u32, whole: u32| f64::from(side) / f64::from(whole);
-    let (pitch_x, pitch_y) = (pitch(width, crop.whole.width), pitch(height, crop.whole.height));
+    let (pitch_x, pitch_y) = (
+        pitch(width, crop.whole.width),
+        pitch(height, crop.whole.height),
+    );
     let mut out = Vec::new();
     for y in crop.window.top..crop.window.bottom() {
         let rows = triangle(pitch_y, y, height as usize);
@@ -191,7 +255,10 @@ fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
                 let mut sum = 0.0;
                 for (row, row_weight) in &rows {
                     for (column, weight) in &columns {
-                        let (x, y) = (column + crop.view.left as usize, row + crop.view.top as usize);
+                        let (x, y) = (
+                            column + crop.view.left as usize,
+                            row + crop.view.top as usize,
+                        );
                         let at = (y * picture.width as usize + x) * 3 + channel;
                         sum += row_weight * weight * f64::from(pixels[at]);
                     }
@@ -207,24 +274,48 @@ fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
 fn oracle_center(picture: Size, resize: u32, size: u32) -> Crop {
     let (w, h) = (f64::from(picture.width), f64::from(picture.height));
     let long = |short: f64, long: f64| (f64::from(resize) * long / short).trunc();
-    let (scaled_w, scaled_h) = if w <= h { (f64::from(resize), long(w, h)) } else { (long(h, w), f64::from(resize)) };
+    let (scaled_w, scaled_h) = if w <= h {
+        (f64::from(resize), long(w, h))
+    } else {
+        (long(h, w), f64::from(resize))
+    };
     let start = |scaled: f64| ((scaled - f64::from(size)) / 2.0).round_ties_even() as u32;
-    let window = Rect { left: start(scaled_w), top: start(scaled_h), size: Size::new(size, size) };
+    let window = Rect {
+        left: start(scaled_w),
+        top: start(scaled_h),
+        size: Size::new(size, size),
+    };
     let whole = Size::new(scaled_w as u32, scaled_h as u32);
-    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
+    Crop {
+        window,
+        ..Crop::of_view(Rect::of(picture), whole)
+    }
 }
 
 /// The picture by the larger of both factors, then a part of it, in exact numbers.
 fn oracle_cover(picture: Size, size: Size, random: bool, draws: &mut Draws) -> Crop {
     let (w, h, across, down) = (picture.width, picture.height, size.width, size.height);
-    let whole = [Size::new(across, h * across / w), Size::new(w * down / h, down)];
-    let whole = whole.into_iter().find(|whole| whole.width >= across && whole.height >= down).unwrap();
+    let whole = [
+        Size::new(across, h * across / w),
+        Size::new(w * down / h, down),
+    ];
+    let whole = whole
+        .into_iter()
+        .find(|whole| whole.width >= across && whole.height >= down)
+        .unwrap();
     let mut start = |scaled: u32, side: u32| match random {
         true => draws.below(u64::from(scaled - side + 1)) as u32,
         false => (f64::from(scaled - side) / 2.0).round_ties_even() as u32,
     };
-    let window = Rect { left: start(whole.width, across), top: start(whole.height, down), size };
-    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
+    let window = Rect {
+        left: start(whole.width, across),
+        top: start(whole.height, down),
+        size,
+    };
+    Crop {
+        window,
+        ..Crop::of_view(Rect::of(picture), whole)
+    }
 }
 
 /// `RandomResizedCrop.get_params`, line by line.
@@ -239,7 +330,11 @@ fn oracle_random(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mu
         if 0.0 < w && w <= width && 0.0 < h && h <= height {
             let i = draws.below((height - h) as u64 + 1) as u32;
             let j = draws.below((width - w) as u64 + 1) as u32;
-            return Rect { left: j, top: i, size: Size::new(w as u32, h as u32) };
+            return Rect {
+                left: j,
+                top: i,
+                size: Size::new(w as u32, h as u32),
+            };
         }
     }
     let in_ratio = width / height;
@@ -251,16 +346,29 @@ fn oracle_random(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mu
         (width, height)
     };
     let size = Size::new(w as u32, h as u32);
-    Rect { left: (picture.width - size.width) / 2, top: (picture.height - size.height) / 2, size }
+    Rect {
+        left: (picture.width - size.width) / 2,
+        top: (picture.height - size.height) / 2,
+        size,
+    }
 }
 
 /// The values of a row as f64, whatever its dtype.
 fn values(bytes: &[u8], dtype: DType) -> Vec<f64> {
     match dtype {
         DType::U8 => bytes.iter().map(|v| f64::from(*v)).collect(),
-        DType::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes).iter().map(|v| f64::from(*v)).collect(),
-        DType::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).iter().map(|v| f64::from(*v)).collect(),
-        _ => bytemuck::pod_collect_to_vec::<u8, f32>(bytes).iter().map(|v| f64::from(*v)).collect(),
+        DType::F16 => bytemuck::pod_collect_to_vec::<u8, f16>(bytes)
+            .iter()
+            .map(|v| f64::from(*v))
+            .collect(),
+        DType::BF16 => bytemuck::pod_collect_to_vec::<u8, bf16>(bytes)
+            .iter()
+            .map(|v| f64::from(*v))
+            .collect(),
+        _ => bytemuck::pod_collect_to_vec::<u8, f32>(bytes)
+            .iter()
+            .map(|v| f64::from(*v))
+            .collect(),
     }
 }
 
@@ -306,7 +414,10 @@ fn compare(row: &[u8], image: &Image, resized: &[f64], flip: bool) {
         let level = resized[(y * size.width as usize + x) * 3 + channel];
         let (expected, step) = oracle_value(level, channel, image.values);
         let allowed = 1.05 * step + expected.abs() * rounding(image.values.dtype);
-        assert!((value - expected).abs() <= allowed, "{image:?}, element {at}: {value} instead of {expected}");
+        assert!(
+            (value - expected).abs() <= allowed,
+            "{image:?}, element {at}: {value} instead of {expected}"
+        );
     }
 }
 
@@ -318,23 +429,46 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
         Op::Resize(Size::new(13, 29)),
         Op::Resize(Size::new(70, 50)),
         Op::Resize(picture),
-        Op::CenterCrop { resize: 31, size: 24 },
-        Op::CenterCrop { resize: 47, size: 46 },
-        Op::CenterCrop { resize: 20, size: 20 },
-        Op::Cover { size: Size::new(30, 21), random: false },
-        Op::Cover { size: Size::new(9, 40), random: true },
-        Op::RandomResizedCrop { size: 17, scale: (0.08, 1.0), ratio: (0.75, 4.0 / 3.0) },
+        Op::CenterCrop {
+            resize: 31,
+            size: 24,
+        },
+        Op::CenterCrop {
+            resize: 47,
+            size: 46,
+        },
+        Op::CenterCrop {
+            resize: 20,
+            size: 20,
+        },
+        Op::Cover {
+            size: Size::new(30, 21),
+            random: false,
+        },
+        Op::Cover {
+            size: Size::new(9, 40),
+            random: true,
+        },
+        Op::RandomResizedCrop {
+            size: 17,
+            scale: (0.08, 1.0),
+            ratio: (0.75, 4.0 / 3.0),
+        },
     ];
-    for (op, id) in ops.into_iter().flat_map(|op| (0..5).map(move |id| (op, id))) {
+    for (op, id) in ops
+        .into_iter()
+        .flat_map(|op| (0..5).map(move |id| (op, id)))
+    {
         let mut draws = Draws::new(3, 1, id, PURPOSE);
         let flip = draws.bool(0.5);
         let crop = match op {
             Op::Resize(size) => Crop::of_view(Rect::of(picture), size),
             Op::CenterCrop { resize, size } => oracle_center(picture, resize, size),
             Op::Cover { size, random } => oracle_cover(picture, size, random, &mut draws),
-            Op::RandomResizedCrop { scale, ratio, .. } => {
-                Crop::of_view(oracle_random(picture, scale, ratio, &mut draws), op.output())
-            }
+            Op::RandomResizedCrop { scale, ratio, .. } => Crop::of_view(
+                oracle_random(picture, scale, ratio, &mut draws),
+                op.output(),
+            ),
             Op::Patches(_) => unreachable!("not in the list"),
         };
         let resized = oracle_resize(&pixels, picture, crop);
@@ -354,11 +488,27 @@ fn every_dtype_layout_and_crop_is_that_of_the_straight_loops() {
 
 #[test]
 fn random_crops_are_those_of_torchvision_given_the_same_draws() {
-    let sizes = [(500, 375), (375, 500), (1, 1), (1, 900), (900, 1), (64, 64), (4000, 30), (3, 2)];
-    for ((width, height), id) in sizes.into_iter().flat_map(|size| (0..200).map(move |id| (size, id))) {
+    let sizes = [
+        (500, 375),
+        (375, 500),
+        (1, 1),
+        (1, 900),
+        (900, 1),
+        (64, 64),
+        (4000, 30),
+        (3, 2),
+    ];
+    for ((width, height), id) in sizes
+        .into_iter()
+        .flat_map(|size| (0..200).map(move |id| (size, id)))
+    {
         let picture = Size::new(width, height);
         let (scale, ratio) = ((0.08, 1.0), (3.0 / 4.0, 4.0 / 3.0));
-        let op = Op::RandomResizedCrop { size: 8, scale, ratio };
+        let op = Op::RandomResizedCrop {
+            size: 8,
+            scale,
+            ratio,
+        };
         let crop = op.crop(picture, &mut Draws::new(0, 0, id, "t"));
         let Rect { left, top, size } = crop.view;
         assert!(size.pixels() > 0 && left + size.width <= width && top + size.height <= height);
@@ -382,15 +532,26 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
     const COUNT: u64 = 20_000;
     let picture = Size::new(500, 375);
     let (scale, ratio) = ((0.08, 1.0), (3.0 / 4.0, 4.0 / 3.0));
-    let op = Op::RandomResizedCrop { size: 8, scale, ratio };
-    let ours: Vec<_> = (0..COUNT).map(|id| op.crop(picture, &mut Draws::new(9, 4, id, PURPOSE)).view).collect();
-    let theirs: Vec<_> =
-        (0..COUNT).map(|id| oracle_random(picture, scale, ratio, &mut Draws::new(77, 0, id, "other"))).collect();
+    let op = Op::RandomResizedCrop {
+        size: 8,
+        scale,
+        ratio,
+    };
+    let ours: Vec<_> = (0..COUNT)
+        .map(|id| op.crop(picture, &mut Draws::new(9, 4, id, PURPOSE)).view)
+        .collect();
+    let theirs: Vec<_> = (0..COUNT)
+        .map(|id| oracle_random(picture, scale, ratio, &mut Draws::new(77, 0, id, "other")))
+        .collect();
     let statistics: [fn(&Rect) -> f64; 6] = [
         |rect| rect.size.pixels() as f64 / 187_500.0,
         |rect| (rect.size.pixels() as f64 / 187_500.0).powi(2),
         |rect| (f64::from(rect.size.width) / f64::from(rect.size.height)).ln(),
-        |rect| (f64::from(rect.size.width) / f64::from(rect.size.height)).ln().powi(2),
+        |rect| {
+            (f64::from(rect.size.width) / f64::from(rect.size.height))
+                .ln()
+                .powi(2)
+        },
         |rect| f64::from(rect.left) + f64::from(rect.size.width) / 2.0,
         |rect| f64::from(rect.top) + f64::from(rect.size.height) / 2.0,
     ];
@@ -398,7 +559,10 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
         let (a, a_error) = mean(ours.iter().map(statistic));
         let (b, b_error) = mean(theirs.iter().map(statistic));
         // Four standard errors: 1 in 16,000 by chance, and the draws are fixed.
-        assert!((a - b).abs() < 4.0 * a_error.hypot(b_error), "statistic {index}: {a} {b} ± {a_error}");
+        assert!(
+            (a - b).abs() < 4.0 * a_error.hypot(b_error),
+            "statistic {index}: {a} {b} ± {a_error}"
+        );
     }
     // Where there is room, every place is as likely as any other: chi-square of 10 bins, 9 degrees, 1 in 10,000.
     let columns = ours.iter().map(|rect| (rect.left, 500 - rect.size.width));
@@ -411,14 +575,26 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
             count += 1.0;
         }
         let expected = count / 10.0;
-        let chi_square: f64 = bins.iter().map(|bin| (bin - expected).powi(2) / expected).sum();
+        let chi_square: f64 = bins
+            .iter()
+            .map(|bin| (bin - expected).powi(2) / expected)
+            .sum();
         assert!(chi_square < 33.7, "{chi_square} {bins:?}");
     }
     // The whole area when the ratio leaves no choice: uniform over the scale.
-    let op = Op::RandomResizedCrop { size: 8, scale, ratio: (1.0, 1.0) };
+    let op = Op::RandomResizedCrop {
+        size: 8,
+        scale,
+        ratio: (1.0, 1.0),
+    };
     let square = Size::new(2000, 2000);
-    let areas =
-        (0..COUNT).map(|id| op.crop(square, &mut Draws::new(5, 0, id, PURPOSE)).view.size.pixels() as f64 / 4e6);
+    let areas = (0..COUNT).map(|id| {
+        op.crop(square, &mut Draws::new(5, 0, id, PURPOSE))
+            .view
+            .size
+            .pixels() as f64
+            / 4e6
+    });
     let (area, error) = mean(areas);
     assert!((area - 0.54).abs() < 4.0 * error, "{area} ± {error}");
 }
@@ -426,7 +602,10 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
 #[test]
 fn a_row_depends_on_seed_epoch_and_sample_alone() {
     let input = fixture("420-large.jpg");
-    let image = Image::random_resized_crop(20).flip(0.5).dtype(DType::F32).normalize(MEAN, STD);
+    let image = Image::random_resized_crop(20)
+        .flip(0.5)
+        .dtype(DType::F32)
+        .normalize(MEAN, STD);
     let mut single = single(image.clone());
     let mut row = |seed, epoch, id| {
         single.decode(&input, seed, epoch, id).unwrap();
@@ -480,12 +659,21 @@ fn a_cut_picture_of_another_format_is_an_error_or_complete() {
     let mut workspace = Workspace::default();
     for (name, input) in fixtures().iter().filter(|(name, _)| !name.ends_with("jpg")) {
         let good = whole(input, &mut workspace).unwrap();
-        for length in (0..input.len()).rev().enumerate().filter(|(n, _)| *n < 40 || n % 9 == 0).map(|(_, l)| l) {
+        for length in (0..input.len())
+            .rev()
+            .enumerate()
+            .filter(|(n, _)| *n < 40 || n % 9 == 0)
+            .map(|(_, l)| l)
+        {
             // Other pixels than the last picture's, so that what is not written shows.
             workspace.pixels.fill(0x5A);
             match whole(&input[..length], &mut workspace) {
                 Ok(found) => assert!(found == good, "{name} cut at {length} of {}", input.len()),
-                Err(error) => assert_eq!(error.kind(), ErrorKind::Decode, "{name} cut at {length}: {error}"),
+                Err(error) => assert_eq!(
+                    error.kind(),
+                    ErrorKind::Decode,
+                    "{name} cut at {length}: {error}"
+                ),
             }
         }
     }
@@ -493,7 +681,10 @@ fn a_cut_picture_of_another_format_is_an_error_or_complete() {
 
 /// Offset of the first entropy-coded byte.
 fn scan_of(input: &[u8]) -> usize {
-    let at = input.windows(2).rposition(|pair| pair == [0xFF, 0xDA]).unwrap();
+    let at = input
+        .windows(2)
+        .rposition(|pair| pair == [0xFF, 0xDA])
+        .unwrap();
     at + 2 + usize::from(u16::from_be_bytes([input[at + 2], input[at + 3]]))
 }
 
@@ -522,7 +713,10 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
             assert!(found.is_err(), "{name}: {kept} of {end} bytes");
         }
         let doubled = [&input[..end], &input[end - 40..]].concat();
-        assert!(whole(&doubled, &mut workspace).is_err(), "{name}: too much data");
+        assert!(
+            whole(&doubled, &mut workspace).is_err(),
+            "{name}: too much data"
+        );
     }
 }
 
@@ -555,9 +749,14 @@ fn what_browsers_show_of_a_cut_jpeg_is_had_on_request() {
     let cut = &input[..input.len() / 2];
     let mut strict = single(Image::resize(9, 9));
     let error = strict.decode(cut, 0, 0, 0).unwrap_err();
-    assert_eq!(error.to_string(), "decode: cannot decode: JPEG without its end marker: the file is cut");
+    assert_eq!(
+        error.to_string(),
+        "decode: cannot decode: JPEG without its end marker: the file is cut"
+    );
     assert!(strict.bytes(0).is_empty());
-    single(Image::resize(9, 9).strict(false)).decode(cut, 0, 0, 0).unwrap();
+    single(Image::resize(9, 9).strict(false))
+        .decode(cut, 0, 0, 0)
+        .unwrap();
 }
 
 /// As Pillow's libjpeg does.
@@ -577,7 +776,9 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
     ];
     let decode = |input: &[u8], strict| {
         let mut single = single(Image::resize(40, 40).strict(strict));
-        single.decode(input, 0, 0, 0).map(|()| single.bytes(0).to_vec())
+        single
+            .decode(input, 0, 0, 0)
+            .map(|()| single.bytes(0).to_vec())
     };
     let expected = decode(&good, true).unwrap();
     for (case, input) in cases.iter().enumerate() {
@@ -587,7 +788,10 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             Ok(pixels) => assert!(case > 0 && pixels == expected, "case {case}"),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Decode);
-                assert!(error.message().contains("`strict(false)` skips them"), "case {case}: {error}");
+                assert!(
+                    error.message().contains("`strict(false)` skips them"),
+                    "case {case}: {error}"
+                );
             }
         }
     }
@@ -595,10 +799,16 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
     let scan = Header::parse(&good).unwrap().scan;
     damaged[scan + 20..scan + 40].fill(0xFF);
     let error = decode(&damaged, true).unwrap_err();
-    assert!(error.message().ends_with("; `strict(false)` takes what can be decoded"), "{error}");
+    assert!(
+        error
+            .message()
+            .ends_with("; `strict(false)` takes what can be decoded"),
+        "{error}"
+    );
     decode(&damaged, false).unwrap();
     let error = decode(&cases[0], true).unwrap_err();
-    let words = format!("JPEG with 5 stray bytes between the segments of its header, at byte {second}");
+    let words =
+        format!("JPEG with 5 stray bytes between the segments of its header, at byte {second}");
     assert!(error.message().starts_with(&words), "{error}");
 }
 
@@ -607,7 +817,12 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
 fn a_png_with_a_colour_profile_that_cannot_be_read_has_its_pixels() {
     let good = fixture("rgb.png");
     let body = b"iCCPname\0\x01not deflate";
-    let chunk = [&big_endian(body.len() as u32 - 4)[..], body, &big_endian(png_crc(body))].concat();
+    let chunk = [
+        &big_endian(body.len() as u32 - 4)[..],
+        body,
+        &big_endian(png_crc(body)),
+    ]
+    .concat();
     let odd = [&good[..33], &chunk, &good[33..]].concat();
     let workspace = &mut Workspace::default();
     assert!(whole(&odd, workspace).unwrap() == whole(&good, workspace).unwrap());
@@ -620,10 +835,16 @@ fn big_endian(value: u32) -> [u8; 4] {
 /// Headers of pictures of 65,535 × 65,535 pixels (16,383 a side in WebP).
 fn bombs() -> Vec<(&'static str, Vec<u8>)> {
     let mut jpeg = fixture("420.jpg");
-    let frame = jpeg.windows(4).position(|bytes| bytes == [0xFF, 0xC0, 0, 17]).unwrap();
+    let frame = jpeg
+        .windows(4)
+        .position(|bytes| bytes == [0xFF, 0xC0, 0, 17])
+        .unwrap();
     jpeg[frame + 5..frame + 9].fill(0xFF);
     let mut progressive = fixture("progressive.jpg");
-    let frame = progressive.windows(4).position(|bytes| bytes == [0xFF, 0xC2, 0, 17]).unwrap();
+    let frame = progressive
+        .windows(4)
+        .position(|bytes| bytes == [0xFF, 0xC2, 0, 17])
+        .unwrap();
     progressive[frame + 5..frame + 9].fill(0xFF);
     let mut png = fixture("rgb.png");
     png[16..20].copy_from_slice(&big_endian(65_535));
@@ -640,12 +861,25 @@ fn bombs() -> Vec<(&'static str, Vec<u8>)> {
     // Width - 1 and height - 1 in 14 bits each, behind a byte of signature.
     let sides = 16_382 | 16_382 << 14 | u32::from(webp[at + 12] & 0xF0) << 24;
     webp[at + 9..at + 13].copy_from_slice(&sides.to_le_bytes());
-    vec![("JPEG", jpeg), ("progressive JPEG", progressive), ("PNG", png), ("GIF", gif), ("BMP", bmp), ("WebP", webp)]
+    vec![
+        ("JPEG", jpeg),
+        ("progressive JPEG", progressive),
+        ("PNG", png),
+        ("GIF", gif),
+        ("BMP", bmp),
+        ("WebP", webp),
+    ]
 }
 
 fn png_crc(bytes: &[u8]) -> u32 {
     let step = |crc: u32, byte: &u8| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 })
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            if crc & 1 == 1 {
+                (crc >> 1) ^ 0xEDB8_8320
+            } else {
+                crc >> 1
+            }
+        })
     };
     !bytes.iter().fold(u32::MAX, step)
 }
@@ -656,8 +890,15 @@ fn a_header_over_the_limits_is_refused_before_memory_is_taken() {
         let mut workspace = Workspace::default();
         let error = whole(&input, &mut workspace).map(|_| ()).expect_err(name);
         assert_eq!(error.kind(), ErrorKind::Limit, "{name}: {error}");
-        let side = if name == "WebP" { "16383x16383" } else { "65535x65535" };
-        assert!(error.to_string().contains(side) && error.to_string().contains("67108864"), "{error}");
+        let side = if name == "WebP" {
+            "16383x16383"
+        } else {
+            "65535x65535"
+        };
+        assert!(
+            error.to_string().contains(side) && error.to_string().contains("67108864"),
+            "{error}"
+        );
         assert_eq!(workspace.pixels.capacity(), 0, "{name}");
     }
 }
@@ -665,11 +906,23 @@ fn a_header_over_the_limits_is_refused_before_memory_is_taken() {
 #[test]
 fn the_message_of_a_limit_names_the_header_and_the_limit() {
     let input = fixture("progressive.jpg");
-    let limits =
-        |pixels, bytes, memory| Image::resize(8, 8).limits(Limits { pixels, bytes, memory, ..Limits::default() });
+    let limits = |pixels, bytes, memory| {
+        Image::resize(8, 8).limits(Limits {
+            pixels,
+            bytes,
+            memory,
+            ..Limits::default()
+        })
+    };
     let cases = [
-        (limits(2000, 1 << 20, 1 << 20), "61x43 = 2623 pixels; the limit is 2000"),
-        (limits(1 << 20, 1000, 1 << 20), "1393 encoded bytes; the limit is 1000"),
+        (
+            limits(2000, 1 << 20, 1 << 20),
+            "61x43 = 2623 pixels; the limit is 2000",
+        ),
+        (
+            limits(1 << 20, 1000, 1 << 20),
+            "1393 encoded bytes; the limit is 1000",
+        ),
         (limits(1 << 20, 1 << 20, 1000), "61x43 pixels take "),
     ];
     for (image, words) in cases {
@@ -684,13 +937,29 @@ fn what_an_earlier_picture_left_makes_room_for_a_later_one() {
     let input = fixture("progressive.jpg");
     let image = Image::resize(4, 4);
     let decode = |workspace: &mut Workspace, memory| {
-        let limits = Limits { memory, ..Limits::default() };
-        workspace.decode(Encoded::alone(&input), &image, limits, &mut Draws::new(0, 0, 0, "test"), None).map(|_| ())
+        let limits = Limits {
+            memory,
+            ..Limits::default()
+        };
+        workspace
+            .decode(
+                Encoded::alone(&input),
+                &image,
+                limits,
+                &mut Draws::new(0, 0, 0, "test"),
+                None,
+            )
+            .map(|_| ())
     };
-    let mut workspace = Workspace { pixels: vec![0; 1 << 20], ..Workspace::default() };
+    let mut workspace = Workspace {
+        pixels: vec![0; 1 << 20],
+        ..Workspace::default()
+    };
     decode(&mut workspace, 4 << 20).unwrap();
     assert_eq!(workspace.pixels.len(), 1 << 20, "kept while there is room");
-    let enough = (1..).map(|kib| kib << 10).find(|memory| decode(&mut Workspace::default(), *memory).is_ok());
+    let enough = (1..)
+        .map(|kib| kib << 10)
+        .find(|memory| decode(&mut Workspace::default(), *memory).is_ok());
     decode(&mut workspace, enough.unwrap()).unwrap();
     assert!(workspace.pixels.len() < 1 << 20);
 }
@@ -714,9 +983,20 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
         (random().flip(1.5), "flip probability 1.5"),
         (random().flip(f64::NAN), "flip probability NaN"),
         (random().dtype(DType::I64), "pixels as i64"),
-        (random().normalize(MEAN, STD), "u8 pixels cannot be normalised"),
-        (random().dtype(DType::F32).normalize(MEAN, [1.0, 0.0, 1.0]), "std"),
-        (random().dtype(DType::F32).normalize([f32::NAN, 0.0, 0.0], STD), "mean"),
+        (
+            random().normalize(MEAN, STD),
+            "u8 pixels cannot be normalised",
+        ),
+        (
+            random().dtype(DType::F32).normalize(MEAN, [1.0, 0.0, 1.0]),
+            "std",
+        ),
+        (
+            random()
+                .dtype(DType::F32)
+                .normalize([f32::NAN, 0.0, 0.0], STD),
+            "mean",
+        ),
     ];
     for (image, words) in cases {
         let error = image.outputs(&EncodedField::image("x")).unwrap_err();
@@ -724,8 +1004,15 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
         assert!(error.to_string().contains(words), "{error}");
     }
     let raw = EncodedField::raw(Field::fixed("x", DType::U8, [3]));
-    assert_eq!(random().outputs(&raw).unwrap_err().kind(), ErrorKind::Config);
-    let field = random().dtype(DType::BF16).layout(PixelLayout::Nchw).outputs(&EncodedField::bytes("x")).unwrap();
+    assert_eq!(
+        random().outputs(&raw).unwrap_err().kind(),
+        ErrorKind::Config
+    );
+    let field = random()
+        .dtype(DType::BF16)
+        .layout(PixelLayout::Nchw)
+        .outputs(&EncodedField::bytes("x"))
+        .unwrap();
     assert_eq!(field, [Field::fixed("x", DType::BF16, [3, 8, 8])]);
 }
 
@@ -733,11 +1020,17 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
 fn what_is_not_a_picture_is_told_by_its_first_bytes() {
     let cases: [(&[u8], &str); 8] = [
         (b"", "no bytes at all"),
-        (b"<!DOCTYPE html>", "text (HTML, XML, SVG), starting with 3c 21 44 4f 43 54 59 50, 15 bytes"),
+        (
+            b"<!DOCTYPE html>",
+            "text (HTML, XML, SVG), starting with 3c 21 44 4f 43 54 59 50, 15 bytes",
+        ),
         (b"II*\0....", "TIFF, starting with 49 49 2a 00"),
         (b"\0\0\0\x20ftypavif", "AVIF"),
         (b"\xFF\x0A..", "JPEG XL"),
-        (&[0; 100], "not a picture, starting with 00 00 00 00 00 00 00 00, 100 bytes; JPEG, PNG, WebP, BMP and GIF"),
+        (
+            &[0; 100],
+            "not a picture, starting with 00 00 00 00 00 00 00 00, 100 bytes; JPEG, PNG, WebP, BMP and GIF",
+        ),
         (b"\xFF\xD8\xFF", "JPEG is cut in its header"),
         (b"\x89PNG\r\n\x1a\n", "damaged PNG"),
     ];
@@ -745,7 +1038,10 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
     for (input, words) in cases {
         let error = single.decode(input, 0, 0, 0).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Decode);
-        assert!(error.to_string().contains(words) && !error.to_string().contains('\n'), "{error}");
+        assert!(
+            error.to_string().contains(words) && !error.to_string().contains('\n'),
+            "{error}"
+        );
     }
 }
 
@@ -753,11 +1049,16 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
 #[test]
 fn jpegs_of_unusual_kinds_are_named() {
     let base = fixture("420.jpg");
-    let frame = base.windows(4).position(|bytes| bytes == [0xFF, 0xC0, 0, 17]).unwrap();
+    let frame = base
+        .windows(4)
+        .position(|bytes| bytes == [0xFF, 0xC0, 0, 17])
+        .unwrap();
     let with = |at: usize, byte: u8| {
         let mut input = base.clone();
         input[frame + at] = byte;
-        whole(&input, &mut Workspace::default()).unwrap_err().to_string()
+        whole(&input, &mut Workspace::default())
+            .unwrap_err()
+            .to_string()
     };
     assert!(with(1, 0xC3).contains("SOF3: lossless, hierarchical or arithmetic"));
     assert!(with(1, 0xC9).contains("SOF9"));
@@ -765,12 +1066,25 @@ fn jpegs_of_unusual_kinds_are_named() {
     assert!(with(9, 2).contains("2 components"));
     let mut low = base.clone();
     low[frame + 5..frame + 7].fill(0);
-    let hierarchical = [&base[..frame], &[0xFF, 0xDE], &base[frame + 2..frame + 19], &base[frame..]].concat();
-    for (input, words) in [(low, "height comes behind its data (DNL)"), (hierarchical, "DHP: hierarchical")] {
+    let hierarchical = [
+        &base[..frame],
+        &[0xFF, 0xDE],
+        &base[frame + 2..frame + 19],
+        &base[frame..],
+    ]
+    .concat();
+    for (input, words) in [
+        (low, "height comes behind its data (DNL)"),
+        (hierarchical, "DHP: hierarchical"),
+    ] {
         for strict in [true, false] {
-            let (image, mut draws) = (Image::resize(8, 8).strict(strict), Draws::new(0, 0, 0, "test"));
+            let (image, mut draws) = (
+                Image::resize(8, 8).strict(strict),
+                Draws::new(0, 0, 0, "test"),
+            );
             let encoded = Encoded::alone(&input);
-            let decoded = Workspace::default().decode(encoded, &image, Limits::default(), &mut draws, None);
+            let decoded =
+                Workspace::default().decode(encoded, &image, Limits::default(), &mut draws, None);
             let error = decoded.err().unwrap();
             assert!(error.to_string().contains(words), "{error}");
         }
@@ -778,10 +1092,26 @@ fn jpegs_of_unusual_kinds_are_named() {
 }
 
 /// Whether what an earlier picture left in the buffer does not show, within the memory that is allowed.
-pub(super) fn alike_after_any_picture(input: &[u8], image: &Image, limits: Limits, seed: u64) -> bool {
+pub(super) fn alike_after_any_picture(
+    input: &[u8],
+    image: &Image,
+    limits: Limits,
+    seed: u64,
+) -> bool {
     let decode = |left_over: Vec<u8>| {
-        let mut workspace = Workspace { pixels: left_over, ..Workspace::default() };
-        workspace.decode(Encoded::alone(input), image, limits, &mut Draws::new(seed, 0, 0, "test"), None).ok()?;
+        let mut workspace = Workspace {
+            pixels: left_over,
+            ..Workspace::default()
+        };
+        workspace
+            .decode(
+                Encoded::alone(input),
+                image,
+                limits,
+                &mut Draws::new(seed, 0, 0, "test"),
+                None,
+            )
+            .ok()?;
         assert!(workspace.pixels.capacity() <= limits.memory);
         Some(workspace.resized)
     };

@@ -16,7 +16,9 @@ use proptest::prelude::*;
 use std::path::Path;
 
 fn folder(name: &str) -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 fn fixture(name: &str) -> Vec<u8> {
@@ -29,11 +31,21 @@ fn expected() -> Vec<(String, Size, Vec<u8>)> {
     let text = String::from_utf8(std::fs::read(folder("jpeg").join("cases.txt")).unwrap()).unwrap();
     let case = |line: &str| {
         let (name, numbers) = line.split_once(": ").unwrap();
-        let numbers: Vec<usize> = numbers.split(' ').map(|word| word.parse().unwrap()).collect();
+        let numbers: Vec<usize> = numbers
+            .split(' ')
+            .map(|word| word.parse().unwrap())
+            .collect();
         let size = Size::new(numbers[0] as u32, numbers[1] as u32);
-        (name.to_string(), size, pixels[numbers[2]..][..numbers[3]].to_vec())
+        (
+            name.to_string(),
+            size,
+            pixels[numbers[2]..][..numbers[3]].to_vec(),
+        )
     };
-    text.lines().filter(|line| !line.starts_with('#')).map(case).collect()
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(case)
+        .collect()
 }
 
 /// A picture with nothing smooth about it: every pixel that is taken for another shows.
@@ -62,7 +74,12 @@ struct Kind {
     interval: u16,
 }
 
-const COLOR: Kind = Kind { factor: SamplingFactor::F_2_2, gray: false, progressive: false, interval: 0 };
+const COLOR: Kind = Kind {
+    factor: SamplingFactor::F_2_2,
+    gray: false,
+    progressive: false,
+    interval: 0,
+};
 
 fn encoded(pixels: &[u8], size: Size, kind: Kind, quality: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -73,8 +90,14 @@ fn encoded(pixels: &[u8], size: Size, kind: Kind, quality: u8) -> Vec<u8> {
         encoder.set_restart_interval(kind.interval);
     }
     let gray: Vec<u8> = pixels.iter().step_by(3).copied().collect();
-    let (data, color) = if kind.gray { (&gray[..], ColorType::Luma) } else { (pixels, ColorType::Rgb) };
-    encoder.encode(data, size.width as u16, size.height as u16, color).unwrap();
+    let (data, color) = if kind.gray {
+        (&gray[..], ColorType::Luma)
+    } else {
+        (pixels, ColorType::Rgb)
+    };
+    encoder
+        .encode(data, size.width as u16, size.height as u16, color)
+        .unwrap();
     bytes
 }
 
@@ -102,7 +125,13 @@ fn refusal(input: &[u8]) -> Option<Error> {
 }
 
 fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> Result<Picture> {
-    workspace.decode(Encoded::alone(input), image, Limits::default(), &mut Draws::new(seed, 0, 0, "t"), None)
+    workspace.decode(
+        Encoded::alone(input),
+        image,
+        Limits::default(),
+        &mut Draws::new(seed, 0, 0, "t"),
+        None,
+    )
 }
 
 /// Sequential and progressive scans in many orders, samplings with odd factors, with and without restart markers.
@@ -116,7 +145,9 @@ fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
         let whole = whole(&input);
         assert_eq!(format!("{:08x}", crc32c::crc32c(&whole.1)), crc, "{name}");
         for seed in 0..10 {
-            let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
+            let image = Image::random_resized_crop(5)
+                .scale(0.01, 1.0)
+                .ratio(0.2, 5.0);
             compare(&input, &image, seed, &mut workspace, &whole);
         }
     }
@@ -136,11 +167,24 @@ fn an_incomplete_progressive_picture_is_smoothed_as_by_libjpeg_turbo() {
         cut(input, Rect::of(size), 1, true).unwrap_err();
         let mut draws = Draws::new(crc32c::crc32c(input).into(), 0, 0, "part");
         for _ in 0..10 {
-            let (left, top) = (draws.below(size.width.into()) as u32, draws.below(size.height.into()) as u32);
+            let (left, top) = (
+                draws.below(size.width.into()) as u32,
+                draws.below(size.height.into()) as u32,
+            );
             let side = |rest: u32, draws: &mut Draws| 1 + draws.below(rest.into()) as u32;
-            let (width, height) = (side(size.width - left, &mut draws), side(size.height - top, &mut draws));
-            let rect = Rect { left, top, size: Size { width, height } };
-            assert!(cut(input, rect, 1, false).unwrap() == pixels_of(&all, size, rect), "{line}: {rect:?}");
+            let (width, height) = (
+                side(size.width - left, &mut draws),
+                side(size.height - top, &mut draws),
+            );
+            let rect = Rect {
+                left,
+                top,
+                size: Size { width, height },
+            };
+            assert!(
+                cut(input, rect, 1, false).unwrap() == pixels_of(&all, size, rect),
+                "{line}: {rect:?}"
+            );
         }
     }
 }
@@ -175,9 +219,20 @@ fn a_sequential_scan_with_the_parameters_of_a_progressive_one_is_taken_on_reques
     odd[scan - 2] = 0;
     let decode = |strict| {
         let mut workspace = Workspace::default();
-        decode(&odd, &Image::resize(40, 30).strict(strict), 0, &mut workspace).map(|_| workspace.resized)
+        decode(
+            &odd,
+            &Image::resize(40, 30).strict(strict),
+            0,
+            &mut workspace,
+        )
+        .map(|_| workspace.resized)
     };
-    assert!(decode(true).unwrap_err().to_string().contains("coefficients 0 to 0"));
+    assert!(
+        decode(true)
+            .unwrap_err()
+            .to_string()
+            .contains("coefficients 0 to 0")
+    );
     assert!(decode(false).unwrap() == whole(&input).1);
 }
 
@@ -192,40 +247,79 @@ impl jpeg::RowSink for Cut {
 
 /// The pixels of a part of a picture at 1 / `scale` of its size, by [`crate::jpeg`].
 fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
-    let Rect { left, top, size: Size { width, height } } = rect;
+    let Rect {
+        left,
+        top,
+        size: Size { width, height },
+    } = rect;
     let mut cut = Cut(vec![0x5A; 3 * rect.size.pixels() as usize], width as usize);
     let header = Header::parse(input)?;
-    let region = jpeg::Region { left, top, width, height };
-    let picture = jpeg::Input { bytes: input, header: &header, strict };
+    let region = jpeg::Region {
+        left,
+        top,
+        width,
+        height,
+    };
+    let picture = jpeg::Input {
+        bytes: input,
+        header: &header,
+        strict,
+    };
     let scans = jpeg::Scans::of(picture, 100)?;
     jpeg::Decoder::default().decode(picture, &scans, &[], (region, scale), &mut cut)?;
     Ok(cut.0)
 }
 
 fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
-    let rows = pixels.chunks_exact(3 * size.width as usize).skip(rect.top as usize).take(rect.size.height as usize);
-    rows.flat_map(|row| &row[3 * rect.left as usize..3 * rect.right() as usize]).copied().collect()
+    let rows = pixels
+        .chunks_exact(3 * size.width as usize)
+        .skip(rect.top as usize)
+        .take(rect.size.height as usize);
+    rows.flat_map(|row| &row[3 * rect.left as usize..3 * rect.right() as usize])
+        .copied()
+        .collect()
 }
 
 /// Compares what `image` makes of the file with what it makes of the whole picture, and the pixels that it needs.
-fn compare(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace, whole: &(Size, Vec<u8>)) {
+fn compare(
+    input: &[u8],
+    image: &Image,
+    seed: u64,
+    workspace: &mut Workspace,
+    whole: &(Size, Vec<u8>),
+) {
     decode(input, image, seed, workspace).unwrap();
     let crop = image.op.crop(whole.0, &mut Draws::new(seed, 0, 0, "t"));
-    let mut other = Workspace { pixels: whole.1.clone(), ..Workspace::default() };
+    let mut other = Workspace {
+        pixels: whole.1.clone(),
+        ..Workspace::default()
+    };
     other.resize(Rect::of(whole.0), &crop, image.filter, None);
-    assert!(workspace.resized == other.resized, "{crop:?} of {:?}, {image:?}", whole.0);
+    assert!(
+        workspace.resized == other.resized,
+        "{crop:?} of {:?}, {image:?}",
+        whole.0
+    );
     let needed = crop.needed(image.filter);
     let found = cut(input, needed, 1, true).unwrap();
-    assert!(found == pixels_of(&whole.1, whole.0, needed), "{needed:?} of {:?}", whole.0);
+    assert!(
+        found == pixels_of(&whole.1, whole.0, needed),
+        "{needed:?} of {:?}",
+        whole.0
+    );
 }
 
 fn factors() -> impl Strategy<Value = SamplingFactor> {
     use SamplingFactor::*;
-    prop::sample::select(vec![F_1_1, F_2_1, F_1_2, F_2_2, F_2_2, F_4_1, F_4_2, F_1_4, F_2_4])
+    prop::sample::select(vec![
+        F_1_1, F_2_1, F_1_2, F_2_2, F_2_2, F_4_1, F_4_2, F_1_4, F_2_4,
+    ])
 }
 
 fn divisors(of: u32) -> Vec<u32> {
-    (1..=of).filter(|divisor| of.is_multiple_of(*divisor)).collect()
+    (1..=of)
+        .filter(|divisor| of.is_multiple_of(*divisor))
+        .collect()
 }
 
 /// An interval that can be cut: a divisor of the MCUs of a row, or some rows.
@@ -294,15 +388,30 @@ proptest! {
 /// Files by Pillow (libjpeg-turbo): the whole picture is Pillow's, every part that of the whole picture.
 #[test]
 fn restart_intervals_by_another_encoder_are_read_alike() {
-    for (name, size, expected) in expected().iter().filter(|(name, ..)| !name.starts_with("orientation")) {
+    for (name, size, expected) in expected()
+        .iter()
+        .filter(|(name, ..)| !name.starts_with("orientation"))
+    {
         let input = fixture(name);
         let whole = whole(&input);
         assert_eq!(whole.0, *size);
-        let most = whole.1.iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        let most = whole
+            .1
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| a.abs_diff(*b))
+            .max()
+            .unwrap();
         assert_eq!(most, 0, "{name}");
         let mut workspace = Workspace::default();
         for seed in 0..60 {
-            compare(&input, &Image::random_resized_crop(5), seed, &mut workspace, &whole);
+            compare(
+                &input,
+                &Image::random_resized_crop(5),
+                seed,
+                &mut workspace,
+                &whole,
+            );
         }
     }
 }
@@ -311,14 +420,22 @@ fn restart_intervals_by_another_encoder_are_read_alike() {
 fn markers(input: &[u8]) -> Vec<usize> {
     let scan = Header::parse(input).unwrap().scan;
     let marker = |pair: &[u8]| pair[0] == 0xFF && matches!(pair[1], 0xD0..=0xD7 | 0xD9);
-    input[scan..].windows(2).enumerate().filter(|(_, pair)| marker(pair)).map(|(at, _)| scan + at).collect()
+    input[scan..]
+        .windows(2)
+        .enumerate()
+        .filter(|(_, pair)| marker(pair))
+        .map(|(at, _)| scan + at)
+        .collect()
 }
 
 /// Wherever the crop lies.
 #[test]
 fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
     let size = Size::new(160, 96);
-    let kind = Kind { interval: 2, ..COLOR };
+    let kind = Kind {
+        interval: 2,
+        ..COLOR
+    };
     let good = encoded(&noise(3, size, true), size, kind, 80);
     let markers = markers(&good);
     assert_eq!(markers.len(), 5 * 6);
@@ -326,9 +443,18 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
     for (index, at) in markers.iter().enumerate().take(29) {
         let (before, after) = (&good[..*at], &good[at + 2..]);
         bad.push(("missing", [before, after].concat()));
-        bad.push(("doubled", [before, &good[*at..at + 2], &good[*at..]].concat()));
-        bad.push(("another", [before, &[0xFF, 0xD0 | (index as u8 + 3) & 7], after].concat()));
-        bad.push(("a segment is missing", [before, &good[markers[index + 1]..]].concat()));
+        bad.push((
+            "doubled",
+            [before, &good[*at..at + 2], &good[*at..]].concat(),
+        ));
+        bad.push((
+            "another",
+            [before, &[0xFF, 0xD0 | (index as u8 + 3) & 7], after].concat(),
+        ));
+        bad.push((
+            "a segment is missing",
+            [before, &good[markers[index + 1]..]].concat(),
+        ));
         bad.push(("the end", [before, &[0xFF, 0xD9]].concat()));
         bad.push(("cut", before.to_vec()));
     }
@@ -336,10 +462,14 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
         for seed in 0..4 {
             let image = Image::random_resized_crop(5).scale(0.05, 0.1);
             let mut workspace = Workspace::default();
-            let error = decode(&input, &image, seed, &mut workspace).map(|_| ()).expect_err(what);
+            let error = decode(&input, &image, seed, &mut workspace)
+                .map(|_| ())
+                .expect_err(what);
             assert_eq!(error.kind(), ErrorKind::Decode);
             let whole = Image::resize(5, 5);
-            decode(&input, &whole, seed, &mut workspace).map(|_| ()).expect_err(what);
+            decode(&input, &whole, seed, &mut workspace)
+                .map(|_| ())
+                .expect_err(what);
             decode(&input, &image.strict(false), seed, &mut workspace).expect(what);
         }
     }
@@ -349,7 +479,15 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
 fn a_lost_restart_interval_leaves_the_others_in_their_places() {
     let size = Size::new(160, 96);
     let row = 3 * 160;
-    let good = encoded(&noise(3, size, true), size, Kind { interval: 10, ..COLOR }, 80);
+    let good = encoded(
+        &noise(3, size, true),
+        size,
+        Kind {
+            interval: 10,
+            ..COLOR
+        },
+        80,
+    );
     let all = cut(&good, Rect::of(size), 1, true).unwrap();
     let markers = markers(&good);
     for lost in 0..4 {
@@ -369,13 +507,35 @@ fn a_lost_restart_interval_leaves_the_others_in_their_places() {
 #[test]
 fn segments_may_follow_the_last_restart_interval() {
     let size = Size::new(160, 96);
-    let good = encoded(&noise(3, size, true), size, Kind { interval: 2, ..COLOR }, 80);
+    let good = encoded(
+        &noise(3, size, true),
+        size,
+        Kind {
+            interval: 2,
+            ..COLOR
+        },
+        80,
+    );
     let (data, end) = good.split_at(good.len() - 2);
-    for more in [&b"\xFF\xFE\0\x04ab"[..], b"\xFF\xE5\0\x02", b"\xFF\xDC\0\x04\0\x60", b"\xFF\xD5\xFF\xFE\0\x02"] {
-        assert!(whole(&[data, more, end].concat()) == whole(&good), "{more:02x?}");
-        assert!(refusal(&[data, more].concat()).is_some(), "without an end marker");
+    for more in [
+        &b"\xFF\xFE\0\x04ab"[..],
+        b"\xFF\xE5\0\x02",
+        b"\xFF\xDC\0\x04\0\x60",
+        b"\xFF\xD5\xFF\xFE\0\x02",
+    ] {
+        assert!(
+            whole(&[data, more, end].concat()) == whole(&good),
+            "{more:02x?}"
+        );
+        assert!(
+            refusal(&[data, more].concat()).is_some(),
+            "without an end marker"
+        );
     }
-    assert!(refusal(&[data, b"\xFF\xC8\0\x02", end].concat()).is_some(), "a marker that follows no data");
+    assert!(
+        refusal(&[data, b"\xFF\xC8\0\x02", end].concat()).is_some(),
+        "a marker that follows no data"
+    );
 }
 
 #[test]
@@ -385,14 +545,25 @@ fn segments_that_are_passed_may_have_a_length_below_2() {
     for empty in [b"\xFF\xE5\0\0", b"\xFF\xFE\0\x01", b"\xFF\xDC\0\0"] {
         assert!(whole(&[&good[..2], empty, &good[2..]].concat()) == whole(&good));
     }
-    assert!(refusal(&[&good[..2], b"\xFF\xDB\0\0", &good[2..]].concat()).is_some(), "a table without content");
+    assert!(
+        refusal(&[&good[..2], b"\xFF\xDB\0\0", &good[2..]].concat()).is_some(),
+        "a table without content"
+    );
 }
 
 /// Restart markers may follow fill bytes, and a segment's data may be a stuffed byte of ones.
 #[test]
 fn fill_bytes_before_restart_markers_are_no_data() {
     let size = Size::new(96, 64);
-    let good = encoded(&noise(4, size, false), size, Kind { interval: 1, ..COLOR }, 95);
+    let good = encoded(
+        &noise(4, size, false),
+        size,
+        Kind {
+            interval: 1,
+            ..COLOR
+        },
+        95,
+    );
     let mut filled = good.clone();
     for at in markers(&good).into_iter().rev() {
         filled.splice(at..at, [0xFF, 0xFF]);
@@ -408,8 +579,20 @@ fn fill_bytes_before_restart_markers_are_no_data() {
 #[test]
 fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
     let size = Size::new(160, 96);
-    let good = encoded(&noise(5, size, true), size, Kind { interval: 2, ..COLOR }, 80);
-    let needed = Rect { left: 40, top: 20, size: Size::new(20, 20) };
+    let good = encoded(
+        &noise(5, size, true),
+        size,
+        Kind {
+            interval: 2,
+            ..COLOR
+        },
+        80,
+    );
+    let needed = Rect {
+        left: 40,
+        top: 20,
+        size: Size::new(20, 20),
+    };
     let decode = |input: &[u8]| cut(input, needed, 1, true).ok();
     let first = decode(&good).unwrap();
     let (mut within, mut beside) = (0, 0);
@@ -429,25 +612,39 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
 
 #[test]
 fn a_picture_is_turned_upright_on_request_as_pillow_does() {
-    for (name, size, expected) in expected().iter().filter(|(name, ..)| name.starts_with("orientation")) {
+    for (name, size, expected) in expected()
+        .iter()
+        .filter(|(name, ..)| name.starts_with("orientation"))
+    {
         let input = fixture(name);
         let image = Image::resize(size.width, size.height);
         let upright = image.clone().exif_orientation(true);
         let planes = upright.clone().layout(PixelLayout::Nchw);
         let mut single = Single::new(upright, &EncodedField::image("image")).unwrap();
         single.decode(&input, 0, 0, 0).unwrap();
-        let most = single.bytes(0).iter().zip(expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        let most = single
+            .bytes(0)
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| a.abs_diff(*b))
+            .max()
+            .unwrap();
         assert_eq!(most, 0, "{name}");
         let interleaved = single.bytes(0).to_vec();
         let mut single = Single::new(planes, &EncodedField::image("image")).unwrap();
         single.decode(&input, 0, 0, 0).unwrap();
         let count = size.pixels() as usize;
-        let found: Vec<u8> = (0..3 * count).map(|at| single.bytes(0)[at % 3 * count + at / 3]).collect();
+        let found: Vec<u8> = (0..3 * count)
+            .map(|at| single.bytes(0)[at % 3 * count + at / 3])
+            .collect();
         assert_eq!(found, interleaved, "{name}: planes");
         // Off by default.
         let mut workspace = Workspace::default();
         let stored = decode(&input, &image, 0, &mut workspace).unwrap();
-        assert_eq!((stored.size, stored.orientation), (Size::new(29, 18), Orientation::default()));
+        assert_eq!(
+            (stored.size, stored.orientation),
+            (Size::new(29, 18), Orientation::default())
+        );
     }
 }
 
@@ -475,13 +672,28 @@ fn crops_of_a_turned_picture_are_those_of_the_upright_one() {
             if let Some(exif) = exif {
                 encoder.add_exif_metadata(exif).unwrap();
             }
-            encoder.encode(pixels, size.width as u16, size.height as u16, ColorType::Rgb).unwrap();
+            encoder
+                .encode(
+                    pixels,
+                    size.width as u16,
+                    size.height as u16,
+                    ColorType::Rgb,
+                )
+                .unwrap();
             bytes
         };
         let turned = encode(&stored, size, Some(&exif));
         let straight = encode(&upright, orientation.size(size), None);
-        for image in [Image::random_resized_crop(24).flip(0.5), Image::center_crop(40, 33), Image::resize(30, 20)] {
-            let mut turned_up = Single::new(image.clone().exif_orientation(true), &EncodedField::image("x")).unwrap();
+        for image in [
+            Image::random_resized_crop(24).flip(0.5),
+            Image::center_crop(40, 33),
+            Image::resize(30, 20),
+        ] {
+            let mut turned_up = Single::new(
+                image.clone().exif_orientation(true),
+                &EncodedField::image("x"),
+            )
+            .unwrap();
             let mut plain = Single::new(image, &EncodedField::image("x")).unwrap();
             for id in 0..10 {
                 turned_up.decode(&turned, 0, 0, id).unwrap();
@@ -502,9 +714,24 @@ fn chroma_of_any_sampling_is_in_its_place() {
     let size = Size::new(90, 70);
     let pixels = noise(1, size, true);
     let factors = [F_4_2, F_1_4, F_2_4, F_4_1, F_1_1, F_2_1, F_1_2, F_2_2];
-    for (factor, interval) in factors.into_iter().flat_map(|factor| [(factor, 0), (factor, 5)]) {
-        let (_, found) = whole(&encoded(&pixels, size, Kind { factor, interval, ..COLOR }, 90));
-        let differences = found.iter().zip(&pixels).map(|(a, b)| f64::from(a.abs_diff(*b)));
+    for (factor, interval) in factors
+        .into_iter()
+        .flat_map(|factor| [(factor, 0), (factor, 5)])
+    {
+        let (_, found) = whole(&encoded(
+            &pixels,
+            size,
+            Kind {
+                factor,
+                interval,
+                ..COLOR
+            },
+            90,
+        ));
+        let differences = found
+            .iter()
+            .zip(&pixels)
+            .map(|(a, b)| f64::from(a.abs_diff(*b)));
         let mean = differences.sum::<f64>() / pixels.len() as f64;
         // Chroma of the wrong place: over 100.
         assert!(mean < 40.0, "{factor:?}: {mean}");
@@ -532,21 +759,33 @@ mod turbo {
     }
 
     fn fixtures() -> Vec<(String, Vec<u8>)> {
-        let files = ["jpeg", "images", "scans"].into_iter().flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
+        let files = ["jpeg", "images", "scans"]
+            .into_iter()
+            .flat_map(|name| std::fs::read_dir(folder(name)).unwrap());
         let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
         paths.retain(|path| path.extension().is_some_and(|end| end == "jpg"));
         // Damaged: strict decoders refuse it.
-        let damaged = ["fill-in-data.jpg", "lines.jpg", "long-fill.jpg", "lost-scan.jpg", "overwritten.jpg"];
+        let damaged = [
+            "fill-in-data.jpg",
+            "lines.jpg",
+            "long-fill.jpg",
+            "lost-scan.jpg",
+            "overwritten.jpg",
+        ];
         paths.retain(|path| !damaged.iter().any(|name| path.ends_with(name)));
         paths.sort();
-        paths.iter().map(|path| (path.display().to_string(), std::fs::read(path).unwrap())).collect()
+        paths
+            .iter()
+            .map(|path| (path.display().to_string(), std::fs::read(path).unwrap()))
+            .collect()
     }
 
     /// Every fixture, CMYK and progressive among them: parts are those of the whole picture, also with seek points.
     #[test]
     fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
-        for (_, input) in
-            fixtures().into_iter().flat_map(|(name, input)| [(name.clone(), embedded(&input)), (name, input)])
+        for (_, input) in fixtures()
+            .into_iter()
+            .flat_map(|(name, input)| [(name.clone(), embedded(&input)), (name, input)])
         {
             let whole = right(&input);
             for seed in 0..30 {
@@ -561,20 +800,32 @@ mod turbo {
     #[test]
     fn pictures_by_libjpeg_turbo_are_decoded_as_by_libjpeg_turbo() {
         let kinds = (0..7).flat_map(|samp| [(samp, false), (samp, true)]);
-        for (samp, progressive, seed) in kinds.flat_map(|(samp, kind)| (0..6).map(move |seed| (samp, kind, seed))) {
+        for (samp, progressive, seed) in
+            kinds.flat_map(|(samp, kind)| (0..6).map(move |seed| (samp, kind, seed)))
+        {
             let size = Size::new(60 + 13 * seed as u32, 90 - 9 * seed as u32);
             let pixels = noise(seed, size, seed % 2 == 0);
             for interval in [0, 1, 2, 3, 5] {
                 let input = oracle::encoded(
                     &pixels,
                     (size.width, size.height),
-                    Written { subsampling: samp, quality: 90, interval, progressive },
+                    Written {
+                        subsampling: samp,
+                        quality: 90,
+                        interval,
+                        progressive,
+                    },
                 );
                 let expected = right(&input);
-                assert!(whole(&input) == expected, "{samp} {progressive} {interval} {seed}");
+                assert!(
+                    whole(&input) == expected,
+                    "{samp} {progressive} {interval} {seed}"
+                );
                 let mut workspace = Workspace::default();
                 for turn in 0..4 {
-                    let image = Image::random_resized_crop(5).scale(0.01, 1.0).ratio(0.2, 5.0);
+                    let image = Image::random_resized_crop(5)
+                        .scale(0.01, 1.0)
+                        .ratio(0.2, 5.0);
                     compare(&input, &image, seed + 100 * turn, &mut workspace, &expected);
                 }
             }
@@ -589,11 +840,20 @@ mod turbo {
             [&[0xFF, 0xC4, 0, 2 + body.len() as u8], &body[..]].concat()
         };
         for bits in [0x2800_u32, 0x1234, 0x3FFF, 0] {
-            let frame = b"\xFF\xC1\0\x0B\x08\0\x08\0\x08\x01\x01\x11\0\xFF\xDA\0\x08\x01\x01\0\0\x3F\0";
+            let frame =
+                b"\xFF\xC1\0\x0B\x08\0\x08\0\x08\x01\x01\x11\0\xFF\xDA\0\x08\x01\x01\0\0\x3F\0";
             let quants = [&b"\xFF\xD8\xFF\xDB\0\x43\0"[..], &[1; 64]].concat();
             // 0 and 13 bits, 0 and 12 bits, 10; ones.
-            let data = (u64::from(bits & 0x1FFF) << 50 | u64::from(bits & 0xFFF) << 37 | 0b10 << 35) | ((1 << 35) - 1);
-            let stuffed = |byte: &u8| if *byte == 0xFF { vec![0xFF, 0] } else { vec![*byte] };
+            let data =
+                (u64::from(bits & 0x1FFF) << 50 | u64::from(bits & 0xFFF) << 37 | 0b10 << 35)
+                    | ((1 << 35) - 1);
+            let stuffed = |byte: &u8| {
+                if *byte == 0xFF {
+                    vec![0xFF, 0]
+                } else {
+                    vec![*byte]
+                }
+            };
             let data: Vec<u8> = data.to_be_bytes()[..4].iter().flat_map(stuffed).collect();
             let tables = [table(0, [1, 0], &[13]), table(0x10, [1, 1], &[12, 0])].concat();
             let input = [&quants, &tables, &frame[..], &data, b"\xFF\xD9"].concat();
@@ -617,7 +877,9 @@ mod turbo {
             let size = Size::new(width, height);
             let mut input = oracle::encoded(&noise(seed, size, true), (width, height), written);
             let start = Header::parse(&input).unwrap().scan;
-            let mut any = |from: usize, input: &[u8]| from + draws.below((input.len() - from) as u64) as usize;
+            let mut any = |from: usize, input: &[u8]| {
+                from + draws.below((input.len() - from) as u64) as usize
+            };
             match seed % 3 {
                 0 => (0..3).for_each(|value| {
                     let at = any(start, &input);
@@ -626,15 +888,30 @@ mod turbo {
                 _ => input.truncate(any(start, &input)),
             }
             let scale = [1, 1, 2, 4, 8][draws.below(5) as usize];
-            let Some((_, right)) = oracle::shown(&input, scale as usize) else { continue };
+            let Some((_, right)) = oracle::shown(&input, scale as usize) else {
+                continue;
+            };
             let size = size.divided(scale);
             let own = cut(&input, Rect::of(size), scale, false).unwrap();
-            assert!(own == right, "seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}");
+            assert!(
+                own == right,
+                "seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}"
+            );
             shown += 1;
-            let (left, top) = (draws.below(size.width.into()) as u32, draws.below(size.height.into()) as u32);
-            let rect = Rect { left, top, size: Size::new(size.width - left, (size.height - top).div_ceil(2)) };
+            let (left, top) = (
+                draws.below(size.width.into()) as u32,
+                draws.below(size.height.into()) as u32,
+            );
+            let rect = Rect {
+                left,
+                top,
+                size: Size::new(size.width - left, (size.height - top).div_ceil(2)),
+            };
             let part = cut(&input, rect, scale, false).unwrap();
-            assert!(part == pixels_of(&right, size, rect), "seed {seed}, {rect:?} at 1/{scale}");
+            assert!(
+                part == pixels_of(&right, size, rect),
+                "seed {seed}, {rect:?} at 1/{scale}"
+            );
         }
         assert!(shown > 150, "{shown}");
     }
@@ -645,12 +922,22 @@ mod turbo {
         let size = Size::new(40, 30);
         let (pixels, mut taken) = (noise(3, size, true), 0);
         for (progressive, strict) in [(false, true), (true, true), (true, false)] {
-            let good =
-                oracle::encoded(&pixels, (40, 30), Written { subsampling: 2, quality: 80, interval: 0, progressive });
+            let good = oracle::encoded(
+                &pixels,
+                (40, 30),
+                Written {
+                    subsampling: 2,
+                    quality: 80,
+                    interval: 0,
+                    progressive,
+                },
+            );
             let scans = memchr::memmem::find_iter(&good, b"\xFF\xDA").take(2);
             let places: Vec<usize> = scans.chain([2]).collect();
             let markers = (1..=0xFE).filter(|marker| *marker != 0xD9);
-            for (marker, length) in markers.flat_map(|marker| (0..6).map(move |length| (marker, length))) {
+            for (marker, length) in
+                markers.flat_map(|marker| (0..6).map(move |length| (marker, length)))
+            {
                 let segment = &[0xFF, marker, 0, length, 0, 0, 0][..2 + usize::from(length.max(2))];
                 for at in &places {
                     let input = [&good[..*at], segment, &good[*at..]].concat();
@@ -662,7 +949,10 @@ mod turbo {
                     let Some((_, right)) = right else { continue };
                     taken += 1;
                     let found = cut(&input, Rect::of(size), 1, strict).unwrap();
-                    assert!(found == right, "{segment:02x?} at {at}, progressive: {progressive}, strict: {strict}");
+                    assert!(
+                        found == right,
+                        "{segment:02x?} at {at}, progressive: {progressive}, strict: {strict}"
+                    );
                 }
             }
         }
@@ -671,16 +961,26 @@ mod turbo {
 
     /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large pictures.
     fn scaled(input: &[u8], scale: u32) -> [Option<Vec<u8>>; 2] {
-        let Ok(header) = Header::parse(input) else { return [None, None] };
+        let Ok(header) = Header::parse(input) else {
+            return [None, None];
+        };
         if header.size().pixels() > 1 << 20 {
             return [None, None];
         }
         let own = cut(input, Rect::of(header.size().divided(scale)), scale, true).ok();
-        [own, oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels)]
+        [
+            own,
+            oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels),
+        ]
     }
 
     fn written() -> impl Strategy<Value = Written> {
-        let fields = (0..7, 1..=100, prop_oneof![2 => Just(0), 1 => 1..8], any::<bool>());
+        let fields = (
+            0..7,
+            1..=100,
+            prop_oneof![2 => Just(0), 1 => 1..8],
+            any::<bool>(),
+        );
         fields.prop_map(|(subsampling, quality, interval, progressive)| Written {
             subsampling,
             quality,
@@ -748,7 +1048,9 @@ mod turbo {
                 assert_eq!(single.bytes(0), expected, "{surplus} bytes");
             }
             let input = [&good[..end], &[1; 24], &good[end..]].concat();
-            let error = single.decode(&input, 0, 0, 0).expect_err(&format!("{interval}"));
+            let error = single
+                .decode(&input, 0, 0, 0)
+                .expect_err(&format!("{interval}"));
             assert_eq!(error.kind(), ErrorKind::Decode);
         }
     }
@@ -756,9 +1058,20 @@ mod turbo {
     #[test]
     fn a_progressive_picture_of_too_many_scans_is_refused() {
         let size = Size::new(16, 16);
-        let input = encoded(&noise(1, size, true), size, Kind { progressive: true, ..COLOR }, 80);
+        let input = encoded(
+            &noise(1, size, true),
+            size,
+            Kind {
+                progressive: true,
+                ..COLOR
+            },
+            80,
+        );
         // The last scan, again and again.
-        let start = input.windows(2).rposition(|pair| pair == [0xFF, 0xDA]).unwrap();
+        let start = input
+            .windows(2)
+            .rposition(|pair| pair == [0xFF, 0xDA])
+            .unwrap();
         let mut many = input[..start].to_vec();
         for _ in 0..150 {
             many.extend(&input[start..input.len() - 2]);
@@ -782,7 +1095,9 @@ mod turbo {
             let phase = a * f64::from(x) + b * f64::from(y);
             [0.0, 1.0, 2.0].map(|channel: f64| (128.0 + 110.0 * (phase + channel).sin()) as u8)
         };
-        (0..size.height).flat_map(|y| (0..size.width).flat_map(move |x| pixel(x, y))).collect()
+        (0..size.height)
+            .flat_map(|y| (0..size.width).flat_map(move |x| pixel(x, y)))
+            .collect()
     }
 
     /// DCT scaling averages blocks first; what it gives is where it should be, and near what it would be without.
@@ -792,9 +1107,15 @@ mod turbo {
             let (mut most, mut mean) = (0, 0.0_f64);
             for seed in 0..20 {
                 let size = Size::new(180 + seed as u32, 140);
-                let kind = Kind { interval: if seed % 2 == 0 { 1 } else { 0 }, ..COLOR };
+                let kind = Kind {
+                    interval: if seed % 2 == 0 { 1 } else { 0 },
+                    ..COLOR
+                };
                 let input = encoded(&waves(seed, size), size, kind, 95);
-                for image in [Image::center_crop(output, output), Image::random_resized_crop(output).scale(0.9, 1.0)] {
+                for image in [
+                    Image::center_crop(output, output),
+                    Image::random_resized_crop(output).scale(0.9, 1.0),
+                ] {
                     let scaled = image.clone().dct_scaling(true);
                     let crop = image.op.crop(size, &mut Draws::new(0, 0, seed, PURPOSE));
                     if crop.part.width.min(crop.part.height) >= f64::from(scale * output) {

@@ -7,7 +7,10 @@ use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use proptest::prelude::*;
 
 fn with(kernels: Kernels) -> Decoder {
-    Decoder { kernels, ..Decoder::default() }
+    Decoder {
+        kernels,
+        ..Decoder::default()
+    }
 }
 
 /// All pixels of a region.
@@ -15,7 +18,10 @@ struct Pixels(Vec<u8>, usize);
 
 impl Pixels {
     fn of(region: Region) -> Self {
-        Self(vec![0x5A; 3 * region.width as usize * region.height as usize], 3 * region.width as usize)
+        Self(
+            vec![0x5A; 3 * region.width as usize * region.height as usize],
+            3 * region.width as usize,
+        )
     }
 }
 
@@ -25,31 +31,67 @@ impl RowSink for Pixels {
     }
 }
 
-fn decode(decoder: &mut Decoder, input: &[u8], region: Option<Region>, strict: bool) -> Result<Vec<u8>> {
+fn decode(
+    decoder: &mut Decoder,
+    input: &[u8],
+    region: Option<Region>,
+    strict: bool,
+) -> Result<Vec<u8>> {
     let header = Header::parse(input)?;
-    let whole = Region { left: 0, top: 0, width: header.width, height: header.height };
+    let whole = Region {
+        left: 0,
+        top: 0,
+        width: header.width,
+        height: header.height,
+    };
     let region = region.unwrap_or(whole);
     let mut out = Pixels::of(region);
-    let picture = Input { bytes: input, header: &header, strict };
-    decoder.decode(picture, &Scans::of(picture, 100)?, &[], (region, 1), &mut out)?;
+    let picture = Input {
+        bytes: input,
+        header: &header,
+        strict,
+    };
+    decoder.decode(
+        picture,
+        &Scans::of(picture, 100)?,
+        &[],
+        (region, 1),
+        &mut out,
+    )?;
     Ok(out.0)
 }
 
 fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
     let mut out = Pixels::of(region);
-    let picture = Input { bytes: input, header: &Header::parse(input)?, strict: true };
-    Decoder::default().decode(picture, &Scans::of(picture, 100)?, points, (region, 1), &mut out)?;
+    let picture = Input {
+        bytes: input,
+        header: &Header::parse(input)?,
+        strict: true,
+    };
+    Decoder::default().decode(
+        picture,
+        &Scans::of(picture, 100)?,
+        points,
+        (region, 1),
+        &mut out,
+    )?;
     Ok(out.0)
 }
 
 fn noise(seed: u64, count: usize, most: f64) -> Vec<u8> {
     let mut draws = Draws::new(seed, 0, 0, "noise");
-    (0..count).map(|at| (128.0 + 60.0 * (at as f64 / 9.0).sin() + draws.range_f64(-most, most)) as u8).collect()
+    (0..count)
+        .map(|at| (128.0 + 60.0 * (at as f64 / 9.0).sin() + draws.range_f64(-most, most)) as u8)
+        .collect()
 }
 
 /// Samplings that jpeg-encoder writes in one scan.
-const FACTORS: [SamplingFactor; 4] =
-    [SamplingFactor::F_1_1, SamplingFactor::F_2_1, SamplingFactor::F_1_2, SamplingFactor::F_2_2];
+const FACTORS: [SamplingFactor; 4] = [
+    SamplingFactor::F_1_1,
+    SamplingFactor::F_2_1,
+    SamplingFactor::F_1_2,
+    SamplingFactor::F_2_2,
+];
 
 fn encoded(seed: u64, size: (u16, u16), factor: usize, channels: usize, interval: u16) -> Vec<u8> {
     encoded_as(seed, size, factor, channels, interval, false)
@@ -75,7 +117,12 @@ fn encoded_as(
         usize::from(width) * usize::from(height) * channels,
         if seed.is_multiple_of(2) { 8.0 } else { 120.0 },
     );
-    let kind = [ColorType::Luma, ColorType::Rgb, ColorType::Rgb, ColorType::Cmyk][channels - 1];
+    let kind = [
+        ColorType::Luma,
+        ColorType::Rgb,
+        ColorType::Rgb,
+        ColorType::Cmyk,
+    ][channels - 1];
     encoder.encode(&pixels, width, height, kind).unwrap();
     bytes
 }
@@ -83,12 +130,18 @@ fn encoded_as(
 #[test]
 fn vector_kernels_equal_the_scalar_ones() {
     let (best, mut draws) = (Kernels::default(), Draws::new(1, 0, 0, "kernels"));
-    let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
+    let mut bytes =
+        |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
     for width in 0..150 {
         let (near, far) = (bytes(width + 2), bytes(width + 2));
         for out in [2 * width, (2 * width).saturating_sub(1)] {
             let both = [best, kernels::SCALAR].map(|kernels| {
-                let mut rows = [vec![0; out], vec![0; out], vec![0; width], vec![0; 3 * width]];
+                let mut rows = [
+                    vec![0; out],
+                    vec![0; out],
+                    vec![0; width],
+                    vec![0; 3 * width],
+                ];
                 (kernels.h2v1)(&near, &mut rows[0]);
                 (kernels.h2v2)(&near, &far, &mut rows[1]);
                 (kernels.h1v2)(&near[1..=width], &far[1..=width], 2, &mut rows[2]);
@@ -105,18 +158,35 @@ fn vector_transforms_equal_the_scalar_ones() {
     let (best, mut draws) = (Kernels::default(), Draws::new(2, 0, 0, "blocks"));
     for turn in 0..20_000 {
         // All values that coded data can hold, and tables of 16 bits, at times.
-        let (most, table) = if turn % 4 == 0 { (2048, 65_535) } else { (1 << (turn % 11), 120) };
+        let (most, table) = if turn % 4 == 0 {
+            (2048, 65_535)
+        } else {
+            (1 << (turn % 11), 120)
+        };
         let filled = 1 + draws.below(64);
-        let mut value = |k: u64| if k < filled { draws.below(2 * most) as i16 - most as i16 } else { 0 };
-        let blocks: [[i16; 64]; 2] = std::array::from_fn(|_| std::array::from_fn(|k| value(k as u64)));
-        let quants: [[u16; 64]; 2] = std::array::from_fn(|_| std::array::from_fn(|_| 1 + draws.below(table) as u16));
+        let mut value = |k: u64| {
+            if k < filled {
+                draws.below(2 * most) as i16 - most as i16
+            } else {
+                0
+            }
+        };
+        let blocks: [[i16; 64]; 2] =
+            std::array::from_fn(|_| std::array::from_fn(|k| value(k as u64)));
+        let quants: [[u16; 64]; 2] =
+            std::array::from_fn(|_| std::array::from_fn(|_| 1 + draws.below(table) as u16));
         let [found, right] = [best, kernels::SCALAR].map(|kernels| {
             let transforms = [(kernels.idct, 8), (kernels.idct4, 4), (kernels.idct2, 2)];
             transforms.map(|(transform, size)| {
                 let mut out = [[0; 64]; 2];
                 transform(([&blocks[0], &blocks[1]], [&quants[0], &quants[1]], &mut out));
                 // What lies beside the samples counts for nothing.
-                out.map(|out| (0..64).filter(|k| k / 8 < size && k % 8 < size).map(|k| out[k]).collect::<Vec<_>>())
+                out.map(|out| {
+                    (0..64)
+                        .filter(|k| k / 8 < size && k % 8 < size)
+                        .map(|k| out[k])
+                        .collect::<Vec<_>>()
+                })
             })
         });
         assert!(found == right, "turn {turn}");
@@ -127,7 +197,9 @@ fn vector_transforms_equal_the_scalar_ones() {
 fn a_flat_block_equals_its_transform() {
     let pairs = (-2048..2048).flat_map(|dc| [1, 3, 16, 99, 255].map(|quant| (dc, quant)));
     // Beyond that, 16 bits overflow.
-    for (dc, quant) in pairs.filter(|(dc, quant)| i32::from(*dc).unsigned_abs() * u32::from(*quant) < 8192) {
+    for (dc, quant) in
+        pairs.filter(|(dc, quant)| i32::from(*dc).unsigned_abs() * u32::from(*quant) < 8192)
+    {
         let mut block = [0; 64];
         block[0] = dc;
         let mut out = [[0; 64]; 2];
@@ -254,7 +326,15 @@ proptest! {
 /// The picture with these points in it.
 fn with_segment(input: &[u8], points: &[u8]) -> Vec<u8> {
     let length = (points.len() + 2 + SEEK.len()) as u16;
-    [&input[..2], &[0xFF, 0xEF], &length.to_be_bytes(), SEEK, points, &input[2..]].concat()
+    [
+        &input[..2],
+        &[0xFF, 0xEF],
+        &length.to_be_bytes(),
+        SEEK,
+        points,
+        &input[2..],
+    ]
+    .concat()
 }
 
 fn embedded(input: &[u8]) -> (Embedded, Vec<u8>) {
@@ -281,7 +361,15 @@ fn fit(picture: &[u8]) -> bool {
 fn a_crop_with_seek_points_does_not_decode_what_is_above_and_beside_it() {
     let input = encoded(40, (400, 300), 3, 3, 0);
     let points = Decoder::default().seek_points(&input);
-    let (scan, region) = (Header::parse(&input).unwrap().scan, Region { left: 200, top: 200, width: 90, height: 60 });
+    let (scan, region) = (
+        Header::parse(&input).unwrap().scan,
+        Region {
+            left: 200,
+            top: 200,
+            width: 90,
+            height: 60,
+        },
+    );
     let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
     let mut holed = input.clone();
     holed[scan..scan + (input.len() - scan) / 2].fill(0);
@@ -296,13 +384,27 @@ fn seek_points_stay_with_their_codes() {
     let (_, picture) = embedded(&encoded(40, (300, 200), 3, 3, 0));
     assert!(fit(&picture));
     let comment = [0xFF, 0xFE, 0, 6, b't', b'e', b'x', b't'];
-    let app15 = picture.windows(2).position(|pair| pair == [0xFF, 0xEF]).unwrap();
+    let app15 = picture
+        .windows(2)
+        .position(|pair| pair == [0xFF, 0xEF])
+        .unwrap();
     let next = Segment::next(&picture, app15).unwrap().end;
     // Metadata, quantisation, and bytes behind the picture.
-    for at in [2, app15, next, Header::parse(&picture).unwrap().height_at - 5] {
-        assert!(fit(&[&picture[..at], &comment, &picture[at..]].concat()), "{at}");
+    for at in [
+        2,
+        app15,
+        next,
+        Header::parse(&picture).unwrap().height_at - 5,
+    ] {
+        assert!(
+            fit(&[&picture[..at], &comment, &picture[at..]].concat()),
+            "{at}"
+        );
     }
-    let quants = picture.windows(2).position(|pair| pair == [0xFF, 0xDB]).unwrap();
+    let quants = picture
+        .windows(2)
+        .position(|pair| pair == [0xFF, 0xDB])
+        .unwrap();
     let changed = |at: usize| {
         let mut picture = picture.clone();
         picture[at] ^= 1;
@@ -311,17 +413,33 @@ fn seek_points_stay_with_their_codes() {
     assert!(fit(&changed(quants + 20)));
     assert!(fit(&[&picture[..], &[0; 1000], &picture].concat()));
     // Points, size, tables, codes, and a cut end.
-    let (header, tables) =
-        (Header::parse(&picture).unwrap(), picture.windows(2).position(|pair| pair == [0xFF, 0xC4]).unwrap());
+    let (header, tables) = (
+        Header::parse(&picture).unwrap(),
+        picture
+            .windows(2)
+            .position(|pair| pair == [0xFF, 0xC4])
+            .unwrap(),
+    );
     let end = header.end_marker(&picture).unwrap();
-    for at in
-        [app15 + 4 + SEEK.len(), next - 1, header.height_at + 1, tables + 6, header.scan, header.scan + 1000, end - 1]
-    {
+    for at in [
+        app15 + 4 + SEEK.len(),
+        next - 1,
+        header.height_at + 1,
+        tables + 6,
+        header.scan,
+        header.scan + 1000,
+        end - 1,
+    ] {
         assert!(!fit(&changed(at)), "{at}");
     }
     assert!(!fit(&picture[..end - 1]));
     // A restart interval.
-    assert!(!fit(&[&picture[..2], &[0xFF, 0xDD, 0, 4, 0, 9], &picture[2..]].concat()));
+    assert!(!fit(&[
+        &picture[..2],
+        &[0xFF, 0xDD, 0, 4, 0, 9],
+        &picture[2..]
+    ]
+    .concat()));
 }
 
 #[test]
@@ -331,19 +449,34 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     assert_eq!(jfif.marker, 0xE0);
     let exif = [0xFF, 0xE1, 0, 8, b'E', b'x', b'i', b'f', 0, 0];
     let input = [&plain[..jfif.end], &exif, &plain[jfif.end..], b"behind"].concat();
-    let (Embedded::Points(bytes), picture) = embedded(&input) else { panic!("no points") };
-    let (at, points) = (jfif.end + exif.len(), Decoder::default().seek_points(&input));
+    let (Embedded::Points(bytes), picture) = embedded(&input) else {
+        panic!("no points")
+    };
+    let (at, points) = (
+        jfif.end + exif.len(),
+        Decoder::default().seek_points(&input),
+    );
     assert_eq!(bytes as usize, points.len());
     let segment = &with_segment(&input, &points)[2..][..4 + SEEK.len() + points.len()];
     assert!(picture == [&input[..at], segment, &input[at..]].concat());
     assert!(Decoder::default().seek_points(&picture) == points);
-    let present = |picture: &[u8]| (Embedded::Unchanged(WithoutPoints::Present), picture.to_vec());
+    let present = |picture: &[u8]| {
+        (
+            Embedded::Unchanged(WithoutPoints::Present),
+            picture.to_vec(),
+        )
+    };
     assert!(embedded(&picture) == present(&picture));
     // Also where other programs put them, and before other bytes.
     let moved = with_segment(&[&input[..], &[7; 9999]].concat(), &points);
     assert!(embedded(&moved) == present(&moved));
     // Wrong ones and more than one.
-    for wrong in [&[][..], &[1, 2, 3], &points[..points.len() - 1], &[&points[..], &[0]].concat()] {
+    for wrong in [
+        &[][..],
+        &[1, 2, 3],
+        &points[..points.len() - 1],
+        &[&points[..], &[0]].concat(),
+    ] {
         let wrong = with_segment(&with_segment(&input, &points), wrong);
         assert!(embedded(&wrong) == (Embedded::Points(bytes), picture.clone()));
     }
@@ -352,7 +485,10 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     points[9] ^= 1;
     let wrong = with_segment(&input, &resealed(&points, &input));
     let mut found = Vec::new();
-    assert!(!matches!(Decoder::default().embed(&wrong, &mut found).unwrap(), Embedded::Unchanged(_)));
+    assert!(!matches!(
+        Decoder::default().embed(&wrong, &mut found).unwrap(),
+        Embedded::Unchanged(_)
+    ));
     assert!(
         decode(&mut Decoder::default(), &found, None, true).unwrap()
             == decode(&mut Decoder::default(), &input, None, true).unwrap()
@@ -363,7 +499,12 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
 fn seek_points_fit_their_segment() {
     for (seed, factor, channels) in [(98, 0, 4), (41, 3, 3), (99, 0, 1)] {
         let input = encoded(seed, (200, 160), factor, channels, 0);
-        let region = Region { left: 50, top: 90, width: 60, height: 40 };
+        let region = Region {
+            left: 50,
+            top: 90,
+            width: 60,
+            height: 40,
+        };
         let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
         for most in 45..200 {
             let (_, points) = Decoder::default().survey(&input, most).unwrap().unwrap();
@@ -375,11 +516,23 @@ fn seek_points_fit_their_segment() {
 
 #[test]
 fn seek_points_take_about_a_hundredth_of_the_picture() {
-    for (seed, factor, channels) in [(10, 3, 3), (40, 3, 3), (75, 1, 3), (90, 0, 3), (60, 0, 1), (80, 3, 4)] {
+    for (seed, factor, channels) in [
+        (10, 3, 3),
+        (40, 3, 3),
+        (75, 1, 3),
+        (90, 0, 3),
+        (60, 0, 1),
+        (80, 3, 4),
+    ] {
         let input = encoded(seed, (500, 375), factor, channels, 0);
         let points = Decoder::default().seek_points(&input);
         let share = points.len() as f64 / input.len() as f64;
-        assert!((0.005..0.013).contains(&share), "{share}: {} of {} bytes, seed {seed}", points.len(), input.len());
+        assert!(
+            (0.005..0.013).contains(&share),
+            "{share}: {} of {} bytes, seed {seed}",
+            points.len(),
+            input.len()
+        );
     }
 }
 
@@ -387,10 +540,20 @@ fn seek_points_take_about_a_hundredth_of_the_picture() {
 fn some_pictures_have_no_seek_points_for_a_reason() {
     let input = encoded(9, (64, 64), 3, 3, 0);
     let frame = Header::parse(&input).unwrap().height_at - 5;
-    let with = |at: usize, bytes: &[u8]| [&input[..frame + at], bytes, &input[frame + at + bytes.len()..]].concat();
+    let with = |at: usize, bytes: &[u8]| {
+        [
+            &input[..frame + at],
+            bytes,
+            &input[frame + at + bytes.len()..],
+        ]
+        .concat()
+    };
     for (input, why) in [
         (b"text".to_vec(), WithoutPoints::NotJpeg),
-        (encoded_as(9, (64, 64), 3, 3, 0, true), WithoutPoints::SeveralScans),
+        (
+            encoded_as(9, (64, 64), 3, 3, 0, true),
+            WithoutPoints::SeveralScans,
+        ),
         (encoded(9, (64, 64), 3, 3, 2), WithoutPoints::RestartMarkers),
         // Lossless, arithmetic, 12 bits, no height.
         (with(1, &[0xC3]), WithoutPoints::Unsupported),
@@ -398,7 +561,10 @@ fn some_pictures_have_no_seek_points_for_a_reason() {
         (with(4, &[12]), WithoutPoints::Unsupported),
         (with(5, &[0, 0]), WithoutPoints::Unsupported),
     ] {
-        assert!(embedded(&input) == (Embedded::Unchanged(why), input.clone()), "{why:?}");
+        assert!(
+            embedded(&input) == (Embedded::Unchanged(why), input.clone()),
+            "{why:?}"
+        );
         assert!(Decoder::default().seek_points(&input).is_empty());
     }
 }
@@ -411,7 +577,14 @@ fn damaged_pictures_get_no_points_but_strict_decodings_error() {
     code[scan + 40..scan + 48].copy_from_slice(&[0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0]);
     let surplus = [&input[..input.len() - 2], &[0; 9], &[0xFF, 0xD9]].concat();
     let short = [&input[..input.len() - 60], &[0xFF, 0xD9]].concat();
-    for damaged in [&input[..input.len() - 2], &input[..300], &input[..4], &code, &surplus, &short] {
+    for damaged in [
+        &input[..input.len() - 2],
+        &input[..300],
+        &input[..4],
+        &code,
+        &surplus,
+        &short,
+    ] {
         let mut out = vec![1];
         let error = Decoder::default().embed(damaged, &mut out).unwrap_err();
         let strict = decode(&mut Decoder::default(), damaged, None, true).unwrap_err();
@@ -421,7 +594,13 @@ fn damaged_pictures_get_no_points_but_strict_decodings_error() {
     }
     let jfif = Segment::next(&input, 2).unwrap().end;
     let stray = [&input[..jfif], &[1, 2], &input[jfif..]].concat();
-    assert!(Decoder::default().embed(&stray, &mut Vec::new()).unwrap_err().message().contains("2 stray bytes"));
+    assert!(
+        Decoder::default()
+            .embed(&stray, &mut Vec::new())
+            .unwrap_err()
+            .message()
+            .contains("2 stray bytes")
+    );
 }
 
 #[test]
@@ -433,12 +612,22 @@ fn errors_name_the_byte_and_the_mcu() {
     damaged[scan + 40..scan + 48].copy_from_slice(&[0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0]);
     let error = decode(&mut Decoder::default(), &damaged, None, true).unwrap_err();
     let words: Vec<&str> = error.message().split(' ').collect();
-    let offset: usize = words[words.iter().position(|word| *word == "byte").unwrap() + 1].parse().unwrap();
+    let offset: usize = words[words.iter().position(|word| *word == "byte").unwrap() + 1]
+        .parse()
+        .unwrap();
     assert!((scan + 30..scan + 80).contains(&offset), "{error}");
-    assert!(error.message().contains("in MCU ") && error.message().starts_with(DAMAGED), "{error}");
+    assert!(
+        error.message().contains("in MCU ") && error.message().starts_with(DAMAGED),
+        "{error}"
+    );
     // Within a shard they are those of the member: the pipeline adds the file's.
     assert_eq!(error.site().offset, None);
     let cut = [&input[..input.len() - 60], &[0xFF, 0xD9]].concat();
     let error = decode(&mut Decoder::default(), &cut, None, true).unwrap_err();
-    assert!(error.message().contains("data ends before the picture is complete"), "{error}");
+    assert!(
+        error
+            .message()
+            .contains("data ends before the picture is complete"),
+        "{error}"
+    );
 }

@@ -36,24 +36,35 @@ struct Run {
 
 fn starts_of(rows: &[u64]) -> Arc<[u64]> {
     let mut starts = vec![0];
-    rows.iter().for_each(|rows| starts.push(starts[starts.len() - 1] + rows));
+    rows.iter()
+        .for_each(|rows| starts.push(starts[starts.len() - 1] + rows));
     starts.into()
 }
 
 fn cases() -> impl Strategy<Value = Case> {
     let rows = prop::collection::vec(prop_oneof![Just(0_u64), 0_u64..12], 0..25);
-    (rows, 1_u64..20, 1_usize..7, any::<Option<u64>>()).prop_map(|(rows, lanes, window, seed)| Case {
-        starts: starts_of(&rows),
-        lanes,
-        window,
-        key: seed.map(Key::new),
+    (rows, 1_u64..20, 1_usize..7, any::<Option<u64>>()).prop_map(|(rows, lanes, window, seed)| {
+        Case {
+            starts: starts_of(&rows),
+            lanes,
+            window,
+            key: seed.map(Key::new),
+        }
     })
 }
 
 fn runs() -> impl Strategy<Value = (Case, Run)> {
     (cases(), any::<[u64; 2]>(), 0_u64..50, 1_u64..25).prop_map(|(case, ends, class, step)| {
         let [a, b] = ends.map(|end| end % (3 * case.len() + 1));
-        (case, Run { start: a.min(b), end: a.max(b), class, step })
+        (
+            case,
+            Run {
+                start: a.min(b),
+                end: a.max(b),
+                class,
+                step,
+            },
+        )
     })
 }
 
@@ -71,10 +82,16 @@ impl Case {
         let chunks = self.starts.len() - 1;
         let permuted = |n: usize, key: Option<Key>| {
             let permutation = key.map(|key| Permutation::new(n as u64, key));
-            (0..n).map(move |k| permutation.as_ref().map_or(k, |permutation| permutation.get(k as u64) as usize))
+            (0..n).map(move |k| {
+                permutation
+                    .as_ref()
+                    .map_or(k, |permutation| permutation.get(k as u64) as usize)
+            })
         };
         let all = permuted(chunks, self.key.map(|key| key.named("chunks")));
-        let all = all.flat_map(|chunk| (self.starts[chunk]..self.starts[chunk + 1]).map(move |id| (chunk, id)));
+        let all = all.flat_map(|chunk| {
+            (self.starts[chunk]..self.starts[chunk + 1]).map(move |id| (chunk, id))
+        });
         let mut all = all.collect::<Vec<_>>().into_iter().peekable();
         let (mut by_lane, mut chunks_of) = (Vec::new(), ChunksOf::new());
         for lane in 0..self.lanes {
@@ -83,17 +100,29 @@ impl Case {
             let pieces: Vec<_> = samples.chunk_by(|a, b| a.0 == b.0).collect();
             let mut spots = Vec::new();
             for (number, group) in (0..).zip(pieces.chunks(self.window)) {
-                chunks_of.insert((lane, number), group.iter().map(|piece| piece[0].0).collect());
+                chunks_of.insert(
+                    (lane, number),
+                    group.iter().map(|piece| piece[0].0).collect(),
+                );
                 let samples = group.concat();
-                let key = self.key.map(|key| key.named("group").derive(lane).derive(number));
+                let key = self
+                    .key
+                    .map(|key| key.named("group").derive(lane).derive(number));
                 spots.extend(permuted(samples.len(), key).map(|k| {
                     let (chunk, id) = samples[k];
-                    Spot { chunk, row: id - self.starts[chunk], id, group: (lane, number) }
+                    Spot {
+                        chunk,
+                        row: id - self.starts[chunk],
+                        id,
+                        group: (lane, number),
+                    }
                 }));
             }
             by_lane.push(spots);
         }
-        let spot = |position: u64| by_lane[(position % self.lanes) as usize][(position / self.lanes) as usize];
+        let spot = |position: u64| {
+            by_lane[(position % self.lanes) as usize][(position / self.lanes) as usize]
+        };
         ((0..self.len()).map(spot).collect(), chunks_of)
     }
 
@@ -104,12 +133,17 @@ impl Case {
         for position in run.start..run.end {
             let base = position - position % self.len();
             let group = spots[(position - base) as usize].group;
-            let first = (i128::from(run.class) - i128::from(base)).rem_euclid(i128::from(run.step)) as u64;
+            let first =
+                (i128::from(run.class) - i128::from(base)).rem_euclid(i128::from(run.step)) as u64;
             let visited = (0..self.lanes).any(|k| (first + k * run.step) % self.lanes == group.0);
             if visited && seen.insert((base, group)) {
                 let spots = &spots[..(run.end - base).min(self.len()) as usize];
-                let until = base + spots.iter().rposition(|spot| spot.group == group).unwrap() as u64 + 1;
-                needs.extend(chunks_of[&group].iter().map(|chunk| Need { chunk: *chunk, until }));
+                let until =
+                    base + spots.iter().rposition(|spot| spot.group == group).unwrap() as u64 + 1;
+                needs.extend(chunks_of[&group].iter().map(|chunk| Need {
+                    chunk: *chunk,
+                    until,
+                }));
             }
         }
         needs
@@ -263,7 +297,13 @@ fn a_window_over_everything_is_a_global_shuffle() {
     let starts: Arc<[u64]> = vec![0, 1000, 1500, 4000].into();
     let lanes = Lanes::new(&starts, 1, usize::MAX, Some(Key::new(5)));
     let needs = lanes.needs(0, 4000, 0, 1);
-    assert_eq!(needs.piece(0), Piece { end: 4000, entries: vec![0, 1, 2] });
+    assert_eq!(
+        needs.piece(0),
+        Piece {
+            end: 4000,
+            entries: vec![0, 1, 2]
+        }
+    );
     // The first thousand come from all chunks, by their sizes.
     let places = needs.places(0);
     let mut from = [0; 3];
@@ -271,7 +311,10 @@ fn a_window_over_everything_is_a_global_shuffle() {
     for (k, from) in from.into_iter().enumerate() {
         let chunk = needs.entry(k).unwrap().chunk;
         let expected = (starts[chunk + 1] - starts[chunk]) as f64 / 4.0;
-        assert!((f64::from(from) - expected).abs() < 5.0 * expected.sqrt(), "{from} of {expected}");
+        assert!(
+            (f64::from(from) - expected).abs() < 5.0 * expected.sqrt(),
+            "{from} of {expected}"
+        );
     }
 }
 
@@ -281,7 +324,9 @@ fn another_key_needs_no_more_buffers() {
     let ids = |seed| {
         let lanes = Lanes::new(&starts, 4, 3, Some(Key::new(seed)));
         assert_eq!(lanes.most(2), 6);
-        (0..200).map(|position| lanes.id(position)).collect::<Vec<_>>()
+        (0..200)
+            .map(|position| lanes.id(position))
+            .collect::<Vec<_>>()
     };
     assert_ne!(ids(1), ids(2));
     assert_eq!(ids(1), ids(1));
@@ -296,7 +341,10 @@ fn the_largest_sizes_work_at_once() {
         assert_ne!(order.id(0), order.id(order.len() - 1));
         for position in [0, 7, 123_456_789_012, 999_999_999_999, 2_999_999_999_999] {
             let needs = order.needs(position, 3_000_000_000_000, position, 8);
-            assert_eq!(needs.places(position).locate(position).2, order.id(position % order.len()));
+            assert_eq!(
+                needs.places(position).locate(position).2,
+                order.id(position % order.len())
+            );
         }
     }
     // The most lanes allowed: empty lanes and those of other ranks take no memory.
@@ -320,7 +368,10 @@ fn positions_near_the_end_of_64_bits_do_not_overflow() {
         let needs = order.needs(end - 20, end, end, 1);
         for position in end - 20..end {
             assert!(needs.piece(position).end > position);
-            assert_eq!(needs.places(position).locate(position).2, order.id(position % order.len()));
+            assert_eq!(
+                needs.places(position).locate(position).2,
+                order.id(position % order.len())
+            );
         }
     }
 }

@@ -42,8 +42,13 @@ fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync +
         seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         model();
     });
-    let bound = preemptions.map_or("all".to_string(), |most| format!("at most {most} preemptions"));
-    println!("loom: {name}: {} orders ({bound})", count.load(std::sync::atomic::Ordering::Relaxed));
+    let bound = preemptions.map_or("all".to_string(), |most| {
+        format!("at most {most} preemptions")
+    });
+    println!(
+        "loom: {name}: {} orders ({bound})",
+        count.load(std::sync::atomic::Ordering::Relaxed)
+    );
 }
 
 /// Stands for the bytes of a row. A reader that is not ordered after the writer sees the old value in some order of the
@@ -57,7 +62,11 @@ impl Track {
     }
 
     fn check(&self, batch: u64) {
-        assert_eq!(self.0.load(Ordering::Relaxed), batch, "another batch's bytes");
+        assert_eq!(
+            self.0.load(Ordering::Relaxed),
+            batch,
+            "another batch's bytes"
+        );
     }
 }
 
@@ -77,13 +86,19 @@ struct Places {
 impl Places {
     fn new(rows: usize) -> Arc<Self> {
         let rows = (0..rows).map(|_| Track::default()).collect();
-        Arc::new(Self { rows, full: Mutex::default(), free: Mutex::default() })
+        Arc::new(Self {
+            rows,
+            full: Mutex::default(),
+            free: Mutex::default(),
+        })
     }
 }
 
 impl Hooks for Arc<Places> {
     fn full(&self, slot: Filled) {
-        self.rows.iter().for_each(|row| row.check(slot.ticket().batch));
+        self.rows
+            .iter()
+            .for_each(|row| row.check(slot.ticket().batch));
         self.full.lock().unwrap().push(slot);
     }
 
@@ -98,7 +113,14 @@ fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
         let places = Places::new(3);
         pool(3, 1, Box::new(places.clone())).announce();
         let slot = places.free.lock().unwrap().pop().unwrap();
-        let mut all = slot.begin(Ticket { batch: 9, ..Ticket::default() }, 3, 3);
+        let mut all = slot.begin(
+            Ticket {
+                batch: 9,
+                ..Ticket::default()
+            },
+            3,
+            3,
+        );
         let (mut a, mut b, mut c) = (all.take(1), all.take(1), all.take(1));
         drop(all);
         let write = |places: &Places, rows: &mut Rows| {
@@ -120,9 +142,18 @@ fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
         drop(c);
         first.join().unwrap();
         second.join().unwrap();
-        let filled = places.full.lock().unwrap().pop().expect("the last row made it full");
+        let filled = places
+            .full
+            .lock()
+            .unwrap()
+            .pop()
+            .expect("the last row made it full");
         assert!(places.full.lock().unwrap().is_empty(), "full twice");
-        assert_eq!(filled.take_failure().unwrap().message(), "row 1", "the lowest row's");
+        assert_eq!(
+            filled.take_failure().unwrap().message(),
+            "row 1",
+            "the lowest row's"
+        );
         assert!(filled.bytes(0).iter().all(|byte| *byte == 1));
         drop(filled);
         assert_eq!(places.free.lock().unwrap().len(), 1);
@@ -135,7 +166,14 @@ fn a_reused_slot_keeps_nothing_of_its_last_use() {
         let places = Places::new(2);
         pool(2, 1, Box::new(places.clone())).announce();
         let fill = |places: &Arc<Places>, slot: FreeSlot, batch: u64| {
-            let mut rows = slot.begin(Ticket { batch, ..Ticket::default() }, 2, 2);
+            let mut rows = slot.begin(
+                Ticket {
+                    batch,
+                    ..Ticket::default()
+                },
+                2,
+                2,
+            );
             let mut part = rows.take(1);
             let own = places.clone();
             let other = thread::spawn(move || {
@@ -158,7 +196,9 @@ fn a_reused_slot_keeps_nothing_of_its_last_use() {
                 }
                 thread::yield_now();
             };
-            own.rows.iter().for_each(|row| row.check(filled.ticket().batch));
+            own.rows
+                .iter()
+                .for_each(|row| row.check(filled.ticket().batch));
             assert_eq!(filled.ticket().batch, 1);
             drop(filled);
         });
@@ -166,7 +206,15 @@ fn a_reused_slot_keeps_nothing_of_its_last_use() {
         let slot = { places.free.lock().unwrap().pop() }.expect("dropped, so free");
         writer.take().map(|writer| writer.join().unwrap());
         fill(&places, slot, 2).join().unwrap();
-        assert_eq!(places.full.lock().unwrap().pop().map(|filled| filled.ticket().batch), Some(2));
+        assert_eq!(
+            places
+                .full
+                .lock()
+                .unwrap()
+                .pop()
+                .map(|filled| filled.ticket().batch),
+            Some(2)
+        );
     });
 }
 
@@ -174,7 +222,9 @@ fn a_reused_slot_keeps_nothing_of_its_last_use() {
 /// on them.
 fn meters() -> Arc<Meters> {
     static METERS: OnceLock<Arc<Meters>> = OnceLock::new();
-    METERS.get_or_init(|| Arc::new(Meters::new(Clock::real(), 1, false))).clone()
+    METERS
+        .get_or_init(|| Arc::new(Meters::new(Clock::real(), 1, false)))
+        .clone()
 }
 
 /// An exchange as the loader makes it on the host, with its slots, all free.
@@ -202,7 +252,11 @@ fn exchange(slots: usize) -> (Arc<Exchange>, Arc<Bell>) {
 
 /// A full slot out of the exchange's own channels.
 fn filled(exchange: &Exchange) -> Filled {
-    let mut rows = exchange.frees_out.try_recv().unwrap().begin(Ticket::default(), 1, 1);
+    let mut rows = exchange
+        .frees_out
+        .try_recv()
+        .unwrap()
+        .begin(Ticket::default(), 1, 1);
     rows.finish_row();
     drop(rows);
     match exchange.ready_out.try_recv().unwrap() {
@@ -213,7 +267,10 @@ fn filled(exchange: &Exchange) -> Filled {
 
 /// Checks that no channel holds a slot, because a slot there keeps the exchange alive.
 fn all_gone(exchange: Arc<Exchange>) {
-    assert!(exchange.frees_out.is_empty() && exchange.ready_out.is_empty(), "a slot was left behind");
+    assert!(
+        exchange.frees_out.is_empty() && exchange.ready_out.is_empty(),
+        "a slot was left behind"
+    );
     let weak: Weak<Exchange> = Arc::downgrade(&exchange);
     drop(exchange);
     assert!(weak.upgrade().is_none(), "a slot keeps the exchange alive");
@@ -221,60 +278,80 @@ fn all_gone(exchange: Arc<Exchange>) {
 
 #[test]
 fn a_slot_freed_during_close_never_stays_in_a_channel() {
-    every_order("two batches are dropped while the exchange closes", None, || {
-        let (exchange, _bell) = exchange(2);
-        let batches = [filled(&exchange), filled(&exchange)];
-        let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
-        exchange.close();
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        all_gone(exchange);
-    });
+    every_order(
+        "two batches are dropped while the exchange closes",
+        None,
+        || {
+            let (exchange, _bell) = exchange(2);
+            let batches = [filled(&exchange), filled(&exchange)];
+            let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
+            exchange.close();
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
+            all_gone(exchange);
+        },
+    );
 }
 
 #[test]
 fn a_slot_filled_during_close_never_stays_in_a_channel() {
-    every_order("a row is finished and a batch dropped while the exchange closes", None, || {
-        let (exchange, _bell) = exchange(2);
-        let batch = filled(&exchange);
-        let mut rows = exchange.frees_out.try_recv().unwrap().begin(Ticket::default(), 1, 1);
-        let first = thread::spawn(move || rows.finish_row());
-        let second = thread::spawn(move || drop(batch));
-        exchange.close();
-        first.join().unwrap();
-        second.join().unwrap();
-        all_gone(exchange);
-    });
+    every_order(
+        "a row is finished and a batch dropped while the exchange closes",
+        None,
+        || {
+            let (exchange, _bell) = exchange(2);
+            let batch = filled(&exchange);
+            let mut rows = exchange
+                .frees_out
+                .try_recv()
+                .unwrap()
+                .begin(Ticket::default(), 1, 1);
+            let first = thread::spawn(move || rows.finish_row());
+            let second = thread::spawn(move || drop(batch));
+            exchange.close();
+            first.join().unwrap();
+            second.join().unwrap();
+            all_gone(exchange);
+        },
+    );
 }
 
 #[test]
 fn a_sleeping_planner_hears_of_every_slot_and_of_the_end() {
-    every_order("a planner waits for slots, then for the end", Some(3), || {
-        let (exchange, bell) = exchange(2);
-        let batches = [filled(&exchange), filled(&exchange)];
-        let ending = Arc::new(AtomicBool::new(false));
-        let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
-        let mut slots = 0;
-        while slots < 2 {
-            while exchange.frees_out.try_recv().is_ok() {
-                slots += 1;
+    every_order(
+        "a planner waits for slots, then for the end",
+        Some(3),
+        || {
+            let (exchange, bell) = exchange(2);
+            let batches = [filled(&exchange), filled(&exchange)];
+            let ending = Arc::new(AtomicBool::new(false));
+            let threads = batches.map(|batch| thread::spawn(move || drop(batch)));
+            let mut slots = 0;
+            while slots < 2 {
+                while exchange.frees_out.try_recv().is_ok() {
+                    slots += 1;
+                }
+                if slots < 2 {
+                    nap(&bell);
+                }
             }
-            if slots < 2 {
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
+            let (own, word) = (exchange.clone(), ending.clone());
+            let end = thread::spawn(move || {
+                word.store(true, Ordering::Release);
+                own.ring();
+            });
+            while !ending.load(Ordering::Acquire) {
                 nap(&bell);
             }
-        }
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-        let (own, word) = (exchange.clone(), ending.clone());
-        let end = thread::spawn(move || {
-            word.store(true, Ordering::Release);
-            own.ring();
-        });
-        while !ending.load(Ordering::Acquire) {
-            nap(&bell);
-        }
-        end.join().unwrap();
-        exchange.close();
-        all_gone(exchange);
-    });
+            end.join().unwrap();
+            exchange.close();
+            all_gone(exchange);
+        },
+    );
 }
 
 /// Waits as readers do after a look that found nothing.
@@ -333,7 +410,9 @@ fn a_waiter_gets_ring_room_when_spans_return_in_any_order() {
             }
         };
         assert_eq!(all.len(), 8192);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
     });
 }
 
@@ -363,7 +442,12 @@ impl Work {
             done: Mutex::default(),
         });
         let own = Arc::downgrade(&work);
-        work.drains.spawn_by(move || own.upgrade().filter(|_| at_once).iter().for_each(|work| work.drain()));
+        work.drains.spawn_by(move || {
+            own.upgrade()
+                .filter(|_| at_once)
+                .iter()
+                .for_each(|work| work.drain())
+        });
         work
     }
 
@@ -377,9 +461,13 @@ impl Work {
     }
 
     fn serve_one(&self, switch: Switch) -> bool {
-        let Some(turn) = self.turns.turn() else { return false };
+        let Some(turn) = self.turns.turn() else {
+            return false;
+        };
         let mut last = self.last.lock().unwrap();
-        let Some(item) = turn.take(switch, |item| *item == *last) else { return false };
+        let Some(item) = turn.take(switch, |item| *item == *last) else {
+            return false;
+        };
         *last = item;
         self.done.lock().unwrap().push(item);
         drop(last);
@@ -409,7 +497,10 @@ impl Work {
     }
 
     fn drain(&self) {
-        self.drains.drain(|| while self.step() {}, || self.is_empty() && self.turns.is_idle());
+        self.drains.drain(
+            || while self.step() {},
+            || self.is_empty() && self.turns.is_idle(),
+        );
     }
 }
 
@@ -422,7 +513,9 @@ fn two_who_push(what: &str, items: [u32; 2], all: &'static [u32]) {
                 let own = work.clone();
                 thread::spawn(move || own.push(&own.queue, item))
             });
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
             let mut done = std::mem::take(&mut *work.done.lock().unwrap());
             done.sort_unstable();
             assert_eq!(done, all, "lost or doubled");
@@ -457,7 +550,10 @@ fn the_end_waits_for_the_drains_and_no_item_comes_later() {
         while work.queue.pop().or_else(|| work.more.pop()).is_some() {}
         let done = work.done.lock().unwrap().len();
         worker.join().unwrap();
-        assert!(work.is_empty() && work.done.lock().unwrap().len() == done, "something came after the end");
+        assert!(
+            work.is_empty() && work.done.lock().unwrap().len() == done,
+            "something came after the end"
+        );
         assert_eq!(done, 2);
     });
 }

@@ -7,8 +7,19 @@ use crate::report::{EpochCost, Estimate};
 
 /// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
 pub(in crate::report) fn decoding() -> Snapshot {
-    let mut snapshot = Snapshot { at_ns: 11_000_000_000, steady_ns: 10_000_000_000, ..Snapshot::default() };
-    let Snapshot { consumer, order, storage, decode, slots, .. } = &mut snapshot;
+    let mut snapshot = Snapshot {
+        at_ns: 11_000_000_000,
+        steady_ns: 10_000_000_000,
+        ..Snapshot::default()
+    };
+    let Snapshot {
+        consumer,
+        order,
+        storage,
+        decode,
+        slots,
+        ..
+    } = &mut snapshot;
     (consumer.batches, consumer.samples, consumer.bytes) = (100, 10_000, 1_000_000_000);
     (consumer.user_ns, consumer.waited_ns) = (5_000_000_000, 5_000_000_000);
     (order.busy_ns, order.no_slot_ns) = (100_000_000, 8_000_000_000);
@@ -24,13 +35,24 @@ pub(in crate::report) fn decoding() -> Snapshot {
 fn a_verdict_gives_cause_evidence_and_advice_in_numbers() {
     let verdict = Verdict::of(&decoding());
     println!("{verdict}");
-    assert_eq!((verdict.cause, verdict.also, verdict.strength.clone()), (Cause::Decode, None, Strength::Strong));
+    assert_eq!(
+        (verdict.cause, verdict.also, verdict.strength.clone()),
+        (Cause::Decode, None, Strength::Strong)
+    );
     assert_eq!(verdict.starved_share, 0.5);
     let stages: Vec<PipelineStage> = verdict.stages.iter().map(|stage| stage.stage).collect();
-    let expected = [PipelineStage::Consumer, PipelineStage::Decode, PipelineStage::Storage, PipelineStage::Order];
+    let expected = [
+        PipelineStage::Consumer,
+        PipelineStage::Decode,
+        PipelineStage::Storage,
+        PipelineStage::Order,
+    ];
     assert_eq!(stages, expected);
     let decode = &verdict.stages[1];
-    assert!((decode.utilisation - 0.99).abs() < 1e-9 && (decode.ceiling_items_per_s - 1010.1).abs() < 0.1);
+    assert!(
+        (decode.utilisation - 0.99).abs() < 1e-9
+            && (decode.ceiling_items_per_s - 1010.1).abs() < 0.1
+    );
     assert!((decode.demand_ns_per_batch - 99e6).abs() < 1.0 && !decode.at_least);
     let text = verdict.to_string();
     for part in [
@@ -55,22 +77,46 @@ fn said(change: impl FnOnce(&mut Snapshot)) -> (Cause, String) {
 }
 
 fn assert_said(expected: Cause, part: &str, (cause, text): (Cause, String)) {
-    assert!(cause == expected && text.contains(part), "{expected:?}, {part}: {cause:?} {text}");
+    assert!(
+        cause == expected && text.contains(part),
+        "{expected:?}, {part}: {cause:?} {text}"
+    );
 }
 
 /// Steps of 100 ms on a GPU.
 fn on_gpu(steps: u64, starved_ns: u64) -> crate::meter::GpuIdle {
-    crate::meter::GpuIdle { steps, span_ns: steps * 100_000_000, starved_ns, ..Default::default() }
+    crate::meter::GpuIdle {
+        steps,
+        span_ns: steps * 100_000_000,
+        starved_ns,
+        ..Default::default()
+    }
 }
 
 #[test]
 fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
     let gpu = |steps, starved_ns| Some(on_gpu(steps, starved_ns));
-    assert_said(Cause::NotStarved, "own work", said(|s| s.consumer.gpu = gpu(100, 50_000_000)));
-    assert_said(Cause::Decode, "The GPU's stream waited 40.0 %", said(|s| s.consumer.gpu = gpu(100, 4_000_000_000)));
+    assert_said(
+        Cause::NotStarved,
+        "own work",
+        said(|s| s.consumer.gpu = gpu(100, 50_000_000)),
+    );
+    assert_said(
+        Cause::Decode,
+        "The GPU's stream waited 40.0 %",
+        said(|s| s.consumer.gpu = gpu(100, 4_000_000_000)),
+    );
     // Half of the steps were not measured.
-    assert_said(Cause::Decode, "waited 40.0 %", said(|s| s.consumer.gpu = gpu(50, 2_000_000_000)));
-    assert_said(Cause::Decode, "only 5 steps", said(|s| s.consumer.gpu = gpu(5, 200_000_000)));
+    assert_said(
+        Cause::Decode,
+        "waited 40.0 %",
+        said(|s| s.consumer.gpu = gpu(50, 2_000_000_000)),
+    );
+    assert_said(
+        Cause::Decode,
+        "only 5 steps",
+        said(|s| s.consumer.gpu = gpu(5, 200_000_000)),
+    );
     let starved = said(|s| {
         (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000_000, 0);
         s.consumer.gpu = gpu(100, 3_000_000_000);
@@ -84,22 +130,54 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
 #[test]
 fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
     let gpu = |no_stream, no_event| {
-        let unmeasured = Unmeasured { no_stream, no_event, ..Unmeasured::default() };
-        Some(crate::meter::GpuIdle { unmeasured, ..Default::default() })
+        let unmeasured = Unmeasured {
+            no_stream,
+            no_event,
+            ..Unmeasured::default()
+        };
+        Some(crate::meter::GpuIdle {
+            unmeasured,
+            ..Default::default()
+        })
     };
     let copies = |gpu| {
         said(move |s| {
-            (s.copy, s.consumer.gpu) =
-                (Some(crate::meter::CopyStage { busy_ns: 1_000_000, ..Default::default() }), gpu);
+            (s.copy, s.consumer.gpu) = (
+                Some(crate::meter::CopyStage {
+                    busy_ns: 1_000_000,
+                    ..Default::default()
+                }),
+                gpu,
+            );
         })
     };
-    assert_said(Cause::Unknown, "the driver refused the events", copies(gpu(0, 99)));
-    assert_said(Cause::Unknown, "has not come to its second step", copies(gpu(0, 0)));
+    assert_said(
+        Cause::Unknown,
+        "the driver refused the events",
+        copies(gpu(0, 99)),
+    );
+    assert_said(
+        Cause::Unknown,
+        "has not come to its second step",
+        copies(gpu(0, 0)),
+    );
     for gpu in [None, gpu(99, 0)] {
         let verdict = copies(gpu);
-        assert_said(Cause::Unknown, "cannot tell (thin evidence: the consumer's stream is not known)", verdict.clone());
-        assert_said(Cause::Unknown, "Whether the GPU had work meanwhile is not known", verdict.clone());
-        assert_said(Cause::Unknown, "`stream(…)`, or `batch.bind(…)`", verdict.clone());
+        assert_said(
+            Cause::Unknown,
+            "cannot tell (thin evidence: the consumer's stream is not known)",
+            verdict.clone(),
+        );
+        assert_said(
+            Cause::Unknown,
+            "Whether the GPU had work meanwhile is not known",
+            verdict.clone(),
+        );
+        assert_said(
+            Cause::Unknown,
+            "`stream(…)`, or `batch.bind(…)`",
+            verdict.clone(),
+        );
         assert!(!verdict.1.contains("starved"), "{}", verdict.1);
     }
 }
@@ -109,24 +187,50 @@ fn copies_say_their_share_and_rate_on_the_bus() {
     let copied = said(|s| {
         s.consumer.gpu = Some(on_gpu(100, 0));
         let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
-        s.copy = Some(crate::meter::CopyStage { busy_ns, blocked_ns, bytes, batches: 100, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage {
+            busy_ns,
+            blocked_ns,
+            bytes,
+            batches: 100,
+            ..Default::default()
+        });
     });
-    let line = "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
+    let line =
+        "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
     assert_said(Cause::NotStarved, line, copied);
 }
 
 #[test]
 fn little_evidence_is_called_thin() {
-    assert_said(Cause::Decode, "thin evidence: 7 batches", said(|s| s.consumer.batches = 7));
+    assert_said(
+        Cause::Decode,
+        "thin evidence: 7 batches",
+        said(|s| s.consumer.batches = 7),
+    );
     let short = said(|s| {
-        let Snapshot { steady_ns, consumer, storage, decode, .. } = s;
-        for ns in [steady_ns, &mut consumer.user_ns, &mut consumer.waited_ns, &mut storage.busy_ns, &mut decode.busy_ns]
-        {
+        let Snapshot {
+            steady_ns,
+            consumer,
+            storage,
+            decode,
+            ..
+        } = s;
+        for ns in [
+            steady_ns,
+            &mut consumer.user_ns,
+            &mut consumer.waited_ns,
+            &mut storage.busy_ns,
+            &mut decode.busy_ns,
+        ] {
             *ns /= 100;
         }
         (decode.cpu_ns, s.order.busy_ns) = (None, 1_000_000);
     });
-    assert_said(Cause::Decode, "thin evidence: 100.00 ms are too short", short);
+    assert_said(
+        Cause::Decode,
+        "thin evidence: 100.00 ms are too short",
+        short,
+    );
     // Most was ready before the first batch was handed out.
     let short = said(|s| {
         (s.decode.samples, s.decode.busy_ns) = (3_000, 12_000_000_000);
@@ -135,7 +239,10 @@ fn little_evidence_is_called_thin() {
     assert_said(Cause::Decode, "epochs are too short", short.clone());
     assert_said(Cause::Decode, "`epochs(a..b)`", short);
     let nothing = Verdict::of(&Snapshot::default());
-    assert!(nothing.cause == Cause::Unknown && matches!(nothing.strength, Strength::Thin { .. }), "{nothing}");
+    assert!(
+        nothing.cause == Cause::Unknown && matches!(nothing.strength, Strength::Thin { .. }),
+        "{nothing}"
+    );
 }
 
 #[test]
@@ -144,14 +251,30 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
         (s.decode.workers, s.decode.cores) = (16, 4);
         s.decode.busy_ns *= 4;
     });
-    assert_said(Cause::Decode, "`workers(4)`: 16 workers share 4 cores", crowded);
+    assert_said(
+        Cause::Decode,
+        "`workers(4)`: 16 workers share 4 cores",
+        crowded,
+    );
     let competing = said(|s| s.decode.cpu_ns = Some(20_000_000_000));
-    assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing.clone());
+    assert_said(
+        Cause::Decode,
+        "Of 4.0 workers that could have run 2.0 were on a core",
+        competing.clone(),
+    );
     assert_said(Cause::Decode, "wait for cores that others take", competing);
-    assert_said(Cause::Decode, "more workers would not help", said(|s| s.decode.cores = 4));
+    assert_said(
+        Cause::Decode,
+        "more workers would not help",
+        said(|s| s.decode.cores = 4),
+    );
     let alone = said(|s| {
         (s.decode.cpu_ns, s.decode.cores) = (Some(20_000_000_000), 4);
-        s.cpu = Some(Cpu { process_ns: 39_000_000_000, loaders_ns: 39_000_000_000, ..Cpu::default() });
+        s.cpu = Some(Cpu {
+            process_ns: 39_000_000_000,
+            loaders_ns: 39_000_000_000,
+            ..Cpu::default()
+        });
     });
     assert!(!alone.1.contains("others take"), "{}", alone.1);
     assert_said(Cause::Decode, "more workers would not help", alone);
@@ -164,17 +287,39 @@ fn blocked_workers_are_told_to_be_more() {
         (s.decode.cpu_ns, s.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
         s.decode.cores = 2;
     });
-    assert_said(Cause::Decode, "For 90 % of the time that workers worked, what they did waited", sleeping.clone());
+    assert_said(
+        Cause::Decode,
+        "For 90 % of the time that workers worked, what they did waited",
+        sleeping.clone(),
+    );
     assert_said(Cause::Decode, "`workers(8)` would give", sleeping);
     let mut snapshot = decoding();
     (snapshot.decode.cpu_ns, snapshot.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
     (snapshot.decode.cores, snapshot.consumer.user_ns) = (2, 1_000_000);
     let model = WhatIf::from(&snapshot).unwrap();
-    let with = |workers| model.with(&Change { workers: Some(workers), ..Change::default() }).items_per_s;
-    assert!((1.8..2.2).contains(&(with(8) / with(4))), "{} {}", with(4), with(8));
+    let with = |workers| {
+        model
+            .with(&Change {
+                workers: Some(workers),
+                ..Change::default()
+            })
+            .items_per_s
+    };
+    assert!(
+        (1.8..2.2).contains(&(with(8) / with(4))),
+        "{} {}",
+        with(4),
+        with(8)
+    );
     // Those that have no core do compete.
-    let competing = said(|s| (s.decode.cpu_ns, s.decode.delay_ns) = (Some(20_000_000_000), Some(19_600_000_000)));
-    assert_said(Cause::Decode, "Of 4.0 workers that could have run 2.0 were on a core", competing);
+    let competing = said(|s| {
+        (s.decode.cpu_ns, s.decode.delay_ns) = (Some(20_000_000_000), Some(19_600_000_000))
+    });
+    assert_said(
+        Cause::Decode,
+        "Of 4.0 workers that could have run 2.0 were on a core",
+        competing,
+    );
 }
 
 #[test]
@@ -182,9 +327,14 @@ fn a_consumer_that_holds_all_slots_is_told_so() {
     let holding = said(|s| {
         (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, None, 100_000_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000, 9_990_000_000);
-        (s.slots.held_ns, s.slots.filling_ns, s.order.no_slot_ns) = (39_900_000_000, 100_000_000, 9_900_000_000);
+        (s.slots.held_ns, s.slots.filling_ns, s.order.no_slot_ns) =
+            (39_900_000_000, 100_000_000, 9_900_000_000);
     });
-    assert_said(Cause::MemoryBudget, "The consumer holds 4.0 of 4 slots: drop batches", holding);
+    assert_said(
+        Cause::MemoryBudget,
+        "The consumer holds 4.0 of 4 slots: drop batches",
+        holding,
+    );
 }
 
 #[test]
@@ -198,13 +348,26 @@ fn of_epochs_of_one_batch_nothing_is_said() {
         Verdict::of(&snapshot)
     };
     let single = verdict(0, 0, 1_000_000, 10_000_000_000);
-    assert!(single.cause == Cause::Unknown && single.to_string().contains("only the first batch of each"), "{single}");
+    assert!(
+        single.cause == Cause::Unknown
+            && single.to_string().contains("only the first batch of each"),
+        "{single}"
+    );
     let mostly = verdict(50, 5_000, 1_000_000_000, 9_000_000_000);
     assert!(
-        mostly.cause == Cause::Unknown && mostly.to_string().contains("90 % of the time went into first"),
+        mostly.cause == Cause::Unknown
+            && mostly
+                .to_string()
+                .contains("90 % of the time went into first"),
         "{mostly}"
     );
-    assert!(mostly.advice.iter().any(|advice| advice.text.contains("`epochs(a..b)`")), "{mostly}");
+    assert!(
+        mostly
+            .advice
+            .iter()
+            .any(|advice| advice.text.contains("`epochs(a..b)`")),
+        "{mostly}"
+    );
     // Rates are those of the steady time.
     let some = verdict(50, 5_000, 5_000_000_000, 1_000_000_000);
     assert!(some.to_string().contains("1,000 samples/s"), "{some}");
@@ -213,7 +376,8 @@ fn of_epochs_of_one_batch_nothing_is_said() {
 #[test]
 fn advice_without_a_gain_makes_no_promise() {
     let short = said(|s| {
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (37_000_000_000, None, 3_000_000_000);
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
+            (37_000_000_000, None, 3_000_000_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
         s.decode.busy_ns = 33_000_000_000;
         s.order.no_slot_ns = 9_000_000_000;
@@ -233,15 +397,28 @@ fn storage_advice_names_the_limit_of_reads_in_flight() {
     };
     let full = reading(310_000_000_000);
     assert_said(Cause::Storage, "(strong evidence)", full.clone());
-    assert_said(Cause::Storage, "`tuning(|t| t.depth(64))`: all 32 reads", full);
+    assert_said(
+        Cause::Storage,
+        "`tuning(|t| t.depth(64))`: all 32 reads",
+        full,
+    );
     let slots = reading(99_000_000_000);
     assert_said(
         Cause::Storage,
         "bound by storage, starved 50.0 %, or the prefetch buffers: too close to tell",
         slots.clone(),
     );
-    assert_eq!(slots.1.matches(".slots(").count(), 1, "one number for one setting: {}", slots.1);
-    assert_said(Cause::Storage, "slots allowed 10 reads in flight of 32", slots);
+    assert_eq!(
+        slots.1.matches(".slots(").count(),
+        1,
+        "one number for one setting: {}",
+        slots.1
+    );
+    assert_said(
+        Cause::Storage,
+        "slots allowed 10 reads in flight of 32",
+        slots,
+    );
 }
 
 /// Bound by storage: all of 32 reads are in flight, and took so many milliseconds each.
@@ -249,31 +426,75 @@ fn reading(latencies: &[(f64, u64)]) -> Snapshot {
     let mut snapshot = decoding();
     (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
     (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
-    let buckets: Vec<(f64, u64)> = latencies.iter().map(|(ms, count)| (ms * 1e6, *count)).collect();
+    let buckets: Vec<(f64, u64)> = latencies
+        .iter()
+        .map(|(ms, count)| (ms * 1e6, *count))
+        .collect();
     let count = buckets.iter().map(|bucket| bucket.1).sum();
-    snapshot.storage.latency = crate::meter::Latency { count, buckets, ..Default::default() };
+    snapshot.storage.latency = crate::meter::Latency {
+        count,
+        buckets,
+        ..Default::default()
+    };
     snapshot
 }
 
 #[test]
 fn a_larger_depth_is_advised_while_reads_do_not_wait() {
     let deeper = |snapshot: &Snapshot| {
-        let change = Change { depth: Some(64), ..Change::default() };
+        let change = Change {
+            depth: Some(64),
+            ..Change::default()
+        };
         WhatIf::from(snapshot).unwrap().with(&change)
     };
     for (name, latencies, first, at_limit) in [
-        ("a device with room", &[(0.9, 100), (1.0, 9000), (1.5, 900)][..], true, false),
-        ("a throttled disk", &[(0.2, 8), (30.0, 400), (190.0, 3000), (195.0, 3000), (210.0, 3000)], false, true),
-        ("a device of four channels", &[(1.0, 4), (4.0, 20), (7.0, 2000), (8.0, 6000), (9.0, 1900)], false, true),
-        ("latencies that vary on their own", &[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)], false, false),
+        (
+            "a device with room",
+            &[(0.9, 100), (1.0, 9000), (1.5, 900)][..],
+            true,
+            false,
+        ),
+        (
+            "a throttled disk",
+            &[
+                (0.2, 8),
+                (30.0, 400),
+                (190.0, 3000),
+                (195.0, 3000),
+                (210.0, 3000),
+            ],
+            false,
+            true,
+        ),
+        (
+            "a device of four channels",
+            &[(1.0, 4), (4.0, 20), (7.0, 2000), (8.0, 6000), (9.0, 1900)],
+            false,
+            true,
+        ),
+        (
+            "latencies that vary on their own",
+            &[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)],
+            false,
+            false,
+        ),
     ] {
         let (snapshot, now) = (reading(latencies), 1000.0);
         let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
         assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
-        let place = verdict.advice.iter().position(|advice| advice.text.starts_with("`tuning(|t| t.depth(64))`"));
+        let place = verdict
+            .advice
+            .iter()
+            .position(|advice| advice.text.starts_with("`tuning(|t| t.depth(64))`"));
         assert_eq!(place == Some(0), first, "{name}: {verdict}");
         assert_eq!(place.is_none(), at_limit, "{name}: {verdict}");
-        assert_eq!(verdict.to_string().contains("as long as the fastest: they waited for each other"), at_limit);
+        assert_eq!(
+            verdict
+                .to_string()
+                .contains("as long as the fastest: they waited for each other"),
+            at_limit
+        );
         // What doubling gives is said, or that it cannot be known.
         assert_eq!(then.at_most, !at_limit, "{name}: {then:?}");
         assert_eq!(then.items_per_s > 1.05 * now, !at_limit, "{name}: {then:?}");
@@ -282,7 +503,10 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
             (_, true) => "A larger depth gives nothing: 32 reads in flight wait for each other",
             _ => "cannot be known",
         };
-        assert!(then.caveats.iter().any(|said| said.contains(caveat)), "{name}: {then:?}");
+        assert!(
+            then.caveats.iter().any(|said| said.contains(caveat)),
+            "{name}: {then:?}"
+        );
     }
 }
 
@@ -300,19 +524,40 @@ fn advice_names_only_changes_that_gain() {
         let mut snapshot = decoding();
         (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (decoding_ns, Some(decoding_ns));
         snapshot.decode.samples -= ready;
-        (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (user_ns, 10_000_000_000 - user_ns);
+        (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) =
+            (user_ns, 10_000_000_000 - user_ns);
         let (verdict, model) = (Verdict::of(&snapshot), WhatIf::from(&snapshot).unwrap());
         let now = model.with(&Change::default()).items_per_s;
-        let faster = model.with(&Change { consumer_factor: Some(1e6), ..Change::default() }).items_per_s;
-        let said = verdict.advice.iter().any(|advice| advice.text.contains("with less of it"));
+        let faster = model
+            .with(&Change {
+                consumer_factor: Some(1e6),
+                ..Change::default()
+            })
+            .items_per_s;
+        let said = verdict
+            .advice
+            .iter()
+            .any(|advice| advice.text.contains("with less of it"));
         let asked = [Some(verdict.cause), verdict.also]
             .iter()
             .any(|cause| matches!(cause, Some(Cause::Consumer | Cause::NotStarved)));
-        assert_eq!(said, asked && faster >= WhatIf::GAIN * now, "{now} {faster} {verdict}");
+        assert_eq!(
+            said,
+            asked && faster >= WhatIf::GAIN * now,
+            "{now} {faster} {verdict}"
+        );
         // What can be done is not less than what is done, and a rate that is above it is said to be so.
-        let least = verdict.stages.iter().map(|stage| stage.ceiling_items_per_s).fold(f64::INFINITY, f64::min);
+        let least = verdict
+            .stages
+            .iter()
+            .map(|stage| stage.ceiling_items_per_s)
+            .fold(f64::INFINITY, f64::min);
         assert!(now <= 1.000001 * least, "{now} {verdict}");
-        assert_eq!(verdict.to_string().contains("can be kept up"), 1000.0 > 1.01 * least, "{verdict}");
+        assert_eq!(
+            verdict.to_string().contains("can be kept up"),
+            1000.0 > 1.01 * least,
+            "{verdict}"
+        );
     }
 }
 
@@ -321,15 +566,31 @@ fn a_depth_that_is_not_filled_is_not_made_larger() {
     let mut snapshot = reading(&[(1.0, 10_000)]);
     snapshot.storage.in_flight_ns = 99_000_000_000;
     let model = WhatIf::from(&snapshot).unwrap();
-    let with = |depth| model.with(&Change { depth: Some(depth), ..Change::default() });
+    let with = |depth| {
+        model.with(&Change {
+            depth: Some(depth),
+            ..Change::default()
+        })
+    };
     let now = model.with(&Change::default()).items_per_s;
-    assert!(with(64).items_per_s == now && with(64).caveats[0].contains("only 10 of 32 reads"), "{:?}", with(64));
-    assert!(with(16).items_per_s == now && with(5).items_per_s < 0.6 * now && with(5).at_least, "{:?}", with(5));
+    assert!(
+        with(64).items_per_s == now && with(64).caveats[0].contains("only 10 of 32 reads"),
+        "{:?}",
+        with(64)
+    );
+    assert!(
+        with(16).items_per_s == now && with(5).items_per_s < 0.6 * now && with(5).at_least,
+        "{:?}",
+        with(5)
+    );
     assert!(!Verdict::of(&snapshot).to_string().contains(".depth("));
 }
 
 fn on_mount() -> ReaderInUse {
-    ReaderInUse { mount: true, ..ReaderInUse::of(ReaderKind::Pread, false) }
+    ReaderInUse {
+        mount: true,
+        ..ReaderInUse::of(ReaderKind::Pread, false)
+    }
 }
 
 #[test]
@@ -344,17 +605,50 @@ fn an_explicit_slow_reader_is_the_first_advice() {
         verdict.advice[0].text.clone()
     };
     for in_flight_ns in [310_000_000_000, 99_000_000_000] {
-        let (mmap, pread) = (ReaderInUse::of(ReaderKind::Mmap, true), ReaderInUse::of(ReaderKind::Pread, true));
+        let (mmap, pread) = (
+            ReaderInUse::of(ReaderKind::Mmap, true),
+            ReaderInUse::of(ReaderKind::Pread, true),
+        );
         for (reader, lacks) in [
             (mmap, Some("`mmap` has no `O_DIRECT`")),
-            (ReaderInUse { mount: true, ..mmap }, Some("`mmap` has no `O_DIRECT`")),
+            (
+                ReaderInUse {
+                    mount: true,
+                    ..mmap
+                },
+                Some("`mmap` has no `O_DIRECT`"),
+            ),
             (pread, Some("`pread` needs a thread")),
-            (ReaderInUse { mount: true, ..pread }, Some("`pread` needs a thread")),
-            (ReaderInUse { objects: true, ..pread }, Some("`pread` needs a thread")),
-            (ReaderInUse { cached: true, ..pread }, Some("`pread` needs a thread")),
+            (
+                ReaderInUse {
+                    mount: true,
+                    ..pread
+                },
+                Some("`pread` needs a thread"),
+            ),
+            (
+                ReaderInUse {
+                    objects: true,
+                    ..pread
+                },
+                Some("`pread` needs a thread"),
+            ),
+            (
+                ReaderInUse {
+                    cached: true,
+                    ..pread
+                },
+                Some("`pread` needs a thread"),
+            ),
             (ReaderInUse::of(ReaderKind::Uring, true), None),
             // The loader chose it: another is not to be had.
-            (ReaderInUse { explicit: false, ..pread }, None),
+            (
+                ReaderInUse {
+                    explicit: false,
+                    ..pread
+                },
+                None,
+            ),
         ] {
             let advice = first(reader, in_flight_ns);
             match lacks {
@@ -382,21 +676,57 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
             (s.storage.network, s.storage.local_cache) = (network.clone(), cache.clone());
         })
     };
-    let network = |throttled| Some(Network { requests: 1000, throttled, retries: throttled, ..Network::default() });
-    let cache = |hits, misses| CacheReads { hits, misses, ..CacheReads::default() };
-    let full = CacheReads { not_kept: 3, why: Some("the cache is full".into()), is_full: true, ..cache(100, 900) };
+    let network = |throttled| {
+        Some(Network {
+            requests: 1000,
+            throttled,
+            retries: throttled,
+            ..Network::default()
+        })
+    };
+    let cache = |hits, misses| CacheReads {
+        hits,
+        misses,
+        ..CacheReads::default()
+    };
+    let full = CacheReads {
+        not_kept: 3,
+        why: Some("the cache is full".into()),
+        is_full: true,
+        ..cache(100, 900)
+    };
     let table = [
-        (network(0), None, "`cache(Cache::at(…))` keeps objects on a local disk"),
-        (network(0), None, "Of requests to object stores 0.0 were in flight"),
-        (network(50), None, "The store throttled 50.0 of 1,000 requests"),
+        (
+            network(0),
+            None,
+            "`cache(Cache::at(…))` keeps objects on a local disk",
+        ),
+        (
+            network(0),
+            None,
+            "Of requests to object stores 0.0 were in flight",
+        ),
+        (
+            network(50),
+            None,
+            "The store throttled 50.0 of 1,000 requests",
+        ),
         (network(0), Some(cache(100, 900)), "`prepare warm`"),
         (
             network(0),
             Some(full.clone()),
             "(the cache is full): a larger `capacity` or disk helps: with all of it cached",
         ),
-        (network(0), Some(full), "The local cache served 10 % of 1,000 reads; 3 times it kept nothing"),
-        (network(0), Some(cache(999, 1)), "Faster storage (local NVMe)"),
+        (
+            network(0),
+            Some(full),
+            "The local cache served 10 % of 1,000 reads; 3 times it kept nothing",
+        ),
+        (
+            network(0),
+            Some(cache(999, 1)),
+            "Faster storage (local NVMe)",
+        ),
         (None, Some(cache(1000, 0)), "Faster storage (local NVMe)"),
     ];
     for (network, cache, words) in table {
@@ -407,7 +737,11 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
         (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
         s.storage.reader = Some(on_mount());
     });
-    assert_said(Cause::Storage, "keeps the mount's files on a local disk: with all of it cached, at most", mount);
+    assert_said(
+        Cause::Storage,
+        "keeps the mount's files on a local disk: with all of it cached, at most",
+        mount,
+    );
 }
 
 #[test]
@@ -417,14 +751,25 @@ fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
             (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
             let reads = if filled { 31 } else { 15 };
             (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, reads * 10_000_000_000);
-            let network = Network { requests: 1000, in_flight_ns: 100_000_000_000, waiting_ns, ..Network::default() };
+            let network = Network {
+                requests: 1000,
+                in_flight_ns: 100_000_000_000,
+                waiting_ns,
+                ..Network::default()
+            };
             s.storage.network = Some(network);
         })
     };
     for (filled, setting) in [(true, "depth("), (false, "slots(")] {
         let ((_, free), (_, full)) = (reading(0, filled), reading(50_000_000_000, filled));
-        assert!(free.contains(setting) && !free.contains("their turn"), "{free}");
-        assert!(!full.contains(setting) && full.contains("5.0 more waited for their turn"), "{full}");
+        assert!(
+            free.contains(setting) && !free.contains("their turn"),
+            "{free}"
+        );
+        assert!(
+            !full.contains(setting) && full.contains("5.0 more waited for their turn"),
+            "{full}"
+        );
     }
 }
 
@@ -432,22 +777,35 @@ fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
 fn room_that_lacks_is_named_where_it_lacks() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (12_000_000_000, None, 3_000_000_000);
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
+                (12_000_000_000, None, 3_000_000_000);
             s.order.no_slot_ns = 0;
             change(s);
         })
     };
     let budget = Cause::MemoryBudget;
-    assert_said(budget, "`tuning(|t| t.slots(8))`", idle(|s| s.order.no_slot_ns = 9_000_000_000));
-    assert_said(budget, "wait for room for their bytes", idle(|s| s.storage.blocked_ns = 6_000_000_000));
+    assert_said(
+        budget,
+        "`tuning(|t| t.slots(8))`",
+        idle(|s| s.order.no_slot_ns = 9_000_000_000),
+    );
+    assert_said(
+        budget,
+        "wait for room for their bytes",
+        idle(|s| s.storage.blocked_ns = 6_000_000_000),
+    );
     let held = idle(|s| {
         s.order.no_slot_ns = 9_000_000_000;
         (s.slots.held_ns, s.slots.filling_ns) = (32_000_000_000, 8_000_000_000);
     });
     assert_said(budget, "The consumer holds 3.2 of 4 slots", held);
     let buffers = idle(|s| {
-        s.copy =
-            Some(crate::meter::CopyStage { blocked_ns: 5_000_000_000, buffers: 3, batches: 100, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage {
+            blocked_ns: 5_000_000_000,
+            buffers: 3,
+            batches: 100,
+            ..Default::default()
+        });
         let (steps, starved_ns) = (100, 5_000_000_000);
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
@@ -460,7 +818,8 @@ fn tiny_batches_that_only_change_hands_are_bound_by_that() {
         (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (2_000_000_000, None, 500_000_000);
         (s.consumer.user_ns, s.consumer.waited_ns) = (1_000_000_000, 9_000_000_000);
         (s.order.no_slot_ns, s.consumer.batches) = (0, 10_000);
-        (s.slots.filling_ns, s.slots.free_ns, s.slots.held_ns) = (9_000_000_000, 30_000_000_000, 1_000_000_000);
+        (s.slots.filling_ns, s.slots.free_ns, s.slots.held_ns) =
+            (9_000_000_000, 30_000_000_000, 1_000_000_000);
     });
     assert_said(Cause::HandOver, "A larger `batch_size`", idle);
 }
@@ -469,55 +828,104 @@ fn tiny_batches_that_only_change_hands_are_bound_by_that() {
 fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (12_000_000_000, None, 3_000_000_000);
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
+                (12_000_000_000, None, 3_000_000_000);
             change(s);
         })
     };
     let copying = idle(|s| {
         let (busy_ns, batches, buffers) = (9_500_000_000, 100, 3);
-        s.copy = Some(crate::meter::CopyStage { busy_ns, batches, buffers, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage {
+            busy_ns,
+            batches,
+            buffers,
+            ..Default::default()
+        });
         let (steps, starved_ns) = (100, 5_000_000_000);
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(Cause::Copy, "(`finish`)", copying);
     let making = idle(|s| {
         let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 9_500_000_000, 100, 3);
-        s.copy = Some(crate::meter::CopyStage { busy_ns, ops_ns, batches, buffers, ..Default::default() });
+        s.copy = Some(crate::meter::CopyStage {
+            busy_ns,
+            ops_ns,
+            batches,
+            buffers,
+            ..Default::default()
+        });
         s.consumer.gpu = Some(on_gpu(100, 5_000_000_000));
     });
     assert_said(Cause::Copy, "on the bus 10 % of the time", making.clone());
-    assert_said(Cause::Copy, "operations on the device took 95 %", making.clone());
-    assert_said(Cause::Copy, "Operations on the device (`finish`) take longer than the copies", making);
-    assert_said(Cause::Order, "The planner's thread computed 95 %", idle(|s| s.order.busy_ns = 9_500_000_000));
+    assert_said(
+        Cause::Copy,
+        "operations on the device took 95 %",
+        making.clone(),
+    );
+    assert_said(
+        Cause::Copy,
+        "Operations on the device (`finish`) take longer than the copies",
+        making,
+    );
+    assert_said(
+        Cause::Order,
+        "The planner's thread computed 95 %",
+        idle(|s| s.order.busy_ns = 9_500_000_000),
+    );
 }
 
 #[test]
 fn decode_that_is_mostly_map_batch_is_called_by_that_name() {
     let mapping = |ns| said(move |s| s.decode.map_batch_ns = ns);
-    assert_said(Cause::MapBatch, "bound by `map_batch`", mapping(30_000_000_000));
-    assert_said(Cause::MapBatch, "Less work in `map_batch`", mapping(30_000_000_000));
-    assert_said(Cause::Decode, "`map_batch` took 25 % of the time that workers worked", mapping(9_900_000_000));
+    assert_said(
+        Cause::MapBatch,
+        "bound by `map_batch`",
+        mapping(30_000_000_000),
+    );
+    assert_said(
+        Cause::MapBatch,
+        "Less work in `map_batch`",
+        mapping(30_000_000_000),
+    );
+    assert_said(
+        Cause::Decode,
+        "`map_batch` took 25 % of the time that workers worked",
+        mapping(9_900_000_000),
+    );
 }
 
 #[test]
 fn advice_names_a_setting_and_its_value_for_programs() {
     let advice = &Verdict::of(&decoding()).advice[0];
-    assert_eq!((advice.remedy, advice.setting.as_deref()), (Remedy::Workers, Some("workers")));
+    assert_eq!(
+        (advice.remedy, advice.setting.as_deref()),
+        (Remedy::Workers, Some("workers"))
+    );
     assert_eq!(advice.value, Some(Value::Count(8)));
     let predicted = advice.prediction.as_ref().unwrap();
-    assert!((1800.0..2000.0).contains(&predicted.items_per_s) && predicted.bound_by == Cause::Consumer);
+    assert!(
+        (1800.0..2000.0).contains(&predicted.items_per_s) && predicted.bound_by == Cause::Consumer
+    );
 }
 
 #[test]
 fn a_verdict_survives_json() {
     let mut verdict = Verdict::of(&decoding());
     let text = serde_json::to_string(&verdict).unwrap();
-    assert!(text.contains(r#""cause":"decode""#) && text.contains(r#""strength":"strong""#), "{text}");
     assert!(
-        text.contains(r#""remedy":"workers","setting":"workers","value":8,"prediction":{"items_per_s":1899."#),
+        text.contains(r#""cause":"decode""#) && text.contains(r#""strength":"strong""#),
         "{text}"
     );
-    assert!(text.contains(r#""measure":"workers_busy","value":0.99,"unit":"share""#), "{text}");
+    assert!(
+        text.contains(
+            r#""remedy":"workers","setting":"workers","value":8,"prediction":{"items_per_s":1899."#
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains(r#""measure":"workers_busy","value":0.99,"unit":"share""#),
+        "{text}"
+    );
     // Numbers of a model have more digits than JSON keeps.
     verdict.advice[0].prediction = None;
     let text = serde_json::to_string(&verdict).unwrap();
@@ -530,17 +938,31 @@ fn hostile(numbers: &[u64]) -> Snapshot {
     let mut next = || numbers.next().unwrap_or(0);
     let mut value = serde_json::to_value(Snapshot {
         copy: (next() % 2 == 0).then(Default::default),
-        decode: crate::meter::DecodeStage { cpu_ns: (next() % 2 == 0).then_some(0), ..Default::default() },
-        consumer: crate::meter::Consumer { gpu: (next() % 2 == 0).then(Default::default), ..Default::default() },
+        decode: crate::meter::DecodeStage {
+            cpu_ns: (next() % 2 == 0).then_some(0),
+            ..Default::default()
+        },
+        consumer: crate::meter::Consumer {
+            gpu: (next() % 2 == 0).then(Default::default),
+            ..Default::default()
+        },
         ..Snapshot::default()
     })
     .unwrap();
     fn fill(value: &mut serde_json::Value, key: &str, next: &mut impl FnMut() -> u64) {
         match value {
-            serde_json::Value::Object(map) => map.iter_mut().for_each(|(key, value)| fill(value, key, next)),
+            serde_json::Value::Object(map) => map
+                .iter_mut()
+                .for_each(|(key, value)| fill(value, key, next)),
             serde_json::Value::Number(number) if number.is_u64() => {
-                let narrow = ["depth", "workers", "cores", "buffers"].contains(&key) || key == "count";
-                *number = if narrow { next() & u64::from(u32::MAX) } else { next() }.into();
+                let narrow =
+                    ["depth", "workers", "cores", "buffers"].contains(&key) || key == "count";
+                *number = if narrow {
+                    next() & u64::from(u32::MAX)
+                } else {
+                    next()
+                }
+                .into();
             }
             _ => {}
         }
@@ -605,7 +1027,14 @@ fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>
     // The workers' time is all of the loaders'.
     let loaders_ns = s.decode.cpu_ns.unwrap_or(0);
     let throttled = throttled.unwrap_or(0);
-    s.cpu = Some(Cpu { process_ns: ns(process), loaders_ns, quota, periods, throttled, ..Cpu::default() });
+    s.cpu = Some(Cpu {
+        process_ns: ns(process),
+        loaders_ns,
+        quota,
+        periods,
+        throttled,
+        ..Cpu::default()
+    });
 }
 
 #[test]
@@ -619,13 +1048,26 @@ fn the_taker_of_the_cores_is_the_cause() {
         })
     };
     let others = crowded(5.0, 20.0, None);
-    let line = "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
+    let line =
+        "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
     assert_said(Cause::OtherPrograms, line, others.clone());
-    assert_said(Cause::OtherPrograms, "bound by other programs on the cores, starved 50.0 %", others.clone());
+    assert_said(
+        Cause::OtherPrograms,
+        "bound by other programs on the cores, starved 50.0 %",
+        others.clone(),
+    );
     for word in ["slots(", "Decode needs", "pictures"] {
-        assert!(!others.1.contains(&format!("→ {word}")) && !others.1.contains("would give"), "{}", others.1);
+        assert!(
+            !others.1.contains(&format!("→ {word}")) && !others.1.contains("would give"),
+            "{}",
+            others.1
+        );
     }
-    assert_said(Cause::OwnThreads, "tensor library", crowded(5.0, 39.0, None));
+    assert_said(
+        Cause::OwnThreads,
+        "tensor library",
+        crowded(5.0, 39.0, None),
+    );
     let line = "The CPU quota of 1.5 cores was used up in 46 of 100 periods";
     assert_said(Cause::CpuQuota, line, crowded(5.0, 14.0, Some((1.5, 46))));
     // One worker of a quota of one and a half.
@@ -638,9 +1080,16 @@ fn the_taker_of_the_cores_is_the_cause() {
     // The loader's own workers fill the cores; a quota that is never used up.
     assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, None));
     assert_said(Cause::Decode, "bound by decode", crowded(2.0, 39.5, None));
-    assert_said(Cause::Decode, "bound by decode", crowded(0.5, 39.0, Some((8.0, 1))));
+    assert_said(
+        Cause::Decode,
+        "bound by decode",
+        crowded(0.5, 39.0, Some((8.0, 1))),
+    );
     // The kernel also counts the others on these cores: threads that wait for each other blame nobody else.
-    for (others, cause) in [(15_000_000_000, Cause::OtherPrograms), (1_000_000_000, Cause::Decode)] {
+    for (others, cause) in [
+        (15_000_000_000, Cause::OtherPrograms),
+        (1_000_000_000, Cause::Decode),
+    ] {
         let known = said(|s| {
             (s.decode.cores, s.decode.cpu_ns) = (4, Some(19_200_000_000));
             counted(s, 5.0, 20.0, None);
@@ -670,16 +1119,26 @@ fn threads_that_wait_for_a_core_are_neither_handing_over_nor_slots() {
     // Hardly any work, no room problem, and each thread waits for the scheduler.
     let idle = |delay: u64, batches: u64| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, Some(900_000_000), 500_000_000);
-            (s.order.no_slot_ns, s.slots.filling_ns, s.consumer.batches) = (0, 5_000_000_000, batches);
+            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
+                (1_000_000_000, Some(900_000_000), 500_000_000);
+            (s.order.no_slot_ns, s.slots.filling_ns, s.consumer.batches) =
+                (0, 5_000_000_000, batches);
             (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
             counted(s, 0.1, 3.0, None);
             s.order.delay_ns = Some(delay);
         })
     };
-    assert_said(Cause::OtherPrograms, "Other programs take the cores", idle(6_000_000_000, 100));
+    assert_said(
+        Cause::OtherPrograms,
+        "Other programs take the cores",
+        idle(6_000_000_000, 100),
+    );
     // Batches of 100 ms are no hand-over, batches of 1 ms are.
-    assert_said(Cause::Unknown, "for most of the time no stage was at work", idle(0, 100));
+    assert_said(
+        Cause::Unknown,
+        "for most of the time no stage was at work",
+        idle(0, 100),
+    );
     assert_said(Cause::HandOver, "A larger `batch_size`", idle(0, 10_000));
 }
 
@@ -692,15 +1151,28 @@ fn bytes_from_memory_are_not_storage() {
             (s.storage.device_bytes, s.storage.direct_bytes) = (device_bytes, direct_bytes);
         })
     };
-    assert_said(Cause::PageCache, "No device read these bytes", reading(Some(0), 0));
-    assert_said(Cause::PageCache, "bound by reads from memory", reading(Some(20_000_000), 0));
-    for (device, direct) in [(None, 0), (Some(1_100_000_000), 0), (Some(0), 1_100_000_000)] {
+    assert_said(
+        Cause::PageCache,
+        "No device read these bytes",
+        reading(Some(0), 0),
+    );
+    assert_said(
+        Cause::PageCache,
+        "bound by reads from memory",
+        reading(Some(20_000_000), 0),
+    );
+    for (device, direct) in [
+        (None, 0),
+        (Some(1_100_000_000), 0),
+        (Some(0), 1_100_000_000),
+    ] {
         assert_said(Cause::Storage, "bound by storage", reading(device, direct));
     }
     let mount = said(|s| {
         s.storage.busy_ns = 10_000_000_000;
         s.storage.in_flight_ns = 320_000_000_000;
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.device_bytes) = (4_000_000_000, Some(4_000_000_000), Some(0));
+        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.device_bytes) =
+            (4_000_000_000, Some(4_000_000_000), Some(0));
         s.storage.reader = Some(on_mount());
     });
     assert_said(Cause::Storage, "bound by storage", mount);
@@ -717,27 +1189,52 @@ fn a_consumer_without_work_has_no_demand() {
     let text = "as fast as it goes, limited by decode (strong evidence)";
     let fast = measured(Effort::Pictures, 20_000_000);
     assert_said(Cause::Decode, text, fast.clone());
-    assert!(!fast.1.contains("needs") && fast.1.contains("`workers("), "{}", fast.1);
+    assert!(
+        !fast.1.contains("needs") && fast.1.contains("`workers("),
+        "{}",
+        fast.1
+    );
     // 0.2 ms for each batch, then 2 ms.
-    assert_said(Cause::Decode, "limited by copies by the workers", measured(Effort::Copy, 20_000_000));
-    assert_said(Cause::Decode, "bound by copies by the workers", measured(Effort::Copy, 200_000_000));
+    assert_said(
+        Cause::Decode,
+        "limited by copies by the workers",
+        measured(Effort::Copy, 20_000_000),
+    );
+    assert_said(
+        Cause::Decode,
+        "bound by copies by the workers",
+        measured(Effort::Copy, 200_000_000),
+    );
 }
 
 #[test]
 fn advice_fits_the_work() {
     let advice = |effort: Effort, sample_bytes: u64| {
-        let (_, text) = said(move |s| (s.decode.effort, s.consumer.bytes) = (effort, 10_000 * sample_bytes));
+        let (_, text) =
+            said(move |s| (s.decode.effort, s.consumer.bytes) = (effort, 10_000 * sample_bytes));
         text
     };
     let table = [
         (Effort::Pictures, 100_000, "seek points"),
         (Effort::Own, 100_000, "decoders and transforms"),
-        (Effort::Light, 100_000, "Fewer bytes for each sample of 100 kB"),
-        (Effort::Copy, 64, "Samples of 64 bytes take longer for themselves than for their bytes"),
+        (
+            Effort::Light,
+            100_000,
+            "Fewer bytes for each sample of 100 kB",
+        ),
+        (
+            Effort::Copy,
+            64,
+            "Samples of 64 bytes take longer for themselves than for their bytes",
+        ),
     ];
     for (effort, bytes, part) in table {
         let text = advice(effort, bytes);
         assert!(text.contains(part), "{effort:?}, {part}: {text}");
-        assert_eq!(text.contains("seek points"), effort == Effort::Pictures, "{text}");
+        assert_eq!(
+            text.contains("seek points"),
+            effort == Effort::Pictures,
+            "{text}"
+        );
     }
 }

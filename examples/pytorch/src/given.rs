@@ -18,7 +18,10 @@ impl<'py> Given<'py> {
     /// Of `**settings`.
     pub fn new(py: Python<'py>, settings: Option<&Bound<'py, PyDict>>) -> PyResult<Self> {
         let rest = settings.map_or_else(|| Ok(PyDict::new(py)), |settings| settings.copy())?;
-        Ok(Self { rest, known: Vec::new() })
+        Ok(Self {
+            rest,
+            known: Vec::new(),
+        })
     }
 
     pub fn py(&self) -> Python<'py> {
@@ -26,28 +29,48 @@ impl<'py> Given<'py> {
     }
 
     /// A setting. Errors: a TypeError that names it, for a number out of range a ConfigError.
-    pub fn take<T: for<'a> FromPyObject<'a, 'py> + 'static>(&mut self, name: &str) -> PyResult<Option<T>> {
+    pub fn take<T: for<'a> FromPyObject<'a, 'py> + 'static>(
+        &mut self,
+        name: &str,
+    ) -> PyResult<Option<T>> {
         self.known.push(name.into());
-        let Some(value) = self.rest.get_item(name)? else { return Ok(None) };
+        let Some(value) = self.rest.get_item(name)? else {
+            return Ok(None);
+        };
         self.rest.del_item(name)?;
         if value.is_none() {
             return Ok(None);
         }
         // To Python they are the numbers 1 and 0.
-        let takes_bools =
-            [TypeId::of::<bool>(), TypeId::of::<Py<PyAny>>(), TypeId::of::<Py<PyDict>>(), TypeId::of::<Chosen>()];
+        let takes_bools = [
+            TypeId::of::<bool>(),
+            TypeId::of::<Py<PyAny>>(),
+            TypeId::of::<Py<PyDict>>(),
+            TypeId::of::<Chosen>(),
+        ];
         if !takes_bools.contains(&TypeId::of::<T>()) && has_bool(&value) {
-            return Err(refused(name, &value, legal(name).unwrap_or("give a number or a name, not True or False")));
+            return Err(refused(
+                name,
+                &value,
+                legal(name).unwrap_or("give a number or a name, not True or False"),
+            ));
         }
         let error: PyErr = match value.extract() {
             Ok(value) => return Ok(Some(value)),
             Err(error) => error.into(),
         };
-        let (place, value, error) = wrong_entry::<T>(name, &value).unwrap_or((name.into(), value, error));
+        let (place, value, error) =
+            wrong_entry::<T>(name, &value).unwrap_or((name.into(), value, error));
         if error.is_instance_of::<PyOverflowError>(self.py()) {
-            let bits = if TypeId::of::<T>() == TypeId::of::<u32>() { 32 } else { 64 };
-            let message =
-                format!("{place}={}: out of range; give a whole number from 0 to 2**{bits} - 1", shown(&value));
+            let bits = if TypeId::of::<T>() == TypeId::of::<u32>() {
+                32
+            } else {
+                64
+            };
+            let message = format!(
+                "{place}={}: out of range; give a whole number from 0 to 2**{bits} - 1",
+                shown(&value)
+            );
             return Err(exception(self.py(), &config(message)));
         }
         let words = error.value(self.py()).to_string();
@@ -58,8 +81,14 @@ impl<'py> Given<'py> {
     pub fn finish(self) -> PyResult<()> {
         match self.rest.keys().iter().next() {
             Some(name) => {
-                let meant = self.py().import("feedline._settings")?.call_method1("meant", (&name, self.known))?;
-                Err(PyTypeError::new_err(format!("there is no setting {}{meant}", name.repr()?)))
+                let meant = self
+                    .py()
+                    .import("feedline._settings")?
+                    .call_method1("meant", (&name, self.known))?;
+                Err(PyTypeError::new_err(format!(
+                    "there is no setting {}{meant}",
+                    name.repr()?
+                )))
             }
             None => Ok(()),
         }
@@ -67,8 +96,10 @@ impl<'py> Given<'py> {
 }
 
 /// Settings that are lists of one kind of entry.
-const LISTS: [&str; 10] =
-    ["lengths", "bounds", "sizes", "buckets", "indices", "subset", "weights", "keep", "columns", "trim"];
+const LISTS: [&str; 10] = [
+    "lengths", "bounds", "sizes", "buckets", "indices", "subset", "weights", "keep", "columns",
+    "trim",
+];
 
 /// The first entry of a list that the setting cannot have, with its place.
 fn wrong_entry<'py, T: for<'a> FromPyObject<'a, 'py>>(
@@ -78,7 +109,9 @@ fn wrong_entry<'py, T: for<'a> FromPyObject<'a, 'py>>(
     if !LISTS.contains(&name) {
         return None;
     }
-    let list = value.call_method0("tolist").unwrap_or_else(|_| value.clone());
+    let list = value
+        .call_method0("tolist")
+        .unwrap_or_else(|_| value.clone());
     for (index, entry) in list.try_iter().ok()?.enumerate() {
         let entry = entry.ok()?;
         if let Err(error) = PyList::new(value.py(), [&entry]).ok()?.extract::<T>() {
@@ -113,7 +146,11 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Chosen {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        if has_bool(&object) { object.extract().map(Self::Mask) } else { object.extract().map(Self::Ids) }
+        if has_bool(&object) {
+            object.extract().map(Self::Mask)
+        } else {
+            object.extract().map(Self::Ids)
+        }
     }
 }
 
@@ -124,9 +161,15 @@ impl Chosen {
             Self::Ids(ids) => Ok(ids.clone()),
             Self::Mask(mask) if mask.len() as u64 != samples => {
                 let len = mask.len();
-                Err(config(format!("{name}: a mask of {len} for {samples} samples: give True or False for each")))
+                Err(config(format!(
+                    "{name}: a mask of {len} for {samples} samples: give True or False for each"
+                )))
             }
-            Self::Mask(mask) => Ok((0..).zip(mask).filter(|(_, chosen)| **chosen).map(|(sample, _)| sample).collect()),
+            Self::Mask(mask) => Ok((0..)
+                .zip(mask)
+                .filter(|(_, chosen)| **chosen)
+                .map(|(sample, _)| sample)
+                .collect()),
         }
     }
 }
@@ -136,7 +179,9 @@ const SHOWN_MAX: usize = 200;
 
 /// A value as in Python's code, cut if it is long.
 fn shown(value: &Bound<'_, PyAny>) -> String {
-    let mut value = value.repr().map_or_else(|_| String::from("…"), |repr| repr.to_string());
+    let mut value = value
+        .repr()
+        .map_or_else(|_| String::from("…"), |repr| repr.to_string());
     if let Some((end, _)) = value.char_indices().nth(SHOWN_MAX) {
         value.truncate(end);
         value.push('…');
@@ -151,7 +196,9 @@ fn refused(name: &str, value: &Bound<'_, PyAny>, words: &str) -> PyErr {
 /// What a setting of several types may be.
 fn legal(name: &str) -> Option<&'static str> {
     Some(match name {
-        "shard" => "give \"env\", (rank, world), a DeviceMesh of one dimension, a process group or None",
+        "shard" => {
+            "give \"env\", (rank, world), a DeviceMesh of one dimension, a process group or None"
+        }
         "numa" => "give \"auto\", \"off\" or the number of a node",
         "adds" => "give a dict from name to (element type, shape)",
         "decoders" => "give a dict from name to (function, element type, shape or most elements)",

@@ -8,7 +8,9 @@
 
 #![allow(unsafe_code)]
 
-use feedline::dlpack::{DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor};
+use feedline::dlpack::{
+    DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor,
+};
 use feedline::tensor::DType;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -26,14 +28,33 @@ pub struct Lease {
 
 impl Lease {
     pub fn new() -> Arc<Self> {
-        Arc::new(Self { open: AtomicBool::new(true), views: AtomicUsize::new(0) })
+        Arc::new(Self {
+            open: AtomicBool::new(true),
+            views: AtomicUsize::new(0),
+        })
     }
 
     /// Lends memory until [`end`](Self::end). While it says that arrays are alive, the memory must stay.
-    pub fn lend<T>(lease: &Arc<Self>, memory: &mut [T], dtype: DType, shape: Vec<usize>) -> PyResult<Lent> {
-        debug_assert_eq!(size_of_val(memory), shape.iter().product::<usize>() * dtype.size());
-        let shape = shape.into_iter().map(i64::try_from).collect::<Result<_, _>>()?;
-        Ok(Lent { lease: lease.clone(), data: memory.as_mut_ptr() as usize, dtype, shape })
+    pub fn lend<T>(
+        lease: &Arc<Self>,
+        memory: &mut [T],
+        dtype: DType,
+        shape: Vec<usize>,
+    ) -> PyResult<Lent> {
+        debug_assert_eq!(
+            size_of_val(memory),
+            shape.iter().product::<usize>() * dtype.size()
+        );
+        let shape = shape
+            .into_iter()
+            .map(i64::try_from)
+            .collect::<Result<_, _>>()?;
+        Ok(Lent {
+            lease: lease.clone(),
+            data: memory.as_mut_ptr() as usize,
+            dtype,
+            shape,
+        })
     }
 
     /// Ends it, and counts the arrays that are still alive.
@@ -81,8 +102,11 @@ impl Lent {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         let host = (DLDevice::CPU.device_type, DLDevice::CPU.device_id);
-        if stream.is_some() || dl_device.is_some_and(|device| device != host) || copy == Some(true) {
-            return Err(PyBufferError::new_err("the array lies in host memory, and is not copied"));
+        if stream.is_some() || dl_device.is_some_and(|device| device != host) || copy == Some(true)
+        {
+            return Err(PyBufferError::new_err(
+                "the array lies in host memory, and is not copied",
+            ));
         }
         let view = self.view()?;
         if max_version.is_some_and(|(major, _)| major >= 1) {
@@ -112,14 +136,22 @@ impl Lent {
             1 => 'u',
             2 => 'f',
             6 => 'b',
-            _ => return Err(PyBufferError::new_err(format!("NumPy has no {}", self.dtype.name()))),
+            _ => {
+                return Err(PyBufferError::new_err(format!(
+                    "NumPy has no {}",
+                    self.dtype.name()
+                )));
+            }
         };
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("typestr", format!("={kind}{}", bits / 8))?;
         interface.set_item("shape", PyTuple::new(py, &self.shape)?)?;
         interface.set_item("data", (self.data, false))?;
-        let base = Base { interface: interface.unbind(), _view: self.view()? };
+        let base = Base {
+            interface: interface.unbind(),
+            _view: self.view()?,
+        };
         py.import("numpy")?.call_method1("asarray", (base,))
     }
 
@@ -149,7 +181,9 @@ impl Lent {
         self.lease.views.fetch_add(1, Ordering::SeqCst);
         let view = View(self.lease.clone());
         if !self.lease.open.load(Ordering::SeqCst) {
-            return Err(PyBufferError::new_err("the call that had this array is over"));
+            return Err(PyBufferError::new_err(
+                "the call that had this array is over",
+            ));
         }
         Ok(view)
     }
@@ -161,7 +195,12 @@ impl Lent {
         for dim in (1..shape.len()).rev() {
             strides[dim - 1] = strides[dim] * shape[dim].max(1);
         }
-        let owned = Box::into_raw(Box::new(Owned { managed: None, _view: view, shape, strides }));
+        let owned = Box::into_raw(Box::new(Owned {
+            managed: None,
+            _view: view,
+            shape,
+            strides,
+        }));
         // SAFETY: just made, and nobody else has it.
         let place = unsafe { &mut *owned };
         let tensor = DLTensor {
@@ -179,7 +218,13 @@ impl Lent {
 
 unsafe extern "C" fn free_versioned(managed: *mut DLManagedTensorVersioned) {
     // SAFETY: a deleter is called once, with what `own` made; its context is the box of this type.
-    drop(unsafe { Box::from_raw((*managed).manager_ctx.cast::<Owned<DLManagedTensorVersioned>>()) });
+    drop(unsafe {
+        Box::from_raw(
+            (*managed)
+                .manager_ctx
+                .cast::<Owned<DLManagedTensorVersioned>>(),
+        )
+    });
 }
 
 unsafe extern "C" fn free_legacy(managed: *mut DLManagedTensor) {

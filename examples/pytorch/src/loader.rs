@@ -13,8 +13,8 @@ use feedline::order::Groups;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample, Order, Process,
-    Rank, Result, Stage, State, Stop,
+    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample,
+    Order, Process, Rank, Result, Stage, State, Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -61,7 +61,10 @@ struct Arrays(BTreeMap<String, Arc<()>>);
 
 impl Arrays {
     fn of(loader: &feedline::Loader) -> Self {
-        let fields = loader.spec().into_iter().map(|field| field.name().to_string());
+        let fields = loader
+            .spec()
+            .into_iter()
+            .map(|field| field.name().to_string());
         Self(fields.map(|name| (name, Arc::default())).collect())
     }
 
@@ -76,7 +79,10 @@ impl Arrays {
 
     /// The fields of which arrays live, and how many.
     fn held(&self) -> BTreeMap<&str, usize> {
-        let counts = self.0.iter().map(|(name, count)| (name.as_str(), Arc::strong_count(count) - 1));
+        let counts = self
+            .0
+            .iter()
+            .map(|(name, count)| (name.as_str(), Arc::strong_count(count) - 1));
         counts.filter(|(_, count)| *count > 0).collect()
     }
 }
@@ -106,16 +112,31 @@ impl Loader {
             return Err(exception(py, &config(message)));
         }
         // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
-        let shard = settings.shard(found).or_else(|error| match settings.shard {
-            Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),
-            _ => Err(exception(py, &error)),
-        })?;
+        let shard = settings
+            .shard(found)
+            .or_else(|error| match settings.shard {
+                Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),
+                _ => Err(exception(py, &error)),
+            })?;
         let (seed, budget) = (settings.seed, settings.budget);
         let open = move || source.open(seed, budget).map(|opened| (source, opened));
         let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
-        let recipe = Arc::new(Recipe { source, opened, pictures, settings, code });
-        let built = recipe.build_for(class, shard, None).map_err(|error| exception(py, &error))?;
-        Ok(Self { recipe, beside: false, process: Process::current(), built: Mutex::new(built) })
+        let recipe = Arc::new(Recipe {
+            source,
+            opened,
+            pictures,
+            settings,
+            code,
+        });
+        let built = recipe
+            .build_for(class, shard, None)
+            .map_err(|error| exception(py, &error))?;
+        Ok(Self {
+            recipe,
+            beside: false,
+            process: Process::current(),
+            built: Mutex::new(built),
+        })
     }
 
     /// A loader of the same data and settings for another rank, on a device of its own.
@@ -123,9 +144,15 @@ impl Loader {
         let (py, own) = (slf.py(), slf.get());
         own._check_fork(py)?;
         let recipe = own.recipe.clone();
-        let built = Rank::new(shard.0, shard.1).and_then(|shard| recipe.build_for(slf.as_any(), shard, Some(device)));
+        let built = Rank::new(shard.0, shard.1)
+            .and_then(|shard| recipe.build_for(slf.as_any(), shard, Some(device)));
         let built = Mutex::new(built.map_err(|error| exception(py, &error))?);
-        Ok(Self { recipe, beside: true, process: own.process, built })
+        Ok(Self {
+            recipe,
+            beside: true,
+            process: own.process,
+            built,
+        })
     }
 
     /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
@@ -155,10 +182,23 @@ impl Loader {
     /// Where the run stands, after the last batch received, or `advance` batches into `epoch`: bytes (under 1 KiB) for a
     /// checkpoint. The same on every rank.
     #[pyo3(signature = (epoch=None, advance=0))]
-    fn state<'py>(slf: &Bound<'py, Self>, epoch: Option<u64>, advance: u64) -> PyResult<Bound<'py, PyBytes>> {
+    fn state<'py>(
+        slf: &Bound<'py, Self>,
+        epoch: Option<u64>,
+        advance: u64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let py = slf.py();
-        let state = Self::settled(slf)?.state().map_err(|error| exception(py, &error))?;
-        Ok(PyBytes::new(py, &epoch.into_iter().fold(state, State::at_epoch).advance(advance).to_bytes()))
+        let state = Self::settled(slf)?
+            .state()
+            .map_err(|error| exception(py, &error))?;
+        Ok(PyBytes::new(
+            py,
+            &epoch
+                .into_iter()
+                .fold(state, State::at_epoch)
+                .advance(advance)
+                .to_bytes(),
+        ))
     }
 
     /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
@@ -166,8 +206,15 @@ impl Loader {
     #[pyo3(signature = (state, rebatched=false))]
     fn resume(slf: &Bound<'_, Self>, state: &[u8], rebatched: bool) -> PyResult<()> {
         let (py, loader) = (slf.py(), Self::settled(slf)?);
-        let go = |state| if rebatched { loader.resume_rebatched(&state) } else { loader.resume(&state) };
-        py.detach(|| State::from_bytes(state).and_then(go)).map_err(|error| exception(py, &error))
+        let go = |state| {
+            if rebatched {
+                loader.resume_rebatched(&state)
+            } else {
+                loader.resume(&state)
+            }
+        };
+        py.detach(|| State::from_bytes(state).and_then(go))
+            .map_err(|error| exception(py, &error))
     }
 
     /// Asks for the end of loops, as a signal does with `stop_on_signals`.
@@ -179,7 +226,12 @@ impl Loader {
     #[getter]
     fn stop_requested(&self, py: Python<'_>) -> PyResult<bool> {
         self._check_fork(py)?;
-        Ok(self.recipe.settings.stop.as_ref().is_some_and(Stop::requested))
+        Ok(self
+            .recipe
+            .settings
+            .stop
+            .as_ref()
+            .is_some_and(Stop::requested))
     }
 
     /// Rank and world.
@@ -200,28 +252,40 @@ impl Loader {
     fn _batch_sizes(slf: &Bound<'_, Self>) -> PyResult<(u64, u64)> {
         let loader = Self::settled(slf)?;
         let (global, shard) = (loader.global_batch(), loader.rank());
-        Ok((global.saturating_sub(shard.number().into()).div_ceil(shard.world().into()), global))
+        Ok((
+            global
+                .saturating_sub(shard.number().into())
+                .div_ceil(shard.world().into()),
+            global,
+        ))
     }
 
     /// Leaves out batches `start` to before `stop` of an epoch.
     fn _skip(slf: &Bound<'_, Self>, epoch: u64, start: u64, stop: u64) -> PyResult<()> {
         let (py, loader) = (slf.py(), Self::settled(slf)?);
-        py.detach(|| loader.skip(epoch, start..stop)).map_err(|error| exception(py, &error))
+        py.detach(|| loader.skip(epoch, start..stop))
+            .map_err(|error| exception(py, &error))
     }
 
     /// Ids of this rank's rows in the next batch.
     fn _next_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u64>> {
         let (py, loader) = (slf.py(), Self::settled(slf)?);
-        py.detach(|| loader.next_ids()).map_err(|error| exception(py, &error))
+        py.detach(|| loader.next_ids())
+            .map_err(|error| exception(py, &error))
     }
 
     /// Checks rank, world, state and next ids of all processes.
     #[staticmethod]
     fn _agree(py: Python<'_>, processes: Vec<(u32, u32, Vec<u8>, Vec<u64>)>) -> PyResult<()> {
         let check = || {
-            let states = processes.iter().map(|(.., state, _)| State::from_bytes(state)).collect::<Result<Vec<_>>>()?;
+            let states = processes
+                .iter()
+                .map(|(.., state, _)| State::from_bytes(state))
+                .collect::<Result<Vec<_>>>()?;
             State::agree(&states)?;
-            let ranks = processes.iter().map(|(rank, world, _, ids)| Ok((Rank::new(*rank, *world)?, ids.clone())));
+            let ranks = processes
+                .iter()
+                .map(|(rank, world, _, ids)| Ok((Rank::new(*rank, *world)?, ids.clone())));
             Rank::agree(&ranks.collect::<Result<Vec<_>>>()?)
         };
         check().map_err(|error| exception(py, &error))
@@ -231,12 +295,18 @@ impl Loader {
     fn _lengths<'py>(&self, py: Python<'py>, name: String) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
         let dataset = self.recipe.opened.0.clone();
-        let lengths = interruptible(py, move || dataset.lengths(&name))?.map_err(|error| exception(py, &error))?;
+        let lengths = interruptible(py, move || dataset.lengths(&name))?
+            .map_err(|error| exception(py, &error))?;
         bytes_of(py, lengths.into_iter().map(u64::to_ne_bytes))
     }
 
     /// Height and width of the picture of all samples of the source, as the bytes of 32-bit numbers, the low ones first.
-    fn _picture_sizes<'py>(&self, py: Python<'py>, name: String, file: PathBuf) -> PyResult<Bound<'py, PyByteArray>> {
+    fn _picture_sizes<'py>(
+        &self,
+        py: Python<'py>,
+        name: String,
+        file: PathBuf,
+    ) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
         let (dataset, image) = (self.recipe.opened.0.clone(), self.recipe.pictures.upright());
         let sizes = move || dataset.picture_sizes(&name, &image, file);
@@ -248,7 +318,8 @@ impl Loader {
     /// Ids of the first `count` samples of an epoch, in the order of all ranks together.
     fn _preview(&self, py: Python<'_>, epoch: u64, count: u64) -> PyResult<Vec<u64>> {
         let loader = self.inner(py)?;
-        py.detach(|| loader.preview(epoch, count)).map_err(|error| exception(py, &error))
+        py.detach(|| loader.preview(epoch, count))
+            .map_err(|error| exception(py, &error))
     }
 
     /// Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: before the first
@@ -289,8 +360,11 @@ impl Loader {
 
     /// The estimate of a run with this step: text, and JSON; None without two batches.
     fn _estimate(&self, py: Python<'_>, step_s: f64) -> PyResult<Option<(String, String)>> {
-        let step = Duration::try_from_secs_f64(step_s).map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let Some(estimate) = self.asked(py, |loader| loader.estimate(step))? else { return Ok(None) };
+        let step = Duration::try_from_secs_f64(step_s)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let Some(estimate) = self.asked(py, |loader| loader.estimate(step))? else {
+            return Ok(None);
+        };
         let json = serde_json::to_string(&estimate).map_err(unserialized)?;
         Ok(Some((estimate.to_string(), json)))
     }
@@ -311,8 +385,12 @@ impl Loader {
     /// The view of these reports: text, and JSON.
     #[staticmethod]
     fn _across(py: Python<'_>, reports: Vec<String>) -> PyResult<(String, String)> {
-        let reports: Result<Vec<RankReport>, _> = reports.iter().map(|report| serde_json::from_str(report)).collect();
-        let reports = reports.map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?;
+        let reports: Result<Vec<RankReport>, _> = reports
+            .iter()
+            .map(|report| serde_json::from_str(report))
+            .collect();
+        let reports = reports
+            .map_err(|error| PyValueError::new_err(format!("a report of a rank: {error}")))?;
         let view = py.detach(|| Across::of(reports));
         let json = serde_json::to_string(&view).map_err(unserialized)?;
         Ok((view.to_string(), json))
@@ -320,9 +398,14 @@ impl Loader {
 
     /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
     fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
-        let change: Change = serde_json::from_str(change)
-            .map_err(|_| PyTypeError::new_err(format!("what_if takes numbers, and True or False: {change}")))?;
-        let Some(model) = WhatIf::from(&self.asked(py, feedline::Loader::snapshot)?) else { return Ok(None) };
+        let change: Change = serde_json::from_str(change).map_err(|_| {
+            PyTypeError::new_err(format!(
+                "what_if takes numbers, and True or False: {change}"
+            ))
+        })?;
+        let Some(model) = WhatIf::from(&self.asked(py, feedline::Loader::snapshot)?) else {
+            return Ok(None);
+        };
         let said = serde_json::to_string(&model.with(&change));
         said.map(Some).map_err(unserialized)
     }
@@ -330,7 +413,9 @@ impl Loader {
     /// The totals so far as text for Prometheus, with `name` as label.
     #[pyo3(signature = (name="train"))]
     fn metrics(&self, py: Python<'_>, name: &str) -> PyResult<String> {
-        self.asked(py, |loader| prometheus(&[(names(loader, name), &loader.snapshot())]))
+        self.asked(py, |loader| {
+            prometheus(&[(names(loader, name), &loader.snapshot())])
+        })
     }
 
     /// Scalars of the time since the last call, for a training log. Meant for every step.
@@ -353,7 +438,9 @@ impl Loader {
     /// The last batches and the work of each thread as JSON for ui.perfetto.dev.
     #[pyo3(signature = (name="train"))]
     fn trace(&self, py: Python<'_>, name: &str) -> PyResult<String> {
-        self.asked(py, |loader| trace(&loader.timeline(), &loader.snapshot(), names(loader, name)))
+        self.asked(py, |loader| {
+            trace(&loader.timeline(), &loader.snapshot(), names(loader, name))
+        })
     }
 
     /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
@@ -377,19 +464,39 @@ impl Loader {
             dict.set_item("times", bad.times)?;
             Ok(dict)
         };
-        self.inner(py)?.ledger().samples.into_iter().map(entry).collect()
+        self.inner(py)?
+            .ledger()
+            .samples
+            .into_iter()
+            .map(entry)
+            .collect()
     }
 
     /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
     /// and the batch has the true ones under `name + ".lens"`.
-    fn spec<'py>(&self, py: Python<'py>) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
+    fn spec<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(String, &'static str, Bound<'py, PyTuple>)>> {
         let spec = self.inner(py)?.spec();
-        spec.iter().map(|f| Ok((f.name().to_string(), f.dtype().name(), PyTuple::new(py, f.dims())?))).collect()
+        spec.iter()
+            .map(|f| {
+                Ok((
+                    f.name().to_string(),
+                    f.dtype().name(),
+                    PyTuple::new(py, f.dims())?,
+                ))
+            })
+            .collect()
     }
 
     /// Whether the lengths of a field vary: then the batch has them under `name + ".lens"`.
     fn varies(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        Ok(self.inner(py)?.spec().iter().any(|field| field.name() == name && field.is_up_to()))
+        Ok(self
+            .inner(py)?
+            .spec()
+            .iter()
+            .any(|field| field.name() == name && field.is_up_to()))
     }
 
     /// Where batches are handed out, as `torch.device` takes it: "cpu" or "cuda:N".
@@ -411,7 +518,10 @@ impl Loader {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        self.inner(py).map_or_else(|_| "Loader of the parent process".into(), |loader| format!("{loader:?}"))
+        self.inner(py).map_or_else(
+            |_| "Loader of the parent process".into(),
+            |loader| format!("{loader:?}"),
+        )
     }
 
     /// Raises in a forked child.
@@ -427,12 +537,20 @@ impl Loader {
 
     fn inner(&self, py: Python<'_>) -> PyResult<Arc<feedline::Loader>> {
         self._check_fork(py)?;
-        let again = || PyRuntimeError::new_err("another thread builds this loader again, for the ranks of the process");
+        let again = || {
+            PyRuntimeError::new_err(
+                "another thread builds this loader again, for the ranks of the process",
+            )
+        };
         self.built().loader.clone().ok_or_else(again)
     }
 
     /// What `ask` makes of the loader, without the GIL: questions to a GPU's driver may wait for another thread's call.
-    fn asked<T: Send>(&self, py: Python<'_>, ask: impl FnOnce(&feedline::Loader) -> T + Send) -> PyResult<T> {
+    fn asked<T: Send>(
+        &self,
+        py: Python<'_>,
+        ask: impl FnOnce(&feedline::Loader) -> T + Send,
+    ) -> PyResult<T> {
         let loader = self.inner(py)?;
         Ok(py.detach(|| ask(&loader)))
     }
@@ -475,10 +593,15 @@ impl Loader {
         py.detach(|| drop(old));
         let again = own.recipe.build_for(slf.as_any(), now, None);
         *own.built() = match again {
-            Ok(built) => Built { told: true, ..built },
+            Ok(built) => Built {
+                told: true,
+                ..built
+            },
             // It stays as it was, so that what follows is this error, too.
             Err(error) => {
-                let before = py.detach(|| own.recipe.build(shard, None)).map_err(|error| exception(py, &error))?;
+                let before = py
+                    .detach(|| own.recipe.build(shard, None))
+                    .map_err(|error| exception(py, &error))?;
                 *own.built() = before;
                 return Err(exception(py, &error));
             }
@@ -498,7 +621,9 @@ fn names<'a>(loader: &feedline::Loader, name: &'a str) -> Names<'a> {
 impl Drop for Loader {
     fn drop(&mut self) {
         let built = self.built.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let Some(inner) = built.loader.take() else { return };
+        let Some(inner) = built.loader.take() else {
+            return;
+        };
         if self.recipe.code.kept.load(Ordering::SeqCst) {
             // Python has an array in its memory.
             return std::mem::forget(inner);
@@ -519,12 +644,23 @@ struct Recipe {
 impl Recipe {
     /// Builds without the GIL, since it takes memory. Where a GPU has too little, the class or loader `owner` may free what its
     /// framework keeps of it; then once more. `device`: in place of the setting.
-    fn build_for(&self, owner: &Bound<'_, PyAny>, shard: Rank, device: Option<&str>) -> Result<Built> {
+    fn build_for(
+        &self,
+        owner: &Bound<'_, PyAny>,
+        shard: Rank,
+        device: Option<&str>,
+    ) -> Result<Built> {
         let build = || owner.py().detach(|| self.build(shard, device));
         match build() {
             Err(error) if error.kind() == ErrorKind::Budget && error.stage() == Stage::Device => {
-                let freed = owner.call_method0("_free_device_memory").and_then(|freed| freed.is_truthy());
-                if freed.unwrap_or(false) { build() } else { Err(error) }
+                let freed = owner
+                    .call_method0("_free_device_memory")
+                    .and_then(|freed| freed.is_truthy());
+                if freed.unwrap_or(false) {
+                    build()
+                } else {
+                    Err(error)
+                }
             }
             built => built,
         }
@@ -532,12 +668,20 @@ impl Recipe {
 
     fn build(&self, shard: Rank, device: Option<&str>) -> Result<Built> {
         let settings = &self.settings;
-        let builder = self.source.builder(&self.opened, &self.pictures, settings.seed)?;
+        let builder = self
+            .source
+            .builder(&self.opened, &self.pictures, settings.seed)?;
         let (builder, device) = settings.apply(builder, &self.opened, shard, device)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
         let arrays = Arc::new(Arrays::of(&loader));
-        Ok(Built { loader: Some(Arc::new(loader)), device, shard, told: false, arrays })
+        Ok(Built {
+            loader: Some(Arc::new(loader)),
+            device,
+            shard,
+            told: false,
+            arrays,
+        })
     }
 }
 
@@ -546,13 +690,21 @@ fn bytes_of<const N: usize>(
     numbers: impl ExactSizeIterator<Item = [u8; N]>,
 ) -> PyResult<Bound<'_, PyByteArray>> {
     PyByteArray::new_with(py, N * numbers.len(), |bytes| {
-        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
+        bytes
+            .as_chunks_mut()
+            .0
+            .iter_mut()
+            .zip(numbers)
+            .for_each(|(place, number)| *place = number);
         Ok(())
     })
 }
 
 /// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait, and the thread soon after it.
-fn interruptible<T: Send + 'static>(py: Python<'_>, read: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let caller = std::thread::current();
     let done = Arc::new(AtomicBool::new(false));
     let (ended, stop) = (done.clone(), Stop::new());
@@ -608,14 +760,27 @@ pub struct Epoch {
 
 impl Drop for Epoch {
     fn drop(&mut self) {
-        let kept = self.kept.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        without_the_gil((self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take(), kept));
+        let kept = self
+            .kept
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        without_the_gil((
+            self.inner
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+            kept,
+        ));
     }
 }
 
 impl Epoch {
     fn take_kept(&self) -> Option<Batch> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.kept
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<feedline::Epoch>> {
@@ -656,7 +821,15 @@ impl Epoch {
         static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
         let dict = CLASS.import(py, "feedline", "Batch")?.call0()?;
         let on_gpu = batch.device().kind() != DeviceKind::Host;
-        let Tensors { fields, lens, offsets, ids: numbers, status, streams, .. } = batch.into_dlpack();
+        let Tensors {
+            fields,
+            lens,
+            offsets,
+            ids: numbers,
+            status,
+            streams,
+            ..
+        } = batch.into_dlpack();
         if on_gpu {
             crate::stream::note(&streams);
         }
@@ -693,7 +866,10 @@ impl Epoch {
             Some(epoch) if !stops() => epoch.next_within(LOOK),
             _ => Poll::Ready(None),
         })?;
-        match next.transpose().map_err(|error| self.exception(py, &error))? {
+        match next
+            .transpose()
+            .map_err(|error| self.exception(py, &error))?
+        {
             Some(batch) => {
                 // A signal that came meanwhile is raised behind this call, and what it returned is lost.
                 if let Err(signal) = py.check_signals() {
@@ -708,8 +884,15 @@ impl Epoch {
 
     /// Batches that are still to come.
     fn __len__(&self, py: Python<'_>) -> PyResult<usize> {
-        let kept = usize::from(self.kept.lock().unwrap_or_else(PoisonError::into_inner).is_some());
-        self.wait(py, |epoch| Poll::Ready(epoch.as_ref().map_or(0, |epoch| epoch.len() + kept)))
+        let kept = usize::from(
+            self.kept
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .is_some(),
+        );
+        self.wait(py, |epoch| {
+            Poll::Ready(epoch.as_ref().map_or(0, |epoch| epoch.len() + kept))
+        })
     }
 
     /// Ends it, so that the next epoch can start. Batches that were handed out stay.
@@ -730,7 +913,11 @@ impl Epoch {
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
         // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
-        if self.process.is_forked() { Ok(()) } else { self.close(py) }
+        if self.process.is_forked() {
+            Ok(())
+        } else {
+            self.close(py)
+        }
     }
 }
 
@@ -745,11 +932,31 @@ pub fn offsets_name(field: &str) -> String {
 /// A dict would lose one of them.
 fn no_doubled_names(loader: &feedline::Loader, ids: bool) -> Result<()> {
     let spec = loader.spec();
-    let lens = spec.iter().filter(|field| field.is_up_to()).map(|field| lens_name(field.name()));
-    let lens = lens.chain(spec.iter().filter(|field| field.is_packed()).map(|field| offsets_name(field.name())));
-    let more: Vec<_> = lens.chain(["ids", "status"].into_iter().filter(|_| ids).map(String::from)).collect();
-    match spec.iter().find(|field| more.iter().any(|name| name == field.name())) {
-        Some(field) => Err(config(format!("the batch would have `{}` twice", field.name()))),
+    let lens = spec
+        .iter()
+        .filter(|field| field.is_up_to())
+        .map(|field| lens_name(field.name()));
+    let lens = lens.chain(
+        spec.iter()
+            .filter(|field| field.is_packed())
+            .map(|field| offsets_name(field.name())),
+    );
+    let more: Vec<_> = lens
+        .chain(
+            ["ids", "status"]
+                .into_iter()
+                .filter(|_| ids)
+                .map(String::from),
+        )
+        .collect();
+    match spec
+        .iter()
+        .find(|field| more.iter().any(|name| name == field.name()))
+    {
+        Some(field) => Err(config(format!(
+            "the batch would have `{}` twice",
+            field.name()
+        ))),
         None => Ok(()),
     }
 }
@@ -803,31 +1010,46 @@ enum Rows {
 
 /// The groups of an order.
 fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups>, Rows)> {
-    let buckets = pictures.groups().map_err(|error| exception(given.py(), &error))?;
+    let buckets = pictures
+        .groups()
+        .map_err(|error| exception(given.py(), &error))?;
     let lengths: Option<Vec<u64>> = given.take("lengths")?;
-    let patches = pictures.patch_counts().map_err(|error| exception(given.py(), &error))?;
-    let (bounds, trim): (Option<Bounds>, Option<Vec<String>>) = (given.take("bounds")?, given.take("trim")?);
-    let (budget, multiple): (Option<u64>, Option<u64>) = (given.take("budget")?, given.take("multiple_of")?);
+    let patches = pictures
+        .patch_counts()
+        .map_err(|error| exception(given.py(), &error))?;
+    let (bounds, trim): (Option<Bounds>, Option<Vec<String>>) =
+        (given.take("bounds")?, given.take("trim")?);
+    let (budget, multiple): (Option<u64>, Option<u64>) =
+        (given.take("budget")?, given.take("multiple_of")?);
     let wrong = |words: &'static str| Err(PyValueError::new_err(words));
     if lengths.is_some() && patches.is_some() {
         return wrong("lengths and sizes are two kinds of groups: say one");
     }
     let made = match (lengths.or(patches), buckets) {
         (Some(_), Some(_)) => return wrong("lengths and buckets are two kinds of groups: say one"),
-        (None, Some(_)) if bounds.is_some() || trim.is_some() => return wrong("bounds and trim are for lengths"),
+        (None, Some(_)) if bounds.is_some() || trim.is_some() => {
+            return wrong("bounds and trim are for lengths");
+        }
         (None, Some(buckets)) => Ok(buckets),
         (Some(lengths), None) => match bounds.unwrap_or(Bounds::Count(GROUPS)) {
             Bounds::Of(bounds) => Groups::by(lengths, &bounds),
             Bounds::Count(count) => Groups::by_length(&lengths, count),
         },
-        (None, None) if bounds.is_some() || trim.is_some() || budget.is_some() || multiple.is_some() => {
-            return wrong("bounds, budget, multiple_of and trim are for groups: say lengths, or sizes of patches, too");
+        (None, None)
+            if bounds.is_some() || trim.is_some() || budget.is_some() || multiple.is_some() =>
+        {
+            return wrong(
+                "bounds, budget, multiple_of and trim are for groups: say lengths, or sizes of patches, too",
+            );
         }
         (None, None) => return Ok((None, Rows::Loader)),
     };
     let made = made.map_err(|error| exception(given.py(), &error))?;
     let bounds = made.bounds().to_vec();
-    let made = trim.into_iter().flatten().fold(made, |made, field| made.up_to(field, &bounds));
+    let made = trim
+        .into_iter()
+        .flatten()
+        .fold(made, |made, field| made.up_to(field, &bounds));
     let rows = match (budget, multiple) {
         (None, _) => Rows::Loader,
         (Some(_), None) => Rows::Budget,
@@ -869,15 +1091,33 @@ impl Settings {
         let mut steps: Vec<Step> = Vec::new();
         let (groups, rows) = groups(given, pictures)?;
         let default = matches!(rows, Rows::Loader).then_some(32);
-        steps.extend(step(given.take("batch_size")?.or(default), |builder, rows| Ok(builder.batch_size(rows))));
-        steps.extend(step(given.take("global_batch")?, |builder, rows| Ok(builder.global_batch(rows))));
-        steps.extend(step(given.take("seed")?, |builder, seed| Ok(builder.seed(seed))));
-        steps.extend(step(given.take("workers")?, |builder, count| Ok(builder.workers(count))));
-        steps.extend(step(given.take("slots")?, |builder, count| Ok(builder.tuning(|t| t.slots(count)))));
+        steps.extend(step(
+            given.take("batch_size")?.or(default),
+            |builder, rows| Ok(builder.batch_size(rows)),
+        ));
+        steps.extend(step(given.take("global_batch")?, |builder, rows| {
+            Ok(builder.global_batch(rows))
+        }));
+        steps.extend(step(given.take("seed")?, |builder, seed| {
+            Ok(builder.seed(seed))
+        }));
+        steps.extend(step(given.take("workers")?, |builder, count| {
+            Ok(builder.workers(count))
+        }));
+        steps.extend(step(given.take("slots")?, |builder, count| {
+            Ok(builder.tuning(|t| t.slots(count)))
+        }));
         let budget: Option<usize> = given.take("memory_budget")?;
-        let shared = given.take("_loaders")?.zip(budget).map(|(loaders, bytes)| Budget::new(bytes, loaders));
-        steps.extend(step(budget, |builder, bytes| Ok(builder.memory_budget(bytes))));
-        steps.extend(step(shared, |builder, budget| Ok(builder.shared_budget(&budget))));
+        let shared = given
+            .take("_loaders")?
+            .zip(budget)
+            .map(|(loaders, bytes)| Budget::new(bytes, loaders));
+        steps.extend(step(budget, |builder, bytes| {
+            Ok(builder.memory_budget(bytes))
+        }));
+        steps.extend(step(shared, |builder, budget| {
+            Ok(builder.shared_budget(&budget))
+        }));
         steps.extend(step(given.take("reader")?, |builder, name: String| {
             let mode = reader(&name)?;
             Ok(builder.tuning(|t| t.reader(mode)))
@@ -886,19 +1126,29 @@ impl Settings {
             let direct = direct(&name)?;
             Ok(builder.tuning(|t| t.direct(direct)))
         }));
-        steps.extend(step(given.take("depth")?, |builder, reads| Ok(builder.tuning(|t| t.depth(reads)))));
+        steps.extend(step(given.take("depth")?, |builder, reads| {
+            Ok(builder.tuning(|t| t.depth(reads)))
+        }));
         let capacity: Option<u64> = given.take("cache_bytes")?;
         let folder: Option<PathBuf> = given.take("cache")?;
         if capacity.is_some() && folder.is_none() {
-            return Err(PyValueError::new_err("cache_bytes is for a cache: say cache=FOLDER"));
+            return Err(PyValueError::new_err(
+                "cache_bytes is for a cache: say cache=FOLDER",
+            ));
         }
         steps.extend(step(folder, move |builder, folder| {
-            Ok(builder.cache(capacity.into_iter().fold(Cache::at(folder), Cache::capacity)))
+            Ok(builder.cache(
+                capacity
+                    .into_iter()
+                    .fold(Cache::at(folder), Cache::capacity),
+            ))
         }));
         steps.extend(step(given.take("substitute")?, |builder, budget| {
             Ok(builder.on_bad_sample(OnBadSample::Substitute { budget }))
         }));
-        steps.extend(step(given.take("ledger")?, |builder, file: PathBuf| Ok(builder.ledger(file))));
+        steps.extend(step(given.take("ledger")?, |builder, file: PathBuf| {
+            Ok(builder.ledger(file))
+        }));
         steps.extend(step(given.take("held_deadline")?, |builder, seconds| {
             let deadline = deadline("held_deadline", seconds)?;
             Ok(builder.tuning(|t| t.held_deadline(deadline)))
@@ -910,18 +1160,27 @@ impl Settings {
         steps.extend(step(given.take("device_batches")?, |builder, count| {
             Ok(builder.tuning(|t| t.device_batches(count)))
         }));
-        steps.extend(step(given.take("streams")?, |builder, streams: Vec<Handle>| {
-            // Which stream takes a batch, its consumer says later.
-            Ok(streams.iter().fold(builder, |builder, stream| builder.stream_as(stream.stream(), StreamUse::Beside)))
-        }));
+        steps.extend(step(
+            given.take("streams")?,
+            |builder, streams: Vec<Handle>| {
+                // Which stream takes a batch, its consumer says later.
+                Ok(streams.iter().fold(builder, |builder, stream| {
+                    builder.stream_as(stream.stream(), StreamUse::Beside)
+                }))
+            },
+        ));
         steps.extend(step(given.take("numa")?, |builder, node: NumaArg| {
             let node = node.numa()?;
             Ok(builder.tuning(|t| t.numa(node)))
         }));
         steps.extend(step(given.take("ragged")?, |builder, ragged: Ragged| {
             Ok(match &ragged {
-                Ragged::Each(each) => each.iter().fold(builder, |builder, (name, bytes)| builder.ragged(name, *bytes)),
-                Ragged::Names(names) => names.iter().fold(builder, |builder, name| builder.ragged(name, None)),
+                Ragged::Each(each) => each.iter().fold(builder, |builder, (name, bytes)| {
+                    builder.ragged(name, *bytes)
+                }),
+                Ragged::Names(names) => names
+                    .iter()
+                    .fold(builder, |builder, name| builder.ragged(name, None)),
             })
         }));
         steps.extend(step(given.take("keep")?, |builder, names: Vec<String>| {
@@ -930,24 +1189,38 @@ impl Settings {
         let adds: Option<Vec<Declared>> = given.take("adds")?;
         let function: Option<Arc<Py<PyAny>>> = given.take("map_batch")?.map(Arc::new);
         if adds.is_some() && function.is_none() {
-            return Err(PyValueError::new_err("adds are fields that map_batch writes: say map_batch, too"));
+            return Err(PyValueError::new_err(
+                "adds are fields that map_batch writes: say map_batch, too",
+            ));
         }
         let code = code.clone();
         steps.extend(step(function, move |builder, function| {
-            let adds = adds.iter().flatten().map(Declared::field).collect::<Result<Vec<_>>>()?;
+            let adds = adds
+                .iter()
+                .flatten()
+                .map(Declared::field)
+                .collect::<Result<Vec<_>>>()?;
             Ok(builder.map_batch_adding(adds, python::map_batch(code.clone(), function)))
         }));
-        steps.extend(step(given.take("last_batch_share")?, |builder, most| Ok(builder.last_batch_share(most))));
+        steps.extend(step(given.take("last_batch_share")?, |builder, most| {
+            Ok(builder.last_batch_share(most))
+        }));
         let last_batch: Option<String> = given.take("last_batch")?;
         Ok(Self {
-            last: last_batch.map(|name| last(&name)).transpose().map_err(|error| exception(given.py(), &error))?,
+            last: last_batch
+                .map(|name| last(&name))
+                .transpose()
+                .map_err(|error| exception(given.py(), &error))?,
             seed: given.take("shuffle")?,
             ids: given.take("ids")?.unwrap_or(false),
             shard: given.take("shard")?,
             device: given.take("device")?,
             device_why: given.take("device_why")?,
             gds: given.take("gds")?,
-            stop: given.take("stop_on_signals")?.unwrap_or(false).then(Stop::new),
+            stop: given
+                .take("stop_on_signals")?
+                .unwrap_or(false)
+                .then(Stop::new),
             order: OrderArgs {
                 window: given.take("window")?,
                 lanes: given.take("lanes")?,
@@ -965,10 +1238,12 @@ impl Settings {
         match (&self.shard, found) {
             (None, _) => Ok(Rank::single()),
             (Some(ShardArg::From(launcher)), None) if launcher == "env" => Rank::from_env(),
-            (Some(ShardArg::From(launcher)), Some((rank, world))) if launcher == "env" => Rank::new(rank, world),
-            (Some(ShardArg::From(other)), _) => {
-                Err(config(format!("shard {other:?}: there are \"env\", (rank, world) and None")))
+            (Some(ShardArg::From(launcher)), Some((rank, world))) if launcher == "env" => {
+                Rank::new(rank, world)
             }
+            (Some(ShardArg::From(other)), _) => Err(config(format!(
+                "shard {other:?}: there are \"env\", (rank, world) and None"
+            ))),
             (Some(ShardArg::Of(rank, world)), _) => Rank::new(*rank, *world),
         }
     }
@@ -987,8 +1262,15 @@ impl Settings {
         for step in &self.steps {
             builder = step(builder)?;
         }
-        let device = device.or(self.device.as_ref().map(|device| &*device.0)).unwrap_or("auto");
-        place(builder, device, self.device_why.as_deref(), self.gds.as_deref().unwrap_or("auto"))
+        let device = device
+            .or(self.device.as_ref().map(|device| &*device.0))
+            .unwrap_or("auto");
+        place(
+            builder,
+            device,
+            self.device_why.as_deref(),
+            self.gds.as_deref().unwrap_or("auto"),
+        )
     }
 }
 
@@ -1004,9 +1286,13 @@ impl OrderArgs {
     fn order(&self, seed: Option<u64>, (dataset, mixed): &Opened, shard: Rank) -> Result<Order> {
         let other = self.window.is_some() || self.lanes.is_some() || self.groups.is_some();
         match (mixed.clone(), &self.indices) {
-            (Some(_), Some(_)) => return Err(config("weights give the order: indices are not for a mix")),
+            (Some(_), Some(_)) => {
+                return Err(config("weights give the order: indices are not for a mix"));
+            }
             (Some(_), None) | (None, Some(_)) if other => {
-                return Err(config("window, lanes and lengths are not for a mix or indices"));
+                return Err(config(
+                    "window, lanes and lengths are not for a mix or indices",
+                ));
             }
             (Some(mixed), None) => return Ok(mixed),
             (None, Some(chosen)) => {
@@ -1024,7 +1310,13 @@ impl OrderArgs {
         let order = self.lanes.into_iter().fold(order, Order::lanes);
         let groups = self.groups.iter().cloned();
         // Frameworks gather rows of equally many on each rank.
-        let even = |groups: Groups| if self.evens { groups.multiple_of(shard.world().into()) } else { groups };
+        let even = |groups: Groups| {
+            if self.evens {
+                groups.multiple_of(shard.world().into())
+            } else {
+                groups
+            }
+        };
         Ok(groups.map(even).fold(order, Order::grouped))
     }
 }
@@ -1050,19 +1342,38 @@ fn deadline(name: &str, seconds: f64) -> Result<Duration> {
 
 /// The value of this name.
 fn choice<T: Copy>(setting: &str, name: &str, all: &[(&str, T)]) -> Result<T> {
-    all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
-        let known: Vec<_> = all.iter().map(|(name, _)| *name).collect();
-        config(format!("{setting} {name:?}: there are {}", known.join(", ")))
-    })
+    all.iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, value)| *value)
+        .ok_or_else(|| {
+            let known: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+            config(format!(
+                "{setting} {name:?}: there are {}",
+                known.join(", ")
+            ))
+        })
 }
 
 fn reader(name: &str) -> Result<Mode> {
-    let all = [("auto", Mode::Auto), ("uring", Mode::Uring), ("pread", Mode::Pread), ("mmap", Mode::Mmap)];
+    let all = [
+        ("auto", Mode::Auto),
+        ("uring", Mode::Uring),
+        ("pread", Mode::Pread),
+        ("mmap", Mode::Mmap),
+    ];
     choice("reader", name, &all)
 }
 
 fn direct(name: &str) -> Result<Direct> {
-    choice("direct", name, &[("auto", Direct::Auto), ("on", Direct::On), ("off", Direct::Off)])
+    choice(
+        "direct",
+        name,
+        &[
+            ("auto", Direct::Auto),
+            ("on", Direct::On),
+            ("off", Direct::Off),
+        ],
+    )
 }
 
 /// On one rank the last batch is smaller. On several, whose batches must have the same size, samples of the epoch fill it
@@ -1070,9 +1381,9 @@ fn direct(name: &str) -> Result<Direct> {
 fn last_or_default(last: Option<LastBatch>, shard: Rank, ids: bool) -> Result<LastBatch> {
     match last {
         None if shard.world() > 1 => Ok(LastBatch::Pad),
-        Some(LastBatch::Mask) if !ids => {
-            Err(config("last_batch \"mask\" has blank rows, which ids=True marks: set it"))
-        }
+        Some(LastBatch::Mask) if !ids => Err(config(
+            "last_batch \"mask\" has blank rows, which ids=True marks: set it",
+        )),
         Some(LastBatch::Keep) if shard.world() > 1 && !ids => Err(config(format!(
             "last_batch \"keep\" on {} ranks may have blank rows, which ids=True marks: set it, or take \"pad\" or \"drop\"",
             shard.world()
@@ -1083,11 +1394,20 @@ fn last_or_default(last: Option<LastBatch>, shard: Rank, ids: bool) -> Result<La
 
 fn last(name: &str) -> Result<LastBatch> {
     use LastBatch::{Drop, Keep, Mask, Pad};
-    choice("last_batch", name, &[("keep", Keep), ("mask", Mask), ("pad", Pad), ("drop", Drop)])
+    choice(
+        "last_batch",
+        name,
+        &[("keep", Keep), ("mask", Mask), ("pad", Pad), ("drop", Drop)],
+    )
 }
 
 /// Where batches are handed out, also as PyTorch calls it. The only place that knows devices.
-fn place(builder: LoaderBuilder, device: &str, why: Option<&str>, gds: &str) -> Result<(LoaderBuilder, String)> {
+fn place(
+    builder: LoaderBuilder,
+    device: &str,
+    why: Option<&str>,
+    gds: &str,
+) -> Result<(LoaderBuilder, String)> {
     let words = match device {
         "cpu:0" => "cpu".into(),
         number if number.parse::<u32>().is_ok() => format!("cuda:{number}"),

@@ -48,9 +48,14 @@ pub fn copy(input: &[u8], field: usize, ctx: &mut Ctx<'_>, out: &mut Row<'_>) ->
         };
         let Ok(narrow) = narrow else {
             let name = out.spec().fields()[field].name();
-            let value = if signed { i64::from_ne_bytes(*value).into() } else { i128::from(u64::from_ne_bytes(*value)) };
-            let message =
-                format!("field `{name}` has {value}, which 32 bits do not hold: take 64 (JAX: jax_enable_x64)");
+            let value = if signed {
+                i64::from_ne_bytes(*value).into()
+            } else {
+                i128::from(u64::from_ne_bytes(*value))
+            };
+            let message = format!(
+                "field `{name}` has {value}, which 32 bits do not hold: take 64 (JAX: jax_enable_x64)"
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         };
         bytes.extend(narrow);

@@ -50,7 +50,8 @@ impl Code {
     /// Runs `call` with the GIL. Its exception is an error of kind `User`.
     fn call<T>(&self, call: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T> {
         let _inside = Inside::enter()?;
-        Python::try_attach(|py| call(py).map_err(|error| self.failed(py, error))).unwrap_or_else(|| Err(gone()))
+        Python::try_attach(|py| call(py).map_err(|error| self.failed(py, error)))
+            .unwrap_or_else(|| Err(gone()))
     }
 
     fn failed(&self, py: Python<'_>, error: PyErr) -> Error {
@@ -65,13 +66,17 @@ impl Code {
 
     /// Errors: a dataset in Python that has another length than when the loader was built.
     pub fn check(&self, py: Python<'_>) -> PyResult<()> {
-        self.check.get().map_or(Ok(()), |check| check.call0(py).map(drop))
+        self.check
+            .get()
+            .map_or(Ok(()), |check| check.call0(py).map(drop))
     }
 
     /// The exception behind an error.
     pub fn cause(&self, error: &Error) -> Option<PyErr> {
         let mut raised = self.raised.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = raised.iter().position(|(words, _)| error.message().contains(words.as_str()))?;
+        let at = raised
+            .iter()
+            .position(|(words, _)| error.message().contains(words.as_str()))?;
         Some(raised.swap_remove(at).1)
     }
 }
@@ -83,7 +88,11 @@ impl Inside {
     fn enter() -> Result<Self> {
         INSIDE.fetch_add(1, Ordering::SeqCst);
         let inside = Self;
-        if LEFT.load(Ordering::SeqCst) { Err(gone()) } else { Ok(inside) }
+        if LEFT.load(Ordering::SeqCst) {
+            Err(gone())
+        } else {
+            Ok(inside)
+        }
     }
 }
 
@@ -94,7 +103,11 @@ impl Drop for Inside {
 }
 
 fn gone() -> Error {
-    Error::new(ErrorKind::Cancelled, Stage::Map, "Python is ending: its code can no longer be called")
+    Error::new(
+        ErrorKind::Cancelled,
+        Stage::Map,
+        "Python is ending: its code can no longer be called",
+    )
 }
 
 /// Notes the process, in which [`leave`] may wait. Again in a forked child, which has none of the workers inside.
@@ -180,7 +193,11 @@ pub fn map_batch(
 }
 
 /// The arrays of a batch by name, with the lengths of those that vary.
-fn lend<'py>(py: Python<'py>, batch: &mut BatchMut<'_>, lease: &Arc<Lease>) -> PyResult<Bound<'py, PyDict>> {
+fn lend<'py>(
+    py: Python<'py>,
+    batch: &mut BatchMut<'_>,
+    lease: &Arc<Lease>,
+) -> PyResult<Bound<'py, PyDict>> {
     let arrays = PyDict::new(py);
     let fields = batch.spec().fields().to_vec();
     for (index, field) in fields.iter().enumerate() {
@@ -201,11 +218,15 @@ fn lens_are_legal(batch: &mut BatchMut<'_>) -> Result<()> {
     let fields = batch.spec().fields().to_vec();
     for (index, field) in fields.iter().enumerate() {
         let max = batch.shape(index).get(1).map_or(0, |max| *max as u64);
-        let Some(lens) = batch.lens_mut(index) else { continue };
+        let Some(lens) = batch.lens_mut(index) else {
+            continue;
+        };
         if let Some(row) = lens.iter().position(|len| *len > max) {
             let (len, name) = (lens[row], field.name());
             lens[row] = 0;
-            return Err(Error::user(format!("map_batch: row {row} of `{name}.lens` is {len}; the maximum is {max}")));
+            return Err(Error::user(format!(
+                "map_batch: row {row} of `{name}.lens` is {len}; the maximum is {max}"
+            )));
         }
     }
     Ok(())
@@ -226,7 +247,10 @@ impl Decoder for Function {
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let (field, seed) = (ctx.fields().start, ctx.draws("python").next_u64());
         self.code.call(|py| {
-            let bytes = self.function.bind(py).call1((PyBytes::new(py, input), seed))?;
+            let bytes = self
+                .function
+                .bind(py)
+                .call1((PyBytes::new(py, input), seed))?;
             Ok(out.copy_from(field, bytes.cast::<PyBytes>()?.as_bytes()))
         })?
     }
@@ -241,16 +265,43 @@ impl Samples {
     pub fn dataset(&self) -> Arc<dyn Dataset> {
         let schema = vec![EncodedField::bytes("sample")];
         let sources = Arc::new(Sources::new());
-        Arc::new(Indices { count: self.1, name: self.2.clone(), schema, sources })
+        Arc::new(Indices {
+            count: self.1,
+            name: self.2.clone(),
+            schema,
+            sources,
+        })
     }
 
     /// `narrow`: integers of 64 bits come with 32.
-    pub fn decoder(&self, py: Python<'_>, code: Arc<Code>, narrow: bool) -> Result<impl Decoder + use<>> {
-        let declared = self.3.iter().map(Declared::field).collect::<Result<Vec<_>>>()?;
+    pub fn decoder(
+        &self,
+        py: Python<'_>,
+        code: Arc<Code>,
+        narrow: bool,
+    ) -> Result<impl Decoder + use<>> {
+        let declared = self
+            .3
+            .iter()
+            .map(Declared::field)
+            .collect::<Result<Vec<_>>>()?;
         code.check.get_or_init(|| self.4.clone_ref(py));
-        let fields = if narrow { declared.iter().cloned().map(narrowed).collect() } else { declared.clone() };
-        let narrows = declared.iter().zip(&fields).map(|(declared, field)| declared != field).collect();
-        Ok(Items { code, function: self.0.clone_ref(py), fields, narrows })
+        let fields = if narrow {
+            declared.iter().cloned().map(narrowed).collect()
+        } else {
+            declared.clone()
+        };
+        let narrows = declared
+            .iter()
+            .zip(&fields)
+            .map(|(declared, field)| declared != field)
+            .collect();
+        Ok(Items {
+            code,
+            function: self.0.clone_ref(py),
+            fields,
+            narrows,
+        })
     }
 }
 
@@ -313,7 +364,11 @@ impl Decoder for Items {
             let sample = sample.cast::<PyTuple>()?;
             for ((field, bytes), narrows) in fields.zip(sample.iter()).zip(&self.narrows) {
                 let bytes = bytes.cast::<PyBytes>()?.as_bytes();
-                let copied = if *narrows { narrow::copy(bytes, field, ctx, out) } else { out.copy_from(field, bytes) };
+                let copied = if *narrows {
+                    narrow::copy(bytes, field, ctx, out)
+                } else {
+                    out.copy_from(field, bytes)
+                };
                 if let Err(error) = copied {
                     return Ok(Err(error));
                 }
@@ -324,9 +379,18 @@ impl Decoder for Items {
 }
 
 /// A decoder of the setting `decoders`.
-pub fn decoder(py: Python<'_>, code: &Arc<Code>, function: &Py<PyAny>, field: &Declared) -> Result<Function> {
+pub fn decoder(
+    py: Python<'_>,
+    code: &Arc<Code>,
+    function: &Py<PyAny>,
+    field: &Declared,
+) -> Result<Function> {
     if field.0.is_empty() {
         return Err(config("a decoder needs the name of its field"));
     }
-    Ok(Function { code: code.clone(), function: function.clone_ref(py), field: field.field()? })
+    Ok(Function {
+        code: code.clone(),
+        function: function.clone_ref(py),
+        field: field.field()?,
+    })
 }

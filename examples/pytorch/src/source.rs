@@ -5,8 +5,8 @@ use crate::given::{Chosen, Given};
 use crate::narrow::Narrow;
 use crate::python::{self, Code, Declared, Samples};
 use feedline::dataset::{
-    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet, ParquetBuilder, Records,
-    SafeTensors, Tar, TfRecord, Tokens,
+    Concat, Dataset, DatasetExt, Images, Mds, Megatron, Mix, Npy, Npz, Nulls, Parquet,
+    ParquetBuilder, Records, SafeTensors, Tar, TfRecord, Tokens,
 };
 use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
@@ -108,8 +108,15 @@ impl Packing {
 
     /// Packs each dataset by itself, with its own files.
     fn open(&self, datasets: Vec<Arc<dyn Dataset>>) -> Result<Vec<Arc<dyn Dataset>>> {
-        for (name, paths) in [("bins", Some(&self.bins)), ("rows", self.rows.as_ref()), ("copy", self.copy.as_ref())] {
-            if let Some(given) = paths.map(|paths| paths.all().len()).filter(|given| *given != datasets.len()) {
+        for (name, paths) in [
+            ("bins", Some(&self.bins)),
+            ("rows", self.rows.as_ref()),
+            ("copy", self.copy.as_ref()),
+        ] {
+            if let Some(given) = paths
+                .map(|paths| paths.all().len())
+                .filter(|given| *given != datasets.len())
+            {
                 let message = format!(
                     "packed: {given} {name}, and {} are needed: one file for each path of a mix, or for all paths without \
                      weights or schedule",
@@ -118,29 +125,46 @@ impl Packing {
                 return Err(config(message));
             }
         }
-        datasets.into_iter().enumerate().map(|(number, dataset)| self.open_one(dataset, number)).collect()
+        datasets
+            .into_iter()
+            .enumerate()
+            .map(|(number, dataset)| self.open_one(dataset, number))
+            .collect()
     }
 
     fn open_one(&self, dataset: Arc<dyn Dataset>, number: usize) -> Result<Arc<dyn Dataset>> {
         let names = self.fields(&*dataset);
-        let builder = dataset.packed(&names[0], self.tokens).beside(names[1..].iter().map(String::as_str));
+        let builder = dataset
+            .packed(&names[0], self.tokens)
+            .beside(names[1..].iter().map(String::as_str));
         let builder = match &self.padding {
             None => builder,
             Some(Padding::All(element)) => builder.padding(*element),
-            Some(Padding::Each(each)) => {
-                each.iter().fold(builder, |builder, (name, element)| builder.padding_of(name, *element))
-            }
+            Some(Padding::Each(each)) => each.iter().fold(builder, |builder, (name, element)| {
+                builder.padding_of(name, *element)
+            }),
         };
-        let builder = self.key.into_iter().fold(builder, |builder, key| builder.shuffled(key));
-        let builder = self.documents_max.into_iter().fold(builder, |builder, most| builder.documents_max(most));
-        let builder = self.rows.iter().fold(builder, |builder, rows| builder.rows(&rows.all()[number]));
+        let builder = self
+            .key
+            .into_iter()
+            .fold(builder, |builder, key| builder.shuffled(key));
+        let builder = self
+            .documents_max
+            .into_iter()
+            .fold(builder, |builder, most| builder.documents_max(most));
+        let builder = self
+            .rows
+            .iter()
+            .fold(builder, |builder, rows| builder.rows(&rows.all()[number]));
         let builder = match self.longer.as_deref() {
             None => builder,
             Some("split") => builder.split(),
             Some("cut") => builder.cut(),
             Some("concatenate") => builder.concatenated(),
             Some(other) => {
-                let message = format!("packed: longer {other:?}; there are \"split\", \"cut\" and \"concatenate\"");
+                let message = format!(
+                    "packed: longer {other:?}; there are \"split\", \"cut\" and \"concatenate\""
+                );
                 return Err(config(message));
             }
         };
@@ -167,9 +191,13 @@ impl Packing {
 
     /// The documents in a file of their own, if one is named.
     fn copied(&self, dataset: Arc<dyn Dataset>, number: usize) -> Result<Arc<dyn Dataset>> {
-        let Some(place) = self.copy.as_ref().and_then(|copy| copy.all().get(number)) else { return Ok(dataset) };
+        let Some(place) = self.copy.as_ref().and_then(|copy| copy.all().get(number)) else {
+            return Ok(dataset);
+        };
         let names = self.fields(&*dataset);
-        Ok(Arc::new(dataset.copied(names.iter().map(String::as_str), place)?))
+        Ok(Arc::new(
+            dataset.copied(names.iter().map(String::as_str), place)?,
+        ))
     }
 }
 
@@ -249,7 +277,13 @@ pub enum Paths {
 
 /// Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`.
 #[pyfunction]
-pub fn ramp(py: Python<'_>, start: u64, end: u64, before: Vec<f64>, after: Vec<f64>) -> PyResult<Vec<(u64, Vec<f64>)>> {
+pub fn ramp(
+    py: Python<'_>,
+    start: u64,
+    end: u64,
+    before: Vec<f64>,
+    after: Vec<f64>,
+) -> PyResult<Vec<(u64, Vec<f64>)>> {
     if start > end {
         let message = format!("a ramp from position {start} to {end}: give the earlier one first");
         return Err(exception(py, &config(message)));
@@ -267,7 +301,12 @@ impl Paths {
 }
 
 impl Source {
-    pub fn of(kind: String, paths: Paths, given: &mut Given<'_>, code: &Arc<Code>) -> PyResult<Self> {
+    pub fn of(
+        kind: String,
+        paths: Paths,
+        given: &mut Given<'_>,
+        code: &Arc<Code>,
+    ) -> PyResult<Self> {
         Ok(Self {
             kind,
             paths: paths.all().to_vec(),
@@ -303,14 +342,22 @@ impl Source {
             lengths_file: given.take("lengths_file")?,
             checked: given.take("checked")?,
             seek_points: given.take("seek_points")?,
-            packed: given.take::<Py<PyDict>>("packed")?.map(|own| Packing::of(own.bind(given.py()))).transpose()?,
+            packed: given
+                .take::<Py<PyDict>>("packed")?
+                .map(|own| Packing::of(own.bind(given.py())))
+                .transpose()?,
             in_memory: given.take("in_memory")?,
             integers: given.take("integers")?,
         })
     }
 
     /// The dataset in a builder, with a decoder for each field that needs one.
-    pub fn builder(&self, opened: &Opened, pictures: &Pictures, seed: Option<u64>) -> Result<LoaderBuilder> {
+    pub fn builder(
+        &self,
+        opened: &Opened,
+        pictures: &Pictures,
+        seed: Option<u64>,
+    ) -> Result<LoaderBuilder> {
         let random = pictures.random(seed.is_some());
         let narrow = match self.integers.as_deref() {
             None => false,
@@ -327,35 +374,54 @@ impl Source {
         if schema.iter().all(|field| field.encoding != Encoding::Image) {
             pictures.refuse(&self.name_pictures())?;
         }
-        if let Some((_, Declared(name, ..))) =
-            self.decoders.iter().find(|(_, of)| !schema.iter().any(|f| f.name == of.0))
+        if let Some((_, Declared(name, ..))) = self
+            .decoders
+            .iter()
+            .find(|(_, of)| !schema.iter().any(|f| f.name == of.0))
         {
             let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
-            return Err(config(format!("decoders: the source has no field {name:?}; it has {}", names.join(", "))));
+            return Err(config(format!(
+                "decoders: the source has no field {name:?}; it has {}",
+                names.join(", ")
+            )));
         }
-        schema.into_iter().enumerate().try_fold(Loader::builder(dataset.clone()), |builder, (number, field)| {
-            if let Some((function, declared)) = self.decoders.iter().find(|(_, of)| of.0 == field.name) {
-                let decoder = Python::attach(|py| python::decoder(py, &self.code, function, declared))?;
-                return Ok::<_, feedline::Error>(builder.decode_field(&field.name, decoder));
-            }
-            Ok(match field.encoding {
-                Encoding::Image => {
-                    let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
-                    pictures.finish()?.into_iter().fold(builder, |builder, finish| builder.finish(&field.name, finish))
+        schema.into_iter().enumerate().try_fold(
+            Loader::builder(dataset.clone()),
+            |builder, (number, field)| {
+                if let Some((function, declared)) =
+                    self.decoders.iter().find(|(_, of)| of.0 == field.name)
+                {
+                    let decoder =
+                        Python::attach(|py| python::decoder(py, &self.code, function, declared))?;
+                    return Ok::<_, feedline::Error>(builder.decode_field(&field.name, decoder));
                 }
-                Encoding::Bytes => {
-                    let most = match self.up_to.as_ref().and_then(|up_to| up_to.of(&field.name)) {
-                        Some(most) => most,
-                        None => usize::try_from(dataset.field_bytes_max(number)?.max(1)).unwrap_or(usize::MAX),
-                    };
-                    builder.decode_field(&field.name, Bytes::up_to(most))
-                }
-                Encoding::Raw { dtype: DType::I64 | DType::U64, .. } if narrow => {
-                    builder.decode_field(&field.name, Narrow)
-                }
-                _ => builder,
-            })
-        })
+                Ok(match field.encoding {
+                    Encoding::Image => {
+                        let builder = builder.decode_field(&field.name, pictures.decoder(random)?);
+                        pictures
+                            .finish()?
+                            .into_iter()
+                            .fold(builder, |builder, finish| {
+                                builder.finish(&field.name, finish)
+                            })
+                    }
+                    Encoding::Bytes => {
+                        let most = match self.up_to.as_ref().and_then(|up_to| up_to.of(&field.name))
+                        {
+                            Some(most) => most,
+                            None => usize::try_from(dataset.field_bytes_max(number)?.max(1))
+                                .unwrap_or(usize::MAX),
+                        };
+                        builder.decode_field(&field.name, Bytes::up_to(most))
+                    }
+                    Encoding::Raw {
+                        dtype: DType::I64 | DType::U64,
+                        ..
+                    } if narrow => builder.decode_field(&field.name, Narrow),
+                    _ => builder,
+                })
+            },
+        )
     }
 
     /// How to say which column has the pictures, where the source has such a setting.
@@ -364,8 +430,15 @@ impl Source {
             return String::new();
         }
         let endings = ["png", "jpg", "jpeg", "webp"];
-        let column = self.columns.iter().flatten().find(|column| endings.contains(&column.as_str()));
-        format!(": name their column by image={:?}", column.map_or("image", String::as_str))
+        let column = self
+            .columns
+            .iter()
+            .flatten()
+            .find(|column| endings.contains(&column.as_str()));
+        format!(
+            ": name their column by image={:?}",
+            column.map_or("image", String::as_str)
+        )
     }
 
     /// `budget`: the loader's, in bytes.
@@ -383,12 +456,18 @@ impl Source {
         };
         let part = |(fraction, key), first: bool| -> Result<Arc<dyn Dataset>> {
             let (taken, left) = dataset.clone().split(fraction, key)?;
-            Ok(if first { Arc::new(taken) } else { Arc::new(left) })
+            Ok(if first {
+                Arc::new(taken)
+            } else {
+                Arc::new(left)
+            })
         };
         let chosen = match (&self.subset, self.take, self.leave) {
             (None, None, None) => dataset,
             _ if order.is_some() => {
-                return Err(config("weights mix whole datasets: subset, take and leave are not for a mix"));
+                return Err(config(
+                    "weights mix whole datasets: subset, take and leave are not for a mix",
+                ));
             }
             (Some(chosen), None, None) => {
                 let ids = chosen.ids("subset", dataset.len())?;
@@ -396,14 +475,20 @@ impl Source {
             }
             (None, Some(split), None) => part(split, true)?,
             (None, None, Some(split)) => part(split, false)?,
-            _ => return Err(config("subset, take and leave choose samples: only one of them at a time")),
+            _ => {
+                return Err(config(
+                    "subset, take and leave choose samples: only one of them at a time",
+                ));
+            }
         };
         Ok((self.wrapped(chosen, budget)?, order))
     }
 
     /// The packing of one dataset, if it copies its documents.
     fn copies(&self) -> Option<&Packing> {
-        self.packed.as_ref().filter(|packed| packed.copy.is_some() && !self.is_mixed())
+        self.packed
+            .as_ref()
+            .filter(|packed| packed.copy.is_some() && !self.is_mixed())
     }
 
     fn verified(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
@@ -424,7 +509,9 @@ impl Source {
         for path in &self.paths {
             match self.format(path) {
                 // As in a folder, a file may hold no samples.
-                Err(error) if error.kind() == ErrorKind::Empty && !self.is_mixed() && path.is_file() => {
+                Err(error)
+                    if error.kind() == ErrorKind::Empty && !self.is_mixed() && path.is_file() =>
+                {
                     empty = Some(error)
                 }
                 opened => parts.push(opened?),
@@ -443,7 +530,10 @@ impl Source {
             });
         }
         if let Some(packed) = &self.packed {
-            let copied = parts.into_iter().enumerate().map(|(number, part)| packed.copied(part, number));
+            let copied = parts
+                .into_iter()
+                .enumerate()
+                .map(|(number, part)| packed.copied(part, number));
             parts = packed.open(copied.collect::<Result<_>>()?)?;
         }
         let mix = self.mix(parts, seed)?;
@@ -456,12 +546,15 @@ impl Source {
     }
 
     fn mix(&self, parts: Vec<Arc<dyn Dataset>>, seed: Option<u64>) -> Result<Mix> {
-        let seed = seed.ok_or_else(|| config("a mix has a random order: shuffle, its seed, is missing"))?;
+        let seed =
+            seed.ok_or_else(|| config("a mix has a random order: shuffle, its seed, is missing"))?;
         match (&self.weights, &self.schedule) {
             (Some(_), Some(_)) => Err(config("weights and schedule: give one of them")),
-            (Some(weights), _) if weights.len() != parts.len() => {
-                Err(config(format!("{} weights for {} paths: give one for each", weights.len(), parts.len())))
-            }
+            (Some(weights), _) if weights.len() != parts.len() => Err(config(format!(
+                "{} weights for {} paths: give one for each",
+                weights.len(),
+                parts.len()
+            ))),
             (Some(weights), _) => Mix::new(parts.into_iter().zip(weights.iter().copied()), seed),
             (None, schedule) => Mix::scheduled(parts, schedule.clone().unwrap_or_default(), seed),
         }
@@ -478,7 +571,11 @@ impl Source {
         if let Some(packed) = self.packed.as_ref().filter(|_| !self.is_mixed()) {
             dataset = packed.open(vec![dataset])?.remove(0);
         }
-        Ok(if self.in_memory == Some(true) { Arc::new(dataset.in_memory_within(budget)?) } else { dataset })
+        Ok(if self.in_memory == Some(true) {
+            Arc::new(dataset.in_memory_within(budget)?)
+        } else {
+            dataset
+        })
     }
 
     fn format(&self, path: &Path) -> Result<Arc<dyn Dataset>> {
@@ -495,15 +592,24 @@ impl Source {
                  place of seq_len",
             ));
         }
-        let megatron =
-            || self.vocabulary.into_iter().fold(Megatron::builder(), |builder, size| builder.vocabulary(size));
+        let megatron = || {
+            self.vocabulary
+                .into_iter()
+                .fold(Megatron::builder(), |builder, size| {
+                    builder.vocabulary(size)
+                })
+        };
         if packs && (self.seq_len.is_some() || next) {
-            return Err(config("packed makes rows of whole documents: leave out seq_len and next_token"));
+            return Err(config(
+                "packed makes rows of whole documents: leave out seq_len and next_token",
+            ));
         }
         Ok(match self.kind.as_str() {
             "images" => Arc::new(Images::open(path)?),
             "records" => {
-                let bytes = self.record_bytes.ok_or_else(|| config("source \"records\" needs record_bytes"))?;
+                let bytes = self
+                    .record_bytes
+                    .ok_or_else(|| config("source \"records\" needs record_bytes"))?;
                 Arc::new(Records::builder(bytes).open(path)?)
             }
             "tokens" => {
@@ -511,22 +617,40 @@ impl Source {
                 let builder = match (self.separator, self.seq_len) {
                     (Some(token), None) => builder.separator(token),
                     (Some(_), Some(_)) => {
-                        return Err(config("separator makes documents, seq_len windows: give one of them"));
+                        return Err(config(
+                            "separator makes documents, seq_len windows: give one of them",
+                        ));
                     }
                     (None, _) => builder.window(window),
                 };
-                let builder = self.index_file.iter().fold(builder, |builder, file| builder.index_file(file));
-                let builder = self.header_bytes.into_iter().fold(builder, |builder, bytes| builder.header(bytes));
-                let builder = self.vocabulary.into_iter().fold(builder, |builder, size| builder.vocabulary(size));
+                let builder = self
+                    .index_file
+                    .iter()
+                    .fold(builder, |builder, file| builder.index_file(file));
+                let builder = self
+                    .header_bytes
+                    .into_iter()
+                    .fold(builder, |builder, bytes| builder.header(bytes));
+                let builder = self
+                    .vocabulary
+                    .into_iter()
+                    .fold(builder, |builder, size| builder.vocabulary(size));
                 Arc::new(if next { builder.next_token() } else { builder }.open(path)?)
             }
             "megatron" => Arc::new(match self.one_up_to()?.or(packs.then_some(DOCUMENT_MAX)) {
                 Some(_) if self.seq_len.is_some() || next => {
-                    return Err(config("documents are whole: leave out seq_len and next_token"));
+                    return Err(config(
+                        "documents are whole: leave out seq_len and next_token",
+                    ));
                 }
-                Some(max) => megatron().documents(max).cut(self.cut == Some(true)).open(path)?,
+                Some(max) => megatron()
+                    .documents(max)
+                    .cut(self.cut == Some(true))
+                    .open(path)?,
                 None if self.cut.is_some() => {
-                    return Err(config("cut is about documents: say documents, their most tokens"));
+                    return Err(config(
+                        "cut is about documents: say documents, their most tokens",
+                    ));
                 }
                 None => {
                     let builder = megatron().window(window);
@@ -541,14 +665,22 @@ impl Source {
             "safetensors" if self.columns.is_none() => Arc::new(SafeTensors::open(path)?),
             "safetensors" => Arc::new(SafeTensors::builder().tensors(columns()).open(path)?),
             "mds" => Arc::new(self.mds()?.open(path)?),
-            other => return Err(config(format!("source {other:?}: there are {}", SOURCES.join(", ")))),
+            other => {
+                return Err(config(format!(
+                    "source {other:?}: there are {}",
+                    SOURCES.join(", ")
+                )));
+            }
         })
     }
 
     /// The most elements, for a source of one field.
     fn one_up_to(&self) -> Result<Option<usize>> {
         match self.up_to {
-            Some(UpTo::Each(_)) => Err(config(format!("up_to: source {:?} has one field, give a number", self.kind))),
+            Some(UpTo::Each(_)) => Err(config(format!(
+                "up_to: source {:?} has one field, give a number",
+                self.kind
+            ))),
             Some(UpTo::All(max)) => Ok(Some(max)),
             None => Ok(None),
         }
@@ -557,14 +689,26 @@ impl Source {
     /// The most elements of columns that vary. Documents that are packed may have any length.
     fn most(&self) -> Option<&UpTo> {
         const DOCUMENTS: UpTo = UpTo::All(DOCUMENT_MAX);
-        self.up_to.as_ref().or(self.packed.is_some().then_some(&DOCUMENTS))
+        self.up_to
+            .as_ref()
+            .or(self.packed.is_some().then_some(&DOCUMENTS))
     }
 
     fn refuse_foreign(&self) -> Result<()> {
         if let Some(UpTo::Each(each)) = &self.up_to {
-            let names = || self.columns.iter().flatten().filter_map(|column| column.split(':').next());
-            if let Some(name) = each.keys().find(|name| !names().any(|column| column == *name)) {
-                return Err(config(format!("up_to names {name:?}, columns does not: name it in both")));
+            let names = || {
+                self.columns
+                    .iter()
+                    .flatten()
+                    .filter_map(|column| column.split(':').next())
+            };
+            if let Some(name) = each
+                .keys()
+                .find(|name| !names().any(|column| column == *name))
+            {
+                return Err(config(format!(
+                    "up_to names {name:?}, columns does not: name it in both"
+                )));
             }
         }
         let given: [Owned<'_>; 19] = [
@@ -578,22 +722,51 @@ impl Source {
             ("missing_zero", self.missing_zero.is_some(), &["tfrecord"]),
             ("context_only", self.context_only.is_some(), &["tfrecord"]),
             ("seq_len", self.seq_len.is_some(), &["tokens", "megatron"]),
-            ("next_token", self.next_token.is_some(), &["tokens", "megatron"]),
-            ("vocabulary", self.vocabulary.is_some(), &["tokens", "megatron"]),
-            ("image", self.image.is_some(), &["tar", "tfrecord", "parquet"]),
-            ("columns", self.columns.is_some(), &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"]),
+            (
+                "next_token",
+                self.next_token.is_some(),
+                &["tokens", "megatron"],
+            ),
+            (
+                "vocabulary",
+                self.vocabulary.is_some(),
+                &["tokens", "megatron"],
+            ),
+            (
+                "image",
+                self.image.is_some(),
+                &["tar", "tfrecord", "parquet"],
+            ),
+            (
+                "columns",
+                self.columns.is_some(),
+                &["tar", "tfrecord", "parquet", "npz", "safetensors", "mds"],
+            ),
             ("stack", self.stack.is_some(), &["parquet"]),
             ("rows", self.rows.is_some(), &["npy", "npz"]),
-            ("up_to", self.up_to.is_some(), &["megatron", "tar", "tfrecord", "parquet", "mds", "npy", "npz"]),
+            (
+                "up_to",
+                self.up_to.is_some(),
+                &[
+                    "megatron", "tar", "tfrecord", "parquet", "mds", "npy", "npz",
+                ],
+            ),
             ("null_zero", self.null_zero.is_some(), &["parquet"]),
             ("follow_links", self.follow_links.is_some(), &["mds"]),
         ];
-        let index: Owned<'_> = ("index_file", self.index_file.is_some(), &["tar", "tfrecord", "tokens"]);
-        let foreign = |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());
+        let index: Owned<'_> = (
+            "index_file",
+            self.index_file.is_some(),
+            &["tar", "tfrecord", "tokens"],
+        );
+        let foreign =
+            |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());
         match given.iter().chain([&index]).find(foreign) {
-            Some((name, _, kinds)) => {
-                Err(config(format!("{name} is for source {}, not {:?}", kinds.join(", "), self.kind)))
-            }
+            Some((name, _, kinds)) => Err(config(format!(
+                "{name} is for source {}, not {:?}",
+                kinds.join(", "),
+                self.kind
+            ))),
             None => Ok(()),
         }
     }
@@ -601,78 +774,136 @@ impl Source {
     /// Without settings the first sample says what members there are. Members of numbers are `ENDING:TYPE:COUNT`, as in
     /// [`Self::field`].
     fn tar(&self) -> Result<feedline::dataset::TarBuilder> {
-        let mut builder = self.image.iter().fold(Tar::builder(), |builder, endings| builder.image(endings));
+        let mut builder = self
+            .image
+            .iter()
+            .fold(Tar::builder(), |builder, endings| builder.image(endings));
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
-        self.columns.iter().flatten().try_fold(builder, |builder, ending| {
-            if ending.contains(':') {
-                let field = self.field(ending)?;
-                let name = field.name().to_string();
-                return Ok(builder.raw(field, &name));
-            }
-            let is_class = ending == "cls" || ending.ends_with(".cls");
-            Ok(if is_class { builder.class(ending) } else { builder.bytes(ending) })
-        })
+        self.columns
+            .iter()
+            .flatten()
+            .try_fold(builder, |builder, ending| {
+                if ending.contains(':') {
+                    let field = self.field(ending)?;
+                    let name = field.name().to_string();
+                    return Ok(builder.raw(field, &name));
+                }
+                let is_class = ending == "cls" || ending.ends_with(".cls");
+                Ok(if is_class {
+                    builder.class(ending)
+                } else {
+                    builder.bytes(ending)
+                })
+            })
     }
 
     /// The columns that are read: without `columns`, of those to pack the ones that are named.
     fn wanted(&self) -> Option<&[String]> {
-        let packed = self.packed.as_ref().map(Packing::named).filter(|names| !names.is_empty());
+        let packed = self
+            .packed
+            .as_ref()
+            .map(Packing::named)
+            .filter(|names| !names.is_empty());
         self.columns.as_deref().or(packed)
     }
 
     /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or `NAME:bytes`.
     fn tfrecord(&self) -> Result<feedline::dataset::TfRecordBuilder> {
-        let mut builder = self.image.iter().fold(TfRecord::builder(), |builder, feature| builder.image(feature));
-        builder = builder.missing_zero(self.missing_zero == Some(true)).context_only(self.context_only == Some(true));
+        let mut builder = self
+            .image
+            .iter()
+            .fold(TfRecord::builder(), |builder, feature| {
+                builder.image(feature)
+            });
+        builder = builder
+            .missing_zero(self.missing_zero == Some(true))
+            .context_only(self.context_only == Some(true));
         if let Some(file) = &self.index_file {
             builder = builder.index_file(file);
         }
-        self.columns.iter().flatten().try_fold(builder, |builder, column| {
-            if let Some(name) = column.strip_suffix(":bytes") {
-                return Ok(builder.bytes(name));
-            }
-            let field = self.field(column)?;
-            let name = field.name().to_string();
-            match field.dtype() {
-                DType::I64 => Ok(builder.ints(field, &name)),
-                DType::F32 => Ok(builder.floats(field, &name)),
-                other => Err(config(format!("column {column:?}: type {other}, there are i64, f32 and bytes"))),
-            }
-        })
+        self.columns
+            .iter()
+            .flatten()
+            .try_fold(builder, |builder, column| {
+                if let Some(name) = column.strip_suffix(":bytes") {
+                    return Ok(builder.bytes(name));
+                }
+                let field = self.field(column)?;
+                let name = field.name().to_string();
+                match field.dtype() {
+                    DType::I64 => Ok(builder.ints(field, &name)),
+                    DType::F32 => Ok(builder.floats(field, &name)),
+                    other => Err(config(format!(
+                        "column {column:?}: type {other}, there are i64, f32 and bytes"
+                    ))),
+                }
+            })
     }
 
     /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an array, and `ids:i64:?` any
     /// number up to `up_to`.
     fn field(&self, words: &str) -> Result<Field> {
         let mut parts = words.splitn(3, ':');
-        let (name, kind, count) = (parts.next().unwrap_or_default(), parts.next().unwrap_or("i64"), parts.next());
-        let dims = match (count.unwrap_or("1"), self.most().and_then(|up_to| up_to.of(name))) {
+        let (name, kind, count) = (
+            parts.next().unwrap_or_default(),
+            parts.next().unwrap_or("i64"),
+            parts.next(),
+        );
+        let dims = match (
+            count.unwrap_or("1"),
+            self.most().and_then(|up_to| up_to.of(name)),
+        ) {
             ("?", Some(max)) => return Ok(Field::up_to(name, dtype(kind)?, max)),
-            ("?", None) => return Err(config(format!("{words:?}: up_to, the most values, is missing"))),
-            (dims, _) => dims.split('x').map(str::parse).collect::<std::result::Result<Vec<usize>, _>>(),
+            ("?", None) => {
+                return Err(config(format!(
+                    "{words:?}: up_to, the most values, is missing"
+                )));
+            }
+            (dims, _) => dims
+                .split('x')
+                .map(str::parse)
+                .collect::<std::result::Result<Vec<usize>, _>>(),
         };
-        let dims =
-            dims.map_err(|_| config(format!("{words:?}: NAME, NAME:TYPE or NAME:TYPE:COUNT, as 4, 2x3 or ?")))?;
-        Ok(Field::fixed(name, dtype(kind)?, if dims == [1] { vec![] } else { dims }))
+        let dims = dims.map_err(|_| {
+            config(format!(
+                "{words:?}: NAME, NAME:TYPE or NAME:TYPE:COUNT, as 4, 2x3 or ?"
+            ))
+        })?;
+        Ok(Field::fixed(
+            name,
+            dtype(kind)?,
+            if dims == [1] { vec![] } else { dims },
+        ))
     }
 
     fn mds(&self) -> Result<feedline::dataset::MdsBuilder> {
         let mut builder = Mds::builder().follow_links(self.follow_links == Some(true));
         builder = match self.most() {
             Some(UpTo::All(max)) => builder.up_to("*", *max),
-            Some(UpTo::Each(each)) => each.iter().fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
+            Some(UpTo::Each(each)) => each
+                .iter()
+                .fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
             None => builder,
         };
         if let Some(columns) = self.wanted() {
             builder = builder.columns(columns.iter().cloned());
         }
-        self.raw.iter().flatten().try_fold(builder, |builder, words| Ok(builder.raw(self.field(words)?)))
+        self.raw
+            .iter()
+            .flatten()
+            .try_fold(
+                builder,
+                |builder, words| Ok(builder.raw(self.field(words)?)),
+            )
     }
 
     fn parquet(&self, path: &Path) -> Result<Parquet> {
-        let mut builder = self.image.iter().fold(Parquet::builder(), |builder, image| builder.image(image));
+        let mut builder = self
+            .image
+            .iter()
+            .fold(Parquet::builder(), |builder, image| builder.image(image));
         if self.null_zero == Some(true) {
             builder = builder.nulls(Nulls::Zero);
         }
@@ -696,8 +927,14 @@ impl Source {
         if self.rows == Some(true) {
             builder = builder.rows();
         }
-        builder = self.one_up_to()?.into_iter().fold(builder, |builder, max| builder.up_to("array", max));
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("array", max)).open()
+        builder = self
+            .one_up_to()?
+            .into_iter()
+            .fold(builder, |builder, max| builder.up_to("array", max));
+        self.flat
+            .into_iter()
+            .fold(builder, |builder, max| builder.flat("array", max))
+            .open()
     }
 
     fn npz(&self, path: &Path) -> Result<Npz> {
@@ -710,18 +947,34 @@ impl Source {
         }
         builder = match &self.up_to {
             Some(UpTo::All(max)) => builder.up_to("*", *max),
-            Some(UpTo::Each(each)) => each.iter().fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
+            Some(UpTo::Each(each)) => each
+                .iter()
+                .fold(builder, |builder, (name, max)| builder.up_to(name, *max)),
             None => builder,
         };
-        self.flat.into_iter().fold(builder, |builder, max| builder.flat("*", max)).open(path)
+        self.flat
+            .into_iter()
+            .fold(builder, |builder, max| builder.flat("*", max))
+            .open(path)
     }
 }
 
 /// Most tokens of a document that is packed.
 const DOCUMENT_MAX: usize = 1 << 30;
 
-const SOURCES: [&str; 11] =
-    ["images", "records", "tokens", "megatron", "tar", "tfrecord", "parquet", "npy", "npz", "safetensors", "mds"];
+const SOURCES: [&str; 11] = [
+    "images",
+    "records",
+    "tokens",
+    "megatron",
+    "tar",
+    "tfrecord",
+    "parquet",
+    "npy",
+    "npz",
+    "safetensors",
+    "mds",
+];
 
 impl Pictures {
     pub fn of(given: &mut Given<'_>) -> PyResult<Self> {
@@ -735,7 +988,9 @@ impl Pictures {
             augment: given.take("augment")?,
             filter: given.take("filter")?,
             dtype: given.take("dtype")?,
-            normalize: given.take::<[Channels; 2]>("normalize")?.map(|both| both.map(Vec::from)),
+            normalize: given
+                .take::<[Channels; 2]>("normalize")?
+                .map(|both| both.map(Vec::from)),
             layout: given.take("layout")?,
             dct_scaling: given.take("dct_scaling")?.unwrap_or(false),
             strict: given.take("strict")?,
@@ -753,11 +1008,23 @@ impl Pictures {
     fn decoder(&self, random: bool) -> Result<Image> {
         let side = match (self.size, self.patches, &self.buckets) {
             (None, None, None) => {
-                return Err(config("the source has pictures: size (pixels of a side), patches or buckets is missing"));
+                return Err(config(
+                    "the source has pictures: size (pixels of a side), patches or buckets is missing",
+                ));
             }
-            (_, Some(_), Some(_)) => return Err(config("patches have the pictures' own sizes: leave out buckets")),
-            (Some(_), Some(_), _) => return Err(config("patches have the pictures' own sizes: leave out size")),
-            (Some(_), _, Some(_)) => return Err(config("buckets are the sizes of pictures: leave out size")),
+            (_, Some(_), Some(_)) => {
+                return Err(config(
+                    "patches have the pictures' own sizes: leave out buckets",
+                ));
+            }
+            (Some(_), Some(_), _) => {
+                return Err(config(
+                    "patches have the pictures' own sizes: leave out size",
+                ));
+            }
+            (Some(_), _, Some(_)) => {
+                return Err(config("buckets are the sizes of pictures: leave out size"));
+            }
             (side, ..) => side,
         };
         if self.patches.is_none() && (self.enlarge.is_some() || self.merge.is_some()) {
@@ -768,12 +1035,20 @@ impl Pictures {
             (None, Some((size, most))) => self.patched(Image::patches(size, most))?,
             (None, None) => {
                 let image = Image::buckets(turned(self.buckets.as_deref().unwrap_or_default()));
-                self.values(image.random_crop(random).flip(if random { 0.5 } else { 0.0 }))?
+                self.values(
+                    image
+                        .random_crop(random)
+                        .flip(if random { 0.5 } else { 0.0 }),
+                )?
             }
         };
         // Floats get their layout when they are made.
         let planes = self.channels_first()? && (self.dtype.is_none() || self.decodes_values());
-        let image = image.layout(if planes { PixelLayout::Nchw } else { PixelLayout::Nhwc });
+        let image = image.layout(if planes {
+            PixelLayout::Nchw
+        } else {
+            PixelLayout::Nhwc
+        });
         let image = match self.filter.as_deref() {
             None => image,
             Some("nearest") => image.filter(Filter::Nearest),
@@ -781,11 +1056,17 @@ impl Pictures {
             Some("bicubic") => image.filter(Filter::Bicubic),
             Some("lanczos") => image.filter(Filter::Lanczos3),
             Some(other) => {
-                return Err(config(format!("filter {other:?}: there are nearest, bilinear, bicubic and lanczos")));
+                return Err(config(format!(
+                    "filter {other:?}: there are nearest, bilinear, bicubic and lanczos"
+                )));
             }
         };
-        let image = image.dct_scaling(self.dct_scaling).strict(self.strict.unwrap_or(true));
-        let limits = self.max_pixels.map_or_else(Limits::default, Limits::of_pixels);
+        let image = image
+            .dct_scaling(self.dct_scaling)
+            .strict(self.strict.unwrap_or(true));
+        let limits = self
+            .max_pixels
+            .map_or_else(Limits::default, Limits::of_pixels);
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
     }
 
@@ -798,7 +1079,9 @@ impl Pictures {
         let image = image.flip(if self.augment == Some(true) { 0.5 } else { 0.0 });
         self.values(match (self.merge, self.enlarge) {
             (Some(_), Some(true)) => {
-                return Err(config("merge has its own least number of patches: leave out enlarge"));
+                return Err(config(
+                    "merge has its own least number of patches: leave out enlarge",
+                ));
             }
             (Some((side, least)), _) => image.merge(side, least),
             (None, enlarge) => image.enlarge(enlarge.unwrap_or(false)),
@@ -813,29 +1096,48 @@ impl Pictures {
     /// The groups of an order by `buckets`.
     pub fn groups(&self) -> Result<Option<Groups>> {
         match (&self.buckets, &self.sizes) {
-            (Some(buckets), Some(sizes)) => Image::buckets(turned(buckets)).groups(turned(sizes)).map(Some),
+            (Some(buckets), Some(sizes)) => Image::buckets(turned(buckets))
+                .groups(turned(sizes))
+                .map(Some),
             (None, None) => Ok(None),
             (None, Some(_)) if self.patches.is_some() => Ok(None),
-            (Some(_), None) => Err(config("buckets need sizes, the (height, width) of every picture")),
-            (None, Some(_)) => Err(config("sizes are for buckets and patches: say one of them, too")),
+            (Some(_), None) => Err(config(
+                "buckets need sizes, the (height, width) of every picture",
+            )),
+            (None, Some(_)) => Err(config(
+                "sizes are for buckets and patches: say one of them, too",
+            )),
         }
     }
 
     /// The patches of each picture, to group by.
     pub fn patch_counts(&self) -> Result<Option<Vec<u64>>> {
         let sizes = self.sizes.as_deref().filter(|_| self.patches.is_some());
-        sizes.map(|sizes| self.decoder(false)?.patch_counts(turned(sizes))).transpose()
+        sizes
+            .map(|sizes| self.decoder(false)?.patch_counts(turned(sizes)))
+            .transpose()
     }
 
     fn values(&self, image: Image) -> Result<Image> {
-        let image = self.dtype.as_deref().map(dtype).transpose()?.into_iter().fold(image, Image::dtype);
+        let image = self
+            .dtype
+            .as_deref()
+            .map(dtype)
+            .transpose()?
+            .into_iter()
+            .fold(image, Image::dtype);
         let three = |values: &[f32]| match *values {
             [all] => Ok([all; 3]),
             [red, green, blue] => Ok([red, green, blue]),
-            _ => Err(config(format!("normalize has {} values for 3 channels: give 1 or 3", values.len()))),
+            _ => Err(config(format!(
+                "normalize has {} values for 3 channels: give 1 or 3",
+                values.len()
+            ))),
         };
         match &self.normalize {
-            Some([mean, std]) if self.dtype.is_some() => Ok(image.normalize(three(mean)?, three(std)?)),
+            Some([mean, std]) if self.dtype.is_some() => {
+                Ok(image.normalize(three(mean)?, three(std)?))
+            }
             _ => Ok(image),
         }
     }
@@ -843,7 +1145,11 @@ impl Pictures {
     fn one_size(&self, side: Side, random: bool) -> Result<Image> {
         Ok(match side {
             Side::Both(height, width) if self.augment != Some(true) => Image::resize(width, height),
-            Side::Both(..) => return Err(config("augment cuts squares: size is then one number, not (height, width)")),
+            Side::Both(..) => {
+                return Err(config(
+                    "augment cuts squares: size is then one number, not (height, width)",
+                ));
+            }
             Side::Square(size) if random => Image::random_resized_crop(size).flip(0.5),
             Side::Square(size) => Image::center_crop(size.saturating_mul(8) / 7, size),
         })
@@ -862,7 +1168,9 @@ impl Pictures {
         let Some(name) = &self.dtype else {
             return match self.normalize {
                 None => Ok(None),
-                Some(_) => Err(config("normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"")),
+                Some(_) => Err(config(
+                    "normalize makes floats: say dtype, \"f32\", \"f16\" or \"bf16\"",
+                )),
             };
         };
         if self.decodes_values() {
@@ -872,7 +1180,11 @@ impl Pictures {
         if let Some([mean, std]) = &self.normalize {
             finish = finish.mean_std(mean, std);
         }
-        Ok(Some(if self.channels_first()? { finish.channels_first() } else { finish }))
+        Ok(Some(if self.channels_first()? {
+            finish.channels_first()
+        } else {
+            finish
+        }))
     }
 
     /// For a source that has none.
@@ -894,7 +1206,9 @@ impl Pictures {
             ("exif_orientation", self.exif_orientation),
         ];
         match given.iter().find(|(_, given)| *given) {
-            Some((name, _)) => Err(config(format!("{name} is for pictures, and the source has none{advice}"))),
+            Some((name, _)) => Err(config(format!(
+                "{name} is for pictures, and the source has none{advice}"
+            ))),
             None => Ok(()),
         }
     }
@@ -907,7 +1221,9 @@ fn turned(sizes: &[[u32; 2]]) -> impl Iterator<Item = (u32, u32)> {
 
 pub fn dtype(name: &str) -> Result<DType> {
     use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
-    let all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64];
+    let all = [
+        Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, BF16, F32, F64,
+    ];
     let names = || all.map(DType::name).join(", ");
     all.into_iter()
         .find(|dtype| dtype.name() == name)

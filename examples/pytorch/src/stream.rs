@@ -31,30 +31,37 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Handle {
 
     fn extract(stream: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         let mut named = true;
-        let number: i64 = if let Ok(protocol) = stream.getattr("__cuda_stream__") {
-            protocol.call0()?.extract::<(u32, i64)>()?.1
-        } else if let Ok(number) = stream.getattr("cuda_stream") {
-            number.extract()?
-        } else {
-            named = false;
-            stream.extract().map_err(|_| {
+        let number: i64 =
+            if let Ok(protocol) = stream.getattr("__cuda_stream__") {
+                protocol.call0()?.extract::<(u32, i64)>()?.1
+            } else if let Ok(number) = stream.getattr("cuda_stream") {
+                number.extract()?
+            } else {
+                named = false;
+                stream.extract().map_err(|_| {
                 let given = stream.repr().map_or_else(|_| "this".into(), |given| given.to_string());
                 PyTypeError::new_err(format!(
                     "{given} is no CUDA stream: give one of torch, CuPy or cuda.core, or a handle"
                 ))
             })?
-        };
+            };
         let Ok(number) = usize::try_from(number) else {
             return Err(PyValueError::new_err(format!("{number} is no CUDA stream")));
         };
         let object = named.then(|| Arc::new(stream.to_owned().unbind()));
-        Ok(Self { object, ..Self::new(number) })
+        Ok(Self {
+            object,
+            ..Self::new(number)
+        })
     }
 }
 
 impl Handle {
     fn new(number: usize) -> Self {
-        Self { number: if number == PER_THREAD { LEGACY } else { number }, object: None }
+        Self {
+            number: if number == PER_THREAD { LEGACY } else { number },
+            object: None,
+        }
     }
 
     /// What `stream` of `__dlpack__` means for memory of a CUDA device; `None`: nobody is to wait.
@@ -95,7 +102,10 @@ pub fn note(batch: &BatchStreams) {
 
 /// The batch with this address.
 fn at(address: u64) -> Option<BatchStreams> {
-    let exported = EXPORTED.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let exported = EXPORTED
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
     exported.into_iter().find(|batch| batch.holds(address))
 }
 
@@ -109,12 +119,20 @@ pub fn bound(py: Python<'_>, address: u64) -> Option<Vec<(usize, &'static str)>>
         _ => "releases",
     };
     let bound = py.detach(|| at(address)?.bound())?;
-    Some(bound.into_iter().map(|(stream, how)| (stream, name(how))).collect())
+    Some(
+        bound
+            .into_iter()
+            .map(|(stream, how)| (stream, name(how)))
+            .collect(),
+    )
 }
 
 /// Says that the stream uses the batch at this address, after a stream that is bound; whether there is one.
 #[pyfunction(name = "_used_on")]
 pub fn used_on(py: Python<'_>, address: u64, stream: Handle) -> PyResult<bool> {
-    let bound = py.detach(|| at(address).map(|batch| batch.bind_as(stream.stream(), StreamUse::Releases)));
-    bound.unwrap_or(Ok(false)).map_err(|error| crate::tensor::unbound(py, &error))
+    let bound =
+        py.detach(|| at(address).map(|batch| batch.bind_as(stream.stream(), StreamUse::Releases)));
+    bound
+        .unwrap_or(Ok(false))
+        .map_err(|error| crate::tensor::unbound(py, &error))
 }

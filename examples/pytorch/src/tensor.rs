@@ -47,7 +47,10 @@ pub struct Tensor {
 
 impl Tensor {
     pub fn new(dlpack: Dlpack, batch: &BatchStreams) -> Self {
-        let DLDevice { device_type, device_id } = dlpack.device();
+        let DLDevice {
+            device_type,
+            device_id,
+        } = dlpack.device();
         Self {
             shape: dlpack.shape().to_vec(),
             dtype: dlpack.dtype().name(),
@@ -60,7 +63,10 @@ impl Tensor {
 
     fn place(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Option<Dlpack>>> {
         check(py, self.process)?;
-        Ok(self.dlpack.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner))
+        Ok(self
+            .dlpack
+            .lock_py_attached(py)
+            .unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Binds a stream to the batch. The driver may keep a call waiting, so other threads of Python go on.
@@ -68,9 +74,9 @@ impl Tensor {
         check(py, self.process)?;
         match py.detach(|| self.batch.bind_as(stream.stream(), how)) {
             Ok(true) => Ok(()),
-            Ok(false) => {
-                Err(PyBufferError::new_err("every tensor of the batch is gone: bind streams before the last one goes"))
-            }
+            Ok(false) => Err(PyBufferError::new_err(
+                "every tensor of the batch is gone: bind streams before the last one goes",
+            )),
             Err(error) => Err(unbound(py, &error)),
         }
     }
@@ -80,14 +86,21 @@ impl Tensor {
     }
 
     /// What has to be said no to before anything is given away.
-    fn refuse(&self, stream: Option<i64>, device: Option<(i32, i32)>, copy: Option<bool>) -> PyResult<()> {
+    fn refuse(
+        &self,
+        stream: Option<i64>,
+        device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<()> {
         let no = |message: String| Err(PyBufferError::new_err(message));
         if stream.is_some() && self.on_host() {
             return no("the tensor lies in host memory, where no stream has a meaning: stream must be None".into());
         }
         if let Some(wanted) = device.filter(|wanted| *wanted != self.device) {
             let own = self.device;
-            return no(format!("dl_device is {wanted:?} and the tensor lies on {own:?}: take it there, then move it"));
+            return no(format!(
+                "dl_device is {wanted:?} and the tensor lies on {own:?}: take it there, then move it"
+            ));
         }
         if copy == Some(true) {
             return no("copy=True is not offered: take the tensor, then clone it".into());
@@ -97,7 +110,9 @@ impl Tensor {
 }
 
 fn taken() -> PyErr {
-    PyBufferError::new_err("this tensor was handed over before: keep what the first from_dlpack made of it")
+    PyBufferError::new_err(
+        "this tensor was handed over before: keep what the first from_dlpack made of it",
+    )
 }
 
 /// A stream that is not of the tensor's device is the caller's mistake; all else is the device's.
@@ -125,7 +140,11 @@ impl Tensor {
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
         self.refuse(stream, dl_device, copy)?;
-        let stream = if self.on_host() { None } else { Handle::of_dlpack(stream)? };
+        let stream = if self.on_host() {
+            None
+        } else {
+            Handle::of_dlpack(stream)?
+        };
         let versioned = max_version.is_some_and(|(major, _)| major >= 1);
         if let Some(stream) = stream.filter(|_| self.place(py).is_ok_and(|place| place.is_some())) {
             self.bind_as(py, &stream, StreamUse::Takes)?;
@@ -176,32 +195,59 @@ impl Tensor {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let place = if self.on_host() { String::new() } else { format!(" on cuda:{}", self.device.1) };
-        let taken = self.taken(py).map_or(", of the parent process", |taken| if taken { ", taken" } else { "" });
+        let place = if self.on_host() {
+            String::new()
+        } else {
+            format!(" on cuda:{}", self.device.1)
+        };
+        let taken = self.taken(py).map_or(", of the parent process", |taken| {
+            if taken { ", taken" } else { "" }
+        });
         format!("Tensor({} {:?}{place}{taken})", self.dtype, self.shape)
     }
 }
 
 fn capsule(py: Python<'_>, dlpack: Dlpack, versioned: bool) -> PyResult<Bound<'_, PyCapsule>> {
-    if versioned { versioned_capsule(py, dlpack.into_versioned()) } else { legacy_capsule(py, dlpack.into_legacy()) }
+    if versioned {
+        versioned_capsule(py, dlpack.into_versioned())
+    } else {
+        legacy_capsule(py, dlpack.into_legacy())
+    }
 }
 
 /// A capsule that owns the struct until somebody renames it.
-pub fn versioned_capsule(py: Python<'_>, managed: NonNull<DLManagedTensorVersioned>) -> PyResult<Bound<'_, PyCapsule>> {
+pub fn versioned_capsule(
+    py: Python<'_>,
+    managed: NonNull<DLManagedTensorVersioned>,
+) -> PyResult<Bound<'_, PyCapsule>> {
     // SAFETY: the struct lives until a deleter is called: by the destructor, or by whoever renames the capsule.
     // Only a lack of memory can make it fail, and then leaks the struct.
-    unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), VERSIONED, Some(free_versioned)) }
+    unsafe {
+        PyCapsule::new_with_pointer_and_destructor(
+            py,
+            managed.cast(),
+            VERSIONED,
+            Some(free_versioned),
+        )
+    }
 }
 
 /// As [`versioned_capsule`], for consumers of older versions.
-pub fn legacy_capsule(py: Python<'_>, managed: NonNull<DLManagedTensor>) -> PyResult<Bound<'_, PyCapsule>> {
+pub fn legacy_capsule(
+    py: Python<'_>,
+    managed: NonNull<DLManagedTensor>,
+) -> PyResult<Bound<'_, PyCapsule>> {
     // SAFETY: as above.
-    unsafe { PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), LEGACY, Some(free_legacy)) }
+    unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, managed.cast(), LEGACY, Some(free_legacy))
+    }
 }
 
 unsafe extern "C" fn free_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: a destructor gets its capsule, with the interpreter attached.
-    let Some(managed) = (unsafe { untaken::<DLManagedTensorVersioned>(capsule, VERSIONED) }) else { return };
+    let Some(managed) = (unsafe { untaken::<DLManagedTensorVersioned>(capsule, VERSIONED) }) else {
+        return;
+    };
     // SAFETY: made for `versioned_capsule`; not renamed, so nobody else calls the deleter.
     unsafe {
         if let Some(deleter) = (*managed).deleter {
@@ -212,7 +258,9 @@ unsafe extern "C" fn free_versioned(capsule: *mut ffi::PyObject) {
 
 unsafe extern "C" fn free_legacy(capsule: *mut ffi::PyObject) {
     // SAFETY: a destructor gets its capsule, with the interpreter attached.
-    let Some(managed) = (unsafe { untaken::<DLManagedTensor>(capsule, LEGACY) }) else { return };
+    let Some(managed) = (unsafe { untaken::<DLManagedTensor>(capsule, LEGACY) }) else {
+        return;
+    };
     // SAFETY: made for `legacy_capsule`; not renamed, so nobody else calls the deleter.
     unsafe {
         if let Some(deleter) = (*managed).deleter {

@@ -157,33 +157,52 @@ pub fn handler(py: Python<'_>) -> PyResult<Bound<'_, PyCapsule>> {
 /// The stream that XLA told of a device, once the handler has run there.
 #[pyfunction(name = "_xla_stream")]
 pub fn stream(device: i64) -> Option<usize> {
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner).get(&device).copied()
+    STREAMS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(&device)
+        .copied()
 }
 
 /// `XLA_FFI_Handler`: null, or an error that XLA frees.
 unsafe extern "C" fn told(frame: *mut Frame) -> *mut Error {
     // SAFETY: XLA gives a frame, whose members before the last one every version has.
-    let (api, extensions, size) = unsafe { ((*frame).api, (*frame).extensions, (*frame).struct_size) };
+    let (api, extensions, size) =
+        unsafe { ((*frame).api, (*frame).extensions, (*frame).struct_size) };
     // SAFETY: null, or XLA's functions, of the size that they say.
     let api = unsafe { api.as_ref() }.filter(|api| api.struct_size >= size_of::<Api>());
     // SAFETY: the extensions of the frame.
     if let Some(metadata) = unsafe { metadata(extensions) } {
         let (major, minor) = api.map_or(VERSION, |api| (api.version.major, api.version.minor));
-        (metadata.version.major, metadata.version.minor, metadata.traits) = (major, minor, 0);
+        (
+            metadata.version.major,
+            metadata.version.minor,
+            metadata.traits,
+        ) = (major, minor, 0);
         return ptr::null_mut();
     }
     // Without them not even an error can be made: who asks finds no stream.
-    let Some(api) = api else { return ptr::null_mut() };
+    let Some(api) = api else {
+        return ptr::null_mut();
+    };
     if size < size_of::<Frame>() {
-        return refused(api, c"feedline: the frame of this call is that of an older XLA");
+        return refused(
+            api,
+            c"feedline: the frame of this call is that of an older XLA",
+        );
     }
     // SAFETY: as large as it was just found to be.
     let frame = unsafe { &*frame };
     // SAFETY: the attributes of the frame.
     let Some(device) = (unsafe { device(&frame.attributes) }) else {
-        return refused(api, c"feedline: the call has no attribute `device` of 64 bits");
+        return refused(
+            api,
+            c"feedline: the call has no attribute `device` of 64 bits",
+        );
     };
-    let (Some(get), EXECUTE) = (api.stream_get, frame.stage) else { return ptr::null_mut() };
+    let (Some(get), EXECUTE) = (api.stream_get, frame.stage) else {
+        return ptr::null_mut();
+    };
     let mut args = StreamArgs {
         struct_size: size_of::<StreamArgs>(),
         extensions: ptr::null_mut(),
@@ -198,7 +217,10 @@ unsafe extern "C" fn told(frame: *mut Frame) -> *mut Error {
     if args.stream.is_null() {
         return refused(api, c"feedline: XLA names no stream");
     }
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner).insert(device, args.stream.addr());
+    STREAMS
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(device, args.stream.addr());
     ptr::null_mut()
 }
 
@@ -209,7 +231,9 @@ unsafe fn metadata<'a>(mut extension: *mut Extension) -> Option<&'a mut Metadata
         if base.kind == METADATA && base.struct_size >= size_of::<MetadataExtension>() {
             // SAFETY: its kind and size say so; XLA waits for the answer in it.
             let metadata = unsafe { (*extension.cast::<MetadataExtension>()).metadata.as_mut() };
-            return metadata.filter(|metadata| metadata.struct_size >= offset_of!(Metadata, traits) + size_of::<u32>());
+            return metadata.filter(|metadata| {
+                metadata.struct_size >= offset_of!(Metadata, traits) + size_of::<u32>()
+            });
         }
         extension = base.next;
     }
@@ -242,5 +266,6 @@ fn refused(api: &Api, message: &CStr) -> *mut Error {
         code: FAILED_PRECONDITION,
     };
     // SAFETY: XLA's function, with the arguments that it asks for; it copies the message.
-    api.error_create.map_or(ptr::null_mut(), |create| unsafe { create(&raw mut args) })
+    api.error_create
+        .map_or(ptr::null_mut(), |create| unsafe { create(&raw mut args) })
 }

@@ -22,17 +22,32 @@ pub fn picture(bytes: &[u8]) -> Made {
         heat.write_quants(index as u8, &mut source, &mut out);
     }
     frame.write_header(&mut source, &mut out);
-    let tables: Vec<_> = frame.parts.iter().map(|_| Tables::draw(&heat, &mut source)).collect();
+    let tables: Vec<_> = frame
+        .parts
+        .iter()
+        .map(|_| Tables::draw(&heat, &mut source))
+        .collect();
     for (index, Tables { dc, ac, band }) in tables.iter().enumerate() {
         segment(0xC4, &dc.body(index as u8), &mut out);
-        segment(0xC4, &if frame.progressive { band } else { ac }.body(0x10 | index as u8), &mut out);
+        segment(
+            0xC4,
+            &if frame.progressive { band } else { ac }.body(0x10 | index as u8),
+            &mut out,
+        );
     }
     if frame.progressive {
         script::write(&frame, (&tables, &heat), &mut source, &mut out);
     } else {
         let all: Vec<_> = (0..frame.parts.len()).collect();
-        let first = if source.below(3) == 0 { 1 + source.below(all.len()) } else { all.len() };
-        for which in [&all[..first], &all[first..]].into_iter().filter(|which| !which.is_empty()) {
+        let first = if source.below(3) == 0 {
+            1 + source.below(all.len())
+        } else {
+            all.len()
+        };
+        for which in [&all[..first], &all[first..]]
+            .into_iter()
+            .filter(|which| !which.is_empty())
+        {
             frame.write_scan(which, (&tables, &heat), &mut source, &mut out);
         }
     }
@@ -41,7 +56,10 @@ pub fn picture(bytes: &[u8]) -> Made {
         let at = source.below(out.len());
         out[at] = source.byte();
     }
-    Made { picture: out, intact: !damaged }
+    Made {
+        picture: out,
+        intact: !damaged,
+    }
 }
 
 fn segment(marker: u8, body: &[u8], out: &mut Vec<u8>) {
@@ -59,7 +77,10 @@ struct Source<'a> {
 impl<'a> Source<'a> {
     fn new(bytes: &'a [u8]) -> Self {
         let mix = |state: u64, byte: &u8| (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
-        Self { bytes, state: bytes.iter().fold(1, mix) }
+        Self {
+            bytes,
+            state: bytes.iter().fold(1, mix),
+        }
     }
 
     fn byte(&mut self) -> u8 {
@@ -67,7 +88,10 @@ impl<'a> Source<'a> {
             self.bytes = rest;
             return *byte;
         }
-        self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.state = self
+            .state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (self.state >> 56) as u8
     }
 
@@ -76,7 +100,11 @@ impl<'a> Source<'a> {
     }
 
     fn below(&mut self, count: usize) -> usize {
-        let drawn = if count > 256 { self.word().into() } else { usize::from(self.byte()) };
+        let drawn = if count > 256 {
+            self.word().into()
+        } else {
+            usize::from(self.byte())
+        };
         drawn % count
     }
 }
@@ -105,9 +133,20 @@ impl Frame {
         let mut side = || step * (1 + source.below(200 / usize::from(step)) as u16);
         let (width, height) = (side(), side());
         let count = [3, 1, 3, 4][source.below(4)];
-        let ids = if source.below(4) == 0 { *b"RGBA" } else { [1, 2, 3, 4] };
+        let ids = if source.below(4) == 0 {
+            *b"RGBA"
+        } else {
+            [1, 2, 3, 4]
+        };
         let usual = source.below(4) > 0;
-        let mut parts: Vec<_> = ids[..count].iter().map(|id| Part { id: *id, h: 1, v: 1 }).collect();
+        let mut parts: Vec<_> = ids[..count]
+            .iter()
+            .map(|id| Part {
+                id: *id,
+                h: 1,
+                v: 1,
+            })
+            .collect();
         for part in &mut parts[..if usual { 1 } else { count }] {
             (part.h, part.v) = (1 + source.below(4) as u8, 1 + source.below(4) as u8);
         }
@@ -116,9 +155,19 @@ impl Frame {
             parts.iter_mut().for_each(|part| (part.h, part.v) = (1, 1));
             (parts[0].h, parts[0].v) = (2, 2);
         }
-        let restart = if source.below(3) == 0 { 1 + source.below(40) as u16 } else { 0 };
+        let restart = if source.below(3) == 0 {
+            1 + source.below(40) as u16
+        } else {
+            0
+        };
         let progressive = source.below(2) == 0;
-        Self { width, height, parts, restart, progressive }
+        Self {
+            width,
+            height,
+            parts,
+            restart,
+            progressive,
+        }
     }
 
     /// Writes what decides about colours besides the components' names.
@@ -128,7 +177,11 @@ impl Frame {
             segment(0xE0, b"JFIF\0\x01\x01\0\0\x01\0\x01\0\0", out);
         }
         if marks & 2 > 0 {
-            segment(0xEE, &[b"Adobe\0\x64\0\0\0\0", &[marks >> 2 & 3][..]].concat(), out);
+            segment(
+                0xEE,
+                &[b"Adobe\0\x64\0\0\0\0", &[marks >> 2 & 3][..]].concat(),
+                out,
+            );
         }
     }
 
@@ -136,8 +189,21 @@ impl Frame {
         let mut body = vec![8];
         body.extend([self.height, self.width].map(u16::to_be_bytes).concat());
         body.push(self.parts.len() as u8);
-        body.extend(self.parts.iter().zip(0..).flat_map(|(part, index)| [part.id, part.h << 4 | part.v, index]));
-        segment(if self.progressive { 0xC2 } else { 0xC0 + source.below(2) as u8 }, &body, out);
+        body.extend(
+            self.parts
+                .iter()
+                .zip(0..)
+                .flat_map(|(part, index)| [part.id, part.h << 4 | part.v, index]),
+        );
+        segment(
+            if self.progressive {
+                0xC2
+            } else {
+                0xC0 + source.below(2) as u8
+            },
+            &body,
+            out,
+        );
         if self.restart > 0 {
             segment(0xDD, &self.restart.to_be_bytes(), out);
         }
@@ -151,29 +217,49 @@ impl Frame {
         source: &mut Source<'_>,
         out: &mut Vec<u8>,
     ) {
-        let selectors = which.iter().flat_map(|index| [self.parts[*index].id, (index << 4 | index) as u8]);
-        let body: Vec<u8> = std::iter::once(which.len() as u8).chain(selectors).chain([0, 63, 0]).collect();
+        let selectors = which
+            .iter()
+            .flat_map(|index| [self.parts[*index].id, (index << 4 | index) as u8]);
+        let body: Vec<u8> = std::iter::once(which.len() as u8)
+            .chain(selectors)
+            .chain([0, 63, 0])
+            .collect();
         segment(0xDA, &body, out);
         let alone = which.len() == 1;
         let mcus = |side: u16, factor: fn(&Part) -> u8| {
             let most = usize::from(self.parts.iter().map(factor).max().unwrap_or(1));
             let own = usize::from(factor(&self.parts[which[0]]));
             let blocks = (usize::from(side) * own).div_ceil(most).div_ceil(8);
-            if alone { blocks } else { usize::from(side).div_ceil(8 * most) }
+            if alone {
+                blocks
+            } else {
+                usize::from(side).div_ceil(8 * most)
+            }
         };
         let mcus = mcus(self.width, |part| part.h) * mcus(self.height, |part| part.v);
         let mut predictors = [0; 4];
-        let mut bits = Bits { out, word: 0, count: 0 };
+        let mut bits = Bits {
+            out,
+            word: 0,
+            count: 0,
+        };
         for mcu in 0..mcus {
             if self.restart > 0 && mcu > 0 && mcu % usize::from(self.restart) == 0 {
                 bits.flush();
                 predictors = [0; 4];
-                bits.out.extend([0xFF, 0xD0 + ((mcu / usize::from(self.restart) - 1) % 8) as u8]);
+                bits.out.extend([
+                    0xFF,
+                    0xD0 + ((mcu / usize::from(self.restart) - 1) % 8) as u8,
+                ]);
             }
             for index in which {
                 let part = self.parts[*index];
                 for _ in 0..if alone { 1 } else { part.h * part.v } {
-                    heat.write_block((&tables[*index], &mut predictors[*index]), source, &mut bits);
+                    heat.write_block(
+                        (&tables[*index], &mut predictors[*index]),
+                        source,
+                        &mut bits,
+                    );
                 }
             }
         }
@@ -194,7 +280,10 @@ impl Tables {
         let values = (0..16).flat_map(move |run| (1..=ac).map(move |size| run << 4 | size as u8));
         Self {
             dc: Codes::draw((0..=dc as u8).collect(), source),
-            ac: Codes::draw([0, 0xF0].into_iter().chain(values.clone()).collect(), source),
+            ac: Codes::draw(
+                [0, 0xF0].into_iter().chain(values.clone()).collect(),
+                source,
+            ),
             band: Codes::draw((0..16).map(|run| run << 4).chain(values).collect(), source),
         }
     }
@@ -214,7 +303,11 @@ impl Codes {
         symbols.rotate_left(turn);
         // libjpeg-turbo refuses codes of ones alone.
         let more = symbols.len().ilog2() as usize + 1;
-        Self { symbols, short: 1 + source.below(16 - more), more }
+        Self {
+            symbols,
+            short: 1 + source.below(16 - more),
+            more,
+        }
     }
 
     /// As in a segment.
@@ -226,10 +319,17 @@ impl Codes {
     }
 
     fn write(&self, symbol: u8, bits: &mut Bits<'_>) {
-        let index = self.symbols.iter().position(|other| *other == symbol).expect("a symbol of this table");
+        let index = self
+            .symbols
+            .iter()
+            .position(|other| *other == symbol)
+            .expect("a symbol of this table");
         match index.checked_sub(self.short) {
             None => bits.push((1 << (index + 1)) - 2, index + 1),
-            Some(rest) => bits.push((((1 << self.short) - 1) << self.more) + rest, self.short + self.more),
+            Some(rest) => bits.push(
+                (((1 << self.short) - 1) << self.more) + rest,
+                self.short + self.more,
+            ),
         }
     }
 }
@@ -252,14 +352,30 @@ struct Heat {
 impl Heat {
     fn draw(source: &mut Source<'_>) -> Self {
         let calm = source.below(2) == 0;
-        let sizes = if source.below(4) == 0 { (15, 15) } else { (11, 10) };
+        let sizes = if source.below(4) == 0 {
+            (15, 15)
+        } else {
+            (11, 10)
+        };
         let ac = 1 + source.below(if calm { 3 } else { sizes.1 });
-        Self { calm, sizes, dc: source.below(sizes.0 + 1), ac, run: source.below(16), last: source.byte() }
+        Self {
+            calm,
+            sizes,
+            dc: source.below(sizes.0 + 1),
+            ac,
+            run: source.below(16),
+            last: source.byte(),
+        }
     }
 
     /// Steps of quantisation: small ones, a slope, or anything.
     fn write_quants(&self, index: u8, source: &mut Source<'_>, out: &mut Vec<u8>) {
-        let (wide, any, start, slope) = (source.below(3) == 0, source.below(4) == 0, source.byte(), source.byte() % 32);
+        let (wide, any, start, slope) = (
+            source.below(3) == 0,
+            source.below(4) == 0,
+            source.byte(),
+            source.byte() % 32,
+        );
         let mut body = vec![u8::from(wide) << 4 | index];
         for k in 0..64 {
             let value = match any {
@@ -275,7 +391,12 @@ impl Heat {
         segment(0xDB, &body, out);
     }
 
-    fn write_dc(&self, (codes, predictor): (&Codes, &mut i32), source: &mut Source<'_>, bits: &mut Bits<'_>) {
+    fn write_dc(
+        &self,
+        (codes, predictor): (&Codes, &mut i32),
+        source: &mut Source<'_>,
+        bits: &mut Bits<'_>,
+    ) {
         let (mut size, mut value) = (source.below(self.dc + 1), i32::from(source.word()));
         if self.calm {
             let next = value % 64 - 32;
@@ -287,7 +408,12 @@ impl Heat {
         bits.push(value as usize, size);
     }
 
-    fn write_block(&self, (tables, predictor): (&Tables, &mut i32), source: &mut Source<'_>, bits: &mut Bits<'_>) {
+    fn write_block(
+        &self,
+        (tables, predictor): (&Tables, &mut i32),
+        source: &mut Source<'_>,
+        bits: &mut Bits<'_>,
+    ) {
         let ac = &tables.ac;
         self.write_dc((&tables.dc, predictor), source, bits);
         let mut next = 1;

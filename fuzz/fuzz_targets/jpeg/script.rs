@@ -31,7 +31,12 @@ struct Scan {
 }
 
 /// Writes all scans of a progressive picture.
-pub(super) fn write(frame: &Frame, (tables, heat): (&[Tables], &Heat), source: &mut Source<'_>, out: &mut Vec<u8>) {
+pub(super) fn write(
+    frame: &Frame,
+    (tables, heat): (&[Tables], &Heat),
+    source: &mut Source<'_>,
+    out: &mut Vec<u8>,
+) {
     let most = |side: fn(&Part) -> u8| usize::from(frame.parts.iter().map(side).max().unwrap_or(1));
     let (h, v) = (most(|part| part.h), most(|part| part.v));
     let (width, height) = (usize::from(frame.width), usize::from(frame.height));
@@ -39,68 +44,154 @@ pub(super) fn write(frame: &Frame, (tables, heat): (&[Tables], &Heat), source: &
     let plane = |part: &Part| {
         let (own_h, own_v) = (usize::from(part.h), usize::from(part.v));
         let padded = mcus.0 * own_h;
-        let (across, down) = ((width * own_h).div_ceil(h).div_ceil(8), (height * own_v).div_ceil(v).div_ceil(8));
-        Plane { part: *part, lacks: [UNSEEN; 64], filled: vec![0; padded * mcus.1 * own_v], padded, across, down }
+        let (across, down) = (
+            (width * own_h).div_ceil(h).div_ceil(8),
+            (height * own_v).div_ceil(v).div_ceil(8),
+        );
+        Plane {
+            part: *part,
+            lacks: [UNSEEN; 64],
+            filled: vec![0; padded * mcus.1 * own_v],
+            padded,
+            across,
+            down,
+        }
     };
     let mut planes: Vec<_> = frame.parts.iter().map(plane).collect();
     let mut restart = frame.restart;
     for number in 0.. {
-        let Some((which, mut scan)) = draw(&planes, number, source) else { return };
+        let Some((which, mut scan)) = draw(&planes, number, source) else {
+            return;
+        };
         if source.below(8) == 0 {
             restart = source.below(40) as u16;
             segment(0xDD, &restart.to_be_bytes(), out);
         }
-        let selectors = which.iter().flat_map(|index| [planes[*index].part.id, (index << 4 | index) as u8]);
-        let bits = if scan.first { scan.low } else { (scan.low + 1) << 4 | scan.low };
+        let selectors = which
+            .iter()
+            .flat_map(|index| [planes[*index].part.id, (index << 4 | index) as u8]);
+        let bits = if scan.first {
+            scan.low
+        } else {
+            (scan.low + 1) << 4 | scan.low
+        };
         let band = [scan.start as u8, scan.end as u8 - 1, bits];
-        segment(0xDA, &std::iter::once(which.len() as u8).chain(selectors).chain(band).collect::<Vec<_>>(), out);
-        let mut bits = Bits { out, word: 0, count: 0 };
+        segment(
+            0xDA,
+            &std::iter::once(which.len() as u8)
+                .chain(selectors)
+                .chain(band)
+                .collect::<Vec<_>>(),
+            out,
+        );
+        let mut bits = Bits {
+            out,
+            word: 0,
+            count: 0,
+        };
         let alone = which.len() == 1;
-        let all = if alone { planes[which[0]].across * planes[which[0]].down } else { mcus.0 * mcus.1 };
+        let all = if alone {
+            planes[which[0]].across * planes[which[0]].down
+        } else {
+            mcus.0 * mcus.1
+        };
         let mut predictors = [0; 4];
         for mcu in 0..all {
             let interval = if restart == 0 { all } else { restart.into() };
             if mcu > 0 && mcu % interval == 0 {
                 bits.flush();
                 predictors = [0; 4];
-                bits.out.extend([0xFF, 0xD0 + ((mcu / interval - 1) % 8) as u8]);
+                bits.out
+                    .extend([0xFF, 0xD0 + ((mcu / interval - 1) % 8) as u8]);
             }
             scan.left = (interval - mcu % interval).min(all - mcu);
             for index in &which {
                 let plane = &mut planes[*index];
-                let (h, v) = if alone { (1, 1) } else { (plane.part.h.into(), plane.part.v.into()) };
+                let (h, v) = if alone {
+                    (1, 1)
+                } else {
+                    (plane.part.h.into(), plane.part.v.into())
+                };
                 let across = if alone { plane.across } else { mcus.0 };
                 for (y, x) in (0..v).flat_map(|y| (0..h).map(move |x| (y, x))) {
                     let at = (mcu / across * v + y) * plane.padded + mcu % across * h + x;
-                    let coded = (&tables[*index], &mut predictors[*index], &mut plane.filled[at]);
+                    let coded = (
+                        &tables[*index],
+                        &mut predictors[*index],
+                        &mut plane.filled[at],
+                    );
                     scan.write_block(coded, heat, source, &mut bits);
                 }
             }
         }
         bits.flush();
-        which.iter().for_each(|index| planes[*index].lacks[scan.start..scan.end].fill(scan.low));
+        which
+            .iter()
+            .for_each(|index| planes[*index].lacks[scan.start..scan.end].fill(scan.low));
     }
 }
 
 /// The next scan, and its components; nothing if all bits are there.
 fn draw(planes: &[Plane], number: usize, source: &mut Source<'_>) -> Option<(Vec<usize>, Scan)> {
-    let open: Vec<_> = (0..planes.len()).filter(|index| planes[*index].lacks.iter().any(|lacks| *lacks > 0)).collect();
-    let index = open[source.below(open.len().max(1)).min(open.len().checked_sub(1)?)];
+    let open: Vec<_> = (0..planes.len())
+        .filter(|index| planes[*index].lacks.iter().any(|lacks| *lacks > 0))
+        .collect();
+    let index = open[source
+        .below(open.len().max(1))
+        .min(open.len().checked_sub(1)?)];
     let lacks = &planes[index].lacks;
     let missing: Vec<_> = (1..64).filter(|k| lacks[*k] > 0).collect();
     let dc = lacks[0] == UNSEEN || missing.is_empty() || (lacks[0] > 0 && source.below(2) == 0);
-    let start = if dc { 0 } else { missing[if number < SPLIT { source.below(missing.len()) } else { 0 }] };
-    let longest = if dc { 1 } else { lacks[start..].iter().take_while(|other| **other == lacks[start]).count() };
-    let len = if number < SPLIT && source.below(2) == 0 { 1 + source.below(longest) } else { longest };
+    let start = if dc {
+        0
+    } else {
+        missing[if number < SPLIT {
+            source.below(missing.len())
+        } else {
+            0
+        }]
+    };
+    let longest = if dc {
+        1
+    } else {
+        lacks[start..]
+            .iter()
+            .take_while(|other| **other == lacks[start])
+            .count()
+    };
+    let len = if number < SPLIT && source.below(2) == 0 {
+        1 + source.below(longest)
+    } else {
+        longest
+    };
     let first = lacks[start] == UNSEEN;
-    let low = if first { [0, 1, 2, 0][source.below(4)] } else { lacks[start] - 1 };
+    let low = if first {
+        [0, 1, 2, 0][source.below(4)]
+    } else {
+        lacks[start] - 1
+    };
     let mut which = vec![index];
     if dc && source.below(4) > 0 {
-        which = (0..planes.len()).filter(|other| planes[*other].lacks[0] == lacks[0]).collect();
-        let blocks = which.iter().map(|other| planes[*other].part.h * planes[*other].part.v).sum::<u8>();
+        which = (0..planes.len())
+            .filter(|other| planes[*other].lacks[0] == lacks[0])
+            .collect();
+        let blocks = which
+            .iter()
+            .map(|other| planes[*other].part.h * planes[*other].part.v)
+            .sum::<u8>();
         which.truncate(if blocks > 10 { 1 } else { 4 });
     }
-    Some((which, Scan { start, end: start + len, low, first, left: 0, ended: 0 }))
+    Some((
+        which,
+        Scan {
+            start,
+            end: start + len,
+            low,
+            first,
+            left: 0,
+            ended: 0,
+        },
+    ))
 }
 
 impl Scan {
@@ -129,7 +220,9 @@ impl Scan {
         let old = if self.first { 0 } else { *filled };
         let mut next = self.start;
         let refine = |from: usize, to: usize, source: &mut Source<'_>, bits: &mut Bits<'_>| {
-            (from..to).filter(|k| old >> k & 1 > 0).for_each(|_| bits.push(source.byte().into(), 1));
+            (from..to)
+                .filter(|k| old >> k & 1 > 0)
+                .for_each(|_| bits.push(source.byte().into(), 1));
         };
         while self.ended == 0 && next < self.end {
             let (kind, run) = (source.byte(), source.below(heat.run + 1));
@@ -140,7 +233,11 @@ impl Scan {
                 break;
             }
             let place = place.unwrap_or(self.end);
-            let size = if kind == 255 { 0 } else { 1 + if self.first { source.below(heat.ac) } else { 0 } };
+            let size = if kind == 255 {
+                0
+            } else {
+                1 + if self.first { source.below(heat.ac) } else { 0 }
+            };
             codes.write((run << 4 | size) as u8, bits);
             bits.push(source.word().into(), size);
             refine(next, place, source, bits);

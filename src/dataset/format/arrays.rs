@@ -110,7 +110,11 @@ impl Numbers {
     }
 
     fn heap(&self) -> usize {
-        if let Self::Each(numbers) = self { size_of_val(&**numbers) } else { 0 }
+        if let Self::Each(numbers) = self {
+            size_of_val(&**numbers)
+        } else {
+            0
+        }
     }
 }
 
@@ -118,19 +122,40 @@ impl Arrays {
     /// Makes the samples of files of this `format`: the files, or their rows.
     ///
     /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays without rows.
-    pub(crate) fn of(sources: Sources, given: Vec<Given>, rows: bool, format: &str, name: String) -> Result<Self> {
-        let arrays = if rows { Self::rows(sources, given)? } else { Self::samples(sources, given)? };
+    pub(crate) fn of(
+        sources: Sources,
+        given: Vec<Given>,
+        rows: bool,
+        format: &str,
+        name: String,
+    ) -> Result<Self> {
+        let arrays = if rows {
+            Self::rows(sources, given)?
+        } else {
+            Self::samples(sources, given)?
+        };
         if arrays.len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows").with_path(name));
+            return Err(
+                Error::new(ErrorKind::Empty, Stage::Index, "the arrays have no rows")
+                    .with_path(name),
+            );
         }
         let what = format!("{}{format}", if rows { "rows of " } else { "" });
-        Ok(Self { what, name, ..arrays })
+        Ok(Self {
+            what,
+            name,
+            ..arrays
+        })
     }
 
     /// Verifies every array on each read. `checks`: for the first file's arrays, then for the next file's.
     pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
         let headers = |checks: &[Check]| checks.iter().map(|check| u64::from(check.header)).sum();
-        let most = checks.chunks(self.columns.len()).map(headers).max().unwrap_or(0);
+        let most = checks
+            .chunks(self.columns.len())
+            .map(headers)
+            .max()
+            .unwrap_or(0);
         self.sizes.sample_bytes_max = self.sizes.sample_bytes_max.saturating_add(most);
         self.checks = Some(checks.into_boxed_slice());
         self
@@ -138,7 +163,10 @@ impl Arrays {
 
     /// Check of an array, if arrays are verified.
     fn check_of(&self, sample: u64, field: usize) -> Option<Check> {
-        let column = self.columns.iter().position(|column| column.field == field)?;
+        let column = self
+            .columns
+            .iter()
+            .position(|column| column.field == field)?;
         Some(self.checks.as_ref()?[sample as usize * self.columns.len() + column])
     }
 
@@ -151,31 +179,70 @@ impl Arrays {
         let (mut schema, mut columns) = (Vec::new(), Vec::new());
         let mut totals = vec![0_u64; len];
         for mut given in given {
-            if given.if_varying && given.arrays.windows(2).all(|pair| pair[0].shape == pair[1].shape) {
+            if given.if_varying
+                && given
+                    .arrays
+                    .windows(2)
+                    .all(|pair| pair[0].shape == pair[1].shape)
+            {
                 given.rule = Rule::Same;
             }
             if given.arrays.len() != len {
-                let message =
-                    format!("{} files for the field `{}`, {len} for the first", given.arrays.len(), given.name);
+                let message = format!(
+                    "{} files for the field `{}`, {len} for the first",
+                    given.arrays.len(),
+                    given.name
+                );
                 return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
             }
             let field = schema.len();
             schema.extend(given.fields(&sources, 0)?);
             let bytes: Vec<u64> = given.arrays.iter().map(Array::bytes).collect();
-            totals.iter_mut().zip(&bytes).for_each(|(total, bytes)| *total = total.saturating_add(*bytes));
+            totals
+                .iter_mut()
+                .zip(&bytes)
+                .for_each(|(total, bytes)| *total = total.saturating_add(*bytes));
             let shapes = matches!(given.rule, Rule::Flat(_)).then(|| given.shapes());
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
-            columns.push(Column { field, base: given.base, starts: None, offsets, bytes: Numbers::new(bytes), shapes });
+            columns.push(Column {
+                field,
+                base: given.base,
+                starts: None,
+                offsets,
+                bytes: Numbers::new(bytes),
+                shapes,
+            });
         }
         let bytes_max = totals.iter().copied().max().unwrap_or(0);
-        let largest_sample = totals.iter().position(|total| *total == bytes_max).map(|sample| sample as u64);
-        let sizes = Sizes { largest_sample, ..Sizes::new(bytes_max) };
+        let largest_sample = totals
+            .iter()
+            .position(|total| *total == bytes_max)
+            .map(|sample| sample as u64);
+        let sizes = Sizes {
+            largest_sample,
+            ..Sizes::new(bytes_max)
+        };
         Ok(Self::new(sources, schema, columns, len as u64, sizes))
     }
 
-    fn new(sources: Sources, schema: Vec<EncodedField>, columns: Vec<Column>, len: u64, sizes: Sizes) -> Self {
+    fn new(
+        sources: Sources,
+        schema: Vec<EncodedField>,
+        columns: Vec<Column>,
+        len: u64,
+        sizes: Sizes,
+    ) -> Self {
         let (sources, what, name) = (Arc::new(sources), String::new(), String::new());
-        Self { sources, schema, columns, len, sizes, checks: None, what, name }
+        Self {
+            sources,
+            schema,
+            columns,
+            len,
+            sizes,
+            checks: None,
+            what,
+            name,
+        }
     }
 
     /// Makes sample *k* of row *k* of each field, counted over its files in order.
@@ -187,7 +254,10 @@ impl Arrays {
         let (mut len, mut bytes_max) = (0, 0_u64);
         for given in given {
             if given.rule != Rule::Same {
-                let message = format!("the rows of `{}` have one shape: a maximum is for whole arrays", given.name);
+                let message = format!(
+                    "the rows of `{}` have one shape: a maximum is for whole arrays",
+                    given.name
+                );
                 return Err(Error::new(ErrorKind::Config, Stage::Index, message));
             }
             let field = schema.len();
@@ -201,16 +271,35 @@ impl Arrays {
             bytes_max = bytes_max.saturating_add(row_bytes);
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
             let (starts, bytes) = (Some(starts), Numbers::Same(row_bytes));
-            columns.push(Column { field, base: given.base, starts, offsets, bytes, shapes: None });
+            columns.push(Column {
+                field,
+                base: given.base,
+                starts,
+                offsets,
+                bytes,
+                shapes: None,
+            });
         }
-        Ok(Self::new(sources, schema, columns, len, Sizes::new(bytes_max)))
+        Ok(Self::new(
+            sources,
+            schema,
+            columns,
+            len,
+            Sizes::new(bytes_max),
+        ))
     }
 
     /// Description such as `x f32 [3, 4], y i64 []`.
     fn describe_fields(&self) -> String {
         let one = |field: &EncodedField| match &field.encoding {
-            Encoding::Raw { dtype, shape: Shape::Fixed(dims) } => format!("{} {dtype} {dims:?}", field.name),
-            Encoding::Raw { dtype, shape: Shape::UpTo { max, inner } } => {
+            Encoding::Raw {
+                dtype,
+                shape: Shape::Fixed(dims),
+            } => format!("{} {dtype} {dims:?}", field.name),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::UpTo { max, inner },
+            } => {
                 let inner: String = inner.iter().map(|dim| format!(", {dim}")).collect();
                 format!("{} {dtype} [up to {max}{inner}]", field.name)
             }
@@ -226,20 +315,50 @@ impl Dataset for Arrays {
     fn sizes(&self) -> Sizes {
         let heap = |column: &Column| {
             let starts = column.starts.as_ref().map_or(0, Starts::heap);
-            let shapes = column.shapes.as_ref().map_or(0, |(shapes, _)| size_of_val(&**shapes));
+            let shapes = column
+                .shapes
+                .as_ref()
+                .map_or(0, |(shapes, _)| size_of_val(&**shapes));
             starts + shapes + column.offsets.heap() + column.bytes.heap()
         };
-        let checks = self.checks.as_ref().map_or(0, |checks| size_of_val(&**checks));
+        let checks = self
+            .checks
+            .as_ref()
+            .map_or(0, |checks| size_of_val(&**checks));
         let index_bytes = self.columns.iter().map(heap).sum::<usize>() + checks;
-        Sizes { index_bytes, ..self.sizes }
+        Sizes {
+            index_bytes,
+            ..self.sizes
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         for column in &self.columns {
-            let Extent { source, offset, len } = column.extent(sample);
-            match self.check_of(sample, column.field).map(|check| u64::from(check.header)) {
-                Some(head) => parts.framed(column.field, Extent { source, offset: offset - head, len: len + head }),
-                None => parts.extent(column.field, Extent { source, offset, len }),
+            let Extent {
+                source,
+                offset,
+                len,
+            } = column.extent(sample);
+            match self
+                .check_of(sample, column.field)
+                .map(|check| u64::from(check.header))
+            {
+                Some(head) => parts.framed(
+                    column.field,
+                    Extent {
+                        source,
+                        offset: offset - head,
+                        len: len + head,
+                    },
+                ),
+                None => parts.extent(
+                    column.field,
+                    Extent {
+                        source,
+                        offset,
+                        len,
+                    },
+                ),
             }
             if let Some((shapes, dims)) = &column.shapes {
                 let shape = &shapes[sample as usize * dims..][..*dims];
@@ -251,24 +370,42 @@ impl Dataset for Arrays {
 
     fn describe(&self) -> String {
         let (fields, files) = (self.describe_fields(), self.sources.count());
-        let checked = if self.checks.is_some() { ", CRC-32 verified" } else { "" };
-        format!("{} {} ({fields}) in {files} files{checked}: {}", self.len, self.what, self.name)
+        let checked = if self.checks.is_some() {
+            ", CRC-32 verified"
+        } else {
+            ""
+        };
+        format!(
+            "{} {} ({fields}) in {files} files{checked}: {}",
+            self.len, self.what, self.name
+        )
     }
 }
 
 impl Framed for Arrays {
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
-        let Some(check) = self.check_of(sample, field) else { return Ok(()) };
+        let Some(check) = self.check_of(sample, field) else {
+            return Ok(());
+        };
         let found = crc32fast::hash(bytes);
         if found == check.crc {
             return Ok(());
         }
         let name = &self.schema[field].name;
-        let message = format!("`{name}` has the CRC-32 {found:08x}, the archive says {:08x}", check.crc);
+        let message = format!(
+            "`{name}` has the CRC-32 {found:08x}, the archive says {:08x}",
+            check.crc
+        );
         Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        _: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let header = self.check_of(sample, field).map_or(0, |check| check.header);
         Ok(bytes.get(header as usize..).unwrap_or_default())
     }
@@ -281,21 +418,38 @@ impl Column {
             None => (sample as usize, 0),
         };
         let len = self.bytes.get(if self.starts.is_some() { 0 } else { file });
-        Extent { source: SourceId::at(self.base + file), offset: self.offsets.get(file) + row * len, len }
+        Extent {
+            source: SourceId::at(self.base + file),
+            offset: self.offsets.get(file) + row * len,
+            len,
+        }
     }
 
     /// Checks that this field has the rows of the first field: as many, and in the same files if they share files.
-    fn check_rows(&self, schema: &[EncodedField], sources: &Sources, given: &Given, starts: &Starts) -> Result<()> {
+    fn check_rows(
+        &self,
+        schema: &[EncodedField],
+        sources: &Sources,
+        given: &Given,
+        starts: &Starts,
+    ) -> Result<()> {
         let first = &schema[self.field].name;
-        let (own, rows) = (self.starts.as_ref().map_or(&[][..], Starts::all), starts.len());
+        let (own, rows) = (
+            self.starts.as_ref().map_or(&[][..], Starts::all),
+            starts.len(),
+        );
         let len = own.last().copied().unwrap_or(0);
-        let parted =
-            (self.base == given.base).then(|| own.iter().zip(starts.all()).position(|(a, b)| a != b)).flatten();
+        let parted = (self.base == given.base)
+            .then(|| own.iter().zip(starts.all()).position(|(a, b)| a != b))
+            .flatten();
         if rows == len && parted.is_none() {
             return Ok(());
         }
         let message = if self.base == given.base {
-            format!("`{}` and `{first}` have different first dimensions in this file", given.name)
+            format!(
+                "`{}` and `{first}` have different first dimensions in this file",
+                given.name
+            )
         } else {
             format!("`{}` has {rows} rows, `{first}` has {len}", given.name)
         };
@@ -316,12 +470,18 @@ impl Array {
     }
 
     fn dims_bytes(&self, dims: &[u64]) -> u64 {
-        dims.iter().fold(self.dtype.size() as u64, |bytes, dim| bytes.saturating_mul(*dim))
+        dims.iter().fold(self.dtype.size() as u64, |bytes, dim| {
+            bytes.saturating_mul(*dim)
+        })
     }
 
     /// Bytes of the data by the shape; `None` on overflow.
     pub(crate) fn checked_bytes(&self) -> Option<u64> {
-        self.shape.iter().try_fold(self.dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim))
+        self.shape
+            .iter()
+            .try_fold(self.dtype.size() as u64, |bytes, dim| {
+                bytes.checked_mul(*dim)
+            })
     }
 
     /// Description such as `f32 [3, 4]`.
@@ -333,7 +493,10 @@ impl Array {
 impl Given {
     /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count samples.
     fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {
-        let first = self.arrays.first().ok_or_else(|| Error::new(ErrorKind::Empty, Stage::Index, "no arrays"))?;
+        let first = self
+            .arrays
+            .first()
+            .ok_or_else(|| Error::new(ErrorKind::Empty, Stage::Index, "no arrays"))?;
         for (file, array) in self.arrays.iter().enumerate() {
             if let Err(message) = self.fits(first, array, axes) {
                 let path = sources.path(SourceId::at(self.base + file));
@@ -343,14 +506,30 @@ impl Given {
         let dims = |dims: &[u64]| dims.iter().map(|dim| *dim as usize).collect::<Vec<_>>();
         let shape = match self.rule {
             Rule::Same => Shape::Fixed(dims(&first.shape[axes..])),
-            Rule::UpTo(max) => Shape::UpTo { max, inner: dims(&first.shape[1..]) },
-            Rule::Flat(max) => Shape::UpTo { max, inner: Vec::new() },
+            Rule::UpTo(max) => Shape::UpTo {
+                max,
+                inner: dims(&first.shape[1..]),
+            },
+            Rule::Flat(max) => Shape::UpTo {
+                max,
+                inner: Vec::new(),
+            },
         };
-        let encoding = Encoding::Raw { dtype: first.dtype, shape };
-        let mut fields = vec![EncodedField { name: self.name.clone(), encoding }];
+        let encoding = Encoding::Raw {
+            dtype: first.dtype,
+            shape,
+        };
+        let mut fields = vec![EncodedField {
+            name: self.name.clone(),
+            encoding,
+        }];
         if let Rule::Flat(_) = self.rule {
             let name = format!("{}.shape", self.name);
-            fields.push(EncodedField::raw(Field::fixed(name, DType::I64, [first.shape.len()])));
+            fields.push(EncodedField::raw(Field::fixed(
+                name,
+                DType::I64,
+                [first.shape.len()],
+            )));
         }
         Ok(fields)
     }
@@ -378,18 +557,26 @@ impl Given {
                 _ => Setting::Flat.hint(|flat| format!(": {flat} takes arrays of several shapes")),
             };
             let first = first.described();
-            return Err(format!("`{name}` is {found} here and {first} in the first file{hint}"));
+            return Err(format!(
+                "`{name}` is {found} here and {first} in the first file{hint}"
+            ));
         }
         let (count, max) = match self.rule {
-            Rule::Same if axes == 0 && array.bytes() == 0 || axes == 1 && array.row_bytes() == 0 => {
+            Rule::Same
+                if axes == 0 && array.bytes() == 0 || axes == 1 && array.row_bytes() == 0 =>
+            {
                 return Err(format!("`{name}` is {found}: its samples have no bytes"));
             }
             Rule::Same => return Ok(()),
             Rule::UpTo(_) if array.shape.is_empty() => {
-                return Err(format!("`{name}` is {found}: a scalar has no first dimension"));
+                return Err(format!(
+                    "`{name}` is {found}: a scalar has no first dimension"
+                ));
             }
             Rule::UpTo(_) if array.row_bytes() == 0 => {
-                return Err(format!("`{name}` is {found}: a dimension after the first is 0"));
+                return Err(format!(
+                    "`{name}` is {found}: a dimension after the first is 0"
+                ));
             }
             Rule::Flat(_) if array.shape.is_empty() => {
                 return Err(format!("`{name}` is {found}: a scalar has no shape"));
@@ -398,13 +585,22 @@ impl Given {
             Rule::Flat(max) => (array.bytes() / array.dtype.size() as u64, max),
         };
         if count > max as u64 {
-            return Err(format!("`{name}` is {found}: {count} is more than the maximum of {max}"));
+            return Err(format!(
+                "`{name}` is {found}: {count} is more than the maximum of {max}"
+            ));
         }
         Ok(())
     }
 
     fn shapes(&self) -> (Box<[i64]>, usize) {
-        let shapes = self.arrays.iter().flat_map(|array| array.shape.iter().map(|dim| *dim as i64)).collect();
-        (shapes, self.arrays.first().map_or(0, |first| first.shape.len()))
+        let shapes = self
+            .arrays
+            .iter()
+            .flat_map(|array| array.shape.iter().map(|dim| *dim as i64))
+            .collect();
+        (
+            shapes,
+            self.arrays.first().map_or(0, |first| first.shape.len()),
+        )
     }
 }

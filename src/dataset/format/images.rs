@@ -68,8 +68,13 @@ impl Images {
         };
         if !is_folder {
             let endings = EXTENSIONS.map(|ending| format!(".{ending}"));
-            let Listed { files, left_out, .. } = expand(root, &endings.each_ref().map(String::as_str))?;
-            return Ok(Self { left_out, ..Self::open_files(&files)? });
+            let Listed {
+                files, left_out, ..
+            } = expand(root, &endings.each_ref().map(String::as_str))?;
+            return Ok(Self {
+                left_out,
+                ..Self::open_files(&files)?
+            });
         }
         let top = list(root, 0, root)?;
         let classes = top.folders;
@@ -81,10 +86,17 @@ impl Images {
         if let Some(name) = top.folder.names.first() {
             return Err(beside_classes(&root.join(name)));
         }
-        let mut folders =
-            parallel(&classes, |index, path| walk(path, index, root))?.into_iter().flatten().collect::<Vec<_>>();
+        let mut folders = parallel(&classes, |index, path| walk(path, index, root))?
+            .into_iter()
+            .flatten()
+            .collect::<Vec<_>>();
         measure(&mut folders)?;
-        let names = classes.iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
+        let names = classes.iter().map(|path| {
+            path.file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
+        });
         folders.push(top.folder);
         Self::index(root, names.collect(), folders)
     }
@@ -96,10 +108,24 @@ impl Images {
             let meta = regular(path)?;
             sources.add(path, &meta)?;
         }
-        let root = paths.first().and_then(|path| path.as_ref().parent()).unwrap_or(Path::new("")).to_path_buf();
+        let root = paths
+            .first()
+            .and_then(|path| path.as_ref().parent())
+            .unwrap_or(Path::new(""))
+            .to_path_buf();
         let (sizes, schema) = (sizes_by(&sources), vec![EncodedField::image("image")]);
-        let (classes, starts, labels, left_out) = (Vec::new(), vec![0], Vec::new(), BTreeMap::new());
-        Ok(Self { sources: Arc::new(sources), schema, classes, starts, labels, left_out, sizes, root })
+        let (classes, starts, labels, left_out) =
+            (Vec::new(), vec![0], Vec::new(), BTreeMap::new());
+        Ok(Self {
+            sources: Arc::new(sources),
+            schema,
+            classes,
+            starts,
+            labels,
+            left_out,
+            sizes,
+            root,
+        })
     }
 
     fn index(root: &Path, classes: Vec<String>, folders: Vec<Folder>) -> Result<Self> {
@@ -121,7 +147,9 @@ impl Images {
             }
         }
         if let Some(class) = starts.iter().position(|start| *start == u64::MAX) {
-            let path = classes.get(class).map_or(root.to_path_buf(), |name| root.join(name));
+            let path = classes
+                .get(class)
+                .map_or(root.to_path_buf(), |name| root.join(name));
             return Err(no_pictures(&path, &left_out));
         }
         let mut schema = vec![EncodedField::image("image")];
@@ -130,7 +158,16 @@ impl Images {
         }
         let labels = (0..classes.len() as i64).collect();
         let (sizes, root) = (sizes_by(&sources), root.to_path_buf());
-        Ok(Self { sources: Arc::new(sources), schema, classes, starts, labels, left_out, sizes, root })
+        Ok(Self {
+            sources: Arc::new(sources),
+            schema,
+            classes,
+            starts,
+            labels,
+            left_out,
+            sizes,
+            root,
+        })
     }
 
     /// Names of the classes; a label is an index into them. Empty for a flat folder.
@@ -172,14 +209,25 @@ pub(crate) enum Taken {
 
 /// The part of the name `name` in the folder `dir` below `root`. Errors: names that would drop a picture silently.
 pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> Result<Taken> {
-    let not_a_file =
-        |message: &str| Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)));
-    let ending = if kind == FileKind::Odd { ODD.into() } else { ending_of(name) };
+    let not_a_file = |message: &str| {
+        Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)))
+    };
+    let ending = if kind == FileKind::Odd {
+        ODD.into()
+    } else {
+        ending_of(name)
+    };
     if kind == FileKind::Odd || ending == "hidden" {
         return Ok(Taken::LeftOut(ending));
     }
-    let kind = if kind == FileKind::Link { follow(&dir.join(name), root)? } else { kind };
-    let is_picture = ending.strip_prefix('.').is_some_and(|ending| EXTENSIONS.contains(&ending));
+    let kind = if kind == FileKind::Link {
+        follow(&dir.join(name), root)?
+    } else {
+        kind
+    };
+    let is_picture = ending
+        .strip_prefix('.')
+        .is_some_and(|ending| EXTENSIONS.contains(&ending));
     match (kind, is_picture) {
         // Descending would find nothing and drop a picture silently.
         (FileKind::Folder, true) => not_a_file("a folder with the name of a picture"),
@@ -192,8 +240,13 @@ pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> 
 
 /// Lists one folder, sorted by name; sizes are read later.
 fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
-    let mut folder =
-        Folder { path: path.to_path_buf(), class, names: Vec::new(), found: Vec::new(), left_out: BTreeMap::new() };
+    let mut folder = Folder {
+        path: path.to_path_buf(),
+        class,
+        names: Vec::new(),
+        found: Vec::new(),
+        left_out: BTreeMap::new(),
+    };
     let mut folders = Vec::new();
     for (name, kind) in names_in(path)? {
         match take(path, &name, kind, root)? {
@@ -216,7 +269,12 @@ fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
         check_depth(&path, depth)?;
         let listing = list(&path, class, root)?;
         out.push(listing.folder);
-        todo.extend(listing.folders.into_iter().map(|path| (path.into_os_string(), depth + 1)));
+        todo.extend(
+            listing
+                .folders
+                .into_iter()
+                .map(|path| (path.into_os_string(), depth + 1)),
+        );
     }
     Ok(out)
 }
@@ -232,7 +290,11 @@ pub(crate) fn check_depth(path: &Path, depth: usize) -> Result<()> {
 
 /// The error of a folder without pictures.
 pub(crate) fn no_pictures(path: &Path, left_out: &BTreeMap<String, u64>) -> Error {
-    let message = format!("no pictures ({}){}", EXTENSIONS.join(", "), others(left_out));
+    let message = format!(
+        "no pictures ({}){}",
+        EXTENSIONS.join(", "),
+        others(left_out)
+    );
     Error::new(ErrorKind::Empty, Stage::Index, message).with_path(path)
 }
 
@@ -249,12 +311,15 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
         .enumerate()
         .flat_map(|(index, folder)| {
             let len = folder.names.len();
-            (0..len).step_by(STAT_CHUNK).map(move |start| (index, start..(start + STAT_CHUNK).min(len)))
+            (0..len)
+                .step_by(STAT_CHUNK)
+                .map(move |start| (index, start..(start + STAT_CHUNK).min(len)))
         })
         .collect();
     let shared: &[Folder] = folders;
-    let found =
-        parallel(&chunks, |_, (index, range)| look_at(&shared[*index].path, &shared[*index].names[range.clone()]))?;
+    let found = parallel(&chunks, |_, (index, range)| {
+        look_at(&shared[*index].path, &shared[*index].names[range.clone()])
+    })?;
     for ((index, _), found) in chunks.iter().zip(found) {
         folders[*index].found.extend(found);
     }
@@ -262,14 +327,20 @@ fn measure(folders: &mut [Folder]) -> Result<()> {
 }
 
 fn look_at(dir: &Path, names: &[OsString]) -> Result<Vec<(u64, Option<Stamp>)>> {
-    names.iter().map(|name| regular(&dir.join(name)).map(|meta| (meta.len, meta.stamp))).collect()
+    names
+        .iter()
+        .map(|name| regular(&dir.join(name)).map(|meta| (meta.len, meta.stamp)))
+        .collect()
 }
 
 fn sizes_by(sources: &Sources) -> Sizes {
     // Of several with as many bytes, the first.
     let largest = sources.ids().min_by_key(|id| Reverse(sources.len_of(*id)));
     let bytes = largest.map_or(0, |id| sources.len_of(id));
-    Sizes { largest_sample: largest.map(|id| id.index() as u64), ..Sizes::new(bytes) }
+    Sizes {
+        largest_sample: largest.map(|id| id.index() as u64),
+        ..Sizes::new(bytes)
+    }
 }
 
 impl Dataset for Images {
@@ -286,7 +357,14 @@ impl Dataset for Images {
             let error = Error::new(ErrorKind::Empty, Stage::Read, "a picture of 0 bytes");
             return Err(error.with_path(self.sources.path(source)).with_range(0, 0));
         }
-        parts.extent(0, Extent { source, offset: 0, len });
+        parts.extent(
+            0,
+            Extent {
+                source,
+                offset: 0,
+                len,
+            },
+        );
         if let Some(class) = self.class_of(sample) {
             parts.inline(1, bytemuck::bytes_of(&self.labels[class]));
         }
@@ -295,7 +373,10 @@ impl Dataset for Images {
 
     fn identity(&self) -> u64 {
         let class = |digest: Digest, name: &String| digest.bytes(name.as_bytes());
-        self.classes.iter().fold(Digest::new("images").words(&self.starts), class).end()
+        self.classes
+            .iter()
+            .fold(Digest::new("images").words(&self.starts), class)
+            .end()
     }
 
     fn describe(&self) -> String {
@@ -303,6 +384,11 @@ impl Dataset for Images {
             0 => "no classes".into(),
             count => format!("{count} classes"),
         };
-        format!("{} pictures, {classes}, in {}{}", self.len(), self.root.display(), others(&self.left_out))
+        format!(
+            "{} pictures, {classes}, in {}{}",
+            self.len(),
+            self.root.display(),
+            others(&self.left_out)
+        )
     }
 }

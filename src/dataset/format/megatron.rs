@@ -153,7 +153,10 @@ impl MegatronBuilder {
     /// ([`ErrorKind::Empty`]).
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
-        let (idx, bin) = (beside(prefix.as_ref(), ".idx"), beside(prefix.as_ref(), ".bin"));
+        let (idx, bin) = (
+            beside(prefix.as_ref(), ".idx"),
+            beside(prefix.as_ref(), ".bin"),
+        );
         let tokens = Blob::open(&bin)?;
         fetched(&tokens)?;
         let bin_meta = tokens.look()?;
@@ -162,16 +165,22 @@ impl MegatronBuilder {
         sources.add(&bin, &bin_meta)?;
         let name = prefix.as_ref().display().to_string();
         let samples = match self.spans {
-            Some((kind, max)) => self.spans_of(kind, max as u64, &index).map_err(|error| error.with_path(&bin))?,
+            Some((kind, max)) => self
+                .spans_of(kind, max as u64, &index)
+                .map_err(|error| error.with_path(&bin))?,
             None => {
                 let windows = self.cut.windows(index.dtype)?;
-                Samples::Windows { windows, leftover: windows.leftover(index.counts.tokens) }
+                Samples::Windows {
+                    windows,
+                    leftover: windows.leftover(index.counts.tokens),
+                }
             }
         };
         let (len, field) = match &samples {
-            Samples::Spans { ends, max, .. } => {
-                (ends.len() as u64 - 1, Field::up_to("tokens", index.dtype, *max as usize))
-            }
+            Samples::Spans { ends, max, .. } => (
+                ends.len() as u64 - 1,
+                Field::up_to("tokens", index.dtype, *max as usize),
+            ),
             Samples::Windows { windows, .. } => {
                 let field = Field::fixed("tokens", index.dtype, [windows.window as usize]);
                 (windows.count(index.counts.tokens), field)
@@ -183,7 +192,16 @@ impl MegatronBuilder {
         }
         let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
         let vocabulary = self.cut.vocabulary(index.dtype)?;
-        Ok(Megatron { sources, schema, dtype: index.dtype, samples, vocabulary, counts: index.counts, len, name })
+        Ok(Megatron {
+            sources,
+            schema,
+            dtype: index.dtype,
+            samples,
+            vocabulary,
+            counts: index.counts,
+            len,
+            name,
+        })
     }
 
     fn kind(&self) -> Result<EndsKind> {
@@ -193,14 +211,20 @@ impl MegatronBuilder {
             Some(_) if windowed => bad("samples are documents, sequences or windows: choose one"),
             Some((_, 0)) => bad("samples of at most 0 tokens: give a maximum above 0"),
             Some((kind, _)) => Ok(kind),
-            None if self.cut_long => bad("only documents and sequences are cut, and samples are windows"),
+            None if self.cut_long => {
+                bad("only documents and sequences are cut, and samples are windows")
+            }
             None => Ok(EndsKind::Windows),
         }
     }
 
     /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum, unless `cut` is set.
     fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<Samples> {
-        let what = if kind == EndsKind::Documents { "documents" } else { "sequences" };
+        let what = if kind == EndsKind::Documents {
+            "documents"
+        } else {
+            "sequences"
+        };
         let (mut first, mut cut_tokens, mut cut_samples, mut empty) = (None, 0, 0, 0);
         for (sample, pair) in index.ends.windows(2).enumerate() {
             let len = pair[1] - pair[0];
@@ -221,7 +245,14 @@ impl MegatronBuilder {
             let error = Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(sample);
             return Err(error.with_range(index.ends[sample as usize] * size, len * size));
         }
-        Ok(Samples::Spans { ends: index.ends.clone().into(), max, what, cut_tokens, cut_samples, empty })
+        Ok(Samples::Spans {
+            ends: index.ends.clone().into(),
+            max,
+            what,
+            cut_tokens,
+            cut_samples,
+            empty,
+        })
     }
 }
 
@@ -237,7 +268,9 @@ pub(crate) struct Index {
 #[cfg(feature = "unstable")]
 pub(super) fn is_index(input: &Blob) -> bool {
     let bytes = input.read(0, input.len(), "the index").unwrap_or_default();
-    let Some((len, index)) = bytes.split_first_chunk::<8>() else { return false };
+    let Some((len, index)) = bytes.split_first_chunk::<8>() else {
+        return false;
+    };
     let index = Blob::memory(bytes::Bytes::copy_from_slice(index));
     read_index(&index, u64::from_le_bytes(*len), EndsKind::Documents).is_ok()
 }
@@ -255,15 +288,19 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     let (sequences, starts) = (number(&head[18..26]), number(&head[26..34]));
     let lists = sequences.checked_mul(12).zip(starts.checked_mul(8));
     let wanted = lists.and_then(|(a, b)| a.checked_add(b)?.checked_add(HEADER_BYTES));
-    let modes = wanted.filter(|wanted| sequences > 0 && wanted.checked_add(sequences) == Some(input.len()));
+    let modes =
+        wanted.filter(|wanted| sequences > 0 && wanted.checked_add(sequences) == Some(input.len()));
     if wanted != Some(input.len()) && modes.is_none() {
         let message = format!(
             "{sequences} sequences and {starts} document starts need {} bytes, the index has {}",
             wanted.map_or("over 2^64".into(), |bytes| bytes.to_string()),
             input.len()
         );
-        let kind =
-            if wanted.is_some_and(|bytes| bytes < input.len()) { ErrorKind::Decode } else { ErrorKind::Truncated };
+        let kind = if wanted.is_some_and(|bytes| bytes < input.len()) {
+            ErrorKind::Decode
+        } else {
+            ErrorKind::Truncated
+        };
         return Err(input.error(kind, message, 0, input.len()));
     }
     let mut walk = Walk {
@@ -276,18 +313,33 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     let mut modes = modes.map(|at| List::new(at, 1, sequences));
     while let Some((mode, at)) = modes.as_mut().map_or(Ok(None), |modes| modes.next(input))? {
         if mode != 0 {
-            let message = format!("a multimodal index: this sequence has mode {mode}; only mode 0 (text) is read");
+            let message = format!(
+                "a multimodal index: this sequence has mode {mode}; only mode 0 (text) is read"
+            );
             return Err(input.wrong(message, at, 1));
         }
     }
     // Cannot overflow: the checked offsets are 64-bit numbers of bytes.
     let bytes = tokens.checked_mul(dtype.size() as u64);
     if bytes != Some(bin_len) {
-        let kind = if bytes.is_none_or(|bytes| bytes > bin_len) { ErrorKind::Truncated } else { ErrorKind::Decode };
-        let message = format!("the index says {tokens} {dtype} tokens, its .bin has {bin_len} bytes");
+        let kind = if bytes.is_none_or(|bytes| bytes > bin_len) {
+            ErrorKind::Truncated
+        } else {
+            ErrorKind::Decode
+        };
+        let message =
+            format!("the index says {tokens} {dtype} tokens, its .bin has {bin_len} bytes");
         return Err(input.error(kind, message, 0, input.len()));
     }
-    Ok(Index { dtype, counts: Counts { tokens, sequences, documents: starts - 1 }, ends })
+    Ok(Index {
+        dtype,
+        counts: Counts {
+            tokens,
+            sequences,
+            documents: starts - 1,
+        },
+        ends,
+    })
 }
 
 fn dtype_of(code: u8) -> Result<DType, String> {
@@ -314,7 +366,13 @@ struct List {
 
 impl List {
     fn new(at: u64, width: u64, count: u64) -> Self {
-        Self { at, width, left: count, block: Vec::new(), used: 0 }
+        Self {
+            at,
+            width,
+            left: count,
+            block: Vec::new(),
+            used: 0,
+        }
     }
 
     /// The next number and its offset, `None` at the end.
@@ -330,7 +388,11 @@ impl List {
         }
         let value = number(&self.block[self.used..self.used + self.width as usize]);
         let at = self.at;
-        (self.used, self.at, self.left) = (self.used + self.width as usize, self.at + self.width, self.left - 1);
+        (self.used, self.at, self.left) = (
+            self.used + self.width as usize,
+            self.at + self.width,
+            self.left - 1,
+        );
         Ok(Some((value, at)))
     }
 }
@@ -365,8 +427,10 @@ impl Walk<'_> {
                 document = self.documents.next(self.input)?;
                 debug_assert!(end <= sequences);
             }
-            if let Some((end, at)) = document.filter(|(end, _)| *end < sequence || *end > sequences) {
-                let message = format!("a document ends with sequence {end}, behind or before its place");
+            if let Some((end, at)) = document.filter(|(end, _)| *end < sequence || *end > sequences)
+            {
+                let message =
+                    format!("a document ends with sequence {end}, behind or before its place");
                 return Err(self.input.wrong(message, at, 8));
             }
             if sequence < sequences {
@@ -382,21 +446,31 @@ impl Walk<'_> {
 
     /// Number of tokens up to the end of the next sequence.
     fn sequence(&mut self, sequence: u64, tokens: u64, size: u64) -> Result<u64> {
-        let (Some((len, len_at)), Some((offset, at))) =
-            (self.lengths.next(self.input)?, self.offsets.next(self.input)?)
-        else {
-            return Err(self.input.wrong("the index ends before its last sequence", 0, 0));
+        let (Some((len, len_at)), Some((offset, at))) = (
+            self.lengths.next(self.input)?,
+            self.offsets.next(self.input)?,
+        ) else {
+            return Err(self
+                .input
+                .wrong("the index ends before its last sequence", 0, 0));
         };
         if len > i32::MAX as u64 {
-            let message = format!("sequence {sequence} has a length of {} tokens", len as u32 as i32);
+            let message = format!(
+                "sequence {sequence} has a length of {} tokens",
+                len as u32 as i32
+            );
             return Err(self.input.wrong(message, len_at, 4));
         }
         if tokens.checked_mul(size) != Some(offset) {
-            let message = format!("sequence {sequence} starts at {offset}, those before it end after {tokens} tokens");
+            let message = format!(
+                "sequence {sequence} starts at {offset}, those before it end after {tokens} tokens"
+            );
             return Err(self.input.wrong(message, at, 8));
         }
         // At most 2^31 tokens for each of fewer than 2^61 entries of a file.
-        tokens.checked_add(len).ok_or_else(|| self.input.wrong("more than 2^64 tokens", len_at, 4))
+        tokens
+            .checked_add(len)
+            .ok_or_else(|| self.input.wrong("more than 2^64 tokens", len_at, 4))
     }
 
     /// Checks that the last document ends with the last sequence.
@@ -421,13 +495,19 @@ impl Megatron {
             }
             Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
         };
-        Extent { source: SourceId::at(0), offset: start * size, len: len * size }
+        Extent {
+            source: SourceId::at(0),
+            offset: start * size,
+            len: len * size,
+        }
     }
 }
 
 impl Framed for Megatron {
     fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        self.vocabulary.map_or(Ok(()), |vocabulary| vocabulary.check(bytes)).map(|()| bytes)
+        self.vocabulary
+            .map_or(Ok(()), |vocabulary| vocabulary.check(bytes))
+            .map(|()| bytes)
     }
 
     fn field_bytes(&self, sample: u64, _: usize) -> Result<Option<u64>> {
@@ -442,8 +522,15 @@ impl Dataset for Megatron {
         let size = self.dtype.size() as u64;
         match &self.samples {
             Samples::Spans { ends, max, .. } => {
-                let longest = ends.windows(2).map(|pair| (pair[1] - pair[0]).min(*max)).max().unwrap_or(0);
-                Sizes { index_bytes: size_of_val(&**ends), ..Sizes::new(size * longest) }
+                let longest = ends
+                    .windows(2)
+                    .map(|pair| (pair[1] - pair[0]).min(*max))
+                    .max()
+                    .unwrap_or(0);
+                Sizes {
+                    index_bytes: size_of_val(&**ends),
+                    ..Sizes::new(size * longest)
+                }
             }
             Samples::Windows { windows, .. } => Sizes::new(size * windows.window),
         }
@@ -463,15 +550,26 @@ impl Dataset for Megatron {
         match &self.samples {
             // The ends come from the index, which is not a source.
             Samples::Spans { ends, .. } => digest.words(ends).end(),
-            Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
+            Samples::Windows { windows, .. } => {
+                digest.word(windows.window).word(windows.stride).end()
+            }
         }
     }
 
     fn describe(&self) -> String {
         let (len, dtype) = (self.len, self.dtype);
         let what = match &self.samples {
-            Samples::Spans { max, what, cut_tokens, cut_samples, empty, .. } => {
-                format!("{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, {empty} empty")
+            Samples::Spans {
+                max,
+                what,
+                cut_tokens,
+                cut_samples,
+                empty,
+                ..
+            } => {
+                format!(
+                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, {empty} empty"
+                )
             }
             Samples::Windows { windows, leftover } => {
                 format!("{}, {leftover} left over", windows.describe(dtype.name()))

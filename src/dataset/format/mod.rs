@@ -55,7 +55,18 @@ pub(super) const HEADERS: [fn(&Blob) -> bool; 4] = [
     megatron::is_index,
 ];
 
-debug_by_describe!(Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens);
+debug_by_describe!(
+    Images,
+    Mds,
+    Megatron,
+    Npy,
+    Npz,
+    Records,
+    SafeTensors,
+    Tar,
+    TfRecord,
+    Tokens
+);
 #[cfg(feature = "parquet")]
 debug_by_describe!(Parquet);
 
@@ -79,15 +90,47 @@ const LFS: &str = "a git-lfs pointer in place of the file: fetch it by git lfs p
 /// like this by chance once in 10^7 files or less.
 pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     Some(match head {
-        _ if head.get(257..262) == Some(b"ustar") => "a tar archive: read it as source tar or webdataset",
-        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', b'h', b't', b't', b'p', ..] => LFS,
+        _ if head.get(257..262) == Some(b"ustar") => {
+            "a tar archive: read it as source tar or webdataset"
+        }
+        [
+            b'v',
+            b'e',
+            b'r',
+            b's',
+            b'i',
+            b'o',
+            b'n',
+            b' ',
+            b'h',
+            b't',
+            b't',
+            b'p',
+            ..,
+        ] => LFS,
         [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => "a NumPy array: read it as source npy",
-        [b'P', b'K', 3, 4, ..] => "a zip archive (.npz, .pt): read NumPy's as source npz, unpack others",
+        [b'P', b'K', 3, 4, ..] => {
+            "a zip archive (.npz, .pt): read NumPy's as source npz, unpack others"
+        }
         // Method deflate, known flags; time; level and system as gzip knows them.
-        [0x1f, 0x8b, 8, 0..0x20, _, _, _, _, 0 | 2 | 4, 0..14 | 255, ..] => "a gzip file: unpack it first",
+        [
+            0x1f,
+            0x8b,
+            8,
+            0..0x20,
+            _,
+            _,
+            _,
+            _,
+            0 | 2 | 4,
+            0..14 | 255,
+            ..,
+        ] => "a gzip file: unpack it first",
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "a zstd file: unpack it first",
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => "an xz file: unpack it first",
-        [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, ..] => "a bzip2 file: unpack it first",
+        [b'B', b'Z', b'h', b'1'..=b'9', 0x31, 0x41, 0x59, 0x26, ..] => {
+            "a bzip2 file: unpack it first"
+        }
         [4, 0x22, 0x4d, 0x18, ..] => "an lz4 file: unpack it first",
         [0x89, b'H', b'D', b'F', b'\r', b'\n', ..] => "an HDF5 file",
         [0x89, b'P', b'N', b'G', b'\r', b'\n', ..] => "a picture: read it as source images",
@@ -96,14 +139,20 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [b'F', b'E', b'A', b'1', 0, 0, 0, 0, ..] => "a Feather file: write it as Parquet",
         [b'P', b'A', b'R', b'1', ..] => "a Parquet file: read it as source parquet",
         [b'A', b'R', b'R', b'O', b'W', b'1', 0, 0, ..] => "an Arrow file: write it as Parquet",
-        [_, _, _, _, 0, 0, 0, 0, b'{', b'"', ..] => "a safetensors file: read it as source safetensors",
+        [_, _, _, _, 0, 0, 0, 0, b'{', b'"', ..] => {
+            "a safetensors file: read it as source safetensors"
+        }
         // Protocol 4 begins with the length of a frame, 2 and 3 with a list, a dict, NumPy's name or PyTorch's magic.
         [0x80, 4 | 5, 0x95, _, _, _, _, _, 0, 0, 0, ..]
         | [0x80, 2 | 3, b']' | b'}', b'q', 0, ..]
         | [0x80, 2 | 3, b'c', b'n', b'u', b'm', ..]
         | [0x80, 2, 0x8a, 10, 0x6c, 0xfc, ..] => "a pickle, which is a program and never read",
-        [b'M', b'M', b'I', b'D', b'I', b'D', b'X', 0, ..] => "an index of Megatron's: read it as source megatron",
-        [0xc6..=0xc8, 0xd7, 0x34, 1, ..] | [0x8a, 0xd8, 0x34, 1, ..] => "a model, tokenizer or evaluation of llm.c",
+        [b'M', b'M', b'I', b'D', b'I', b'D', b'X', 0, ..] => {
+            "an index of Megatron's: read it as source megatron"
+        }
+        [0xc6..=0xc8, 0xd7, 0x34, 1, ..] | [0x8a, 0xd8, 0x34, 1, ..] => {
+            "a model, tokenizer or evaluation of llm.c"
+        }
         _ => return None,
     })
 }
@@ -130,13 +179,19 @@ pub(crate) fn twice<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'a 
 
 /// Parses a little-endian number of at most 8 bytes.
 pub(crate) fn number(bytes: &[u8]) -> u64 {
-    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    bytes
+        .iter()
+        .rev()
+        .fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn numbers_are_little_endian() {
-        assert_eq!((super::number(&[1, 2]), super::number(&[0xff; 8])), (0x0201, u64::MAX));
+        assert_eq!(
+            (super::number(&[1, 2]), super::number(&[0xff; 8])),
+            (0x0201, u64::MAX)
+        );
     }
 }

@@ -127,10 +127,15 @@ impl RecordsBuilder {
             if POINTER.contains(&meta.len) {
                 fetched(&Blob::open(path)?)?;
             }
-            counts.push(self.records_in(meta.len).map_err(|error| error.with_path(path))?);
+            counts.push(
+                self.records_in(meta.len)
+                    .map_err(|error| error.with_path(path))?,
+            );
             sources.add(path, &meta)?;
         }
-        let name = paths.first().map_or(String::new(), |path| path.as_ref().display().to_string());
+        let name = paths
+            .first()
+            .map_or(String::new(), |path| path.as_ref().display().to_string());
         self.finish(sources, counts, name)
     }
 
@@ -161,14 +166,20 @@ impl RecordsBuilder {
 
     fn records_in(&self, len: u64) -> Result<u64> {
         let body = len.checked_sub(self.header_bytes).ok_or_else(|| {
-            let message = format!("{len} bytes are less than the header of {}", self.header_bytes);
+            let message = format!(
+                "{len} bytes are less than the header of {}",
+                self.header_bytes
+            );
             Error::new(ErrorKind::Truncated, Stage::Index, message)
         })?;
         let over = body % self.record_bytes;
         if over != 0 {
-            let message =
-                format!("{body} bytes are not a whole number of {}-byte records: {over} over", self.record_bytes);
-            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(len - over, over));
+            let message = format!(
+                "{body} bytes are not a whole number of {}-byte records: {over} over",
+                self.record_bytes
+            );
+            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message)
+                .with_range(len - over, over));
         }
         Ok(body / self.record_bytes)
     }
@@ -177,16 +188,29 @@ impl RecordsBuilder {
         let starts = Starts::of(counts)?;
         let len = starts.len();
         if len == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "there are no records").with_path(name));
+            return Err(
+                Error::new(ErrorKind::Empty, Stage::Index, "there are no records").with_path(name),
+            );
         }
         let mut schema = vec![EncodedField::raw(self.field)];
         let labels = self.labels.map(|labels| labels.load(len)).transpose()?;
         let labels = labels.map(|(bytes, dtype)| {
             schema.push(EncodedField::raw(Field::fixed("label", dtype, [])));
-            LabelBytes { bytes, size: dtype.size() }
+            LabelBytes {
+                bytes,
+                size: dtype.size(),
+            }
         });
         let (record_bytes, header_bytes) = (self.record_bytes, self.header_bytes);
-        Ok(Records { sources: Arc::new(sources), schema, starts, record_bytes, header_bytes, labels, name })
+        Ok(Records {
+            sources: Arc::new(sources),
+            schema,
+            starts,
+            record_bytes,
+            header_bytes,
+            labels,
+            name,
+        })
     }
 }
 
@@ -201,7 +225,9 @@ impl Labels {
             })
         };
         match self {
-            Self::Classes(classes) if classes.len() as u64 != records => wrong(classes.len() as u64, None),
+            Self::Classes(classes) if classes.len() as u64 != records => {
+                wrong(classes.len() as u64, None)
+            }
             Self::Classes(classes) => Ok((bytemuck::cast_slice(&classes).into(), DType::I64)),
             Self::File(path, dtype) => {
                 // Check the length first: a wrong file must not be read into memory.
@@ -222,13 +248,23 @@ impl Dataset for Records {
 
     fn sizes(&self) -> Sizes {
         let labels = self.labels.as_ref().map_or(0, |labels| labels.bytes.len());
-        Sizes { index_bytes: self.starts.heap() + labels, ..Sizes::new(self.record_bytes) }
+        Sizes {
+            index_bytes: self.starts.heap() + labels,
+            ..Sizes::new(self.record_bytes)
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let (file, record) = self.starts.locate(sample);
         let offset = self.header_bytes + record * self.record_bytes;
-        parts.extent(0, Extent { source: SourceId::at(file), offset, len: self.record_bytes });
+        parts.extent(
+            0,
+            Extent {
+                source: SourceId::at(file),
+                offset,
+                len: self.record_bytes,
+            },
+        );
         if let Some(labels) = &self.labels {
             let start = sample as usize * labels.size;
             parts.inline(1, &labels.bytes[start..start + labels.size]);
@@ -238,10 +274,18 @@ impl Dataset for Records {
 
     fn identity(&self) -> u64 {
         let labels = self.labels.as_ref().map_or(&[][..], |labels| &labels.bytes);
-        Digest::new("records").word(self.header_bytes).bytes(labels).end()
+        Digest::new("records")
+            .word(self.header_bytes)
+            .bytes(labels)
+            .end()
     }
 
     fn describe(&self) -> String {
-        format!("{} records of {} bytes in {}", self.len(), self.record_bytes, self.name)
+        format!(
+            "{} records of {} bytes in {}",
+            self.len(),
+            self.record_bytes,
+            self.name
+        )
     }
 }

@@ -107,16 +107,28 @@ impl SafeTensorsBuilder {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.chosen(header(&input)?)))
         })?;
-        let first = headers.first().map(|(_, tensors)| tensors).filter(|tensors| !tensors.is_empty());
+        let first = headers
+            .first()
+            .map(|(_, tensors)| tensors)
+            .filter(|tensors| !tensors.is_empty());
         let Some(first) = first else {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "the file has no tensors").with_path(&files[0]));
+            return Err(
+                Error::new(ErrorKind::Empty, Stage::Index, "the file has no tensors")
+                    .with_path(&files[0]),
+            );
         };
         let names = match self.tensors {
             Some(names) => names,
             None => first.iter().map(|tensor| tensor.name.clone()).collect(),
         };
         let mut sources = Sources::new();
-        let mut given: Vec<Given> = names.into_iter().map(|name| Given { name, ..Given::default() }).collect();
+        let mut given: Vec<Given> = names
+            .into_iter()
+            .map(|name| Given {
+                name,
+                ..Given::default()
+            })
+            .collect();
         for (path, (meta, tensors)) in files.iter().zip(headers) {
             sources.add(path, &meta)?;
             take(&mut given, tensors).map_err(|error| error.with_path(path))?;
@@ -142,12 +154,22 @@ fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
         };
         let tensor = tensors.swap_remove(at);
         let Some(dtype) = tensor.dtype.2 else {
-            return bad(format!("`{}` is {}, for which a batch has no dtype", tensor.name, tensor.dtype.0));
+            return bad(format!(
+                "`{}` is {}, for which a batch has no dtype",
+                tensor.name, tensor.dtype.0
+            ));
         };
-        given.arrays.push(Array { dtype, shape: tensor.shape, offset: tensor.start });
+        given.arrays.push(Array {
+            dtype,
+            shape: tensor.shape,
+            offset: tensor.start,
+        });
     }
     match tensors.first() {
-        Some(over) => bad(format!("`{}` is a tensor of this file but not of the first one", over.name)),
+        Some(over) => bad(format!(
+            "`{}` is a tensor of this file but not of the first one",
+            over.name
+        )),
         None => Ok(()),
     }
 }
@@ -168,11 +190,14 @@ pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     let size = number(&input.array::<8>(0, "the header's length")?);
     fetched(input)?;
     if size > HEADER_MAX {
-        let message = format!("not safetensors, or damaged: a header of {size} bytes; the limit is {HEADER_MAX}");
+        let message = format!(
+            "not safetensors, or damaged: a header of {size} bytes; the limit is {HEADER_MAX}"
+        );
         return Err(input.error(ErrorKind::Limit, message, 0, 8));
     }
     let text = input.read(8, size, "the header")?;
-    let mut tensors = tensors_of(&text).map_err(|(message, at)| input.wrong(message, 8 + at as u64, size))?;
+    let mut tensors =
+        tensors_of(&text).map_err(|(message, at)| input.wrong(message, 8 + at as u64, size))?;
     tensors.sort_by_key(|tensor| (tensor.start, tensor.end));
     check(input, &mut tensors, 8 + size)?;
     Ok(tensors)
@@ -181,25 +206,46 @@ pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
 /// Checks that the tensors fill the data, which starts at `data`, and makes their offsets relative to the file.
 fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     let mut next = 0;
-    for Tensor { name, dtype: (dtype, bits, _), shape, start, end } in &mut *tensors {
+    for Tensor {
+        name,
+        dtype: (dtype, bits, _),
+        shape,
+        start,
+        end,
+    } in &mut *tensors
+    {
         let wrong = |message: String| Err(input.wrong(message, 8, data - 8));
         if *start != next || end < start {
-            return wrong(format!("`{name}` lies at {start} to {end}, the bytes before it end at {next}"));
+            return wrong(format!(
+                "`{name}` lies at {start} to {end}, the bytes before it end at {next}"
+            ));
         }
-        let bits = shape.iter().try_fold(*bits, |bits, dim| bits.checked_mul(*dim));
+        let bits = shape
+            .iter()
+            .try_fold(*bits, |bits, dim| bits.checked_mul(*dim));
         if bits.is_none_or(|bits| bits % 8 != 0 || bits / 8 != *end - *start) {
-            return wrong(format!("`{name}` is {dtype} {shape:?}, but has {} bytes", *end - *start));
+            return wrong(format!(
+                "`{name}` is {dtype} {shape:?}, but has {} bytes",
+                *end - *start
+            ));
         }
         next = *end;
     }
     let there = input.len() - data;
     if next != there {
-        let kind = if next > there { ErrorKind::Truncated } else { ErrorKind::Decode };
-        let message = format!("the tensors have {next} bytes, the file has {there} behind its header");
+        let kind = if next > there {
+            ErrorKind::Truncated
+        } else {
+            ErrorKind::Decode
+        };
+        let message =
+            format!("the tensors have {next} bytes, the file has {there} behind its header");
         return Err(input.error(kind, message, data, there));
     }
     // All offsets are below the file's length now.
-    tensors.iter_mut().for_each(|tensor| (tensor.start, tensor.end) = (tensor.start + data, tensor.end + data));
+    tensors
+        .iter_mut()
+        .for_each(|tensor| (tensor.start, tensor.end) = (tensor.start + data, tensor.end + data));
     match twice(tensors.iter().map(|tensor| tensor.name.as_str())) {
         Some(name) => Err(input.wrong(format!("the header has `{name}` twice"), 8, data - 8)),
         None => Ok(()),
@@ -243,34 +289,56 @@ macro_rules! visitor {
     };
 }
 
-visitor!(TensorEntry, deserialize_map, visit_map, MapAccess, "a tensor", |map| {
-    Fields::deserialize(MapAccessDeserializer::new(map)).map(TensorEntry)
-});
+visitor!(
+    TensorEntry,
+    deserialize_map,
+    visit_map,
+    MapAccess,
+    "a tensor",
+    |map| { Fields::deserialize(MapAccessDeserializer::new(map)).map(TensorEntry) }
+);
 
-visitor!(Dims, deserialize_seq, visit_seq, SeqAccess, "a list of whole numbers", |list| {
-    let mut dims = Vec::new();
-    while let Some(dim) = list.next_element()? {
-        dims.push(dim);
-        if dims.len() > DIMS_MAX {
-            return Err(de::Error::invalid_length(dims.len(), &"at most 64 dimensions"));
+visitor!(
+    Dims,
+    deserialize_seq,
+    visit_seq,
+    SeqAccess,
+    "a list of whole numbers",
+    |list| {
+        let mut dims = Vec::new();
+        while let Some(dim) = list.next_element()? {
+            dims.push(dim);
+            if dims.len() > DIMS_MAX {
+                return Err(de::Error::invalid_length(
+                    dims.len(),
+                    &"at most 64 dimensions",
+                ));
+            }
         }
+        Ok(Dims(dims))
     }
-    Ok(Dims(dims))
-});
+);
 
-visitor!(Header, deserialize_map, visit_map, MapAccess, "a map of tensors", |map| {
-    let (mut tensors, mut metadata) = (Vec::new(), false);
-    while let Some(name) = map.next_key::<String>()? {
-        if name != "__metadata__" {
-            tensors.push((name, map.next_value()?));
-        } else if std::mem::replace(&mut metadata, true) {
-            return Err(de::Error::custom("the header has `__metadata__` twice"));
-        } else {
-            map.next_value::<HashMap<String, String>>()?;
+visitor!(
+    Header,
+    deserialize_map,
+    visit_map,
+    MapAccess,
+    "a map of tensors",
+    |map| {
+        let (mut tensors, mut metadata) = (Vec::new(), false);
+        while let Some(name) = map.next_key::<String>()? {
+            if name != "__metadata__" {
+                tensors.push((name, map.next_value()?));
+            } else if std::mem::replace(&mut metadata, true) {
+                return Err(de::Error::custom("the header has `__metadata__` twice"));
+            } else {
+                map.next_value::<HashMap<String, String>>()?;
+            }
         }
+        Ok(Header(tensors))
     }
-    Ok(Header(tensors))
-});
+);
 
 /// Parses the tensors of a header's text. Errors: message and byte.
 fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
@@ -278,15 +346,28 @@ fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
         return Err(("the header does not start with `{`".into(), 0));
     }
     let Header(entries) = serde_json::from_slice(text).map_err(|error| {
-        let before = text.split(|byte| *byte == b'\n').take(error.line().saturating_sub(1));
-        let at = before.map(|line| line.len() + 1).sum::<usize>() + error.column().saturating_sub(1);
+        let before = text
+            .split(|byte| *byte == b'\n')
+            .take(error.line().saturating_sub(1));
+        let at =
+            before.map(|line| line.len() + 1).sum::<usize>() + error.column().saturating_sub(1);
         (error.to_string(), at.min(text.len()))
     })?;
-    let tensor = |(name, TensorEntry(Fields { dtype, shape, data_offsets: [start, end] }))| match DTYPES
-        .iter()
-        .find(|(known, _, _)| *known == dtype)
-    {
-        Some(dtype) => Ok(Tensor { name, dtype: *dtype, shape: shape.0, start, end }),
+    let tensor = |(
+        name,
+        TensorEntry(Fields {
+            dtype,
+            shape,
+            data_offsets: [start, end],
+        }),
+    )| match DTYPES.iter().find(|(known, _, _)| *known == dtype) {
+        Some(dtype) => Ok(Tensor {
+            name,
+            dtype: *dtype,
+            shape: shape.0,
+            start,
+            end,
+        }),
         None => Err((format!("`{name}`: the dtype `{dtype}` is not known"), 0)),
     };
     entries.into_iter().map(tensor).collect()
@@ -333,44 +414,164 @@ mod tests {
         let x = r#""x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
         let empty = r#""x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
         let cases = [
-            (one("U8", "[4]", "[0,4]"), 3, ErrorKind::Truncated, "the tensors have 4 bytes, the file has 3"),
-            (one("U8", "[4]", "[0,4]"), 5, ErrorKind::Decode, "the file has 5"),
-            (one("U8", "[4]", "[1,5]"), 5, ErrorKind::Decode, "the bytes before it end at 0"),
-            (one("U8", "[4]", "[4,0]"), 4, ErrorKind::Decode, "lies at 4 to 0"),
-            (one("U8", "[3]", "[0,4]"), 4, ErrorKind::Decode, "is U8 [3], but has 4 bytes"),
+            (
+                one("U8", "[4]", "[0,4]"),
+                3,
+                ErrorKind::Truncated,
+                "the tensors have 4 bytes, the file has 3",
+            ),
+            (
+                one("U8", "[4]", "[0,4]"),
+                5,
+                ErrorKind::Decode,
+                "the file has 5",
+            ),
+            (
+                one("U8", "[4]", "[1,5]"),
+                5,
+                ErrorKind::Decode,
+                "the bytes before it end at 0",
+            ),
+            (
+                one("U8", "[4]", "[4,0]"),
+                4,
+                ErrorKind::Decode,
+                "lies at 4 to 0",
+            ),
+            (
+                one("U8", "[3]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "is U8 [3], but has 4 bytes",
+            ),
             (one("F4", "[3]", "[0,1]"), 1, ErrorKind::Decode, "is F4 [3]"),
-            (one("U8", "[4294967296,4294967296]", "[0,0]"), 0, ErrorKind::Decode, "has 0 bytes"),
-            (one("Q8", "[4]", "[0,4]"), 4, ErrorKind::Decode, "`Q8` is not known"),
-            (one("U8", "[4.0]", "[0,4]"), 4, ErrorKind::Decode, "invalid type: floating point"),
-            (one("U8", "[-4]", "[0,4]"), 4, ErrorKind::Decode, "invalid value: integer `-4`"),
-            (one("U8", "[04]", "[0,4]"), 4, ErrorKind::Decode, "invalid number at line 1 column"),
-            (one("U8", "[4]", "[0,4,4]"), 4, ErrorKind::Decode, "trailing characters"),
-            (one("U8", "[4]", "[0]"), 4, ErrorKind::Decode, "invalid length 1"),
-            (one("U8", &format!("{:?}", [1; 65]), "[0,1]"), 1, ErrorKind::Decode, "at most 64 dimensions"),
-            (r#"{"x":["U8",[1],[0,1]]}"#.into(), 1, ErrorKind::Decode, "invalid type: sequence"),
-            (one("U8", "[4]", "null"), 4, ErrorKind::Decode, "invalid type: null"),
-            (one("U8", "[99999999999999999999]", "[0,4]"), 4, ErrorKind::Decode, "invalid type: floating point"),
-            (format!("{{{empty},{empty}}}"), 0, ErrorKind::Decode, "`x` twice"),
-            (format!("{{{x},{x}}}"), 4, ErrorKind::Decode, "before it end at 4"),
+            (
+                one("U8", "[4294967296,4294967296]", "[0,0]"),
+                0,
+                ErrorKind::Decode,
+                "has 0 bytes",
+            ),
+            (
+                one("Q8", "[4]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "`Q8` is not known",
+            ),
+            (
+                one("U8", "[4.0]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "invalid type: floating point",
+            ),
+            (
+                one("U8", "[-4]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "invalid value: integer `-4`",
+            ),
+            (
+                one("U8", "[04]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "invalid number at line 1 column",
+            ),
+            (
+                one("U8", "[4]", "[0,4,4]"),
+                4,
+                ErrorKind::Decode,
+                "trailing characters",
+            ),
+            (
+                one("U8", "[4]", "[0]"),
+                4,
+                ErrorKind::Decode,
+                "invalid length 1",
+            ),
+            (
+                one("U8", &format!("{:?}", [1; 65]), "[0,1]"),
+                1,
+                ErrorKind::Decode,
+                "at most 64 dimensions",
+            ),
+            (
+                r#"{"x":["U8",[1],[0,1]]}"#.into(),
+                1,
+                ErrorKind::Decode,
+                "invalid type: sequence",
+            ),
+            (
+                one("U8", "[4]", "null"),
+                4,
+                ErrorKind::Decode,
+                "invalid type: null",
+            ),
+            (
+                one("U8", "[99999999999999999999]", "[0,4]"),
+                4,
+                ErrorKind::Decode,
+                "invalid type: floating point",
+            ),
+            (
+                format!("{{{empty},{empty}}}"),
+                0,
+                ErrorKind::Decode,
+                "`x` twice",
+            ),
+            (
+                format!("{{{x},{x}}}"),
+                4,
+                ErrorKind::Decode,
+                "before it end at 4",
+            ),
             (
                 format!(r#"{{"__metadata__":{{}},"__metadata__":{{}},{x}}}"#),
                 4,
                 ErrorKind::Decode,
                 "`__metadata__` twice",
             ),
-            (r#"{"__metadata__":{"a":1}}"#.into(), 0, ErrorKind::Decode, "expected a string"),
+            (
+                r#"{"__metadata__":{"a":1}}"#.into(),
+                0,
+                ErrorKind::Decode,
+                "expected a string",
+            ),
             (
                 r#"{"x":{"dtype":"U8","dtype":"U8","shape":[],"data_offsets":[0,1]}}"#.into(),
                 1,
                 ErrorKind::Decode,
                 "duplicate field `dtype`",
             ),
-            (r#"{"x":{"dtype":"U8","more":1}}"#.into(), 0, ErrorKind::Decode, "`more`"),
-            (format!(" {{{x}}}"), 4, ErrorKind::Decode, "does not start with"),
-            (format!("{{{x}}} x"), 4, ErrorKind::Decode, "trailing characters at line 1"),
+            (
+                r#"{"x":{"dtype":"U8","more":1}}"#.into(),
+                0,
+                ErrorKind::Decode,
+                "`more`",
+            ),
+            (
+                format!(" {{{x}}}"),
+                4,
+                ErrorKind::Decode,
+                "does not start with",
+            ),
+            (
+                format!("{{{x}}} x"),
+                4,
+                ErrorKind::Decode,
+                "trailing characters at line 1",
+            ),
             (format!("{{{x},}}"), 4, ErrorKind::Decode, "trailing comma"),
-            ("{\"x".into(), 0, ErrorKind::Decode, "EOF while parsing a string"),
-            ("{\"\\".into(), 0, ErrorKind::Decode, "EOF while parsing a string"),
+            (
+                "{\"x".into(),
+                0,
+                ErrorKind::Decode,
+                "EOF while parsing a string",
+            ),
+            (
+                "{\"\\".into(),
+                0,
+                ErrorKind::Decode,
+                "EOF while parsing a string",
+            ),
         ];
         for (text, data, kind, words) in cases {
             let error = of(&text, data).unwrap_err();
@@ -381,21 +582,38 @@ mod tests {
 
     #[test]
     fn lengths_are_checked_before_any_allocation() {
-        let claim = |size: u64| header(&Blob::memory([&size.to_le_bytes()[..], b"{}"].concat().into())).unwrap_err();
+        let claim = |size: u64| {
+            header(&Blob::memory(
+                [&size.to_le_bytes()[..], b"{}"].concat().into(),
+            ))
+            .unwrap_err()
+        };
         assert_eq!(claim(3).kind(), ErrorKind::Truncated);
         assert_eq!(claim(100_000_001).kind(), ErrorKind::Limit);
         assert_eq!(claim(u64::MAX).kind(), ErrorKind::Limit);
-        assert_eq!(header(&Blob::memory(b"{}"[..].into())).unwrap_err().kind(), ErrorKind::Truncated);
+        assert_eq!(
+            header(&Blob::memory(b"{}"[..].into())).unwrap_err().kind(),
+            ErrorKind::Truncated
+        );
     }
 
     /// The header as a general JSON reader parses it.
     fn by_serde(text: &str) -> Option<Vec<(String, Vec<u64>)>> {
         let value: serde_json::Value = serde_json::from_str(text).ok()?;
-        let tensors = value.as_object()?.iter().filter(|(name, _)| *name != "__metadata__");
+        let tensors = value
+            .as_object()?
+            .iter()
+            .filter(|(name, _)| *name != "__metadata__");
         let shape = |value: &serde_json::Value| {
-            value["shape"].as_array()?.iter().map(|dim| dim.as_u64()).collect::<Option<Vec<u64>>>()
+            value["shape"]
+                .as_array()?
+                .iter()
+                .map(|dim| dim.as_u64())
+                .collect::<Option<Vec<u64>>>()
         };
-        tensors.map(|(name, value)| Some((name.clone(), shape(value)?))).collect()
+        tensors
+            .map(|(name, value)| Some((name.clone(), shape(value)?)))
+            .collect()
     }
 
     proptest! {

@@ -38,7 +38,11 @@ const LLM_C_BYTES: u64 = 1024;
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
 
 /// The side file of ends: one section, 8 bytes for each document.
-const KIND: SideKind = SideKind { name: *b"ends", version: 1, older: b"" };
+const KIND: SideKind = SideKind {
+    name: *b"ends",
+    version: 1,
+    older: b"",
+};
 /// Bytes that are searched at once.
 const STEP: u64 = 4 << 20;
 
@@ -141,7 +145,14 @@ impl Tokens {
     /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`] or [`TokensBuilder::separator`].
     pub fn builder(dtype: DType) -> TokensBuilder {
         let (cut, header_bytes, separator, index_file) = (Cut::default(), None, None, None);
-        TokensBuilder { dtype, cut, header_bytes, llm_c: false, separator, index_file }
+        TokensBuilder {
+            dtype,
+            cut,
+            header_bytes,
+            llm_c: false,
+            separator,
+            index_file,
+        }
     }
 
     /// Number of tokens in all files together.
@@ -220,25 +231,34 @@ impl TokensBuilder {
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<Tokens> {
-        let paths: Vec<_> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
+        let paths: Vec<_> = paths
+            .iter()
+            .map(|path| path.as_ref().to_path_buf())
+            .collect();
         let looked = parallel_paths(&paths, |_, path| {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.tokens_of(&input)?))
         })?;
-        let (mut sources, mut counts, mut header) = (Sources::new(), Vec::with_capacity(paths.len()), None::<u64>);
+        let (mut sources, mut counts, mut header) =
+            (Sources::new(), Vec::with_capacity(paths.len()), None::<u64>);
         for (path, (meta, (bytes, count))) in paths.iter().zip(looked) {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
-                    let message =
-                        format!("a header of {bytes} bytes here, of {others} in the files before: open them apart");
-                    return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path));
+                    let message = format!(
+                        "a header of {bytes} bytes here, of {others} in the files before: open them apart"
+                    );
+                    return Err(
+                        Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path)
+                    );
                 }
                 _ => header = header.or(bytes),
             }
             counts.push(count);
             sources.add(path, &meta)?;
         }
-        let name = paths.first().map_or(String::new(), |path| path.display().to_string());
+        let name = paths
+            .first()
+            .map_or(String::new(), |path| path.display().to_string());
         self.finish(sources, &counts, header, name)
     }
 
@@ -247,7 +267,8 @@ impl TokensBuilder {
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
         let bytes = bytes.into();
-        let (header, count) = self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())))?;
+        let (header, count) =
+            self.tokens_of(&Blob::memory(bytes::Bytes::from_owner(bytes.clone())))?;
         let mut sources = Sources::new();
         sources.memory(bytes);
         self.finish(sources, &[count], header, "<memory>".into())
@@ -265,7 +286,10 @@ impl TokensBuilder {
         };
         let (size, over) = (self.dtype.size() as u64, body % self.dtype.size() as u64);
         if over != 0 {
-            let message = format!("{body} bytes are not a whole number of {}-byte tokens: {over} over", size);
+            let message = format!(
+                "{body} bytes are not a whole number of {}-byte tokens: {over} over",
+                size
+            );
             return Err(input.error(ErrorKind::Truncated, message, input.len() - over, over));
         }
         self.has_width(input, bytes, body)?;
@@ -275,19 +299,29 @@ impl TokensBuilder {
     /// With a vocabulary, refuses tokens of which every second is 0: ids of 32 bits, read as 16, are in it.
     fn has_width(&self, input: &Blob, start: u64, body: u64) -> Result<()> {
         let size = self.dtype.size();
-        let bytes = if self.cut.vocabulary(self.dtype)?.is_some() { body.min(HEAD) } else { 0 };
+        let bytes = if self.cut.vocabulary(self.dtype)?.is_some() {
+            body.min(HEAD)
+        } else {
+            0
+        };
         if size == 1 || bytes < 64 * size as u64 {
             return Ok(());
         }
         let head = input.read(start, bytes, "the first tokens")?;
-        let tokens = head.chunks_exact(size).map(|token| token.iter().any(|byte| *byte > 0));
-        let (even, odd): (Vec<_>, Vec<_>) = tokens.enumerate().partition(|(place, _)| place % 2 == 0);
+        let tokens = head
+            .chunks_exact(size)
+            .map(|token| token.iter().any(|byte| *byte > 0));
+        let (even, odd): (Vec<_>, Vec<_>) =
+            tokens.enumerate().partition(|(place, _)| place % 2 == 0);
         let some = |half: Vec<(usize, bool)>| half.iter().any(|(_, set)| *set);
         if some(odd) || !some(even) {
             return Ok(());
         }
         let token = Setting::Token;
-        let message = format!("every second {} token is 0: they may have twice the bytes, by {token}", self.dtype);
+        let message = format!(
+            "every second {} token is 0: they may have twice the bytes, by {token}",
+            self.dtype
+        );
         Err(input.wrong(message, start, bytes))
     }
 
@@ -299,11 +333,19 @@ impl TokensBuilder {
         let head = input.read(0, input.len().min(HEAD), "the first bytes")?;
         let [magic, version, count] = [0, 4, 8].map(|at| head.get(at..at + 4).map_or(0, number));
         let wrong = |message: String| Err(input.wrong(message, 0, head.len() as u64));
-        let all = || format!("; {} takes its bytes as tokens", Setting::HeaderBytes.with(0));
+        let all = || {
+            format!(
+                "; {} takes its bytes as tokens",
+                Setting::HeaderBytes.with(0)
+            )
+        };
         let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
             // By chance less than once in 2^60 files of tokens of 16 bits; those of 8 bits may be texts.
             let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
-            let text = self.dtype.size() > 1 && head.get(..64).is_some_and(|start| start.iter().all(is_text));
+            let text = self.dtype.size() > 1
+                && head
+                    .get(..64)
+                    .is_some_and(|start| start.iter().all(is_text));
             return match foreign(&head).or(text.then_some("a text: make tokens of it first")) {
                 Some(name) => wrong(format!("no tokens, but {name}{}", all())),
                 None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),
@@ -312,23 +354,40 @@ impl TokensBuilder {
         };
         little_endian("llm.c's token file")?;
         if version != *known {
-            let message = format!("version {version} of llm.c's header with magic {magic}; {known} is known");
+            let message =
+                format!("version {version} of llm.c's header with magic {magic}; {known} is known");
             return wrong(message + &all());
         }
         if *dtype != self.dtype {
             let token = Setting::Token.with(dtype);
-            return wrong(format!("the header says {dtype} tokens, not {}: give {token}", self.dtype));
+            return wrong(format!(
+                "the header says {dtype} tokens, not {}: give {token}",
+                self.dtype
+            ));
         }
-        let (need, body) = (count * dtype.size() as u64, input.len().saturating_sub(LLM_C_BYTES));
+        let (need, body) = (
+            count * dtype.size() as u64,
+            input.len().saturating_sub(LLM_C_BYTES),
+        );
         if need != body || input.len() < LLM_C_BYTES {
-            let kind = if need < body { ErrorKind::Decode } else { ErrorKind::Truncated };
+            let kind = if need < body {
+                ErrorKind::Decode
+            } else {
+                ErrorKind::Truncated
+            };
             let message = format!("the header says {count} {dtype} tokens, {body} bytes follow it");
             return Err(input.error(kind, message, LLM_C_BYTES, body));
         }
         Ok(LLM_C_BYTES)
     }
 
-    fn finish(self, sources: Sources, counts: &[u64], header: Option<u64>, name: String) -> Result<Tokens> {
+    fn finish(
+        self,
+        sources: Sources,
+        counts: &[u64],
+        header: Option<u64>,
+        name: String,
+    ) -> Result<Tokens> {
         let (header_bytes, token_bytes) = (header.unwrap_or(0), self.dtype.size() as u64);
         let tokens = counts.iter().sum();
         let vocabulary = self.cut.vocabulary(self.dtype)?;
@@ -338,8 +397,11 @@ impl TokensBuilder {
                 let starts = Starts::of(counts.iter().map(|tokens| windows.count(*tokens)))?;
                 let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
                 if starts.len() == 0 {
-                    let message =
-                        format!("{tokens} tokens in {} files make no window of {}", counts.len(), windows.window);
+                    let message = format!(
+                        "{tokens} tokens in {} files make no window of {}",
+                        counts.len(),
+                        windows.window
+                    );
                     return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
                 }
                 let field = Field::fixed("tokens", self.dtype, [windows.window as usize]);
@@ -348,24 +410,53 @@ impl TokensBuilder {
             Some(separator) => {
                 let (starts, documents) = self
                     .documents(separator, &sources, header_bytes, counts)
-                    .map_err(|error| if error.site().path.is_none() { error.with_path(&name) } else { error })?;
+                    .map_err(|error| {
+                        if error.site().path.is_none() {
+                            error.with_path(&name)
+                        } else {
+                            error
+                        }
+                    })?;
                 let field = Field::up_to("tokens", self.dtype, documents.longest as usize);
                 (starts, Samples::Documents(documents), field)
             }
         };
         let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
-        Ok(Tokens { sources, schema, starts, samples, vocabulary, header_bytes, token_bytes, tokens, name })
+        Ok(Tokens {
+            sources,
+            schema,
+            starts,
+            samples,
+            vocabulary,
+            header_bytes,
+            token_bytes,
+            tokens,
+            name,
+        })
     }
 
     /// The documents of each file, from the side file or by a pass over the tokens.
-    fn documents(&self, separator: u64, sources: &Sources, header: u64, counts: &[u64]) -> Result<(Starts, Documents)> {
+    fn documents(
+        &self,
+        separator: u64,
+        sources: &Sources,
+        header: u64,
+        counts: &[u64],
+    ) -> Result<(Starts, Documents)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.cut.window > 0 || self.cut.step.is_some() || self.cut.next_token {
             return bad("samples are documents or windows: choose one".into());
         }
-        Cut { window: 1, ..Cut::default() }.windows(self.dtype)?;
+        Cut {
+            window: 1,
+            ..Cut::default()
+        }
+        .windows(self.dtype)?;
         let size = self.dtype.size();
-        if separator.to_le_bytes()[size..].iter().any(|byte| *byte != 0) {
+        if separator.to_le_bytes()[size..]
+            .iter()
+            .any(|byte| *byte != 0)
+        {
             return bad(format!("separator {separator} does not fit {}", self.dtype));
         }
         let find = || find_ends(sources, header, counts, &separator.to_le_bytes()[..size]);
@@ -373,16 +464,27 @@ impl TokensBuilder {
             None => find()?,
             Some(place) => {
                 let lens: Vec<u64> = sources.ids().map(|id| sources.len_of(id)).collect();
-                let identity = Digest::new("separator").words(&lens).words(&[separator, size as u64, header]);
+                let identity =
+                    Digest::new("separator")
+                        .words(&lens)
+                        .words(&[separator, size as u64, header]);
                 let identity = identity.word(fingerprint::ends_of_all(sources)?).end();
                 let fill = |out: &mut SideWriter| {
-                    let failed = |error| Error::os(Stage::Index, "cannot write the ends", error).with_path(place);
+                    let failed = |error| {
+                        Error::os(Stage::Index, "cannot write the ends", error).with_path(place)
+                    };
                     out.put(bytemuck::cast_slice(&find()?)).map_err(failed)?;
                     out.end_section();
                     Ok(())
                 };
                 let what = (KIND, "ends of documents");
-                let (file, _) = kept::open_or_make(place, what, identity, |file| file.len(0).is_multiple_of(8), fill)?;
+                let (file, _) = kept::open_or_make(
+                    place,
+                    what,
+                    identity,
+                    |file| file.len(0).is_multiple_of(8),
+                    fill,
+                )?;
                 let mut ends = vec![0_u64; file.len(0) as usize / 8];
                 file.fill(0, 0, bytemuck::cast_slice_mut(&mut ends))?;
                 ends
@@ -390,8 +492,19 @@ impl TokensBuilder {
         };
         let (starts, longest) = by_file(&ends, counts)?;
         match longest {
-            0 => Err(Error::new(ErrorKind::Empty, Stage::Index, "no tokens in the files")),
-            _ => Ok((starts, Documents { separator, ends: ends.into(), longest })),
+            0 => Err(Error::new(
+                ErrorKind::Empty,
+                Stage::Index,
+                "no tokens in the files",
+            )),
+            _ => Ok((
+                starts,
+                Documents {
+                    separator,
+                    ends: ends.into(),
+                    longest,
+                },
+            )),
         }
     }
 }
@@ -401,15 +514,21 @@ impl TokensBuilder {
 /// Errors: of reading; [`ErrorKind::Config`] for a separator that is nowhere.
 fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -> Result<Vec<u64>> {
     let size = separator.len() as u64;
-    let steps =
-        |(file, tokens): (usize, &u64)| (0..*tokens).step_by((STEP / size) as usize).map(move |first| (file, first));
+    let steps = |(file, tokens): (usize, &u64)| {
+        (0..*tokens)
+            .step_by((STEP / size) as usize)
+            .map(move |first| (file, first))
+    };
     let all: Vec<(usize, u64)> = counts.iter().enumerate().flat_map(steps).collect();
     let search = |_, (file, first): &(usize, u64)| {
         let count = (counts[*file] - first).min(STEP / size);
         let blob = Blob::of_source(sources, SourceId::at(*file))?;
         let bytes = blob.read(header + first * size, count * size, "the tokens")?;
         let tokens = bytes.chunks_exact(separator.len()).enumerate();
-        Ok(tokens.filter(|(_, token)| *token == separator).map(|(at, _)| first + at as u64 + 1).collect::<Vec<u64>>())
+        Ok(tokens
+            .filter(|(_, token)| *token == separator)
+            .map(|(at, _)| first + at as u64 + 1)
+            .collect::<Vec<u64>>())
     };
     let (found, mut ends, mut separators) = (parallel(&all, search)?, Vec::new(), 0);
     let mut begin = 0;
@@ -417,7 +536,10 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
         separators += own.len();
         begin = if first == 0 { ends.len() } else { begin };
         ends.append(&mut own);
-        let (last, tokens) = (first + (counts[file] - first).min(STEP / size), counts[file]);
+        let (last, tokens) = (
+            first + (counts[file] - first).min(STEP / size),
+            counts[file],
+        );
         // What follows the last separator of a file.
         if last == tokens && ends[begin..].last() != Some(&tokens) {
             ends.push(tokens);
@@ -425,9 +547,14 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
     }
     match separators {
         0 => {
-            let token = separator.iter().rev().fold(0_u64, |token, byte| token << 8 | u64::from(*byte));
-            let message =
-                format!("token {token} is nowhere in {} files: does another one end a document?", counts.len());
+            let token = separator
+                .iter()
+                .rev()
+                .fold(0_u64, |token, byte| token << 8 | u64::from(*byte));
+            let message = format!(
+                "token {token} is nowhere in {} files: does another one end a document?",
+                counts.len()
+            );
             Err(Error::new(ErrorKind::Config, Stage::Index, message))
         }
         _ => Ok(ends),
@@ -438,12 +565,22 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
 ///
 /// Errors: [`ErrorKind::Decode`] for ends that are not those of these files.
 fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
-    let wrong = || Error::new(ErrorKind::Decode, Stage::Index, "the ends of documents do not fit the files");
+    let wrong = || {
+        Error::new(
+            ErrorKind::Decode,
+            Stage::Index,
+            "the ends of documents do not fit the files",
+        )
+    };
     let (mut rest, mut longest, mut of_files) = (ends, 0, Vec::with_capacity(counts.len()));
     for tokens in counts {
         let (mut before, mut count) = (0, 0);
         while before < *tokens {
-            let end = rest.get(count).copied().filter(|end| *end > before && end <= tokens).ok_or_else(wrong)?;
+            let end = rest
+                .get(count)
+                .copied()
+                .filter(|end| *end > before && end <= tokens)
+                .ok_or_else(wrong)?;
             longest = (end - before).max(longest);
             (before, count) = (end, count + 1);
         }
@@ -480,12 +617,18 @@ impl Vocabulary {
             return Ok(());
         }
         let Self { size, dtype } = *self;
-        let negative =
-            matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64) && largest >> (8 * dtype.size() - 1) > 0;
-        let said = if negative { "a negative token".into() } else { format!("token {largest}") };
+        let negative = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64)
+            && largest >> (8 * dtype.size() - 1) > 0;
+        let said = if negative {
+            "a negative token".into()
+        } else {
+            format!("token {largest}")
+        };
         let vocabulary = Setting::Vocabulary.with(size);
-        let message =
-            format!("{said}, and the ids end at {}, by {vocabulary}: the tokens may not be {dtype}", size - 1);
+        let message = format!(
+            "{said}, and the ids end at {}, by {vocabulary}: the tokens may not be {dtype}",
+            size - 1
+        );
         Err(Error::decode(message))
     }
 }
@@ -520,12 +663,19 @@ impl Cut {
     /// Errors: [`ErrorKind::Config`] for impossible windows.
     pub(crate) fn windows(&self, dtype: DType) -> Result<Windows> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        if matches!(dtype, DType::Bool | DType::F16 | DType::BF16 | DType::F32 | DType::F64) {
+        if matches!(
+            dtype,
+            DType::Bool | DType::F16 | DType::BF16 | DType::F32 | DType::F64
+        ) {
             return bad(format!("tokens are whole numbers, not {dtype}"));
         }
         let window = (self.window as u64).saturating_add(u64::from(self.next_token));
         if self.window == 0 || window > 1 << 40 {
-            return bad(format!("a window of {} tokens: set their number with {}", self.window, Setting::SeqLen));
+            return bad(format!(
+                "a window of {} tokens: set their number with {}",
+                self.window,
+                Setting::SeqLen
+            ));
         }
         let stride = match self.step {
             None => self.window as u64,
@@ -544,12 +694,19 @@ impl Cut {
 impl Cut {
     /// Errors: [`ErrorKind::Config`] for no ids, and for ids that the tokens cannot have.
     pub(crate) fn vocabulary(&self, dtype: DType) -> Result<Option<Vocabulary>> {
-        let Some(size) = self.vocabulary else { return Ok(None) };
-        let bits =
-            8 * dtype.size() as u32 - u32::from(matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64));
+        let Some(size) = self.vocabulary else {
+            return Ok(None);
+        };
+        let bits = 8 * dtype.size() as u32
+            - u32::from(matches!(
+                dtype,
+                DType::I8 | DType::I16 | DType::I32 | DType::I64
+            ));
         if size == 0 || 1_u64.checked_shl(bits).is_some_and(|most| size > most) {
             let vocabulary = Setting::Vocabulary.with(size);
-            let message = format!("{vocabulary}: {dtype} tokens have 1 to 2^{bits} ids; wider ones have another type");
+            let message = format!(
+                "{vocabulary}: {dtype} tokens have 1 to 2^{bits} ids; wider ones have another type"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         Ok(Some(Vocabulary { size, dtype }))
@@ -559,7 +716,9 @@ impl Cut {
 impl Windows {
     /// Number of windows in `tokens` tokens.
     pub(crate) fn count(&self, tokens: u64) -> u64 {
-        tokens.checked_sub(self.window).map_or(0, |rest| rest / self.stride + 1)
+        tokens
+            .checked_sub(self.window)
+            .map_or(0, |rest| rest / self.stride + 1)
     }
 
     /// Number of these tokens in no window.
@@ -576,7 +735,10 @@ impl Windows {
 
     /// Description such as `windows of 1025 u16 tokens, 1024 apart`.
     pub(crate) fn describe(&self, dtype: &str) -> String {
-        format!("windows of {} {dtype} tokens, {} apart", self.window, self.stride)
+        format!(
+            "windows of {} {dtype} tokens, {} apart",
+            self.window, self.stride
+        )
     }
 }
 
@@ -589,7 +751,10 @@ impl Dataset for Tokens {
             Samples::Windows { windows, .. } => (windows.window, 0),
             Samples::Documents(documents) => (documents.longest, size_of_val(&*documents.ends)),
         };
-        Sizes { index_bytes: self.starts.heap() + ends, ..Sizes::new(longest * self.token_bytes) }
+        Sizes {
+            index_bytes: self.starts.heap() + ends,
+            ..Sizes::new(longest * self.token_bytes)
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -597,37 +762,59 @@ impl Dataset for Tokens {
         let (start, len) = match &self.samples {
             Samples::Windows { windows, .. } => (number * windows.stride, windows.window),
             Samples::Documents(Documents { ends, .. }) => {
-                let start = if number == 0 { 0 } else { ends[sample as usize - 1] };
+                let start = if number == 0 {
+                    0
+                } else {
+                    ends[sample as usize - 1]
+                };
                 (start, ends[sample as usize] - start)
             }
         };
         let offset = self.header_bytes + start * self.token_bytes;
-        let extent = Extent { source: SourceId::at(file), offset, len: len * self.token_bytes };
+        let extent = Extent {
+            source: SourceId::at(file),
+            offset,
+            len: len * self.token_bytes,
+        };
         place(self.vocabulary, parts, extent);
         Ok(())
     }
 
     fn framed(&self) -> Option<&dyn Framed> {
-        self.vocabulary.as_ref().map(|vocabulary| vocabulary as &dyn Framed)
+        self.vocabulary
+            .as_ref()
+            .map(|vocabulary| vocabulary as &dyn Framed)
     }
 
     fn identity(&self) -> u64 {
         let digest = Digest::new("tokens").word(self.header_bytes);
         match &self.samples {
-            Samples::Windows { windows, .. } => digest.word(windows.window).word(windows.stride).end(),
-            Samples::Documents(Documents { separator, ends, .. }) => digest.word(*separator).words(ends).end(),
+            Samples::Windows { windows, .. } => {
+                digest.word(windows.window).word(windows.stride).end()
+            }
+            Samples::Documents(Documents {
+                separator, ends, ..
+            }) => digest.word(*separator).words(ends).end(),
         }
     }
 
     fn describe(&self) -> String {
-        let dtype = self.schema[0].as_raw().map_or("", |field| field.dtype().name());
+        let dtype = self.schema[0]
+            .as_raw()
+            .map_or("", |field| field.dtype().name());
         let files = self.sources.count();
         match &self.samples {
             Samples::Windows { windows, leftover } => {
                 let windows = windows.describe(dtype);
-                format!("{} {windows}, in {files} files, {leftover} left over: {}", self.len(), self.name)
+                format!(
+                    "{} {windows}, in {files} files, {leftover} left over: {}",
+                    self.len(),
+                    self.name
+                )
             }
-            Samples::Documents(Documents { separator, longest, .. }) => format!(
+            Samples::Documents(Documents {
+                separator, longest, ..
+            }) => format!(
                 "{} documents of up to {longest} {dtype} tokens, ended by {separator}, in {files} files: {}",
                 self.len(),
                 self.name
@@ -667,7 +854,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn cut(window: usize, step: Option<Step>, next_token: bool) -> Result<Windows> {
-        Cut { window, step, next_token, vocabulary: None }.windows(DType::U16)
+        Cut {
+            window,
+            step,
+            next_token,
+            vocabulary: None,
+        }
+        .windows(DType::U16)
     }
 
     #[test]
@@ -678,10 +871,24 @@ mod tests {
         assert_eq!(of(cut(8, Some(Step::Overlap(1)), false).unwrap()), (8, 7));
         assert_eq!(of(cut(8, Some(Step::Overlap(1)), true).unwrap()), (9, 8));
         assert_eq!(of(cut(8, Some(Step::Stride(3)), true).unwrap()), (9, 3));
-        for (window, step) in [(0, None), (8, Some(Step::Stride(0))), (8, Some(Step::Overlap(8)))] {
-            assert_eq!(cut(window, step, false).unwrap_err().kind(), ErrorKind::Config);
+        for (window, step) in [
+            (0, None),
+            (8, Some(Step::Stride(0))),
+            (8, Some(Step::Overlap(8))),
+        ] {
+            assert_eq!(
+                cut(window, step, false).unwrap_err().kind(),
+                ErrorKind::Config
+            );
         }
-        assert!(Cut { window: 1, ..Cut::default() }.windows(DType::F32).is_err());
+        assert!(
+            Cut {
+                window: 1,
+                ..Cut::default()
+            }
+            .windows(DType::F32)
+            .is_err()
+        );
     }
 
     #[test]

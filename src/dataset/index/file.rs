@@ -13,7 +13,11 @@ use std::sync::Arc;
 
 /// Ending of index files.
 pub(super) use crate::storage::listing::INDEX as ENDING;
-pub(super) const KIND: SideKind = SideKind { name: *b"fdx ", version: 2, older: b"feedpak1deef1xil" };
+pub(super) const KIND: SideKind = SideKind {
+    name: *b"fdx ",
+    version: 2,
+    older: b"feedpak1deef1xil",
+};
 const SHARDS: usize = 0;
 const NOTES: usize = 2;
 /// Bytes at each end of a shard that belong to its version.
@@ -40,15 +44,25 @@ impl Version {
         let meta = shard.look()?;
         if meta.pin.is_some() {
             // The store's version says more than the ends, and costs no request.
-            return Ok(Self { len: meta.len, modified: meta.version, ends: 0 });
+            return Ok(Self {
+                len: meta.len,
+                modified: meta.version,
+                ends: 0,
+            });
         }
         let mut bytes = [0; 2 * ENDS as usize];
         let first = meta.len.min(ENDS);
         let last = (meta.len - first).min(ENDS);
         let bytes = &mut bytes[..(first + last) as usize];
         let (head, tail) = bytes.split_at_mut(first as usize);
-        shard.read_at(0, head).and_then(|()| shard.read_at(meta.len - last, tail))?;
-        Ok(Self { len: meta.len, modified: meta.version, ends: crc32c::crc32c(bytes) })
+        shard
+            .read_at(0, head)
+            .and_then(|()| shard.read_at(meta.len - last, tail))?;
+        Ok(Self {
+            len: meta.len,
+            modified: meta.version,
+            ends: crc32c::crc32c(bytes),
+        })
     }
 }
 
@@ -59,7 +73,13 @@ pub(super) fn seal(record: &mut ShardRecord, version: &Version, purpose: u64) {
 }
 
 pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
-    let Settings { format, options, fields, checksums, .. } = settings;
+    let Settings {
+        format,
+        options,
+        fields,
+        checksums,
+        ..
+    } = settings;
     fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
 }
 
@@ -71,7 +91,11 @@ pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Optio
         Place::Beside => beside(path, purpose),
         Place::Folder(dir) => {
             let mut name = path.file_name()?.to_os_string();
-            name.push(format!(".{:016x}.{:08x}{ENDING}", hash_of(path)?, options(purpose)));
+            name.push(format!(
+                ".{:016x}.{:08x}{ENDING}",
+                hash_of(path)?,
+                options(purpose)
+            ));
             Some(dir.join(name))
         }
     }
@@ -90,7 +114,11 @@ fn options(purpose: u64) -> u32 {
 
 /// Hash of a shard's URL or absolute path.
 fn hash_of(shard: &Path) -> Option<u64> {
-    let full = if is_url(shard) { shard.to_path_buf() } else { std::path::absolute(shard).ok()? };
+    let full = if is_url(shard) {
+        shard.to_path_buf()
+    } else {
+        std::path::absolute(shard).ok()?
+    };
     Some(fnv(full.as_os_str().as_encoded_bytes()))
 }
 
@@ -109,7 +137,8 @@ pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
     match Sidefile::open(path, KIND)? {
         SideFound::Whole(side) => Ok(Some(Arc::new(side))),
         SideFound::Nothing if is_url(path) => {
-            let message = "no such object: make the index file on a local disk first, and upload it";
+            let message =
+                "no such object: make the index file on a local disk first, and upload it";
             Err(Error::new(ErrorKind::NotFound, Stage::Index, message).with_path(path))
         }
         SideFound::Damaged | SideFound::Older if is_url(path) => {
@@ -134,7 +163,11 @@ pub(super) fn load(
     version: &Version,
     (purpose, fields): (u64, usize),
 ) -> Option<Table> {
-    let record = if is_alone { record(side, 0)? } else { find(side, hash_of(path)?)? };
+    let record = if is_alone {
+        record(side, 0)?
+    } else {
+        find(side, hash_of(path)?)?
+    };
     let same = ShardRecord {
         purpose,
         len: version.len,
@@ -143,14 +176,28 @@ pub(super) fn load(
         fields: fields as u64,
         ..record
     };
-    let entries = record.entries_bytes().filter(|_| record == same && record.notes_bytes <= NOTES_MAX)?;
+    let entries = record
+        .entries_bytes()
+        .filter(|_| record == same && record.notes_bytes <= NOTES_MAX)?;
     if record.entries.checked_add(entries)? > side.len(ENTRIES) {
         return None;
     }
     let mut buffer = Vec::new();
-    let notes = side.read(NOTES, record.notes, record.notes_bytes as usize, &mut buffer).ok()?;
+    let notes = side
+        .read(
+            NOTES,
+            record.notes,
+            record.notes_bytes as usize,
+            &mut buffer,
+        )
+        .ok()?;
     let notes = Notes::from_bytes(notes, path)?;
-    Some(Table { side: side.clone(), record, form: Form::from_code(record.form)?, notes })
+    Some(Table {
+        side: side.clone(),
+        record,
+        form: Form::from_code(record.form)?,
+        notes,
+    })
 }
 
 fn record(side: &Sidefile, number: u64) -> Option<ShardRecord> {
@@ -181,7 +228,9 @@ pub(super) fn write_all<'a>(
     target: &Path,
     tables: impl Iterator<Item = (&'a PathBuf, &'a Table)>,
 ) -> std::io::Result<()> {
-    let mut tables: Vec<_> = tables.filter_map(|(path, table)| Some((hash_of(path)?, table))).collect();
+    let mut tables: Vec<_> = tables
+        .filter_map(|(path, table)| Some((hash_of(path)?, table)))
+        .collect();
     tables.sort_unstable_by_key(|(hash, _)| *hash);
     write_tables(target, &tables)
 }
@@ -190,7 +239,12 @@ fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> 
     let mut out = SideWriter::create(target, KIND)?;
     let (mut entries, mut notes, mut identity) = (0, 0, Digest::new("index file"));
     for (hash, table) in tables {
-        let record = ShardRecord { hash: *hash, entries, notes, ..table.record };
+        let record = ShardRecord {
+            hash: *hash,
+            entries,
+            notes,
+            ..table.record
+        };
         entries += table.record.entries_bytes().unwrap_or(0);
         notes += record.notes_bytes;
         identity = identity.bytes(bytemuck::bytes_of(&record));
@@ -202,14 +256,20 @@ fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> 
         let start = table.record.entries;
         let end = start + table.record.entries_bytes().unwrap_or(0);
         for at in (start..end).step_by(COPY as usize) {
-            let part = table.side.read(ENTRIES, at, (end - at).min(COPY) as usize, &mut buffer);
+            let part = table
+                .side
+                .read(ENTRIES, at, (end - at).min(COPY) as usize, &mut buffer);
             out.put(part.map_err(std::io::Error::other)?)?;
         }
     }
     out.end_section();
     for (_, table) in tables {
-        let ShardRecord { notes, notes_bytes, .. } = table.record;
-        let part = table.side.read(NOTES, notes, notes_bytes as usize, &mut buffer);
+        let ShardRecord {
+            notes, notes_bytes, ..
+        } = table.record;
+        let part = table
+            .side
+            .read(NOTES, notes, notes_bytes as usize, &mut buffer);
         out.put(part.map_err(std::io::Error::other)?)?;
     }
     out.end_section();
@@ -220,12 +280,23 @@ fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> 
 /// numbers count, and reads every entry. True if the file is accepted.
 #[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
-    let Some((numbers, rest)) = bytes.split_first_chunk::<{ RECORD as usize }>() else { return false };
-    let version = Version { len: 1 << 20, modified: 1, ends: 2 };
-    let mut record = ShardRecord { fields: 2, ..bytemuck::pod_read_unaligned(numbers) };
+    let Some((numbers, rest)) = bytes.split_first_chunk::<{ RECORD as usize }>() else {
+        return false;
+    };
+    let version = Version {
+        len: 1 << 20,
+        modified: 1,
+        ends: 2,
+    };
+    let mut record = ShardRecord {
+        fields: 2,
+        ..bytemuck::pod_read_unaligned(numbers)
+    };
     seal(&mut record, &version, 7);
     let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), rest, rest]));
-    let Some(table) = load(&side, Path::new("shard"), true, &version, (7, 2)) else { return false };
+    let Some(table) = load(&side, Path::new("shard"), true, &version, (7, 2)) else {
+        return false;
+    };
     for row in 0..table.rows() as usize {
         let _ = table.row(row, &mut [0; _]);
     }

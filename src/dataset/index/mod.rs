@@ -150,8 +150,13 @@ macro_rules! index_setters {
 
         /// Opens these shards, in this order. Errors: as [`open`](Self::open).
         pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<$dataset> {
-            let files: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_path_buf()).collect();
-            let name = files.first().map_or(String::new(), |path| path.display().to_string());
+            let files: Vec<PathBuf> = paths
+                .iter()
+                .map(|path| path.as_ref().to_path_buf())
+                .collect();
+            let name = files
+                .first()
+                .map_or(String::new(), |path| path.display().to_string());
             self.open_as(&files, name)
         }
     };
@@ -226,7 +231,14 @@ pub struct Settings<'a> {
 impl<'a> Settings<'a> {
     /// The defaults for a format with so many fields.
     pub fn new(format: &'a str, fields: usize) -> Self {
-        Self { format, options: "", fields, checksums: false, place: Place::default(), skip_damage: false }
+        Self {
+            format,
+            options: "",
+            fields,
+            checksums: false,
+            place: Place::default(),
+            skip_damage: false,
+        }
     }
 }
 
@@ -260,7 +272,10 @@ impl Index {
         scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()> + Sync,
     ) -> Result<Self> {
         if !(1..=FIELDS_MAX).contains(&settings.fields) {
-            let message = format!("{} fields in an index, 1 to {FIELDS_MAX} are possible", settings.fields);
+            let message = format!(
+                "{} fields in an index, 1 to {FIELDS_MAX} are possible",
+                settings.fields
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         let pack = match &settings.place {
@@ -273,11 +288,15 @@ impl Index {
             opened.map_err(|error| error.in_stage(Stage::Index).with_path(path))
         };
         let mut shards = parallel_paths(files, open)?;
-        let new = shards.iter().position(|shard| shard.from != IndexOrigin::Cache);
+        let new = shards
+            .iter()
+            .position(|shard| shard.from != IndexOrigin::Cache);
         if let (Place::File(target), Some(new)) = (&settings.place, new) {
             let parts = shards.iter().map(|shard| &shard.table);
             let written = file::write_all(target, files.iter().zip(parts));
-            let written = written.map_err(|error| shards[new].unsaved = Some(format!("{}: {error}", target.display())));
+            let written = written.map_err(|error| {
+                shards[new].unsaved = Some(format!("{}: {error}", target.display()))
+            });
             // From now on in place, if it is large.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 let in_file = |(path, shard): (&PathBuf, &mut Shard)| {
@@ -308,15 +327,27 @@ impl Index {
         scan(&mut input, &mut rows)?;
         let table = rows.finish(Path::new("<memory>"), |_| {})?;
         let (meta, version) = (blob.look()?, Version::of(&blob)?);
-        let shard = Shard { meta, version, table, from: IndexOrigin::Scan, unsaved: None };
+        let shard = Shard {
+            meta,
+            version,
+            table,
+            from: IndexOrigin::Scan,
+            unsaved: None,
+        };
         let mut sources = Sources::new();
         sources.memory(bytes);
         Self::of_shards(sources, vec![shard], settings, false)
     }
 
-    fn of_shards(sources: Sources, shards: Vec<Shard>, settings: &Settings<'_>, has_files: bool) -> Result<Self> {
+    fn of_shards(
+        sources: Sources,
+        shards: Vec<Shard>,
+        settings: &Settings<'_>,
+        has_files: bool,
+    ) -> Result<Self> {
         // Nothing is written into a store.
-        let is_beside = settings.place == Place::Beside && sources.ids().any(|id| !sources.is_remote(id));
+        let is_beside =
+            settings.place == Place::Beside && sources.ids().any(|id| !sources.is_remote(id));
         let mut index = Self {
             sources: Arc::new(sources),
             tables: Vec::with_capacity(shards.len()),
@@ -356,7 +387,11 @@ impl Index {
         if self.len() > 0 {
             return Ok(());
         }
-        let damage = self.damage.first().map(|first| format!("; damage: {first}")).unwrap_or_default();
+        let damage = self
+            .damage
+            .first()
+            .map(|first| format!("; damage: {first}"))
+            .unwrap_or_default();
         Err(Error::new(ErrorKind::Empty, Stage::Index, format!("{what}{damage}")).with_path(name))
     }
 
@@ -388,18 +423,29 @@ impl Index {
 
     /// What opening the index took, for the dataset's name in the report; empty if all came from index files.
     pub(crate) fn made(&self) -> String {
-        let other = |words: &str| Setting::IndexFile.hint(|setting| format!("{setting} names {words}"));
-        let unsaved = |why| format!("; index not saved: {why}; {}", other("a file that can be written"));
+        let other =
+            |words: &str| Setting::IndexFile.hint(|setting| format!("{setting} names {words}"));
+        let unsaved = |why| {
+            format!(
+                "; index not saved: {why}; {}",
+                other("a file that can be written")
+            )
+        };
         let unsaved = self.unsaved().map_or(String::new(), unsaved);
         // Nobody asked for these files, and they lie in a folder of data.
         let beside = match self.is_beside && self.unsaved.is_none() {
-            true => format!(", kept beside the shards as .fdx files; {}", other("one file elsewhere for all")),
+            true => format!(
+                ", kept beside the shards as .fdx files; {}",
+                other("one file elsewhere for all")
+            ),
             false => String::new(),
         };
         match self.scanned {
             _ if !self.has_files => String::new(),
             0 => unsaved,
-            scanned => format!("; indexes made now: {scanned} (missing, damaged or older){beside}{unsaved}"),
+            scanned => format!(
+                "; indexes made now: {scanned} (missing, damaged or older){beside}{unsaved}"
+            ),
         }
     }
 
@@ -408,16 +454,28 @@ impl Index {
         let mut heap = self.tables.capacity() * size_of::<Table>() + self.starts.heap();
         for (number, table) in self.tables.iter().enumerate() {
             // Tables of one file follow each other.
-            if !number.checked_sub(1).is_some_and(|before| Arc::ptr_eq(&self.tables[before].side, &table.side)) {
+            if !number
+                .checked_sub(1)
+                .is_some_and(|before| Arc::ptr_eq(&self.tables[before].side, &table.side))
+            {
                 heap += table.side.heap();
             }
         }
-        let filled = (0..self.tables.len()).rev().filter(|shard| self.tables[*shard].rows() > 0);
+        let filled = (0..self.tables.len())
+            .rev()
+            .filter(|shard| self.tables[*shard].rows() > 0);
         let largest = filled.max_by_key(|shard| self.tables[*shard].record.bytes_max);
         Sizes {
-            largest_sample: largest.map(|shard| self.starts.all()[shard] + self.tables[shard].record.largest),
+            largest_sample: largest
+                .map(|shard| self.starts.all()[shard] + self.tables[shard].record.largest),
             index_bytes: heap,
-            ..Sizes::new(self.tables.iter().map(|table| table.record.bytes_max).max().unwrap_or(0))
+            ..Sizes::new(
+                self.tables
+                    .iter()
+                    .map(|table| table.record.bytes_max)
+                    .max()
+                    .unwrap_or(0),
+            )
         }
     }
 
@@ -430,7 +488,9 @@ impl Index {
     /// Place of field `field` of a sample; `None` if the sample lacks it. Errors: of an index file that is read in place.
     pub fn entry(&self, sample: u64, field: usize) -> Result<Option<(SourceId, Entry)>> {
         let (shard, row) = self.locate(sample);
-        Ok(self.tables[shard].entry(row, field)?.map(|entry| (SourceId::at(shard), entry)))
+        Ok(self.tables[shard]
+            .entry(row, field)?
+            .map(|entry| (SourceId::at(shard), entry)))
     }
 
     /// Gives the parts of a sample. Fields close together share an extent, which is read once. A field that the sample
@@ -442,11 +502,24 @@ impl Index {
         let row = self.tables[shard].row(row, &mut room)?;
         let span = row.span();
         for field in 0..self.fields {
-            let Some(entry) = row.entry(field) else { continue };
+            let Some(entry) = row.entry(field) else {
+                continue;
+            };
             match span {
-                Span::Shared { offset, len } => parts.framed(field, Extent { source, offset, len }),
+                Span::Shared { offset, len } => parts.framed(
+                    field,
+                    Extent {
+                        source,
+                        offset,
+                        len,
+                    },
+                ),
                 Span::Apart(_) => {
-                    let extent = Extent { source, offset: entry.offset, len: entry.len };
+                    let extent = Extent {
+                        source,
+                        offset: entry.offset,
+                        len: entry.len,
+                    };
                     if !self.checksums && plain & (1 << field) != 0 {
                         parts.extent(field, extent);
                     } else {
@@ -456,13 +529,19 @@ impl Index {
             }
         }
         // Missing fields come last, since shared extents must follow each other.
-        (0..self.fields).filter(|field| row.entry(*field).is_none()).for_each(|field| parts.inline(field, &[]));
+        (0..self.fields)
+            .filter(|field| row.entry(*field).is_none())
+            .for_each(|field| parts.inline(field, &[]));
         Ok(())
     }
 
     /// Hash of all places, known from the index files.
     pub fn places(&self) -> u64 {
-        let places: Vec<u64> = self.tables.iter().map(|table| table.record.places).collect();
+        let places: Vec<u64> = self
+            .tables
+            .iter()
+            .map(|table| table.record.places)
+            .collect();
         Digest::new("tables").words(&places).end()
     }
 
@@ -475,7 +554,9 @@ impl Index {
         let (shard, row) = self.locate(sample);
         let mut room = [0; _];
         let row = self.tables[shard].row(row, &mut room)?;
-        let (Some(entry), span) = (row.entry(field), row.span()) else { return Ok(&[]) };
+        let (Some(entry), span) = (row.entry(field), row.span()) else {
+            return Ok(&[]);
+        };
         let site = |error: Error| {
             error
                 .with_path(self.sources.path(SourceId::at(shard)))
@@ -486,15 +567,26 @@ impl Index {
             Span::Shared { offset, .. } if bytes.len() as u64 != entry.len => entry.offset - offset,
             _ => 0,
         };
-        let range = usize::try_from(start).ok().zip(usize::try_from(entry.len).ok());
-        let own = range.and_then(|(start, len)| bytes.get(start..)?.get(..len)).ok_or_else(|| {
-            let message = format!("{} bytes from byte {start} expected, {} came", entry.len, bytes.len());
-            site(Error::new(ErrorKind::Truncated, Stage::Decode, message))
-        })?;
+        let range = usize::try_from(start)
+            .ok()
+            .zip(usize::try_from(entry.len).ok());
+        let own = range
+            .and_then(|(start, len)| bytes.get(start..)?.get(..len))
+            .ok_or_else(|| {
+                let message = format!(
+                    "{} bytes from byte {start} expected, {} came",
+                    entry.len,
+                    bytes.len()
+                );
+                site(Error::new(ErrorKind::Truncated, Stage::Decode, message))
+            })?;
         if self.checksums {
             let found = crc32c::crc32c(own);
             if found != entry.crc {
-                let message = format!("CRC32C {:08x} in the index, {found:08x} in the shard", entry.crc);
+                let message = format!(
+                    "CRC32C {:08x} in the index, {found:08x} in the shard",
+                    entry.crc
+                );
                 return Err(site(Error::new(ErrorKind::Decode, Stage::Decode, message)));
             }
         }
@@ -504,12 +596,20 @@ impl Index {
 
 /// For datasets whose fields are the entries, unchanged.
 impl Framed for Index {
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        _: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         Self::open(self, sample, field, bytes)
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        Ok(Some(self.entry(sample, field)?.map_or(0, |(_, entry)| entry.len)))
+        Ok(Some(
+            self.entry(sample, field)?.map_or(0, |(_, entry)| entry.len),
+        ))
     }
 }
 
@@ -541,23 +641,48 @@ fn open_shard(
     let (meta, version) = (shard.look()?, Version::of(&shard)?);
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
-    let alone = |place: &Path| file::load(&file::open(place)?, path, true, &version, (purpose, settings.fields));
+    let alone = |place: &Path| {
+        file::load(
+            &file::open(place)?,
+            path,
+            true,
+            &version,
+            (purpose, settings.fields),
+        )
+    };
     let found = match &settings.place {
         Place::File(_) => {
-            let among = all.and_then(|all| file::load(all, path, false, &version, (purpose, settings.fields)));
-            let beside = || alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside));
-            among.map(|table| (table, IndexOrigin::Cache)).or_else(beside)
+            let among = all
+                .and_then(|all| file::load(all, path, false, &version, (purpose, settings.fields)));
+            let beside =
+                || alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside));
+            among
+                .map(|table| (table, IndexOrigin::Cache))
+                .or_else(beside)
         }
-        _ => place.as_deref().and_then(alone).map(|table| (table, IndexOrigin::Cache)),
+        _ => place
+            .as_deref()
+            .and_then(alone)
+            .map(|table| (table, IndexOrigin::Cache)),
     };
     if let Some((table, from)) = found {
-        return Ok(Shard { meta, version, table, from, unsaved: None });
+        return Ok(Shard {
+            meta,
+            version,
+            table,
+            from,
+            unsaved: None,
+        });
     }
     let mut input = Scan::new(&shard, settings.checksums);
     let mut rows = Rows::new(settings.fields, input.len());
     scan(&mut input, &mut rows)?;
     if Version::of(&shard)? != version {
-        return Err(Error::new(ErrorKind::Changed, Stage::Index, "the shard was written to while it was indexed"));
+        return Err(Error::new(
+            ErrorKind::Changed,
+            Stage::Index,
+            "the shard was written to while it was indexed",
+        ));
     }
     let mut table = rows.finish(path, |record| file::seal(record, &version, purpose))?;
     let unsaved = place.and_then(|place| match file::write(&place, &table) {
@@ -570,5 +695,11 @@ fn open_shard(
         }
         Err(failed) => Some(format!("{}: {failed}", place.display())),
     });
-    Ok(Shard { meta, version, table, from: IndexOrigin::Scan, unsaved })
+    Ok(Shard {
+        meta,
+        version,
+        table,
+        from: IndexOrigin::Scan,
+        unsaved,
+    })
 }

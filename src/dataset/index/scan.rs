@@ -30,7 +30,13 @@ impl<'a> Scan<'a> {
             true => AHEAD_ALL,
             false => AHEAD_HEADERS,
         };
-        Self { blob, window: Vec::new(), at: 0, ahead, pages: Pages::new() }
+        Self {
+            blob,
+            window: Vec::new(),
+            at: 0,
+            ahead,
+            pages: Pages::new(),
+        }
     }
 
     /// Whether each read is a request to a store.
@@ -53,7 +59,10 @@ impl<'a> Scan<'a> {
     }
 
     /// Length of the shard.
-    #[allow(clippy::len_without_is_empty, reason = "a scan of no bytes finds nothing")]
+    #[allow(
+        clippy::len_without_is_empty,
+        reason = "a scan of no bytes finds nothing"
+    )]
     pub fn len(&self) -> u64 {
         self.blob.len()
     }
@@ -62,15 +71,24 @@ impl<'a> Scan<'a> {
     ///
     /// Errors: [`ErrorKind::Truncated`] if the shard does not have them.
     pub fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {
-        if offset.checked_add(len as u64).is_none_or(|end| end > self.len()) {
+        if offset
+            .checked_add(len as u64)
+            .is_none_or(|end| end > self.len())
+        {
             let message = format!("{len} bytes expected, the shard has {}", self.len());
-            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(offset, len as u64));
+            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message)
+                .with_range(offset, len as u64));
         }
         if let Some(bytes) = self.blob.in_memory() {
             return Ok(&bytes[offset as usize..offset as usize + len]);
         }
         let has = |at: u64, page: &Vec<u8>| offset + len as u64 <= at + page.len() as u64;
-        let page = self.pages.range(..=offset).next_back().filter(|(at, page)| has(**at, page)).map(|(at, _)| *at);
+        let page = self
+            .pages
+            .range(..=offset)
+            .next_back()
+            .filter(|(at, page)| has(**at, page))
+            .map(|(at, _)| *at);
         if let Some(at) = page {
             return Ok(&self.pages[&at][(offset - at) as usize..][..len]);
         }
@@ -89,7 +107,9 @@ impl<'a> Scan<'a> {
         while done < len {
             let at = offset.saturating_add(done);
             // The rest of this window, or the next window.
-            let held = (self.at + self.window.len() as u64).checked_sub(at).filter(|held| *held > 0 && at >= self.at);
+            let held = (self.at + self.window.len() as u64)
+                .checked_sub(at)
+                .filter(|held| *held > 0 && at >= self.at);
             let step = (len - done).min(held.unwrap_or(self.ahead as u64));
             crc = crc32c::crc32c_append(crc, self.bytes(at, step as usize)?);
             done += step;
@@ -101,9 +121,11 @@ impl<'a> Scan<'a> {
         let len = (self.len() - offset).min(len as u64) as usize;
         self.window.resize(len, 0);
         self.at = offset;
-        self.blob.fill(offset, &mut self.window, "the shard").inspect_err(|_| {
-            // Buffer content of a failed read must never count as bytes of the shard.
-            self.window.clear();
-        })
+        self.blob
+            .fill(offset, &mut self.window, "the shard")
+            .inspect_err(|_| {
+                // Buffer content of a failed read must never count as bytes of the shard.
+                self.window.clear();
+            })
     }
 }

@@ -46,7 +46,9 @@ impl Notes {
         }
         let entry = |d: &Damage| json!([d.kind.as_str(), d.offset, d.len, d.samples, d.message]);
         let damage: Vec<Value> = self.damage.iter().map(entry).collect();
-        json!({ "damage": damage, "left_out": self.left_out }).to_string().into_bytes()
+        json!({ "damage": damage, "left_out": self.left_out })
+            .to_string()
+            .into_bytes()
     }
 
     pub(super) fn from_bytes(bytes: &[u8], path: &Path) -> Option<Self> {
@@ -55,7 +57,10 @@ impl Notes {
         }
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let mut notes = Self::default();
-        let (damage, left_out) = (value.get("damage")?.as_array()?, value.get("left_out")?.as_object()?);
+        let (damage, left_out) = (
+            value.get("damage")?.as_array()?,
+            value.get("left_out")?.as_object()?,
+        );
         // One more of each sums up the rest.
         if damage.len() > LEDGER_MAX + 1 || left_out.len() > LEFT_OUT_MAX + 1 {
             return None;
@@ -63,7 +68,13 @@ impl Notes {
         for entry in damage {
             let number = |index: usize| entry.get(index)?.as_u64();
             let kind = DamageKind::from_str(entry.get(0)?.as_str()?)?;
-            let damage = Damage::new(kind, number(1)?, number(2)?, number(3)?, entry.get(4)?.as_str()?);
+            let damage = Damage::new(
+                kind,
+                number(1)?,
+                number(2)?,
+                number(3)?,
+                entry.get(4)?.as_str()?,
+            );
             notes.damage.push(damage.at(path));
         }
         for (reason, count) in left_out {
@@ -86,8 +97,17 @@ pub struct Rows {
 
 impl Rows {
     pub(super) fn new(fields: usize, shard: u64) -> Self {
-        assert!((1..=FIELDS_MAX).contains(&fields), "a format checks its fields first");
-        Self { fields, shard, entries: Vec::new(), notes: Notes::default(), surplus: 0 }
+        assert!(
+            (1..=FIELDS_MAX).contains(&fields),
+            "a format checks its fields first"
+        );
+        Self {
+            fields,
+            shard,
+            entries: Vec::new(),
+            notes: Notes::default(),
+            surplus: 0,
+        }
     }
 
     /// Adds a sample: one entry per field, `None` for a missing field.
@@ -96,11 +116,23 @@ impl Rows {
     pub fn push(&mut self, entries: &[Option<Entry>]) -> Result<()> {
         let refused = |message| Err(Error::new(ErrorKind::User, Stage::Index, message));
         if entries.len() != self.fields {
-            return refused(format!("a sample of {} entries, the index has {} fields", entries.len(), self.fields));
+            return refused(format!(
+                "a sample of {} entries, the index has {} fields",
+                entries.len(),
+                self.fields
+            ));
         }
-        let is_past = |entry: &&Entry| entry.offset.checked_add(entry.len).is_none_or(|end| end > self.shard);
+        let is_past = |entry: &&Entry| {
+            entry
+                .offset
+                .checked_add(entry.len)
+                .is_none_or(|end| end > self.shard)
+        };
         if let Some(Entry { offset, len, .. }) = entries.iter().flatten().find(is_past) {
-            let past = format!("an entry of {len} bytes at offset {offset}, the shard has {}", self.shard);
+            let past = format!(
+                "an entry of {len} bytes at offset {offset}, the shard has {}",
+                self.shard
+            );
             return refused(format!("sample {}: {past}", self.len()));
         }
         self.entries.extend_from_slice(entries);
@@ -120,7 +152,10 @@ impl Rows {
             None => ledger.push(damage),
             Some(last) => {
                 self.surplus += 1;
-                last.message = format!("{} entries more, the last: {}", self.surplus, damage.message);
+                last.message = format!(
+                    "{} entries more, the last: {}",
+                    self.surplus, damage.message
+                );
                 last.len = (damage.offset + damage.len).max(last.offset + last.len) - last.offset;
                 last.samples += damage.samples;
             }
@@ -132,23 +167,36 @@ impl Rows {
         match self.notes.left_out.get_mut(reason) {
             Some(count) => *count += 1,
             None => {
-                let reason = if self.notes.left_out.len() < LEFT_OUT_MAX { reason } else { "others" };
+                let reason = if self.notes.left_out.len() < LEFT_OUT_MAX {
+                    reason
+                } else {
+                    "others"
+                };
                 *self.notes.left_out.entry(reason.to_string()).or_default() += 1;
             }
         }
     }
 
     /// The table, in memory. `seal` completes its record.
-    pub(super) fn finish(mut self, path: &Path, seal: impl FnOnce(&mut ShardRecord)) -> Result<Table> {
+    pub(super) fn finish(
+        mut self,
+        path: &Path,
+        seal: impl FnOnce(&mut ShardRecord),
+    ) -> Result<Table> {
         let len = self.len();
         let Ok(rows) = u32::try_from(len) else {
             let message = format!("{len} samples in one shard, {} are the limit", u32::MAX);
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
         };
-        self.notes.damage.iter_mut().for_each(|damage| damage.path = path.to_path_buf());
+        self.notes
+            .damage
+            .iter_mut()
+            .for_each(|damage| damage.path = path.to_path_buf());
         let (form, notes) = (Form::for_entries(&self.entries), self.notes.to_bytes());
         let mut bytes = Vec::with_capacity(self.entries.len() * form.bytes());
-        self.entries.iter().for_each(|entry| form.write(*entry, &mut bytes));
+        self.entries
+            .iter()
+            .for_each(|entry| form.write(*entry, &mut bytes));
         let mut record = ShardRecord {
             rows: rows.into(),
             fields: self.fields as u64,
@@ -165,8 +213,17 @@ impl Rows {
         }
         seal(&mut record);
         drop(self.entries);
-        let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), &bytes, &notes]));
-        Ok(Table { side, record, form, notes: self.notes })
+        let side = Arc::new(Sidefile::held(&[
+            bytemuck::bytes_of(&record),
+            &bytes,
+            &notes,
+        ]));
+        Ok(Table {
+            side,
+            record,
+            form,
+            notes: self.notes,
+        })
     }
 }
 
@@ -210,8 +267,12 @@ impl ShardRecord {
     pub(super) fn entries_bytes(&self) -> Option<u64> {
         let form = Form::from_code(self.form)?;
         // A shard has no more samples than bytes.
-        let possible = (self.largest < self.rows || self.rows == 0) && self.rows <= self.len.min(u32::MAX.into());
-        self.rows.checked_mul(self.fields)?.checked_mul(form.bytes() as u64).filter(|_| possible)
+        let possible = (self.largest < self.rows || self.rows == 0)
+            && self.rows <= self.len.min(u32::MAX.into());
+        self.rows
+            .checked_mul(self.fields)?
+            .checked_mul(form.bytes() as u64)
+            .filter(|_| possible)
     }
 }
 
@@ -240,13 +301,19 @@ impl Form {
         }
         let shift = bits.trailing_zeros().min(31);
         let compact = offset_max >> shift <= u64::from(u32::MAX) && len_max < u64::from(ABSENT);
-        if compact { Self::Compact { shift } } else { Self::Wide }
+        if compact {
+            Self::Compact { shift }
+        } else {
+            Self::Wide
+        }
     }
 
     pub(super) fn from_code(code: u64) -> Option<Self> {
         match code {
             WIDE => Some(Self::Wide),
-            shift if shift < 32 => Some(Self::Compact { shift: shift as u32 }),
+            shift if shift < 32 => Some(Self::Compact {
+                shift: shift as u32,
+            }),
             _ => None,
         }
     }
@@ -267,10 +334,18 @@ impl Form {
     }
 
     fn write(self, entry: Option<Entry>, out: &mut Vec<u8>) {
-        let Entry { offset, len, crc } = entry.unwrap_or(Entry { offset: 0, len: u64::MAX, crc: 0 });
+        let Entry { offset, len, crc } = entry.unwrap_or(Entry {
+            offset: 0,
+            len: u64::MAX,
+            crc: 0,
+        });
         match self {
             Self::Compact { shift } => {
-                out.extend_from_slice(bytemuck::bytes_of(&[(offset >> shift) as u32, len as u32, crc]));
+                out.extend_from_slice(bytemuck::bytes_of(&[
+                    (offset >> shift) as u32,
+                    len as u32,
+                    crc,
+                ]));
             }
             Self::Wide => {
                 out.extend_from_slice(bytemuck::bytes_of(&[offset, len]));
@@ -284,11 +359,25 @@ impl Form {
         let (entry, absent) = match self {
             Self::Compact { shift } => {
                 let [offset, len, crc]: [u32; 3] = bytemuck::pod_read_unaligned(bytes);
-                (Entry { offset: u64::from(offset) << shift, len: len.into(), crc }, len == ABSENT)
+                (
+                    Entry {
+                        offset: u64::from(offset) << shift,
+                        len: len.into(),
+                        crc,
+                    },
+                    len == ABSENT,
+                )
             }
             Self::Wide => {
                 let [offset, len]: [u64; 2] = bytemuck::pod_read_unaligned(&bytes[..16]);
-                (Entry { offset, len, crc: bytemuck::pod_read_unaligned(&bytes[16..]) }, len == u64::MAX)
+                (
+                    Entry {
+                        offset,
+                        len,
+                        crc: bytemuck::pod_read_unaligned(&bytes[16..]),
+                    },
+                    len == u64::MAX,
+                )
             }
         };
         (!absent).then_some(entry)
@@ -314,7 +403,10 @@ impl Span {
             count += 1;
         }
         if count > 1 && end - start <= bytes.saturating_add(GAP_MAX) {
-            return Self::Shared { offset: start, len: end - start };
+            return Self::Shared {
+                offset: start,
+                len: end - start,
+            };
         }
         Self::Apart(bytes)
     }
@@ -344,7 +436,11 @@ impl Row<'_> {
 
     /// How the fields are read.
     pub(super) fn span(&self) -> Span {
-        Span::of(self.bytes.chunks_exact(self.form.bytes()).filter_map(|bytes| self.form.read(bytes)))
+        Span::of(
+            self.bytes
+                .chunks_exact(self.form.bytes())
+                .filter_map(|bytes| self.form.read(bytes)),
+        )
     }
 }
 
@@ -365,20 +461,30 @@ impl Table {
     /// Errors: those of the side file.
     pub(super) fn entry(&self, row: usize, field: usize) -> Result<Option<Entry>> {
         let number = row as u64 * self.record.fields + field as u64;
-        Ok(self.entries(number, &mut [0; ENTRY_MAX][..self.form.bytes()])?.entry(0))
+        Ok(self
+            .entries(number, &mut [0; ENTRY_MAX][..self.form.bytes()])?
+            .entry(0))
     }
 
     /// The entries of a row, in memory or in `room`. Errors: those of the side file.
     pub(super) fn row<'a>(&'a self, row: usize, room: &'a mut RowBytes) -> Result<Row<'a>> {
         let fields = self.record.fields;
-        self.entries(row as u64 * fields, &mut room[..fields as usize * self.form.bytes()])
+        self.entries(
+            row as u64 * fields,
+            &mut room[..fields as usize * self.form.bytes()],
+        )
     }
 
     /// Consecutive entries, read at once.
     fn entries<'a>(&'a self, first: u64, room: &'a mut [u8]) -> Result<Row<'a>> {
         let start = self.record.entries + first * self.form.bytes() as u64;
         let read = self.side.bytes(ENTRIES, start, room.len(), || room);
-        let bytes = read.map_err(|error| error.with_note("delete the index file, and the shard is scanned again"))?;
-        Ok(Row { form: self.form, bytes })
+        let bytes = read.map_err(|error| {
+            error.with_note("delete the index file, and the shard is scanned again")
+        })?;
+        Ok(Row {
+            form: self.form,
+            bytes,
+        })
     }
 }

@@ -45,25 +45,53 @@ pub struct Copied {
 impl Copied {
     pub(crate) fn open<D: Dataset>(inner: &D, names: &[String], place: &Path) -> Result<Self> {
         let fields = TokenFields::of(inner.schema(), names)?;
-        let digest = fields.fields.iter().fold(kept::identity_of("copied", inner), |digest, field| {
-            digest.bytes(field.name().as_bytes()).bytes(field.dtype().name().as_bytes())
-        });
-        let digest = digest.word(fingerprint::ends_of_all(inner.sources())?).end();
+        let digest =
+            fields
+                .fields
+                .iter()
+                .fold(kept::identity_of("copied", inner), |digest, field| {
+                    digest
+                        .bytes(field.name().as_bytes())
+                        .bytes(field.dtype().name().as_bytes())
+                });
+        let digest = digest
+            .word(fingerprint::ends_of_all(inner.sources())?)
+            .end();
         let end = [MARK, digest.to_le_bytes()].concat();
         let (element_bytes, len) = (fields.element_bytes().collect::<Box<[u64]>>(), inner.len());
         let token_bytes = element_bytes.iter().sum();
         let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
         let write = |out: &mut Pending| write(inner, &fields, out);
-        let (blob, built) = kept::open_or_write(place, ("copied documents", "this dataset"), &end, fits, write)?;
+        let (blob, built) = kept::open_or_write(
+            place,
+            ("copied documents", "this dataset"),
+            &end,
+            fits,
+            write,
+        )?;
         let (ends, crc) = ends(&blob, len)?;
         let tokens = ends[len as usize];
-        if tokens.checked_mul(token_bytes).and_then(|bytes| bytes.checked_add(4 * len + TAIL)) != Some(blob.len()) {
+        if tokens
+            .checked_mul(token_bytes)
+            .and_then(|bytes| bytes.checked_add(4 * len + TAIL))
+            != Some(blob.len())
+        {
             return Err(damaged(&blob));
         }
         let mut sources = Sources::new();
         sources.add(place, &blob.look()?)?;
-        let longest = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
-        let of = |field: &Field| EncodedField::raw(Field::up_to(field.name(), field.dtype(), longest.max(1) as usize));
+        let longest = ends
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .max()
+            .unwrap_or(0);
+        let of = |field: &Field| {
+            EncodedField::raw(Field::up_to(
+                field.name(),
+                field.dtype(),
+                longest.max(1) as usize,
+            ))
+        };
         Ok(Self {
             sources: Arc::new(sources),
             schema: fields.fields.iter().map(of).collect(),
@@ -97,7 +125,8 @@ fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Resu
     let mut lens = Vec::with_capacity(usize::try_from(dataset.len()).unwrap_or(0).min(1 << 24));
     read_all(dataset, fields, |documents| {
         lens.extend(documents.lens);
-        out.write_all(&documents.bytes).map_err(|error| failed(error, out))
+        out.write_all(&documents.bytes)
+            .map_err(|error| failed(error, out))
     })?;
     let mut crc = 0;
     for some in lens.chunks(STEP as usize) {
@@ -105,7 +134,8 @@ fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Resu
         crc = crc32c::crc32c_append(crc, &bytes);
         out.write_all(&bytes).map_err(|error| failed(error, out))?;
     }
-    out.write_all(&u64::from(crc).to_le_bytes()).map_err(|error| failed(error, out))
+    out.write_all(&u64::from(crc).to_le_bytes())
+        .map_err(|error| failed(error, out))
 }
 
 /// Reads the ends of `len` documents, in tokens, and their CRC.
@@ -142,7 +172,10 @@ impl Dataset for Copied {
     }
 
     fn sizes(&self) -> Sizes {
-        Sizes { index_bytes: size_of_val(&*self.ends), ..Sizes::new(self.longest * self.token_bytes) }
+        Sizes {
+            index_bytes: size_of_val(&*self.ends),
+            ..Sizes::new(self.longest * self.token_bytes)
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -150,7 +183,14 @@ impl Dataset for Copied {
         let mut offset = start * self.token_bytes;
         for (field, size) in self.element_bytes.iter().enumerate() {
             let len = (end - start) * size;
-            parts.extent(field, Extent { source: SourceId::at(0), offset, len });
+            parts.extent(
+                field,
+                Extent {
+                    source: SourceId::at(0),
+                    offset,
+                    len,
+                },
+            );
             offset += len;
         }
         Ok(())
@@ -169,7 +209,17 @@ impl Dataset for Copied {
     }
 
     fn describe(&self) -> String {
-        let how = if self.built { "copied now to" } else { "copied in" };
-        format!("{} documents of {} tokens, {how} {}; of {}", self.len(), self.tokens(), self.place.display(), self.of)
+        let how = if self.built {
+            "copied now to"
+        } else {
+            "copied in"
+        };
+        format!(
+            "{} documents of {} tokens, {how} {}; of {}",
+            self.len(),
+            self.tokens(),
+            self.place.display(),
+            self.of
+        )
     }
 }

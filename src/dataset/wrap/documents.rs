@@ -33,14 +33,22 @@ impl TokenFields {
     /// Errors: [`ErrorKind::Config`] for a field that is unknown, named twice, or has not one dimension.
     pub(crate) fn of(schema: &[EncodedField], names: &[String]) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        let (mut numbers, mut fields) = (Vec::with_capacity(names.len()), Vec::with_capacity(names.len()));
+        let (mut numbers, mut fields) = (
+            Vec::with_capacity(names.len()),
+            Vec::with_capacity(names.len()),
+        );
         for name in names {
             let Some(number) = schema.iter().position(|known| known.name == *name) else {
                 return bad(no_field(schema, name));
             };
             let encoding = &schema[number].encoding;
-            let Some(field) = schema[number].as_raw().filter(|field| field.dims().len() == 1) else {
-                return bad(format!("field `{name}` is {encoding}; packed are rows of numbers"));
+            let Some(field) = schema[number]
+                .as_raw()
+                .filter(|field| field.dims().len() == 1)
+            else {
+                return bad(format!(
+                    "field `{name}` is {encoding}; packed are rows of numbers"
+                ));
             };
             if numbers.contains(&number) {
                 return bad(format!("field `{name}` is named twice: name it once"));
@@ -51,7 +59,10 @@ impl TokenFields {
         if names.is_empty() {
             return bad("no field is named: name that of the documents".into());
         }
-        Ok(Self { numbers: numbers.into(), fields: fields.into() })
+        Ok(Self {
+            numbers: numbers.into(),
+            fields: fields.into(),
+        })
     }
 
     /// Bytes of an element of each field.
@@ -100,8 +111,9 @@ impl Documents {
         fields: &TokenFields,
         bytes: impl Iterator<Item = &'b [u8]> + Clone,
     ) -> Result<()> {
-        let tokens =
-            fields.tokens(bytes.clone().map(|own| own.len() as u64)).map_err(|error| error.with_sample(sample))?;
+        let tokens = fields
+            .tokens(bytes.clone().map(|own| own.len() as u64))
+            .map_err(|error| error.with_sample(sample))?;
         let len = u32::try_from(tokens).map_err(|_| {
             let message = format!("a document of {tokens} tokens; {} are possible", u32::MAX);
             Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(sample)
@@ -124,21 +136,34 @@ pub(crate) fn read_all(
     let Some(chunks) = dataset.chunked() else {
         let run = (RUN_BYTES / dataset.sizes().sample_bytes_max.max(1)).clamp(1, RUN);
         let runs: Vec<u64> = (0..dataset.len()).step_by(run as usize).collect();
-        let read = |_, first: &u64| read_samples(dataset, fields, *first..(first + run).min(dataset.len()));
-        return runs.chunks(TOGETHER).try_for_each(|some| parallel(some, read)?.into_iter().try_for_each(&mut out));
+        let read = |_, first: &u64| {
+            read_samples(dataset, fields, *first..(first + run).min(dataset.len()))
+        };
+        return runs
+            .chunks(TOGETHER)
+            .try_for_each(|some| parallel(some, read)?.into_iter().try_for_each(&mut out));
     };
     if !chunks.is_whole() {
-        let way = Setting::Copied.hint(|copied| format!(": use {copied} of the whole, then take the part"));
+        let way = Setting::Copied
+            .hint(|copied| format!(": use {copied} of the whole, then take the part"));
         let message = format!("a part of a dataset with chunks{way}");
         return Err(Error::new(ErrorKind::Config, Stage::Index, message));
     }
     let starts = chunks.starts();
     let read = |_, chunk: &usize| read_chunk(dataset, fields, *chunk, starts[*chunk]);
     let all: Vec<usize> = (0..starts.len().saturating_sub(1)).collect();
-    all.chunks(CHUNKS).try_for_each(|some| by_threads(CHUNKS, some, read)?.into_iter().try_for_each(&mut out))
+    all.chunks(CHUNKS).try_for_each(|some| {
+        by_threads(CHUNKS, some, read)?
+            .into_iter()
+            .try_for_each(&mut out)
+    })
 }
 
-fn read_samples(dataset: &dyn Dataset, fields: &TokenFields, samples: std::ops::Range<u64>) -> Result<Documents> {
+fn read_samples(
+    dataset: &dyn Dataset,
+    fields: &TokenFields,
+    samples: std::ops::Range<u64>,
+) -> Result<Documents> {
     let (mut plain, mut documents) = (Plain::new(dataset), Documents::default());
     let mut own = vec![Vec::new(); fields.numbers.len()];
     for sample in samples {
@@ -154,10 +179,18 @@ fn read_samples(dataset: &dyn Dataset, fields: &TokenFields, samples: std::ops::
     Ok(documents)
 }
 
-fn read_chunk(dataset: &dyn Dataset, fields: &TokenFields, chunk: usize, first: u64) -> Result<Documents> {
+fn read_chunk(
+    dataset: &dyn Dataset,
+    fields: &TokenFields,
+    chunk: usize,
+    first: u64,
+) -> Result<Documents> {
     let (rows, mut documents) = (Plain::new(dataset).chunk(chunk)?, Documents::default());
     for row in 0..rows.rows() {
-        let own = fields.numbers.iter().map(|number| rows.row(*number, row).unwrap_or_default());
+        let own = fields
+            .numbers
+            .iter()
+            .map(|number| rows.row(*number, row).unwrap_or_default());
         documents.add(first + row as u64, fields, own)?;
     }
     Ok(documents)

@@ -25,8 +25,13 @@ pub(crate) enum Origin {
 pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
     let sources = dataset.sources();
     let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
-    let digest = Digest::new(purpose).word(dataset.len()).word(dataset.identity()).word(schema.into());
-    sources.ids().fold(digest, |digest, id| digest.word(sources.len_of(id)))
+    let digest = Digest::new(purpose)
+        .word(dataset.len())
+        .word(dataset.identity())
+        .word(schema.into());
+    sources
+        .ids()
+        .fold(digest, |digest, id| digest.word(sources.len_of(id)))
 }
 
 /// For each field of the schema, its place among those that `keeps` something; the number of these.
@@ -51,14 +56,17 @@ pub(crate) fn open_or_make(
     fits: impl Fn(&Sidefile) -> bool,
     fill: impl FnOnce(&mut SideWriter) -> Result<()>,
 ) -> Result<(Sidefile, Origin)> {
-    let refused = |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(place));
+    let refused =
+        |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(place));
     let unwritable = |error| {
         let message = format!("cannot write the {what} here: name another file");
         Error::os(Stage::Index, message, error).with_path(place)
     };
     let open = || Sidefile::open(place, kind).map_err(|error| error.with_path(place));
     let origin = match open()? {
-        SideFound::Whole(file) if file.identity() == identity && fits(&file) => return Ok((file, Origin::Kept)),
+        SideFound::Whole(file) if file.identity() == identity && fits(&file) => {
+            return Ok((file, Origin::Kept));
+        }
         SideFound::Whole(_) => {
             let message = format!(
                 "{what} of another dataset, of other settings, of another part of this one, or of this one before it changed: \
@@ -81,7 +89,8 @@ pub(crate) fn open_or_make(
     match open()? {
         SideFound::Whole(file) if file.identity() == identity && fits(&file) => Ok((file, origin)),
         _ => {
-            let message = format!("the file of {what} changed while it was written: name a file of its own");
+            let message =
+                format!("the file of {what} changed while it was written: name a file of its own");
             refused(ErrorKind::Changed, message)
         }
     }
@@ -106,21 +115,35 @@ pub(crate) fn open_or_write(
         opened => (opened?, false),
     };
     let own = end.len() as u64;
-    let found = blob.read(blob.len().saturating_sub(own), own.min(blob.len()), &format!("the end of the {what}"))?;
+    let found = blob.read(
+        blob.len().saturating_sub(own),
+        own.min(blob.len()),
+        &format!("the end of the {what}"),
+    )?;
     if found == end && fits(&blob) {
         return Ok((blob, written));
     }
     let (kind, message) = match found.starts_with(&end[..8]) {
         true => {
-            let message = format!("not the {what} of {of}: delete the file to write it again, or name another file");
+            let message = format!(
+                "not the {what} of {of}: delete the file to write it again, or name another file"
+            );
             (ErrorKind::Changed, message)
         }
-        false => (ErrorKind::Config, format!("not a file of {what}; it is not overwritten: name another file")),
+        false => (
+            ErrorKind::Config,
+            format!("not a file of {what}; it is not overwritten: name another file"),
+        ),
     };
     Err(Error::new(kind, Stage::Index, message).with_path(place))
 }
 
-fn write(place: &Path, what: &str, end: &[u8], fill: impl FnOnce(&mut Pending) -> Result<()>) -> Result<()> {
+fn write(
+    place: &Path,
+    what: &str,
+    end: &[u8],
+    fill: impl FnOnce(&mut Pending) -> Result<()>,
+) -> Result<()> {
     let failed = |error| {
         let message = format!("cannot write the {what} here: name another file");
         Error::os(Stage::Index, message, error).with_path(place)
@@ -131,5 +154,7 @@ fn write(place: &Path, what: &str, end: &[u8], fill: impl FnOnce(&mut Pending) -
     let mut out = Pending::create(place).map_err(failed)?;
     fill(&mut out)?;
     // Ranks that start together all write it, and a rank that has opened the first file goes on with that.
-    out.write_all(end).and_then(|()| out.commit_first()).map_err(failed)
+    out.write_all(end)
+        .and_then(|()| out.commit_first())
+        .map_err(failed)
 }

@@ -21,7 +21,11 @@ use crate::storage::sidefile::{SideKind, Sidefile};
 use bytes::Bytes;
 use std::path::Path;
 
-const KIND: SideKind = SideKind { name: *b"lens", version: 1, older: b"" };
+const KIND: SideKind = SideKind {
+    name: *b"lens",
+    version: 1,
+    older: b"",
+};
 const LENGTHS: usize = 0;
 const MOST: usize = 1;
 
@@ -38,38 +42,57 @@ pub struct Measured<D> {
 
 impl<D: Dataset> Measured<D> {
     pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
-        let (columns, width) = kept::columns(inner.schema().len(), |field| !knows_lengths(&inner, field));
+        let (columns, width) =
+            kept::columns(inner.schema().len(), |field| !knows_lengths(&inner, field));
         let digest = columns
             .iter()
-            .fold(kept::identity_of("lengths", &inner), |digest, column| digest.word(u64::from(column.is_some())));
+            .fold(kept::identity_of("lengths", &inner), |digest, column| {
+                digest.word(u64::from(column.is_some()))
+            });
         let sizes = [inner.len() * 4 * width as u64, 8 * width as u64];
         let fits = |file: &Sidefile| [file.len(LENGTHS), file.len(MOST)] == sizes;
-        let (file, origin) = kept::open_or_make(place, (KIND, "lengths"), digest.end(), fits, |out| {
-            let failed = |error| Error::os(Stage::Index, "cannot write the lengths", error).with_path(place);
-            let (mut most, schema) = (vec![0_u64; width], inner.schema());
-            let one = |rows: usize, all: &mut Rows<'_>| {
-                let (mut lens, mut long) = (vec![0_u32; rows * width], None);
-                all(&mut |row, field, bytes| match (columns[field], u32::try_from(bytes.len())) {
-                    (Some(column), Ok(len)) => lens[row * width + column] = len,
-                    (Some(_), Err(_)) => long = Some(too_long(&schema[field].name, bytes.len())),
-                    (None, _) => {}
-                })?;
-                long.map_or(Ok(lens), Err)
-            };
-            if width > 0 {
-                pass(&inner, "lengths", one, |lens| {
-                    for row in lens.chunks_exact(width) {
-                        most.iter_mut().zip(row).for_each(|(most, len)| *most = u64::from(*len).max(*most));
-                    }
-                    out.put(bytemuck::cast_slice(&lens)).map_err(failed)
-                })?;
-            }
-            out.end_section();
-            out.put(bytemuck::cast_slice(&most)).map_err(failed)?;
-            out.end_section();
-            Ok(())
-        })?;
-        Ok(Self { inner, columns, width, file, origin })
+        let (file, origin) =
+            kept::open_or_make(place, (KIND, "lengths"), digest.end(), fits, |out| {
+                let failed = |error| {
+                    Error::os(Stage::Index, "cannot write the lengths", error).with_path(place)
+                };
+                let (mut most, schema) = (vec![0_u64; width], inner.schema());
+                let one = |rows: usize, all: &mut Rows<'_>| {
+                    let (mut lens, mut long) = (vec![0_u32; rows * width], None);
+                    all(
+                        &mut |row, field, bytes| match (columns[field], u32::try_from(bytes.len()))
+                        {
+                            (Some(column), Ok(len)) => lens[row * width + column] = len,
+                            (Some(_), Err(_)) => {
+                                long = Some(too_long(&schema[field].name, bytes.len()))
+                            }
+                            (None, _) => {}
+                        },
+                    )?;
+                    long.map_or(Ok(lens), Err)
+                };
+                if width > 0 {
+                    pass(&inner, "lengths", one, |lens| {
+                        for row in lens.chunks_exact(width) {
+                            most.iter_mut()
+                                .zip(row)
+                                .for_each(|(most, len)| *most = u64::from(*len).max(*most));
+                        }
+                        out.put(bytemuck::cast_slice(&lens)).map_err(failed)
+                    })?;
+                }
+                out.end_section();
+                out.put(bytemuck::cast_slice(&most)).map_err(failed)?;
+                out.end_section();
+                Ok(())
+            })?;
+        Ok(Self {
+            inner,
+            columns,
+            width,
+            file,
+            origin,
+        })
     }
 
     /// Whether opening made the lengths; otherwise they came from their file.
@@ -102,7 +125,10 @@ impl<D: Dataset> Measured<D> {
 }
 
 fn too_long(name: &str, bytes: usize) -> Error {
-    let message = format!("field `{name}` of a sample has {bytes} bytes; {} can be measured", u32::MAX);
+    let message = format!(
+        "field `{name}` of a sample has {bytes} bytes; {} can be measured",
+        u32::MAX
+    );
     Error::new(ErrorKind::Limit, Stage::Index, message)
 }
 
@@ -112,7 +138,10 @@ impl<D: Dataset> Dataset for Measured<D> {
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();
-        Sizes { index_bytes: inner.index_bytes + self.file.heap(), ..inner }
+        Sizes {
+            index_bytes: inner.index_bytes + self.file.heap(),
+            ..inner
+        }
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -120,25 +149,48 @@ impl<D: Dataset> Dataset for Measured<D> {
     }
 
     fn describe(&self) -> String {
-        let how = if self.built() { "measured now:" } else { "from" };
-        format!("{}; lengths {how} {}", self.inner.describe(), self.file.path.display())
+        let how = if self.built() {
+            "measured now:"
+        } else {
+            "from"
+        };
+        format!(
+            "{}; lengths {how} {}",
+            self.inner.describe(),
+            self.file.path.display()
+        )
     }
 }
 
 impl<D: Dataset> Framed for Measured<D> {
     frames_of!(self, sample => (&self.inner, sample); check member seek_points);
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let opened = frames(&self.inner).open(sample, field, bytes, buffer)?;
         if let Some(column) = self.columns[field] {
-            self.compare(sample, field, self.file.value(LENGTHS, self.at(sample, column))?, opened.len())?;
+            self.compare(
+                sample,
+                field,
+                self.file.value(LENGTHS, self.at(sample, column))?,
+                opened.len(),
+            )?;
         }
         Ok(opened)
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         match self.columns.get(field).copied().flatten() {
-            Some(column) => Ok(Some(self.file.value::<u32>(LENGTHS, self.at(sample, column))?.into())),
+            Some(column) => Ok(Some(
+                self.file
+                    .value::<u32>(LENGTHS, self.at(sample, column))?
+                    .into(),
+            )),
             None => frames(&self.inner).field_bytes(sample, field),
         }
     }
@@ -154,16 +206,32 @@ impl<D: Dataset> Framed for Measured<D> {
 impl<D: Dataset> Chunked for Measured<D> {
     forward!(self => chunks(&self.inner); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         chunks(&self.inner).open_chunk(chunk, pieces, scratch, out)?;
         let first = self.starts()[chunk];
         let mut lens = vec![0_u32; out.rows() * self.width];
-        self.file.fill(LENGTHS, self.at(first, 0), bytemuck::cast_slice_mut(&mut lens))?;
-        let measured = (0..self.columns.len()).filter_map(|field| Some((field, self.columns[field]?)));
+        self.file.fill(
+            LENGTHS,
+            self.at(first, 0),
+            bytemuck::cast_slice_mut(&mut lens),
+        )?;
+        let measured =
+            (0..self.columns.len()).filter_map(|field| Some((field, self.columns[field]?)));
         for (field, column) in measured {
             for row in 0..out.rows() {
                 let found = out.row(field, row).map_or(0, <[u8]>::len);
-                self.compare(first + row as u64, field, lens[row * self.width + column], found)?;
+                self.compare(
+                    first + row as u64,
+                    field,
+                    lens[row * self.width + column],
+                    found,
+                )?;
             }
         }
         Ok(())

@@ -49,18 +49,41 @@ impl<D: Dataset> InMemory<D> {
     /// `budget`: maximum bytes of the files. `free`: bytes that the process can still get.
     pub(crate) fn open(inner: D, budget: usize, free: Option<u64>) -> Result<Self> {
         let table = inner.sources().clone();
-        let file_len = |id| if table.bytes_of(id).is_some() { 0 } else { table.len_of(id) };
-        let total = table.ids().try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
-        let total = total.and_then(|total| usize::try_from(total).ok()).ok_or_else(|| {
-            Error::new(ErrorKind::Limit, Stage::Index, "the files have more bytes than memory can address")
-        })?;
+        let file_len = |id| {
+            if table.bytes_of(id).is_some() {
+                0
+            } else {
+                table.len_of(id)
+            }
+        };
+        let total = table
+            .ids()
+            .try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
+        let total = total
+            .and_then(|total| usize::try_from(total).ok())
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::Limit,
+                    Stage::Index,
+                    "the files have more bytes than memory can address",
+                )
+            })?;
         let budget = (budget as u64, Setting::MemoryBudget.to_string());
         let here = match local_ranks() {
             1 => String::new(),
             ranks => format!(" for one of the {ranks} ranks here"),
         };
-        let free = free.map(|bytes| (bytes, format!("the free memory{here}, limits of the container included,")));
-        if let Some((most, what)) = [budget].into_iter().chain(free).find(|(most, _)| total as u64 > *most) {
+        let free = free.map(|bytes| {
+            (
+                bytes,
+                format!("the free memory{here}, limits of the container included,"),
+            )
+        });
+        if let Some((most, what)) = [budget]
+            .into_iter()
+            .chain(free)
+            .find(|(most, _)| total as u64 > *most)
+        {
             let [need, most] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
             let way = format!("without {} they are read from storage", Setting::InMemory);
             let message = format!("the files have {need:.1} MiB, {what} is {most:.1} MiB: {way}");
@@ -72,7 +95,13 @@ impl<D: Dataset> InMemory<D> {
         let mut at = 0;
         let bytes = table.ids().map(|id| match table.bytes_of(id) {
             // In memory already.
-            Some(_) => table.shared(&Extent { source: id, offset: 0, len: table.len_of(id) }).unwrap_or_default(),
+            Some(_) => table
+                .shared(&Extent {
+                    source: id,
+                    offset: 0,
+                    len: table.len_of(id),
+                })
+                .unwrap_or_default(),
             None => {
                 let start = at;
                 at += table.len_of(id) as usize;
@@ -80,7 +109,11 @@ impl<D: Dataset> InMemory<D> {
             }
         });
         let sources = Arc::new(table.with_bytes(bytes.collect()));
-        Ok(Self { inner, sources, bytes: total })
+        Ok(Self {
+            inner,
+            sources,
+            bytes: total,
+        })
     }
 
     /// The dataset in storage.
@@ -101,11 +134,16 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
         let (file, after) = rest.split_at_mut(table.len_of(source) as usize);
         rest = after;
         let parts = file.chunks_mut(STEP).enumerate();
-        tasks.extend(parts.map(|(part, place)| Task { source, offset: (part * STEP) as u64, place }));
+        tasks.extend(parts.map(|(part, place)| Task {
+            source,
+            offset: (part * STEP) as u64,
+            place,
+        }));
     }
     parallel(tasks, |_, task| {
         let (source, offset, len) = (task.source, task.offset, task.place.len() as u64);
-        read(table, task).map_err(|error| error.with_path(table.path(source)).with_range(offset, len))
+        read(table, task)
+            .map_err(|error| error.with_path(table.path(source)).with_range(offset, len))
     })
     .map(drop)
 }
@@ -122,11 +160,18 @@ impl<D: Dataset> Dataset for InMemory<D> {
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();
-        Sizes { index_bytes: inner.index_bytes + self.sources.count() * size_of::<Bytes>(), ..inner }
+        Sizes {
+            index_bytes: inner.index_bytes + self.sources.count() * size_of::<Bytes>(),
+            ..inner
+        }
     }
 
     fn describe(&self) -> String {
-        format!("{}; {:.3} GB in memory", self.inner.describe(), self.bytes as f64 / 1e9)
+        format!(
+            "{}; {:.3} GB in memory",
+            self.inner.describe(),
+            self.bytes as f64 / 1e9
+        )
     }
 }
 
@@ -141,10 +186,23 @@ mod tests {
         std::fs::write(&path, [7; 100]).unwrap();
         let open = || Records::builder(10).open(&path).unwrap();
         let (whole, over, within, unknown) = (open(), open(), open(), open());
-        assert_eq!(InMemory::open(whole, usize::MAX, Some(100)).unwrap().bytes(), 100);
+        assert_eq!(
+            InMemory::open(whole, usize::MAX, Some(100))
+                .unwrap()
+                .bytes(),
+            100
+        );
         std::fs::remove_file(&path).unwrap();
-        let kind = |dataset, free| InMemory::open(dataset, usize::MAX, free).err().unwrap().kind();
+        let kind = |dataset, free| {
+            InMemory::open(dataset, usize::MAX, free)
+                .err()
+                .unwrap()
+                .kind()
+        };
         assert_eq!(kind(over, Some(99)), ErrorKind::Budget);
-        assert_eq!((kind(within, Some(100)), kind(unknown, None)), (ErrorKind::NotFound, ErrorKind::NotFound));
+        assert_eq!(
+            (kind(within, Some(100)), kind(unknown, None)),
+            (ErrorKind::NotFound, ErrorKind::NotFound)
+        );
     }
 }

@@ -137,7 +137,9 @@ impl Mix {
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
         let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
         if let Some(index) = weights.iter().position(|weight| *weight == 0.0) {
-            return bad(format!("weight {index} of the mix is 0: leave the dataset out, or give it a weight"));
+            return bad(format!(
+                "weight {index} of the mix is 0: leave the dataset out, or give it a weight"
+            ));
         }
         if weights.is_empty() {
             return bad("no datasets to mix".into());
@@ -181,17 +183,32 @@ impl Mix {
     ) -> Result<Self> {
         let datasets: Vec<D> = datasets.into_iter().collect();
         if datasets.len() > SOURCES_MAX {
-            return bad(format!("{} datasets in a mix; the limit is {SOURCES_MAX}", datasets.len()));
+            return bad(format!(
+                "{} datasets in a mix; the limit is {SOURCES_MAX}",
+                datasets.len()
+            ));
         }
         let dataset = Concat::new(datasets)?;
-        let ids: Vec<_> = (0..dataset.parts()).map(|part| dataset.ids_of(part)).collect();
+        let ids: Vec<_> = (0..dataset.parts())
+            .map(|part| dataset.ids_of(part))
+            .collect();
         if let Some(empty) = ids.iter().position(|ids| ids.is_empty()) {
             return bad(format!("dataset {empty} of the mix has no samples"));
         }
         let tables = tables_of(&segments.into_iter().collect::<Vec<_>>(), ids.len())?;
-        let schedule = Schedule::new(tables, &ids, &dataset.identities(), Key::new(key).named("mix"));
+        let schedule = Schedule::new(
+            tables,
+            &ids,
+            &dataset.identities(),
+            Key::new(key).named("mix"),
+        );
         let len = dataset.len();
-        Ok(Self { dataset: Arc::new(dataset), schedule: Arc::new(schedule), len, seed: key })
+        Ok(Self {
+            dataset: Arc::new(dataset),
+            schedule: Arc::new(schedule),
+            len,
+            seed: key,
+        })
     }
 
     /// Segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled): at most 64 steps with the weights at
@@ -204,19 +221,30 @@ impl Mix {
     /// assert_eq!((schedule.len(), &schedule[65]), (66, &(50_000, vec![0.5, 0.5])));
     /// ```
     pub fn ramp(positions: Range<u64>, from: &[f64], to: &[f64]) -> Vec<(u64, Vec<f64>)> {
-        let (steps, len) = (STEPS.min(positions.end.saturating_sub(positions.start)), from.len().max(to.len()));
+        let (steps, len) = (
+            STEPS.min(positions.end.saturating_sub(positions.start)),
+            from.len().max(to.len()),
+        );
         let weight = |table: &[f64], index| table.get(index).copied().unwrap_or(0.0);
         let step = |step: u64| {
             let start = positions.start
-                + (u128::from(positions.end - positions.start) * u128::from(step) / u128::from(steps)) as u64;
+                + (u128::from(positions.end - positions.start) * u128::from(step)
+                    / u128::from(steps)) as u64;
             let share = (step as f64 + 0.5) / steps as f64;
-            let mut table: Vec<f64> =
-                (0..len).map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share).collect();
+            let mut table: Vec<f64> = (0..len)
+                .map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share)
+                .collect();
             let least = table.iter().sum::<f64>() / PERIOD as f64;
-            table.iter_mut().filter(|weight| (0.0..least).contains(*weight)).for_each(|weight| *weight = 0.0);
+            table
+                .iter_mut()
+                .filter(|weight| (0.0..least).contains(*weight))
+                .for_each(|weight| *weight = 0.0);
             (start, table)
         };
-        (0..steps).map(step).chain([(positions.end, to.to_vec())]).collect()
+        (0..steps)
+            .map(step)
+            .chain([(positions.end, to.to_vec())])
+            .collect()
     }
 
     /// Sets the number of positions of an epoch.
@@ -294,12 +322,21 @@ impl Sampler for Mix {
     fn draw(&self, epoch: u64, position: u64) -> u64 {
         let (source, drawn) = self.schedule.draw(self.place(epoch, position));
         let pass = drawn / u128::from(self.schedule.lens[source]);
-        if pass == 0 { 0 } else { (pass - self.pass_before(epoch, source)) as u64 }
+        if pass == 0 {
+            0
+        } else {
+            (pass - self.pass_before(epoch, source)) as u64
+        }
     }
 
     fn identity(&self) -> u64 {
         let hash = self.schedule.segments.last().map_or(0, |last| last.hash);
-        Digest::new("mix").word(self.schedule.root()).word(self.len).word(hash).words(&self.schedule.lens).end()
+        Digest::new("mix")
+            .word(self.schedule.root())
+            .word(self.len)
+            .word(hash)
+            .words(&self.schedule.lens)
+            .end()
     }
 
     fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
@@ -307,15 +344,26 @@ impl Sampler for Mix {
         let place = self.place(epoch, position);
         let begun = segments.partition_point(|segment| u128::from(segment.start) < place);
         let hash = begun.checked_sub(1).map_or(0, |last| segments[last].hash);
-        let past = Digest::new("mix").word(self.schedule.root()).word(hash).end();
-        let drawn = begun.checked_sub(1).map(|last| self.schedule.drawn(&segments[last], place));
+        let past = Digest::new("mix")
+            .word(self.schedule.root())
+            .word(hash)
+            .end();
+        let drawn = begun
+            .checked_sub(1)
+            .map(|last| self.schedule.drawn(&segments[last], place));
         let drawn = drawn.unwrap_or_else(|| vec![0; lens.len()]);
-        let sources = drawn.iter().zip(lens).zip(self.schedule.asked(place)).map(|((drawn, samples), asked)| Drawn {
-            drawn: u64::try_from(*drawn).unwrap_or(u64::MAX),
-            asked,
-            samples: *samples,
-        });
-        Some(Progress { past, segments: begun as u64, sources: sources.collect() })
+        let sources = drawn.iter().zip(lens).zip(self.schedule.asked(place)).map(
+            |((drawn, samples), asked)| Drawn {
+                drawn: u64::try_from(*drawn).unwrap_or(u64::MAX),
+                asked,
+                samples: *samples,
+            },
+        );
+        Some(Progress {
+            past,
+            segments: begun as u64,
+            sources: sources.collect(),
+        })
     }
 }
 
@@ -323,8 +371,16 @@ impl std::fmt::Debug for Mix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} positions an epoch, ", self.len)?;
         for Segment { start, counts, .. } in &self.schedule.segments {
-            let more = if counts.len() > COUNTS_SHOWN { ", …" } else { "" };
-            write!(f, "from {start} {:?}{more} of each block, ", &counts[..counts.len().min(COUNTS_SHOWN)])?;
+            let more = if counts.len() > COUNTS_SHOWN {
+                ", …"
+            } else {
+                ""
+            };
+            write!(
+                f,
+                "from {start} {:?}{more} of each block, ",
+                &counts[..counts.len().min(COUNTS_SHOWN)]
+            )?;
         }
         write!(f, "of {:?}", self.dataset)
     }
@@ -341,30 +397,50 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
         _ => format!("segment {index} of the mix"),
     };
     match segments {
-        [] => return bad("the schedule of the mix has no segments: begin it with (0, weights)".into()),
+        [] => {
+            return bad(
+                "the schedule of the mix has no segments: begin it with (0, weights)".into(),
+            );
+        }
         [(0, _), ..] => {}
         [(start, _), ..] => {
-            return bad(format!("the schedule of the mix begins at position {start}: begin it with (0, weights)"));
+            return bad(format!(
+                "the schedule of the mix begins at position {start}: begin it with (0, weights)"
+            ));
         }
     }
     if segments.len() > SEGMENTS_MAX {
-        return bad(format!("{} segments in a mix; the limit is {SEGMENTS_MAX}", segments.len()));
+        return bad(format!(
+            "{} segments in a mix; the limit is {SEGMENTS_MAX}",
+            segments.len()
+        ));
     }
     if segments.len().saturating_mul(sources) > WEIGHTS_MAX {
-        let message =
-            format!("{} segments of {sources} weights in a mix; the limit is {WEIGHTS_MAX} weights", segments.len());
+        let message = format!(
+            "{} segments of {sources} weights in a mix; the limit is {WEIGHTS_MAX} weights",
+            segments.len()
+        );
         return bad(message);
     }
     if let Some(at) = segments.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
         let (before, start) = (segments[at].0, segments[at + 1].0);
-        let message = format!("segment {} of the mix begins at position {start}, the one before at {before}", at + 1);
+        let message = format!(
+            "segment {} of the mix begins at position {start}, the one before at {before}",
+            at + 1
+        );
         return bad(message + ": list segments by ascending positions");
     }
     let last = segments.len() - 1;
     let table = |(index, (start, weights)): (usize, &(u64, Vec<f64>))| {
         if weights.len() > sources || (index == last && weights.len() < sources) {
-            let message = format!("{} has {} weights for {sources} datasets", name(index), weights.len());
-            return bad(message + ": give one for each; a dataset that is to leave stays, with weight 0");
+            let message = format!(
+                "{} has {} weights for {sources} datasets",
+                name(index),
+                weights.len()
+            );
+            return bad(
+                message + ": give one for each; a dataset that is to leave stays, with weight 0"
+            );
         }
         let mut counts = counts_of(weights, &name(index))?;
         counts.resize(sources, 0);
@@ -378,7 +454,10 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
 fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     let legal = |weight: &f64| weight.is_finite() && *weight >= 0.0;
     if let Some(index) = weights.iter().position(|weight| !legal(weight)) {
-        return bad(format!("weight {index} of {name} is {}: it must be finite and not negative", weights[index]));
+        return bad(format!(
+            "weight {index} of {name} is {}: it must be finite and not negative",
+            weights[index]
+        ));
     }
     // Divide by the largest first, since the sum of finite numbers need not be finite.
     let largest = weights.iter().copied().fold(0.0, f64::max);
@@ -387,22 +466,47 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     }
     let parts: Vec<f64> = weights.iter().map(|weight| weight / largest).collect();
     let sum: f64 = parts.iter().sum();
-    let least = weights.iter().copied().filter(|weight| *weight > 0.0).fold(f64::MAX, f64::min);
-    let exact = |count: u64| parts.iter().map(|part| part / sum * count as f64).collect::<Vec<_>>();
+    let least = weights
+        .iter()
+        .copied()
+        .filter(|weight| *weight > 0.0)
+        .fold(f64::MAX, f64::min);
+    let exact = |count: u64| {
+        parts
+            .iter()
+            .map(|part| part / sum * count as f64)
+            .collect::<Vec<_>>()
+    };
     // As they are, as multiples of the smallest, as 10,000ths.
-    let scaled = [weights.to_vec(), weights.iter().map(|weight| weight / least).collect(), exact(TABLE_MAX)];
+    let scaled = [
+        weights.to_vec(),
+        weights.iter().map(|weight| weight / least).collect(),
+        exact(TABLE_MAX),
+    ];
     if let Some(counts) = scaled.iter().find_map(|scaled| whole(scaled)) {
         return Ok(counts);
     }
     let exact = exact(PERIOD);
-    if let Some(index) = (0..exact.len()).find(|index| exact[*index] < 1.0 && weights[*index] > 0.0) {
-        return bad(format!("weight {index} of {name}, {}, is under 2^-32 of the sum", weights[index]));
+    if let Some(index) = (0..exact.len()).find(|index| exact[*index] < 1.0 && weights[*index] > 0.0)
+    {
+        return bad(format!(
+            "weight {index} of {name}, {}, is under 2^-32 of the sum",
+            weights[index]
+        ));
     }
     let mut counts: Vec<u64> = exact.iter().map(|exact| *exact as u64).collect();
-    let mut order: Vec<usize> = (0..weights.len()).filter(|index| weights[*index] > 0.0).collect();
-    order.sort_by(|a, b| (exact[*b] - counts[*b] as f64).total_cmp(&(exact[*a] - counts[*a] as f64)));
+    let mut order: Vec<usize> = (0..weights.len())
+        .filter(|index| weights[*index] > 0.0)
+        .collect();
+    order.sort_by(|a, b| {
+        (exact[*b] - counts[*b] as f64).total_cmp(&(exact[*a] - counts[*a] as f64))
+    });
     let missing = PERIOD.saturating_sub(counts.iter().sum());
-    order.iter().cycle().take(missing as usize).for_each(|index| counts[*index] += 1);
+    order
+        .iter()
+        .cycle()
+        .take(missing as usize)
+        .for_each(|index| counts[*index] += 1);
     Ok(counts)
 }
 
@@ -410,12 +514,18 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
 fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
     // The 1e-9 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
     let is_whole = |number: &f64| (number - number.round()).abs() <= 1e-9 * number.max(1.0);
-    if !numbers.iter().all(|number| is_whole(number) && *number < PERIOD as f64) {
+    if !numbers
+        .iter()
+        .all(|number| is_whole(number) && *number < PERIOD as f64)
+    {
         return None;
     }
     let counts: Vec<u64> = numbers.iter().map(|number| number.round() as u64).collect();
     let divisor = counts.iter().copied().fold(0, gcd);
-    let lost = counts.iter().zip(numbers).any(|(count, number)| *count == 0 && *number > 0.0);
+    let lost = counts
+        .iter()
+        .zip(numbers)
+        .any(|(count, number)| *count == 0 && *number > 0.0);
     let counts: Vec<u64> = counts.iter().map(|count| count / divisor.max(1)).collect();
     (!lost && divisor > 0 && counts.iter().sum::<u64>() <= TABLE_MAX).then_some(counts)
 }
@@ -424,22 +534,49 @@ impl Schedule {
     /// `sources` has a hash of each.
     fn new(tables: Vec<(u64, Vec<u64>)>, ids: &[Range<u64>], sources: &[u64], key: Key) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let (firsts, lens) = ids.iter().map(|ids| (ids.start, ids.end - ids.start)).unzip();
+        let (firsts, lens) = ids
+            .iter()
+            .map(|ids| (ids.start, ids.end - ids.start))
+            .unzip();
         let segments = Vec::with_capacity(tables.len());
         let (number, kept) = (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::default());
-        let mut schedule = Self { key, segments, lens, firsts, number, kept };
+        let mut schedule = Self {
+            key,
+            segments,
+            lens,
+            firsts,
+            number,
+            kept,
+        };
         for (start, counts) in tables {
             let last = schedule.segments.last();
-            let before = last.map_or_else(|| vec![0; ids.len()], |last| schedule.drawn(last, start.into()));
+            let before = last.map_or_else(
+                || vec![0; ids.len()],
+                |last| schedule.drawn(last, start.into()),
+            );
             // Sources that were appended later do not count.
-            let known = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
-            let digest = Digest::new("segment").word(last.map_or(0, |last| last.hash)).word(start);
-            let hash = digest.words(&counts[..known]).words(&sources[..known]).end();
+            let known = counts
+                .iter()
+                .rposition(|count| *count > 0)
+                .map_or(0, |last| last + 1);
+            let digest = Digest::new("segment")
+                .word(last.map_or(0, |last| last.hash))
+                .word(start);
+            let hash = digest
+                .words(&counts[..known])
+                .words(&sources[..known])
+                .end();
             let places = match counts.iter().sum::<u64>() {
                 ..=TABLE_MAX => Places::Table(variants(&counts, key.named("variants"))),
                 _ => Places::Parts(Shares::new(&counts, key.named("shares").derive(start))),
             };
-            schedule.segments.push(Segment { start, counts, places, before, hash });
+            schedule.segments.push(Segment {
+                start,
+                counts,
+                places,
+                before,
+                hash,
+            });
         }
         schedule
     }
@@ -454,7 +591,9 @@ impl Schedule {
 
     /// The segment of a position.
     fn segment(&self, position: u128) -> &Segment {
-        let next = self.segments.partition_point(|segment| u128::from(segment.start) <= position);
+        let next = self
+            .segments
+            .partition_point(|segment| u128::from(segment.start) <= position);
         &self.segments[next - 1]
     }
 
@@ -472,13 +611,25 @@ impl Schedule {
                 (source as usize, u128::from(earlier))
             }),
         };
-        (source, segment.before[source] + block * u128::from(segment.counts[source]) + earlier)
+        (
+            source,
+            segment.before[source] + block * u128::from(segment.counts[source]) + earlier,
+        )
     }
 
     /// The places of a block of a segment with a table.
-    fn variant<'a>(&self, segment: &Segment, table: &'a [(u16, u16)], block: u128) -> &'a [(u16, u16)] {
+    fn variant<'a>(
+        &self,
+        segment: &Segment,
+        table: &'a [(u16, u16)],
+        block: u128,
+    ) -> &'a [(u16, u16)] {
         let len = segment.block();
-        let key = self.key.named("variant").derive(segment.start).derive(block as u64);
+        let key = self
+            .key
+            .named("variant")
+            .derive(segment.start)
+            .derive(block as u64);
         let variant = Draws::from_key(key).below(table.len() as u64 / len);
         &table[(variant * len) as usize..][..len as usize]
     }
@@ -492,22 +643,36 @@ impl Schedule {
         get: impl FnOnce(&Part) -> T,
     ) -> T {
         thread_local!(static LAST: RefCell<Option<(u64, Arc<Part>)>> = const { RefCell::new(None) });
-        let fits = |part: &Part| (part.start, part.number) == (segment.start, number) && part.block.has(place);
+        let fits = |part: &Part| {
+            (part.start, part.number) == (segment.start, number) && part.block.has(place)
+        };
         LAST.with_borrow_mut(|last| {
-            if let Some((_, part)) = last.as_ref().filter(|(mix, part)| *mix == self.number && fits(part)) {
+            if let Some((_, part)) = last
+                .as_ref()
+                .filter(|(mix, part)| *mix == self.number && fits(part))
+            {
                 return get(part);
             }
             let mut kept = self.kept.hold();
-            let part = kept.parts.iter().find(|part| fits(part)).cloned().unwrap_or_else(|| {
-                if kept.path.0 != segment.start {
-                    kept.path = (segment.start, Path::new());
-                }
-                let block = shares.block(place, number as u64, &mut kept.path.1);
-                let part = Arc::new(Part { start: segment.start, number, block });
-                kept.parts.truncate(BLOCKS - 1);
-                kept.parts.push_front(part.clone());
-                part
-            });
+            let part = kept
+                .parts
+                .iter()
+                .find(|part| fits(part))
+                .cloned()
+                .unwrap_or_else(|| {
+                    if kept.path.0 != segment.start {
+                        kept.path = (segment.start, Path::new());
+                    }
+                    let block = shares.block(place, number as u64, &mut kept.path.1);
+                    let part = Arc::new(Part {
+                        start: segment.start,
+                        number,
+                        block,
+                    });
+                    kept.parts.truncate(BLOCKS - 1);
+                    kept.parts.push_front(part.clone());
+                    part
+                });
             drop(kept);
             get(&last.insert((self.number, part)).1)
         })
@@ -517,17 +682,28 @@ impl Schedule {
     fn drawn(&self, segment: &Segment, position: u128) -> Vec<u128> {
         let (block, place) = segment.place(position);
         let whole = segment.before.iter().zip(&segment.counts);
-        let mut drawn: Vec<u128> = whole.map(|(before, count)| before + block * u128::from(*count)).collect();
+        let mut drawn: Vec<u128> = whole
+            .map(|(before, count)| before + block * u128::from(*count))
+            .collect();
         match &segment.places {
             Places::Table(table) => {
                 let places = &self.variant(segment, table, block)[..place as usize];
-                places.iter().for_each(|(source, _)| drawn[usize::from(*source)] += 1);
+                places
+                    .iter()
+                    .for_each(|(source, _)| drawn[usize::from(*source)] += 1);
             }
-            Places::Parts(shares) => self.in_part(segment, shares, (block, place), |Part { block, .. }| {
-                drawn.iter_mut().zip(&block.first).for_each(|(drawn, first)| *drawn += u128::from(*first));
-                let places = &block.places[..(place - block.from) as usize];
-                places.iter().for_each(|(source, _)| drawn[*source as usize] += 1);
-            }),
+            Places::Parts(shares) => {
+                self.in_part(segment, shares, (block, place), |Part { block, .. }| {
+                    drawn
+                        .iter_mut()
+                        .zip(&block.first)
+                        .for_each(|(drawn, first)| *drawn += u128::from(*first));
+                    let places = &block.places[..(place - block.from) as usize];
+                    places
+                        .iter()
+                        .for_each(|(source, _)| drawn[*source as usize] += 1);
+                })
+            }
         }
         drawn
     }
@@ -535,11 +711,19 @@ impl Schedule {
     /// Each source's share of the positions before this one, by its weights.
     fn asked(&self, position: u128) -> Vec<f64> {
         let mut asked = vec![0.0; self.lens.len()];
-        let ends = self.segments.iter().skip(1).map(|next| u128::from(next.start)).chain([u128::MAX]);
+        let ends = self
+            .segments
+            .iter()
+            .skip(1)
+            .map(|next| u128::from(next.start))
+            .chain([u128::MAX]);
         for (segment, end) in self.segments.iter().zip(ends) {
             let len = end.min(position).saturating_sub(segment.start.into()) as f64;
             let block = segment.block() as f64;
-            asked.iter_mut().zip(&segment.counts).for_each(|(asked, count)| *asked += len * *count as f64 / block);
+            asked
+                .iter_mut()
+                .zip(&segment.counts)
+                .for_each(|(asked, count)| *asked += len * *count as f64 / block);
         }
         asked
     }
@@ -554,7 +738,9 @@ impl Schedule {
         self.segments.iter().enumerate().map(|(index, segment)| {
             let left = |(len, before): (&u64, &u128)| u128::from(*len).saturating_sub(*before);
             let left = self.lens.iter().zip(&segment.before).map(left);
-            let sources = left.zip(segment.counts.iter().map(|count| u128::from(*count))).collect();
+            let sources = left
+                .zip(segment.counts.iter().map(|count| u128::from(*count)))
+                .collect();
             (segment, self.segments.get(index + 1), sources)
         })
     }
@@ -563,32 +749,59 @@ impl Schedule {
     fn first_end(&self) -> u64 {
         let first = &self.segments[0];
         let block = if first.has_table() { first.block() } else { 1 };
-        self.segments.get(1).map_or(u64::MAX, |next| next.start).min(block)
+        self.segments
+            .get(1)
+            .map_or(u64::MAX, |next| next.start)
+            .min(block)
     }
 
     /// The last end of a block, or of a segment, before any source repeats; at least the first of all.
     fn until_first_ends(&self) -> u64 {
-        let fits = |next: &Segment| next.before.iter().zip(&self.lens).all(|(before, len)| *before <= u128::from(*len));
-        let found = self.spans().find(|(_, next, _)| !next.is_some_and(fits)).map_or(0, |(segment, _, sources)| {
-            let drawn = sources.iter().filter(|(_, count)| *count > 0);
-            let mut end = drawn.map(|(left, count)| segment.end_within(*left, *count)).min().unwrap_or(0);
-            let is_over =
-                |end| self.drawn(segment, end).iter().zip(&self.lens).any(|(drawn, len)| *drawn > u128::from(*len));
-            while !segment.has_table() && end > u128::from(segment.start) && is_over(end) {
-                end -= 1;
-            }
-            end
-        });
-        u64::try_from(found).unwrap_or(u64::MAX).max(self.first_end())
+        let fits = |next: &Segment| {
+            next.before
+                .iter()
+                .zip(&self.lens)
+                .all(|(before, len)| *before <= u128::from(*len))
+        };
+        let found = self
+            .spans()
+            .find(|(_, next, _)| !next.is_some_and(fits))
+            .map_or(0, |(segment, _, sources)| {
+                let drawn = sources.iter().filter(|(_, count)| *count > 0);
+                let mut end = drawn
+                    .map(|(left, count)| segment.end_within(*left, *count))
+                    .min()
+                    .unwrap_or(0);
+                let is_over = |end| {
+                    self.drawn(segment, end)
+                        .iter()
+                        .zip(&self.lens)
+                        .any(|(drawn, len)| *drawn > u128::from(*len))
+                };
+                while !segment.has_table() && end > u128::from(segment.start) && is_over(end) {
+                    end -= 1;
+                }
+                end
+            });
+        u64::try_from(found)
+            .unwrap_or(u64::MAX)
+            .max(self.first_end())
     }
 
     /// The first end of a block, or of a segment, with no unseen samples but those of sources that are not drawn again.
     fn until_all_seen(&self) -> u64 {
         let found = self.spans().find_map(|(segment, next, sources)| {
-            let unseen = sources.iter().filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
+            let unseen = sources
+                .iter()
+                .filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
             // A later segment draws from it, perhaps.
-            let ends =
-                unseen.map(|(left, count)| if *count > 0 { segment.end_after(*left, *count) } else { u128::MAX });
+            let ends = unseen.map(|(left, count)| {
+                if *count > 0 {
+                    segment.end_after(*left, *count)
+                } else {
+                    u128::MAX
+                }
+            });
             let mut end = ends.max().unwrap_or(u128::from(segment.start));
             let is_short = |end| {
                 let drawn = self.drawn(segment, end);
@@ -601,9 +814,12 @@ impl Schedule {
             while !segment.has_table() && end < u128::from(u64::MAX) && is_short(end) {
                 end += 1;
             }
-            next.is_none_or(|next| end <= u128::from(next.start)).then_some(end)
+            next.is_none_or(|next| end <= u128::from(next.start))
+                .then_some(end)
         });
-        u64::try_from(found.unwrap_or(0)).unwrap_or(u64::MAX).max(self.first_end())
+        u64::try_from(found.unwrap_or(0))
+            .unwrap_or(u64::MAX)
+            .max(self.first_end())
     }
 }
 
@@ -627,14 +843,23 @@ impl Segment {
     /// times.
     fn end_within(&self, left: u128, count: u128) -> u128 {
         let len = u128::from(self.block());
-        u128::from(self.start) + if self.has_table() { left / count * len } else { left * len / count }
+        u128::from(self.start)
+            + if self.has_table() {
+                left / count * len
+            } else {
+                left * len / count
+            }
     }
 
     /// The first one before which it comes at least `left` times.
     fn end_after(&self, left: u128, count: u128) -> u128 {
         let len = u128::from(self.block());
         u128::from(self.start)
-            + if self.has_table() { left.div_ceil(count) * len } else { (left * len).div_ceil(count) }
+            + if self.has_table() {
+                left.div_ceil(count) * len
+            } else {
+                (left * len).div_ceil(count)
+            }
     }
 }
 
@@ -643,12 +868,15 @@ impl Segment {
 /// exactly.
 fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     let block: u64 = counts.iter().sum();
-    let used: Vec<usize> = (0..counts.len()).filter(|source| counts[*source] > 0).collect();
+    let used: Vec<usize> = (0..counts.len())
+        .filter(|source| counts[*source] > 0)
+        .collect();
     let mut done = vec![0_u64; counts.len()];
     let mut places = Vec::with_capacity(block as usize);
     for place in 0..block {
         let waits = |source: &usize| {
-            done[*source] < counts[*source] && window(counts[*source], block, done[*source]).start <= place
+            done[*source] < counts[*source]
+                && window(counts[*source], block, done[*source]).start <= place
         };
         let deadline = |source: &usize| window(counts[*source], block, done[*source]).end;
         let source = used.iter().copied().filter(waits).min_by_key(deadline);
@@ -669,7 +897,8 @@ fn window(count: u64, block: u64, earlier: u64) -> Range<u64> {
 fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
     let spread = spread(counts);
     let block = spread.len() as u64;
-    let window = |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
+    let window =
+        |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
     let pair = |number: u64| {
         let (mut places, mut draws) = (spread.clone(), Draws::from_key(key.derive(number)));
         let mut turns = spread.clone();
@@ -677,7 +906,9 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
         for moved in turns {
             let mut all = window(moved);
             let to = all.start + draws.below(all.end - all.start);
-            let mut at = all.find(|at| places[*at as usize] == moved).expect("none leaves its window");
+            let mut at = all
+                .find(|at| places[*at as usize] == moved)
+                .expect("none leaves its window");
             while at != to {
                 let next = if at < to { at + 1 } else { at - 1 };
                 let met = places[next as usize];
@@ -688,11 +919,15 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
                 at = next;
             }
         }
-        let reverse = |(source, earlier): &(u16, u16)| (*source, counts[usize::from(*source)] as u16 - 1 - earlier);
+        let reverse = |(source, earlier): &(u16, u16)| {
+            (*source, counts[usize::from(*source)] as u16 - 1 - earlier)
+        };
         let reversed: Vec<_> = places.iter().rev().map(reverse).collect();
         [places, reversed].concat()
     };
-    (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2).flat_map(pair).collect()
+    (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2)
+        .flat_map(pair)
+        .collect()
 }
 
 /// A permutation kept by a thread, since making one takes up to microseconds.
@@ -708,12 +943,21 @@ fn walked(schedule: &Schedule, source: usize, pass: u64, place: u64) -> u64 {
     thread_local!(static KEPT: RefCell<Vec<Option<Walk>>> = const { RefCell::new(Vec::new()) });
     KEPT.with_borrow_mut(|kept| {
         kept.resize_with(WALKS, || None);
-        let slot = &mut kept[(schedule.number as usize).wrapping_mul(31).wrapping_add(source) % WALKS];
-        let fits = |walk: &Walk| (walk.mix, walk.source, walk.pass) == (schedule.number, source, pass);
+        let slot = &mut kept[(schedule.number as usize)
+            .wrapping_mul(31)
+            .wrapping_add(source)
+            % WALKS];
+        let fits =
+            |walk: &Walk| (walk.mix, walk.source, walk.pass) == (schedule.number, source, pass);
         if !slot.as_ref().is_some_and(fits) {
             let key = schedule.key.derive(source as u64).derive(pass);
             let permutation = Permutation::new(schedule.lens[source], key);
-            *slot = Some(Walk { mix: schedule.number, source, pass, permutation });
+            *slot = Some(Walk {
+                mix: schedule.number,
+                source,
+                pass,
+                permutation,
+            });
         }
         slot.as_ref().map_or(0, |walk| walk.permutation.get(place))
     })
@@ -738,19 +982,38 @@ mod tests {
             (&[1e-320, 3e-320], &[1, 3]),
             (&[1.0, 0.0, 3.0], &[1, 0, 3]),
             // Not of a table: what is missing goes to the sources that have a weight.
-            (&[0.0, 10_001.0, 20_002.0, 1.0], &[0, 1_431_608_050, 2_863_216_100, 143_146]),
+            (
+                &[0.0, 10_001.0, 20_002.0, 1.0],
+                &[0, 1_431_608_050, 2_863_216_100, 143_146],
+            ),
         ];
         for (weights, counts) in cases {
             assert_eq!(counts_of(weights, "").unwrap(), counts, "{weights:?}");
         }
-        for weights in [&[0.0, 0.0][..], &[], &[-1.0], &[f64::NAN, 1.0], &[f64::INFINITY], &[1.0, 1e-10]] {
-            assert_eq!(counts_of(weights, "").unwrap_err().kind(), ErrorKind::Config, "{weights:?}");
+        for weights in [
+            &[0.0, 0.0][..],
+            &[],
+            &[-1.0],
+            &[f64::NAN, 1.0],
+            &[f64::INFINITY],
+            &[1.0, 1e-10],
+        ] {
+            assert_eq!(
+                counts_of(weights, "").unwrap_err().kind(),
+                ErrorKind::Config,
+                "{weights:?}"
+            );
         }
     }
 
     #[test]
     fn a_block_spreads_its_sources_evenly() {
-        let sources = |counts: &[u64]| spread(counts).iter().map(|(source, _)| *source).collect::<Vec<_>>();
+        let sources = |counts: &[u64]| {
+            spread(counts)
+                .iter()
+                .map(|(source, _)| *source)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(sources(&[1, 1]), [0, 1]);
         assert_eq!(sources(&[3, 0, 1]), [0, 0, 0, 2]);
         assert_eq!(sources(&[7, 3]), [0, 0, 1, 0, 0, 1, 0, 0, 0, 1]);
@@ -771,8 +1034,13 @@ mod tests {
 
     /// A schedule of these segments, over sources of these lengths.
     fn schedule(segments: &[(u64, Vec<u64>)], lens: &[u64], key: u64) -> Schedule {
-        let starts = lens.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
-        let ids: Vec<_> = starts.zip(lens).map(|(start, len)| start..start + len).collect();
+        let starts = lens
+            .iter()
+            .scan(0, |next, len| Some(std::mem::replace(next, *next + len)));
+        let ids: Vec<_> = starts
+            .zip(lens)
+            .map(|(start, len)| start..start + len)
+            .collect();
         Schedule::new(segments.to_vec(), &ids, lens, Key::new(key))
     }
 
@@ -782,17 +1050,21 @@ mod tests {
     }
 
     fn segments() -> impl Strategy<Value = Vec<(u64, Vec<u64>)>> {
-        (1_usize..6, prop::collection::vec((1_u64..200, prop::collection::vec(0_u64..30, 6)), 1..6)).prop_map(
-            |(sources, segments)| {
-                let starts = segments.iter().scan(0, |next, (len, _)| Some(std::mem::replace(next, *next + len)));
+        (
+            1_usize..6,
+            prop::collection::vec((1_u64..200, prop::collection::vec(0_u64..30, 6)), 1..6),
+        )
+            .prop_map(|(sources, segments)| {
+                let starts = segments.iter().scan(0, |next, (len, _)| {
+                    Some(std::mem::replace(next, *next + len))
+                });
                 let counts = segments.iter().map(|(_, counts)| {
                     let mut counts = counts[..sources].to_vec();
                     counts[0] += u64::from(counts.iter().all(|count| *count == 0));
                     counts
                 });
                 starts.zip(counts).collect()
-            },
-        )
+            })
     }
 
     proptest! {
@@ -905,13 +1177,19 @@ mod tests {
     #[test]
     fn an_epoch_may_end_with_a_segment_that_is_shorter_than_its_block() {
         let schedule = schedule(&[(0, vec![16]), (15, vec![2])], &[1], 0);
-        assert_eq!((schedule.until_first_ends(), schedule.until_all_seen()), (15, 15));
+        assert_eq!(
+            (schedule.until_first_ends(), schedule.until_all_seen()),
+            (15, 15)
+        );
     }
 
     #[test]
     fn a_ramp_is_linear_and_drops_what_is_too_small() {
         let ramp = Mix::ramp(100..300, &[1.0], &[0.0, 1.0]);
-        assert_eq!((ramp.len(), ramp[0].0, &ramp[64]), (65, 100, &(300, vec![0.0, 1.0])));
+        assert_eq!(
+            (ramp.len(), ramp[0].0, &ramp[64]),
+            (65, 100, &(300, vec![0.0, 1.0]))
+        );
         assert!(ramp.is_sorted_by(|a, b| a.0 < b.0));
         assert_eq!(ramp[31].1, [1.0 - 31.5 / 64.0, 31.5 / 64.0]);
         assert_eq!(Mix::ramp(5..8, &[1.0], &[2.0]).len(), 4);
@@ -925,7 +1203,11 @@ mod tests {
     fn a_block_without_a_table_draws_without_a_gap() {
         // The middle segment has one; the period of the last ends within it.
         let long = [PERIOD - 5_000_000, 4_999_990, 10];
-        let segments = [(0, long.to_vec()), (40_000, vec![7, 3, 0]), (50_000, long.to_vec())];
+        let segments = [
+            (0, long.to_vec()),
+            (40_000, vec![7, 3, 0]),
+            (50_000, long.to_vec()),
+        ];
         let schedule = schedule(&segments, &[1 << 40, 90, 4], 3);
         let mut next = schedule.drawn(&schedule.segments[0], 0);
         assert_eq!(next, [0; 3]);
@@ -938,25 +1220,46 @@ mod tests {
         let start = u128::from(PERIOD) + 50_000;
         let next = schedule.drawn(&schedule.segments[2], start);
         assert_eq!(next[2], schedule.segments[2].before[2] + 10);
-        let found: Vec<_> = (start - 3..start + 3).map(|position| schedule.draw(position)).collect();
+        let found: Vec<_> = (start - 3..start + 3)
+            .map(|position| schedule.draw(position))
+            .collect();
         assert_eq!(found[3].1, next[found[3].0]);
         // Other threads and later calls find the same.
         let again = std::thread::scope(|scope| {
-            let look = || (start - 3..start + 3).rev().map(|position| schedule.draw(position)).collect::<Vec<_>>();
+            let look = || {
+                (start - 3..start + 3)
+                    .rev()
+                    .map(|position| schedule.draw(position))
+                    .collect::<Vec<_>>()
+            };
             scope.spawn(look).join().unwrap()
         });
         assert!(again.iter().rev().eq(&found));
         let ends = super::tests::schedule(&[(0, long.to_vec())], &[1 << 40, 90, 4], 3);
         let (first, seen) = (ends.until_first_ends(), ends.until_all_seen());
         let drawn = |end: u64| ends.drawn(&ends.segments[0], end.into());
-        assert!(drawn(first).iter().zip(&ends.lens).all(|(drawn, len)| *drawn <= u128::from(*len)));
-        assert!(drawn(seen).iter().zip(&ends.lens).all(|(drawn, len)| *drawn >= u128::from(*len)));
+        assert!(
+            drawn(first)
+                .iter()
+                .zip(&ends.lens)
+                .all(|(drawn, len)| *drawn <= u128::from(*len))
+        );
+        assert!(
+            drawn(seen)
+                .iter()
+                .zip(&ends.lens)
+                .all(|(drawn, len)| *drawn >= u128::from(*len))
+        );
         assert!(first > 70_000 && seen > 1 << 40, "{first} {seen}");
     }
 
     #[test]
     fn positions_of_long_runs_do_not_overflow() {
-        let schedule = schedule(&[(0, vec![1, 9999]), (7, vec![0, 1]), (u64::MAX, vec![1, 1])], &[3, u64::MAX / 2], 1);
+        let schedule = schedule(
+            &[(0, vec![1, 9999]), (7, vec![0, 1]), (u64::MAX, vec![1, 1])],
+            &[3, u64::MAX / 2],
+            1,
+        );
         let id = schedule.id(u128::from(u64::MAX) * u128::from(u64::MAX));
         assert!(id < 3 + u64::MAX / 2);
     }

@@ -38,4 +38,12 @@ pub use verify::{Verified, Verify};
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);
-debug_by_describe!(Checked<D>, Concat, Copied, InMemory<D>, Measured<D>, Packed<D>, Subset<D>);
+debug_by_describe!(
+    Checked<D>,
+    Concat,
+    Copied,
+    InMemory<D>,
+    Measured<D>,
+    Packed<D>,
+    Subset<D>
+);

@@ -27,34 +27,47 @@ pub(crate) fn pass<R: Send>(
     let starts: Arc<[u64]> = match dataset.chunked() {
         Some(chunks) if chunks.is_whole() => chunks.starts().into(),
         Some(_) => {
-            let message = format!("a part of a dataset with chunks: make the {what} of the whole, then take the part");
+            let message = format!(
+                "a part of a dataset with chunks: make the {what} of the whole, then take the part"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        None => (0..dataset.len()).step_by(RUN as usize).chain([dataset.len()]).collect(),
+        None => (0..dataset.len())
+            .step_by(RUN as usize)
+            .chain([dataset.len()])
+            .collect(),
     };
     let fields = dataset.schema().len();
     let run = |run: usize, ends: &[u64]| {
         one((ends[1] - ends[0]) as usize, &mut |put| {
             let mut plain = Plain::new(dataset);
             if dataset.chunked().is_some() {
-                let Some(chunk) = intact(plain.chunk(run))? else { return Ok(()) };
-                for (row, field) in (0..chunk.rows()).flat_map(|row| (0..fields).map(move |field| (row, field))) {
+                let Some(chunk) = intact(plain.chunk(run))? else {
+                    return Ok(());
+                };
+                for (row, field) in
+                    (0..chunk.rows()).flat_map(|row| (0..fields).map(move |field| (row, field)))
+                {
                     put(row, field, chunk.row(field, row).unwrap_or_default());
                 }
                 return Ok(());
             }
-            (ends[0]..ends[1]).enumerate().try_for_each(|(row, sample)| {
-                let each = |field, bytes: &[u8]| {
-                    put(row, field, bytes);
-                    Ok(())
-                };
-                intact(plain.sample(sample, each)).map(drop)
-            })
+            (ends[0]..ends[1])
+                .enumerate()
+                .try_for_each(|(row, sample)| {
+                    let each = |field, bytes: &[u8]| {
+                        put(row, field, bytes);
+                        Ok(())
+                    };
+                    intact(plain.sample(sample, each)).map(drop)
+                })
         })
     };
     let runs: Vec<_> = starts.windows(2).enumerate().collect();
     for some in runs.chunks(TOGETHER) {
-        parallel(some, |_, (number, ends)| run(*number, ends))?.into_iter().try_for_each(&mut out)?;
+        parallel(some, |_, (number, ends)| run(*number, ends))?
+            .into_iter()
+            .try_for_each(&mut out)?;
     }
     Ok(())
 }
@@ -64,7 +77,9 @@ fn intact<T>(done: Result<T>) -> Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),
         Err(error) => match error.kind() {
-            ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit | ErrorKind::Empty => Ok(None),
+            ErrorKind::Decode | ErrorKind::Truncated | ErrorKind::Limit | ErrorKind::Empty => {
+                Ok(None)
+            }
             _ => Err(error),
         },
     }

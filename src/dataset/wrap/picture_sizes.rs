@@ -12,36 +12,56 @@ use crate::storage::sidefile::{SideKind, Sidefile};
 use crate::tensor::Encoding;
 use std::path::Path;
 
-const KIND: SideKind = SideKind { name: *b"dims", version: 1, older: b"" };
+const KIND: SideKind = SideKind {
+    name: *b"dims",
+    version: 1,
+    older: b"",
+};
 const SIZES: usize = 0;
 const DAMAGED: (u32, u32) = (1, 1);
 
 /// Errors: [`ErrorKind::Config`] for an unknown field, or one without pictures; of reading, and of the file.
-pub(crate) fn picture_sizes(dataset: &dyn Dataset, name: &str, image: &Image, place: &Path) -> Result<Vec<(u32, u32)>> {
-    let (schema, refused) = (dataset.schema(), |message| Err(Error::new(ErrorKind::Config, Stage::Index, message)));
+pub(crate) fn picture_sizes(
+    dataset: &dyn Dataset,
+    name: &str,
+    image: &Image,
+    place: &Path,
+) -> Result<Vec<(u32, u32)>> {
+    let (schema, refused) = (dataset.schema(), |message| {
+        Err(Error::new(ErrorKind::Config, Stage::Index, message))
+    });
     let Some(number) = schema.iter().position(|known| known.name == name) else {
         return refused(no_field(schema, name));
     };
     if schema[number].encoding != Encoding::Image {
-        return refused(format!("field `{name}` is {}; sizes are of pictures", schema[number].encoding));
+        return refused(format!(
+            "field `{name}` is {}; sizes are of pictures",
+            schema[number].encoding
+        ));
     }
-    let identity = kept::identity_of("sizes", dataset).words(&[number as u64, image.turns().into()]).end();
+    let identity = kept::identity_of("sizes", dataset)
+        .words(&[number as u64, image.turns().into()])
+        .end();
     let fits = |file: &Sidefile| file.len(SIZES) == 8 * dataset.len();
-    let (file, _) = kept::open_or_make(place, (KIND, "sizes of pictures"), identity, fits, |out| {
-        let failed = |error| Error::os(Stage::Index, "cannot write the sizes", error).with_path(place);
-        let one = |rows: usize, all: &mut Rows<'_>| {
-            let mut sizes = vec![DAMAGED; rows];
-            all(&mut |row, field, bytes| {
-                if field == number {
-                    sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
-                }
+    let (file, _) =
+        kept::open_or_make(place, (KIND, "sizes of pictures"), identity, fits, |out| {
+            let failed =
+                |error| Error::os(Stage::Index, "cannot write the sizes", error).with_path(place);
+            let one = |rows: usize, all: &mut Rows<'_>| {
+                let mut sizes = vec![DAMAGED; rows];
+                all(&mut |row, field, bytes| {
+                    if field == number {
+                        sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
+                    }
+                })?;
+                Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
+            };
+            pass(dataset, "sizes", one, |sizes| {
+                out.put(bytemuck::cast_slice(&sizes)).map_err(failed)
             })?;
-            Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
-        };
-        pass(dataset, "sizes", one, |sizes| out.put(bytemuck::cast_slice(&sizes)).map_err(failed))?;
-        out.end_section();
-        Ok(())
-    })?;
+            out.end_section();
+            Ok(())
+        })?;
     let mut sizes = vec![[0_u32; 2]; dataset.len() as usize];
     file.fill(SIZES, 0, bytemuck::cast_slice_mut(&mut sizes))?;
     Ok(sizes.into_iter().map(Into::into).collect())

@@ -28,7 +28,11 @@ use crate::tensor::Encoding;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const KIND: SideKind = SideKind { name: *b"seek", version: 2, older: b"deefkees" };
+const KIND: SideKind = SideKind {
+    name: *b"seek",
+    version: 2,
+    older: b"deefkees",
+};
 const ENTRIES: usize = 0;
 const ENDS: usize = 1;
 
@@ -50,7 +54,14 @@ impl<D: Dataset> Seekable<D> {
         let (columns, width) = columns(&inner);
         let make = |out: &mut PointsWriter<'_>| make(&inner, &columns, width, out);
         let (file, origin) = open_or_make(&inner, place, width, make)?;
-        Ok(Self { inner, columns, width, file, origin, lost: AtomicU64::new(0) })
+        Ok(Self {
+            inner,
+            columns,
+            width,
+            file,
+            origin,
+            lost: AtomicU64::new(0),
+        })
     }
 
     /// As `open`, with the points of `parts` in place of a pass over the data.
@@ -60,7 +71,8 @@ impl<D: Dataset> Seekable<D> {
         parts: impl IntoIterator<Item = Result<P>>,
     ) -> Result<Self> {
         let (columns, width) = columns(&inner);
-        let refused = |message: String| Error::new(ErrorKind::Config, Stage::Index, message).with_path(place);
+        let refused =
+            |message: String| Error::new(ErrorKind::Config, Stage::Index, message).with_path(place);
         let copy = |out: &mut PointsWriter<'_>| {
             let (mut samples, mut lens, mut buffer) = (0, Vec::new(), Vec::new());
             for part in parts {
@@ -69,8 +81,8 @@ impl<D: Dataset> Seekable<D> {
                     return Err(refused("a part has other fields".into()));
                 }
                 let fields = (0..columns.len()).filter(|field| columns[*field].is_some());
-                for (sample, field) in
-                    (0..part.len()).flat_map(|sample| fields.clone().map(move |field| (sample, field)))
+                for (sample, field) in (0..part.len())
+                    .flat_map(|sample| fields.clone().map(move |field| (sample, field)))
                 {
                     out.push(frames(&part).seek_points(sample, field, &mut buffer)?)?;
                 }
@@ -89,7 +101,14 @@ impl<D: Dataset> Seekable<D> {
         let (file, _) = open_or_make(&inner, place, width, copy)?;
         // Only the parts passed the data.
         let origin = Origin::Kept;
-        Ok(Self { inner, columns, width, file, origin, lost: AtomicU64::new(0) })
+        Ok(Self {
+            inner,
+            columns,
+            width,
+            file,
+            origin,
+            lost: AtomicU64::new(0),
+        })
     }
 
     /// Whether opening made the points; otherwise they came from their file.
@@ -115,10 +134,19 @@ impl<D: Dataset> Framed for Seekable<D> {
         frames(&self.inner).field_bytes_max(field)
     }
 
-    fn seek_points<'a>(&'a self, sample: u64, field: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let Some(Some(column)) = self.columns.get(field) else { return Ok(&[]) };
+    fn seek_points<'a>(
+        &'a self,
+        sample: u64,
+        field: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let Some(Some(column)) = self.columns.get(field) else {
+            return Ok(&[]);
+        };
         let entry = sample * self.width as u64 + *column as u64;
-        let points = self.file.entry((ENTRIES, ENDS), entry, jpeg::POINTS_MAX as u64, buffer);
+        let points = self
+            .file
+            .entry((ENTRIES, ENDS), entry, jpeg::POINTS_MAX as u64, buffer);
         points.inspect_err(|_| {
             self.lost.fetch_add(1, Ordering::Relaxed);
         })
@@ -131,7 +159,10 @@ impl<D: Dataset> Dataset for Seekable<D> {
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();
-        Sizes { index_bytes: inner.index_bytes + self.file.heap(), ..inner }
+        Sizes {
+            index_bytes: inner.index_bytes + self.file.heap(),
+            ..inner
+        }
     }
 
     fn describe(&self) -> String {
@@ -140,7 +171,11 @@ impl<D: Dataset> Dataset for Seekable<D> {
             Origin::Made => "made now:",
             Origin::MadeAgain => "made again, since the file was damaged or of an older version:",
         };
-        let (inner, megabytes, place) = (self.inner.describe(), self.bytes() as f64 / 1e6, self.file.path.display());
+        let (inner, megabytes, place) = (
+            self.inner.describe(),
+            self.bytes() as f64 / 1e6,
+            self.file.path.display(),
+        );
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),
             lost => format!("; {lost} of them could not be read: delete the file to make it again"),
@@ -169,10 +204,18 @@ fn open_or_make(
     width: usize,
     fill: impl FnOnce(&mut PointsWriter<'_>) -> Result<()>,
 ) -> Result<(Sidefile, Origin)> {
-    let (identity, entries) = (kept::identity_of("seek points", dataset).end(), dataset.len() * width as u64);
+    let (identity, entries) = (
+        kept::identity_of("seek points", dataset).end(),
+        dataset.len() * width as u64,
+    );
     let fits = |file: &Sidefile| file.len(ENDS) == 8 * entries;
     kept::open_or_make(place, (KIND, "seek points"), identity, fits, |out| {
-        let mut writer = PointsWriter { out, ends: Vec::new(), end: 0, place };
+        let mut writer = PointsWriter {
+            out,
+            ends: Vec::new(),
+            end: 0,
+            place,
+        };
         fill(&mut writer)?;
         writer.finish()
     })
@@ -194,7 +237,9 @@ impl PointsWriter<'_> {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let failed = |error| Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place);
+        let failed = |error| {
+            Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place)
+        };
         self.out.put(bytes).map_err(failed)
     }
 
@@ -208,7 +253,12 @@ impl PointsWriter<'_> {
 }
 
 /// Reads everything, and writes the entries of each run of samples.
-fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize, out: &mut PointsWriter<'_>) -> Result<()> {
+fn make(
+    dataset: &dyn Dataset,
+    columns: &[Option<usize>],
+    width: usize,
+    out: &mut PointsWriter<'_>,
+) -> Result<()> {
     let one = |rows: usize, all: &mut Rows<'_>| {
         let (mut decoder, mut entries) = (jpeg::Decoder::default(), vec![Vec::new(); rows * width]);
         all(&mut |row, field, bytes| {
@@ -218,5 +268,7 @@ fn make(dataset: &dyn Dataset, columns: &[Option<usize>], width: usize, out: &mu
         })?;
         Ok(entries)
     };
-    pass(dataset, "seek points", one, |entries| entries.iter().try_for_each(|points| out.push(points)))
+    pass(dataset, "seek points", one, |entries| {
+        entries.iter().try_for_each(|points| out.push(points))
+    })
 }

@@ -59,7 +59,10 @@ struct Chunks {
 impl Member {
     fn digest(&self, digest: Digest) -> Digest {
         let dataset = &self.dataset;
-        digest.word(dataset.len()).word(dataset.sources().count() as u64).word(dataset.identity())
+        digest
+            .word(dataset.len())
+            .word(dataset.sources().count() as u64)
+            .word(dataset.identity())
     }
 }
 
@@ -69,7 +72,10 @@ impl Concat {
     /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without chunks, and for fields
     /// that differ, with part and field.
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = D>) -> Result<Self> {
-        let datasets: Vec<Arc<dyn Dataset>> = datasets.into_iter().map(|part| Arc::new(part) as _).collect();
+        let datasets: Vec<Arc<dyn Dataset>> = datasets
+            .into_iter()
+            .map(|part| Arc::new(part) as _)
+            .collect();
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let Some(first) = datasets.first().cloned() else {
             return bad("no datasets to concatenate".into());
@@ -78,7 +84,10 @@ impl Concat {
         let (mut sources, mut parts) = (Sources::new(), Vec::new());
         for (index, dataset) in datasets.into_iter().enumerate() {
             if let Some(message) = unlike(first.schema(), dataset.schema()) {
-                return bad(format!("part {index} ({}) does not fit part 0: {message}", dataset.describe()));
+                return bad(format!(
+                    "part {index} ({}) does not fit part 0: {message}",
+                    dataset.describe()
+                ));
             }
             if dataset.chunked().is_some() != first.chunked().is_some() {
                 return bad(format!("of part {index} and part 0 only one has chunks"));
@@ -86,8 +95,17 @@ impl Concat {
             let base = sources.append(dataset.sources())?;
             parts.push(Member { dataset, base });
         }
-        let chunks = first.chunked().is_some().then(|| Chunks::new(&parts, starts.all())).transpose()?;
-        Ok(Self { parts, starts, sources: Arc::new(sources), chunks })
+        let chunks = first
+            .chunked()
+            .is_some()
+            .then(|| Chunks::new(&parts, starts.all()))
+            .transpose()?;
+        Ok(Self {
+            parts,
+            starts,
+            sources: Arc::new(sources),
+            chunks,
+        })
     }
 
     /// Part of a sample, and its id in that part. `sample` must be below `len`.
@@ -107,7 +125,10 @@ impl Concat {
 
     /// A hash of each part.
     pub(super) fn identities(&self) -> Vec<u64> {
-        self.parts.iter().map(|part| part.digest(Digest::new("part")).end()).collect()
+        self.parts
+            .iter()
+            .map(|part| part.digest(Digest::new("part")).end())
+            .collect()
     }
 
     /// Part of a sample, and the sample's id in that part.
@@ -119,7 +140,9 @@ impl Concat {
     /// Part of a chunk, and the chunk's number in that part.
     fn chunk_of(&self, chunk: usize) -> Option<(&Member, &dyn Chunked, usize)> {
         let before = &self.chunks.as_ref()?.before;
-        let part = before.partition_point(|before| *before <= chunk).checked_sub(1)?;
+        let part = before
+            .partition_point(|before| *before <= chunk)
+            .checked_sub(1)?;
         let member = &self.parts[part];
         Some((member, member.dataset.chunked()?, chunk - before[part]))
     }
@@ -127,12 +150,25 @@ impl Concat {
 
 /// First difference between two schemas.
 fn unlike(first: &[EncodedField], other: &[EncodedField]) -> Option<String> {
-    let names = |fields: &[EncodedField]| fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>().join(", ");
+    let names = |fields: &[EncodedField]| {
+        fields
+            .iter()
+            .map(|field| field.name.clone())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     if names(first) != names(other) {
-        return Some(format!("its fields are {}, not {}", names(other), names(first)));
+        return Some(format!(
+            "its fields are {}, not {}",
+            names(other),
+            names(first)
+        ));
     }
     let (a, b) = first.iter().zip(other).find(|(a, b)| a != b)?;
-    Some(format!("its field `{}` is {}, not {}", b.name, b.encoding, a.encoding))
+    Some(format!(
+        "its field `{}` is {}, not {}",
+        b.name, b.encoding, a.encoding
+    ))
 }
 
 impl Chunks {
@@ -143,7 +179,10 @@ impl Chunks {
             // Ids of a subset are not those of its chunks.
             let whole = part.dataset.chunked().filter(|chunks| chunks.is_whole());
             let own = whole.map_or(&[][..], Chunked::starts);
-            let Some((last, own)) = own.split_last().filter(|(last, _)| **last == part.dataset.len()) else {
+            let Some((last, own)) = own
+                .split_last()
+                .filter(|(last, _)| **last == part.dataset.len())
+            else {
                 let message = format!(
                     "the chunks of part {index} do not end with its last sample; take parts of chunked datasets by files"
                 );
@@ -170,8 +209,14 @@ impl Dataset for Concat {
 
     fn sizes(&self) -> Sizes {
         // The parts also keep their own tables of sources.
-        let chunks = self.chunks.as_ref().map_or(0, |chunks| chunks.starts.capacity() * 8);
-        let mut all = Sizes { index_bytes: chunks, ..Sizes::new(0) };
+        let chunks = self
+            .chunks
+            .as_ref()
+            .map_or(0, |chunks| chunks.starts.capacity() * 8);
+        let mut all = Sizes {
+            index_bytes: chunks,
+            ..Sizes::new(0)
+        };
         for (part, first) in self.parts.iter().zip(self.starts.all()) {
             let (own, table) = (part.dataset.sizes(), part.dataset.sources().table_bytes());
             // Of several with as many bytes, the last.
@@ -199,15 +244,28 @@ impl Dataset for Concat {
     }
 
     fn identity(&self) -> u64 {
-        self.parts.iter().fold(Digest::new("concat"), |digest, part| part.digest(digest)).end()
+        self.parts
+            .iter()
+            .fold(Digest::new("concat"), |digest, part| part.digest(digest))
+            .end()
     }
 
     fn describe(&self) -> String {
-        let mut parts: Vec<String> = self.parts.iter().take(SHOWN).map(|part| part.dataset.describe()).collect();
+        let mut parts: Vec<String> = self
+            .parts
+            .iter()
+            .take(SHOWN)
+            .map(|part| part.dataset.describe())
+            .collect();
         if self.parts.len() > SHOWN {
             parts.push(format!("and {} more", self.parts.len() - SHOWN));
         }
-        format!("{} samples of {} parts: {}", self.len(), self.parts.len(), parts.join("; "))
+        format!(
+            "{} samples of {} parts: {}",
+            self.len(),
+            self.parts.len(),
+            parts.join("; ")
+        )
     }
 }
 
@@ -215,7 +273,12 @@ impl Framed for Concat {
     frames_of!(self, sample => self.part_of(sample); check open field_bytes member seek_points);
 
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
-        self.parts.iter().try_fold(0, |most, part| Ok(part.dataset.field_bytes_max(field)?.max(most))).map(Some)
+        self.parts
+            .iter()
+            .try_fold(0, |most, part| {
+                Ok(part.dataset.field_bytes_max(field)?.max(most))
+            })
+            .map(Some)
     }
 }
 
@@ -233,7 +296,9 @@ impl Chunked for Concat {
     }
 
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        let Some((member, chunked, local)) = self.chunk_of(chunk) else { return Err(no_chunk(chunk)) };
+        let Some((member, chunked, local)) = self.chunk_of(chunk) else {
+            return Err(no_chunk(chunk));
+        };
         let before = extents.len();
         chunked.chunk_extents(local, extents)?;
         for extent in &mut extents[before..] {
@@ -243,19 +308,37 @@ impl Chunked for Concat {
     }
 
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
-        self.chunk_of(chunk).map_or(ChunkBytes::default(), |(_, chunked, local)| chunked.chunk_bytes(local))
+        self.chunk_of(chunk)
+            .map_or(ChunkBytes::default(), |(_, chunked, local)| {
+                chunked.chunk_bytes(local)
+            })
     }
 
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        let Some((_, chunked, local)) = self.chunk_of(chunk) else { return Err(no_chunk(chunk)) };
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        let Some((_, chunked, local)) = self.chunk_of(chunk) else {
+            return Err(no_chunk(chunk));
+        };
         chunked.open_chunk(local, pieces, scratch, out)
     }
 
     fn chunk_name(&self, chunk: usize) -> String {
-        self.chunk_of(chunk).map_or(String::new(), |(_, chunked, local)| chunked.chunk_name(local))
+        self.chunk_of(chunk)
+            .map_or(String::new(), |(_, chunked, local)| {
+                chunked.chunk_name(local)
+            })
     }
 }
 
 fn no_chunk(chunk: usize) -> Error {
-    Error::new(ErrorKind::User, Stage::Read, format!("there is no chunk {chunk}"))
+    Error::new(
+        ErrorKind::User,
+        Stage::Read,
+        format!("there is no chunk {chunk}"),
+    )
 }

@@ -54,7 +54,9 @@ pub(super) struct Block {
 
 impl Block {
     pub(super) fn has(&self, place: u64) -> bool {
-        place.checked_sub(self.from).is_some_and(|at| at < self.places.len() as u64)
+        place
+            .checked_sub(self.from)
+            .is_some_and(|at| at < self.places.len() as u64)
     }
 }
 
@@ -72,10 +74,19 @@ struct Free {
 impl Shares {
     /// `counts` add up to the period.
     pub(super) fn new(counts: &[u64], key: Key) -> Self {
-        let mut used: Vec<u32> = (0..counts.len() as u32).filter(|source| counts[*source as usize] > 0).collect();
+        let mut used: Vec<u32> = (0..counts.len() as u32)
+            .filter(|source| counts[*source as usize] > 0)
+            .collect();
         used.sort_by_key(|source| Reverse(counts[*source as usize]));
-        let block = (BLOCK_OF_SOURCE * used.len() as u64).next_power_of_two().clamp(BLOCK, PERIOD);
-        Self { counts: counts.iter().map(|count| *count as u32).collect(), used, block, key }
+        let block = (BLOCK_OF_SOURCE * used.len() as u64)
+            .next_power_of_two()
+            .clamp(BLOCK, PERIOD);
+        Self {
+            counts: counts.iter().map(|count| *count as u32).collect(),
+            used,
+            block,
+            key,
+        }
     }
 
     /// The block of a place. `variant` chooses among equally even ones.
@@ -98,13 +109,18 @@ impl Shares {
         }
         let mut draws = Draws::from_key(self.key.derive(part.start).derive(variant));
         let places = self.spread(&part, &first, &last, &mut draws);
-        Block { from: part.start, first: first.to_vec(), places }
+        Block {
+            from: part.start,
+            first: first.to_vec(),
+            places,
+        }
     }
 
     /// Places of a source's number `earlier` at which its count is its share, rounded up or down.
     fn window(&self, source: usize, earlier: u32) -> Range<u64> {
         let (count, earlier) = (u64::from(self.counts[source]), u64::from(earlier));
-        earlier * PERIOD / count..((u128::from(earlier) + 1) * u128::from(PERIOD)).div_ceil(count.into()) as u64
+        earlier * PERIOD / count
+            ..((u128::from(earlier) + 1) * u128::from(PERIOD)).div_ceil(count.into()) as u64
     }
 
     /// The counts before the middle of a part, by those before its ends.
@@ -119,20 +135,35 @@ impl Shares {
                 free.push(self.free(source, low, part, half));
             }
         }
-        let placed: u64 =
-            self.used.iter().map(|source| *source as usize).map(|at| u64::from(counts[at] - first[at])).sum();
+        let placed: u64 = self
+            .used
+            .iter()
+            .map(|source| *source as usize)
+            .map(|at| u64::from(counts[at] - first[at]))
+            .sum();
         let open = (half - part.start) as i64 - placed as i64;
-        let heavy = |free: &Free| u64::from(self.counts[free.source]) >= LIGHT * (PERIOD / (part.end - part.start));
+        let heavy = |free: &Free| {
+            u64::from(self.counts[free.source]) >= LIGHT * (PERIOD / (part.end - part.start))
+        };
         let light = free.partition_point(heavy);
-        for (source, up) in rounded(&free, open.clamp(0, free.len() as i64) as u64, light, self.key.derive(half)) {
+        for (source, up) in rounded(
+            &free,
+            open.clamp(0, free.len() as i64) as u64,
+            light,
+            self.key.derive(half),
+        ) {
             counts[source] += u32::from(up);
         }
         // Only where light sources were bound too tightly.
         let mut off = open - open.clamp(0, free.len() as i64);
         for source in self.used.iter().map(|source| *source as usize).cycle() {
             match off.signum() {
-                1 if counts[source] < last[source] => (counts[source], off) = (counts[source] + 1, off - 1),
-                -1 if counts[source] > first[source] => (counts[source], off) = (counts[source] - 1, off + 1),
+                1 if counts[source] < last[source] => {
+                    (counts[source], off) = (counts[source] + 1, off - 1)
+                }
+                -1 if counts[source] > first[source] => {
+                    (counts[source], off) = (counts[source] - 1, off + 1)
+                }
                 0 => break,
                 _ => {}
             }
@@ -144,15 +175,27 @@ impl Shares {
         let (count, begin) = (u128::from(self.counts[source]), u128::from(earlier) << 32);
         // In 2^32nds of a place of this source, of which the part may have a piece only.
         let start = (u128::from(part.start) * count).max(begin);
-        let end = (u128::from(part.end) * count).min(begin + u128::from(PERIOD)).max(start + 1);
+        let end = (u128::from(part.end) * count)
+            .min(begin + u128::from(PERIOD))
+            .max(start + 1);
         let middle = (u128::from(half) * count).clamp(start, end);
         let left = ((middle - start) * u128::from(PERIOD) / (end - start)) as u64;
         let Range { start, end } = self.window(source, earlier);
-        Free { source, left, window: start.max(part.start)..end.min(part.end) }
+        Free {
+            source,
+            left,
+            window: start.max(part.start)..end.min(part.end),
+        }
     }
 
     /// The source at each place of a part, with its count of earlier places: earliest deadline first, then moved.
-    fn spread(&self, part: &Range<u64>, first: &[u32], last: &[u32], draws: &mut Draws) -> Vec<(u32, u32)> {
+    fn spread(
+        &self,
+        part: &Range<u64>,
+        first: &[u32],
+        last: &[u32],
+        draws: &mut Draws,
+    ) -> Vec<(u32, u32)> {
         let at = |place: u64| (place.clamp(part.start, part.end) - part.start) as u32;
         let mut jobs = Vec::with_capacity((part.end - part.start) as usize);
         for source in &self.used {
@@ -171,11 +214,16 @@ impl Shares {
                 waiting.push(Reverse((end, source, earlier, start)));
                 next += 1;
             }
-            let Some(Reverse((end, source, earlier, start))) = waiting.pop() else { break };
+            let Some(Reverse((end, source, earlier, start))) = waiting.pop() else {
+                break;
+            };
             places.push((start..end, source, earlier));
         }
         moved(&mut places, draws);
-        places.into_iter().map(|(_, source, earlier)| (source, earlier)).collect()
+        places
+            .into_iter()
+            .map(|(_, source, earlier)| (source, earlier))
+            .collect()
     }
 }
 
@@ -197,7 +245,11 @@ fn moved(places: &mut [(Range<u32>, u32, u32)], draws: &mut Draws) {
         }
         let mut at = turn;
         for _ in 0..STEPS {
-            let next = if at < to { at + 1 } else { at.saturating_sub(1) };
+            let next = if at < to {
+                at + 1
+            } else {
+                at.saturating_sub(1)
+            };
             if at == to || !fits(&places[next], &places[at], at) {
                 break;
             }
@@ -221,8 +273,18 @@ fn rounded(free: &[Free], ups: u64, light: usize, key: Key) -> impl Iterator<Ite
         order.sort_by_cached_key(|index| (end(&free[*index as usize]), *index));
         order
     };
-    round(&mut shares, [sorted(|free| free.window.start), sorted(|free| free.window.end)], key);
-    free.iter().map(|free| free.source).zip(shares).map(|(source, share)| (source, share == PERIOD))
+    round(
+        &mut shares,
+        [
+            sorted(|free| free.window.start),
+            sorted(|free| free.window.end),
+        ],
+        key,
+    );
+    free.iter()
+        .map(|free| free.source)
+        .zip(shares)
+        .map(|(source, share)| (source, share == PERIOD))
 }
 
 /// Brings shares of at most a period to this sum. They have it but for sources that the ends of a part bind.
@@ -257,7 +319,9 @@ fn round(shares: &mut [u64], orders: [Vec<u32>; 2], key: Key) {
     for bit in 0..PERIOD.trailing_zeros() {
         let unit = 1 << bit;
         for (order, mates) in orders.iter().zip(&mut mates) {
-            let mut odd = order.iter().filter(|index| shares[**index as usize] & unit != 0);
+            let mut odd = order
+                .iter()
+                .filter(|index| shares[**index as usize] & unit != 0);
             while let (Some(one), Some(other)) = (odd.next(), odd.next()) {
                 (mates[*one as usize], mates[*other as usize]) = (*other, *one);
             }
@@ -285,7 +349,11 @@ mod tests {
         let shares = Shares::new(counts, Key::new(5));
         let (mut before, mut draws) = (None, 0);
         for place in parts {
-            let Block { from, first, places } = shares.block(place, 0, &mut Path::new());
+            let Block {
+                from,
+                first,
+                places,
+            } = shares.block(place, 0, &mut Path::new());
             let mut done = first.clone();
             if let Some((_, before)) = before.filter(|(end, _)| *end == from) {
                 assert_eq!(first, before, "the counts where two parts meet, {counts:?}");
@@ -295,8 +363,9 @@ mod tests {
                 assert_eq!(*earlier, done[index], "source {source} at {place}");
                 done[index] += 1;
                 // The error of a source is greatest before it is drawn, or after.
-                let off =
-                    |drawn: u32, place: u64| (i128::from(drawn) * i128::from(PERIOD) - i128::from(place) * count).abs();
+                let off = |drawn: u32, place: u64| {
+                    (i128::from(drawn) * i128::from(PERIOD) - i128::from(place) * count).abs()
+                };
                 let worst = off(*earlier, place).max(off(earlier + 1, place + 1));
                 assert!(
                     worst < i128::from(most) * i128::from(PERIOD),
@@ -313,7 +382,10 @@ mod tests {
     fn of(weights: impl Iterator<Item = f64>) -> Vec<u64> {
         let weights: Vec<f64> = weights.collect();
         let sum: f64 = weights.iter().sum();
-        let mut counts: Vec<u64> = weights.iter().map(|weight| (weight / sum * PERIOD as f64) as u64).collect();
+        let mut counts: Vec<u64> = weights
+            .iter()
+            .map(|weight| (weight / sum * PERIOD as f64) as u64)
+            .collect();
         counts[0] += PERIOD - counts.iter().sum::<u64>();
         counts
     }
@@ -358,7 +430,9 @@ mod tests {
     fn a_rounding_keeps_the_sums_of_both_orders() {
         let mut draws = Draws::from_key(Key::new(9));
         for case in 0..200 {
-            let mut shares: Vec<u64> = (0..1 + case % 40).map(|_| draws.below(PERIOD + 1)).collect();
+            let mut shares: Vec<u64> = (0..1 + case % 40)
+                .map(|_| draws.below(PERIOD + 1))
+                .collect();
             let ups = draws.below(shares.len() as u64 + 1);
             level(&mut shares, ups * PERIOD);
             assert_eq!(shares.iter().sum::<u64>(), ups * PERIOD);
@@ -385,8 +459,15 @@ mod tests {
         let counts = of([0.9, 0.1].into_iter());
         let Block { places, .. } = Shares::new(&counts, Key::new(1)).block(0, 0, &mut Path::new());
         let mut rows = [0; 10];
-        places.iter().enumerate().filter(|(_, (source, _))| *source == 1).for_each(|(place, _)| rows[place % 10] += 1);
+        places
+            .iter()
+            .enumerate()
+            .filter(|(_, (source, _))| *source == 1)
+            .for_each(|(place, _)| rows[place % 10] += 1);
         // 164 each on average.
-        assert!(rows.iter().all(|times| (40..400).contains(times)), "{rows:?}");
+        assert!(
+            rows.iter().all(|times| (40..400).contains(times)),
+            "{rows:?}"
+        );
     }
 }

@@ -16,10 +16,16 @@ pub struct Subset<D> {
 }
 
 /// Cheap: the index is shared.
-#[allow(clippy::missing_trait_methods, reason = "`clone_from` has nothing to reuse")]
+#[allow(
+    clippy::missing_trait_methods,
+    reason = "`clone_from` has nothing to reuse"
+)]
 impl<D> Clone for Subset<D> {
     fn clone(&self) -> Self {
-        Self { whole: self.whole.clone(), choice: self.choice.clone() }
+        Self {
+            whole: self.whole.clone(),
+            choice: self.choice.clone(),
+        }
     }
 }
 
@@ -32,7 +38,10 @@ enum Choice {
 impl<D: Dataset> Subset<D> {
     pub(crate) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
         let (first, second) = subset::split(whole.len(), fraction, Key::new(key))?;
-        let part = |part| Self { whole: whole.clone(), choice: Choice::Split { part, key } };
+        let part = |part| Self {
+            whole: whole.clone(),
+            choice: Choice::Split { part, key },
+        };
         Ok((part(first), part(second)))
     }
 
@@ -72,7 +81,11 @@ impl<D: Dataset> Dataset for Subset<D> {
             Choice::Ids(ids) => size_of_val(&**ids),
         };
         let whole = self.whole.sizes();
-        Sizes { largest_sample: None, index_bytes: whole.index_bytes + ids, ..whole }
+        Sizes {
+            largest_sample: None,
+            index_bytes: whole.index_bytes + ids,
+            ..whole
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -86,10 +99,17 @@ impl<D: Dataset> Dataset for Subset<D> {
     fn identity(&self) -> u64 {
         let digest = Digest::new("subset").word(self.whole.identity());
         match &self.choice {
-            Choice::Split { part, key } => {
-                digest.word(0).word(*key).word(self.whole.len()).word(part.start()).word(part.len()).end()
-            }
-            Choice::Ids(ids) => ids.iter().fold(digest.word(1), |digest, id| digest.word(*id)).end(),
+            Choice::Split { part, key } => digest
+                .word(0)
+                .word(*key)
+                .word(self.whole.len())
+                .word(part.start())
+                .word(part.len())
+                .end(),
+            Choice::Ids(ids) => ids
+                .iter()
+                .fold(digest.word(1), |digest, id| digest.word(*id))
+                .end(),
         }
     }
 

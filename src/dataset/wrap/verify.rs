@@ -54,7 +54,11 @@ impl Verify {
     /// Checks every checksum, length and structure; decodes no pictures.
     pub fn new() -> Self {
         let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { decoders: Vec::new(), workers, listed: LISTED }
+        Self {
+            decoders: Vec::new(),
+            workers,
+            listed: LISTED,
+        }
     }
 
     /// Also decodes the field `name` of every sample.
@@ -103,7 +107,8 @@ impl Verify {
         pool.install(|| match dataset.chunked() {
             Some(chunks) => {
                 let all = 0..chunks.starts().len() - 1;
-                all.into_par_iter().for_each(|chunk| work.chunk(chunks, chunk));
+                all.into_par_iter()
+                    .for_each(|chunk| work.chunk(chunks, chunk));
             }
             None => {
                 let blocks = 0..dataset.len().div_ceil(BLOCK);
@@ -114,7 +119,10 @@ impl Verify {
             }
         });
         let done = work.done();
-        let mut ledger = work.ledger.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut ledger = work
+            .ledger
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
         ledger.sort_by_key(|error| error.site().sample);
         Ok((done, ledger))
     }
@@ -123,12 +131,18 @@ impl Verify {
         let schema = dataset.schema();
         for (name, _) in &self.decoders {
             if !schema.iter().any(|field| field.name == *name) {
-                return Err(Error::new(ErrorKind::Config, Stage::Build, no_field(schema, name)));
+                return Err(Error::new(
+                    ErrorKind::Config,
+                    Stage::Build,
+                    no_field(schema, name),
+                ));
             }
         }
         let check = |field: &EncodedField| {
             let decoder = self.decoders.iter().find(|(name, _)| *name == field.name);
-            let Some((_, decoder)) = decoder else { return Ok(field.as_raw().map_or(Check::Any, Check::Raw)) };
+            let Some((_, decoder)) = decoder else {
+                return Ok(field.as_raw().map_or(Check::Any, Check::Raw));
+            };
             // Report a wrong decoder once, not for each sample.
             decoder.outputs(field)?;
             Ok(Check::Decode(field.clone(), decoder.clone()))
@@ -159,7 +173,11 @@ struct Work<'a, P> {
 impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     fn done(&self) -> Verified {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Verified { samples: get(&self.samples), bytes: get(&self.bytes), damaged: get(&self.damaged) }
+        Verified {
+            samples: get(&self.samples),
+            bytes: get(&self.bytes),
+            damaged: get(&self.damaged),
+        }
     }
 
     fn note(&self, samples: u64) {
@@ -186,8 +204,11 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
             }
             let seen = caught(Stage::Decode, || {
                 let plain = plain.get_or_insert_with(|| Plain::new(self.dataset));
-                let seen = plain.sample(id, |field, bytes| self.check(id, field, bytes, &mut decoders));
-                self.bytes.fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
+                let seen = plain.sample(id, |field, bytes| {
+                    self.check(id, field, bytes, &mut decoders)
+                });
+                self.bytes
+                    .fetch_add(std::mem::take(&mut plain.read), Ordering::Relaxed);
                 seen
             });
             if let Err(error) = seen {
@@ -199,9 +220,20 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         self.note(count);
     }
 
-    fn check(&self, id: u64, field: usize, bytes: &[u8], decoders: &mut Vec<Option<Single>>) -> Result<()> {
+    fn check(
+        &self,
+        id: u64,
+        field: usize,
+        bytes: &[u8],
+        decoders: &mut Vec<Option<Single>>,
+    ) -> Result<()> {
         let wrong = |field: &Field| {
-            let message = format!("`{}` has {} bytes, its rows {}", field.name(), bytes.len(), field.row_bytes());
+            let message = format!(
+                "`{}` has {} bytes, its rows {}",
+                field.name(),
+                bytes.len(),
+                field.row_bytes()
+            );
             Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
         };
         match self.fields.get(field) {
@@ -209,7 +241,8 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
                 let fits = match raw.shape() {
                     Shape::Fixed(_) => bytes.len() == raw.row_bytes(),
                     Shape::UpTo { max, .. } => {
-                        bytes.len() <= raw.row_bytes() && bytes.len().is_multiple_of(raw.row_bytes() / max)
+                        bytes.len() <= raw.row_bytes()
+                            && bytes.len().is_multiple_of(raw.row_bytes() / max)
                     }
                 };
                 if fits { Ok(()) } else { wrong(raw) }
@@ -232,10 +265,18 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         }
         let rows = chunks.starts()[chunk]..chunks.starts()[chunk + 1];
         let count = rows.end - rows.start;
-        if let Err(error) = caught(Stage::Decode, || self.open_chunk(chunks, chunk, rows.clone())) {
-            let more = if count > 1 { format!("{count} samples in ") } else { String::new() };
+        if let Err(error) = caught(Stage::Decode, || {
+            self.open_chunk(chunks, chunk, rows.clone())
+        }) {
+            let more = if count > 1 {
+                format!("{count} samples in ")
+            } else {
+                String::new()
+            };
             self.damage(
-                error.within(format_args!("{more}{}", chunks.chunk_name(chunk))).with_sample(rows.start),
+                error
+                    .within(format_args!("{more}{}", chunks.chunk_name(chunk)))
+                    .with_sample(rows.start),
                 count,
             );
         }
@@ -249,7 +290,9 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         let (buffer, mut decoders) = (opened?, Vec::new());
         for id in rows.clone() {
             for field in 0..self.fields.len() {
-                let bytes = buffer.row(field, (id - rows.start) as usize).unwrap_or_default();
+                let bytes = buffer
+                    .row(field, (id - rows.start) as usize)
+                    .unwrap_or_default();
                 if let Err(error) = self.check(id, field, bytes, &mut decoders) {
                     self.damage(error.within(chunks.chunk_name(chunk)).with_sample(id), 1);
                 }

@@ -28,9 +28,22 @@ impl Image {
     /// group is an error of the sample ([`ErrorKind::Shape`]). So each size ends with a [batch](crate::LastBatch) of its own, which
     /// [`last_batch_share`](crate::LoaderBuilder::last_batch_share) is about.
     pub fn buckets(sizes: impl IntoIterator<Item = (u32, u32)>) -> Self {
-        let buckets: Vec<Size> = sizes.into_iter().map(|(width, height)| Size::new(width, height)).collect();
-        let size = buckets.iter().copied().max_by_key(|size| size.pixels()).unwrap_or(Size::new(0, 0));
-        Self { buckets: Some(buckets.into()), ..Self::new(Op::Cover { size, random: false }) }
+        let buckets: Vec<Size> = sizes
+            .into_iter()
+            .map(|(width, height)| Size::new(width, height))
+            .collect();
+        let size = buckets
+            .iter()
+            .copied()
+            .max_by_key(|size| size.pixels())
+            .unwrap_or(Size::new(0, 0));
+        Self {
+            buckets: Some(buckets.into()),
+            ..Self::new(Op::Cover {
+                size,
+                random: false,
+            })
+        }
     }
 
     /// Whether the crop of [`buckets`](Self::buckets) may lie anywhere; in the middle by default. Other crops ignore it.
@@ -52,7 +65,10 @@ impl Image {
         let buckets = self.buckets.as_deref().ok_or_else(lacking)?;
         self.check()?;
         let numbers = of_sizes(sizes, |size| nearest(buckets, size) as u8)?;
-        Groups::of_lengths(numbers.into(), &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>())
+        Groups::of_lengths(
+            numbers.into(),
+            &buckets.iter().map(|size| size.pixels()).collect::<Vec<_>>(),
+        )
     }
 
     /// Patches of pictures of these sizes (width, height), which
@@ -65,20 +81,39 @@ impl Image {
             return Err(config("these pictures have one size and no patches"));
         };
         self.check()?;
-        of_sizes(sizes, |size| patches.output(size).pixels() / u64::from(patches.size).pow(2))
+        of_sizes(sizes, |size| {
+            patches.output(size).pixels() / u64::from(patches.size).pow(2)
+        })
     }
 
     /// The decoder for pictures of one group; `None` without buckets.
     pub(super) fn of_group(&self, group: Option<usize>) -> Result<Option<Self>> {
-        let (Some(buckets), Op::Cover { random, .. }) = (&self.buckets, self.op) else { return Ok(None) };
+        let (Some(buckets), Op::Cover { random, .. }) = (&self.buckets, self.op) else {
+            return Ok(None);
+        };
         let size = group.and_then(|group| buckets.get(group)).copied();
-        let lacking = || Error::new(ErrorKind::Config, Stage::Decode, "buckets of pictures need a batch of a group");
-        Ok(Some(Self { op: Op::Cover { size: size.ok_or_else(lacking)?, random }, buckets: None, ..*self }))
+        let lacking = || {
+            Error::new(
+                ErrorKind::Config,
+                Stage::Decode,
+                "buckets of pictures need a batch of a group",
+            )
+        };
+        Ok(Some(Self {
+            op: Op::Cover {
+                size: size.ok_or_else(lacking)?,
+                random,
+            },
+            buckets: None,
+            ..*self
+        }))
     }
 
     /// Refuses a picture that is not of its group.
     pub(super) fn check_group(&self, placed: &Placed, group: Option<usize>) -> Result<()> {
-        let (Some(buckets), Some(group)) = (&self.buckets, group) else { return Ok(()) };
+        let (Some(buckets), Some(group)) = (&self.buckets, group) else {
+            return Ok(());
+        };
         let (own, Size { width, height }) = (nearest(buckets, placed.picture), placed.picture);
         if own == group {
             return Ok(());
@@ -96,11 +131,18 @@ fn nearest(buckets: &[Size], picture: Size) -> usize {
     let ratio = |size: &Size| (f64::from(size.width) / f64::from(size.height)).ln();
     let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();
     let nearer = |a: &(usize, &Size), b: &(usize, &Size)| distance(a.1).total_cmp(&distance(b.1));
-    buckets.iter().enumerate().min_by(nearer).map_or(0, |(number, _)| number)
+    buckets
+        .iter()
+        .enumerate()
+        .min_by(nearer)
+        .map_or(0, |(number, _)| number)
 }
 
 /// A number of each picture, by its size (width, height). Errors: [`ErrorKind::Config`] for a side of 0, naming the sample.
-fn of_sizes<T>(sizes: impl IntoIterator<Item = (u32, u32)>, number: impl Fn(Size) -> T) -> Result<Vec<T>> {
+fn of_sizes<T>(
+    sizes: impl IntoIterator<Item = (u32, u32)>,
+    number: impl Fn(Size) -> T,
+) -> Result<Vec<T>> {
     let of = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
         0 => Err(config(format!("a picture of {width}x{height} pixels")).with_sample(sample)),
         _ => Ok(number(Size::new(width, height))),
@@ -110,8 +152,13 @@ fn of_sizes<T>(sizes: impl IntoIterator<Item = (u32, u32)>, number: impl Fn(Size
 
 /// The row of the field of the geometry.
 pub(super) fn write_geometry(placed: &Placed, flip: bool, row: &mut [u8]) {
-    let (Size { width, height }, Rect { left, top, size }, whole) = (placed.picture, placed.window, placed.whole);
-    let left = if flip { whole.width - left - size.width } else { left };
+    let (Size { width, height }, Rect { left, top, size }, whole) =
+        (placed.picture, placed.window, placed.whole);
+    let left = if flip {
+        whole.width - left - size.width
+    } else {
+        left
+    };
     let numbers = [height, width, top, left, size.height, size.width];
     for (place, number) in row.chunks_exact_mut(4).zip(numbers) {
         place.copy_from_slice(&i32::try_from(number).unwrap_or(i32::MAX).to_ne_bytes());

@@ -33,23 +33,56 @@ pub(super) fn flip(pixels: &mut [u8], size: Size) {
 }
 
 /// Writes the tiles of resized pixels (RGB, top row first) to `row`, which has at least their length.
-pub(super) fn write(pixels: &[u8], tiles: Tiles, flip: bool, values: Values, layout: PixelLayout, row: &mut [u8]) {
+pub(super) fn write(
+    pixels: &[u8],
+    tiles: Tiles,
+    flip: bool,
+    values: Values,
+    layout: PixelLayout,
+    row: &mut [u8],
+) {
     match values.dtype {
         _ if in_place(values, layout) => copy(pixels, tiles, flip, row),
         DType::U8 => spread(pixels, tiles, flip, layout, &table(|_, v| v), row),
-        DType::F16 => spread(pixels, tiles, flip, layout, &table(|c, v| f16::from_f32(value(values, c, v))), cast(row)),
-        DType::BF16 => {
-            spread(pixels, tiles, flip, layout, &table(|c, v| bf16::from_f32(value(values, c, v))), cast(row))
-        }
-        _ => spread(pixels, tiles, flip, layout, &table(|c, v| value(values, c, v)), cast(row)),
+        DType::F16 => spread(
+            pixels,
+            tiles,
+            flip,
+            layout,
+            &table(|c, v| f16::from_f32(value(values, c, v))),
+            cast(row),
+        ),
+        DType::BF16 => spread(
+            pixels,
+            tiles,
+            flip,
+            layout,
+            &table(|c, v| bf16::from_f32(value(values, c, v))),
+            cast(row),
+        ),
+        _ => spread(
+            pixels,
+            tiles,
+            flip,
+            layout,
+            &table(|c, v| value(values, c, v)),
+            cast(row),
+        ),
     }
 }
 
 /// Writes tiles whose pixels stay as they are.
 fn copy(pixels: &[u8], tiles: Tiles, flip: bool, out: &mut [u8]) {
-    let lengths = (3 * tiles.tile.pixels() as usize, 3 * tiles.tile.width as usize);
-    for (rows, out) in tiles.rows(pixels, flip).zip(out.chunks_exact_mut(lengths.0)) {
-        rows.zip(out.chunks_exact_mut(lengths.1)).for_each(|(row, out)| out.copy_from_slice(row));
+    let lengths = (
+        3 * tiles.tile.pixels() as usize,
+        3 * tiles.tile.width as usize,
+    );
+    for (rows, out) in tiles
+        .rows(pixels, flip)
+        .zip(out.chunks_exact_mut(lengths.0))
+    {
+        rows.zip(out.chunks_exact_mut(lengths.1))
+            .for_each(|(row, out)| out.copy_from_slice(row));
         if flip {
             self::flip(out, tiles.tile);
         }
@@ -77,7 +110,14 @@ fn table<T: Copy + Default>(entry: impl Fn(usize, u8) -> T) -> Table<T> {
     table
 }
 
-fn spread<T: Copy>(pixels: &[u8], tiles: Tiles, flip: bool, layout: PixelLayout, table: &Table<T>, out: &mut [T]) {
+fn spread<T: Copy>(
+    pixels: &[u8],
+    tiles: Tiles,
+    flip: bool,
+    layout: PixelLayout,
+    table: &Table<T>,
+    out: &mut [T],
+) {
     let width = tiles.tile.width as usize;
     let each = 3 * tiles.tile.pixels() as usize;
     for (rows, out) in tiles.rows(pixels, flip).zip(out.chunks_exact_mut(each)) {
@@ -97,7 +137,9 @@ fn interleaved<'a, T: Copy>(
 ) {
     for (source, out) in rows.zip(out.chunks_exact_mut(3 * width)) {
         let (source, out) = (source.as_chunks::<3>().0, out.as_chunks_mut::<3>().0);
-        let put = |(out, pixel): (&mut [T; 3], &[u8; 3])| *out = [0, 1, 2].map(|c| table[c][usize::from(pixel[c])]);
+        let put = |(out, pixel): (&mut [T; 3], &[u8; 3])| {
+            *out = [0, 1, 2].map(|c| table[c][usize::from(pixel[c])])
+        };
         if flip {
             out.iter_mut().zip(source.iter().rev()).for_each(put);
         } else {
@@ -116,7 +158,10 @@ fn planes<'a, T: Copy>(
     let plane = out.len() / 3;
     let (red, rest) = out.split_at_mut(plane);
     let (green, blue) = rest.split_at_mut(plane);
-    let outs = red.chunks_exact_mut(width).zip(green.chunks_exact_mut(width)).zip(blue.chunks_exact_mut(width));
+    let outs = red
+        .chunks_exact_mut(width)
+        .zip(green.chunks_exact_mut(width))
+        .zip(blue.chunks_exact_mut(width));
     for (source, ((red, green), blue)) in rows.zip(outs) {
         let source = source.as_chunks::<3>().0;
         let outs = red.iter_mut().zip(green).zip(blue);

@@ -17,7 +17,21 @@ impl Format {
         match input {
             [0xFF, 0xD8, 0xFF, ..] => Ok(Self::Jpeg),
             [0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, ..] => Ok(Self::Png),
-            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Ok(Self::WebP),
+            [
+                b'R',
+                b'I',
+                b'F',
+                b'F',
+                _,
+                _,
+                _,
+                _,
+                b'W',
+                b'E',
+                b'B',
+                b'P',
+                ..,
+            ] => Ok(Self::WebP),
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Ok(Self::Gif),
             [b'B', b'M', ..] => Ok(Self::Bmp),
             [] => Err(Error::decode("no bytes at all")),
@@ -47,7 +61,11 @@ fn unknown(input: &[u8]) -> Error {
         [b'<', ..] => "text (HTML, XML, SVG)",
         _ => "not a picture",
     };
-    let start: Vec<_> = input.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let start: Vec<_> = input
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
     let message = format!(
         "{name}, starting with {}, {} bytes; JPEG, PNG, WebP, BMP and GIF are supported",
         start.join(" "),

@@ -66,13 +66,27 @@ impl Crop {
     /// All of `view`, scaled to `output`.
     pub(super) fn of_view(view: Rect, output: Size) -> Self {
         let Size { width, height } = view.size;
-        let part = Part { left: 0.0, top: 0.0, width: f64::from(width), height: f64::from(height) };
-        Self { view, part, whole: output, window: Rect::of(output) }
+        let part = Part {
+            left: 0.0,
+            top: 0.0,
+            width: f64::from(width),
+            height: f64::from(height),
+        };
+        Self {
+            view,
+            part,
+            whole: output,
+            window: Rect::of(output),
+        }
     }
 
     /// Where the output lies, of a crop in the upright picture of this size.
     pub(super) fn placed(&self, picture: Size) -> Placed {
-        Placed { picture, whole: self.whole, window: self.window }
+        Placed {
+            picture,
+            whole: self.whole,
+            window: self.window,
+        }
     }
 
     /// The same crop of the picture scaled to 1 / `denominator`.
@@ -83,20 +97,40 @@ impl Crop {
         let Rect { left, top, size } = self.view;
         let (x, y) = (left / denominator, top / denominator);
         let right = (left + size.width).div_ceil(denominator).min(picture.width);
-        let bottom = (top + size.height).div_ceil(denominator).min(picture.height);
-        let view = Rect { left: x, top: y, size: Size::new(right - x, bottom - y) };
-        let start = |view: u32, part: f64, scaled: u32| (f64::from(view) + part) / d - f64::from(scaled);
+        let bottom = (top + size.height)
+            .div_ceil(denominator)
+            .min(picture.height);
+        let view = Rect {
+            left: x,
+            top: y,
+            size: Size::new(right - x, bottom - y),
+        };
+        let start =
+            |view: u32, part: f64, scaled: u32| (f64::from(view) + part) / d - f64::from(scaled);
         let (part_left, part_top) = (start(left, self.part.left, x), start(top, self.part.top, y));
         let width = (self.part.width / d).min(f64::from(view.size.width) - part_left);
         let height = (self.part.height / d).min(f64::from(view.size.height) - part_top);
-        Self { view, part: Part { left: part_left, top: part_top, width, height }, ..self }
+        Self {
+            view,
+            part: Part {
+                left: part_left,
+                top: part_top,
+                width,
+                height,
+            },
+            ..self
+        }
     }
 }
 
 impl Rect {
     /// The whole picture.
     pub(super) fn of(size: Size) -> Self {
-        Self { left: 0, top: 0, size }
+        Self {
+            left: 0,
+            top: 0,
+            size,
+        }
     }
 
     pub(super) fn right(&self) -> u32 {
@@ -110,7 +144,10 @@ impl Rect {
     /// The intersection, which must not be empty.
     pub(super) fn common(&self, other: Self) -> Self {
         let (left, top) = (self.left.max(other.left), self.top.max(other.top));
-        let size = Size::new(self.right().min(other.right()) - left, self.bottom().min(other.bottom()) - top);
+        let size = Size::new(
+            self.right().min(other.right()) - left,
+            self.bottom().min(other.bottom()) - top,
+        );
         Self { left, top, size }
     }
 }
@@ -119,36 +156,59 @@ impl Rect {
 pub(super) fn center(picture: Size, resize: u32, size: u32) -> Crop {
     let shorter = u64::from(picture.width.min(picture.height));
     // torchvision: the longer side is int(resize * long / short).
-    let scaled = |side: u32| u32::try_from(u64::from(resize) * u64::from(side) / shorter).unwrap_or(u32::MAX);
+    let scaled = |side: u32| {
+        u32::try_from(u64::from(resize) * u64::from(side) / shorter).unwrap_or(u32::MAX)
+    };
     let whole = Size::new(scaled(picture.width), scaled(picture.height));
     // Python's round() rounds halves to even.
     let start = |scaled: u32| (f64::from(scaled - size) / 2.0).round_ties_even() as u32;
-    let window = Rect { left: start(whole.width), top: start(whole.height), size: Size::new(size, size) };
-    Crop { window, ..Crop::of_view(Rect::of(picture), whole) }
+    let window = Rect {
+        left: start(whole.width),
+        top: start(whole.height),
+        size: Size::new(size, size),
+    };
+    Crop {
+        window,
+        ..Crop::of_view(Rect::of(picture), whole)
+    }
 }
 
 /// Resizes the side that is relatively shorter to that of `size`, and cuts the other.
 pub(super) fn cover(picture: Size, size: Size, draws: Option<&mut Draws>) -> Crop {
-    let is_wide =
-        u64::from(picture.width) * u64::from(size.height) >= u64::from(picture.height) * u64::from(size.width);
+    let is_wide = u64::from(picture.width) * u64::from(size.height)
+        >= u64::from(picture.height) * u64::from(size.width);
     // As torchvision rounds; the quotient is at least the other side of `size`.
     let scaled = |side: u32, to: u32, by: u32| {
         u32::try_from(u64::from(side) * u64::from(to) / u64::from(by)).unwrap_or(u32::MAX)
     };
     let whole = match is_wide {
-        true => Size::new(scaled(picture.width, size.height, picture.height), size.height),
-        false => Size::new(size.width, scaled(picture.height, size.width, picture.width)),
+        true => Size::new(
+            scaled(picture.width, size.height, picture.height),
+            size.height,
+        ),
+        false => Size::new(
+            size.width,
+            scaled(picture.height, size.width, picture.width),
+        ),
     };
     let left_over = [whole.width - size.width, whole.height - size.height];
     let [left, top] = match draws {
         Some(draws) => left_over.map(|most| draws.below(u64::from(most) + 1) as u32),
         None => left_over.map(|most| (f64::from(most) / 2.0).round_ties_even() as u32),
     };
-    Crop { window: Rect { left, top, size }, ..Crop::of_view(Rect::of(picture), whole) }
+    Crop {
+        window: Rect { left, top, size },
+        ..Crop::of_view(Rect::of(picture), whole)
+    }
 }
 
 /// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.
-pub(super) fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
+pub(super) fn random_rect(
+    picture: Size,
+    scale: (f64, f64),
+    ratio: (f64, f64),
+    draws: &mut Draws,
+) -> Rect {
     let Size { width, height } = picture;
     let area = picture.pixels() as f64;
     let (log_low, log_high) = (ratio.0.ln(), ratio.1.ln());
@@ -161,7 +221,11 @@ pub(super) fn random_rect(picture: Size, scale: (f64, f64), ratio: (f64, f64), d
         if 0 < w && w <= width && 0 < h && h <= height {
             let top = draws.below(u64::from(height - h) + 1) as u32;
             let left = draws.below(u64::from(width - w) + 1) as u32;
-            return Rect { left, top, size: Size::new(w, h) };
+            return Rect {
+                left,
+                top,
+                size: Size::new(w, h),
+            };
         }
     }
     central_rect(picture, ratio)
@@ -178,5 +242,9 @@ fn central_rect(picture: Size, ratio: (f64, f64)) -> Rect {
     } else {
         picture
     };
-    Rect { left: (width - size.width) / 2, top: (height - size.height) / 2, size }
+    Rect {
+        left: (width - size.width) / 2,
+        top: (height - size.height) / 2,
+        size,
+    }
 }

@@ -34,8 +34,17 @@ impl Default for Limits {
 impl Limits {
     /// Pictures of up to `pixels`, of any format: 4 encoded bytes and 16 bytes of heap for each pixel, but at least 64 MiB.
     pub fn of_pixels(pixels: u64) -> Self {
-        let bytes = |each| usize::try_from(pixels.saturating_mul(each)).unwrap_or(usize::MAX).max(64 << 20);
-        Self { pixels, bytes: bytes(4), memory: bytes(16), scans: 100 }
+        let bytes = |each| {
+            usize::try_from(pixels.saturating_mul(each))
+                .unwrap_or(usize::MAX)
+                .max(64 << 20)
+        };
+        Self {
+            pixels,
+            bytes: bytes(4),
+            memory: bytes(16),
+            scans: 100,
+        }
     }
 }
 
@@ -55,12 +64,13 @@ impl Room<'_> {
     pub(super) fn admit(&self, picture: Size) -> Result<()> {
         let (Size { width, height }, limit) = (picture, self.limits.pixels);
         match picture.pixels() {
-            pixels if pixels > limit => {
-                Err(over_limit(format!("{width}x{height} = {pixels} pixels; the limit is {limit}")))
-            }
-            _ if width.max(height) > resize::SIDE_MAX => {
-                Err(over(format!("{width}x{height} pixels; sides of at most {} are supported", resize::SIDE_MAX)))
-            }
+            pixels if pixels > limit => Err(over_limit(format!(
+                "{width}x{height} = {pixels} pixels; the limit is {limit}"
+            ))),
+            _ if width.max(height) > resize::SIDE_MAX => Err(over(format!(
+                "{width}x{height} pixels; sides of at most {} are supported",
+                resize::SIDE_MAX
+            ))),
             _ => Ok(()),
         }
     }
@@ -75,8 +85,10 @@ impl Room<'_> {
         let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {
-            let message = format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
-            return Err(over_limit(message).with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
+            let message =
+                format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
+            return Err(over_limit(message)
+                .with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
         if kept.saturating_add(resizing).saturating_add(theirs) > limit {

@@ -28,7 +28,10 @@ const LONG: u16 = 4;
 impl Orientation {
     /// The orientation in the body of an APP1 segment.
     pub(super) fn of_exif(body: &[u8]) -> Self {
-        body.strip_prefix(EXIF).and_then(tag).and_then(Self::of_value).unwrap_or_default()
+        body.strip_prefix(EXIF)
+            .and_then(tag)
+            .and_then(Self::of_value)
+            .unwrap_or_default()
     }
 
     /// The orientation for a tag value, 1 to 8.
@@ -44,7 +47,11 @@ impl Orientation {
             8 => (true, true, false),
             _ => return None,
         };
-        Some(Self { swapped, mirror_x, mirror_y })
+        Some(Self {
+            swapped,
+            mirror_x,
+            mirror_y,
+        })
     }
 
     pub(super) fn is_upright(self) -> bool {
@@ -53,19 +60,38 @@ impl Orientation {
 
     /// The upright size of a stored picture, or the stored size of an upright one.
     pub(super) fn size(self, size: Size) -> Size {
-        if self.swapped { Size::new(size.height, size.width) } else { size }
+        if self.swapped {
+            Size::new(size.height, size.width)
+        } else {
+            size
+        }
     }
 
     /// Maps `crop` of the upright picture to the stored one, of size `stored`.
     pub(super) fn stored(self, crop: Crop, stored: Size) -> Crop {
-        let Part { left: x, top: y, width, height } = crop.part;
+        let Part {
+            left: x,
+            top: y,
+            width,
+            height,
+        } = crop.part;
         let swap = |Rect { left, top, size }: Rect| match self.swapped {
-            true => Rect { left: top, top: left, size: self.size(size) },
+            true => Rect {
+                left: top,
+                top: left,
+                size: self.size(size),
+            },
             false => Rect { left, top, size },
         };
-        let (mut view, whole, mut window) = (swap(crop.view), self.size(crop.whole), swap(crop.window));
+        let (mut view, whole, mut window) =
+            (swap(crop.view), self.size(crop.whole), swap(crop.window));
         let mut part = match self.swapped {
-            true => Part { left: y, top: x, width: height, height: width },
+            true => Part {
+                left: y,
+                top: x,
+                width: height,
+                height: width,
+            },
             false => crop.part,
         };
         let side = view.size;
@@ -79,7 +105,12 @@ impl Orientation {
             window.top = whole.height - window.bottom();
             part.top = (f64::from(side.height) - part.top - part.height).max(0.0);
         }
-        Crop { view, part, whole, window }
+        Crop {
+            view,
+            part,
+            whole,
+            window,
+        }
     }
 
     /// Writes stored RGB pixels of size `stored` (top row first) upright to `out`.
@@ -90,8 +121,16 @@ impl Orientation {
         for (y, row) in out.chunks_exact_mut(upright.width as usize).enumerate() {
             for (x, pixel) in row.iter_mut().enumerate() {
                 let (column, line) = if self.swapped { (y, x) } else { (x, y) };
-                let column = if self.mirror_x { width - 1 - column } else { column };
-                let line = if self.mirror_y { height - 1 - line } else { line };
+                let column = if self.mirror_x {
+                    width - 1 - column
+                } else {
+                    column
+                };
+                let line = if self.mirror_y {
+                    height - 1 - line
+                } else {
+                    line
+                };
                 *pixel = pixels[line * width + column];
             }
         }
@@ -107,11 +146,19 @@ fn tag(tiff: &[u8]) -> Option<u16> {
     };
     let short = |at: usize| {
         let bytes = *tiff.get(at..)?.first_chunk::<2>()?;
-        Some(if little { u16::from_le_bytes(bytes) } else { u16::from_be_bytes(bytes) })
+        Some(if little {
+            u16::from_le_bytes(bytes)
+        } else {
+            u16::from_be_bytes(bytes)
+        })
     };
     let long = |at: usize| {
         let bytes = *tiff.get(at..)?.first_chunk::<4>()?;
-        Some(if little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
+        Some(if little {
+            u32::from_le_bytes(bytes)
+        } else {
+            u32::from_be_bytes(bytes)
+        })
     };
     let directory = long(4)? as usize;
     let entries = usize::from(short(directory)?);
@@ -139,7 +186,11 @@ mod tests {
         let mut out = EXIF.to_vec();
         let order = |bytes: &[u8]| -> Vec<u8> {
             // The bytes come in big endian.
-            if little { bytes.iter().rev().copied().collect() } else { bytes.to_vec() }
+            if little {
+                bytes.iter().rev().copied().collect()
+            } else {
+                bytes.to_vec()
+            }
         };
         out.extend(if little { b"II" } else { b"MM" });
         out.extend(order(&42_u16.to_be_bytes()));
@@ -164,16 +215,25 @@ mod tests {
                 assert_eq!(Some(found), Orientation::of_value(value));
                 assert_eq!(found.is_upright(), value == 1);
                 for length in 0..exif.len() - 2 {
-                    assert!(Orientation::of_exif(&exif[..length]).is_upright(), "cut at {length}");
+                    assert!(
+                        Orientation::of_exif(&exif[..length]).is_upright(),
+                        "cut at {length}"
+                    );
                 }
             }
             for value in [0, 9, 0x0600, u16::MAX] {
-                assert!(Orientation::of_exif(&exif(little, value)).is_upright(), "{value}");
+                assert!(
+                    Orientation::of_exif(&exif(little, value)).is_upright(),
+                    "{value}"
+                );
             }
         }
         let mut far = exif(false, 6);
         far[10..14].fill(0xFF);
-        assert!(Orientation::of_exif(&far).is_upright(), "a directory beyond the end");
+        assert!(
+            Orientation::of_exif(&far).is_upright(),
+            "a directory beyond the end"
+        );
     }
 
     proptest! {

@@ -79,7 +79,10 @@ impl Patches {
     /// Refuses illegal parameters.
     pub(super) fn check(&self) -> Result<(), String> {
         match u64::from(self.size) * u64::from(self.most) {
-            0 => Err(format!("at most {} patches of {} pixels: both must be at least 1", self.most, self.size)),
+            0 => Err(format!(
+                "at most {} patches of {} pixels: both must be at least 1",
+                self.most, self.size
+            )),
             side if side > u64::from(SIDE_MAX) => Err(format!(
                 "{} patches of {} pixels: side by side they may have {SIDE_MAX} pixels at most",
                 self.most, self.size
@@ -100,7 +103,11 @@ impl Patches {
 
     /// Patches of a block's side.
     pub(super) fn block(&self) -> u32 {
-        if let Rule::Merge { side, .. } = self.rule { side } else { 1 }
+        if let Rule::Merge { side, .. } = self.rule {
+            side
+        } else {
+            1
+        }
     }
 
     /// The size to which a picture (no side 0) is scaled: sides of whole blocks, of at most `most` patches in all.
@@ -119,8 +126,10 @@ impl Patches {
     /// The patches per side.
     fn naflex(&self, picture: Size) -> [f64; 2] {
         let (size, most) = (f64::from(self.size), f64::from(self.most));
-        let sides =
-            |scale: f64| [picture.width, picture.height].map(|side| (f64::from(side) * scale / size).ceil().max(1.0));
+        let sides = |scale: f64| {
+            [picture.width, picture.height]
+                .map(|side| (f64::from(side) * scale / size).ceil().max(1.0))
+        };
         let fits = |scale: f64| sides(scale).iter().product::<f64>() <= most;
         let (mut low, mut high) = (1e-5 / 10.0, 100.0);
         if self.rule == Rule::Native && fits(1.0) {
@@ -135,14 +144,21 @@ impl Patches {
 
     /// The blocks per side.
     fn smart_resize(&self, picture: Size, side: u32, least: u32) -> [f64; 2] {
-        let (area, factor) = (f64::from(self.size) * f64::from(self.size), f64::from(self.size) * f64::from(side));
+        let (area, factor) = (
+            f64::from(self.size) * f64::from(self.size),
+            f64::from(self.size) * f64::from(side),
+        );
         let (most, least) = (f64::from(self.most) * area, f64::from(least) * area);
         let sides = [picture.width, picture.height].map(f64::from);
         let pixels = sides[0] * sides[1];
         let near = sides.map(|side| (side / factor).round_ties_even());
         match near[0] * factor * (near[1] * factor) {
-            rounded if rounded > most => sides.map(|side| (side / (pixels / most).sqrt() / factor).floor()),
-            rounded if rounded < least => sides.map(|side| (side * (least / pixels).sqrt() / factor).ceil()),
+            rounded if rounded > most => {
+                sides.map(|side| (side / (pixels / most).sqrt() / factor).floor())
+            }
+            rounded if rounded < least => {
+                sides.map(|side| (side * (least / pixels).sqrt() / factor).ceil())
+            }
             _ => near,
         }
     }
@@ -150,9 +166,19 @@ impl Patches {
     /// Writes the length of the patches in field `first`, and the fields after it.
     ///
     /// Errors: [`ErrorKind::Decode`](crate::ErrorKind::Decode) for a strip whose blocks would not show it.
-    pub(super) fn describe(&self, tiles: Tiles, picture: Size, first: usize, out: &mut Row<'_>) -> Result<()> {
-        let (long, short) = (picture.width.max(picture.height), picture.width.min(picture.height));
-        if matches!(self.rule, Rule::Merge { .. }) && u64::from(long) > RATIO_MAX * u64::from(short) {
+    pub(super) fn describe(
+        &self,
+        tiles: Tiles,
+        picture: Size,
+        first: usize,
+        out: &mut Row<'_>,
+    ) -> Result<()> {
+        let (long, short) = (
+            picture.width.max(picture.height),
+            picture.width.min(picture.height),
+        );
+        if matches!(self.rule, Rule::Merge { .. }) && u64::from(long) > RATIO_MAX * u64::from(short)
+        {
             let Size { width, height } = picture;
             let ratio = "for merged patches, the longer side may be at most 200 times the shorter";
             return Err(Error::decode(format!("{width}x{height} pixels: {ratio}")));
@@ -161,10 +187,14 @@ impl Patches {
         let count = grid.pixels() as usize;
         out.set_len(first, count)?;
         let places = out.slice_mut::<i32>(first + 1)?.as_chunks_mut::<2>().0;
-        places.iter_mut().zip(tiles.places()).for_each(|(place, (y, x))| *place = [y as i32, x as i32]);
+        places
+            .iter_mut()
+            .zip(tiles.places())
+            .for_each(|(place, (y, x))| *place = [y as i32, x as i32]);
         out.set_len(first + 1, count)?;
         for (field, Size { width, height }) in [(first + 2, grid), (first + 3, picture)] {
-            out.slice_mut::<i32>(field)?.copy_from_slice(&[height as i32, width as i32]);
+            out.slice_mut::<i32>(field)?
+                .copy_from_slice(&[height as i32, width as i32]);
         }
         Ok(())
     }
@@ -173,7 +203,10 @@ impl Patches {
 impl Tiles {
     /// The number of tiles per side.
     fn grid(self) -> Size {
-        Size::new(self.whole.width / self.tile.width, self.whole.height / self.tile.height)
+        Size::new(
+            self.whole.width / self.tile.width,
+            self.whole.height / self.tile.height,
+        )
     }
 
     /// Row and column of each tile, in the order of the output.
@@ -181,20 +214,28 @@ impl Tiles {
         let (grid, block) = (self.grid(), self.block);
         let blocks = move |side: u32| (0..side).step_by(block as usize);
         blocks(grid.height).flat_map(move |top| {
-            blocks(grid.width)
-                .flat_map(move |left| (top..top + block).flat_map(move |y| (left..left + block).map(move |x| (y, x))))
+            blocks(grid.width).flat_map(move |left| {
+                (top..top + block).flat_map(move |y| (left..left + block).map(move |x| (y, x)))
+            })
         })
     }
 
     /// The rows of pixels of each tile, in the order of the output. With `flip`, those of the mirrored picture, each
     /// to be mirrored.
-    pub(super) fn rows(self, pixels: &[u8], flip: bool) -> impl Iterator<Item = impl Iterator<Item = &[u8]>> {
+    pub(super) fn rows(
+        self,
+        pixels: &[u8],
+        flip: bool,
+    ) -> impl Iterator<Item = impl Iterator<Item = &[u8]>> {
         let (columns, tile) = (self.grid().width, self.tile);
         let (stride, run) = (3 * self.whole.width as usize, 3 * tile.width as usize);
         self.places().map(move |(y, x)| {
             let x = if flip { columns - 1 - x } else { x };
             let start = stride * (y * tile.height) as usize + run * x as usize;
-            pixels[start..].chunks(stride).take(tile.height as usize).map(move |row| &row[..run])
+            pixels[start..]
+                .chunks(stride)
+                .take(tile.height as usize)
+                .map(move |row| &row[..run])
         })
     }
 }

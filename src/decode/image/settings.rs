@@ -22,7 +22,11 @@ pub(super) enum Op {
     /// Scaled until both sides cover this size, then cut to it: in the middle, or anywhere.
     Cover { size: Size, random: bool },
     /// `RandomResizedCrop(size, scale, ratio)`.
-    RandomResizedCrop { size: u32, scale: (f64, f64), ratio: (f64, f64) },
+    RandomResizedCrop {
+        size: u32,
+        scale: (f64, f64),
+        ratio: (f64, f64),
+    },
     /// The whole picture, to sides of whole patches.
     Patches(Patches),
 }
@@ -117,7 +121,11 @@ impl Op {
 
     /// The most pixels of an output.
     pub(super) fn most_pixels(&self) -> u64 {
-        let patches = if let Self::Patches(patches) = self { u64::from(patches.most) } else { 1 };
+        let patches = if let Self::Patches(patches) = self {
+            u64::from(patches.most)
+        } else {
+            1
+        };
         patches * self.output().pixels()
     }
 
@@ -145,12 +153,19 @@ impl Image {
     ///
     /// The same as torchvision's `Resize` and `CenterCrop`. `build()` refuses a `size` over `resize_shorter_side`.
     pub fn center_crop(resize_shorter_side: u32, size: u32) -> Self {
-        Self::new(Op::CenterCrop { resize: resize_shorter_side, size })
+        Self::new(Op::CenterCrop {
+            resize: resize_shorter_side,
+            size,
+        })
     }
 
     /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's `RandomResizedCrop`.
     pub fn random_resized_crop(size: u32) -> Self {
-        Self::new(Op::RandomResizedCrop { size, scale: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) })
+        Self::new(Op::RandomResizedCrop {
+            size,
+            scale: (0.08, 1.0),
+            ratio: (3.0 / 4.0, 4.0 / 3.0),
+        })
     }
 
     /// The whole picture as square patches of `size` × `size` pixels, at most `most` of them.
@@ -169,7 +184,11 @@ impl Image {
     /// [`FieldView::lens`](crate::FieldView::lens) has the numbers of patches; their sums are the `cu_seqlens` of a batch.
     /// `build()` refuses `most` patches that have more than 2²⁴ pixels side by side.
     pub fn patches(size: u32, most: u32) -> Self {
-        Self::new(Op::Patches(Patches { size, most, rule: Rule::Native }))
+        Self::new(Op::Patches(Patches {
+            size,
+            most,
+            rule: Rule::Native,
+        }))
     }
 
     pub(super) fn new(op: Op) -> Self {
@@ -177,7 +196,10 @@ impl Image {
             op,
             buckets: None,
             flip: 0.0,
-            values: Values { dtype: DType::U8, normalize: None },
+            values: Values {
+                dtype: DType::U8,
+                normalize: None,
+            },
             layout: PixelLayout::Nhwc,
             filter: Filter::default(),
             limits: Limits::default(),
@@ -309,11 +331,20 @@ impl Image {
         let output = [self.op.output()];
         let sizes = self.buckets.as_deref().unwrap_or(&output);
         if !(1..=GROUPS_MAX).contains(&sizes.len()) {
-            return config(format!("{} buckets of pictures; give 1 to {GROUPS_MAX}", sizes.len()));
+            return config(format!(
+                "{} buckets of pictures; give 1 to {GROUPS_MAX}",
+                sizes.len()
+            ));
         }
-        let illegal = |size: &&Size| ![size.width, size.height].iter().all(|side| (1..=SIDE_MAX).contains(side));
+        let illegal = |size: &&Size| {
+            ![size.width, size.height]
+                .iter()
+                .all(|side| (1..=SIDE_MAX).contains(side))
+        };
         if let Some(Size { width, height }) = sizes.iter().find(illegal) {
-            return config(format!("an output of {width}x{height} pixels: each side must be 1 to {SIDE_MAX}"));
+            return config(format!(
+                "an output of {width}x{height} pixels: each side must be 1 to {SIDE_MAX}"
+            ));
         }
         match self.op {
             Op::Patches(patches) => patches.check().or_else(config)?,
@@ -323,11 +354,19 @@ impl Image {
                      and at most {SIDE_MAX}"
                 ));
             }
-            Op::RandomResizedCrop { scale: (low, high), .. } if !(0.0 < low && low <= high && high <= 1.0) => {
-                return config(format!("crop scale {low} to {high}: it must rise, above 0 and up to 1"));
+            Op::RandomResizedCrop {
+                scale: (low, high), ..
+            } if !(0.0 < low && low <= high && high <= 1.0) => {
+                return config(format!(
+                    "crop scale {low} to {high}: it must rise, above 0 and up to 1"
+                ));
             }
-            Op::RandomResizedCrop { ratio: (low, high), .. } if !(0.0 < low && low <= high && high.is_finite()) => {
-                return config(format!("crop ratio {low} to {high}: it must rise, above 0 and finite"));
+            Op::RandomResizedCrop {
+                ratio: (low, high), ..
+            } if !(0.0 < low && low <= high && high.is_finite()) => {
+                return config(format!(
+                    "crop ratio {low} to {high}: it must rise, above 0 and finite"
+                ));
             }
             _ => {}
         }
@@ -335,16 +374,27 @@ impl Image {
             return config(format!("flip probability {}: it must be 0 to 1", self.flip));
         }
         match self.values {
-            Values { dtype: DType::U8, normalize: Some(_) } => {
-                config("u8 pixels cannot be normalised: choose another dtype".into())
-            }
-            Values { dtype: DType::U8 | DType::F32 | DType::F16 | DType::BF16, normalize } => match normalize {
-                Some((mean, std)) if !(mean.iter().all(|v| v.is_finite()) && std.iter().all(|v| v.is_normal())) => {
-                    config(format!("mean {mean:?} and std {std:?}: they must be finite, std not 0"))
+            Values {
+                dtype: DType::U8,
+                normalize: Some(_),
+            } => config("u8 pixels cannot be normalised: choose another dtype".into()),
+            Values {
+                dtype: DType::U8 | DType::F32 | DType::F16 | DType::BF16,
+                normalize,
+            } => match normalize {
+                Some((mean, std))
+                    if !(mean.iter().all(|v| v.is_finite())
+                        && std.iter().all(|v| v.is_normal())) =>
+                {
+                    config(format!(
+                        "mean {mean:?} and std {std:?}: they must be finite, std not 0"
+                    ))
                 }
                 _ => Ok(()),
             },
-            Values { dtype, .. } => config(format!("pixels as {dtype}: u8, f32, f16 and bf16 are supported")),
+            Values { dtype, .. } => config(format!(
+                "pixels as {dtype}: u8, f32, f16 and bf16 are supported"
+            )),
         }
     }
 
@@ -356,7 +406,8 @@ impl Image {
         let fits = |scale: &u32| {
             let scaled = |side: f64| side / f64::from(*scale);
             let Size { width, height } = crop.whole;
-            scaled(crop.part.width) >= f64::from(width) && scaled(crop.part.height) >= f64::from(height)
+            scaled(crop.part.width) >= f64::from(width)
+                && scaled(crop.part.height) >= f64::from(height)
         };
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }

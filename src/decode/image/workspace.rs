@@ -23,7 +23,10 @@ pub(super) const PURPOSE: &str = "feedline image";
 impl Decoder for Image {
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>> {
         if !matches!(input.encoding, Encoding::Image | Encoding::Bytes) {
-            let message = format!("field `{}` is {}: this decoder takes encoded pictures", input.name, input.encoding);
+            let message = format!(
+                "field `{}` is {}: this decoder takes encoded pictures",
+                input.name, input.encoding
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
         self.check()?;
@@ -53,8 +56,13 @@ impl Decoder for Image {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let done = guarded("a picture", Stage::Decode, || self.decode_one(input, ctx, out));
-        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::Panicked) {
+        let done = guarded("a picture", Stage::Decode, || {
+            self.decode_one(input, ctx, out)
+        });
+        if done
+            .as_ref()
+            .is_err_and(|error| error.kind() == ErrorKind::Panicked)
+        {
             // The panic may have left it half done.
             *ctx.scratch().get::<Workspace>() = Workspace::default();
         }
@@ -66,7 +74,10 @@ impl Image {
     fn decode_one(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         let mut draws = ctx.draws(PURPOSE);
         let field = ctx.fields().start;
-        let limits = Limits { memory: self.limits.memory.min(ctx.scratch_limit()), ..self.limits };
+        let limits = Limits {
+            memory: self.limits.memory.min(ctx.scratch_limit()),
+            ..self.limits
+        };
         let points = ctx.seek_points();
         let scratch: &mut Workspace = ctx.scratch().get();
         // Drawn first, so that the flip does not depend on the picture's size.
@@ -74,12 +85,30 @@ impl Image {
         let group = out.group();
         let of_group = self.of_group(group)?;
         let image = of_group.as_ref().unwrap_or(self);
-        let patches = if let Op::Patches(patches) = self.op { Some(patches) } else { None };
+        let patches = if let Op::Patches(patches) = self.op {
+            Some(patches)
+        } else {
+            None
+        };
         let (tile, row) = (image.op.output(), out.bytes_mut(field));
         let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
-        let encoded = Encoded { bytes: input, points };
-        let picture = scratch.decode(encoded, image, limits, &mut draws, in_place.then_some(&mut *row))?;
-        let Picture { orientation, stored, placed, .. } = picture;
+        let encoded = Encoded {
+            bytes: input,
+            points,
+        };
+        let picture = scratch.decode(
+            encoded,
+            image,
+            limits,
+            &mut draws,
+            in_place.then_some(&mut *row),
+        )?;
+        let Picture {
+            orientation,
+            stored,
+            placed,
+            ..
+        } = picture;
         self.check_group(&placed, group)?;
         if in_place {
             if !orientation.is_upright() {
@@ -90,8 +119,19 @@ impl Image {
             }
         } else {
             let block = patches.map_or(1, |patches| patches.block());
-            let tiles = Tiles { whole: orientation.size(stored), tile, block };
-            finish::write(scratch.upright(orientation, stored), tiles, flip, self.values, self.layout, row);
+            let tiles = Tiles {
+                whole: orientation.size(stored),
+                tile,
+                block,
+            };
+            finish::write(
+                scratch.upright(orientation, stored),
+                tiles,
+                flip,
+                self.values,
+                self.layout,
+                row,
+            );
             if let Some(patches) = patches {
                 patches.describe(tiles, placed.picture, field, out)?;
             }
@@ -109,7 +149,11 @@ impl Image {
         let Size { width, height } = match Format::of(input)? {
             Format::Jpeg => {
                 let header = Header::parse(input)?;
-                let orientation = if self.orient { header.orientation(input) } else { Orientation::default() };
+                let orientation = if self.orient {
+                    header.orientation(input)
+                } else {
+                    Orientation::default()
+                };
                 orientation.size(header.size())
             }
             format => other::size(format, input)?,
@@ -130,7 +174,10 @@ impl Header {
 
     /// The EXIF orientation of `input`, to which this header belongs.
     fn orientation(&self, input: &[u8]) -> Orientation {
-        input.get(self.exif.0..self.exif.1).map(Orientation::of_exif).unwrap_or_default()
+        input
+            .get(self.exif.0..self.exif.1)
+            .map(Orientation::of_exif)
+            .unwrap_or_default()
     }
 }
 
@@ -185,7 +232,11 @@ impl Workspace {
     ) -> Result<Picture> {
         let input = encoded.bytes;
         if input.len() > limits.bytes {
-            return Err(over_limit(format!("{} encoded bytes; the limit is {}", input.len(), limits.bytes)));
+            return Err(over_limit(format!(
+                "{} encoded bytes; the limit is {}",
+                input.len(),
+                limits.bytes
+            )));
         }
         match Format::of(input)? {
             Format::Jpeg => self.decode_jpeg(encoded, image, limits, draws, row),
@@ -194,13 +245,26 @@ impl Workspace {
                 let resizing = |size| resizing(&crop(size), image);
                 // Less than what other formats are charged for tables.
                 self.jpeg.release_beyond(1 << 20);
-                let Self { pixels, resizer, .. } = self;
-                let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
+                let Self {
+                    pixels, resizer, ..
+                } = self;
+                let mut room = Room {
+                    limits,
+                    encoded: input.len(),
+                    resizing: &resizing,
+                    pixels,
+                    resizer,
+                };
                 let size = other::decode(format, input, &mut room)?;
                 let crop = crop(size);
                 self.resize(Rect::of(size), &crop, image.filter, row);
                 let orientation = Orientation::default();
-                Ok(Picture { size, stored: crop.window.size, orientation, placed: crop.placed(size) })
+                Ok(Picture {
+                    size,
+                    stored: crop.window.size,
+                    orientation,
+                    placed: crop.placed(size),
+                })
             }
         }
     }
@@ -218,7 +282,11 @@ impl Workspace {
         if image.strict {
             header.check_stray()?;
         }
-        let orientation = if image.orient { header.orientation(input) } else { Orientation::default() };
+        let orientation = if image.orient {
+            header.orientation(input)
+        } else {
+            Orientation::default()
+        };
         let row = row.filter(|_| orientation.is_upright());
         let upright = orientation.size(header.size());
         let crop = image.op.crop(upright, draws);
@@ -226,11 +294,25 @@ impl Workspace {
         let crop = orientation.stored(crop, header.size());
         let scale = image.scale_of(&crop);
         let size = header.size().divided(scale);
-        let crop = if scale == 1 { crop } else { crop.scaled(scale, size) };
+        let crop = if scale == 1 {
+            crop
+        } else {
+            crop.scaled(scale, size)
+        };
         let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
         let resizing = |_| resizing(&crop, image);
-        let mut room = Room { limits, encoded: input.len(), resizing: &resizing, pixels, resizer };
-        let picture = jpeg::Input { bytes: input, header: &header, strict: image.strict };
+        let mut room = Room {
+            limits,
+            encoded: input.len(),
+            resizing: &resizing,
+            pixels,
+            resizer,
+        };
+        let picture = jpeg::Input {
+            bytes: input,
+            header: &header,
+            strict: image.strict,
+        };
         room.admit(header.size())?;
         let scans = jpeg::Scans::of(picture, limits.scans).and_then(|scans| {
             let bytes = scans.engine_bytes(&header);
@@ -238,17 +320,31 @@ impl Workspace {
         });
         let done = scans.and_then(|(scans, bytes)| {
             self.jpeg.release_beyond(bytes);
-            self.decode_rows((picture, &scans, encoded.points), image.filter, (&crop, scale), row)
+            self.decode_rows(
+                (picture, &scans, encoded.points),
+                image.filter,
+                (&crop, scale),
+                row,
+            )
         });
-        let damaged = |error: &Error| error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED);
+        let damaged = |error: &Error| {
+            error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED)
+        };
         done.map_err(|error| match image.strict && damaged(&error) {
             true => Setting::Strict
                 .there()
                 .into_iter()
-                .fold(error, |error, strict| error.with_note(&format!("{strict} takes what can be decoded"))),
+                .fold(error, |error, strict| {
+                    error.with_note(&format!("{strict} takes what can be decoded"))
+                }),
             false => error,
         })?;
-        Ok(Picture { size, stored: crop.window.size, orientation, placed })
+        Ok(Picture {
+            size,
+            stored: crop.window.size,
+            orientation,
+            placed,
+        })
     }
 
     /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
@@ -259,11 +355,21 @@ impl Workspace {
         (crop, scale): (&Crop, u32),
         row: Option<&mut [u8]>,
     ) -> Result<()> {
-        let Rect { left, top, size: Size { width, height } } = crop.needed(filter);
-        let region = jpeg::Region { left, top, width, height };
+        let Rect {
+            left,
+            top,
+            size: Size { width, height },
+        } = crop.needed(filter);
+        let region = jpeg::Region {
+            left,
+            top,
+            width,
+            height,
+        };
         let out = target(row, &mut self.resized, crop);
         let mut rows = self.resizer.start(&crop.plan(filter), out);
-        self.jpeg.decode(picture, scans, points, (region, scale), &mut rows)?;
+        self.jpeg
+            .decode(picture, scans, points, (region, scale), &mut rows)?;
         rows.finish();
         Ok(())
     }
@@ -273,20 +379,43 @@ impl Workspace {
         if orientation.is_upright() {
             return &self.resized;
         }
-        orientation.turn(&self.resized, stored, sized(&mut self.upright, self.resized.len(), 0));
+        orientation.turn(
+            &self.resized,
+            stored,
+            sized(&mut self.upright, self.resized.len(), 0),
+        );
         &self.upright
     }
 
     /// Crops and scales the pixels, which are `there` in the picture, into `row`, or into `self.resized`.
-    pub(super) fn resize(&mut self, there: Rect, crop: &Crop, filter: Filter, row: Option<&mut [u8]>) {
+    pub(super) fn resize(
+        &mut self,
+        there: Rect,
+        crop: &Crop,
+        filter: Filter,
+        row: Option<&mut [u8]>,
+    ) {
         let seen = crop.view.common(there);
         let stride = 3 * there.size.width as usize;
-        let start = stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
+        let start =
+            stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
         let bytes = &self.pixels[start..3 * there.size.pixels() as usize];
         // The view is the picture of the plan.
-        let place = Rect { left: seen.left - crop.view.left, top: seen.top - crop.view.top, size: seen.size };
+        let place = Rect {
+            left: seen.left - crop.view.left,
+            top: seen.top - crop.view.top,
+            size: seen.size,
+        };
         let out = target(row, &mut self.resized, crop);
-        self.resizer.resize(Pixels { bytes, stride, there: place }, &crop.plan(filter), out);
+        self.resizer.resize(
+            Pixels {
+                bytes,
+                stride,
+                there: place,
+            },
+            &crop.plan(filter),
+            out,
+        );
     }
 }
 

@@ -28,17 +28,25 @@ impl Backend for Gpu {
         let refused = |message: String| Err(Error::new(ErrorKind::Config, Stage::Device, message));
         if stream.raw() == PER_THREAD {
             // Batches are dropped on any thread, where this handle would mean a different stream.
-            return refused("the per-thread default stream differs on each thread: create a stream".into());
+            return refused(
+                "the per-thread default stream differs on each thread: create a stream".into(),
+            );
         }
         let context = match stream.context() {
             Some(context) => context,
-            None if stream.raw() == LEGACY || self.known.load(Ordering::Relaxed) == stream.raw() => return Ok(()),
+            None if stream.raw() == LEGACY
+                || self.known.load(Ordering::Relaxed) == stream.raw() =>
+            {
+                return Ok(());
+            }
             None => self.context_of(stream.raw())?,
         };
         // A green context shares memory and events with the primary one of its device.
         if context != self.context() && !self.shares(stream.raw(), context)? {
             let ordinal = self.ordinal();
-            return refused(format!("the stream belongs to another context than cuda:{ordinal} of this loader"));
+            return refused(format!(
+                "the stream belongs to another context than cuda:{ordinal} of this loader"
+            ));
         }
         self.known.store(stream.raw(), Ordering::Relaxed);
         Ok(())
@@ -60,7 +68,11 @@ impl Backend for Gpu {
     }
 
     fn lane(self: Arc<Self>) -> Option<Lane> {
-        Some(Lane { gpu: self, direct: None, targets: Vec::new() })
+        Some(Lane {
+            gpu: self,
+            direct: None,
+            targets: Vec::new(),
+        })
     }
 }
 
@@ -88,10 +100,15 @@ impl Lane {
 
     /// Reserves the memory of `count` batches of `bytes` bytes, if direct reads need it registered.
     pub(crate) fn reserve(&mut self, count: usize, bytes: usize) -> Result<(), Unreserved> {
-        let Some(direct) = &self.direct else { return Ok(()) };
+        let Some(direct) = &self.direct else {
+            return Ok(());
+        };
         for _ in 0..count {
-            let memory = DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
-            self.targets.push(BatchMemory::of(memory, Some(&direct.cufile)).map_err(Unreserved::ForDirect)?);
+            let memory =
+                DeviceMemory::new(&self.gpu, bytes, "a batch").map_err(Unreserved::Failed)?;
+            self.targets.push(
+                BatchMemory::of(memory, Some(&direct.cufile)).map_err(Unreserved::ForDirect)?,
+            );
         }
         Ok(())
     }
@@ -104,7 +121,12 @@ impl Lane {
     /// Reserves the remaining memory and opens the streams.
     pub(crate) fn open(self, setup: Setup) -> Result<(Copier, Arc<IdleMeter>)> {
         let counts = (setup.slots, setup.batches);
-        let idle = Arc::new(IdleMeter::new(&self.gpu, setup.clock.clone(), counts, setup.measured)?);
+        let idle = Arc::new(IdleMeter::new(
+            &self.gpu,
+            setup.clock.clone(),
+            counts,
+            setup.measured,
+        )?);
         let copier = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;
         Ok((copier, idle))
     }

@@ -43,7 +43,12 @@ pub(super) struct BatchMemory {
 }
 
 impl BatchMemory {
-    pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        len: usize,
+        what: &str,
+        cufile: Option<&Arc<CuFile>>,
+    ) -> Result<Self> {
         Self::of(DeviceMemory::new(gpu, len, what)?, cufile)
     }
 
@@ -51,7 +56,9 @@ impl BatchMemory {
     pub(crate) fn of(memory: DeviceMemory, cufile: Option<&Arc<CuFile>>) -> Result<Self> {
         let gpu = memory.gpu.clone();
         let _bound = gpu.bind()?;
-        let registered = cufile.map(|cufile| cufile.register_buffer(memory.ptr(), memory.len())).transpose()?;
+        let registered = cufile
+            .map(|cufile| cufile.register_buffer(memory.ptr(), memory.len()))
+            .transpose()?;
         Ok(Self { memory, registered })
     }
 
@@ -64,7 +71,9 @@ impl BatchMemory {
     /// Ends the registration, and with it cuFile's use of the memory. After a failure the memory may still be written
     /// to, and is never reused.
     pub(crate) fn release(&mut self) -> Result<()> {
-        let Some(registered) = self.registered.take() else { return Ok(()) };
+        let Some(registered) = self.registered.take() else {
+            return Ok(());
+        };
         let released = match self.memory.gpu.bind() {
             Ok(_bound) => registered.release().map_err(Error::from),
             Err(error) => {
@@ -109,7 +118,10 @@ pub(crate) struct Buffer {
 impl Buffer {
     pub(super) fn new(home: &Home, target: Option<BatchMemory>) -> Result<Self> {
         Ok(Self {
-            memory: target.map_or_else(|| BatchMemory::new(&home.gpu, home.contents.bytes(), "a batch", None), Ok)?,
+            memory: target.map_or_else(
+                || BatchMemory::new(&home.gpu, home.contents.bytes(), "a batch", None),
+                Ok,
+            )?,
             copied: home.idle.event()?,
             released: Vec::with_capacity(4),
             unsure: false,
@@ -147,7 +159,9 @@ impl Buffer {
     fn bind_checked(&self, stream: &Stream, how: StreamUse, lives: bool) -> Result<()> {
         let home = self.home();
         let mut streams = self.streams();
-        let at = streams.iter().position(|bound| bound.stream.raw() == stream.raw());
+        let at = streams
+            .iter()
+            .position(|bound| bound.stream.raw() == stream.raw());
         let before = at.map(|at| streams[at].how);
         if before >= Some(how) {
             return Ok(());
@@ -170,14 +184,20 @@ impl Buffer {
         }
         match at {
             Some(at) => streams[at].how = how,
-            None => streams.push(Bound { stream: stream.clone(), how }),
+            None => streams.push(Bound {
+                stream: stream.clone(),
+                how,
+            }),
         }
         Ok(())
     }
 
     /// Records an event on every bound stream, also behind one that refuses; returns the last refusal.
     fn mark_released(&mut self, idle: &IdleMeter) -> Result<()> {
-        let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let streams = self
+            .streams
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
         // If no stream has waited for the copy, nobody else knows that it has ended.
         if streams.iter().all(|bound| bound.how < StreamUse::Beside) {
@@ -186,7 +206,9 @@ impl Buffer {
         let mut taken = None;
         let mut done = Ok(());
         for Bound { stream, how } in streams.drain(..) {
-            let marked = idle.event().and_then(|event| event.mark(stream.raw()).map(|()| event));
+            let marked = idle
+                .event()
+                .and_then(|event| event.mark(stream.raw()).map(|()| event));
             match marked {
                 Ok(event) => {
                     if how == StreamUse::Takes && taken.is_none() {
@@ -195,7 +217,8 @@ impl Buffer {
                     self.released.push(event);
                 }
                 Err(error) => {
-                    self.captured.extend(Some(stream).filter(Stream::keeps_itself));
+                    self.captured
+                        .extend(Some(stream).filter(Stream::keeps_itself));
                     done = Err(error);
                 }
             }
@@ -209,8 +232,10 @@ impl Buffer {
     ///
     /// Queries captured streams first, because waiting for their context would end the capture.
     pub(super) fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
-        let captures =
-            |stream: &Stream| gpu.check_uncaptured(stream.raw()).is_err_and(|error| error.kind() == ErrorKind::Config);
+        let captures = |stream: &Stream| {
+            gpu.check_uncaptured(stream.raw())
+                .is_err_and(|error| error.kind() == ErrorKind::Config)
+        };
         self.captured.retain(captures);
         if self.unsure && self.captured.is_empty() {
             self.unsure = !gpu.try_synchronize()?;
@@ -260,30 +285,50 @@ impl Buffer {
 
     /// Binds the default stream, unless a stream already waits for the copy.
     pub(crate) fn bind_any(&self) -> Result<()> {
-        let waits = self.streams().iter().any(|bound| bound.how >= StreamUse::Beside);
-        if waits { Ok(()) } else { self.bind(&Stream::legacy(), StreamUse::Takes) }
+        let waits = self
+            .streams()
+            .iter()
+            .any(|bound| bound.how >= StreamUse::Beside);
+        if waits {
+            Ok(())
+        } else {
+            self.bind(&Stream::legacy(), StreamUse::Takes)
+        }
     }
 
     /// Handles and uses of the bound streams.
     pub(crate) fn bound(&self) -> Vec<(usize, StreamUse)> {
-        self.streams().iter().map(|bound| (bound.stream.raw(), bound.how)).collect()
+        self.streams()
+            .iter()
+            .map(|bound| (bound.stream.raw(), bound.how))
+            .collect()
     }
 
     /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
     /// arrive.
     pub(crate) fn hand_out(&self, streams: &[Bound]) -> Result<()> {
         self.home().gpu.intact()?;
-        self.home().idle.handed(self.base(), streams.iter().all(|bound| bound.how < StreamUse::Takes));
-        streams.iter().try_for_each(|bound| self.bind_checked(&bound.stream, bound.how, true))
+        self.home().idle.handed(
+            self.base(),
+            streams.iter().all(|bound| bound.how < StreamUse::Takes),
+        );
+        streams
+            .iter()
+            .try_for_each(|bound| self.bind_checked(&bound.stream, bound.how, true))
     }
 
     /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
     pub(crate) fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
         self.bind_any()?;
-        let waiting =
-            self.streams().iter().find(|bound| bound.how >= StreamUse::Beside).map(|bound| bound.stream.raw());
+        let waiting = self
+            .streams()
+            .iter()
+            .find(|bound| bound.how >= StreamUse::Beside)
+            .map(|bound| bound.stream.raw());
         let stream = waiting.unwrap_or(driver::LEGACY);
-        self.home().gpu.read_back(to, self.base() + from as DevicePtr, stream)
+        self.home()
+            .gpu
+            .read_back(to, self.base() + from as DevicePtr, stream)
     }
 
     /// After the consumer's drop: returns the buffer to the copier.

@@ -156,17 +156,50 @@ impl Copier {
         mut targets: Vec<BatchMemory>,
         idle: Arc<IdleMeter>,
     ) -> Result<Self> {
-        let Setup { slot, contents, copied, ops, staged, staging: layout, areas, batches, slots, bell, clock, .. } =
-            setup;
+        let Setup {
+            slot,
+            contents,
+            copied,
+            ops,
+            staged,
+            staging: layout,
+            areas,
+            batches,
+            slots,
+            bell,
+            clock,
+            ..
+        } = setup;
         let (back, free) = bounded(batches);
         let part = Part::new(&slot, &contents, copied);
         let staged = Part::new(&slot, &layout, staged);
-        let area = || Ok(Area { memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?, last: None });
+        let area = || {
+            Ok(Area {
+                memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?,
+                last: None,
+            })
+        };
         let areas = (0..areas).map(|_| area()).collect::<Result<_>>()?;
-        let staging = Staging { part: staged, layout, areas, next: 0 };
-        let ops = ops.into_iter().map(|op| Op::of(gpu, op)).collect::<Result<Vec<_>>>()?;
+        let staging = Staging {
+            part: staged,
+            layout,
+            areas,
+            next: 0,
+        };
+        let ops = ops
+            .into_iter()
+            .map(|op| Op::of(gpu, op))
+            .collect::<Result<Vec<_>>>()?;
         let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
-        let home = Arc::new(Home { gpu: gpu.clone(), slot, contents, idle, back, freed, closed });
+        let home = Arc::new(Home {
+            gpu: gpu.clone(),
+            slot,
+            contents,
+            idle,
+            back,
+            freed,
+            closed,
+        });
         for _ in 0..batches {
             let _ = home.back.send(Box::new(Buffer::new(&home, targets.pop())?));
         }
@@ -197,8 +230,12 @@ impl Copier {
     /// Waits until no copy and no operation is in flight. If that fails, gives up the device.
     fn settle(&self) -> bool {
         let gpu = &self.home.gpu;
-        let settled =
-            self.stream.synchronize().and_then(|()| self.made.synchronize()).is_ok() || gpu.synchronize().is_ok();
+        let settled = self
+            .stream
+            .synchronize()
+            .and_then(|()| self.made.synchronize())
+            .is_ok()
+            || gpu.synchronize().is_ok();
         if !settled {
             gpu.give_up();
         }
@@ -207,7 +244,13 @@ impl Copier {
 
     /// Enqueues the copies and the operations. Only copies read the slot, so the slot need not wait for kernels. The bell
     /// `rings` at their end.
-    fn enqueue(&mut self, slot: &Filled, buffer: &mut Buffer, marks: &Marks, rings: bool) -> Result<usize> {
+    fn enqueue(
+        &mut self,
+        slot: &Filled,
+        buffer: &mut Buffer,
+        marks: &Marks,
+        rings: bool,
+    ) -> Result<usize> {
         let home = self.home.clone();
         let gpu = &*home.gpu;
         let _bound = gpu.bind()?;
@@ -215,7 +258,12 @@ impl Copier {
             gpu.synchronize()?;
             buffer.unsure = false;
         }
-        if let Some(last) = self.staging.areas.get(self.staging.next).and_then(|area| area.last.as_ref()) {
+        if let Some(last) = self
+            .staging
+            .areas
+            .get(self.staging.next)
+            .and_then(|area| area.last.as_ref())
+        {
             gpu.stream_waits(self.stream.raw(), last)?;
         }
         if !buffer.released.is_empty() {
@@ -261,21 +309,27 @@ impl Copier {
 
     /// Address of a field of the slot on the device, for an operation on this buffer's batch.
     fn at(&self, buffer: &Buffer, field: usize) -> DevicePtr {
-        self.staging.at(field).unwrap_or_else(|| self.home.at(buffer, field))
+        self.staging
+            .at(field)
+            .unwrap_or_else(|| self.home.at(buffer, field))
     }
 
     /// Enqueues copies of the slot's fields; returns the bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let _range = nvtx::push(nvtx::Name::Copy, slot.ticket().sequence);
         let delivered = self.copy_part(&self.part, slot, &self.home.contents, buffer.base())?;
-        let Some(area) = self.staging.base() else { return Ok(delivered) };
+        let Some(area) = self.staging.base() else {
+            return Ok(delivered);
+        };
         let staged = self.copy_part(&self.staging.part, slot, &self.staging.layout, area)?;
         Ok(delivered + staged)
     }
 
     /// Enqueues copies of some fields to `base`, where they lie as in `to`; returns the bytes.
     fn copy_part(&self, part: &Part, slot: &Filled, to: &Layout, base: DevicePtr) -> Result<usize> {
-        let Home { gpu, slot: from, .. } = &*self.home;
+        let Home {
+            gpu, slot: from, ..
+        } = &*self.home;
         let mut bytes = 0;
         let mut copy = |run: Stretch| {
             let (from, to) = (slot.span(run.from), base + run.to as DevicePtr);
@@ -285,14 +339,25 @@ impl Copier {
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
         match &part.whole {
-            Some(whole) if slot.rows() == from.rows() => whole.iter().cloned().try_for_each(&mut copy)?,
-            _ => arrays(from, to, &part.fields, slot.rows(), |field| slot.used(field)).try_for_each(&mut copy)?,
+            Some(whole) if slot.rows() == from.rows() => {
+                whole.iter().cloned().try_for_each(&mut copy)?
+            }
+            _ => arrays(from, to, &part.fields, slot.rows(), |field| {
+                slot.used(field)
+            })
+            .try_for_each(&mut copy)?,
         }
         Ok(bytes)
     }
 
     /// Moves rows out of staging, where they lie within their pages.
-    fn place(&self, step: &DirectStep, kernels: Option<&Kernels>, slot: &Filled, buffer: &Buffer) -> Result<()> {
+    fn place(
+        &self,
+        step: &DirectStep,
+        kernels: Option<&Kernels>,
+        slot: &Filled,
+        buffer: &Buffer,
+    ) -> Result<()> {
         let (at, rows) = (|field| self.home.at(buffer, field), real_rows(slot));
         if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
@@ -304,18 +369,42 @@ impl Copier {
     }
 
     /// Zeroes all rows after the first `rows`.
-    fn blank(&self, field: usize, row_bytes: usize, rows: usize, slot: &Filled, buffer: &Buffer) -> Result<()> {
+    fn blank(
+        &self,
+        field: usize,
+        row_bytes: usize,
+        rows: usize,
+        slot: &Filled,
+        buffer: &Buffer,
+    ) -> Result<()> {
         let from = self.home.contents.fields()[field].offset + rows * row_bytes;
-        buffer.memory.memory.clear(from, (slot.rows() - rows) * row_bytes, self.made.raw())
+        buffer
+            .memory
+            .memory
+            .clear(from, (slot.rows() - rows) * row_bytes, self.made.raw())
     }
 
     /// Converts pictures to floats. Blank rows stay zero.
-    fn finish(&self, step: &FinishStep, finisher: &Finisher, slot: &Filled, buffer: &Buffer) -> Result<()> {
+    fn finish(
+        &self,
+        step: &FinishStep,
+        finisher: &Finisher,
+        slot: &Filled,
+        buffer: &Buffer,
+    ) -> Result<()> {
         let (at, made) = (|field| self.at(buffer, field), real_rows(slot));
         let fields = (at(step.input), at(step.output));
         // SAFETY: the fields lie in the buffer or the staging area with the lengths of the finisher's plan, and only this stream
         // uses them now; the caller has bound the context.
-        unsafe { finisher.run(self.made.raw(), &step.plan, fields, step.flips.map(at), made) }?;
+        unsafe {
+            finisher.run(
+                self.made.raw(),
+                &step.plan,
+                fields,
+                step.flips.map(at),
+                made,
+            )
+        }?;
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
@@ -399,7 +488,9 @@ impl Copier {
         buffer.head.take(&slot, now);
         let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());
         // Fewer than two slots are left for the stages before, or nobody knows how long a copy takes.
-        let rings = !self.timed || self.in_flight.len() + 2 >= self.slots || self.in_flight.last_ns().is_none();
+        let rings = !self.timed
+            || self.in_flight.len() + 2 >= self.slots
+            || self.in_flight.last_ns().is_none();
         match self.enqueue(&slot, &mut buffer, &marks, rings) {
             Ok(bytes) => {
                 self.in_flight.push(slot, marks, now, waits, rings);
@@ -465,15 +556,26 @@ fn arrays<'a>(
     rows: usize,
     used: impl Fn(usize) -> usize + 'a,
 ) -> impl Iterator<Item = Stretch> + 'a {
-    let run = |from: usize, to: usize, len: usize| Stretch { from: from..from + len, to };
+    let run = |from: usize, to: usize, len: usize| Stretch {
+        from: from..from + len,
+        to,
+    };
     let of = move |field: &usize| {
         let (bytes, from, to) = (used(*field), from.fields()[*field], to.fields()[*field]);
-        let lens = from.lens.zip(to.lens).map(|(from, to)| run(from, to, 8 * rows));
+        let lens = from
+            .lens
+            .zip(to.lens)
+            .map(|(from, to)| run(from, to, 8 * rows));
         let packed = from.packed.zip(to.packed);
         let offsets = packed.map(|(from, to)| run(from.offsets, to.offsets, 8 * (rows + 1)));
-        std::iter::once(run(from.offset, to.offset, bytes)).chain(lens).chain(offsets)
+        std::iter::once(run(from.offset, to.offset, bytes))
+            .chain(lens)
+            .chain(offsets)
     };
-    fields.iter().flat_map(of).filter(|run| !run.from.is_empty())
+    fields
+        .iter()
+        .flat_map(of)
+        .filter(|run| !run.from.is_empty())
 }
 
 /// Joins runs with small gaps: a copy costs some microseconds, a page almost nothing.

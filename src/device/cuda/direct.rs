@@ -30,27 +30,47 @@ pub(crate) struct DirectReader {
 impl DirectReader {
     /// Opens cuFile and makes the trial read; or returns the reason against cuFile.
     pub(super) fn open(gpu: &Arc<Gpu>, trial: DirectTrial) -> Result<(Self, String), String> {
-        let root = trial.library.as_ref().map_or(Path::new("/"), |(_, root)| root);
+        let root = trial
+            .library
+            .as_ref()
+            .map_or(Path::new("/"), |(_, root)| root);
         if !trial.required {
             CuFile::check_direct(root).map_err(|absent| absent.to_string())?;
         }
         let cufile = match &trial.library {
             None => CuFile::get().map_err(|absent| absent.to_string())?,
             Some((library, root)) => {
-                let options = Options { library: Some(library.clone()), root: root.clone(), ..Options::default() };
+                let options = Options {
+                    library: Some(library.clone()),
+                    root: root.clone(),
+                    ..Options::default()
+                };
                 CuFile::open_with(&options).map_err(|absent| absent.to_string())?
             }
         };
         let (required, any_route) = (trial.required, trial.any_route);
         let direct = Self::counting(gpu, cufile);
         direct.read_a_little(trial)?;
-        let called = direct.cufile.version.map_or("cuFile".into(), |(major, minor)| format!("cuFile {major}.{minor}"));
+        let called = direct
+            .cufile
+            .version
+            .map_or("cuFile".into(), |(major, minor)| {
+                format!("cuFile {major}.{minor}")
+            });
         let how = match direct.taken() {
-            mode @ (Mode::P2p | Mode::NvidiaFs) => format!("{called}: {mode}{}", direct.elsewhere()),
-            Mode::Unknown if required => format!("{called}, which does not count the route of bytes"),
+            mode @ (Mode::P2p | Mode::NvidiaFs) => {
+                format!("{called}: {mode}{}", direct.elsewhere())
+            }
+            Mode::Unknown if required => {
+                format!("{called}, which does not count the route of bytes")
+            }
             Mode::Unknown => return Err("cuFile does not count the route of bytes".into()),
             mode if any_route => format!("{called}: {mode}"),
-            mode => return Err(format!("cuFile would take these bytes through host memory ({mode})")),
+            mode => {
+                return Err(format!(
+                    "cuFile would take these bytes through host memory ({mode})"
+                ));
+            }
         };
         // The report counts from here.
         Ok((Self::counting(gpu, direct.cufile), how))
@@ -58,7 +78,11 @@ impl DirectReader {
 
     fn counting(gpu: &Arc<Gpu>, cufile: Arc<CuFile>) -> Self {
         let before = cufile.stats(gpu.ordinal());
-        Self { gpu: gpu.clone(), cufile, before }
+        Self {
+            gpu: gpu.clone(),
+            cufile,
+            before,
+        }
     }
 
     /// Route of the reads since then.
@@ -69,16 +93,29 @@ impl DirectReader {
         }
     }
 
-    fn read_a_little(&self, DirectTrial { file, offset, len, .. }: DirectTrial) -> Result<(), String> {
-        let file = self.cufile.register_file(file()?).map_err(|failure| failure.to_string())?;
-        let mut target = BatchMemory::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile)).map_err(words)?;
+    fn read_a_little(
+        &self,
+        DirectTrial {
+            file, offset, len, ..
+        }: DirectTrial,
+    ) -> Result<(), String> {
+        let file = self
+            .cufile
+            .register_file(file()?)
+            .map_err(|failure| failure.to_string())?;
+        let mut target =
+            BatchMemory::new(&self.gpu, TRIAL, "a trial of cuFile", Some(&self.cufile))
+                .map_err(words)?;
         let bound = self.gpu.bind().map_err(words)?;
         let from = offset - offset % ALIGN;
         // SAFETY: in bounds of memory without any other user.
         let read = unsafe { self.cufile.read(&file, target.memory.ptr(), TRIAL, from, 0) };
         drop(bound);
         target.release().map_err(words)?;
-        let (read, least) = (read.map_err(|failure| failure.to_string())?, offset.saturating_add(len) - from);
+        let (read, least) = (
+            read.map_err(|failure| failure.to_string())?,
+            offset.saturating_add(len) - from,
+        );
         if (read as u64) < least.min(TRIAL as u64) {
             return Err(format!("cuFileRead brought {read} of {least} bytes"));
         }
@@ -90,7 +127,9 @@ impl DirectReader {
         let gpus = super::devices().map_or(1, |(_, devices)| devices.len());
         match self.cufile.version {
             Some(version) if version >= CONTEXTS && gpus > 1 => {
-                format!("; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank")
+                format!(
+                    "; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank"
+                )
             }
             _ => String::new(),
         }
@@ -103,14 +142,25 @@ impl DirectReader {
 
     /// Registers a file opened with O_DIRECT.
     pub(crate) fn register(&self, file: OwnedFd) -> Result<DirectFile, String> {
-        let handle = self.cufile.register_file(file).map_err(|failure| failure.to_string())?;
-        Ok(DirectFile { gpu: self.gpu.clone(), cufile: self.cufile.clone(), handle })
+        let handle = self
+            .cufile
+            .register_file(file)
+            .map_err(|failure| failure.to_string())?;
+        Ok(DirectFile {
+            gpu: self.gpu.clone(),
+            cufile: self.cufile.clone(),
+            handle,
+        })
     }
 
     /// Host memory and a stream, for reads that cannot go direct.
     pub(crate) fn bounce(&self, bytes: usize) -> Result<Bounce> {
         let region = Region::new(bytes, "a bounce buffer")?;
-        Ok(Bounce { stream: CopyStream::new(&self.gpu)?, gpu: self.gpu.clone(), region })
+        Ok(Bounce {
+            stream: CopyStream::new(&self.gpu)?,
+            gpu: self.gpu.clone(),
+            region,
+        })
     }
 
     /// The actual route of the bytes so far.
@@ -141,10 +191,17 @@ impl DirectFile {
     /// # Safety
     /// The bytes belong to that buffer. They have no other user until the call returns; if its thread is abandoned, they
     /// never have one.
-    pub(crate) unsafe fn read(&self, base: DevicePtr, len: usize, offset: u64, place: u64) -> Result<usize, String> {
+    pub(crate) unsafe fn read(
+        &self,
+        base: DevicePtr,
+        len: usize,
+        offset: u64,
+        place: u64,
+    ) -> Result<usize, String> {
         let _bound = self.gpu.bind().map_err(|error| error.to_string())?;
         // SAFETY: the caller's promise.
-        unsafe { self.cufile.read(&self.handle, base, len, offset, place) }.map_err(|failure| failure.to_string())
+        unsafe { self.cufile.read(&self.handle, base, len, offset, place) }
+            .map_err(|failure| failure.to_string())
     }
 }
 

@@ -152,7 +152,9 @@ pub(crate) struct Driver {
 /// Errors: the reason why CUDA is not usable.
 pub fn devices() -> Result<((i32, i32), Vec<Found>), Absent> {
     let driver = Driver::get()?;
-    let devices = (0..driver.devices()).filter_map(|ordinal| driver.found(ordinal)).collect();
+    let devices = (0..driver.devices())
+        .filter_map(|ordinal| driver.found(ordinal))
+        .collect();
     Ok((driver.version(), devices))
 }
 
@@ -160,7 +162,10 @@ impl Driver {
     /// Opens the driver once per process; the result is permanent.
     pub(crate) fn get() -> Result<&'static Self, Absent> {
         static DRIVER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
-        DRIVER.get_or_init(Self::open).as_ref().map_err(Clone::clone)
+        DRIVER
+            .get_or_init(Self::open)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     fn open() -> Result<Self, Absent> {
@@ -168,7 +173,11 @@ impl Driver {
         let symbols = Symbols::load(&library).map_err(Absent::TooOld)?;
         // Never closed: drivers are not tested for that.
         std::mem::forget(library);
-        let mut driver = Self { symbols, version: 0, devices: 0 };
+        let mut driver = Self {
+            symbols,
+            version: 0,
+            devices: 0,
+        };
         let mut version = 0;
         // SAFETY: the pointer is valid for the call.
         let asked = unsafe { (driver.symbols.driver_version)(&mut version) };
@@ -177,7 +186,9 @@ impl Driver {
         }
         if version < VERSION_LEAST {
             let (major, minor) = (version / 1000, version % 1000 / 10);
-            return Err(Absent::TooOld(format!("it supports CUDA {major}.{minor}, 12.0 is needed")));
+            return Err(Absent::TooOld(format!(
+                "it supports CUDA {major}.{minor}, 12.0 is needed"
+            )));
         }
         driver.version = version;
         // SAFETY: no preconditions; the only legal flag is 0.
@@ -216,7 +227,12 @@ impl Driver {
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (self.symbols.device_bytes)(&mut bytes, device) };
         let name = self.text(self.symbols.device_name, device)?;
-        Some(Found { ordinal, name, bytes, pci_bus_id: self.pci(device) })
+        Some(Found {
+            ordinal,
+            name,
+            bytes,
+            pci_bus_id: self.pci(device),
+        })
     }
 
     /// Makes a call that needs no context in the relaxed mode, so that it ends no capture. A driver that wants a context for
@@ -250,8 +266,11 @@ impl Driver {
             // SAFETY: the pointer is valid for the call; on success the driver's string is static.
             let found = unsafe { find(code, &mut text) };
             // SAFETY: not null, and the driver's strings end with a zero and live for ever.
-            (found == SUCCESS && !text.is_null())
-                .then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+            (found == SUCCESS && !text.is_null()).then(|| {
+                unsafe { CStr::from_ptr(text) }
+                    .to_string_lossy()
+                    .into_owned()
+            })
         };
         match (text(self.symbols.error_name), text(self.symbols.error_text)) {
             (Some(name), Some(words)) => format!("{name}: {words}"),
@@ -263,7 +282,9 @@ impl Driver {
 
 /// Runs `call`, in which a library calls the driver, in the relaxed mode: it ends no capture of another thread.
 pub(crate) fn beside_captures<T>(call: impl FnOnce() -> T) -> T {
-    let Ok(driver) = Driver::get() else { return call() };
+    let Ok(driver) = Driver::get() else {
+        return call();
+    };
     let mut mode = RELAXED;
     let changed = driver.exchange(&mut mode);
     let out = call();
@@ -288,7 +309,11 @@ fn open_library() -> Result<Library, String> {
         match unsafe { Library::new(name) } {
             Ok(library) => return Ok(library),
             // The dynamic linker's message is the source, and begins with the name.
-            Err(error) => words.push(std::error::Error::source(&error).unwrap_or(&error).to_string()),
+            Err(error) => words.push(
+                std::error::Error::source(&error)
+                    .unwrap_or(&error)
+                    .to_string(),
+            ),
         }
     }
     Err(words.join("; "))
@@ -296,7 +321,10 @@ fn open_library() -> Result<Library, String> {
 
 /// Errors that break the context for good: NVIDIA documents that the process must restart.
 fn is_sticky(code: c_int) -> bool {
-    matches!(code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999)
+    matches!(
+        code,
+        4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 802 | 810 | 911 | 999
+    )
 }
 
 /// The process ends, and makes no more calls.
@@ -367,7 +395,10 @@ pub(crate) struct Gpu {
 
 enum Owner {
     Retained,
-    #[cfg_attr(not(feature = "cudarc"), allow(dead_code, reason = "only cudarc has a type for contexts"))]
+    #[cfg_attr(
+        not(feature = "cudarc"),
+        allow(dead_code, reason = "only cudarc has a type for contexts")
+    )]
     User(#[allow(dead_code, reason = "held for its Drop")] Arc<dyn Any + Send + Sync>),
 }
 
@@ -375,21 +406,32 @@ impl Gpu {
     /// The device's primary context, which CUDA's runtime API, PyTorch and cudarc use too.
     pub(crate) fn primary(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>> {
         let (count, wanted) = (driver.devices(), ordinal);
-        let ordinal = c_int::try_from(ordinal).ok().filter(|_| wanted < count).ok_or_else(|| {
-            let message = format!("no device cuda:{wanted}; the process sees {count}");
-            Error::new(ErrorKind::Device, Stage::Build, message)
-        })?;
+        let ordinal = c_int::try_from(ordinal)
+            .ok()
+            .filter(|_| wanted < count)
+            .ok_or_else(|| {
+                let message = format!("no device cuda:{wanted}; the process sees {count}");
+                Error::new(ErrorKind::Device, Stage::Build, message)
+            })?;
         let device = driver.device(ordinal)?;
         let mut context = 0;
         // SAFETY: the pointer is valid for the call, `device` came from the driver.
-        let code = driver.relaxed(|| unsafe { (driver.symbols.primary_retain)(&mut context, device) });
-        driver.checked(Stage::Build, "cuDevicePrimaryCtxRetain", code).inspect_err(|_| {
-            // Retained, and broken since.
-            if context != 0 {
-                note_leak();
-            }
-        })?;
-        Ok(Arc::new(Self::new(driver, device, context, Owner::Retained)))
+        let code =
+            driver.relaxed(|| unsafe { (driver.symbols.primary_retain)(&mut context, device) });
+        driver
+            .checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)
+            .inspect_err(|_| {
+                // Retained, and broken since.
+                if context != 0 {
+                    note_leak();
+                }
+            })?;
+        Ok(Arc::new(Self::new(
+            driver,
+            device,
+            context,
+            Owner::Retained,
+        )))
     }
 
     /// The user's own context, which lives as long as `owner`.
@@ -401,11 +443,19 @@ impl Gpu {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Arc<Self>> {
         let device = driver.device(c_int::try_from(ordinal).unwrap_or(c_int::MAX))?;
-        Ok(Arc::new(Self::new(driver, device, context, Owner::User(owner))))
+        Ok(Arc::new(Self::new(
+            driver,
+            device,
+            context,
+            Owner::User(owner),
+        )))
     }
 
     fn new(driver: &'static Driver, device: c_int, context: Handle, owner: Owner) -> Self {
-        let (name, pci) = (driver.text(driver.symbols.device_name, device), driver.pci(device));
+        let (name, pci) = (
+            driver.text(driver.symbols.device_name, device),
+            driver.pci(device),
+        );
         let mut bytes = 0;
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (driver.symbols.device_bytes)(&mut bytes, device) };
@@ -451,7 +501,9 @@ impl Gpu {
     pub(crate) fn check(&self, what: &'static str, code: c_int) -> Result<()> {
         if is_sticky(code) {
             // The first error is the cause; later ones repeat it.
-            let _ = self.latch.compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
+            let _ = self
+                .latch
+                .compare_exchange(0, code, Ordering::AcqRel, Ordering::Acquire);
         }
         self.driver
             .checked(Stage::Device, what, code)
@@ -467,7 +519,9 @@ impl Gpu {
 
     /// Marks the context as broken, because the device's remaining use of memory is unknown.
     pub(crate) fn give_up(&self) {
-        let _ = self.latch.compare_exchange(0, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
+        let _ = self
+            .latch
+            .compare_exchange(0, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Fails without a call if the context is broken.
@@ -476,8 +530,13 @@ impl Gpu {
         let message = match code {
             0 if !is_leaving() => return Ok(()),
             _ if is_leaving() => "the process exits: the driver is not called any more".into(),
-            GIVEN_UP => format!("cuda:{ordinal} was given up earlier: its use of memory could not be established"),
-            _ => format!("cuda:{ordinal} broke earlier: {} ({code})", self.driver.name_of(code)),
+            GIVEN_UP => format!(
+                "cuda:{ordinal} was given up earlier: its use of memory could not be established"
+            ),
+            _ => format!(
+                "cuda:{ordinal} broke earlier: {} ({code})",
+                self.driver.name_of(code)
+            ),
         };
         Err(Error::new(ErrorKind::Device, Stage::Device, message))
     }
@@ -504,16 +563,24 @@ impl Gpu {
         let before = CURRENT.get();
         if before.0 != self.context {
             // SAFETY: the context is alive by `owner`.
-            self.check("cuCtxPushCurrent", unsafe { (self.driver.symbols.ctx_push)(self.context) })?;
+            self.check("cuCtxPushCurrent", unsafe {
+                (self.driver.symbols.ctx_push)(self.context)
+            })?;
             CURRENT.set((self.context, before.1));
         }
-        Ok(Bound { gpu: self, before, mode: None, here: PhantomData })
+        Ok(Bound {
+            gpu: self,
+            before,
+            mode: None,
+            here: PhantomData,
+        })
     }
 
     /// Sets the thread's capture mode; returns the previous one.
     fn exchange_mode(&self, mut mode: c_uint) -> Result<c_uint> {
         let code = self.driver.exchange(&mut mode);
-        self.check("cuThreadExchangeStreamCaptureMode", code).map(|()| mode)
+        self.check("cuThreadExchangeStreamCaptureMode", code)
+            .map(|()| mode)
     }
 
     /// Refuses a capturing stream: its work would go into a graph instead of running now.
@@ -526,8 +593,11 @@ impl Gpu {
         match unsafe { (self.driver.symbols.stream_capturing)(stream, &mut status) } {
             SUCCESS if status == 0 => Ok(()),
             SUCCESS | CAPTURE_IMPLICIT => {
-                let stream =
-                    if stream == LEGACY { "the legacy default stream".into() } else { format!("stream {stream:#x}") };
+                let stream = if stream == LEGACY {
+                    "the legacy default stream".into()
+                } else {
+                    format!("stream {stream:#x}")
+                };
                 let message = format!(
                     "{stream} cannot take a batch while a CUDA graph is captured from it, or from a stream that it waits \
                      for: receive, bind and read batches before or after the capture, and copy the graph's inputs to its \
@@ -544,7 +614,9 @@ impl Gpu {
         let _bound = self.bind()?;
         let (mut free, mut all) = (0, 0);
         // SAFETY: the pointers are valid for the call.
-        self.check("cuMemGetInfo", unsafe { (self.driver.symbols.mem_info)(&mut free, &mut all) })?;
+        self.check("cuMemGetInfo", unsafe {
+            (self.driver.symbols.mem_info)(&mut free, &mut all)
+        })?;
         Ok((free, all))
     }
 
@@ -552,7 +624,10 @@ impl Gpu {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions beside a current context.
-        self.check("cuCtxSynchronize", after_captures(|| unsafe { (self.driver.symbols.ctx_synchronize)() }))
+        self.check(
+            "cuCtxSynchronize",
+            after_captures(|| unsafe { (self.driver.symbols.ctx_synchronize)() }),
+        )
     }
 
     /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context is capturing.
@@ -570,26 +645,38 @@ impl Gpu {
         let _bound = self.enter()?;
         let mut context = 0;
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
-        self.check("cuStreamGetCtx", unsafe { (self.driver.symbols.stream_ctx)(stream, &mut context) })?;
+        self.check("cuStreamGetCtx", unsafe {
+            (self.driver.symbols.stream_ctx)(stream, &mut context)
+        })?;
         Ok(context)
     }
 
     /// Whether a stream of `context` is one of a green context on this device, on which events of ours can be recorded.
     pub(crate) fn shares(&self, stream: Handle, context: Handle) -> Result<bool> {
-        let Some(green_of) = self.driver.symbols.stream_green else { return Ok(false) };
+        let Some(green_of) = self.driver.symbols.stream_green else {
+            return Ok(false);
+        };
         let _bound = self.enter()?;
         let mut green = 0;
         // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
-        if unsafe { green_of(stream, &mut green) } != SUCCESS || green == 0 || self.device_of(context)? != self.device {
+        if unsafe { green_of(stream, &mut green) } != SUCCESS
+            || green == 0
+            || self.device_of(context)? != self.device
+        {
             return Ok(false);
         }
         // The driver's own answer: its documentation does not tell.
         let mut event = 0;
         // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed once.
         unsafe {
-            self.check("cuEventCreate", (self.driver.symbols.event_create)(&mut event, 2))?;
+            self.check(
+                "cuEventCreate",
+                (self.driver.symbols.event_create)(&mut event, 2),
+            )?;
             let recorded = (self.driver.symbols.event_record)(event, stream);
-            self.released("cuEventDestroy", || (self.driver.symbols.event_destroy)(event));
+            self.released("cuEventDestroy", || {
+                (self.driver.symbols.event_destroy)(event)
+            });
             Ok(recorded == SUCCESS)
         }
     }
@@ -604,7 +691,10 @@ impl Gpu {
             let pushed = (self.driver.symbols.ctx_push)(context);
             self.check("cuCtxPushCurrent", pushed)?;
             let asked = (self.driver.symbols.ctx_device)(&mut device);
-            let _ = self.check("cuCtxPopCurrent", (self.driver.symbols.ctx_pop)(&mut popped));
+            let _ = self.check(
+                "cuCtxPopCurrent",
+                (self.driver.symbols.ctx_pop)(&mut popped),
+            );
             asked
         };
         self.check("cuCtxGetDevice", asked).map(|()| device)
@@ -614,7 +704,9 @@ impl Gpu {
     pub(crate) fn stream_waits(&self, stream: Handle, event: &Event) -> Result<()> {
         let _bound = self.enter()?;
         // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as our own.
-        self.check("cuStreamWaitEvent", unsafe { (self.driver.symbols.stream_wait)(stream, event.raw, 0) })
+        self.check("cuStreamWaitEvent", unsafe {
+            (self.driver.symbols.stream_wait)(stream, event.raw, 0)
+        })
     }
 
     /// Enqueues a copy of `len` bytes to the device on `stream`.
@@ -632,7 +724,9 @@ impl Gpu {
         // A copy since the guard was taken may have broken the context: ask again.
         self.intact()?;
         // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
-        self.check("cuMemcpyHtoDAsync", unsafe { (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream) })
+        self.check("cuMemcpyHtoDAsync", unsafe {
+            (self.driver.symbols.copy_to_device)(to, from.cast(), len, stream)
+        })
     }
 
     /// Copies `len` bytes to the host, and waits.
@@ -640,7 +734,9 @@ impl Gpu {
         let _bound = self.bind()?;
         self.check_uncaptured(stream)?;
         // SAFETY: the slice is valid for writes until the synchronisation below has returned.
-        let code = unsafe { (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream) };
+        let code = unsafe {
+            (self.driver.symbols.copy_to_host)(to.as_mut_ptr().cast(), from, to.len(), stream)
+        };
         let copied = self.check("cuMemcpyDtoHAsync", code);
         copied?;
         // Even after another thread latched an error: no copy into `to` may be in flight when this returns.
@@ -650,7 +746,9 @@ impl Gpu {
         if waited.is_err() && !self.is_broken() {
             // A broken context runs nothing any more.
             // SAFETY: no preconditions beside the current context.
-            let _ = self.check("cuCtxSynchronize", unsafe { (self.driver.symbols.ctx_synchronize)() });
+            let _ = self.check("cuCtxSynchronize", unsafe {
+                (self.driver.symbols.ctx_synchronize)()
+            });
         }
         waited
     }
@@ -672,15 +770,20 @@ impl Gpu {
         let _bound = self.bind()?;
         let mut function = 0;
         // SAFETY: the pointers are valid for the call, the module is alive.
-        let code = unsafe { (self.driver.symbols.module_function)(&mut function, module, name.as_ptr()) };
+        let code =
+            unsafe { (self.driver.symbols.module_function)(&mut function, module, name.as_ptr()) };
         self.check("cuModuleGetFunction", code)?;
         Ok(function)
     }
 
     pub(crate) fn unload_module(&self, module: Handle) {
-        let Ok(_bound) = self.bind() else { return note_leak() };
+        let Ok(_bound) = self.bind() else {
+            return note_leak();
+        };
         // SAFETY: the module came from `load_module`, and its caller drops it once.
-        self.released("cuModuleUnload", || unsafe { (self.driver.symbols.module_unload)(module) });
+        self.released("cuModuleUnload", || unsafe {
+            (self.driver.symbols.module_unload)(module)
+        });
     }
 
     /// Launches a kernel.
@@ -699,8 +802,21 @@ impl Gpu {
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
         let launch = self.driver.symbols.launch;
         // SAFETY: the caller's promise; the parameters are copied before the call returns.
-        let code =
-            unsafe { launch(function, gx, gy, gz, bx, by, bz, 0, stream, params.as_mut_ptr(), std::ptr::null_mut()) };
+        let code = unsafe {
+            launch(
+                function,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
         self.check("cuLaunchKernel", code)
     }
 }
@@ -726,14 +842,22 @@ impl Driver {
 
     /// PCI address in the kernel's form; the driver writes hexadecimal in upper case.
     fn pci(&self, device: c_int) -> Option<String> {
-        self.text(self.symbols.device_pci, device).map(|bus| bus.to_ascii_lowercase())
+        self.text(self.symbols.device_pci, device)
+            .map(|bus| bus.to_ascii_lowercase())
     }
 
-    fn text(&self, ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int, device: c_int) -> Option<String> {
+    fn text(
+        &self,
+        ask: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
+        device: c_int,
+    ) -> Option<String> {
         let mut text = [0_u8; 256];
         // SAFETY: the buffer is valid for as many bytes as are named, less one that stays zero.
         let code = unsafe { ask(text.as_mut_ptr().cast(), text.len() as c_int - 1, device) };
-        let text = CStr::from_bytes_until_nul(&text).ok()?.to_string_lossy().into_owned();
+        let text = CStr::from_bytes_until_nul(&text)
+            .ok()?
+            .to_string_lossy()
+            .into_owned();
         (code == SUCCESS && !text.is_empty()).then_some(text)
     }
 }
@@ -818,7 +942,10 @@ mod tests {
             assert!(is_sticky(code), "{name} ({code})");
         }
         // Refused calls, including those refused by a capture, leave the context intact.
-        for code in [1, 2, 201, 400, 600, 701, 712, 713, 720, 800, 801, 900, 901, 902, 903, 904, 905, 906, 907] {
+        for code in [
+            1, 2, 201, 400, 600, 701, 712, 713, 720, 800, 801, 900, 901, 902, 903, 904, 905, 906,
+            907,
+        ] {
             assert!(!is_sticky(code), "{code}");
         }
     }

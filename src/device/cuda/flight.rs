@@ -67,15 +67,32 @@ impl InFlight {
     pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, operations: usize) -> Result<Self> {
         let timed = || Event::timed(gpu);
         let made = || (operations > 0).then(timed).transpose();
-        let marks = || Ok(Marks { queued: Event::new(gpu)?, began: timed()?, ended: timed()?, made: made()? });
-        let spare = (0..slots + operations + 1).map(|_| marks()).collect::<Result<_>>()?;
+        let marks = || {
+            Ok(Marks {
+                queued: Event::new(gpu)?,
+                began: timed()?,
+                ended: timed()?,
+                made: made()?,
+            })
+        };
+        let spare = (0..slots + operations + 1)
+            .map(|_| marks())
+            .collect::<Result<_>>()?;
         let past = VecDeque::with_capacity(operations + 2);
-        Ok(Self { queue: VecDeque::with_capacity(slots), spare, past, counted: 0, last_ns: None })
+        Ok(Self {
+            queue: VecDeque::with_capacity(slots),
+            spare,
+            past,
+            counted: 0,
+            last_ns: None,
+        })
     }
 
     /// Events for the next copy; return them by [`push`](Self::push) or [`give_back`](Self::give_back).
     pub(super) fn marks(&mut self) -> Marks {
-        self.spare.pop().expect("one set per slot, and for those whose operations are under way")
+        self.spare
+            .pop()
+            .expect("one set per slot, and for those whose operations are under way")
     }
 
     pub(super) fn give_back(&mut self, marks: Marks) {
@@ -83,8 +100,23 @@ impl InFlight {
     }
 
     /// Adds a slot with its submitted copy; `waits`: behind waits for consumers' streams; `rings`: a bell rings at its end.
-    pub(super) fn push(&mut self, slot: Filled, marks: Marks, submitted: u64, waits: bool, rings: bool) {
-        self.queue.push_back(Flying { slot, marks, submitted, waits, rings, queued: false, began: None });
+    pub(super) fn push(
+        &mut self,
+        slot: Filled,
+        marks: Marks,
+        submitted: u64,
+        waits: bool,
+        rings: bool,
+    ) {
+        self.queue.push_back(Flying {
+            slot,
+            marks,
+            submitted,
+            waits,
+            rings,
+            queued: false,
+            began: None,
+        });
     }
 
     pub(super) fn len(&self) -> usize {
@@ -100,7 +132,9 @@ impl InFlight {
     /// then ever more rarely; every [`BLOCKED_NS`] while it waits for a consumer.
     pub(super) fn next_look(&self, now: u64) -> Option<u64> {
         let oldest = self.queue.front().filter(|flying| !flying.rings)?;
-        let Some((began, lasts)) = oldest.began.zip(self.last_ns) else { return Some(BLOCKED_NS) };
+        let Some((began, lasts)) = oldest.began.zip(self.last_ns) else {
+            return Some(BLOCKED_NS);
+        };
         // Past its expected end, as long again as it is late.
         Some((began + lasts).abs_diff(now).clamp(LEAST_NS, BLOCKED_NS))
     }
@@ -113,15 +147,29 @@ impl InFlight {
             if !front.marks.ended.is_done()? {
                 break;
             }
-            let Some(Flying { slot, marks, submitted, began, .. }) = self.queue.pop_front() else { break };
+            let Some(Flying {
+                slot,
+                marks,
+                submitted,
+                began,
+                ..
+            }) = self.queue.pop_front()
+            else {
+                break;
+            };
             drop(slot);
-            let Some(bus) = (now > 0).then(|| marks.began.until(&marks.ended).ok()).flatten() else {
+            let Some(bus) = (now > 0)
+                .then(|| marks.began.until(&marks.ended).ok())
+                .flatten()
+            else {
                 self.spare.push(marks);
                 done(Landed::Copy(None));
                 continue;
             };
             let most = now.saturating_sub(bus);
-            let begin = began.unwrap_or_else(|| self.place(&marks.began, submitted, most)).min(most);
+            let begin = began
+                .unwrap_or_else(|| self.place(&marks.began, submitted, most))
+                .min(most);
             self.last_ns = Some(bus);
             done(Landed::Copy(Some(begin..begin + bus)));
             self.past.push_back((marks, begin + bus));
@@ -138,7 +186,10 @@ impl InFlight {
                     return Ok(());
                 }
                 let mut ns = marks.ended.until(made)?;
-                let before = self.counted.checked_sub(1).and_then(|before| self.past[before].0.made.as_ref());
+                let before = self
+                    .counted
+                    .checked_sub(1)
+                    .and_then(|before| self.past[before].0.made.as_ref());
                 if let Some(before) = before {
                     ns = ns.min(before.until(made)?);
                 }
@@ -146,7 +197,8 @@ impl InFlight {
             }
             self.counted += 1;
             while self.counted > 1 {
-                self.spare.extend(self.past.pop_front().map(|(marks, _)| marks));
+                self.spare
+                    .extend(self.past.pop_front().map(|(marks, _)| marks));
                 self.counted -= 1;
             }
         }
@@ -155,12 +207,17 @@ impl InFlight {
 
     /// State of the oldest copy.
     pub(super) fn oldest(&mut self, now: u64) -> Result<Oldest> {
-        let Some(front) = self.queue.front() else { return Ok(Oldest::Nothing) };
+        let Some(front) = self.queue.front() else {
+            return Ok(Oldest::Nothing);
+        };
         let began = match front.began {
-            None if front.marks.began.is_done()? => Some(self.place(&front.marks.began, front.submitted, now)),
+            None if front.marks.began.is_done()? => {
+                Some(self.place(&front.marks.began, front.submitted, now))
+            }
             began => began,
         };
-        let queued = front.queued || began.is_none() && front.waits && front.marks.queued.is_done()?;
+        let queued =
+            front.queued || began.is_none() && front.waits && front.marks.queued.is_done()?;
         if let Some(front) = self.queue.front_mut() {
             (front.began, front.queued) = (began, queued);
         }
@@ -172,15 +229,26 @@ impl InFlight {
 
     /// Host time of `event`, for a copy submitted at `submitted`: at most `most`.
     fn place(&self, event: &Event, submitted: u64, most: u64) -> u64 {
-        let expected = |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
-        let least = self.past.back().map_or(submitted, |(_, end)| submitted.max(*end));
-        self.past.back().and_then(expected).unwrap_or(most).max(least).min(most)
+        let expected =
+            |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
+        let least = self
+            .past
+            .back()
+            .map_or(submitted, |(_, end)| submitted.max(*end));
+        self.past
+            .back()
+            .and_then(expected)
+            .unwrap_or(most)
+            .max(least)
+            .min(most)
     }
 
     /// All copies and operations are done, although their events do not show it.
     pub(super) fn clear(&mut self) {
-        self.spare.extend(self.queue.drain(..).map(|flying| flying.marks));
-        self.spare.extend(self.past.drain(..).map(|(marks, _)| marks));
+        self.spare
+            .extend(self.queue.drain(..).map(|flying| flying.marks));
+        self.spare
+            .extend(self.past.drain(..).map(|(marks, _)| marks));
         self.counted = 0;
     }
 

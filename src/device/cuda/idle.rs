@@ -102,7 +102,11 @@ impl Events {
     }
 
     fn make(gpu: &Arc<Gpu>, timed: bool) -> Result<Arc<Event>> {
-        Ok(Arc::new(if timed { Event::timed(gpu)? } else { Event::new(gpu)? }))
+        Ok(Arc::new(if timed {
+            Event::timed(gpu)?
+        } else {
+            Event::new(gpu)?
+        }))
     }
 }
 
@@ -242,21 +246,41 @@ impl Recent {
 
 impl IdleMeter {
     /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless `measured`.
-    pub(crate) fn new(gpu: &Arc<Gpu>, clock: Clock, (slots, batches): (usize, usize), measured: bool) -> Result<Self> {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        clock: Clock,
+        (slots, batches): (usize, usize),
+        measured: bool,
+    ) -> Result<Self> {
         // Each buffer: its copy, its release. Each step: asked, now, start, two marks, and what its buffer has given up, a copy
         // and a release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
         // last reading, which each copy makes. One is in the making. The last start, release and marks. The last operations on
         // each of two staging areas.
-        let count = 2 * batches + 2 + if measured { 7 * (slots + 2 * batches + 1) + 4 } else { 0 };
-        let all = (0..count).map(|_| Events::make(gpu, measured)).collect::<Result<_>>()?;
+        let count = 2 * batches
+            + 2
+            + if measured {
+                7 * (slots + 2 * batches + 1) + 4
+            } else {
+                0
+            };
+        let all = (0..count)
+            .map(|_| Events::make(gpu, measured))
+            .collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
-        let consumer = Consumer { handed: Vec::with_capacity(batches), ..Consumer::default() };
+        let consumer = Consumer {
+            handed: Vec::with_capacity(batches),
+            ..Consumer::default()
+        };
         Ok(Self {
             gpu: gpu.clone(),
             clock,
             ring: Ring::default(),
             empty,
-            events: Mutex::new(Events { all, next: 0, timed: measured }),
+            events: Mutex::new(Events {
+                all,
+                next: 0,
+                timed: measured,
+            }),
             consumer: Mutex::new(consumer),
             no_stream: AtomicU64::new(0),
             no_event: AtomicU64::new(0),
@@ -274,7 +298,11 @@ impl IdleMeter {
         let event = self.event()?;
         let at_ns = self.clock.now();
         event.record(stream)?;
-        Ok(Mark { event, on: stream, at_ns })
+        Ok(Mark {
+            event,
+            on: stream,
+            at_ns,
+        })
     }
 
     /// Entry into `next()`, for the `first` batch of an iterator or a later one. `checked`: the builder's streams were just
@@ -301,8 +329,14 @@ impl IdleMeter {
             });
             let mark = mark.transpose()?;
             let now = self.record(empty.raw())?;
-            let same = Mark { event: now.event.clone(), ..now };
-            Ok(Asked { mark: mark.unwrap_or(same), now })
+            let same = Mark {
+                event: now.event.clone(),
+                ..now
+            };
+            Ok(Asked {
+                mark: mark.unwrap_or(same),
+                now,
+            })
         };
         let marks: Result<Asked> = marks();
         consumer.asked = Some(marks.map_or(Request::Refused, Request::Later));
@@ -316,12 +350,16 @@ impl IdleMeter {
             return;
         }
         let mut consumer = self.consumer.hold();
-        let Some(stream) = stream.map(Stream::raw).or(consumer.stream.raw()) else { return };
+        let Some(stream) = stream.map(Stream::raw).or(consumer.stream.raw()) else {
+            return;
+        };
         let Ok(_bound) = self.gpu.enter() else { return };
         if self.gpu.check_uncaptured(stream).is_err() {
             return;
         }
-        let Ok(mark) = self.record(stream) else { return };
+        let Ok(mark) = self.record(stream) else {
+            return;
+        };
         match consumer.marks.first {
             None => consumer.marks.first = Some(mark),
             Some(_) => consumer.marks.last = Some(mark),
@@ -335,17 +373,31 @@ impl IdleMeter {
         }
         let mut consumer = self.consumer.hold();
         let asked = consumer.asked.take();
-        consumer.handed.push(Handed { batch, asked, since: unbound.then(|| self.clock.now()) });
+        consumer.handed.push(Handed {
+            batch,
+            asked,
+            since: unbound.then(|| self.clock.now()),
+        });
     }
 
     /// A first stream took a batch, and now waits for `copied`. `lives`: the stream outlives the loader.
-    pub(crate) fn started(&self, batch: DevicePtr, stream: &Stream, lives: bool, copied: &Arc<Event>) {
+    pub(crate) fn started(
+        &self,
+        batch: DevicePtr,
+        stream: &Stream,
+        lives: bool,
+        copied: &Arc<Event>,
+    ) {
         if self.empty.is_none() {
             return;
         }
         let mut consumer = self.consumer.hold();
         let lasts = lives || stream.keeps_itself();
-        consumer.stream = if lasts { On::Lasting(stream.clone()) } else { On::Until(stream.raw(), batch) };
+        consumer.stream = if lasts {
+            On::Lasting(stream.clone())
+        } else {
+            On::Until(stream.raw(), batch)
+        };
         let (asked, since) = match consumer.take_handed(batch) {
             Some((Request::Later(asked), since)) => (Some(asked), since),
             Some((Request::First, _)) => (None, None),
@@ -357,12 +409,20 @@ impl IdleMeter {
         };
         let unbound_ns = since.map_or(0, |since| self.clock.now().saturating_sub(since));
         let Ok(start) = self.record(stream.raw()) else {
-            self.no_event.fetch_add(u64::from(asked.is_some()), Ordering::Relaxed);
+            self.no_event
+                .fetch_add(u64::from(asked.is_some()), Ordering::Relaxed);
             return;
         };
         let released = consumer.last_released.take().filter(|_| asked.is_some());
         let marks = std::mem::take(&mut consumer.marks);
-        let step = Step { asked, released, marks, start, copied: copied.clone(), unbound_ns };
+        let step = Step {
+            asked,
+            released,
+            marks,
+            start,
+            copied: copied.clone(),
+            unbound_ns,
+        };
         self.steps.hold().push_back(step);
     }
 
@@ -372,11 +432,18 @@ impl IdleMeter {
             return;
         }
         let mut consumer = self.consumer.hold();
-        if matches!(consumer.take_handed(batch), Some((Request::Later(_) | Request::Refused, _))) {
+        if matches!(
+            consumer.take_handed(batch),
+            Some((Request::Later(_) | Request::Refused, _))
+        ) {
             self.no_stream.fetch_add(1, Ordering::Relaxed);
         }
         if let Some((event, on)) = mark {
-            consumer.last_released = Some(Mark { event, on, at_ns: self.clock.now() });
+            consumer.last_released = Some(Mark {
+                event,
+                on,
+                at_ns: self.clock.now(),
+            });
         }
         if matches!(consumer.stream, On::Until(_, last) if last == batch) {
             consumer.stream = On::Unknown;
@@ -390,7 +457,9 @@ impl IdleMeter {
         }
         let mut reader = self.reader.hold();
         loop {
-            let Some(step) = self.steps.hold().pop_front() else { return };
+            let Some(step) = self.steps.hold().pop_front() else {
+                return;
+            };
             match step.is_done() {
                 Ok(true) => reader.take(step, &self.ring),
                 Ok(false) => return self.steps.hold().push_front(step),
@@ -398,7 +467,8 @@ impl IdleMeter {
                 Err(_) => {
                     let mut others = self.steps.hold();
                     let lost = std::iter::once(step).chain(others.drain(..));
-                    reader.totals.unmeasured.no_event += lost.filter(|step| step.asked.is_some()).count() as u64;
+                    reader.totals.unmeasured.no_event +=
+                        lost.filter(|step| step.asked.is_some()).count() as u64;
                     return;
                 }
             }
@@ -436,7 +506,10 @@ impl On {
 impl Consumer {
     /// The request for a batch without a stream, and its delivery time.
     fn take_handed(&mut self, batch: DevicePtr) -> Option<(Request, Option<u64>)> {
-        let at = self.handed.iter().position(|handed| handed.batch == batch)?;
+        let at = self
+            .handed
+            .iter()
+            .position(|handed| handed.batch == batch)?;
         let Handed { asked, since, .. } = self.handed.swap_remove(at);
         Some((asked?, since))
     }
@@ -447,7 +520,9 @@ impl Step {
         // Earlier events on `start`'s stream are reached before it.
         let ends = self.released.iter().chain(self.marks.iter());
         let marks = ends.chain(self.asked.iter().map(|asked| &asked.mark));
-        let others = marks.filter(|mark| mark.on != self.start.on).map(|mark| &mark.event);
+        let others = marks
+            .filter(|mark| mark.on != self.start.on)
+            .map(|mark| &mark.event);
         let now = self.asked.iter().map(|asked| &asked.now.event);
         for event in [&self.start.event].into_iter().chain(now).chain(others) {
             if !event.is_done()? {
@@ -474,17 +549,32 @@ impl Step {
         let dry = ends_later == 0 && asked.now.event.until(request)? <= JITTER_NS;
         let late = if dry { self.late(asked)? } else { Some(0) };
         let idle = from.until(start)?;
-        let unbound = if self.unbound_ns == 0 { 0 } else { self.unbound_ns.min(self.copied.until(start)?).min(idle) };
-        Ok(Idle { late, starved: idle - unbound, unbound, dry, until_start })
+        let unbound = if self.unbound_ns == 0 {
+            0
+        } else {
+            self.unbound_ns.min(self.copied.until(start)?).min(idle)
+        };
+        Ok(Idle {
+            late,
+            starved: idle - unbound,
+            unbound,
+            dry,
+            until_start,
+        })
     }
 
     /// From the end of the work to the request for which the stream was dry; `None` without a mark.
     fn late(&self, asked: &Asked) -> Result<Option<u64>> {
-        let Some(first) = &self.marks.first else { return Ok(None) };
+        let Some(first) = &self.marks.first else {
+            return Ok(None);
+        };
         let mut late = first.event.until(&asked.mark.event)?;
         // A later mark or drop tells the end of more work, unless the stream was dry already.
         for end in self.marks.last.iter().chain(&self.released) {
-            let reached_ns = asked.now.at_ns.saturating_sub(end.event.until(&asked.now.event)?);
+            let reached_ns = asked
+                .now
+                .at_ns
+                .saturating_sub(end.event.until(&asked.now.event)?);
             if reached_ns > end.at_ns.saturating_add(JITTER_NS) {
                 late = late.min(end.event.until(&asked.mark.event)?);
             }
@@ -586,7 +676,15 @@ mod tests {
         dry_steps: u64,
     }
 
-    fn play(steps: &[Times], drops: Drops, Told { lives, by_hand, marks }: Told) -> (Truth, GpuIdle) {
+    fn play(
+        steps: &[Times],
+        drops: Drops,
+        Told {
+            lives,
+            by_hand,
+            marks,
+        }: Told,
+    ) -> (Truth, GpuIdle) {
         let now = Arc::new(AtomicU64::new(1_000_000));
         let (simulated, gpu) = Simulated::new(now.clone(), |_| 0);
         let meter = IdleMeter::new(&gpu, Clock::shown(now.clone()), (2, 2), true).unwrap();
@@ -601,7 +699,9 @@ mod tests {
         };
         let _bound = gpu.enter().unwrap();
         let (mut truth, mut end, mut first_start) = (Truth::default(), 0, 0);
-        for (number, [wait, copy, bind, launch, pause, more, own]) in steps.iter().copied().enumerate() {
+        for (number, [wait, copy, bind, launch, pause, more, own]) in
+            steps.iter().copied().enumerate()
+        {
             let batch = number as u64 + 1;
             let asked = at();
             meter.asked(number == 0, lives);
@@ -621,7 +721,9 @@ mod tests {
                 // Idle from the request, or from the later end of the work, to the start; while the batch is there and not
                 // bound, by the host.
                 let idle = start - asked.max(end);
-                let unbound = (bind * 200_000).min(start.saturating_sub(copied_at)).min(idle);
+                let unbound = (bind * 200_000)
+                    .min(start.saturating_sub(copied_at))
+                    .min(idle);
                 truth.steps += 1;
                 truth.starved_ns += idle - unbound;
                 truth.late_ns += asked.saturating_sub(end);
@@ -698,11 +800,18 @@ mod tests {
     fn lateness_in_synchronised_steps_is_exact_with_marks_and_else_unknown() {
         // A copy is there at once; 36 + 1 units of work, the host waits for it, and then 3 units of its own.
         let steps = [[0, 0, 0, 36, 0, 0, 3]; 201];
-        let told = |marks| Told { lives: true, by_hand: false, marks };
+        let told = |marks| Told {
+            lives: true,
+            by_hand: false,
+            marks,
+        };
         let (truth, marked) = play(&steps, Drops::HeldSynced, told(true));
         let share = |ns: u64| ns as f64 / marked.span_ns as f64;
         assert_eq!(truth.dry_steps, 200);
-        assert!((share(marked.host_late_ns().unwrap()) - 0.075).abs() < 0.001, "{marked:?}");
+        assert!(
+            (share(marked.host_late_ns().unwrap()) - 0.075).abs() < 0.001,
+            "{marked:?}"
+        );
         let (_, unmarked) = play(&steps, Drops::HeldSynced, told(false));
         assert_eq!((unmarked.host_late_ns(), unmarked.dry_steps), (None, 200));
     }
@@ -710,13 +819,23 @@ mod tests {
     #[test]
     fn an_evaluation_between_two_steps_is_a_pause() {
         let mut steps = vec![[1, 2, 0, 10, 0, 0, 1]; 20];
-        let told = Told { lives: true, by_hand: false, marks: true };
+        let told = Told {
+            lives: true,
+            by_hand: false,
+            marks: true,
+        };
         let (_, usual) = play(&steps, Drops::Held, told);
         // 10 s of the host's own time, and as long a wait for a batch, which is no pause.
         steps[12][6] = 50_000;
         let (_, paused) = play(&steps, Drops::Held, told);
-        assert_eq!((paused.unmeasured.pauses, paused.steps + 1), (1, usual.steps));
-        assert!(paused.span_ns < usual.span_ns && paused.late_ns <= usual.late_ns, "{paused:?}");
+        assert_eq!(
+            (paused.unmeasured.pauses, paused.steps + 1),
+            (1, usual.steps)
+        );
+        assert!(
+            paused.span_ns < usual.span_ns && paused.late_ns <= usual.late_ns,
+            "{paused:?}"
+        );
         // Steps of another length are no pauses for long.
         let mut longer = vec![[1, 2, 0, 10, 0, 0, 1]; 20];
         longer.extend([[1, 2, 0, 20_000, 0, 0, 1]; 20]);
@@ -730,12 +849,21 @@ mod tests {
     #[test]
     fn a_step_is_drawn_behind_the_last_one() {
         let ring = Ring::default();
-        let step = |late, starved, unbound| Idle { late: Some(late), starved, unbound, dry: false, until_start: 0 };
+        let step = |late, starved, unbound| Idle {
+            late: Some(late),
+            starved,
+            unbound,
+            dry: false,
+            until_start: 0,
+        };
         step(0, 2_000_000, 0).draw(&ring, 12_000_000, 0);
         step(1_000_000, 0, 0).draw(&ring, 17_000_000, 5_000_000);
         step(0, 3_000_000, 1_000_000).draw(&ring, 43_000_000, 26_000_000);
-        let spans: Vec<_> =
-            ring.read().iter().map(|span| (span.what, span.begin_ns / 1000, span.end_ns / 1000)).collect();
+        let spans: Vec<_> = ring
+            .read()
+            .iter()
+            .map(|span| (span.what, span.begin_ns / 1000, span.end_ns / 1000))
+            .collect();
         use Work::{HostLate, Starved, Step};
         let expected = [
             (Starved, 10_000, 12_000),

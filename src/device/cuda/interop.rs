@@ -14,12 +14,21 @@ use std::sync::Arc;
 
 /// The device of the user's own context.
 pub(crate) fn open(context: Arc<CudaContext>) -> Result<Arc<Gpu>> {
-    Gpu::of_user(super::driver()?, context.ordinal(), context.cu_ctx() as Handle, context)
+    Gpu::of_user(
+        super::driver()?,
+        context.ordinal(),
+        context.cu_ctx() as Handle,
+        context,
+    )
 }
 
 impl From<&Arc<CudaStream>> for Stream {
     fn from(stream: &Arc<CudaStream>) -> Self {
-        Self::owned(stream.cu_stream() as Handle, stream.context().cu_ctx() as Handle, stream.clone())
+        Self::owned(
+            stream.cu_stream() as Handle,
+            stream.context().cu_ctx() as Handle,
+            stream.clone(),
+        )
     }
 }
 
@@ -41,11 +50,25 @@ pub struct FieldSlice<'a, T> {
 
 impl<'a, T> FieldSlice<'a, T> {
     /// `len` elements at `ptr` in a batch's buffer. `stream` is bound to the batch.
-    pub(crate) fn of(_batch: &'a OnDevice, stream: &Arc<CudaStream>, ptr: DevicePtr, len: usize) -> Result<Self> {
-        let failed = || Error::new(ErrorKind::Device, Stage::Device, "cudarc cannot create an event");
+    pub(crate) fn of(
+        _batch: &'a OnDevice,
+        stream: &Arc<CudaStream>,
+        ptr: DevicePtr,
+        len: usize,
+    ) -> Result<Self> {
+        let failed = || {
+            Error::new(
+                ErrorKind::Device,
+                Stage::Device,
+                "cudarc cannot create an event",
+            )
+        };
         // With event tracking, `upgrade_device_ptr` creates two events, and panics if it cannot: rare after this check.
         if stream.context().is_event_tracking() {
-            stream.context().new_event(None).map_err(|source| failed().with_source(source))?;
+            stream
+                .context()
+                .new_event(None)
+                .map_err(|source| failed().with_source(source))?;
         }
         let make = || {
             // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the
@@ -53,7 +76,10 @@ impl<'a, T> FieldSlice<'a, T> {
             unsafe { stream.upgrade_device_ptr(ptr, len) }
         };
         let slice = catch_unwind(AssertUnwindSafe(make)).map_err(|_| failed())?;
-        Ok(Self { slice: ManuallyDrop::new(slice), batch: PhantomData })
+        Ok(Self {
+            slice: ManuallyDrop::new(slice),
+            batch: PhantomData,
+        })
     }
 }
 
@@ -76,6 +102,11 @@ impl<T> Drop for FieldSlice<'_, T> {
 
 impl<T> std::fmt::Debug for FieldSlice<'_, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} elements on cuda:{}", self.slice.len(), self.slice.ordinal())
+        write!(
+            f,
+            "{} elements on cuda:{}",
+            self.slice.len(),
+            self.slice.ordinal()
+        )
     }
 }

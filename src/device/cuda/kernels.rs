@@ -74,10 +74,18 @@ impl Kernels {
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         // SAFETY: made by NVIDIA's `fatbinary`, and whole.
         let module = unsafe { gpu.load_module(&KERNELS.0) }?;
-        let mut kernels = Self { gpu: gpu.clone(), module, finish_2: 0, finish_4: 0, gather: 0 };
-        for (function, name) in
-            [(&mut kernels.finish_2, FINISH_2), (&mut kernels.finish_4, FINISH_4), (&mut kernels.gather, GATHER)]
-        {
+        let mut kernels = Self {
+            gpu: gpu.clone(),
+            module,
+            finish_2: 0,
+            finish_4: 0,
+            gather: 0,
+        };
+        for (function, name) in [
+            (&mut kernels.finish_2, FINISH_2),
+            (&mut kernels.finish_4, FINISH_4),
+            (&mut kernels.gather, GATHER),
+        ] {
             *function = gpu.function(module, name)?;
         }
         Ok(kernels)
@@ -102,8 +110,16 @@ impl Kernels {
         row_bytes: u64,
         rows: u64,
     ) -> Result<()> {
-        let Some(shape) = Shape::gather(row_bytes, rows) else { return Ok(()) };
-        let params = [place(&staging), place(&offsets), place(&out), place(&row_bytes), place(&rows)];
+        let Some(shape) = Shape::gather(row_bytes, rows) else {
+            return Ok(());
+        };
+        let params = [
+            place(&staging),
+            place(&offsets),
+            place(&out),
+            place(&row_bytes),
+            place(&rows),
+        ];
         // SAFETY: the parameters match `GATHER` in order and types; the caller promises the arrays.
         unsafe { self.launch(self.gather, shape, stream, params) }
     }
@@ -119,7 +135,15 @@ impl Kernels {
     ) -> Result<()> {
         let ([grid_x, grid_y], [block_x, block_y]) = (shape.grid, shape.block);
         // SAFETY: the caller's promise.
-        unsafe { self.gpu.launch(function, [grid_x, grid_y, 1], [block_x, block_y, 1], stream, &mut params) }
+        unsafe {
+            self.gpu.launch(
+                function,
+                [grid_x, grid_y, 1],
+                [block_x, block_y, 1],
+                stream,
+                &mut params,
+            )
+        }
     }
 }
 
@@ -162,13 +186,16 @@ impl Finisher {
         flips: Option<DevicePtr>,
         rows: usize,
     ) -> Result<()> {
-        let Some(shape) = Shape::finish(plan.size.height * plan.size.width, rows)? else { return Ok(()) };
+        let Some(shape) = Shape::finish(plan.size.height * plan.size.width, rows)? else {
+            return Ok(());
+        };
         let function = match plan.dtype.size() {
             2 => self.kernels.finish_2,
             _ => self.kernels.finish_4,
         };
         // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
-        let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels].map(|size| size as c_uint);
+        let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels]
+            .map(|size| size as c_uint);
         let channels_first = c_int::from(plan.channels_first);
         let (flips, table) = (flips.unwrap_or(0), self.table.ptr());
         let params = [
@@ -203,7 +230,8 @@ impl Shape {
     /// x: one thread per 4 pixels; y: pictures. All blocks do the same number of both. `None`: nothing to launch.
     fn finish(pixels: usize, rows: usize) -> Result<Option<Self>> {
         if rows > i32::MAX as usize {
-            let message = format!("a batch has {rows} pictures to convert; at most 2^31 - 1 are possible");
+            let message =
+                format!("a batch has {rows} pictures to convert; at most 2^31 - 1 are possible");
             return Err(Error::new(ErrorKind::Config, Stage::Device, message));
         }
         if pixels == 0 || rows == 0 {
@@ -212,7 +240,10 @@ impl Shape {
         let down = rows.div_ceil(rows.div_ceil(BLOCKS));
         let whole = pixels.div_ceil(4 * THREADS as usize);
         let across = whole.div_ceil(whole.div_ceil(BLOCKS / down));
-        Ok(Some(Self { grid: [across as u32, down as u32], block: [THREADS, 1] }))
+        Ok(Some(Self {
+            grid: [across as u32, down as u32],
+            block: [THREADS, 1],
+        }))
     }
 
     /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to launch.
@@ -221,11 +252,20 @@ impl Shape {
             return None;
         }
         let windows = row_bytes / 16 + 2;
-        let across = u32::try_from(windows).unwrap_or(u32::MAX).min(THREADS).next_power_of_two();
+        let across = u32::try_from(windows)
+            .unwrap_or(u32::MAX)
+            .min(THREADS)
+            .next_power_of_two();
         let down = THREADS / across;
-        let blocks =
-            |count: u64, size: u32| u32::try_from(count.div_ceil(u64::from(size))).unwrap_or(u32::MAX).min(GRID_Y_MAX);
-        Some(Self { grid: [blocks(windows, across), blocks(rows, down)], block: [across, down] })
+        let blocks = |count: u64, size: u32| {
+            u32::try_from(count.div_ceil(u64::from(size)))
+                .unwrap_or(u32::MAX)
+                .min(GRID_Y_MAX)
+        };
+        Some(Self {
+            grid: [blocks(windows, across), blocks(rows, down)],
+            block: [across, down],
+        })
     }
 }
 
@@ -243,12 +283,20 @@ mod tests {
             let bytes = KERNELS.0[at..at + len].iter().rev();
             bytes.fold(0, |number, byte| number << 8 | usize::from(*byte))
         };
-        assert_eq!((number(0, 4), number(8, 8)), (0xba55_ed50, KERNELS.0.len() - 16), "magic number, length");
+        assert_eq!(
+            (number(0, 4), number(8, 8)),
+            (0xba55_ed50, KERNELS.0.len() - 16),
+            "magic number, length"
+        );
         let mut images = Vec::new();
         let mut at = 16;
         while at < KERNELS.0.len() {
             let (from, len) = (at + number(at + 4, 4), number(at + 8, 8));
-            images.push((number(at, 2) as u16, number(at + 28, 4) as u32, &KERNELS.0[from..from + len]));
+            images.push((
+                number(at, 2) as u16,
+                number(at + 28, 4) as u32,
+                &KERNELS.0[from..from + len],
+            ));
             at = from + len;
         }
         images
@@ -256,9 +304,15 @@ mod tests {
 
     #[test]
     fn ptx_is_built_from_the_present_source() {
-        let sum = format!("// crc32c of finish.cu: {:08x};", crc32c::crc32c(SOURCE.as_bytes()));
+        let sum = format!(
+            "// crc32c of finish.cu: {:08x};",
+            crc32c::crc32c(SOURCE.as_bytes())
+        );
         let first = PTX.lines().next().unwrap();
-        assert!(first.starts_with(&sum), "`{first}` is not `{sum}`: run src/device/cuda/kernels/build.py");
+        assert!(
+            first.starts_with(&sum),
+            "`{first}` is not `{sum}`: run src/device/cuda/kernels/build.py"
+        );
     }
 
     #[test]
@@ -271,10 +325,16 @@ mod tests {
     #[test]
     fn ptx_has_exactly_the_named_kernels() {
         let word = ".visible .entry ";
-        let mut entries: Vec<&str> =
-            PTX.lines().filter_map(|line| line.strip_prefix(word)).map(|name| name.trim_end_matches('(')).collect();
+        let mut entries: Vec<&str> = PTX
+            .lines()
+            .filter_map(|line| line.strip_prefix(word))
+            .map(|name| name.trim_end_matches('('))
+            .collect();
         entries.sort_unstable();
-        assert_eq!(entries, [FINISH_2, FINISH_4, GATHER].map(|name| name.to_str().unwrap()));
+        assert_eq!(
+            entries,
+            [FINISH_2, FINISH_4, GATHER].map(|name| name.to_str().unwrap())
+        );
     }
 
     #[test]
@@ -290,15 +350,27 @@ mod tests {
         // `fatbinary` leaves comments and tabs out.
         let bare = |text: &str| -> String {
             let lines = text.lines().filter_map(|line| line.split("//").next());
-            lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()
+            lines
+                .flat_map(str::chars)
+                .filter(|c| !c.is_whitespace())
+                .collect()
         };
-        let text = CStr::from_bytes_until_nul(images[4].2).unwrap().to_str().unwrap();
-        assert!(bare(text) == bare(PTX), "finish.fatbin has other PTX: run src/device/cuda/kernels/build.py");
+        let text = CStr::from_bytes_until_nul(images[4].2)
+            .unwrap()
+            .to_str()
+            .unwrap();
+        assert!(
+            bare(text) == bare(PTX),
+            "finish.fatbin has other PTX: run src/device/cuda/kernels/build.py"
+        );
         for (_, gpu, code) in &images[..4] {
             assert!(code.starts_with(b"\x7fELF"), "sm_{gpu}");
             for name in [FINISH_2, FINISH_4, GATHER].map(CStr::to_bytes_with_nul) {
                 let symbol = [b".text.", name].concat();
-                assert!(code.windows(symbol.len()).any(|part| part == symbol), "sm_{gpu}: {name:?}");
+                assert!(
+                    code.windows(symbol.len()).any(|part| part == symbol),
+                    "sm_{gpu}: {name:?}"
+                );
             }
         }
     }
@@ -308,7 +380,10 @@ mod tests {
         assert_eq!(Shape::finish(100, 0).unwrap(), None);
         assert_eq!(Shape::gather(100, 0), None);
         assert_eq!(Shape::gather(0, 100), None);
-        assert_eq!(Shape::finish(100, 1 << 31).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(
+            Shape::finish(100, 1 << 31).unwrap_err().kind(),
+            ErrorKind::Config
+        );
     }
 
     #[test]

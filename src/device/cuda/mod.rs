@@ -225,7 +225,10 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let mut gpus = GPUS.hold();
     gpus.retain(|gpu| gpu.strong_count() > 0);
     // The user may have made a new context for a broken device; the driver decides whether it is usable.
-    let known = gpus.iter().filter_map(Weak::upgrade).find(|gpu| gpu.ordinal() == ordinal && !gpu.is_broken());
+    let known = gpus
+        .iter()
+        .filter_map(Weak::upgrade)
+        .find(|gpu| gpu.ordinal() == ordinal && !gpu.is_broken());
     if let Some(gpu) = known {
         return Ok(gpu);
     }
@@ -238,15 +241,21 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
 pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
     let count = driver()?.devices();
     let (ordinal, why) = match crate::order::Rank::local_from_env() {
-        Ok(Some(rank)) if count > 1 => {
-            (rank as usize % count, format!("local rank {rank}, {count} devices are visible"))
-        }
-        Err(error) if count > 1 => {
-            (0, format!("the first of {count}; the launcher's variables are unusable: {}", error.message()))
-        }
+        Ok(Some(rank)) if count > 1 => (
+            rank as usize % count,
+            format!("local rank {rank}, {count} devices are visible"),
+        ),
+        Err(error) if count > 1 => (
+            0,
+            format!(
+                "the first of {count}; the launcher's variables are unusable: {}",
+                error.message()
+            ),
+        ),
         _ => (0, format!("the first of {count}")),
     };
-    let gpu = open(ordinal).map_err(|error| error.within(format_args!("cuda:{ordinal} is not usable")))?;
+    let gpu = open(ordinal)
+        .map_err(|error| error.within(format_args!("cuda:{ordinal} is not usable")))?;
     Ok((gpu, why))
 }
 
@@ -257,10 +266,19 @@ pub(super) fn probe() -> String {
         Err(absent) => return format!("host only: {absent}"),
     };
     let lines = devices.iter().map(|device| {
-        let (bytes, bus) = (device.bytes as f64 / 1e9, device.pci_bus_id.as_deref().unwrap_or("unknown"));
-        format!("\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}", device.ordinal, device.name)
+        let (bytes, bus) = (
+            device.bytes as f64 / 1e9,
+            device.pci_bus_id.as_deref().unwrap_or("unknown"),
+        );
+        format!(
+            "\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}",
+            device.ordinal, device.name
+        )
     });
-    format!("the driver supports CUDA {major}.{minor}{}", lines.collect::<String>())
+    format!(
+        "the driver supports CUDA {major}.{minor}{}",
+        lines.collect::<String>()
+    )
 }
 
 fn driver() -> Result<&'static Driver> {

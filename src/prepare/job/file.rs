@@ -19,7 +19,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-const KIND: SideKind = SideKind { name: *b"plan", version: 2, older: b"feedplan" };
+const KIND: SideKind = SideKind {
+    name: *b"plan",
+    version: 2,
+    older: b"feedplan",
+};
 const INPUTS: usize = 0;
 const ENDS: usize = 1;
 const SETTINGS: usize = 2;
@@ -54,31 +58,52 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn create(target: PathBuf) -> Result<Self> {
-        let out = SideWriter::create(&target, KIND).map_err(|source| output::failed(source, &target))?;
+        let out =
+            SideWriter::create(&target, KIND).map_err(|source| output::failed(source, &target))?;
         let id = Digest::new("plan");
-        Ok(Self { out, block: Vec::new(), ends: Vec::new(), end: 0, inputs: 0, bytes: 0, id })
+        Ok(Self {
+            out,
+            block: Vec::new(),
+            ends: Vec::new(),
+            end: 0,
+            inputs: 0,
+            bytes: 0,
+            id,
+        })
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.out.put(bytes).map_err(|source| output::failed(source, self.out.target()))
+        self.out
+            .put(bytes)
+            .map_err(|source| output::failed(source, self.out.target()))
     }
 
     /// The identity that the file will have with these settings, after its last input.
     pub(super) fn id(&self, settings: &str) -> u64 {
-        let id = if self.block.is_empty() { self.id } else { self.id.bytes(&self.block) };
+        let id = if self.block.is_empty() {
+            self.id
+        } else {
+            self.id.bytes(&self.block)
+        };
         id.bytes(settings.as_bytes()).end()
     }
 
     pub(super) fn add(&mut self, input: &Input) -> Result<()> {
         let name = input.name.as_os_str().as_bytes();
-        self.block.extend_from_slice(&(name.len() as u32).to_le_bytes());
-        self.block.extend_from_slice(&input.class.unwrap_or(u32::MAX).to_le_bytes());
+        self.block
+            .extend_from_slice(&(name.len() as u32).to_le_bytes());
+        self.block
+            .extend_from_slice(&input.class.unwrap_or(u32::MAX).to_le_bytes());
         self.block.extend_from_slice(&input.len.to_le_bytes());
         self.block.extend_from_slice(&input.version.to_le_bytes());
         self.block.extend_from_slice(name);
         self.inputs += 1;
         self.bytes = self.bytes.saturating_add(input.len);
-        if self.inputs.is_multiple_of(BLOCK) { self.end_block() } else { Ok(()) }
+        if self.inputs.is_multiple_of(BLOCK) {
+            self.end_block()
+        } else {
+            Ok(())
+        }
     }
 
     fn end_block(&mut self) -> Result<()> {
@@ -98,14 +123,25 @@ impl Writer {
             self.end_block()?;
         }
         let (ends, sums) = (std::mem::take(&mut self.ends), [self.inputs, self.bytes]);
-        for section in [bytemuck::cast_slice(&ends), settings.as_bytes(), bytemuck::cast_slice(&sums)] {
+        for section in [
+            bytemuck::cast_slice(&ends),
+            settings.as_bytes(),
+            bytemuck::cast_slice(&sums),
+        ] {
             self.out.end_section();
             self.put(section)?;
         }
         self.put(notes.as_bytes())?;
         self.out.end_section();
-        let (id, target) = (self.id.bytes(settings.as_bytes()).end(), self.out.target().to_path_buf());
-        output::commit_new(self.out.finish(id).map_err(|source| output::failed(source, &target))?)
+        let (id, target) = (
+            self.id.bytes(settings.as_bytes()).end(),
+            self.out.target().to_path_buf(),
+        );
+        output::commit_new(
+            self.out
+                .finish(id)
+                .map_err(|source| output::failed(source, &target))?,
+        )
     }
 }
 
@@ -125,18 +161,25 @@ impl Reader {
     /// Errors: [`Decode`](crate::ErrorKind::Decode) for another file, another version, or a damaged plan.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let wrong = |what: &str| Error::new(ErrorKind::Decode, Stage::Index, what).with_path(path);
-        let damaged = || wrong("the plan is damaged or cut short: remove the output folder, and plan again");
+        let damaged =
+            || wrong("the plan is damaged or cut short: remove the output folder, and plan again");
         let file = match Sidefile::of(Blob::open(path)?, KIND)? {
             SideFound::Whole(file) => file,
             SideFound::Damaged => return Err(damaged()),
-            SideFound::Older => return Err(wrong("a plan of an older version of this program: make the plan again")),
+            SideFound::Older => {
+                return Err(wrong(
+                    "a plan of an older version of this program: make the plan again",
+                ));
+            }
             SideFound::Newer => {
                 return Err(wrong(
                     "a plan of a newer version, or of a machine of the other byte order: name another folder",
                 ));
             }
             SideFound::Foreign | SideFound::Nothing => {
-                return Err(wrong("not a plan, or an incomplete one: name another folder, or remove the file"));
+                return Err(wrong(
+                    "not a plan, or an incomplete one: name another folder, or remove the file",
+                ));
             }
         };
         let [inputs, bytes]: [u64; 2] = file.value(SUMS, 0).map_err(|_| damaged())?;
@@ -145,12 +188,27 @@ impl Reader {
         }
         let text = |section, start| {
             let (len, mut buffer) = (file.len(section).saturating_sub(start), Vec::new());
-            let bytes =
-                if len > PART_MAX { Err(damaged()) } else { file.read(section, start, len as usize, &mut buffer) };
-            bytes.and_then(|bytes| std::str::from_utf8(bytes).map(String::from).map_err(|_| damaged()))
+            let bytes = if len > PART_MAX {
+                Err(damaged())
+            } else {
+                file.read(section, start, len as usize, &mut buffer)
+            };
+            bytes.and_then(|bytes| {
+                std::str::from_utf8(bytes)
+                    .map(String::from)
+                    .map_err(|_| damaged())
+            })
         };
         let (settings, notes, id) = (text(SETTINGS, 0)?, text(SUMS, 16)?, file.identity());
-        Ok(Self { file, settings, notes, inputs, bytes, id, last: Mutex::new(None) })
+        Ok(Self {
+            file,
+            settings,
+            notes,
+            inputs,
+            bytes,
+            id,
+            last: Mutex::new(None),
+        })
     }
 
     /// The input of this number, which is below `inputs`.
@@ -159,7 +217,10 @@ impl Reader {
         let mut last = self.last.hold();
         if last.as_ref().is_none_or(|(held, _)| *held != number) {
             *last = None;
-            let block = self.file.entry((INPUTS, ENDS), number, PART_MAX, &mut Vec::new())?.to_vec();
+            let block = self
+                .file
+                .entry((INPUTS, ENDS), number, PART_MAX, &mut Vec::new())?
+                .to_vec();
             *last = Some((number, block));
         }
         let block = last.as_ref().map_or(&[][..], |(_, block)| block);
@@ -175,11 +236,17 @@ impl Reader {
 /// The input at this place of a block.
 fn find(mut block: &[u8], place: usize) -> Option<Input> {
     for _ in 0..place {
-        block = block.get(ENTRY + u32::from_le_bytes(block.get(..4)?.try_into().ok()?) as usize..)?;
+        block =
+            block.get(ENTRY + u32::from_le_bytes(block.get(..4)?.try_into().ok()?) as usize..)?;
     }
     let word = |at: usize| Some(u32::from_le_bytes(block.get(at..at + 4)?.try_into().ok()?));
     let wide = |at: usize| Some(u64::from_le_bytes(block.get(at..at + 8)?.try_into().ok()?));
     let name = block.get(ENTRY..ENTRY + word(0)? as usize)?;
     let class = word(4).filter(|class| *class != u32::MAX);
-    Some(Input { name: OsStr::from_bytes(name).into(), class, len: wide(8)?, version: wide(16)? })
+    Some(Input {
+        name: OsStr::from_bytes(name).into(),
+        class,
+        len: wide(8)?,
+        version: wide(16)?,
+    })
 }

@@ -72,23 +72,34 @@ impl Plan {
     /// Keeps others from finishing the plan. Errors: [`ErrorKind::Config`] if another call does.
     pub(super) fn lock(&self) -> Result<Lock> {
         let path = self.reader.path();
-        Lock::try_of(path).map_err(|source| output::failed(source, path))?.ok_or_else(|| {
-            let message = "another process writes or finishes this plan: wait for its end";
-            Error::new(ErrorKind::Config, Stage::Write, message).with_path(path)
-        })
+        Lock::try_of(path)
+            .map_err(|source| output::failed(source, path))?
+            .ok_or_else(|| {
+                let message = "another process writes or finishes this plan: wait for its end";
+                Error::new(ErrorKind::Config, Stage::Write, message).with_path(path)
+            })
     }
 
     /// [`finish`](Self::finish), under a [lock](Self::lock).
     pub(super) fn finish_alone(&self, check: Check, workers: usize) -> Result<Finished> {
         let path = self.reader.path();
         let left_out = self.left_out().clone();
-        let mut finished = Finished { tasks: self.tasks(), left_out, ..Finished::default() };
+        let mut finished = Finished {
+            tasks: self.tasks(),
+            left_out,
+            ..Finished::default()
+        };
         let mut shards = 0;
         let pool = pool(workers)?;
         for start in (0..self.tasks()).step_by(TOGETHER as usize) {
             let tasks = start..self.tasks().min(start.saturating_add(TOGETHER));
-            let done: Result<Vec<_>> =
-                pool.install(|| tasks.clone().into_par_iter().map(|task| self.whole(task, check)).collect());
+            let done: Result<Vec<_>> = pool.install(|| {
+                tasks
+                    .clone()
+                    .into_par_iter()
+                    .map(|task| self.whole(task, check))
+                    .collect()
+            });
             for (task, done) in tasks.zip(done?) {
                 match done {
                     Some(done) => {
@@ -108,7 +119,10 @@ impl Plan {
         }
         self.merge()?;
         if finished.samples == 0 && self.settings().is_none() {
-            let message = format!("all {} pictures are damaged; damaged.tsv names them", self.inputs());
+            let message = format!(
+                "all {} pictures are damaged; damaged.tsv names them",
+                self.inputs()
+            );
             return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(path));
         }
         // Tasks sync bytes, not names: a task whose names a crash takes back is missing, and done again.
@@ -120,7 +134,9 @@ impl Plan {
 
     /// The outcome of a task, if its output is whole.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
-        let Found::Done(done) = self.found(task)? else { return Ok(None) };
+        let Found::Done(done) = self.found(task)? else {
+            return Ok(None);
+        };
         if !record::is_sound(&self.record(task), &done)? {
             return Ok(None);
         }
@@ -143,23 +159,32 @@ impl Plan {
         let ours = |name: &str| is_ours(name) || [NAMES, INDEX].contains(&name);
         sweep(&self.dir, ours)?;
         sweep(&self.records(), |name| name.ends_with(".tsv"))?;
-        let Some(format) = self.format()? else { return Ok(()) };
+        let Some(format) = self.format()? else {
+            return Ok(());
+        };
         let mut found = 0;
         for (name, _) in names_in(&self.dir)? {
             let text = name.to_string_lossy();
-            let Some(stem) = text.strip_suffix(format.ending()).and_then(|stem| stem.strip_suffix('.')) else {
+            let Some(stem) = text
+                .strip_suffix(format.ending())
+                .and_then(|stem| stem.strip_suffix('.'))
+            else {
                 continue;
             };
-            let number = stem.strip_prefix("shard-").and_then(|number| number.parse::<u64>().ok());
+            let number = stem
+                .strip_prefix("shard-")
+                .and_then(|number| number.parse::<u64>().ok());
             found += 1;
             if number.is_none_or(|number| number >= self.tasks() || format.shard(number) != text) {
-                let message =
-                    "the plan writes no such shard: move it away, or a dataset of the folder would contain it";
-                return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(self.dir.join(name)));
+                let message = "the plan writes no such shard: move it away, or a dataset of the folder would contain it";
+                return Err(Error::new(ErrorKind::Config, Stage::Write, message)
+                    .with_path(self.dir.join(name)));
             }
         }
         if found > shards {
-            let message = format!("the folder holds {found} shards, and the plan wrote {shards}: move the others away");
+            let message = format!(
+                "the folder holds {found} shards, and the plan wrote {shards}: move the others away"
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(&self.dir));
         }
         Ok(())
@@ -174,12 +199,20 @@ impl Plan {
         let tar = Tar::builder().index_file(&path).open(&self.dir)?;
         match tar.index_unsaved() {
             None => Ok(Some(path)),
-            Some(why) => Err(Error::new(ErrorKind::Io, Stage::Write, format!("the index is not saved: {why}"))),
+            Some(why) => Err(Error::new(
+                ErrorKind::Io,
+                Stage::Write,
+                format!("the index is not saved: {why}"),
+            )),
         }
     }
 
     fn merge(&self) -> Result<()> {
-        let heading = if self.settings().is_some() { FILES_HEADING } else { MANIFEST_HEADING };
+        let heading = if self.settings().is_some() {
+            FILES_HEADING
+        } else {
+            MANIFEST_HEADING
+        };
         let (mut manifest, mut ledger) = (None, None);
         let (manifest_at, ledger_at) = (self.dir.join(MANIFEST), self.dir.join(LEDGER));
         let mut add = |list: List, line: &str| match list {
@@ -192,12 +225,17 @@ impl Plan {
                 Found::Done(done) => record::each_line(&path, &done, &mut add)?,
                 _ => {
                     let message = "the record of the task is gone: run the task again";
-                    return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path));
+                    return Err(
+                        Error::new(ErrorKind::Changed, Stage::Write, message).with_path(path)
+                    );
                 }
             }
         }
         // The manifest last: a folder with one is complete.
-        [ledger, manifest].into_iter().flatten().try_for_each(output::commit)
+        [ledger, manifest]
+            .into_iter()
+            .flatten()
+            .try_for_each(output::commit)
     }
 }
 
@@ -239,10 +277,24 @@ impl Finished {
 
 impl fmt::Display for Finished {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let missing: u64 = self.missing.iter().map(|range| range.end - range.start).sum();
-        writeln!(f, "tasks       {} of {} done", self.tasks - missing, self.tasks)?;
+        let missing: u64 = self
+            .missing
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum();
+        writeln!(
+            f,
+            "tasks       {} of {} done",
+            self.tasks - missing,
+            self.tasks
+        )?;
         let (before, after) = self.bytes;
-        write!(f, "samples     {}, {:.3} GB", self.samples, after as f64 / 1e9)?;
+        write!(
+            f,
+            "samples     {}, {:.3} GB",
+            self.samples,
+            after as f64 / 1e9
+        )?;
         if self.with_points > 0 {
             let more = 100.0 * (after as f64 / before.max(1) as f64 - 1.0);
             write!(f, "\nseek points {}, {more:+.2} % bytes", self.with_points)?;

@@ -38,7 +38,14 @@ pub(super) fn each_picture(
     spill: &Path,
     each: &mut dyn FnMut(Input) -> Result<()>,
 ) -> Result<BTreeMap<String, u64>> {
-    let mut walk = Walk { root, spill, names_bytes: NAMES_BYTES, batch: Vec::new(), left_out: BTreeMap::new(), each };
+    let mut walk = Walk {
+        root,
+        spill,
+        names_bytes: NAMES_BYTES,
+        batch: Vec::new(),
+        left_out: BTreeMap::new(),
+        each,
+    };
     walk.all()?;
     Ok(walk.left_out)
 }
@@ -71,7 +78,11 @@ impl Walk<'_> {
                 let path = PathBuf::from(path);
                 check_depth(&self.root.join(&path), depth)?;
                 let folders = self.folder(&path, Some(class as u32), &mut |_| some = true)?;
-                todo.extend(folders.into_iter().map(|path| (path.into_os_string(), depth + 1)));
+                todo.extend(
+                    folders
+                        .into_iter()
+                        .map(|path| (path.into_os_string(), depth + 1)),
+                );
             }
             if !some {
                 return Err(no_pictures(&self.root.join(path), &self.left_out));
@@ -81,10 +92,24 @@ impl Walk<'_> {
     }
 
     /// Lists the pictures of one folder, and returns its folders.
-    fn folder(&mut self, dir: &Path, class: Option<u32>, seen: &mut dyn FnMut(&Path)) -> Result<Vec<PathBuf>> {
-        let path = if dir.as_os_str().is_empty() { self.root.to_path_buf() } else { self.root.join(dir) };
-        let mut names =
-            Sorter { spill: self.spill, limit: self.names_bytes, bytes: 0, names: Vec::new(), runs: Vec::new() };
+    fn folder(
+        &mut self,
+        dir: &Path,
+        class: Option<u32>,
+        seen: &mut dyn FnMut(&Path),
+    ) -> Result<Vec<PathBuf>> {
+        let path = if dir.as_os_str().is_empty() {
+            self.root.to_path_buf()
+        } else {
+            self.root.join(dir)
+        };
+        let mut names = Sorter {
+            spill: self.spill,
+            limit: self.names_bytes,
+            bytes: 0,
+            names: Vec::new(),
+            runs: Vec::new(),
+        };
         let (mut folders, left_out, root) = (Vec::new(), &mut self.left_out, self.root);
         each_name(&path, |name, kind: FileKind| {
             match take(&path, &name, kind, root)? {
@@ -98,7 +123,11 @@ impl Walk<'_> {
             let path = dir.join(name);
             seen(&path);
             self.batch.push((path, class));
-            if self.batch.len() == BATCH { self.measure() } else { Ok(()) }
+            if self.batch.len() == BATCH {
+                self.measure()
+            } else {
+                Ok(())
+            }
         })?;
         folders.sort_unstable();
         Ok(folders)
@@ -108,10 +137,18 @@ impl Walk<'_> {
     fn measure(&mut self) -> Result<()> {
         let root = self.root;
         let metas = parallel(self.batch.chunks(STAT_CHUNK), |_, chunk| {
-            chunk.iter().map(|(name, _)| regular(&root.join(name))).collect::<Result<Vec<_>>>()
+            chunk
+                .iter()
+                .map(|(name, _)| regular(&root.join(name)))
+                .collect::<Result<Vec<_>>>()
         })?;
         for ((name, class), meta) in self.batch.drain(..).zip(metas.into_iter().flatten()) {
-            (self.each)(Input { name, class, len: meta.len, version: meta.version })?;
+            (self.each)(Input {
+                name,
+                class,
+                len: meta.len,
+                version: meta.version,
+            })?;
         }
         Ok(())
     }
@@ -131,7 +168,11 @@ impl Sorter<'_> {
     fn push(&mut self, name: OsString) -> Result<()> {
         self.bytes += name.len() + NAME_COST;
         self.names.push(name);
-        if self.bytes < self.limit { Ok(()) } else { self.spill() }
+        if self.bytes < self.limit {
+            Ok(())
+        } else {
+            self.spill()
+        }
     }
 
     fn spill(&mut self) -> Result<()> {
@@ -141,7 +182,11 @@ impl Sorter<'_> {
             run.write_all(&(name.len() as u32).to_le_bytes())?;
             run.write_all(name.as_bytes())
         };
-        let written = self.names.drain(..).try_for_each(&mut write).and_then(|()| run.flush());
+        let written = self
+            .names
+            .drain(..)
+            .try_for_each(&mut write)
+            .and_then(|()| run.flush());
         written.map_err(|source| output::failed(source, &run.hidden))?;
         self.bytes = 0;
         self.runs.push(run);
@@ -163,7 +208,9 @@ impl Sorter<'_> {
             files.push(file);
         }
         while let Some(Reverse((name, index))) = heads.pop() {
-            heads.extend(next_name(&mut files[index], &self.runs[index])?.map(|name| Reverse((name, index))));
+            heads.extend(
+                next_name(&mut files[index], &self.runs[index])?.map(|name| Reverse((name, index))),
+            );
             each(name)?;
         }
         Ok(())
@@ -180,8 +227,11 @@ fn next_name(file: &mut impl Read, run: &Pending) -> Result<Option<OsString>> {
             file.read_exact(&mut name).map(|()| name)
         }
     };
-    let failed = |source| Error::os(Stage::Index, "cannot read the sorted names", source).with_path(&run.hidden);
-    read.map(|name| Some(OsString::from_vec(name))).map_err(failed)
+    let failed = |source| {
+        Error::os(Stage::Index, "cannot read the sorted names", source).with_path(&run.hidden)
+    };
+    read.map(|name| Some(OsString::from_vec(name)))
+        .map_err(failed)
 }
 
 #[cfg(test)]
@@ -200,7 +250,11 @@ mod tests {
             std::fs::create_dir_all(root.join(class)).unwrap();
             for number in 0..40 {
                 let number = number * 7919 % 101;
-                std::fs::write(root.join(class).join(format!("{number}.jpg")), vec![0; index + number]).unwrap();
+                std::fs::write(
+                    root.join(class).join(format!("{number}.jpg")),
+                    vec![0; index + number],
+                )
+                .unwrap();
             }
         }
         std::fs::write(root.join("a/notes.txt"), "x").unwrap();
@@ -224,9 +278,16 @@ mod tests {
             assert_eq!(found.len() as u64, images.len());
             for (sample, input) in (0..).zip(found) {
                 assert_eq!(root.join(&input.name), images.path_of(sample));
-                assert_eq!(input.class.map(|class| class as usize), images.class_of(sample));
+                assert_eq!(
+                    input.class.map(|class| class as usize),
+                    images.class_of(sample)
+                );
             }
-            assert_eq!(std::fs::read_dir(&spill).unwrap().count(), 0, "runs are removed");
+            assert_eq!(
+                std::fs::read_dir(&spill).unwrap().count(),
+                0,
+                "runs are removed"
+            );
         }
         std::fs::remove_dir_all(dir).unwrap();
     }

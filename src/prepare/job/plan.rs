@@ -72,14 +72,25 @@ impl Shards {
     }
 
     /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their bytes.
-    pub(super) fn plan_in(&self, root: &Path, to: &Path, tasks: impl FnOnce(u64, u64) -> Result<u64>) -> Result<Plan> {
+    pub(super) fn plan_in(
+        &self,
+        root: &Path,
+        to: &Path,
+        tasks: impl FnOnce(u64, u64) -> Result<u64>,
+    ) -> Result<Plan> {
         write_pictures(root, to, Work::Shards(self.settings.clone()), tasks)
     }
 
     /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
-    pub fn plan_repeated(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64, inputs: u64) -> Result<Plan> {
+    pub fn plan_repeated(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        tasks: u64,
+        inputs: u64,
+    ) -> Result<Plan> {
         let to = to.as_ref();
         let root = root_of(from.as_ref(), to)?;
         check_empty(to)?;
@@ -89,11 +100,19 @@ impl Shards {
             Ok(())
         })?;
         let root = root.to_string_lossy().into();
-        let repeated = pictures.iter().cycle().take(usize::try_from(inputs).unwrap_or(usize::MAX));
-        write(to, root, Work::Shards(self.settings.clone()), |writer, head| {
-            head.tasks = tasks;
-            repeated.into_iter().try_for_each(|input| writer.add(input))
-        })
+        let repeated = pictures
+            .iter()
+            .cycle()
+            .take(usize::try_from(inputs).unwrap_or(usize::MAX));
+        write(
+            to,
+            root,
+            Work::Shards(self.settings.clone()),
+            |writer, head| {
+                head.tasks = tasks;
+                repeated.into_iter().try_for_each(|input| writer.add(input))
+            },
+        )
     }
 }
 
@@ -107,24 +126,42 @@ impl Plan {
             reader => reader,
         };
         let reader = reader.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => error.with_note("name the folder or the file of a plan; `plan` makes one"),
+            ErrorKind::NotFound => {
+                error.with_note("name the folder or the file of a plan; `plan` makes one")
+            }
             _ => error,
         })?;
         let head = serde_json::from_str(&reader.settings);
-        let head = head.and_then(|head: Head| Ok(Head { notes: serde_json::from_str(&reader.notes)?, ..head }));
+        let head = head.and_then(|head: Head| {
+            Ok(Head {
+                notes: serde_json::from_str(&reader.notes)?,
+                ..head
+            })
+        });
         let mut head = head.map_err(|source| {
             let message = "the settings of the plan are of another version of this program";
-            Error::new(ErrorKind::Decode, Stage::Index, message).with_source(source).with_path(reader.path())
+            Error::new(ErrorKind::Decode, Stage::Index, message)
+                .with_source(source)
+                .with_path(reader.path())
         })?;
         if let Work::Shards(settings) = &mut head.work {
             settings.skip_damaged = head.notes.skip_damaged;
         }
         if head.tasks == 0 || head.tasks > reader.inputs {
-            let message = format!("a plan of {} tasks for {} inputs", head.tasks, reader.inputs);
-            return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path()));
+            let message = format!(
+                "a plan of {} tasks for {} inputs",
+                head.tasks, reader.inputs
+            );
+            return Err(
+                Error::new(ErrorKind::Decode, Stage::Index, message).with_path(reader.path())
+            );
         }
-        let dir =
-            reader.path().parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf();
+        let dir = reader
+            .path()
+            .parent()
+            .filter(|dir| !dir.as_os_str().is_empty())
+            .unwrap_or(Path::new("."))
+            .to_path_buf();
         Ok(Self { reader, head, dir })
     }
 
@@ -141,11 +178,18 @@ impl Plan {
         tasks: u64,
     ) -> Result<Self> {
         let (files, to) = (expand(pattern, endings)?.files, to.as_ref());
-        let work = Work::Files { settings: settings.into() };
+        let work = Work::Files {
+            settings: settings.into(),
+        };
         let add = |writer: &mut Writer, file: &PathBuf| {
             let name = absolute(file)?;
             let meta = regular(&name)?;
-            writer.add(&Input { name, class: None, len: meta.len, version: meta.version })
+            writer.add(&Input {
+                name,
+                class: None,
+                len: meta.len,
+                version: meta.version,
+            })
         };
         in_empty(to, || {
             write(to, String::new(), work, |writer, head| {
@@ -157,10 +201,17 @@ impl Plan {
 
     /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
     /// [`Images::open`](crate::dataset::Images::open). Lists them in bounded memory. Errors: as of both.
-    pub fn of_pictures(folder: impl AsRef<Path>, settings: &str, to: impl AsRef<Path>, tasks: u64) -> Result<Self> {
+    pub fn of_pictures(
+        folder: impl AsRef<Path>,
+        settings: &str,
+        to: impl AsRef<Path>,
+        tasks: u64,
+    ) -> Result<Self> {
         let to = to.as_ref();
         let root = root_of(folder.as_ref(), to)?;
-        let work = Work::Pictures { settings: settings.into() };
+        let work = Work::Pictures {
+            settings: settings.into(),
+        };
         in_empty(to, || write_pictures(&root, to, work, |_, _| Ok(tasks)))
     }
 
@@ -208,8 +259,19 @@ impl Plan {
 
     /// The input of this number.
     pub(super) fn picture(&self, sample: u64) -> Result<Picture> {
-        let Input { name, class, len, version } = self.reader.get(sample)?;
-        Ok(Picture { sample, path: self.root().join(name), len, version, class })
+        let Input {
+            name,
+            class,
+            len,
+            version,
+        } = self.reader.get(sample)?;
+        Ok(Picture {
+            sample,
+            path: self.root().join(name),
+            len,
+            version,
+            class,
+        })
     }
 
     /// The inputs of a task.
@@ -239,8 +301,16 @@ fn write(
     list: impl FnOnce(&mut Writer, &mut Head) -> Result<()>,
 ) -> Result<Plan> {
     let skip_damaged = matches!(&work, Work::Shards(settings) if settings.skip_damaged);
-    let notes = Notes { skip_damaged, ..Notes::default() };
-    let mut head = Head { root, tasks: 0, work, notes };
+    let notes = Notes {
+        skip_damaged,
+        ..Notes::default()
+    };
+    let mut head = Head {
+        root,
+        tasks: 0,
+        work,
+        notes,
+    };
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
     let (tasks, inputs) = (head.tasks, writer.inputs);
@@ -248,14 +318,21 @@ fn write(
         return Err(bad("a plan of 0 tasks: name at least 1"));
     }
     if tasks > inputs {
-        return Err(bad(format!("{tasks} tasks for {inputs} inputs: name at most {inputs} tasks")));
+        return Err(bad(format!(
+            "{tasks} tasks for {inputs} inputs: name at most {inputs} tasks"
+        )));
     }
-    let json = serde_json::to_string(&head).and_then(|head_json| Ok((head_json, serde_json::to_string(&head.notes)?)));
-    let (settings, notes) = json.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
+    let json = serde_json::to_string(&head)
+        .and_then(|head_json| Ok((head_json, serde_json::to_string(&head.notes)?)));
+    let (settings, notes) =
+        json.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
     let (id, path) = (writer.id(&settings), dir.join(PLAN));
     match writer.finish(&settings, &notes) {
         // A plan of equal inputs and settings stays.
-        Err(error) if error.kind() == ErrorKind::Config && !Plan::open(&path).is_ok_and(|there| there.id() == id) => {
+        Err(error)
+            if error.kind() == ErrorKind::Config
+                && !Plan::open(&path).is_ok_and(|there| there.id() == id) =>
+        {
             return Err(bad("the output folder holds another plan").with_path(path));
         }
         Err(error) if error.kind() != ErrorKind::Config => return Err(error),
@@ -273,8 +350,15 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     full.map_err(|source| Error::os(Stage::Index, "no path", source).with_path(path))
 }
 
-fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u64) -> Result<u64>) -> Result<Plan> {
-    let text = root.to_str().ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(root))?;
+fn write_pictures(
+    root: &Path,
+    to: &Path,
+    work: Work,
+    tasks: impl FnOnce(u64, u64) -> Result<u64>,
+) -> Result<Plan> {
+    let text = root
+        .to_str()
+        .ok_or_else(|| bad("a plan needs a folder whose path is UTF-8").with_path(root))?;
     write(to, text.into(), work, |writer, head| {
         let mut bytes = 0_u64;
         head.notes.left_out = each_picture(root, to, &mut |input| {
@@ -290,10 +374,14 @@ fn write_pictures(root: &Path, to: &Path, work: Work, tasks: impl FnOnce(u64, u6
 /// output would be listed as input.
 pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
     check_local(to)?;
-    let failed = |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
+    let failed =
+        |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
     let (from, to) = (real_path(folder).map_err(failed)?, real(to));
     if from.starts_with(&to) || to.starts_with(&from) {
-        let message = format!("the input folder {} and the output folder overlap; use separate ones", from.display());
+        let message = format!(
+            "the input folder {} and the output folder overlap; use separate ones",
+            from.display()
+        );
         return Err(bad(message).with_path(to));
     }
     Ok(from)
@@ -333,17 +421,26 @@ fn check_local(to: &Path) -> Result<()> {
 fn check_empty(to: &Path) -> Result<()> {
     make_folder(to).map_err(|source| output::failed(source, to))?;
     let names = names_in(to)?.into_iter().map(|(name, _)| name);
-    let others: Vec<_> = names.filter(|name| target_of(&name.to_string_lossy()).is_none()).collect();
-    let Some(first) = others.first() else { return Ok(()) };
+    let others: Vec<_> = names
+        .filter(|name| target_of(&name.to_string_lossy()).is_none())
+        .collect();
+    let Some(first) = others.first() else {
+        return Ok(());
+    };
     let holds = |name: &str| others.iter().any(|other| other == name);
     let (message, path) = match () {
-        () if holds(PLAN) => {
-            ("the output folder holds a plan: run and finish it, or choose another folder", to.join(PLAN))
-        }
-        () if holds(MANIFEST) => {
-            ("the output folder holds finished output: choose another folder, or remove this one", to.join(MANIFEST))
-        }
-        () => ("the output folder is not empty: choose another folder", to.join(first)),
+        () if holds(PLAN) => (
+            "the output folder holds a plan: run and finish it, or choose another folder",
+            to.join(PLAN),
+        ),
+        () if holds(MANIFEST) => (
+            "the output folder holds finished output: choose another folder, or remove this one",
+            to.join(MANIFEST),
+        ),
+        () => (
+            "the output folder is not empty: choose another folder",
+            to.join(first),
+        ),
     };
     Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
 }

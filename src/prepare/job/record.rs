@@ -39,7 +39,11 @@ pub(super) struct Done {
 impl Done {
     /// The CRC of a record, from that of the lines before.
     fn crc(&self, lines: u32) -> u32 {
-        let zeroed = serde_json::to_string(&Self { lines_crc32c: 0, ..self.clone() }).unwrap_or_default();
+        let zeroed = serde_json::to_string(&Self {
+            lines_crc32c: 0,
+            ..self.clone()
+        })
+        .unwrap_or_default();
         crc32c::crc32c_append(lines, zeroed.as_bytes())
     }
 }
@@ -59,9 +63,15 @@ impl Output {
         let mut file = BufReader::with_capacity(1 << 20, blob.stream(0));
         let mut crc32c = 0;
         loop {
-            let part = file.fill_buf().map_err(|source| read_failed(source, path))?;
+            let part = file
+                .fill_buf()
+                .map_err(|source| read_failed(source, path))?;
             if part.is_empty() {
-                return Ok(Self { name, bytes, crc32c });
+                return Ok(Self {
+                    name,
+                    bytes,
+                    crc32c,
+                });
             }
             crc32c = crc32c::crc32c_append(crc32c, part);
             let len = part.len();
@@ -99,7 +109,10 @@ pub(super) struct Record {
 
 impl Record {
     pub(super) fn create(path: PathBuf) -> Result<Self> {
-        Ok(Self { file: output::create_shared(path)?, crc: 0 })
+        Ok(Self {
+            file: output::create_shared(path)?,
+            crc: 0,
+        })
     }
 
     /// Adds a line, with its end.
@@ -110,7 +123,9 @@ impl Record {
         };
         for part in [kind, line] {
             self.crc = crc32c::crc32c_append(self.crc, part.as_bytes());
-            self.file.write_all(part.as_bytes()).map_err(|source| output::failed(source, &self.file.target))?;
+            self.file
+                .write_all(part.as_bytes())
+                .map_err(|source| output::failed(source, &self.file.target))?;
         }
         Ok(())
     }
@@ -118,7 +133,11 @@ impl Record {
     /// Completes the record, whose CRC it sets, and gives it its name.
     pub(super) fn finish(mut self, done: Done) -> Result<()> {
         let crc = done.crc(self.crc);
-        let json = serde_json::to_string(&Done { lines_crc32c: crc, ..done }).map_err(std::io::Error::from);
+        let json = serde_json::to_string(&Done {
+            lines_crc32c: crc,
+            ..done
+        })
+        .map_err(std::io::Error::from);
         let written = json.and_then(|json| writeln!(self.file, "{json}"));
         written.map_err(|source| output::failed(source, &self.file.target))?;
         output::commit_new(self.file)
@@ -142,13 +161,21 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
     let start = blob.len().saturating_sub(DONE_MAX);
     let mut end = vec![0; (blob.len() - start) as usize];
     blob.read_at(start, &mut end)?;
-    let line = end.strip_suffix(b"\n").and_then(|lines| lines.rsplit(|byte| *byte == b'\n').next());
+    let line = end
+        .strip_suffix(b"\n")
+        .and_then(|lines| lines.rsplit(|byte| *byte == b'\n').next());
     match line.and_then(|line| serde_json::from_slice::<Done>(line).ok()) {
         Some(done) if done.plan == plan && done.task == task => Ok(Found::Done(done)),
         Some(done) => {
             let message = match done.plan == plan {
-                true => format!("the record of task {}: remove it, and run task {task} again", done.task),
-                false => format!("a record of plan {}, and this is plan {plan}: use a folder per plan", done.plan),
+                true => format!(
+                    "the record of task {}: remove it, and run task {task} again",
+                    done.task
+                ),
+                false => format!(
+                    "a record of plan {}, and this is plan {plan}: use a folder per plan",
+                    done.plan
+                ),
             };
             Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
         }
@@ -165,7 +192,11 @@ pub(super) fn is_sound(path: &Path, done: &Done) -> Result<bool> {
 }
 
 /// Calls `each` for the lines of a record. Errors: a line without a kind, or other lines than were written.
-pub(super) fn each_line(path: &Path, done: &Done, each: &mut dyn FnMut(List, &str) -> Result<()>) -> Result<()> {
+pub(super) fn each_line(
+    path: &Path,
+    done: &Done,
+    each: &mut dyn FnMut(List, &str) -> Result<()>,
+) -> Result<()> {
     let mut file = BufReader::with_capacity(1 << 16, Blob::open(path)?.stream(0));
     let (mut line, mut crc) = (String::new(), 0);
     loop {
@@ -185,7 +216,8 @@ pub(super) fn each_line(path: &Path, done: &Done, each: &mut dyn FnMut(List, &st
             (None, Some(line)) => each(List::Ledger, line)?,
             (None, None) if done.crc(crc) == done.lines_crc32c => return Ok(()),
             (None, None) => {
-                let message = "the record of the task is damaged: remove it, and run the task again";
+                let message =
+                    "the record of the task is damaged: remove it, and run the task again";
                 return Err(Error::new(ErrorKind::Decode, Stage::Write, message).with_path(path));
             }
         }

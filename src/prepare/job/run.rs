@@ -81,7 +81,9 @@ impl Plan {
         strict: bool,
     ) -> Result<Ran> {
         let Work::Shards(settings) = &self.head.work else {
-            return Err(bad("a plan of files: run it by the program that made it, such as `inspect run`"));
+            return Err(bad(
+                "a plan of files: run it by the program that made it, such as `inspect run`",
+            ));
         };
         let (work, pool) = ((settings, settings.format()?), pool(workers)?);
         self.each((tasks, strict), stop, watch, &mut |task, progress| {
@@ -120,7 +122,9 @@ impl Plan {
         let mut ran = Ran::default();
         let tasks = tasks.of(self.tasks())?;
         let total = tasks.iter().filter(|range| !range.is_empty());
-        let total = total.map(|range| self.share(range.end - 1).end - self.share(range.start).start).sum();
+        let total = total
+            .map(|range| self.share(range.end - 1).end - self.share(range.start).start)
+            .sum();
         let mut before = 0;
         let records = self.records();
         make_folder(&records).map_err(|source| output::failed(source, &records))?;
@@ -137,7 +141,13 @@ impl Plan {
                 watch(Event::Skipped(task));
                 continue;
             }
-            let worked = one(task, &mut |done| watch(Event::Inputs { task, done: before + done, total }));
+            let worked = one(task, &mut |done| {
+                watch(Event::Inputs {
+                    task,
+                    done: before + done,
+                    total,
+                })
+            });
             before += inputs;
             match worked {
                 Ok(()) => {
@@ -168,14 +178,19 @@ impl Plan {
             Found::Done(done) => match done.shard.clone() {
                 None if record::is_sound(&path, &done)? => return Ok(true),
                 None => None,
-                Some(shard) if shard.is_in(&self.dir)? && record::is_sound(&path, &done)? => return Ok(true),
+                Some(shard) if shard.is_in(&self.dir)? && record::is_sound(&path, &done)? => {
+                    return Ok(true);
+                }
                 Some(shard) => Some(self.dir.join(shard.name)),
             },
         };
         watch(Event::Again(task));
         // A folder with a manifest is complete. The record last: until then the output is known to be this plan's.
         output::remove_if_there(&self.dir.join(MANIFEST))?;
-        output.iter().chain([&path]).try_for_each(|gone| output::remove_if_there(gone))?;
+        output
+            .iter()
+            .chain([&path])
+            .try_for_each(|gone| output::remove_if_there(gone))?;
         Ok(false)
     }
 
@@ -185,10 +200,14 @@ impl Plan {
             Work::Shards(settings) => Some(settings.format()?.shard(task)),
             Work::Files { .. } | Work::Pictures { .. } => None,
         };
-        Ok(match record::read(&self.record(task), &self.id_text(), task)? {
-            Found::Done(Done { shard: Some(shard), .. }) if Some(&shard.name) != name.as_ref() => Found::Damaged,
-            found => found,
-        })
+        Ok(
+            match record::read(&self.record(task), &self.id_text(), task)? {
+                Found::Done(Done {
+                    shard: Some(shard), ..
+                }) if Some(&shard.name) != name.as_ref() => Found::Damaged,
+                found => found,
+            },
+        )
     }
 
     fn files(
@@ -205,17 +224,33 @@ impl Plan {
         let mut first = inputs.start;
         while first < inputs.end {
             if stop.requested() {
-                return Err(Error::new(ErrorKind::Cancelled, Stage::Build, "stopped on request"));
+                return Err(Error::new(
+                    ErrorKind::Cancelled,
+                    Stage::Build,
+                    "stopped on request",
+                ));
             }
             let end = inputs.end.min(first.saturating_add(together));
-            let files = (first..end).map(|input| self.file(input)).collect::<Result<Vec<_>>>()?;
+            let files = (first..end)
+                .map(|input| self.file(input))
+                .collect::<Result<Vec<_>>>()?;
             let (seen, damage) = work(first, &files)?;
             let (path, count) = (output::escaped(&files[0]), files.len());
-            let Verified { samples, bytes, damaged } = seen;
-            record.put(List::Manifest, &format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"))?;
+            let Verified {
+                samples,
+                bytes,
+                damaged,
+            } = seen;
+            record.put(
+                List::Manifest,
+                &format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"),
+            )?;
             for error in &damage {
                 let place = error.site().path.as_deref().unwrap_or(&files[0]);
-                record.put(List::Ledger, &output::ledger_line(&output::escaped(place), error))?;
+                record.put(
+                    List::Ledger,
+                    &output::ledger_line(&output::escaped(place), error),
+                )?;
             }
             sum.samples += samples;
             sum.bytes += bytes;
@@ -224,14 +259,25 @@ impl Plan {
             progress(first - inputs.start);
         }
         let (plan, bytes) = (self.id_text(), (sum.bytes, sum.bytes));
-        let Verified { samples, damaged, .. } = sum;
-        record.finish(Done { plan, task, samples, damaged, bytes, ..Done::default() })
+        let Verified {
+            samples, damaged, ..
+        } = sum;
+        record.finish(Done {
+            plan,
+            task,
+            samples,
+            damaged,
+            bytes,
+            ..Done::default()
+        })
     }
 
     /// The path of an input, which has not changed.
     fn file(&self, input: u64) -> Result<PathBuf> {
         let picture = self.picture(input)?;
-        picture.check().map_err(|error| error.with_path(&picture.path))?;
+        picture
+            .check()
+            .map_err(|error| error.with_path(&picture.path))?;
         Ok(picture.path)
     }
 }
@@ -245,8 +291,14 @@ type Progress<'a> = dyn FnMut(u64) + Send + 'a;
 /// A pool of this many threads; 0: one per core.
 pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {
     if workers > WORKERS_MAX {
-        return Err(bad(format!("{workers} workers; at most {WORKERS_MAX} are possible")));
+        return Err(bad(format!(
+            "{workers} workers; at most {WORKERS_MAX} are possible"
+        )));
     }
-    let workers = if workers == 0 { usable_cores() } else { workers };
+    let workers = if workers == 0 {
+        usable_cores()
+    } else {
+        workers
+    };
     Ok(thread::pool("workers", "feedline-work", workers, |_| || ())?.0)
 }

@@ -79,14 +79,22 @@ impl<'a> Task<'a> {
     ) -> Result<Self> {
         let key = settings.seed.map(|seed| Key::new(seed).named("prepare"));
         Ok(Self {
-            maker: Maker { plan, settings, stop },
+            maker: Maker {
+                plan,
+                settings,
+                stop,
+            },
             order: key.map(|key| Permutation::new(plan.inputs(), key)),
             positions: plan.share(task),
             format,
             name: format.shard(task),
             writer: None,
             record: Record::create(plan.record(task))?,
-            done: Done { plan: plan.id_text(), task, ..Done::default() },
+            done: Done {
+                plan: plan.id_text(),
+                task,
+                ..Done::default()
+            },
         })
     }
 
@@ -111,7 +119,10 @@ impl<'a> Task<'a> {
     fn window(&self, start: u64) -> Result<Vec<Picture>> {
         let (mut window, mut bytes) = (Vec::new(), 0);
         for position in start..self.positions.end.min(start + WINDOW_PICTURES) {
-            let sample = self.order.as_ref().map_or(position, |order| order.get(position));
+            let sample = self
+                .order
+                .as_ref()
+                .map_or(position, |order| order.get(position));
             let picture = self.maker.plan.picture(sample)?;
             bytes += picture.len;
             if !window.is_empty() && bytes > WINDOW_BYTES {
@@ -127,17 +138,28 @@ impl<'a> Task<'a> {
         let Made { picture, result } = made;
         // A path in the list is relative to the folder.
         let plan = self.maker.plan;
-        let source = output::escaped(picture.path.strip_prefix(plan.root()).unwrap_or(&picture.path));
+        let source = output::escaped(
+            picture
+                .path
+                .strip_prefix(plan.root())
+                .unwrap_or(&picture.path),
+        );
         let (outcome, bytes) = match result {
             Ok(made) => made,
             // The picture is to blame, not the machine.
             Err(error) if self.maker.settings.skip_damaged && error.stage() == Stage::Decode => {
                 self.done.damaged += 1;
-                return self.record.put(List::Ledger, &output::ledger_line(&source, &error));
+                return self
+                    .record
+                    .put(List::Ledger, &output::ledger_line(&source, &error));
             }
             Err(error) => return Err(error),
         };
-        let (key, before, after) = (self.positions.start + self.done.samples, picture.len, bytes.len() as u64);
+        let (key, before, after) = (
+            self.positions.start + self.done.samples,
+            picture.len,
+            bytes.len() as u64,
+        );
         self.append(key, &picture, bytes)?;
         self.done.samples += 1;
         self.done.bytes.0 += before;
@@ -154,7 +176,9 @@ impl<'a> Task<'a> {
                 line
             }
         };
-        let label = picture.class.map_or(String::new(), |class| class.to_string());
+        let label = picture
+            .class
+            .map_or(String::new(), |class| class.to_string());
         let shard = &self.name;
         let line = format!("{key:08}\t{shard}\t{label}\t{source}\t{outcome}\t{before}\t{after}\n");
         self.record.put(List::Manifest, &line)
@@ -169,10 +193,15 @@ impl<'a> Task<'a> {
         match self.writer.insert(writer) {
             Writer::Tar(pending) => {
                 let image = format!("{key:08}.{}", ending_of(&picture.path));
-                let written = tar::append(pending, &image, &bytes).and_then(|()| match picture.class {
-                    Some(class) => tar::append(pending, &format!("{key:08}.cls"), class.to_string().as_bytes()),
-                    None => Ok(()),
-                });
+                let written =
+                    tar::append(pending, &image, &bytes).and_then(|()| match picture.class {
+                        Some(class) => tar::append(
+                            pending,
+                            &format!("{key:08}.cls"),
+                            class.to_string().as_bytes(),
+                        ),
+                        None => Ok(()),
+                    });
                 written.map_err(|source| output::failed(source, &pending.target))
             }
             #[cfg(feature = "parquet")]
@@ -189,7 +218,8 @@ impl<'a> Task<'a> {
             Format::Parquet => {
                 // Either all pictures have a class or none has.
                 let labelled = plan.picture(0)?.class.is_some();
-                parquet::Writer::new(pending, labelled).map(|writer| Writer::Parquet(Box::new(writer)))
+                parquet::Writer::new(pending, labelled)
+                    .map(|writer| Writer::Parquet(Box::new(writer)))
             }
         }
     }
@@ -199,7 +229,8 @@ impl<'a> Task<'a> {
         if let Some(writer) = self.writer.take() {
             let pending = match writer {
                 Writer::Tar(mut pending) => {
-                    tar::finish(&mut pending).map_err(|source| output::failed(source, &pending.target))?;
+                    tar::finish(&mut pending)
+                        .map_err(|source| output::failed(source, &pending.target))?;
                     pending
                 }
                 #[cfg(feature = "parquet")]
@@ -221,15 +252,23 @@ impl Maker<'_> {
     fn make(self, pictures: Vec<Picture>) -> Vec<Made> {
         let one = |decoder: &mut Decoder, picture: Picture| {
             let made = self.make_one(decoder, &picture);
-            let result = made.map_err(|error| error.with_path(&picture.path).with_sample(picture.sample));
+            let result =
+                made.map_err(|error| error.with_path(&picture.path).with_sample(picture.sample));
             Made { picture, result }
         };
-        pictures.into_par_iter().map_init(Decoder::default, one).collect()
+        pictures
+            .into_par_iter()
+            .map_init(Decoder::default, one)
+            .collect()
     }
 
     fn make_one(self, decoder: &mut Decoder, picture: &Picture) -> Result<(Outcome, Vec<u8>)> {
         if self.stop.requested() {
-            return Err(Error::new(ErrorKind::Cancelled, Stage::Write, "stopped on request"));
+            return Err(Error::new(
+                ErrorKind::Cancelled,
+                Stage::Write,
+                "stopped on request",
+            ));
         }
         let input = picture.read(self.settings.bytes_max)?;
         if !self.settings.seek_points {
@@ -246,6 +285,14 @@ impl Maker<'_> {
 
 /// The ending of a tar member.
 fn ending_of(path: &Path) -> String {
-    let ending = path.extension().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
-    if matches!(ending.as_str(), "jpeg" | "jpe" | "jfif") { "jpg".into() } else { ending }
+    let ending = path
+        .extension()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_ascii_lowercase();
+    if matches!(ending.as_str(), "jpeg" | "jpe" | "jfif") {
+        "jpg".into()
+    } else {
+        ending
+    }
 }

@@ -26,7 +26,10 @@ impl Tasks {
         match parts {
             0 => Err(bad("0 parts: name at least 1")),
             _ if part < parts => Ok(Self(Choice::Part(part, parts))),
-            _ => Err(bad(format!("part {part} of {parts}: parts are counted from 0 to {}", parts - 1))),
+            _ => Err(bad(format!(
+                "part {part} of {parts}: parts are counted from 0 to {}",
+                parts - 1
+            ))),
         }
     }
 
@@ -34,12 +37,19 @@ impl Tasks {
     pub fn list(text: &str) -> Result<Self> {
         let range = |item: &str| {
             let (first, last) = item.split_once('-').unwrap_or((item, item));
-            Some((first.trim().parse::<u64>().ok()?, last.trim().parse::<u64>().ok()?))
+            Some((
+                first.trim().parse::<u64>().ok()?,
+                last.trim().parse::<u64>().ok()?,
+            ))
         };
         let ranges = text.split(',').map(|item| match range(item) {
             Some((first, last)) if first <= last => Ok(first..last.saturating_add(1)),
-            Some(_) => Err(bad(format!("the range {item:?} in {text:?} ends before it begins"))),
-            None => Err(bad(format!("{item:?} in {text:?} is not a task; write tasks as 3,17,40-44"))),
+            Some(_) => Err(bad(format!(
+                "the range {item:?} in {text:?} ends before it begins"
+            ))),
+            None => Err(bad(format!(
+                "{item:?} in {text:?} is not a task; write tasks as 3,17,40-44"
+            ))),
         });
         Ok(Self(Choice::List(ranges.collect::<Result<_>>()?)))
     }
@@ -50,11 +60,17 @@ impl Tasks {
     /// Errors: [`ErrorKind::Config`] as of `Rank::from_env`; an array job whose elements have several ranks each; without a
     /// launcher, where every process would run all tasks.
     pub fn from_env() -> Result<Self> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
+        let variable = |name: &str| {
+            std::env::var(name)
+                .ok()
+                .filter(|value: &String| !value.is_empty())
+        };
         let Some(id) = variable("SLURM_ARRAY_TASK_ID") else {
             let rank = Rank::from_env()?;
             if !Rank::is_launched() {
-                return Err(bad("no launcher gives this process a task or a rank: name a part, such as --part 0/8"));
+                return Err(bad(
+                    "no launcher gives this process a task or a rank: name a part, such as --part 0/8",
+                ));
             }
             return Self::part(rank.number().into(), rank.world().into());
         };
@@ -75,7 +91,9 @@ impl Tasks {
                 None => Ok(ranges.clone()),
                 Some(range) => {
                     let (wrong, last) = (Numbers(std::slice::from_ref(range)), tasks.max(1) - 1);
-                    Err(bad(format!("task {wrong} of a plan of {tasks} tasks, counted from 0 to {last}")))
+                    Err(bad(format!(
+                        "task {wrong} of a plan of {tasks} tasks, counted from 0 to {last}"
+                    )))
                 }
             },
         }
@@ -114,12 +132,30 @@ mod tests {
 
     #[test]
     fn a_list_of_tasks_reads_as_slurm_writes_it() {
-        for (text, expected) in [("3", "3"), ("3,17,40-44", "3,17,40-44"), (" 1 , 2-2 ", "1,2"), ("5-9,5", "5-9,5")] {
+        for (text, expected) in [
+            ("3", "3"),
+            ("3,17,40-44", "3,17,40-44"),
+            (" 1 , 2-2 ", "1,2"),
+            ("5-9,5", "5-9,5"),
+        ] {
             let ranges = Tasks::list(text).unwrap().of(100).unwrap();
             assert_eq!(Numbers(&ranges).to_string(), expected);
         }
-        for text in ["", "a", "-1", "3-", "4-3", "1,,2", "1.5", "99999999999999999999"] {
-            assert_eq!(Tasks::list(text).unwrap_err().kind(), ErrorKind::Config, "{text}");
+        for text in [
+            "",
+            "a",
+            "-1",
+            "3-",
+            "4-3",
+            "1,,2",
+            "1.5",
+            "99999999999999999999",
+        ] {
+            assert_eq!(
+                Tasks::list(text).unwrap_err().kind(),
+                ErrorKind::Config,
+                "{text}"
+            );
         }
     }
 
@@ -130,10 +166,16 @@ mod tests {
             assert_eq!((shares[0].start, shares[shares.len() - 1].end), (0, tasks));
             assert!(shares.windows(2).all(|pair| pair[0].end == pair[1].start));
             let lens = shares.iter().map(|share| share.end - share.start);
-            assert!(lens.clone().max().unwrap() - lens.min().unwrap() <= 1, "{tasks} tasks, {parts} parts");
+            assert!(
+                lens.clone().max().unwrap() - lens.min().unwrap() <= 1,
+                "{tasks} tasks, {parts} parts"
+            );
         }
         for (part, parts) in [(0, 0), (3, 3), (9, 3)] {
-            assert_eq!(Tasks::part(part, parts).unwrap_err().kind(), ErrorKind::Config);
+            assert_eq!(
+                Tasks::part(part, parts).unwrap_err().kind(),
+                ErrorKind::Config
+            );
         }
     }
 }

@@ -46,19 +46,29 @@ impl Shards {
             Stage::Decode => Setting::SkipDamaged
                 .there()
                 .into_iter()
-                .fold(error, |error, skip| error.with_note(&format!("{skip} leaves damaged pictures out"))),
+                .fold(error, |error, skip| {
+                    error.with_note(&format!("{skip} leaves damaged pictures out"))
+                }),
             _ => error,
         })?;
         if ran.stopped {
             let (done, tasks) = (ran.done + ran.skipped, plan.tasks());
-            let message = format!("stopped after {done} of {tasks} shards: the same call goes on from there");
-            return Err(Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref()));
+            let message =
+                format!("stopped after {done} of {tasks} shards: the same call goes on from there");
+            return Err(
+                Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref())
+            );
         }
         // Every shard has been read by now.
         let finished = plan.finish_alone(Check::Lengths, self.workers)?;
         if !finished.missing.is_empty() {
-            let message = format!("shards were removed meanwhile: {}; call again", finished.missing_list());
-            return Err(Error::new(ErrorKind::Changed, Stage::Write, message).with_path(to.as_ref()));
+            let message = format!(
+                "shards were removed meanwhile: {}; call again",
+                finished.missing_list()
+            );
+            return Err(
+                Error::new(ErrorKind::Changed, Stage::Write, message).with_path(to.as_ref())
+            );
         }
         if finished.damaged > 0 && !self.settings.skip_damaged {
             let message = format!(
@@ -88,7 +98,10 @@ impl Shards {
         // First, so that no other call finishes it meanwhile.
         let lock = old.lock()?;
         let skip_damaged = matches!(&old.head.work, Work::Shards(there) if there.skip_damaged);
-        let work = Work::Shards(Settings { skip_damaged, ..self.settings.clone() });
+        let work = Work::Shards(Settings {
+            skip_damaged,
+            ..self.settings.clone()
+        });
         let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
         if !same || old.root() != root {
             let message = "the output folder holds a plan of other settings or of another input folder: write with those, or \

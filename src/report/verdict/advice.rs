@@ -1,6 +1,8 @@
 //! The advice of a verdict: the most promising first, in the names of the settings.
 
-use super::{Advice, Case, LACKS, Remedy, WhyUnmeasured, first_share, slots_bound_reads, slots_lack};
+use super::{
+    Advice, Case, LACKS, Remedy, WhyUnmeasured, first_share, slots_bound_reads, slots_lack,
+};
 use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::report::depth::{Headroom, link_is_full, network_share, on_network_mount};
 use crate::report::load::{Cause, FILLED, StageLoad};
@@ -20,7 +22,9 @@ impl Case<'_> {
         if let Some(also) = self.also {
             // The first of each is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
-            let known = |new: &Advice| new.value.is_some() && all.iter().any(|advice| advice.setting == new.setting);
+            let known = |new: &Advice| {
+                new.value.is_some() && all.iter().any(|advice| advice.setting == new.setting)
+            };
             let first = first.filter(|first| !known(first));
             all.extend(first);
         }
@@ -47,8 +51,9 @@ impl Case<'_> {
                 let ranks = self.snapshot.cpu.as_ref().map_or(0, |cpu| cpu.local_ranks);
                 let cores = self.snapshot.decode.cores;
                 let fewer = Setting::Workers.with((cores / ranks.max(1)).max(1));
-                let text =
-                    format!("The {ranks} ranks of this machine share {cores} cores: {fewer} in each, or fewer ranks.");
+                let text = format!(
+                    "The {ranks} ranks of this machine share {cores} cores: {fewer} in each, or fewer ranks."
+                );
                 vec![Advice::new(Remedy::Cores, text)]
             }
             Cause::OwnThreads => vec![Advice::new(
@@ -56,8 +61,15 @@ impl Case<'_> {
                 "Other threads of this process take the cores: give those of the consumer's tensor library fewer.",
             )],
             Cause::CpuQuota => {
-                let quota = self.snapshot.cpu.as_ref().and_then(|cpu| cpu.quota).unwrap_or_default();
-                let higher = format!("A higher CPU quota: the control group of this process has {quota:.1} cores.");
+                let quota = self
+                    .snapshot
+                    .cpu
+                    .as_ref()
+                    .and_then(|cpu| cpu.quota)
+                    .unwrap_or_default();
+                let higher = format!(
+                    "A higher CPU quota: the control group of this process has {quota:.1} cores."
+                );
                 vec![Advice::new(Remedy::CpuQuota, higher)]
             }
             Cause::HandOver => {
@@ -79,22 +91,33 @@ impl Case<'_> {
     }
 
     fn consumer_advice(&self) -> Vec<Advice> {
-        let faster = self.model.with(&Change { consumer_factor: Some(1e6), ..Change::default() });
+        let faster = self.model.with(&Change {
+            consumer_factor: Some(1e6),
+            ..Change::default()
+        });
         if !self.gains(&faster) {
             return Vec::new();
         }
         let most = self.rate(&faster);
         let next = self.next(&faster);
-        let text =
-            format!("The consumer's own work takes the time; with less of it the loader would give {most}{next}.");
+        let text = format!(
+            "The consumer's own work takes the time; with less of it the loader would give {most}{next}."
+        );
         // The consumer keeps some work.
-        vec![Advice::new(Remedy::Consumer, text).predicting(&Prediction { at_most: true, ..faster })]
+        vec![Advice::new(Remedy::Consumer, text).predicting(&Prediction {
+            at_most: true,
+            ..faster
+        })]
     }
 
     fn decode_advice(&self, cause: Cause) -> Vec<Advice> {
         let decode = &self.snapshot.decode;
         let needed = self.cores_needed();
-        let what = if decode.effort <= Effort::Light { "Copying needs" } else { "Decode needs" };
+        let what = if decode.effort <= Effort::Light {
+            "Copying needs"
+        } else {
+            "Decode needs"
+        };
         let mut all = Vec::new();
         let more = self.better_workers();
         match &more {
@@ -194,16 +217,24 @@ impl Case<'_> {
 
     /// The advice where readers copy bytes from memory.
     fn memory_copies(&self) -> Advice {
-        self.other_reader().unwrap_or_else(|| self.fewer_bytes(self.bytes_per_read()))
+        self.other_reader()
+            .unwrap_or_else(|| self.fewer_bytes(self.bytes_per_read()))
     }
 
     /// Cores that decode needs to reach the next limit.
     fn cores_needed(&self) -> f64 {
-        let others = self.model.with(&Change { gpu_decode: true, ..Change::default() });
+        let others = self.model.with(&Change {
+            gpu_decode: true,
+            ..Change::default()
+        });
         let limit = least(&others.stages).map_or(f64::INFINITY, |load| load.ceiling_items_per_s);
         let now = self.now();
         let times = if now > 0.0 { limit / now } else { 1.0 };
-        let times = if times.is_finite() { times.clamp(0.0, 1e3) } else { 1.0 };
+        let times = if times.is_finite() {
+            times.clamp(0.0, 1e3)
+        } else {
+            1.0
+        };
         self.loads.working * self.loads.cpu_share * times
     }
 
@@ -213,20 +244,25 @@ impl Case<'_> {
         let most = match decode.cores {
             0 => decode.workers.saturating_mul(4),
             // Those that are blocked leave their cores to others; how far that goes nobody has tried.
-            cores if self.blocked() => {
-                ((f64::from(cores) / self.loads.on_cpu) as u32).min(decode.workers.saturating_mul(8))
-            }
+            cores if self.blocked() => ((f64::from(cores) / self.loads.on_cpu) as u32)
+                .min(decode.workers.saturating_mul(8)),
             _ => self.loads.cores.ceil() as u32,
         };
         let most = most.min(1024);
-        let with = |workers| self.model.with(&Change { workers: Some(workers), ..Change::default() });
+        let with = |workers| {
+            self.model.with(&Change {
+                workers: Some(workers),
+                ..Change::default()
+            })
+        };
         let now = self.now();
         let best = with(most.max(decode.workers)).items_per_s;
         if best <= WhatIf::GAIN * now {
             return None;
         }
         let more = decode.workers.saturating_add(1)..=most;
-        more.map(|workers| (workers, with(workers))).find(|(_, then)| then.items_per_s >= 0.97 * best)
+        more.map(|workers| (workers, with(workers)))
+            .find(|(_, then)| then.items_per_s >= 0.97 * best)
     }
 
     fn storage_advice(&self) -> Vec<Advice> {
@@ -243,29 +279,42 @@ impl Case<'_> {
         }
         if self.bytes_per_read() < 65536.0 && storage.counts.ops > 0 {
             let each = bytes(self.bytes_per_read());
-            let text = format!("Reads of {each} are small: where each is a file of its own, {}", packed());
+            let text = format!(
+                "Reads of {each} are small: where each is a file of its own, {}",
+                packed()
+            );
             all.push(Advice::new(Remedy::Pack, text));
         }
         all.extend(self.network_advice());
         if network_share(storage) < 0.5 {
-            let cached = self.model.with(&Change { cached: true, ..Change::default() });
+            let cached = self.model.with(&Change {
+                cached: true,
+                ..Change::default()
+            });
             let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
-            let advice = || Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached);
+            let advice =
+                || Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached);
             all.extend(self.gains(&cached).then(advice));
         }
         if slots_bound_reads(loads, self.snapshot) && loads.depth_filled > MUCH_FILLED {
             all.extend(self.slots_for_reads());
         }
         if filled && loads.headroom == Headroom::Unknown {
-            all.extend(self.deeper("which helps unless the device is at its limit, and latencies do not tell"));
+            all.extend(self.deeper(
+                "which helps unless the device is at its limit, and latencies do not tell",
+            ));
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
             let (direct, reader) = (Setting::Direct, Setting::Reader);
-            let text =
-                format!("Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it.");
+            let text = format!(
+                "Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it."
+            );
             all.push(Advice::new(Remedy::PageCache, text).valued(direct, Direct::Off));
         }
-        let again = storage.counts.retries.saturating_add(storage.counts.short_reads);
+        let again = storage
+            .counts
+            .retries
+            .saturating_add(storage.counts.short_reads);
         if again > storage.counts.ops / 100 {
             let retries = number(again as f64);
             let text = format!("{retries} reads were repeated or continued: look at the storage.");
@@ -285,7 +334,12 @@ impl Case<'_> {
             filled * f64::from(depth),
             (1.0 / filled.clamp(0.01, 1.0)).min(2.0)
         );
-        Advice::set(Remedy::Slots, Setting::Slots, twice(self.snapshot.slots.count), rest)
+        Advice::set(
+            Remedy::Slots,
+            Setting::Slots,
+            twice(self.snapshot.slots.count),
+            rest,
+        )
     }
 
     fn network_advice(&self) -> Vec<Advice> {
@@ -294,43 +348,77 @@ impl Case<'_> {
         if let Some(network) = &storage.network
             && network.throttled > network.requests / 100
         {
-            let (throttled, all_of) = (number(network.throttled as f64), number(network.requests as f64));
+            let (throttled, all_of) = (
+                number(network.throttled as f64),
+                number(network.requests as f64),
+            );
             let what = "fewer loaders at a time, keys under more prefixes, or a higher quota";
             let text = format!("The store throttled {throttled} of {all_of} requests: {what}.");
             all.push(Advice::new(Remedy::Throttled, text));
         }
-        let local = self.model.with(&Change { local_cache: true, ..Change::default() });
+        let local = self.model.with(&Change {
+            local_cache: true,
+            ..Change::default()
+        });
         let how = match &storage.local_cache {
-            None if on_network_mount(storage) => format!("{} keeps the mount's files on a local disk", Setting::Cache),
-            None => format!("{} keeps objects on a local disk from the first epoch on", Setting::Cache),
+            None if on_network_mount(storage) => {
+                format!("{} keeps the mount's files on a local disk", Setting::Cache)
+            }
+            None => format!(
+                "{} keeps objects on a local disk from the first epoch on",
+                Setting::Cache
+            ),
             // Counts of the steady time may be 0; the reason stays.
-            Some(CacheReads { why: Some(why), is_full, .. }) => {
+            Some(CacheReads {
+                why: Some(why),
+                is_full,
+                ..
+            }) => {
                 let larger = format!(": a larger {} or disk helps", Setting::CacheBytes);
                 let more = if *is_full { larger.as_str() } else { "" };
                 format!("The local cache did not keep everything ({why}){more}")
             }
-            Some(_) => "The local cache is still being filled; `prepare warm` does it beforehand".into(),
+            Some(_) => {
+                "The local cache is still being filled; `prepare warm` does it beforehand".into()
+            }
         };
         // A few misses of a full cache are not worth a word.
         let misses = network_share(storage) >= 0.05 && self.gains(&local);
-        let setting = if storage.local_cache.is_none() { Setting::Cache } else { Setting::CacheBytes };
-        let advice = || Advice::new(Remedy::Cache, self.all_cached(&how, &local)).about(setting).predicting(&local);
+        let setting = if storage.local_cache.is_none() {
+            Setting::Cache
+        } else {
+            Setting::CacheBytes
+        };
+        let advice = || {
+            Advice::new(Remedy::Cache, self.all_cached(&how, &local))
+                .about(setting)
+                .predicting(&local)
+        };
         all.extend(misses.then(advice));
         all
     }
 
     fn all_cached(&self, how: &str, then: &Prediction) -> String {
         let most = if then.at_most { "at most " } else { "" };
-        format!("{how}: with all of it cached, {most}{}{}.", self.rate(then), self.next(then))
+        format!(
+            "{how}: with all of it cached, {most}{}{}.",
+            self.rate(then),
+            self.next(then)
+        )
     }
 
     /// More reads in flight, where they may raise the rate.
     fn deeper(&self, why: &str) -> Option<Advice> {
         let depth = self.snapshot.storage.depth.max(1);
-        let then = self.model.with(&Change { depth: Some(twice(depth)), ..Change::default() });
+        let then = self.model.with(&Change {
+            depth: Some(twice(depth)),
+            ..Change::default()
+        });
         let (rate, next) = (number(then.items_per_s), self.next(&then));
-        let rest = format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
-        let deeper = Advice::set(Remedy::Depth, Setting::Depth, twice(depth), rest).filter(|_| self.gains(&then))?;
+        let rest =
+            format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
+        let deeper = Advice::set(Remedy::Depth, Setting::Depth, twice(depth), rest)
+            .filter(|_| self.gains(&then))?;
         Some(deeper.predicting(&then))
     }
 
@@ -346,7 +434,12 @@ impl Case<'_> {
 
     /// Another reader, where the caller named one that costs more per read.
     fn other_reader(&self) -> Option<Advice> {
-        let reader = self.snapshot.storage.reader.as_ref().filter(|reader| reader.explicit)?;
+        let reader = self
+            .snapshot
+            .storage
+            .reader
+            .as_ref()
+            .filter(|reader| reader.explicit)?;
         let lacks = match reader.kind {
             ReaderKind::Mmap => {
                 "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there"
@@ -355,7 +448,12 @@ impl Case<'_> {
             ReaderKind::Uring | ReaderKind::Network => return None,
         };
         let instead = "io_uring, where the kernel allows it, submits many reads at once into registered memory";
-        Advice::set(Remedy::Reader, Setting::Reader, Mode::Auto, format!(": {lacks}; {instead}."))
+        Advice::set(
+            Remedy::Reader,
+            Setting::Reader,
+            Mode::Auto,
+            format!(": {lacks}; {instead}."),
+        )
     }
 
     fn memory_advice(&self) -> Vec<Advice> {
@@ -363,13 +461,20 @@ impl Case<'_> {
         let mut all = Vec::new();
         if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
             let held = loads.slots[3];
-            let text = format!("The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used.");
+            let text = format!(
+                "The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used."
+            );
             all.push(Advice::new(Remedy::DropBatches, text));
         }
         if loads.no_buffer >= LACKS {
             let buffers = self.snapshot.copy.as_ref().map_or(0, |copy| copy.buffers);
             let rest = ": full slots wait for device memory.";
-            let set = Advice::set(Remedy::DeviceBatches, Setting::DeviceBatches, buffers.saturating_add(2), rest);
+            let set = Advice::set(
+                Remedy::DeviceBatches,
+                Setting::DeviceBatches,
+                buffers.saturating_add(2),
+                rest,
+            );
             all.extend(set);
         }
         if loads.no_room >= LACKS {
@@ -381,34 +486,57 @@ impl Case<'_> {
                 ", with the {budget} for it, may help: stages wait for each other with {slots}. So may a larger {}.",
                 Setting::BatchSize
             );
-            all.extend(Advice::set(Remedy::Slots, Setting::Slots, twice(slots), rest));
+            all.extend(Advice::set(
+                Remedy::Slots,
+                Setting::Slots,
+                twice(slots),
+                rest,
+            ));
         }
         all
     }
 
     /// The rate with twice the slots, if that is more than now.
     pub(super) fn more_slots(&self) -> Option<Prediction> {
-        let change = Change { slots: Some(twice(self.snapshot.slots.count)), ..Change::default() };
+        let change = Change {
+            slots: Some(twice(self.snapshot.slots.count)),
+            ..Change::default()
+        };
         Some(self.model.with(&change)).filter(|then| self.gains(then))
     }
 
     /// Reading ahead across epochs.
     fn epochs(&self) -> Option<Advice> {
-        let epochs = Setting::Epochs.there().filter(|_| first_share(self.snapshot, self.loads) >= 0.2)?;
+        let epochs = Setting::Epochs
+            .there()
+            .filter(|_| first_share(self.snapshot, self.loads) >= 0.2)?;
         let much = "Much of the time goes into first batches";
         let text = format!("{much}: {epochs} reads ahead across the end of an epoch.");
         Some(Advice::new(Remedy::Epochs, text).about(epochs))
     }
 
     fn rate(&self, then: &Prediction) -> String {
-        format!("{} samples/s{}", number(then.items_per_s), or_more(then.at_least))
+        format!(
+            "{} samples/s{}",
+            number(then.items_per_s),
+            or_more(then.at_least)
+        )
     }
 
     /// The limit after a change.
     fn next(&self, then: &Prediction) -> String {
         match least(&then.stages).filter(|load| Cause::from(load.stage) == then.bound_by) {
-            Some(StageLoad { stage, ceiling_items_per_s, at_least, .. }) => {
-                format!("; the bottleneck is then {stage}, at {}{}", number(ceiling_items_per_s), or_more(at_least))
+            Some(StageLoad {
+                stage,
+                ceiling_items_per_s,
+                at_least,
+                ..
+            }) => {
+                format!(
+                    "; the bottleneck is then {stage}, at {}{}",
+                    number(ceiling_items_per_s),
+                    or_more(at_least)
+                )
             }
             None => format!("; the bottleneck is then {}", then.bound_by),
         }
@@ -424,13 +552,20 @@ impl Case<'_> {
             );
             return vec![Advice::new(Remedy::DeviceOps, less)];
         }
-        let convert = Setting::Finish
-            .hint(|finish| format!("keep pictures as bytes and have the device convert them ({finish}), "));
+        let convert = Setting::Finish.hint(|finish| {
+            format!("keep pictures as bytes and have the device convert them ({finish}), ")
+        });
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
         let numa = Setting::Numa.hint(|numa| format!(" Set {numa} to the device's node."));
-        let fewer = format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.");
-        let pinned = format!("The report says whether slots are pinned; copies from unpinned memory are slower.{numa}");
-        vec![Advice::new(Remedy::FewerBytes, fewer), Advice::new(Remedy::Pinned, pinned).about(Setting::Numa)]
+        let fewer =
+            format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.");
+        let pinned = format!(
+            "The report says whether slots are pinned; copies from unpinned memory are slower.{numa}"
+        );
+        vec![
+            Advice::new(Remedy::FewerBytes, fewer),
+            Advice::new(Remedy::Pinned, pinned).about(Setting::Numa),
+        ]
     }
 }
 
@@ -441,10 +576,15 @@ fn order_advice() -> Vec<Advice> {
         packed()
     );
     let own = |sampler| {
-        Advice::new(Remedy::Sampler, format!("A {sampler} of your own runs on this thread: make it cheaper."))
+        Advice::new(
+            Remedy::Sampler,
+            format!("A {sampler} of your own runs on this thread: make it cheaper."),
+        )
     };
     let larger = Advice::new(Remedy::BatchSize, larger).about(Setting::BatchSize);
-    std::iter::once(larger).chain(Setting::Sampler.there().map(own)).collect()
+    std::iter::once(larger)
+        .chain(Setting::Sampler.there().map(own))
+        .collect()
 }
 
 fn packed() -> String {
@@ -453,7 +593,10 @@ fn packed() -> String {
 
 /// The advice when rows wait for room.
 fn more_room() -> Advice {
-    let text = format!("A larger {}: reads wait for room for their bytes.", Setting::MemoryBudget);
+    let text = format!(
+        "A larger {}: reads wait for room for their bytes.",
+        Setting::MemoryBudget
+    );
     Advice::new(Remedy::MemoryBudget, text).about(Setting::MemoryBudget)
 }
 

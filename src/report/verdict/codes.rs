@@ -162,36 +162,63 @@ pub enum Unit {
 
 impl Advice {
     pub(super) fn new(remedy: Remedy, text: impl Into<String>) -> Self {
-        Self { remedy, setting: None, value: None, prediction: None, text: text.into() }
+        Self {
+            remedy,
+            setting: None,
+            value: None,
+            prediction: None,
+            text: text.into(),
+        }
     }
 
     /// To give the setting this value; nothing where there is no such setting.
-    pub(super) fn set(remedy: Remedy, setting: Setting, value: impl Debug, rest: impl Display) -> Option<Self> {
+    pub(super) fn set(
+        remedy: Remedy,
+        setting: Setting,
+        value: impl Debug,
+        rest: impl Display,
+    ) -> Option<Self> {
         let with = setting.there()?.with(&value);
         Some(Self::new(remedy, format!("{with}{rest}")).valued(setting, value))
     }
 
     /// The setting that the sentence is about.
     pub(super) fn about(self, setting: Setting) -> Self {
-        let name = setting.there().map(|setting| setting.to_string().trim_matches('`').to_string());
-        Self { setting: name, ..self }
+        let name = setting
+            .there()
+            .map(|setting| setting.to_string().trim_matches('`').to_string());
+        Self {
+            setting: name,
+            ..self
+        }
     }
 
     /// The setting and its new value.
     pub(super) fn valued(self, setting: Setting, value: impl Debug) -> Self {
         let value = format!("{value:?}").to_lowercase();
         let value = value.parse().map_or(Value::Name(value), Value::Count);
-        Self { value: Some(value), ..self.about(setting) }
+        Self {
+            value: Some(value),
+            ..self.about(setting)
+        }
     }
 
     pub(super) fn predicting(self, then: &Prediction) -> Self {
-        Self { prediction: Some(then.clone()), ..self }
+        Self {
+            prediction: Some(then.clone()),
+            ..self
+        }
     }
 }
 
 impl Evidence {
     pub(super) fn new(measure: Measure, value: f64, unit: Unit, text: impl Into<String>) -> Self {
-        Self { measure, value, unit, text: text.into() }
+        Self {
+            measure,
+            value,
+            unit,
+            text: text.into(),
+        }
     }
 
     /// A part of the time, or of something else.

@@ -7,7 +7,8 @@ use crate::report::words::{bytes, grouped, number, time};
 
 impl Case<'_> {
     pub(super) fn evidence(&self) -> Vec<Evidence> {
-        let storage = self.snapshot.storage.counts.ops > 0 || self.snapshot.storage.cached_bytes > 0;
+        let storage =
+            self.snapshot.storage.counts.ops > 0 || self.snapshot.storage.cached_bytes > 0;
         let mut all = vec![self.waits()];
         all.extend(self.read_ahead());
         all.extend(self.first_batches());
@@ -20,7 +21,9 @@ impl Case<'_> {
         all.extend(self.network());
         all.extend(self.local_cache());
         all.push(self.slots());
-        all.extend((self.cause == Cause::Order || self.also == Some(Cause::Order)).then(|| self.planner()));
+        all.extend(
+            (self.cause == Cause::Order || self.also == Some(Cause::Order)).then(|| self.planner()),
+        );
         all
     }
 
@@ -32,8 +35,9 @@ impl Case<'_> {
         let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
         let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
         let Some(starved) = loads.starved else {
-            let text =
-                format!("The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known.");
+            let text = format!(
+                "The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known."
+            );
             return Evidence::share(Measure::HostWaits, host / 100.0, text);
         };
         let percent = 100.0 * starved;
@@ -114,22 +118,42 @@ impl Case<'_> {
 
     fn map_batch(&self) -> Option<Evidence> {
         let share = map_share(self.snapshot);
-        let text = || format!("`map_batch` took {:.0} % of the time that workers worked.", 100.0 * share);
+        let text = || {
+            format!(
+                "`map_batch` took {:.0} % of the time that workers worked.",
+                100.0 * share
+            )
+        };
         (share > 0.0).then(|| Evidence::share(Measure::MapBatch, share, text()))
     }
 
     /// The lack of cores by the kernel's counts.
     fn kernel(&self) -> Vec<Evidence> {
-        let Some(cpu) = &self.snapshot.cpu else { return Vec::new() };
+        let Some(cpu) = &self.snapshot.cpu else {
+            return Vec::new();
+        };
         let mut all = Vec::new();
         if let Some(quota) = cpu.quota.filter(|_| cpu.periods > 0) {
             let (throttled, periods) = (cpu.throttled, cpu.periods);
-            let text = format!("The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods.");
-            all.push(Evidence::share(Measure::QuotaUsedUp, throttled as f64 / periods as f64, text));
+            let text = format!(
+                "The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods."
+            );
+            all.push(Evidence::share(
+                Measure::QuotaUsedUp,
+                throttled as f64 / periods as f64,
+                text,
+            ));
         }
         if self.loads.taken.is_some() {
-            let (lost, used) = (100.0 * self.loads.lost.min(1.0), cpu.process_ns as f64 / self.loads.steady_ns);
-            let enough = if self.cause == Cause::NotStarved { " (batches came in time all the same)" } else { "" };
+            let (lost, used) = (
+                100.0 * self.loads.lost.min(1.0),
+                cpu.process_ns as f64 / self.loads.steady_ns,
+            );
+            let enough = if self.cause == Cause::NotStarved {
+                " (batches came in time all the same)"
+            } else {
+                ""
+            };
             let text = format!(
                 "The loader's threads stood ready without a core for {lost:.0} % of the time{enough}; the process had {used:.1} of \
                  {} cores.",
@@ -163,12 +187,19 @@ impl Case<'_> {
         let (loads, storage) = (self.loads, &self.snapshot.storage);
         if storage.counts.ops == 0 {
             let cached = storage.cached_bytes as f64;
-            let text = format!("{:.2} GB came from the page cache, and nothing was read.", cached / 1e9);
+            let text = format!(
+                "{:.2} GB came from the page cache, and nothing was read.",
+                cached / 1e9
+            );
             return Evidence::new(Measure::CachedBytes, cached, Unit::Bytes, text);
         }
         let depth = f64::from(storage.depth.max(1));
-        let mut text =
-            if loads.from_memory { "No device read these bytes: they lay in memory. " } else { "" }.to_string();
+        let mut text = if loads.from_memory {
+            "No device read these bytes: they lay in memory. "
+        } else {
+            ""
+        }
+        .to_string();
         text += &format!(
             "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; {:.3} GB/s in reads of {}",
             100.0 * loads.storage.min(1.0),
@@ -181,20 +212,31 @@ impl Case<'_> {
             text += &format!(", half of which took at most {half}, 99 % {most}");
         }
         if let (Headroom::Limit { times }, true) = (loads.headroom, loads.depth_filled >= FILLED) {
-            text += &format!(", {times:.1} times as long as the fastest: they waited for each other");
+            text +=
+                &format!(", {times:.1} times as long as the fastest: they waited for each other");
         }
         if storage.cached_bytes > 0 {
             let all = storage.cached_bytes as f64 + storage.counts.bytes_moved as f64;
-            text +=
-                &format!("; {:.0} % of the bytes came from the page cache", 100.0 * storage.cached_bytes as f64 / all);
+            text += &format!(
+                "; {:.0} % of the bytes came from the page cache",
+                100.0 * storage.cached_bytes as f64 / all
+            );
         }
         Evidence::share(Measure::ReadsInFlight, loads.storage, text + ".")
     }
 
     fn network(&self) -> Option<Evidence> {
-        let network = self.snapshot.storage.network.as_ref().filter(|network| network.requests > 0)?;
+        let network = self
+            .snapshot
+            .storage
+            .network
+            .as_ref()
+            .filter(|network| network.requests > 0)?;
         let steady = self.loads.steady_ns;
-        let (half, most) = (time(network.first_byte.p50_ns), time(network.first_byte.p99_ns));
+        let (half, most) = (
+            time(network.first_byte.p50_ns),
+            time(network.first_byte.p99_ns),
+        );
         let mut text = format!(
             "Of requests to object stores {:.1} were in flight, on average, with {:.3} GB/s; half of the answers began within \
              {half}, 99 % within {most}",
@@ -208,24 +250,44 @@ impl Case<'_> {
             );
         }
         if network.retries > 0 {
-            text += &format!("; {} were repeated, {} throttled", network.retries, network.throttled);
+            text += &format!(
+                "; {} were repeated, {} throttled",
+                network.retries, network.throttled
+            );
         }
         let in_flight = network.in_flight_ns as f64 / steady;
-        Some(Evidence::new(Measure::RequestsInFlight, in_flight, Unit::Count, text + "."))
+        Some(Evidence::new(
+            Measure::RequestsInFlight,
+            in_flight,
+            Unit::Count,
+            text + ".",
+        ))
     }
 
     fn local_cache(&self) -> Option<Evidence> {
-        let cache = self.snapshot.storage.local_cache.as_ref().filter(|cache| cache.hits + cache.misses > 0)?;
+        let cache = self
+            .snapshot
+            .storage
+            .local_cache
+            .as_ref()
+            .filter(|cache| cache.hits + cache.misses > 0)?;
         let reads = cache.hits.saturating_add(cache.misses);
         let share = 100.0 * cache.hits as f64 / reads.max(1) as f64;
-        let mut text = format!("The local cache served {share:.0} % of {} reads", grouped(&reads.to_string()));
+        let mut text = format!(
+            "The local cache served {share:.0} % of {} reads",
+            grouped(&reads.to_string())
+        );
         if cache.blocks > 0 {
             text += &format!(", and kept {:.3} GB more", cache.bytes as f64 / 1e9);
         }
         if let (Some(why), 1..) = (&cache.why, cache.not_kept) {
             text += &format!("; {} times it kept nothing ({why})", cache.not_kept);
         }
-        Some(Evidence::share(Measure::LocalCacheHits, share / 100.0, text + "."))
+        Some(Evidence::share(
+            Measure::LocalCacheHits,
+            share / 100.0,
+            text + ".",
+        ))
     }
 
     fn slots(&self) -> Evidence {
@@ -237,7 +299,10 @@ impl Case<'_> {
             100.0 * self.loads.no_slot
         );
         if self.loads.no_room >= 0.05 {
-            text += &format!(", and no room for encoded bytes {:.0} %", 100.0 * self.loads.no_room);
+            text += &format!(
+                ", and no room for encoded bytes {:.0} %",
+                100.0 * self.loads.no_room
+            );
         }
         Evidence::share(Measure::NoSlot, self.loads.no_slot, text + ".")
     }
@@ -245,7 +310,10 @@ impl Case<'_> {
     fn planner(&self) -> Evidence {
         let each = time(self.loads.order * self.loads.steady_ns / self.loads.batches);
         let busy = self.loads.order.min(1.0);
-        let text = format!("The planner's thread computed {:.0} % of the time, {each} for each batch.", 100.0 * busy);
+        let text = format!(
+            "The planner's thread computed {:.0} % of the time, {each} for each batch.",
+            100.0 * busy
+        );
         Evidence::share(Measure::PlannerBusy, busy, text)
     }
 }

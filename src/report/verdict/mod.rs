@@ -154,7 +154,9 @@ impl Verdict {
             // No measurement shows whether the loader or the consumer was late.
             _ if loads.starved.is_none() => (Cause::Unknown, None),
             // The consumer is fed in a small part of the time: no evidence of the rest.
-            (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => (Cause::Unknown, None),
+            (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => {
+                (Cause::Unknown, None)
+            }
             decided => decided,
         };
         let precise = |cause| match cause {
@@ -163,7 +165,13 @@ impl Verdict {
             cause => cause,
         };
         let (cause, also) = (precise(cause), also.map(precise));
-        let case = Case { snapshot, loads: &loads, model, cause, also };
+        let case = Case {
+            snapshot,
+            loads: &loads,
+            model,
+            cause,
+            also,
+        };
         Self {
             version: Self::VERSION,
             cause,
@@ -181,7 +189,9 @@ impl Verdict {
     fn unknown(snapshot: &Snapshot) -> Self {
         let why = match snapshot.consumer.batches {
             0 => "no batch was handed out",
-            _ => "only the first batch of each iterator was handed out, and the wait for that is no starvation",
+            _ => {
+                "only the first batch of each iterator was handed out, and the wait for that is no starvation"
+            }
         };
         let why = why.to_string();
         Self {
@@ -232,15 +242,27 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     use PipelineStage::{Consumer, Copy, Decode, Order, Storage};
     // Of equal loads the first: the stage nearer to the consumer.
     let top = |among: &[PipelineStage]| {
-        among.iter().copied().reduce(|best, next| if loads.likely(next) > loads.likely(best) { next } else { best })
+        among.iter().copied().reduce(|best, next| {
+            if loads.likely(next) > loads.likely(best) {
+                next
+            } else {
+                best
+            }
+        })
     };
     let highest = top(&PipelineStage::UPSTREAM);
     let near = |cause: PipelineStage| {
-        let others: Vec<PipelineStage> = PipelineStage::UPSTREAM.into_iter().filter(|stage| *stage != cause).collect();
+        let others: Vec<PipelineStage> = PipelineStage::UPSTREAM
+            .into_iter()
+            .filter(|stage| *stage != cause)
+            .collect();
         let least = NEAR * loads.likely(cause);
         // Storage last: its upper bound decides.
         let storage = (cause != Storage && loads.storage >= least).then_some(Storage);
-        top(&others).filter(|other| loads.likely(*other) >= least).or(storage).map(Cause::from)
+        top(&others)
+            .filter(|other| loads.likely(*other) >= least)
+            .or(storage)
+            .map(Cause::from)
     };
     if loads.starved.is_some_and(|starved| starved < FED) {
         return (Cause::NotStarved, near(Consumer));
@@ -251,13 +273,17 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     }
     // The device measures its bus; the loads of threads and reads contain their wait for a core. A device that always reads is the
     // limit, unless most of the time is such a wait.
-    let reads = (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
+    let reads =
+        (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
     // The own loss of a saturated stage bounds the gain of more cores.
-    let (delay, busy) = (snapshot.decode.delay_ns.unwrap_or(0), snapshot.decode.busy_ns);
+    let (delay, busy) = (
+        snapshot.decode.delay_ns.unwrap_or(0),
+        snapshot.decode.busy_ns,
+    );
     let decoding = loads.decode >= SATURATED && ratio(delay as f64, busy as f64) < 0.5 * LOST;
-    if let Some(taken) =
-        loads.taken.filter(|_| !decoding && loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST))
-    {
+    if let Some(taken) = loads.taken.filter(|_| {
+        !decoding && loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST)
+    }) {
         return (taken, reads);
     }
     let exact = top(&[Copy, Decode, Order]).filter(|stage| loads.load(*stage) > 0.0);
@@ -266,7 +292,9 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     }
     // Full slots that wait most of the time: storage and decode are ahead on average.
     let ahead = loads.slots[2] >= 0.5 * f64::from(snapshot.slots.count.max(1));
-    let others = exact.map_or(0.0, |exact| loads.load(exact)).max(loads.consumer());
+    let others = exact
+        .map_or(0.0, |exact| loads.load(exact))
+        .max(loads.consumer());
     if loads.storage >= SATURATED && !ahead && loads.likely(Storage) >= others {
         let budget = slots_bound_reads(loads, snapshot).then_some(Cause::MemoryBudget);
         return (Cause::Storage, budget.or_else(|| near(Storage)));
@@ -328,7 +356,14 @@ impl Case<'_> {
             return thin(why.to_string());
         }
         if loads.batches < BATCHES_LEAST {
-            let (count, verb) = (loads.batches, if loads.batches == 1.0 { " is" } else { "es are" });
+            let (count, verb) = (
+                loads.batches,
+                if loads.batches == 1.0 {
+                    " is"
+                } else {
+                    "es are"
+                },
+            );
             return thin(format!("{count:.0} batch{verb} too few"));
         }
         if loads.steady_ns < STEADY_LEAST_NS {
@@ -337,7 +372,10 @@ impl Case<'_> {
         if loads.starved.is_none() {
             return thin("the consumer's stream has not come to its second step".into());
         }
-        if let Some(gpu) = gpu.as_ref().filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST) {
+        if let Some(gpu) = gpu
+            .as_ref()
+            .filter(|gpu| (gpu.steps as f64) < BATCHES_LEAST)
+        {
             return thin(format!("only {} steps were measured on the GPU", gpu.steps));
         }
         let first = first_share(self.snapshot, loads);
@@ -346,7 +384,9 @@ impl Case<'_> {
         }
         if self.cause == Cause::Unknown {
             let share = 100.0 * first;
-            return thin(format!("{share:.0} % of the time went into first batches of iterators"));
+            return thin(format!(
+                "{share:.0} % of the time went into first batches of iterators"
+            ));
         }
         if loads.prepared < PREPARED_LEAST {
             let late = 100.0 * loads.prepared;
@@ -354,18 +394,30 @@ impl Case<'_> {
                 "only {late:.0} % of the samples were prepared after the first batch of their epoch was: epochs are too short"
             ));
         }
-        let highest = PipelineStage::UPSTREAM.into_iter().map(|stage| loads.load(stage)).fold(0.0, f64::max);
+        let highest = PipelineStage::UPSTREAM
+            .into_iter()
+            .map(|stage| loads.load(stage))
+            .fold(0.0, f64::max);
         let clear = match self.cause {
             Cause::NotStarved => loads.starved.is_some_and(|starved| starved < 0.5 * FED),
             Cause::Storage => {
-                !loads.at_least(PipelineStage::Storage) && loads.storage * loads.depth_filled >= SATURATED
+                !loads.at_least(PipelineStage::Storage)
+                    && loads.storage * loads.depth_filled >= SATURATED
             }
-            Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads | Cause::CpuQuota => loads.lost >= 0.3,
-            Cause::MemoryBudget => loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some(),
+            Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads | Cause::CpuQuota => {
+                loads.lost >= 0.3
+            }
+            Cause::MemoryBudget => {
+                loads.lacks_room() >= 2.0 * LACKS && highest < NEAR && self.more_slots().is_some()
+            }
             Cause::MapBatch => loads.load(PipelineStage::Decode) >= 0.9,
             cause => cause.stage().is_some_and(|stage| loads.load(stage) >= 0.9),
         };
-        if clear && self.also.is_none() { Strength::Strong } else { Strength::Fair }
+        if clear && self.also.is_none() {
+            Strength::Strong
+        } else {
+            Strength::Fair
+        }
     }
 
     /// Whether workers lack cores.
@@ -388,9 +440,18 @@ impl Case<'_> {
         if self.loads.starved.is_some() {
             return None;
         }
-        let unmeasured = self.snapshot.consumer.gpu.as_ref().map(|gpu| gpu.unmeasured);
+        let unmeasured = self
+            .snapshot
+            .consumer
+            .gpu
+            .as_ref()
+            .map(|gpu| gpu.unmeasured);
         match unmeasured {
-            Some(Unmeasured { no_stream: 0, no_event: 0, .. }) => None,
+            Some(Unmeasured {
+                no_stream: 0,
+                no_event: 0,
+                ..
+            }) => None,
             Some(Unmeasured { no_stream: 0, .. }) => Some(WhyUnmeasured::EventsRefused),
             _ => Some(WhyUnmeasured::NoStream),
         }

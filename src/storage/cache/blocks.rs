@@ -85,27 +85,55 @@ struct DataName {
 
 impl DataName {
     fn of(path: &Path) -> Option<Self> {
-        let (share, name) = (path.parent()?.file_name()?.to_str()?, path.file_name()?.to_str()?);
+        let (share, name) = (
+            path.parent()?.file_name()?.to_str()?,
+            path.file_name()?.to_str()?,
+        );
         let (hash, number) = name.split_once('.')?;
-        let (hash, number) = (u64::from_str_radix(hash, 16).ok()?, u32::from_str_radix(number, 16).ok()?);
-        Some(Self { hash, number, share: u8::from_str_radix(share, 16).ok()? })
+        let (hash, number) = (
+            u64::from_str_radix(hash, 16).ok()?,
+            u32::from_str_radix(number, 16).ok()?,
+        );
+        Some(Self {
+            hash,
+            number,
+            share: u8::from_str_radix(share, 16).ok()?,
+        })
     }
 }
 
 impl CachedBlocks {
     pub(crate) fn new(sources: &Sources, cache: &Cache) -> Self {
-        let root = std::path::absolute(&cache.dir).unwrap_or_default().join("v1/objects");
+        let root = std::path::absolute(&cache.dir)
+            .unwrap_or_default()
+            .join("v1/objects");
         let staged = || sources.ids().filter(|id| sources.is_staged(*id));
-        let on_mounts = if staged().any(|id| !sources.is_remote(id)) { sources.count() } else { 0 };
+        let on_mounts = if staged().any(|id| !sources.is_remote(id)) {
+            sources.count()
+        } else {
+            0
+        };
         let mounts: Box<[_]> = (0..on_mounts).map(|_| OnceLock::new()).collect();
         let blocks = staged().map(|id| sources.len_of(id).div_ceil(cache.block));
-        let (words, blocks) =
-            blocks.fold((0, 0), |(words, all), blocks| (words + BlockFacts::words(blocks), all + blocks));
+        let (words, blocks) = blocks.fold((0, 0), |(words, all), blocks| {
+            (words + BlockFacts::words(blocks), all + blocks)
+        });
         let queue = blocks.min(QUEUE as u64).next_power_of_two() as usize * size_of::<(u64, u64)>();
         // The reader of files has a copy of `sources`.
-        let beside = words * 8 + size_of_val(&*mounts) + root.as_os_str().len() + queue + sources.table_bytes();
+        let beside = words * 8
+            + size_of_val(&*mounts)
+            + root.as_os_str().len()
+            + queue
+            + sources.table_bytes();
         let objects = (0..sources.count()).map(|_| OnceLock::new()).collect();
-        Self { block: cache.block, root, objects, mounts, beside, counts: BlockCounts::default() }
+        Self {
+            block: cache.block,
+            root,
+            objects,
+            mounts,
+            beside,
+            counts: BlockCounts::default(),
+        }
     }
 
     /// Limit of the heap bytes of the table, once all objects are known, and of the queue of their blocks.
@@ -155,7 +183,11 @@ impl CachedBlocks {
         let set = || {
             if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
                 let (changed, compared) = (AtomicBool::new(false), AtomicU64::new(0));
-                mount.get_or_init(|| MountedFile { version, changed, compared });
+                mount.get_or_init(|| MountedFile {
+                    version,
+                    changed,
+                    compared,
+                });
             }
             object
         };
@@ -177,7 +209,8 @@ impl CachedBlocks {
     }
 
     pub(super) fn is_changed(&self, source: usize) -> bool {
-        self.on_mount(source).is_some_and(|mount| mount.changed.load(Ordering::Relaxed))
+        self.on_mount(source)
+            .is_some_and(|mount| mount.changed.load(Ordering::Relaxed))
     }
 
     /// The version of a file on a mount that is, or was, cached.
@@ -187,9 +220,15 @@ impl CachedBlocks {
 
     /// True once in `pause` milliseconds, for a cached file on a mount: it is time to compare it.
     pub(super) fn is_due(&self, source: usize, now: u64, pause: u64) -> bool {
-        let (Some(mount), Some(Some(_))) = (self.on_mount(source), self.object(source)) else { return false };
+        let (Some(mount), Some(Some(_))) = (self.on_mount(source), self.object(source)) else {
+            return false;
+        };
         let last = mount.compared.load(Ordering::Relaxed);
-        let swap = || mount.compared.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        let swap = || {
+            mount
+                .compared
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
+        };
         now >= last + pause && swap().is_ok()
     }
 
@@ -199,7 +238,9 @@ impl CachedBlocks {
 
     /// Whether all bytes of a range are on the disk.
     pub(crate) fn has(&self, source: usize, offset: u64, len: u64) -> bool {
-        let Some(Some(object)) = self.object(source) else { return false };
+        let Some(Some(object)) = self.object(source) else {
+            return false;
+        };
         len > 0 && self.blocks(offset, len).all(|block| object.has(block))
     }
 
@@ -221,7 +262,15 @@ impl CachedBlocks {
     /// The counts so far.
     pub(crate) fn counts(&self) -> CacheReads {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let BlockCounts { hits, misses, blocks, bytes, not_kept, removed, why } = &self.counts;
+        let BlockCounts {
+            hits,
+            misses,
+            blocks,
+            bytes,
+            not_kept,
+            removed,
+            why,
+        } = &self.counts;
         let (why, is_full) = why.hold().clone().unzip();
         CacheReads {
             hits: load(hits),
@@ -237,24 +286,48 @@ impl CachedBlocks {
 
     /// Appends the path of the cache's file of an object; false if there is none.
     pub(crate) fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
-        let object = self.objects.get(source).and_then(OnceLock::get).and_then(Option::as_ref);
-        let Some(CachedObject { name, .. }) = object else { return false };
+        let object = self
+            .objects
+            .get(source)
+            .and_then(OnceLock::get)
+            .and_then(Option::as_ref);
+        let Some(CachedObject { name, .. }) = object else {
+            return false;
+        };
         out.extend_from_slice(self.root.as_os_str().as_bytes());
-        write!(out, "/{:02x}/{:016x}.{:08x}", name.share, name.hash, name.number).is_ok()
+        write!(
+            out,
+            "/{:02x}/{:016x}.{:08x}",
+            name.share, name.hash, name.number
+        )
+        .is_ok()
     }
 
     /// Whether pieces of an object have brought all of a range. Asks the system, for all processes bring some.
-    pub(super) fn has_pieces(&self, source: usize, object: &CachedObject, offset: u64, len: u64) -> bool {
+    pub(super) fn has_pieces(
+        &self,
+        source: usize,
+        object: &CachedObject,
+        offset: u64,
+        len: u64,
+    ) -> bool {
         let mut path = Vec::with_capacity(128);
         let found = self.path_into(source, &mut path);
         let path = Path::new(std::ffi::OsStr::from_bytes(&path));
-        let units = if found { Units::find(path, stamp_of(object.inode)) } else { None };
+        let units = if found {
+            Units::find(path, stamp_of(object.inode))
+        } else {
+            None
+        };
         let Some(units) = units else { return false };
         let missing = self.blocks(offset, len).filter(|block| !object.has(*block));
         // Whole blocks have no marks.
         missing
             .map(|block| {
-                let (start, end) = (offset.max(block * self.block), (offset + len).min((block + 1) * self.block));
+                let (start, end) = (
+                    offset.max(block * self.block),
+                    (offset + len).min((block + 1) * self.block),
+                );
                 units_of(start, end - start)
             })
             .all(|range| units.has(&range))
@@ -268,7 +341,10 @@ impl CachedBlocks {
 
 /// Whether a disk or the capacity has no more room.
 pub(super) fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 impl CachedObject {
@@ -339,7 +415,11 @@ impl BlockFacts {
 
     /// Words on the heap.
     fn words(blocks: u64) -> usize {
-        if blocks <= FEW { 0 } else { (FACTS * blocks.div_ceil(64)) as usize }
+        if blocks <= FEW {
+            0
+        } else {
+            (FACTS * blocks.div_ceil(64)) as usize
+        }
     }
 
     /// The word and the bit of a fact.
@@ -376,10 +456,21 @@ mod tests {
     fn an_extent_is_here_once_all_of_its_blocks_are() {
         let mut sources = Sources::new();
         sources.file("/a", 70 * 4096).unwrap();
-        let blocks = CachedBlocks::new(&sources, &Cache { block: 4096, ..Cache::at("/c") });
+        let blocks = CachedBlocks::new(
+            &sources,
+            &Cache {
+                block: 4096,
+                ..Cache::at("/c")
+            },
+        );
         assert!(!blocks.has(0, 0, 1), "before the lookup");
         let path = "/c/v1/objects/2a/0123456789abcdef.00000007";
-        let file = FoundFile { path: path.into(), inode: 1, len: 70 * 4096, version: None };
+        let file = FoundFile {
+            path: path.into(),
+            inode: 1,
+            len: 70 * 4096,
+            version: None,
+        };
         let object = blocks.set(0, Some(file), |_| ()).unwrap();
         assert!(object.ask(65) && !object.ask(65));
         object.forget(65);
@@ -387,15 +478,22 @@ mod tests {
         object.set(64);
         object.set(65);
         let pages = |page: u64| page * 4096;
-        let table =
-            [(pages(64), 8192, true), (pages(65), 4096, true), (pages(64) - 1, 2, false), (pages(66) - 1, 2, false)];
+        let table = [
+            (pages(64), 8192, true),
+            (pages(65), 4096, true),
+            (pages(64) - 1, 2, false),
+            (pages(66) - 1, 2, false),
+        ];
         for (offset, len, here) in table {
             assert_eq!(blocks.has(0, offset, len), here, "{offset} {len}");
         }
         blocks.lose(0);
         assert!(!blocks.has(0, pages(64), 1));
         let mut named = Vec::new();
-        assert!(blocks.path_into(0, &mut named) && object.is_at(Path::new(path)), "open descriptors still name it");
+        assert!(
+            blocks.path_into(0, &mut named) && object.is_at(Path::new(path)),
+            "open descriptors still name it"
+        );
         assert_eq!(named, path.as_bytes());
         assert_eq!(blocks.folder(object), Path::new("/c/v1/objects/2a"));
     }
@@ -406,12 +504,18 @@ mod tests {
             let set = BlockFacts::new(blocks);
             let all = || (0..FACTS).flat_map(|fact| (0..blocks).map(move |block| (fact, block)));
             for (fact, block) in all() {
-                assert!(set.set(fact, block) && !set.set(fact, block), "{fact} {block} of {blocks}");
+                assert!(
+                    set.set(fact, block) && !set.set(fact, block),
+                    "{fact} {block} of {blocks}"
+                );
             }
             for (fact, block) in all() {
                 set.clear(fact, block);
                 assert!(!set.get(fact, block));
-                assert_eq!(all().filter(|(fact, block)| set.get(*fact, *block)).count() as u64, FACTS * blocks - 1);
+                assert_eq!(
+                    all().filter(|(fact, block)| set.get(*fact, *block)).count() as u64,
+                    FACTS * blocks - 1
+                );
                 set.set(fact, block);
             }
         }
@@ -419,6 +523,10 @@ mod tests {
 
     #[test]
     fn a_small_object_takes_no_more_than_64_bytes() {
-        assert!(size_of::<OnceLock<Option<CachedObject>>>() <= 64, "{}", size_of::<OnceLock<Option<CachedObject>>>());
+        assert!(
+            size_of::<OnceLock<Option<CachedObject>>>() <= 64,
+            "{}",
+            size_of::<OnceLock<Option<CachedObject>>>()
+        );
     }
 }

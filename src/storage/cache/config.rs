@@ -48,27 +48,41 @@ pub struct Cache {
 impl Cache {
     /// A cache in this folder, which is made if it is missing. Everyone who may write to it is trusted.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), capacity: u64::MAX, block: BLOCK, mount: None }
+        Self {
+            dir: dir.into(),
+            capacity: u64::MAX,
+            block: BLOCK,
+            mount: None,
+        }
     }
 
     /// Limit of bytes of the whole folder, for all processes. By default, and in any case, 5 % of the file system stay
     /// free, at most 8 GiB.
     pub fn capacity(self, bytes: u64) -> Self {
-        Self { capacity: bytes, ..self }
+        Self {
+            capacity: bytes,
+            ..self
+        }
     }
 
     /// For tests: the size of a block, a multiple of 4 KiB.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn block_bytes(self, bytes: u64) -> Self {
-        Self { block: bytes.next_multiple_of(4096).max(4096), ..self }
+        Self {
+            block: bytes.next_multiple_of(4096).max(4096),
+            ..self
+        }
     }
 
     /// For tests: a folder whose files count as files on a network mount. Its path has no links.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn mount(self, dir: impl Into<PathBuf>) -> Self {
-        Self { mount: Some(dir.into()), ..self }
+        Self {
+            mount: Some(dir.into()),
+            ..self
+        }
     }
 
     /// The kinds of file systems of what is read through this cache.
@@ -79,7 +93,11 @@ impl Cache {
     /// The network mount that the cache itself lies on.
     pub(crate) fn own_mount(&self) -> Option<&'static str> {
         let dir = std::path::absolute(&self.dir).ok()?;
-        let found = dir.ancestors().find_map(|dir| Some((dir, std::fs::metadata(dir).ok()?)));
-        found.and_then(|(dir, meta)| Mounts::new(None).of(dir, meta.dev())).map(|mount| mount.name)
+        let found = dir
+            .ancestors()
+            .find_map(|dir| Some((dir, std::fs::metadata(dir).ok()?)));
+        found
+            .and_then(|(dir, meta)| Mounts::new(None).of(dir, meta.dev()))
+            .map(|mount| mount.name)
     }
 }

@@ -52,7 +52,9 @@ struct Room {
 
 impl Room {
     fn book(&mut self, booked: u64) -> io::Result<()> {
-        self.booking.as_ref().map_or(Ok(()), |booking| write_number(&booking.file, 0, booked))?;
+        self.booking
+            .as_ref()
+            .map_or(Ok(()), |booking| write_number(&booking.file, 0, booked))?;
         self.booked = booked;
         Ok(())
     }
@@ -84,7 +86,10 @@ impl CacheDir {
     /// Errors: the system's.
     pub(super) fn open(cache: &Cache) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
-        DirBuilder::new().recursive(true).mode(0o700).create(&cache.dir)?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&cache.dir)?;
         make_folder(&root)?;
         // Earlier versions made it for everyone.
         if root.metadata()?.mode() & 0o077 & !rights_below(&cache.dir)? != 0 {
@@ -116,9 +121,19 @@ impl CacheDir {
     }
 
     fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
-        let room = Mutex::new(Room { used, booking, booked: 0 });
+        let room = Mutex::new(Room {
+            used,
+            booking,
+            booked: 0,
+        });
         let leases = Mutex::new((0..SHARES).map(|_| None).collect());
-        Self { root, capacity: cache.capacity, spare: FREE_BLOCKS * cache.block, room, leases }
+        Self {
+            root,
+            capacity: cache.capacity,
+            spare: FREE_BLOCKS * cache.block,
+            room,
+            leases,
+        }
     }
 
     /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
@@ -131,7 +146,8 @@ impl CacheDir {
 
     /// The folder for the objects of a store's folder, which nobody empties from now on.
     pub(super) fn folder(&self, url: &Path) -> io::Result<PathBuf> {
-        let share = fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
+        let share =
+            fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
         let mut leases = self.leases.hold();
         if leases[share].is_none() {
             leases[share] = Some(self.protect(share)?);
@@ -181,7 +197,10 @@ impl CacheDir {
 
     fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
         if std::fs::metadata(self.root.join("used"))?.ino() != room.used.metadata()?.ino() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the folder was replaced"));
+            return Err(io::Error::new(
+                io::ErrorKind::NotFound,
+                "the folder was replaced",
+            ));
         }
         let used = read_number(&room.used, USED)?;
         if self.fits(used, bytes, 0)? {
@@ -189,7 +208,9 @@ impl CacheDir {
             write_number(&room.used, USED, used.saturating_add(bytes))?;
             return Ok(0);
         }
-        let now = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+        let now = std::time::UNIX_EPOCH
+            .elapsed()
+            .map_or(0, |since| since.as_secs());
         if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
             return Err(self.full(used, bytes));
         }
@@ -200,7 +221,15 @@ impl CacheDir {
         let (removed, freed) = self.make_room(used, bytes, found)?;
         used = used.saturating_sub(freed);
         let fits = self.fits(used, bytes, freed)?;
-        write_number(&room.used, USED, if fits { used.saturating_add(bytes) } else { used })?;
+        write_number(
+            &room.used,
+            USED,
+            if fits {
+                used.saturating_add(bytes)
+            } else {
+                used
+            },
+        )?;
         if !fits {
             write_number(&room.used, SEARCHED, now)?;
             return Err(self.full(used, bytes));
@@ -228,7 +257,12 @@ impl CacheDir {
     }
 
     /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
-    fn make_room(&self, used: u64, bytes: u64, mut found: Vec<FoundEntry>) -> io::Result<(u64, u64)> {
+    fn make_room(
+        &self,
+        used: u64,
+        bytes: u64,
+        mut found: Vec<FoundEntry>,
+    ) -> io::Result<(u64, u64)> {
         found.retain(FoundEntry::may_go);
         let all = found.iter().map(|old| old.bytes).sum();
         if !self.fits(used.saturating_sub(all), bytes, all)? {
@@ -272,7 +306,10 @@ impl CacheDir {
         // Readers make the file, and lock it as long as they are there.
         let read = open_file(&self.lease(share), false)
             .map(Held::new)
-            .is_ok_and(|held| flock(&held.file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK));
+            .is_ok_and(|held| {
+                flock(&held.file, FlockOperation::NonBlockingLockExclusive)
+                    == Err(Errno::WOULDBLOCK)
+            });
         let _ = flock(&room.used, FlockOperation::Unlock);
         read
     }
@@ -313,15 +350,28 @@ impl CacheDir {
         let mut total = 0;
         for name in names.flatten() {
             let name = name.file_name();
-            let Some(name) = name.to_str().filter(|name| is_data_name(name)) else { continue };
+            let Some(name) = name.to_str().filter(|name| is_data_name(name)) else {
+                continue;
+            };
             let data = folder.join(name);
-            let (Ok(meta), Ok(map)) = (data.symlink_metadata(), map_of(&data).symlink_metadata()) else { continue };
-            let units = units_file(&data).symlink_metadata().map_or(0, |units| units.blocks());
+            let (Ok(meta), Ok(map)) = (data.symlink_metadata(), map_of(&data).symlink_metadata())
+            else {
+                continue;
+            };
+            let units = units_file(&data)
+                .symlink_metadata()
+                .map_or(0, |units| units.blocks());
             let bytes = (meta.blocks() + map.blocks() + units) * 512;
             total += bytes;
             let link = folder.join(&name[..link_name(0).len()]);
             let link = Some(link).filter(|link| leads_to(link, &data));
-            found.push(FoundEntry { used: map.modified()?, data, link, bytes, share });
+            found.push(FoundEntry {
+                used: map.modified()?,
+                data,
+                link,
+                bytes,
+                share,
+            });
         }
         Ok(total)
     }
@@ -350,7 +400,9 @@ fn leads_to(link: &Path, data: &Path) -> bool {
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     let (mut living, mut dead) = (0, 0);
     for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
-        let Ok(file) = open_file(&entry.path(), true) else { continue };
+        let Ok(file) = open_file(&entry.path(), true) else {
+            continue;
+        };
         let bytes = read_number(&file, 0).unwrap_or_default();
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
@@ -366,8 +418,15 @@ fn bookings(root: &Path) -> io::Result<(u64, u64)> {
 /// A new file for what this loader books, locked.
 fn new_booking(root: &Path) -> io::Result<Held> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
-    let name = format!("{}.{now}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let now = std::time::UNIX_EPOCH
+        .elapsed()
+        .unwrap_or_default()
+        .as_nanos();
+    let name = format!(
+        "{}.{now}.{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    );
     let file = new_file(&root.join("booked").join(name))?;
     take(&file, FlockOperation::NonBlockingLockExclusive)?;
     Ok(Held::new(file))

@@ -29,8 +29,9 @@ const RECORD: usize = 32;
 const REFUSED: u64 = 0;
 
 /// This boot's id. Empty if it is not known: then every block is compared.
-static BOOT: LazyLock<String> =
-    LazyLock::new(|| std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default());
+static BOOT: LazyLock<String> = LazyLock::new(|| {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+});
 
 /// Header of an object's map: URL, version, length and block size.
 pub(super) struct Identity {
@@ -55,13 +56,24 @@ impl Identity {
         let mut header = Vec::with_capacity(HEADER);
         header.extend_from_slice(MAGIC);
         header.extend([len, block].iter().flat_map(|number| number.to_le_bytes()));
-        header.extend([url.len(), pin.len()].iter().flat_map(|len| (*len as u32).to_le_bytes()));
+        header.extend(
+            [url.len(), pin.len()]
+                .iter()
+                .flat_map(|len| (*len as u32).to_le_bytes()),
+        );
         header.extend_from_slice(url);
         header.extend_from_slice(pin.as_bytes());
         header.extend_from_slice(&crc32c::crc32c(&header).to_le_bytes());
         (header.len() <= HEADER).then(|| {
             header.resize(HEADER, 0);
-            Self { layout: Layout { hash: fnv(&header), len, block }, header }
+            Self {
+                layout: Layout {
+                    hash: fnv(&header),
+                    len,
+                    block,
+                },
+                header,
+            }
         })
     }
 
@@ -73,7 +85,8 @@ impl Identity {
         let url = header.get(32..32_usize.checked_add(url)?)?.to_vec();
         let pin = header.get(32 + url.len()..(32 + url.len()).checked_add(pin)?)?;
         let pin = str::from_utf8(pin).ok()?.to_string();
-        let identity = Self::new(&url, &pin, len, block).filter(|it| it.header == header && block > 0)?;
+        let identity =
+            Self::new(&url, &pin, len, block).filter(|it| it.header == header && block > 0)?;
         Some((identity, String::from_utf8_lossy(&url).into_owned(), pin))
     }
 }
@@ -124,7 +137,14 @@ impl Drop for EntryFiles {
 impl EntryFiles {
     fn of(data: File, map: File, path: PathBuf, layout: Layout) -> io::Result<Self> {
         let inode = data.metadata()?.ino();
-        Ok(Self { data, map, path, inode, stamp: stamp_of(inode), layout })
+        Ok(Self {
+            data,
+            map,
+            path,
+            inode,
+            stamp: stamp_of(inode),
+            layout,
+        })
     }
 
     /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
@@ -136,8 +156,13 @@ impl EntryFiles {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        if !name.to_str().is_some_and(|name| is_data_name(name) && name.starts_with(&link_name(identity.layout.hash))) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a link that leads elsewhere"));
+        if !name.to_str().is_some_and(|name| {
+            is_data_name(name) && name.starts_with(&link_name(identity.layout.hash))
+        }) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a link that leads elsewhere",
+            ));
         }
         let path = folder.join(name);
         let (data, map) = match (open_file(&path, true), open_file(&map_of(&path), true)) {
@@ -156,7 +181,10 @@ impl EntryFiles {
         let mut header = [0; HEADER];
         map.read_exact_at(&mut header, 0)?;
         if header[..] != identity.header[..] || data.metadata()?.len() != identity.layout.len {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "another object of the same name"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "another object of the same name",
+            ));
         }
         Self::of(data, map, path, identity.layout).map(Some)
     }
@@ -166,13 +194,19 @@ impl EntryFiles {
         let (data, map) = (open_file(path, write)?, open_file(&map_of(path), write)?);
         let mut header = vec![0; HEADER];
         map.read_exact_at(&mut header, 0)?;
-        let Some((identity, url, version)) = Identity::parse(header) else { return Ok(None) };
+        let Some((identity, url, version)) = Identity::parse(header) else {
+            return Ok(None);
+        };
         let named = path
             .file_name()
             .and_then(|name| name.to_str())
             .is_some_and(|name| name.starts_with(&link_name(identity.layout.hash)));
         match named && data.metadata()?.len() == identity.layout.len {
-            true => Ok(Some((Self::of(data, map, path.into(), identity.layout)?, url, version))),
+            true => Ok(Some((
+                Self::of(data, map, path.into(), identity.layout)?,
+                url,
+                version,
+            ))),
             false => Ok(None),
         }
     }
@@ -182,7 +216,11 @@ impl EntryFiles {
         static MADE: AtomicU64 = AtomicU64::new(0);
         make_folder(folder)?;
         let now = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-        let number = format!("{} {now:?} {}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
+        let number = format!(
+            "{} {now:?} {}",
+            std::process::id(),
+            MADE.fetch_add(1, Ordering::Relaxed)
+        );
         let link = link_name(identity.layout.hash);
         let name = format!("{link}.{:08x}", fnv(number.as_bytes()) as u32);
         let path = folder.join(&name);
@@ -240,7 +278,8 @@ impl EntryFiles {
     }
 
     fn checksum_in(&self, block: u64, record: &[u8; RECORD]) -> Option<u32> {
-        let is_here = self.state_of(block, record) != BlockState::Missing && record[..8] != REFUSED.to_le_bytes();
+        let is_here = self.state_of(block, record) != BlockState::Missing
+            && record[..8] != REFUSED.to_le_bytes();
         is_here.then(|| crc_in(record))
     }
 
@@ -250,7 +289,11 @@ impl EntryFiles {
         let mut bytes = vec![0; records as usize * RECORD];
         self.map.read_exact_at(&mut bytes, HEADER as u64)?;
         let (records, _) = bytes.as_chunks::<RECORD>();
-        Ok(records.iter().zip(0..).map(|(record, block)| read(block, record)).collect())
+        Ok(records
+            .iter()
+            .zip(0..)
+            .map(|(record, block)| read(block, record))
+            .collect())
     }
 
     fn state_of(&self, block: u64, record: &[u8; RECORD]) -> BlockState {
@@ -275,14 +318,20 @@ impl EntryFiles {
     /// Whether a block can be read and has this checksum.
     pub(super) fn compare(&self, block: u64, crc: u32, bytes: &mut Vec<u8>) -> bool {
         bytes.resize(self.layout.block_len(block) as usize, 0);
-        self.data.read_exact_at(bytes, block * self.layout.block).is_ok() && crc32c::crc32c(bytes) == crc
+        self.data
+            .read_exact_at(bytes, block * self.layout.block)
+            .is_ok()
+            && crc32c::crc32c(bytes) == crc
     }
 
     /// Makes a block unproven for all who meet its record from now on. They compare it, and download it if it is wrong,
     /// into the room that it has.
     pub(super) fn refuse(&self, block: u64, crc: u32) -> io::Result<()> {
         if let Some(units) = Units::find(&self.path, self.stamp) {
-            units.clear(&units_of(block * self.layout.block, self.layout.block_len(block)))?;
+            units.clear(&units_of(
+                block * self.layout.block,
+                self.layout.block_len(block),
+            ))?;
         }
         self.record(block, crc, REFUSED)
     }
@@ -308,12 +357,15 @@ impl EntryFiles {
     pub(super) fn mark(&self, pieces: &[(u64, Vec<u32>)]) -> io::Result<()> {
         self.data.sync_data()?;
         let units = Units::make(&self.path, self.stamp)?;
-        pieces.iter().try_for_each(|(offset, marks)| units.mark(*offset, marks))
+        pieces
+            .iter()
+            .try_for_each(|(offset, marks)| units.mark(*offset, marks))
     }
 
     /// Bytes of a block that pieces have brought.
     pub(super) fn brought(&self, offset: u64, len: u64) -> u64 {
-        let count = |units: Units| units.count(&units_of(offset, len.min(self.layout.len - offset)));
+        let count =
+            |units: Units| units.count(&units_of(offset, len.min(self.layout.len - offset)));
         Units::find(&self.path, self.stamp).map_or(0, count) * UNIT
     }
 
@@ -327,7 +379,8 @@ impl EntryFiles {
     pub(super) fn complete(&self, block: u64, bytes: &mut Vec<u8>) -> io::Result<bool> {
         let (offset, len) = (block * self.layout.block, self.layout.block_len(block));
         let range = units_of(offset, len);
-        let Some(units) = Units::find(&self.path, self.stamp).filter(|units| units.has(&range)) else {
+        let Some(units) = Units::find(&self.path, self.stamp).filter(|units| units.has(&range))
+        else {
             return Ok(false);
         };
         bytes.resize(len as usize, 0);
@@ -336,11 +389,13 @@ impl EntryFiles {
             units.clear(&range)?;
             return Ok(false);
         }
-        self.record(block, crc32c::crc32c(bytes), self.stamp).map(|()| true)
+        self.record(block, crc32c::crc32c(bytes), self.stamp)
+            .map(|()| true)
     }
 
     fn record(&self, block: u64, crc: u32, stamp: u64) -> io::Result<()> {
-        self.map.write_all_at(&record_of(&self.layout, block, crc, stamp), place_of(block))
+        self.map
+            .write_all_at(&record_of(&self.layout, block, crc, stamp), place_of(block))
     }
 
     /// Marks the entry as used now. Those that nobody used for longest are removed first.
@@ -384,8 +439,11 @@ pub(super) fn link_name(hash: u64) -> String {
 
 /// Whether a name is one of a data file: 16 digits, a dot, 8 digits.
 pub(super) fn is_data_name(name: &str) -> bool {
-    let hex = |text: &str, len: usize| text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    name.split_once('.').is_some_and(|(hash, number)| hex(hash, 16) && hex(number, 8))
+    let hex = |text: &str, len: usize| {
+        text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    name.split_once('.')
+        .is_some_and(|(hash, number)| hex(hash, 16) && hex(number, 8))
 }
 
 pub(super) fn map_of(path: &Path) -> PathBuf {
@@ -397,8 +455,9 @@ pub(super) fn map_of(path: &Path) -> PathBuf {
 /// Whether a file is the map of an entry, or was one before a crash of the system.
 pub(super) fn is_map(path: &Path) -> bool {
     let mut magic = [0; 8];
-    open_file(path, false)
-        .is_ok_and(|file| is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC))
+    open_file(path, false).is_ok_and(|file| {
+        is_blank(&file) || (file.read_exact_at(&mut magic, 0).is_ok() && magic == *MAGIC)
+    })
 }
 
 /// Whether a map lost its header: the system crashed before the disk had it.

@@ -7,11 +7,17 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 /// Flags of every open: no link, and a pipe must not hold the open.
-const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW.union(rustix::fs::OFlags::NONBLOCK).bits() as i32;
+const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW
+    .union(rustix::fs::OFlags::NONBLOCK)
+    .bits() as i32;
 
 /// Rights of a folder for its owner, and of its group if the folder above is the group's to write.
 pub(super) fn rights_below(above: &Path) -> io::Result<u32> {
-    Ok(if above.metadata()?.mode() & 0o020 == 0 { 0o700 } else { 0o770 })
+    Ok(if above.metadata()?.mode() & 0o020 == 0 {
+        0o700
+    } else {
+        0o770
+    })
 }
 
 /// Makes a folder, unless it is there, with the rights that its files get.
@@ -28,7 +34,12 @@ pub(super) fn make_folder(path: &Path) -> io::Result<()> {
 /// Makes a file that must not be there yet.
 pub(super) fn new_file(path: &Path) -> io::Result<File> {
     let rights = rights_below(path.parent().unwrap_or(path))? & 0o660;
-    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(rights).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(rights)
+        .open(path)?;
     if rights != 0o600 {
         file.set_permissions(Permissions::from_mode(rights))?;
     }
@@ -37,7 +48,11 @@ pub(super) fn new_file(path: &Path) -> io::Result<File> {
 
 /// Opens a file that is there, to read, or to write as well.
 pub(super) fn open_file(path: &Path, write: bool) -> io::Result<File> {
-    OpenOptions::new().read(true).write(write).custom_flags(NO_LINK).open(path)
+    OpenOptions::new()
+        .read(true)
+        .write(write)
+        .custom_flags(NO_LINK)
+        .open(path)
 }
 
 /// Opens a file to read and write, or makes it.

@@ -48,7 +48,9 @@ impl Cache {
         let mut read = BTreeMap::new();
         let mut entries: Vec<_> = (found.into_iter().filter(FoundEntry::is_own))
             .map(|old| {
-                let in_use = *read.entry(old.share).or_insert_with(|| dir.is_read(old.share));
+                let in_use = *read
+                    .entry(old.share)
+                    .or_insert_with(|| dir.is_read(old.share));
                 entry_of(old, in_use)
             })
             .collect();
@@ -67,7 +69,10 @@ impl Cache {
         let dir = self.existing(true)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
         let (mut damaged, mut bytes) = (Vec::new(), 0);
-        for old in found.iter().filter(|old| old.link.is_some() && old.is_own()) {
+        for old in found
+            .iter()
+            .filter(|old| old.link.is_some() && old.is_own())
+        {
             let looked = verify_entry(&dir, old, &mut damaged, &mut |len| {
                 bytes += len;
                 seen(bytes)
@@ -78,7 +83,9 @@ impl Cache {
                 // Another process removed it.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
-                    return Err(Error::os(Stage::Read, "cannot verify this", error).with_path(&old.data));
+                    return Err(
+                        Error::os(Stage::Read, "cannot verify this", error).with_path(&old.data)
+                    );
                 }
             }
         }
@@ -98,7 +105,9 @@ impl Cache {
             if total - freed <= bytes {
                 break;
             }
-            freed += dir.discard(&old).map_err(|error| self.failed("trim", error))?;
+            freed += dir
+                .discard(&old)
+                .map_err(|error| self.failed("trim", error))?;
         }
         dir.recount().map_err(|error| self.failed("trim", error))?;
         Ok(freed)
@@ -107,7 +116,10 @@ impl Cache {
     fn existing(&self, write: bool) -> Result<CacheDir> {
         CacheDir::existing(self, write).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory if self.dir.is_dir() => {
-                let message = format!("this folder is no cache; name the one that loaders got ({})", Setting::Cache);
+                let message = format!(
+                    "this folder is no cache; name the one that loaders got ({})",
+                    Setting::Cache
+                );
                 Error::new(ErrorKind::Config, Stage::Open, message).with_path(&self.dir)
             }
             _ => self.failed("open", error),
@@ -120,13 +132,31 @@ impl Cache {
 }
 
 fn entry_of(old: FoundEntry, in_use: bool) -> CacheEntry {
-    let FoundEntry { used, data: path, bytes, .. } = old;
+    let FoundEntry {
+        used,
+        data: path,
+        bytes,
+        ..
+    } = old;
     let opened = EntryFiles::open(&path, false).ok().flatten();
-    let (url, version, len, blocks, whole) = opened.map_or_else(Default::default, |(entry, url, version)| {
-        let whole = entry.checksums().map_or(0, |blocks| blocks.iter().flatten().count() as u64);
-        (url, version, entry.layout.len, entry.layout.blocks(), whole)
-    });
-    CacheEntry { url, version, len, blocks, whole, bytes, used, in_use, path }
+    let (url, version, len, blocks, whole) =
+        opened.map_or_else(Default::default, |(entry, url, version)| {
+            let whole = entry
+                .checksums()
+                .map_or(0, |blocks| blocks.iter().flatten().count() as u64);
+            (url, version, entry.layout.len, entry.layout.blocks(), whole)
+        });
+    CacheEntry {
+        url,
+        version,
+        len,
+        blocks,
+        whole,
+        bytes,
+        used,
+        in_use,
+        path,
+    }
 }
 
 /// Compares the blocks of an entry, and refuses those that are wrong. `read`: gets the bytes of each.
@@ -142,7 +172,11 @@ fn verify_entry(
         drop(lease);
         let removed = dir.discard(old)? > 0;
         dir.recount()?;
-        let outcome = if removed { "it is removed" } else { "`trim` removes it when no process reads it" };
+        let outcome = if removed {
+            "it is removed"
+        } else {
+            "`trim` removes it when no process reads it"
+        };
         let message = format!("the map of an object is damaged; {outcome}");
         damaged.push(Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data));
         return Ok(ControlFlow::Continue(()));
@@ -158,13 +192,16 @@ fn verify_entry(
             continue;
         }
         // Another process may have replaced it since.
-        let is_wrong = entry.checksum(block)? == Some(crc) && !entry.compare(block, crc, &mut buffer);
+        let is_wrong =
+            entry.checksum(block)? == Some(crc) && !entry.compare(block, crc, &mut buffer);
         if is_wrong {
             entry.refuse(block, crc)?;
-            let message =
-                format!("block {block} of {url} differs from its checksum; it is fetched again when it is used");
+            let message = format!(
+                "block {block} of {url} differs from its checksum; it is fetched again when it is used"
+            );
             let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);
-            damaged.push(error.with_range(block * entry.layout.block, entry.layout.block_len(block)));
+            damaged
+                .push(error.with_range(block * entry.layout.block, entry.layout.block_len(block)));
         }
         entry.yield_claims();
         if read(entry.layout.block_len(block)).is_break() {

@@ -67,12 +67,20 @@ impl Units {
         let mut bytes = vec![0; (units.end - units.start) as usize * MARK as usize];
         let mut read = 0;
         while read < bytes.len() {
-            match self.0.read_at(&mut bytes[read..], HEADER + MARK * units.start + read as u64) {
+            match self.0.read_at(
+                &mut bytes[read..],
+                HEADER + MARK * units.start + read as u64,
+            ) {
                 Ok(more @ 1..) => read += more,
                 _ => break,
             }
         }
-        bytes.as_chunks().0.iter().map(|mark| u32::from_le_bytes(*mark)).collect()
+        bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|mark| u32::from_le_bytes(*mark))
+            .collect()
     }
 
     /// How many of these units are here.
@@ -93,7 +101,10 @@ impl Units {
 
     /// These units count no more.
     pub(super) fn clear(&self, units: &Range<u64>) -> io::Result<()> {
-        self.0.write_all_at(&vec![0; ((units.end - units.start) * MARK) as usize], HEADER + MARK * units.start)
+        self.0.write_all_at(
+            &vec![0; ((units.end - units.start) * MARK) as usize],
+            HEADER + MARK * units.start,
+        )
     }
 
     /// Whether these bytes, from the disk, are what was marked.
@@ -104,5 +115,8 @@ impl Units {
 
 /// The marks of units: their CRC32C, which is never 0 here.
 pub(super) fn marks_of(bytes: &[u8]) -> Vec<u32> {
-    bytes.chunks(UNIT as usize).map(|unit| crc32c::crc32c(unit).max(1)).collect()
+    bytes
+        .chunks(UNIT as usize)
+        .map(|unit| crc32c::crc32c(unit).max(1))
+        .collect()
 }

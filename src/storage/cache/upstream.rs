@@ -93,7 +93,12 @@ impl Upstream {
     }
 
     /// The header of its entry; `None` for a name that does not fit.
-    pub(super) fn identity(&self, sources: &Sources, source: SourceId, block: u64) -> Option<Identity> {
+    pub(super) fn identity(
+        &self,
+        sources: &Sources,
+        source: SourceId,
+        block: u64,
+    ) -> Option<Identity> {
         let (name, len) = (self.name(sources, source), sources.len_of(source));
         let name = name.as_os_str().as_bytes();
         match self {
@@ -118,24 +123,44 @@ impl Upstream {
 }
 
 impl StagedFile {
-    fn open(sources: &Sources, source: SourceId, known: bool, mounts: &Mounts) -> Result<FoundUpstream> {
+    fn open(
+        sources: &Sources,
+        source: SourceId,
+        known: bool,
+        mounts: &Mounts,
+    ) -> Result<FoundUpstream> {
         let file = File::from(open_indexed(sources, source)?);
         let at = |error| Error::os(Stage::Open, "", error);
         let meta = file.metadata().map_err(at)?;
         // The kernel's name of the open file needs no request to a server.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let path = link.or_else(|_| sources.path(source).canonicalize()).map_err(at)?;
-        let Some(mount) = mounts.of(&path, meta.dev()) else { return Ok(FoundUpstream::Never(None)) };
+        let path = link
+            .or_else(|_| sources.path(source).canonicalize())
+            .map_err(at)?;
+        let Some(mount) = mounts.of(&path, meta.dev()) else {
+            return Ok(FoundUpstream::Never(None));
+        };
         match SystemTime::now().duration_since(meta.modified().map_err(at)?) {
             // The caller compares it.
             _ if known => {}
-            Ok(age) if age < YOUNG => return Ok(FoundUpstream::Later("a file was written just now")),
+            Ok(age) if age < YOUNG => {
+                return Ok(FoundUpstream::Later("a file was written just now"));
+            }
             Ok(_) => {}
             // By a server's clock that is ahead, it may have been written just now.
-            Err(_) => return Ok(FoundUpstream::Never(Some("a file's time lies in the future"))),
+            Err(_) => {
+                return Ok(FoundUpstream::Never(Some(
+                    "a file's time lies in the future",
+                )));
+            }
         }
         let version = Version::of(&meta, mount.keeps_inodes);
-        Ok(FoundUpstream::Open(Upstream::File(Self { file, path, version, mount })))
+        Ok(FoundUpstream::Open(Upstream::File(Self {
+            file,
+            path,
+            version,
+            mount,
+        })))
     }
 
     fn bring(self, range: Range<u64>, mut buffer: Vec<u8>, stop: &AtomicBool) -> Result<Vec<u8>> {
@@ -145,7 +170,9 @@ impl StagedFile {
             if stop.load(Ordering::Relaxed) {
                 return Err(Error::new(ErrorKind::Cancelled, Stage::Read, ""));
             }
-            read = self.file.read_exact_at(piece, range.start + number * PIECE as u64);
+            read = self
+                .file
+                .read_exact_at(piece, range.start + number * PIECE as u64);
             if read.is_err() {
                 break;
             }

@@ -16,7 +16,9 @@ use crate::memory::ByteRing;
 use crate::memory::ring::SPAN_ALIGN;
 use crate::storage::remote::Meter;
 use crate::storage::waker::Bell;
-use crate::storage::{Blob, Completion, Extent, ReadOp, ReaderOptions, SourceId, Sources, out_of_reach};
+use crate::storage::{
+    Blob, Completion, Extent, ReadOp, ReaderOptions, SourceId, Sources, out_of_reach,
+};
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -137,7 +139,11 @@ struct Warm<'a> {
 }
 
 impl Warm<'_> {
-    fn run(mut self, bell: &Bell, seen: &mut impl FnMut(&CacheWarmed) -> ControlFlow<()>) -> Result<CacheWarmed> {
+    fn run(
+        mut self,
+        bell: &Bell,
+        seen: &mut impl FnMut(&CacheWarmed) -> ControlFlow<()>,
+    ) -> Result<CacheWarmed> {
         let mut left = blocks(self.sources, self.cache.block).peekable();
         let (mut moved, mut said) = (Instant::now(), Instant::now());
         loop {
@@ -161,7 +167,10 @@ impl Warm<'_> {
             }
             if moved.elapsed() > STALL {
                 let why = self.fill.blocks().counts().why.unwrap_or_default();
-                self.stop(&format!("no block was kept for {} s: {why}", STALL.as_secs()));
+                self.stop(&format!(
+                    "no block was kept for {} s: {why}",
+                    STALL.as_secs()
+                ));
                 break;
             }
             if said.elapsed() > SAY {
@@ -179,16 +188,36 @@ impl Warm<'_> {
     fn submit(&mut self, blocks: &mut impl Iterator<Item = BlockId>) -> Result<()> {
         let mut tries = self.again.len();
         while self.flying + self.settling.len() < self.fill.downloads() {
-            let old = if tries > 0 { self.again.pop_front() } else { None };
+            let old = if tries > 0 {
+                self.again.pop_front()
+            } else {
+                None
+            };
             tries = tries.saturating_sub(1);
-            let Some(id) = old.or_else(|| if self.again.is_empty() { blocks.next() } else { None }) else { break };
+            let Some(id) = old.or_else(|| {
+                if self.again.is_empty() {
+                    blocks.next()
+                } else {
+                    None
+                }
+            }) else {
+                break;
+            };
             if self.failed.contains(&id.source) {
                 continue;
             }
             match self.ring.reserve(1) {
                 Some(span) => {
-                    let extent = Extent { source: id.source, offset: id.block * self.cache.block, len: 1 };
-                    self.route(ReadOp { tag: tag_of(id), extent, buf: span.into() })?;
+                    let extent = Extent {
+                        source: id.source,
+                        offset: id.block * self.cache.block,
+                        len: 1,
+                    };
+                    self.route(ReadOp {
+                        tag: tag_of(id),
+                        extent,
+                        buf: span.into(),
+                    })?;
                 }
                 // A thread holds the buffer of a block that came back.
                 None => {
@@ -205,9 +234,15 @@ impl Warm<'_> {
         match self.fill.bring(op) {
             CacheAnswer::Disk(_) => self.settled += self.len_of(id),
             CacheAnswer::Waits => self.flying += 1,
-            CacheAnswer::Network(_) if matches!(self.fill.blocks().object(id.source.index()), Some(None)) => {
+            CacheAnswer::Network(_)
+                if matches!(self.fill.blocks().object(id.source.index()), Some(None)) =>
+            {
                 let why = self.fill.blocks().counts().why.unwrap_or_default();
-                let error = Error::new(ErrorKind::Io, Stage::Write, format!("the object is not kept: {why}"));
+                let error = Error::new(
+                    ErrorKind::Io,
+                    Stage::Write,
+                    format!("the object is not kept: {why}"),
+                );
                 self.note(id.source, error.with_path(self.sources.path(id.source)));
             }
             // The disk is slow, or rests.
@@ -238,7 +273,9 @@ impl Warm<'_> {
             // The store failed, or another process holds the block. The store itself, or the mount, says which. One byte
             // may come where a block does not.
             let mut block = vec![0; self.len_of(id) as usize];
-            match Blob::of_source(self.sources, id.source).and_then(|blob| blob.read_at(op.extent.offset, &mut block)) {
+            match Blob::of_source(self.sources, id.source)
+                .and_then(|blob| blob.read_at(op.extent.offset, &mut block))
+            {
                 Ok(()) => self.again.push_back(id),
                 Err(error) => self.fail(id.source, self.sources.at(error, &op.extent))?,
             }
@@ -274,15 +311,21 @@ impl Warm<'_> {
 
     /// Nothing more can be kept.
     fn stop(&mut self, why: &str) {
-        self.done.errors.push(Error::new(ErrorKind::Io, Stage::Write, why).with_path(&self.cache.dir));
+        self.done
+            .errors
+            .push(Error::new(ErrorKind::Io, Stage::Write, why).with_path(&self.cache.dir));
     }
 
     fn has(&self, id: BlockId) -> bool {
-        self.fill.blocks().has(id.source.index(), id.block * self.cache.block, 1)
+        self.fill
+            .blocks()
+            .has(id.source.index(), id.block * self.cache.block, 1)
     }
 
     fn len_of(&self, id: BlockId) -> u64 {
-        self.cache.block.min(self.sources.len_of(id.source) - id.block * self.cache.block)
+        self.cache
+            .block
+            .min(self.sources.len_of(id.source) - id.block * self.cache.block)
     }
 
     /// The numbers for this many bytes in the cache.
@@ -295,7 +338,10 @@ impl Warm<'_> {
     fn end(mut self) -> CacheWarmed {
         self.fill.end();
         let all = blocks(self.sources, self.cache.block);
-        let settled = all.filter(|id| self.has(*id)).map(|id| self.len_of(id)).sum();
+        let settled = all
+            .filter(|id| self.has(*id))
+            .map(|id| self.len_of(id))
+            .sum();
         self.sum(settled);
         self.done
     }
@@ -306,7 +352,9 @@ fn objects(sources: &Sources) -> impl Iterator<Item = SourceId> {
 }
 
 fn blocks(sources: &Sources, block: u64) -> impl Iterator<Item = BlockId> {
-    let of = move |source| (0..sources.len_of(source).div_ceil(block)).map(move |block| BlockId { source, block });
+    let of = move |source| {
+        (0..sources.len_of(source).div_ceil(block)).map(move |block| BlockId { source, block })
+    };
     objects(sources).flat_map(of)
 }
 
@@ -315,5 +363,8 @@ fn tag_of(id: BlockId) -> u64 {
 }
 
 fn id_of(tag: u64) -> BlockId {
-    BlockId { source: SourceId::at((tag >> 32) as usize), block: tag & u64::from(u32::MAX) }
+    BlockId {
+        source: SourceId::at((tag >> 32) as usize),
+        block: tag & u64::from(u32::MAX),
+    }
 }

@@ -160,7 +160,9 @@ impl Climb {
         let time = now - self.window.began;
         let round = self.window.ended as f64 >= self.window.limit;
         let enough = match self.phase {
-            Phase::Hold | Phase::Probe => time >= WINDOW && (self.window.ended >= MEASURED || time >= WINDOW * 10),
+            Phase::Hold | Phase::Probe => {
+                time >= WINDOW && (self.window.ended >= MEASURED || time >= WINDOW * 10)
+            }
             Phase::Start(_) => self.window.ended >= FIRST as usize,
             Phase::Settle(_) => true,
         };
@@ -174,7 +176,8 @@ impl Climb {
     fn end(&mut self, window: &Window, bytes: u64, now: Instant) {
         let seconds = (now - window.began).as_secs_f64().max(1e-9);
         let filled = window.area >= FILLED * window.limit * seconds;
-        let rate = (bytes.saturating_sub(window.bytes) + COST * window.ended as u64) as f64 / seconds;
+        let rate =
+            (bytes.saturating_sub(window.bytes) + COST * window.ended as u64) as f64 / seconds;
         match self.phase {
             Phase::Settle(Then::Start) => self.phase = Phase::Start(self.rate),
             Phase::Settle(Then::Hold) => self.phase = Phase::Hold,
@@ -214,7 +217,8 @@ impl Climb {
     }
 
     fn hold_at(&mut self, limit: f64) {
-        (self.limit, self.phase, self.rate, self.windows) = (limit, Phase::Settle(Then::Hold), 0.0, 0);
+        (self.limit, self.phase, self.rate, self.windows) =
+            (limit, Phase::Settle(Then::Hold), 0.0, 0);
     }
 
     fn halve(&mut self) {
@@ -240,20 +244,33 @@ impl Climb {
             again *= 2;
         }
         self.next = self.after(again, now);
-        let wanted = if filled { ROOM * self.limit / share } else { self.kept.0 };
+        let wanted = if filled {
+            ROOM * self.limit / share
+        } else {
+            self.kept.0
+        };
         self.hold_at(wanted.clamp(LEAST, most).floor());
     }
 
     /// The next time of the system's clock that is a multiple of `seconds`.
     fn after(&self, seconds: u64, now: Instant) -> Instant {
-        let (clock, step) = ((self.clock + (now - self.began)).as_nanos(), u128::from(seconds) * 1_000_000_000);
+        let (clock, step) = (
+            (self.clock + (now - self.began)).as_nanos(),
+            u128::from(seconds) * 1_000_000_000,
+        );
         now + Duration::from_nanos((step - clock % step) as u64)
     }
 }
 
 impl Window {
     fn new(began: Instant, limit: f64, bytes: u64) -> Self {
-        Self { began, limit, ended: 0, bytes, area: 0.0 }
+        Self {
+            began,
+            limit,
+            ended: 0,
+            bytes,
+            area: 0.0,
+        }
     }
 }
 

@@ -53,7 +53,10 @@ impl<C> Fresh<C> {
     /// `left`: time to their end.
     pub(super) fn new(value: C, left: Option<Duration>) -> Self {
         let life = left.map(|left| (left, left.saturating_sub(AHEAD).max(left / 2)));
-        Self { value: Arc::new(value), life }
+        Self {
+            value: Arc::new(value),
+            life,
+        }
     }
 }
 
@@ -115,8 +118,18 @@ impl<C> fmt::Debug for Credentials<C> {
 
 impl<C: Send + Sync + 'static> Credentials<C> {
     pub(super) fn new(source: impl Source<C> + 'static) -> Self {
-        let state = Renewal { current: None, renewals: 0, failure: None, running: false, anew: false };
-        Self(Arc::new(SharedRenewal { source: Arc::new(source), state: Mutex::new(state), ended: Notify::new() }))
+        let state = Renewal {
+            current: None,
+            renewals: 0,
+            failure: None,
+            running: false,
+            anew: false,
+        };
+        Self(Arc::new(SharedRenewal {
+            source: Arc::new(source),
+            state: Mutex::new(state),
+            ended: Notify::new(),
+        }))
     }
 
     /// Valid credentials and their number.
@@ -165,7 +178,11 @@ impl<C: Send + Sync + 'static> SharedRenewal<C> {
         // A command ends at the deadline by itself, with an error that names it.
         let got = match tokio::time::timeout(DEADLINE + DEADLINE / 12, task).await {
             Ok(Ok(got)) => got,
-            Ok(Err(_)) => Err(Error::new(ErrorKind::Panicked, Stage::Read, "the renewal of credentials panicked")),
+            Ok(Err(_)) => Err(Error::new(
+                ErrorKind::Panicked,
+                Stage::Read,
+                "the renewal of credentials panicked",
+            )),
             Err(_) => Err(refused(format!("no credentials came within {DEADLINE:?}"))),
         };
         self.state.hold().end(got, anew);
@@ -182,7 +199,13 @@ impl<C> Renewal<C> {
         match got {
             Ok(Fresh { value, life }) => {
                 let (until, due) = life.map(|(left, due)| (now + left, now + due)).unzip();
-                self.current = Some(Current { value, number: self.renewals, since: now, until, due });
+                self.current = Some(Current {
+                    value,
+                    number: self.renewals,
+                    since: now,
+                    until,
+                    due,
+                });
             }
             Err(error) => {
                 self.failure = Some(error);
@@ -214,7 +237,10 @@ impl<C: Send + Sync + 'static> Renewed for Credentials<C> {
     fn refuse(&self, number: u64, sure: bool) {
         let (mut state, now) = (self.0.state.hold(), Instant::now());
         // Others may have been refused with the same ones, and have them renewed.
-        let current = state.current.as_mut().filter(|current| current.number == number);
+        let current = state
+            .current
+            .as_mut()
+            .filter(|current| current.number == number);
         if let Some(current) = current.filter(|current| sure || now - current.since >= YOUNG) {
             current.until = Some(now);
             state.anew = true;
@@ -228,7 +254,11 @@ impl<C: Send + Sync + 'static> CredentialProvider for Credentials<C> {
 
     async fn get_credential(&self) -> object_store::Result<Arc<C>> {
         let got = self.get().await;
-        got.map(|(value, _)| value).map_err(|error| object_store::Error::Generic { store: "", source: error.into() })
+        got.map(|(value, _)| value)
+            .map_err(|error| object_store::Error::Generic {
+                store: "",
+                source: error.into(),
+            })
     }
 }
 
@@ -245,7 +275,10 @@ impl<C> Library<C> {
     pub(super) fn new(
         make: impl Fn() -> object_store::Result<Provider<C>> + Send + Sync + 'static,
     ) -> object_store::Result<Self> {
-        Ok(Self { made: Mutex::new(make()?), make: Box::new(make) })
+        Ok(Self {
+            made: Mutex::new(make()?),
+            make: Box::new(make),
+        })
     }
 
     fn provider(&self, anew: bool) -> object_store::Result<Provider<C>> {
@@ -268,9 +301,14 @@ impl<C: Send + Sync + 'static> Source<C> for Library<C> {
                 true => cause.split(':').take(2).collect::<Vec<_>>().join(":"),
                 false => cause,
             };
-            refused(format!("no credentials came: {plain}; the guide `stores` lists where they are looked for"))
+            refused(format!(
+                "no credentials came: {plain}; the guide `stores` lists where they are looked for"
+            ))
         })?;
-        Ok(Fresh { value, life: Some((LIBRARY_LIFE, LIBRARY_DUE)) })
+        Ok(Fresh {
+            value,
+            life: Some((LIBRARY_LIFE, LIBRARY_DUE)),
+        })
     }
 }
 

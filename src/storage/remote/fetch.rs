@@ -47,13 +47,19 @@ pub(super) struct Patience {
 impl Store {
     /// Patience of a read outside a run. No time away: a wrong URL is named at once.
     pub(super) fn once(&self) -> Patience {
-        Patience { of_try: self.patience, away: Duration::ZERO }
+        Patience {
+            of_try: self.patience,
+            away: Duration::ZERO,
+        }
     }
 
     /// Patience of a loader's reads: a run outlives a server's restart.
     pub(super) fn of_run(&self, own: Option<Duration>) -> Patience {
         let of_try = own.map_or(self.patience, |own| own.min(self.patience));
-        Patience { of_try, away: of_try * AWAY / 2 }
+        Patience {
+            of_try,
+            away: of_try * AWAY / 2,
+        }
     }
 }
 
@@ -94,7 +100,11 @@ enum Class {
 
 impl Failed {
     fn new(class: Class, kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { class, error: Error::new(kind, Stage::Read, message), progress: false }
+        Self {
+            class,
+            error: Error::new(kind, Stage::Read, message),
+            progress: false,
+        }
     }
 }
 
@@ -109,12 +119,21 @@ struct Tries {
 
 impl Tries {
     fn new(patience: Patience) -> Self {
-        Self { failed: 0, refused: false, since: None, patience }
+        Self {
+            failed: 0,
+            refused: false,
+            since: None,
+            patience,
+        }
     }
 
     /// Pauses before the next try. Errors: the failure, if it is the last one.
     async fn after(&mut self, failure: Failed, permit: Permit<'_>) -> Result<()> {
-        let Failed { class, error, progress } = failure;
+        let Failed {
+            class,
+            error,
+            progress,
+        } = failure;
         self.failed = if progress { 1 } else { self.failed + 1 };
         if self.failed == 1 {
             self.since = Some(Instant::now());
@@ -146,17 +165,25 @@ impl Tries {
 ///
 /// Errors: the renewal's; [`ErrorKind::Stalled`].
 async fn ready(store: &Store, patience: Duration) -> Result<u64> {
-    let Some(credentials) = &store.credentials else { return Ok(0) };
+    let Some(credentials) = &store.credentials else {
+        return Ok(0);
+    };
     let time = patience * TRIES;
     let ready = tokio::time::timeout(time, credentials.ready()).await;
     ready.unwrap_or_else(|_| {
-        Err(Error::new(ErrorKind::Stalled, Stage::Read, format!("no credentials came within {time:?}")))
+        Err(Error::new(
+            ErrorKind::Stalled,
+            Stage::Read,
+            format!("no credentials came within {time:?}"),
+        ))
     })
 }
 
 /// Credentials that the store calls expired are renewed once: for all requests, and for one of them.
 fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
-    if let (Class::Expired { sure }, Some(credentials), false) = (class, &store.credentials, tries.refused) {
+    if let (Class::Expired { sure }, Some(credentials), false) =
+        (class, &store.credentials, tries.refused)
+    {
         credentials.refuse(number, sure);
     }
 }
@@ -216,21 +243,30 @@ impl Sink for Collected {
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
-pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience, sink: &mut impl Sink) -> Result<()> {
+pub(super) async fn fetch(
+    object: &Object,
+    range: Range<u64>,
+    patience: Patience,
+    sink: &mut impl Sink,
+) -> Result<()> {
     let (mut at, mut tries, store) = (range.start, Tries::new(patience), &object.store);
     let site = |error: Error| {
         match error.kind() {
             ErrorKind::Changed => store.forget_all(),
             _ => store.forget(&object.key),
         }
-        error.with_path(object.url()).with_range(range.start, range.end - range.start)
+        error
+            .with_path(object.url())
+            .with_range(range.start, range.end - range.start)
     };
     loop {
         let number = ready(store, patience.of_try).await.map_err(site)?;
         let waits = object.meter.as_ref().map(|meter| meter.wait());
         let (permit, begin) = (store.limit.enter().await, at);
         drop(waits);
-        let Err(mut failure) = attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await else {
+        let Err(mut failure) =
+            attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await
+        else {
             permit.done();
             return Ok(());
         };
@@ -239,7 +275,10 @@ pub(super) async fn fetch(object: &Object, range: Range<u64>, patience: Patience
         {
             failure.error = failure.error.with_note(&note);
         }
-        let failure = Failed { progress: at - begin >= PROGRESS, ..failure };
+        let failure = Failed {
+            progress: at - begin >= PROGRESS,
+            ..failure
+        };
         refuse(store, number, failure.class, &tries);
         let throttled = matches!(failure.class, Class::Throttled(_));
         if let Some(meter) = &object.meter {
@@ -259,8 +298,12 @@ async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
     let store = &object.store;
     let mut pins = Vec::new();
     for _ in 0..LOOKS {
-        let options = GetOptions { head: true, ..GetOptions::default() };
-        let looked = tokio::time::timeout(patience, store.client.get_opts(&object.key, options)).await;
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        let looked =
+            tokio::time::timeout(patience, store.client.get_opts(&object.key, options)).await;
         let meta = looked.ok()?.ok()?.meta;
         pins.extend((meta.size == object.len).then(|| store.pin_of(&meta)));
     }
@@ -288,14 +331,18 @@ async fn attempt(
     sink: &mut impl Sink,
     permit: &Permit<'_>,
 ) -> Tried<()> {
-    let (note, request) = (Note::default(), object.meter.as_ref().map(|meter| meter.enter()));
+    let (note, request) = (
+        Note::default(),
+        object.meter.as_ref().map(|meter| meter.enter()),
+    );
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),
         if_match: object.condition(),
         extensions: note.extensions(),
         ..GetOptions::default()
     };
-    let got = tokio::time::timeout(patience, object.store.client.get_opts(&object.key, options)).await;
+    let got =
+        tokio::time::timeout(patience, object.store.client.get_opts(&object.key, options)).await;
     let got = got.map_err(|_| silent(&note.answer(), 0, patience))?;
     let got = got.map_err(|error| failed(&object.store, &error, &note.answer()))?;
     if let Some(request) = &request {
@@ -306,8 +353,11 @@ async fn attempt(
     }
     permit.answered(patience);
     let answer = note.answer();
-    let wrong = |class, kind, what: String| Failed::new(class, kind, format!("{}, and {what}", answer.said()));
-    same(object, &got, &answer, *at..end).map_err(|(class, kind, what)| wrong(class, kind, what))?;
+    let wrong = |class, kind, what: String| {
+        Failed::new(class, kind, format!("{}, and {what}", answer.said()))
+    };
+    same(object, &got, &answer, *at..end)
+        .map_err(|(class, kind, what)| wrong(class, kind, what))?;
     let broken = |what: String| wrong(Class::Passing, ErrorKind::Io, what);
     let (mut body, mut here) = (got.into_stream(), *at);
     let (mut due, mut goal) = (Instant::now() + patience, here + LEAST);
@@ -331,7 +381,12 @@ async fn attempt(
                 sink.prove(end);
                 return Ok(());
             }
-            Ok(None) => return Err(broken(format!("the body ended {} bytes too early", end - here))),
+            Ok(None) => {
+                return Err(broken(format!(
+                    "the body ended {} bytes too early",
+                    end - here
+                )));
+            }
             Ok(Some(Err(error))) => break broken(format!("the body was cut: {}", cause(&error))),
             Err(_) => break silent(&answer, here + LEAST - goal, patience),
         }
@@ -354,14 +409,23 @@ fn same(
     let changed = |message: String| Err((Class::Lasting, ErrorKind::Changed, message));
     let pin = object.store.pin_of(&got.meta);
     if got.meta.size != object.len {
-        return changed(format!("the object has {} bytes now, {} when it was listed", got.meta.size, object.len));
+        return changed(format!(
+            "the object has {} bytes now, {} when it was listed",
+            got.meta.size, object.len
+        ));
     }
     if pin != *object.pin && !object.pin.is_empty() {
-        return changed(format!("the object has version {pin} now, {} when it was listed", object.pin));
+        return changed(format!(
+            "the object has version {pin} now, {} when it was listed",
+            object.pin
+        ));
     }
     let wrong = |message: String| Err((Class::Passing, ErrorKind::Io, message));
     if got.range != range {
-        return wrong(format!("sent bytes {:?} for a request of bytes {range:?}", got.range));
+        return wrong(format!(
+            "sent bytes {:?} for a request of bytes {range:?}",
+            got.range
+        ));
     }
     let asked = range.end - range.start;
     if let Some(len) = answer.len.filter(|len| *len != asked) {
@@ -378,7 +442,11 @@ fn silent(answer: &Answer, came: u64, patience: Duration) -> Failed {
             Failed::new(Class::Unanswered, ErrorKind::Stalled, message)
         }
         _ => {
-            let bytes = if came == 0 { "no byte".into() } else { format!("only {came} bytes") };
+            let bytes = if came == 0 {
+                "no byte".into()
+            } else {
+                format!("only {came} bytes")
+            };
             let message = format!("{}, and {bytes} for {patience:?}", answer.said());
             Failed::new(Class::Passing, ErrorKind::Stalled, message)
         }
@@ -406,37 +474,80 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
     }
     let is_refusal = matches!(answer.status, 400 | 401 | 403) && store.credentials.is_some();
     if is_refusal && (answer.is_skewed() || code.as_deref() == Some("RequestTimeTooSkewed")) {
-        return Failed::new(Class::Lasting, ErrorKind::Permission, format!("{said}: {}", skew(answer.ahead)));
+        return Failed::new(
+            Class::Lasting,
+            ErrorKind::Permission,
+            format!("{said}: {}", skew(answer.ahead)),
+        );
     }
     let (class, kind, message) = match answer.status {
         // The client itself failed, for example for lack of credentials.
         0 if answer.failure.is_none() => {
-            let message = format!("no request could be made: {}; check the credentials", cause(error));
+            let message = format!(
+                "no request could be made: {}; check the credentials",
+                cause(error)
+            );
             (Class::Passing, ErrorKind::Io, message)
         }
-        0 if answer.lasting => (Class::Lasting, ErrorKind::Config, format!("{said}; check the URL and SSL_CERT_FILE")),
+        0 if answer.lasting => (
+            Class::Lasting,
+            ErrorKind::Config,
+            format!("{said}; check the URL and SSL_CERT_FILE"),
+        ),
         0 => (Class::Passing, ErrorKind::Io, said),
         404 | 410 => (Class::Lasting, ErrorKind::NotFound, said),
-        407 => (Class::Lasting, ErrorKind::Config, format!("{said}; give the proxy as http://user:password@host:port")),
-        412 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object was replaced since it was listed")),
-        416 => (Class::Lasting, ErrorKind::Changed, format!("{said}: the object is shorter than when it was listed")),
+        407 => (
+            Class::Lasting,
+            ErrorKind::Config,
+            format!("{said}; give the proxy as http://user:password@host:port"),
+        ),
+        412 => (
+            Class::Lasting,
+            ErrorKind::Changed,
+            format!("{said}: the object was replaced since it was listed"),
+        ),
+        416 => (
+            Class::Lasting,
+            ErrorKind::Changed,
+            format!("{said}: the object is shorter than when it was listed"),
+        ),
         400 if class_of_refusal == Class::Refused || store.credentials.is_none() => {
             (Class::Lasting, ErrorKind::Io, said)
         }
-        401 | 403 if store.credentials.is_none() => {
-            (Class::Refused, ErrorKind::Permission, format!("{said} to a request without credentials"))
-        }
-        400 | 401 | 403 => {
-            (class_of_refusal, ErrorKind::Permission, format!("{said}; check the credentials and the region"))
-        }
+        401 | 403 if store.credentials.is_none() => (
+            Class::Refused,
+            ErrorKind::Permission,
+            format!("{said} to a request without credentials"),
+        ),
+        400 | 401 | 403 => (
+            class_of_refusal,
+            ErrorKind::Permission,
+            format!("{said}; check the credentials and the region"),
+        ),
         429 | 503 => (Class::Throttled(answer.retry_after), ErrorKind::Io, said),
         408 | 500..=599 => (Class::Passing, ErrorKind::Io, said),
-        300..=399 => (Class::Lasting, ErrorKind::Config, format!("{said}; check region and endpoint")),
+        300..=399 => (
+            Class::Lasting,
+            ErrorKind::Config,
+            format!("{said}; check region and endpoint"),
+        ),
         // Another range than asked for, or a malformed one.
-        206 => (Class::Passing, ErrorKind::Io, format!("{said}: {}", cause(error))),
+        206 => (
+            Class::Passing,
+            ErrorKind::Io,
+            format!("{said}: {}", cause(error)),
+        ),
         200..=299 => {
-            let asked = if answer.is_range { " to a request for a range" } else { "" };
-            (Class::Lasting, ErrorKind::Io, format!("{said}{asked}: {}", cause(error)))
+            let asked = if answer.is_range {
+                " to a request for a range"
+            } else {
+                ""
+            };
+            (
+                Class::Lasting,
+                ErrorKind::Io,
+                format!("{said}{asked}: {}", cause(error)),
+            )
         }
         _ => (Class::Lasting, ErrorKind::Io, said),
     };
@@ -447,9 +558,15 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
 fn skew(ahead: i64) -> String {
     let minutes = (ahead.unsigned_abs() + 30) / 60;
     match ahead {
-        _ if minutes == 0 => "this machine's clock is wrong, or the request came late; set the clock".into(),
-        1.. => format!("this machine's clock is {minutes} minutes behind the store's; set the clock"),
-        _ => format!("this machine's clock is {minutes} minutes ahead of the store's; set the clock"),
+        _ if minutes == 0 => {
+            "this machine's clock is wrong, or the request came late; set the clock".into()
+        }
+        1.. => {
+            format!("this machine's clock is {minutes} minutes behind the store's; set the clock")
+        }
+        _ => {
+            format!("this machine's clock is {minutes} minutes ahead of the store's; set the clock")
+        }
     }
 }
 

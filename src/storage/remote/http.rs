@@ -15,7 +15,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::sync::Hold;
 use futures_util::StreamExt;
 use object_store::client::{
-    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpService,
 };
 use object_store::{Extensions, HeaderMap};
 use reqwest::Url;
@@ -118,7 +119,9 @@ impl Answer {
     pub(super) fn said(&self) -> String {
         let who = match &self.proxy {
             Some(proxy) if self.status == 407 => format!("the proxy {proxy}"),
-            Some(proxy) if self.is_of_proxy() => format!("the store, or the proxy {proxy} in front of it,"),
+            Some(proxy) if self.is_of_proxy() => {
+                format!("the store, or the proxy {proxy} in front of it,")
+            }
             _ => "the store".into(),
         };
         match (&self.failure, &self.request_id, &self.proxy) {
@@ -131,7 +134,11 @@ impl Answer {
 }
 
 /// Headers by which the stores' own servers number answers.
-const STORE_IDS: [&str; 3] = ["x-amz-request-id", "x-ms-request-id", "x-guploader-uploadid"];
+const STORE_IDS: [&str; 3] = [
+    "x-amz-request-id",
+    "x-ms-request-id",
+    "x-guploader-uploadid",
+];
 
 fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
@@ -139,21 +146,40 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 
 /// A server may send anything.
 fn short(text: &str) -> String {
-    text.chars().filter(|c| c.is_ascii_graphic()).take(64).collect()
+    text.chars()
+        .filter(|c| c.is_ascii_graphic())
+        .take(64)
+        .collect()
 }
 
 /// `Content-Encoding`, unless the body is as it is stored. Google's store unpacks what it holds as gzip.
 fn coding_of(headers: &HeaderMap) -> Option<String> {
     // Some stores keep the framing of an upload as if it were a coding.
-    let plain = |coding: &str| ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str());
-    let named =
-        ["content-encoding", "x-goog-stored-content-encoding"].into_iter().filter(|name| headers.contains_key(*name));
-    named.map(|name| text_of(headers, name).unwrap_or("unreadable")).find(|coding| !plain(coding)).map(short)
+    let plain = |coding: &str| {
+        ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str())
+    };
+    let named = ["content-encoding", "x-goog-stored-content-encoding"]
+        .into_iter()
+        .filter(|name| headers.contains_key(*name));
+    named
+        .map(|name| text_of(headers, name).unwrap_or("unreadable"))
+        .find(|coding| !plain(coding))
+        .map(short)
 }
 
 /// What an answer is in place of the object with this name: a page for people, or a message for programs.
-fn page_of(headers: &HeaderMap, name: &str, moved: Option<&str>, is_bucket: bool) -> Option<String> {
-    let kind = text_of(headers, "content-type")?.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+fn page_of(
+    headers: &HeaderMap,
+    name: &str,
+    moved: Option<&str>,
+    is_bucket: bool,
+) -> Option<String> {
+    let kind = text_of(headers, "content-type")?
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     let name = name.to_ascii_lowercase();
     let is_of = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
     let is_page = match kind.as_str() {
@@ -165,15 +191,24 @@ fn page_of(headers: &HeaderMap, name: &str, moved: Option<&str>, is_bucket: bool
     };
     // An object of a bucket has the type that its writer gave it.
     let is_own = is_bucket && STORE_IDS.iter().any(|id| headers.contains_key(*id));
-    let from = moved.map_or(String::new(), |host| format!(" after a redirect to {}", short(host)));
-    (is_page && !is_own).then(|| format!("the answer is no object but a page of the type {}{from}", short(&kind)))
+    let from = moved.map_or(String::new(), |host| {
+        format!(" after a redirect to {}", short(host))
+    });
+    (is_page && !is_own).then(|| {
+        format!(
+            "the answer is no object but a page of the type {}{from}",
+            short(&kind)
+        )
+    })
 }
 
 const PAGES: &[&str] = &[".html", ".htm", ".xhtml"];
 
 /// Endings of names whose objects may have a type of text.
-const TEXTS: &[&str] =
-    &[".json", ".jsonl", ".ndjson", ".geojson", ".xml", ".txt", ".csv", ".tsv", ".md", ".yaml", ".yml"];
+const TEXTS: &[&str] = &[
+    ".json", ".jsonl", ".ndjson", ".geojson", ".xml", ".txt", ".csv", ".tsv", ".md", ".yaml",
+    ".yml",
+];
 
 /// How far the clock of a header `Date` is ahead of this machine's.
 fn seconds_ahead(date: &str) -> Option<i64> {
@@ -188,7 +223,9 @@ fn after(text: &str) -> Option<Duration> {
     }
     let end = chrono::DateTime::parse_from_rfc2822(text).ok()?.timestamp();
     let now = std::time::UNIX_EPOCH.elapsed().ok()?.as_secs();
-    Some(Duration::from_secs(u64::try_from(end).ok()?.saturating_sub(now)))
+    Some(Duration::from_secs(
+        u64::try_from(end).ok()?.saturating_sub(now),
+    ))
 }
 
 /// The innermost cause of an error; outer ones may show the URL.
@@ -202,21 +239,28 @@ pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
 
 /// Whether the server's certificate is not trusted.
 fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
-    std::iter::successors(Some(error), |error| error.source())
-        .any(|error| error.downcast_ref::<std::io::Error>().is_some_and(is_distrust))
+    std::iter::successors(Some(error), |error| error.source()).any(|error| {
+        error
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(is_distrust)
+    })
 }
 
 /// An I/O error's source is that of the error in it, not that error.
 fn is_distrust(error: &std::io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| match inner.downcast_ref::<rustls::Error>() {
-        // The other type is the answer of a server without TLS.
-        Some(error) => matches!(
-            error,
-            rustls::Error::InvalidCertificate(_)
-                | rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)
-        ),
-        None => inner.downcast_ref::<std::io::Error>().is_some_and(is_distrust),
-    })
+    error
+        .get_ref()
+        .is_some_and(|inner| match inner.downcast_ref::<rustls::Error>() {
+            // The other type is the answer of a server without TLS.
+            Some(error) => matches!(
+                error,
+                rustls::Error::InvalidCertificate(_)
+                    | rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)
+            ),
+            None => inner
+                .downcast_ref::<std::io::Error>()
+                .is_some_and(is_distrust),
+        })
 }
 
 /// The client of a process.
@@ -238,19 +282,39 @@ struct Service {
 #[async_trait::async_trait]
 impl HttpService for Service {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-        let note = request.extensions().get::<Note>().cloned().unwrap_or_default();
-        let asked = request.headers().get("range").map(|range| range.to_str().ok().and_then(whole));
+        let note = request
+            .extensions()
+            .get::<Note>()
+            .cloned()
+            .unwrap_or_default();
+        let asked = request
+            .headers()
+            .get("range")
+            .map(|range| range.to_str().ok().and_then(whole));
         let is_head = request.method().as_str() == "HEAD";
         let (name, is_object) = (request.uri().path().to_string(), is_head || asked.is_some());
         let mut moved = None;
-        let answered = self.answered(request, &note, asked.is_some(), &mut moved).await;
+        let answered = self
+            .answered(request, &note, asked.is_some(), &mut moved)
+            .await;
         let mut response = answered?;
         if !response.status().is_success() {
-            return if is_head { Ok(response) } else { Ok(refusal(response).await) };
+            return if is_head {
+                Ok(response)
+            } else {
+                Ok(refusal(response).await)
+            };
         }
-        if is_object && let Some(refused) = self.not_the_object(&response, &name, moved.as_deref()) {
-            note.set(Answer { refused: Some(refused.clone()), ..note.answer() });
-            return Err(HttpError::new(HttpErrorKind::Decode, std::io::Error::other(refused)));
+        if is_object && let Some(refused) = self.not_the_object(&response, &name, moved.as_deref())
+        {
+            note.set(Answer {
+                refused: Some(refused.clone()),
+                ..note.answer()
+            });
+            return Err(HttpError::new(
+                HttpErrorKind::Decode,
+                std::io::Error::other(refused),
+            ));
         }
         if is_head {
             return Ok(response);
@@ -258,7 +322,10 @@ impl HttpService for Service {
         let Some(whole) = asked else {
             let mut odd = Vec::new();
             let page = held(response, self.is_bucket.then_some(&mut odd)).await;
-            note.set(Answer { odd, ..note.answer() });
+            note.set(Answer {
+                odd,
+                ..note.answer()
+            });
             return page;
         };
         drop_odd_range(&mut response);
@@ -277,11 +344,17 @@ impl Service {
         is_range: bool,
         moved: &mut Option<String>,
     ) -> std::result::Result<HttpResponse, HttpError> {
-        let mut url: Url =
-            request.uri().to_string().parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+        let mut url: Url = request
+            .uri()
+            .to_string()
+            .parse()
+            .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
         for _ in 0..=REDIRECTS {
             let mut next = request.clone();
-            *next.uri_mut() = url.as_str().parse().map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+            *next.uri_mut() = url
+                .as_str()
+                .parse()
+                .map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
             let proxy = self.web.proxies.proxy_of(&url);
             let response = match self.web.client.call(next).await {
                 Ok(response) => response,
@@ -290,17 +363,31 @@ impl Service {
                     return Err(error);
                 }
             };
-            note.set(Answer { proxy: proxy.map(Proxy::name), ..Answer::of(&response, is_range) });
-            let place = text_of(response.headers(), "location").filter(|_| is_redirect(response.status().as_u16()));
-            let Some(to) = place.filter(|_| !self.is_bucket).and_then(|place| url.join(place).ok()) else {
+            note.set(Answer {
+                proxy: proxy.map(Proxy::name),
+                ..Answer::of(&response, is_range)
+            });
+            let place = text_of(response.headers(), "location")
+                .filter(|_| is_redirect(response.status().as_u16()));
+            let Some(to) = place
+                .filter(|_| !self.is_bucket)
+                .and_then(|place| url.join(place).ok())
+            else {
                 return Ok(response);
             };
             *moved = to.host_str().map(String::from);
             url = to;
         }
         let failure = "too many redirects".to_string();
-        note.set(Answer { failure: Some(failure.clone()), lasting: true, ..Answer::default() });
-        Err(HttpError::new(HttpErrorKind::Decode, std::io::Error::other(failure)))
+        note.set(Answer {
+            failure: Some(failure.clone()),
+            lasting: true,
+            ..Answer::default()
+        });
+        Err(HttpError::new(
+            HttpErrorKind::Decode,
+            std::io::Error::other(failure),
+        ))
     }
 
     /// Why no answer came.
@@ -319,17 +406,31 @@ impl Service {
             }
         }
         let proxy = proxy.map(Proxy::name);
-        Answer { failure: Some(failure), lasting, proxy, ..Answer::default() }
+        Answer {
+            failure: Some(failure),
+            lasting,
+            proxy,
+            ..Answer::default()
+        }
     }
 
     /// Why an answer of success is not the object.
-    fn not_the_object(&self, response: &HttpResponse, name: &str, moved: Option<&str>) -> Option<String> {
+    fn not_the_object(
+        &self,
+        response: &HttpResponse,
+        name: &str,
+        moved: Option<&str>,
+    ) -> Option<String> {
         let headers = response.headers();
         if let Some(page) = page_of(headers, name, moved, self.is_bucket) {
-            return Some(format!("{page}; check the URL, and whether a login or a proxy is in the way"));
+            return Some(format!(
+                "{page}; check the URL, and whether a login or a proxy is in the way"
+            ));
         }
         let coding = coding_of(headers)?;
-        Some(format!("the object has the content coding {coding}; store it without `Content-Encoding`"))
+        Some(format!(
+            "the object has the content coding {coding}; store it without `Content-Encoding`"
+        ))
     }
 }
 
@@ -354,13 +455,31 @@ async fn refusal(response: HttpResponse) -> HttpResponse {
 }
 
 /// An answer that the library reads whole, such as a page of a listing; without odd keys, which go into `odd`.
-async fn held(response: HttpResponse, odd: Option<&mut Vec<String>>) -> std::result::Result<HttpResponse, HttpError> {
-    let wrong = |what: &str| HttpError::new(HttpErrorKind::Decode, std::io::Error::other(what.to_string()));
+async fn held(
+    response: HttpResponse,
+    odd: Option<&mut Vec<String>>,
+) -> std::result::Result<HttpResponse, HttpError> {
+    let wrong = |what: &str| {
+        HttpError::new(
+            HttpErrorKind::Decode,
+            std::io::Error::other(what.to_string()),
+        )
+    };
     let (parts, body) = response.into_parts();
     // A proxy's page for people would be read as an empty listing.
-    let kind = parts.headers.get("content-type").and_then(|kind| kind.to_str().ok()).unwrap_or("");
-    if kind.trim_start().to_ascii_lowercase().starts_with("text/html") {
-        return Err(wrong("the answer is a web page; check the endpoint and its login"));
+    let kind = parts
+        .headers
+        .get("content-type")
+        .and_then(|kind| kind.to_str().ok())
+        .unwrap_or("");
+    if kind
+        .trim_start()
+        .to_ascii_lowercase()
+        .starts_with("text/html")
+    {
+        return Err(wrong(
+            "the answer is a web page; check the endpoint and its login",
+        ));
     }
     let (mut pieces, mut bytes) = (body.bytes_stream(), Vec::new());
     while let Some(piece) = pieces.next().await {
@@ -388,13 +507,20 @@ fn whole(range: &str) -> Option<u64> {
 /// object and that was asked for, the answer counts as 206; otherwise the client refuses it. The range is compared later.
 fn accept_ok(response: &mut HttpResponse, whole: Option<u64>) {
     let headers: &HeaderMap = response.headers();
-    let has = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let has = headers
+        .get("content-length")
+        .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let named = headers.contains_key("content-range");
-    if response.status().as_u16() != 200 || has.is_none() || has != if named { span(headers) } else { whole } {
+    if response.status().as_u16() != 200
+        || has.is_none()
+        || has != if named { span(headers) } else { whole }
+    {
         return;
     }
     if let (false, Some(len)) = (named, whole) {
-        let Ok(value) = format!("bytes 0-{}/{len}", len - 1).parse() else { return };
+        let Ok(value) = format!("bytes 0-{}/{len}", len - 1).parse() else {
+            return;
+        };
         response.headers_mut().insert("content-range", value);
     }
     if let Ok(partial) = 206.try_into() {
@@ -420,9 +546,16 @@ fn add_length(response: &mut HttpResponse) {
 
 /// Length of the range in `Content-Range`.
 fn span(headers: &HeaderMap) -> Option<u64> {
-    let range = headers.get("content-range")?.to_str().ok()?.strip_prefix("bytes ")?;
+    let range = headers
+        .get("content-range")?
+        .to_str()
+        .ok()?
+        .strip_prefix("bytes ")?;
     let (first, last) = range.split_once('/')?.0.split_once('-')?;
-    last.parse::<u64>().ok()?.checked_add(1)?.checked_sub(first.parse().ok()?)
+    last.parse::<u64>()
+        .ok()?
+        .checked_add(1)?
+        .checked_sub(first.parse().ok()?)
 }
 
 /// Connects stores to the process's client, whose connections they share.
@@ -435,9 +568,14 @@ pub(super) struct Connector {
 
 impl HttpConnector for Connector {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        let web =
-            web(self.shared).map_err(|error| object_store::Error::Generic { store: "HTTP", source: error.into() })?;
-        Ok(HttpClient::new(Service { web, is_bucket: self.is_bucket }))
+        let web = web(self.shared).map_err(|error| object_store::Error::Generic {
+            store: "HTTP",
+            source: error.into(),
+        })?;
+        Ok(HttpClient::new(Service {
+            web,
+            is_bucket: self.is_bucket,
+        }))
     }
 }
 
@@ -456,11 +594,19 @@ fn web(shared: &OnceLock<Web>) -> Result<Web> {
         .pool_max_idle_per_host(super::limit::REQUESTS_MAX)
         // `Service` follows them.
         .redirect(Policy::none())
-        .proxy(reqwest::Proxy::custom(move |url| known.proxy_of(url).map(|proxy| proxy.url.clone())))
+        .proxy(reqwest::Proxy::custom(move |url| {
+            known.proxy_of(url).map(|proxy| proxy.url.clone())
+        }))
         .user_agent(concat!("feedline/", env!("CARGO_PKG_VERSION")))
         .build();
     let client = built.map_err(|error| unusable("no HTTP client").with_source(error))?;
-    Ok(shared.get_or_init(|| Web { client, proxies, untrusting }).clone())
+    Ok(shared
+        .get_or_init(|| Web {
+            client,
+            proxies,
+            untrusting,
+        })
+        .clone())
 }
 
 /// TLS, and why the certificates that the environment names are missing.
@@ -469,15 +615,24 @@ fn tls() -> Result<(rustls::ClientConfig, Option<Arc<str>>)> {
     // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still works.
     let found = rustls_native_certs::load_native_certs();
     let (added, _) = roots.add_parsable_certificates(found.certs);
-    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
+        .into_iter()
+        .find(|name| std::env::var_os(name).is_some());
     let untrusting = named.filter(|_| added == 0).map(|name| {
-        let error = found.errors.first().map_or("no certificate is there".into(), ToString::to_string);
+        let error = found
+            .errors
+            .first()
+            .map_or("no certificate is there".into(), ToString::to_string);
         format!("{name} brings no certificates: {error}").into()
     });
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config =
+        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = config.map_err(|error| unusable("no TLS").with_source(error))?;
-    Ok((config.with_root_certificates(roots).with_no_client_auth(), untrusting))
+    Ok((
+        config.with_root_certificates(roots).with_no_client_auth(),
+        untrusting,
+    ))
 }
 
 fn unusable(message: &str) -> Error {

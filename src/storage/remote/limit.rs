@@ -65,9 +65,19 @@ pub(super) struct Permit<'l> {
 impl Limit {
     pub(super) fn new() -> Self {
         let climb = Climb::new(Instant::now());
-        let state =
-            LimitState { limit: REQUESTS_MAX as f64, climb, in_flight: 0, until: None, cut: None, best: Duration::MAX };
-        Self { state: Mutex::new(state), changed: Notify::new(), bytes: AtomicU64::new(0) }
+        let state = LimitState {
+            limit: REQUESTS_MAX as f64,
+            climb,
+            in_flight: 0,
+            until: None,
+            cut: None,
+            best: Duration::MAX,
+        };
+        Self {
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            bytes: AtomicU64::new(0),
+        }
     }
 
     /// Waits until a request may start.
@@ -81,7 +91,11 @@ impl Limit {
                     _ if state.in_flight < state.most() => {
                         let in_flight = state.in_flight + 1;
                         state.moves(now, in_flight, None);
-                        return Permit { limit: self, began: now, done: false };
+                        return Permit {
+                            limit: self,
+                            began: now,
+                            done: false,
+                        };
                     }
                     _ => None,
                 }
@@ -99,7 +113,10 @@ impl Limit {
 impl Permit<'_> {
     /// The first byte came.
     pub(super) fn answered(&self, patience: Duration) {
-        self.limit.state.hold().answer(self.began, Instant::now(), patience);
+        self.limit
+            .state
+            .hold()
+            .answer(self.began, Instant::now(), patience);
     }
 
     pub(super) fn brought(&self, bytes: usize) {
@@ -113,7 +130,10 @@ impl Permit<'_> {
 
     /// The store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
-        self.limit.state.hold().shrink(self.began, Instant::now(), retry_after);
+        self.limit
+            .state
+            .hold()
+            .shrink(self.began, Instant::now(), retry_after);
     }
 }
 
@@ -139,7 +159,10 @@ impl LimitState {
     fn answer(&mut self, began: Instant, now: Instant, patience: Duration) {
         let time = now - began;
         self.best = self.best.min(time);
-        if time > patience / LATE && time > self.best.saturating_mul(LATE_TIMES) && self.limit > LATE_LEAST {
+        if time > patience / LATE
+            && time > self.best.saturating_mul(LATE_TIMES)
+            && self.limit > LATE_LEAST
+        {
             self.shrink(began, now, None);
         }
     }
@@ -176,7 +199,11 @@ mod tests {
     use std::collections::BinaryHeap;
 
     fn run<T>(future: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(future)
     }
 
     #[test]
@@ -218,15 +245,29 @@ mod tests {
     fn a_queue_at_the_store_lowers_the_limit_and_keeps_the_rate() {
         let (patience, ms) = (Duration::from_secs(10), Duration::from_millis);
         // Workers, time per request, and whether 256 requests wait for 2.5 s.
-        for (workers, service, queues) in
-            [(1, ms(100), true), (4, ms(100), true), (32, ms(500), true), (8, ms(10), false), (256, ms(200), false)]
-        {
+        for (workers, service, queues) in [
+            (1, ms(100), true),
+            (4, ms(100), true),
+            (32, ms(500), true),
+            (8, ms(10), false),
+            (256, ms(200), false),
+        ] {
             let (answers, in_flight) = queue(workers, service, patience);
             let all = workers * 60_000 / service.as_millis() as usize;
-            assert!(answers.abs_diff(all) <= workers, "{workers} workers: {answers} of {all}");
-            assert_eq!(in_flight + 1 < REQUESTS_MAX, queues, "{workers} workers: {in_flight}");
+            assert!(
+                answers.abs_diff(all) <= workers,
+                "{workers} workers: {answers} of {all}"
+            );
+            assert_eq!(
+                in_flight + 1 < REQUESTS_MAX,
+                queues,
+                "{workers} workers: {in_flight}"
+            );
             // Nobody comes near the patience.
-            assert!(!queues || service * in_flight as u32 / (workers as u32) < patience / 3, "{workers}: {in_flight}");
+            assert!(
+                !queues || service * in_flight as u32 / (workers as u32) < patience / 3,
+                "{workers}: {in_flight}"
+            );
         }
     }
 
@@ -234,19 +275,38 @@ mod tests {
     fn a_slow_store_without_a_queue_keeps_its_requests() {
         let mut state = Limit::new().state.into_inner().unwrap();
         let (start, slow) = (Instant::now(), Duration::from_secs(3));
-        (0..100).for_each(|k| state.answer(start + slow * k, start + slow * (k + 1), Duration::from_secs(10)));
+        (0..100).for_each(|k| {
+            state.answer(
+                start + slow * k,
+                start + slow * (k + 1),
+                Duration::from_secs(10),
+            )
+        });
         assert_eq!(state.limit as usize, REQUESTS_MAX);
         // One fast answer, and lateness by other causes: some requests stay.
         state.answer(start, start, Duration::from_secs(10));
-        (100..200).for_each(|k| state.answer(start + slow * k, start + slow * (k + 1), Duration::from_secs(10)));
-        assert!((LATE_LEAST * CUT..=LATE_LEAST).contains(&state.limit), "{}", state.limit);
+        (100..200).for_each(|k| {
+            state.answer(
+                start + slow * k,
+                start + slow * (k + 1),
+                Duration::from_secs(10),
+            )
+        });
+        assert!(
+            (LATE_LEAST * CUT..=LATE_LEAST).contains(&state.limit),
+            "{}",
+            state.limit
+        );
     }
 
     #[test]
     fn retry_after_delays_the_next_request() {
         run(async {
             let limit = Limit::new();
-            limit.enter().await.throttled(Some(Duration::from_millis(30)));
+            limit
+                .enter()
+                .await
+                .throttled(Some(Duration::from_millis(30)));
             let asked = Instant::now();
             drop(limit.enter().await);
             assert!(asked.elapsed() >= Duration::from_millis(30));
@@ -260,7 +320,11 @@ mod tests {
             limit.state.hold().limit = 1.0;
             let first = limit.enter().await;
             let mut second = std::pin::pin!(limit.enter());
-            assert!(tokio::time::timeout(Duration::from_millis(20), &mut second).await.is_err());
+            assert!(
+                tokio::time::timeout(Duration::from_millis(20), &mut second)
+                    .await
+                    .is_err()
+            );
             drop(first);
             drop(second.await);
             assert_eq!(limit.state.hold().in_flight, 0);

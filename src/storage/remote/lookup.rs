@@ -44,7 +44,9 @@ struct Keys {
 impl Store {
     fn remember(&self, meta: &ObjectMeta) -> Meta {
         let found = Meta::of_object(meta.size, Some(self.pin_of(meta).into()));
-        self.found.hold().insert(meta.location.to_string(), (found.clone(), Instant::now()));
+        self.found
+            .hold()
+            .insert(meta.location.to_string(), (found.clone(), Instant::now()));
         found
     }
 
@@ -71,20 +73,30 @@ impl Store {
         let asked = fetch::asked(&self, &key, |note: Note| {
             let (client, key) = (self.client.clone(), key.clone());
             Box::pin(async move {
-                let options = GetOptions { head: true, extensions: note.extensions(), ..GetOptions::default() };
+                let options = GetOptions {
+                    head: true,
+                    extensions: note.extensions(),
+                    ..GetOptions::default()
+                };
                 let head = client.get_opts(&key, options).await;
                 let answer = note.answer();
                 match head.map(|got| got.meta) {
                     // Some servers answer HEAD without a length. An empty object has an empty answer to GET, too.
                     Ok(meta) if meta.size == 0 => {
-                        let whole = GetOptions { extensions: note.extensions(), ..GetOptions::default() };
+                        let whole = GetOptions {
+                            extensions: note.extensions(),
+                            ..GetOptions::default()
+                        };
                         return client.get_opts(&key, whole).await.map(|got| got.meta);
                     }
                     Err(_) if matches!(answer.status, 403 | 405 | 501) && !answer.is_skewed() => {}
                     told => return told,
                 }
                 // Some servers, and some signed URLs, allow GET alone. The first byte tells the length, too.
-                let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+                let first = GetOptions {
+                    range: Some(GetRange::Bounded(0..1)),
+                    ..GetOptions::default()
+                };
                 // Its error has a body, which says why.
                 client.get_opts(&key, first).await.map(|got| got.meta)
             })
@@ -100,12 +112,16 @@ impl Store {
             let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
         };
-        let (mut objects, mut folders, mut odd, mut page_token) = (Vec::new(), Vec::new(), Vec::new(), None);
+        let (mut objects, mut folders, mut odd, mut page_token) =
+            (Vec::new(), Vec::new(), Vec::new(), None);
         let (mut tokens, mut empty) = (HashSet::new(), 0);
         let shown = Key::from(prefix.as_str());
         loop {
             let page = fetch::asked(&self, &shown, |note: Note| {
-                let (lists, prefix) = (lists.clone(), Some(prefix.clone()).filter(|prefix| !prefix.is_empty()));
+                let (lists, prefix) = (
+                    lists.clone(),
+                    Some(prefix.clone()).filter(|prefix| !prefix.is_empty()),
+                );
                 let options = PaginatedListOptions {
                     delimiter: folder.then_some("/".into()),
                     page_token: page_token.clone(),
@@ -120,7 +136,10 @@ impl Store {
             let (page, left_out) = page.await?;
             let found = objects.len() + folders.len() + odd.len();
             odd.extend(left_out);
-            page.result.objects.iter().for_each(|meta| drop(self.remember(meta)));
+            page.result
+                .objects
+                .iter()
+                .for_each(|meta| drop(self.remember(meta)));
             objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
             let Some(token) = page.page_token else {
@@ -131,12 +150,25 @@ impl Store {
                 }
                 odd.sort_unstable();
                 odd.dedup();
-                return Ok(Keys { objects, folders, odd });
+                return Ok(Keys {
+                    objects,
+                    folders,
+                    odd,
+                });
             };
-            empty = if found == objects.len() + folders.len() + odd.len() { empty + 1 } else { 0 };
+            empty = if found == objects.len() + folders.len() + odd.len() {
+                empty + 1
+            } else {
+                0
+            };
             if empty > EMPTY_PAGES || !tokens.insert(token.clone()) {
-                let message = format!("the listing does not end: page {} leads on to the same place", tokens.len() + 1);
-                return Err(Error::new(ErrorKind::Io, Stage::Index, message).with_path(self.url(&shown)));
+                let message = format!(
+                    "the listing does not end: page {} leads on to the same place",
+                    tokens.len() + 1
+                );
+                return Err(
+                    Error::new(ErrorKind::Io, Stage::Index, message).with_path(self.url(&shown))
+                );
             }
             page_token = Some(token);
         }
@@ -158,7 +190,10 @@ impl Object {
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
-            let mut held = Collected { start: range.start, bytes };
+            let mut held = Collected {
+                start: range.start,
+                bytes,
+            };
             fetch::fetch(&object, range, object.store.once(), &mut held).await?;
             Ok(held.bytes)
         });
@@ -175,9 +210,14 @@ impl Object {
     ) -> Vec<W> {
         let (object, step) = (self.clone(), Arc::new(step));
         let walked = wait(async move {
-            let each = ways.into_iter().map(|way| tokio::spawn(object.clone().follow(way, step.clone())));
+            let each = ways
+                .into_iter()
+                .map(|way| tokio::spawn(object.clone().follow(way, step.clone())));
             let ended = futures_util::future::join_all(each.collect::<Vec<_>>()).await;
-            Ok(ended.into_iter().filter_map(std::result::Result::ok).collect())
+            Ok(ended
+                .into_iter()
+                .filter_map(std::result::Result::ok)
+                .collect())
         });
         walked.unwrap_or_default()
     }
@@ -189,7 +229,10 @@ impl Object {
             if range.is_empty() {
                 return way;
             }
-            let mut held = Collected { start, bytes: Vec::with_capacity((range.end - start) as usize) };
+            let mut held = Collected {
+                start,
+                bytes: Vec::with_capacity((range.end - start) as usize),
+            };
             let got = fetch::fetch(&self, range, self.store.once(), &mut held).await;
             if got.is_err() || !step(&mut way, &held.bytes) {
                 return way;
@@ -211,7 +254,10 @@ impl Object {
         buffer.clear();
         buffer.reserve_exact((range.end - range.start) as usize);
         let task = runtime()?.spawn(async move {
-            let mut held = Collected { start: range.start, bytes: buffer };
+            let mut held = Collected {
+                start: range.start,
+                bytes: buffer,
+            };
             let done = fetch::fetch(&self, range, self.store.of_run(patience), &mut held).await;
             let _ = send.send(done.map(|()| held.bytes));
         });
@@ -234,7 +280,9 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
     let url = Url::parse(path)?;
     let (store, key) = (store(&url)?, url.object()?);
     wait(store.head(key)).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => error.with_note("a folder's URL ends in `/`").with_path(path),
+        ErrorKind::NotFound => error
+            .with_note("a folder's URL ends in `/`")
+            .with_path(path),
         _ => error.with_path(path),
     })
 }
@@ -243,13 +291,24 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
 pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let url = Url::parse(path)?;
     let folder = url.key.trim_end_matches('/');
-    let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-    let listed = wait(store(&url)?.list(prefix.clone(), true)).map_err(|error| error.with_path(path))?;
+    let prefix = if folder.is_empty() {
+        String::new()
+    } else {
+        format!("{folder}/")
+    };
+    let listed =
+        wait(store(&url)?.list(prefix.clone(), true)).map_err(|error| error.with_path(path))?;
     let name = |key: &Key| OsString::from(key.filename().unwrap_or_default());
     let objects = listed.objects.iter().map(|key| (name(key), FileKind::File));
-    let folders = listed.folders.iter().map(|key| (name(key), FileKind::Folder));
+    let folders = listed
+        .folders
+        .iter()
+        .map(|key| (name(key), FileKind::Folder));
     let rest = |key: &String| OsString::from(key.strip_prefix(&prefix).unwrap_or(key));
-    Ok(objects.chain(folders).chain(listed.odd.iter().map(|key| (rest(key), FileKind::Odd))).collect())
+    Ok(objects
+        .chain(folders)
+        .chain(listed.odd.iter().map(|key| (rest(key), FileKind::Odd)))
+        .collect())
 }
 
 /// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or `[…]`. Names without a
@@ -258,7 +317,11 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing object.
 pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
-    let plain: Vec<_> = names.iter().filter(|name| !is_pattern(name)).cloned().collect();
+    let plain: Vec<_> = names
+        .iter()
+        .filter(|name| !is_pattern(name))
+        .cloned()
+        .collect();
     find_all(&plain)?;
     let (mut files, mut odd) = (Vec::new(), 0);
     for name in names {
@@ -275,7 +338,9 @@ pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
 
 /// Looks at every object, so that opening it asks no more.
 fn find_all(names: &[String]) -> Result<()> {
-    let Some(first) = names.first() else { return Ok(()) };
+    let Some(first) = names.first() else {
+        return Ok(());
+    };
     let url = Url::parse(Path::new(first))?;
     let store_of_all = store(&url)?;
     let listed = names.len() > 2 && store_of_all.lists.is_some();
@@ -298,9 +363,16 @@ fn find_all(names: &[String]) -> Result<()> {
     wait(async move {
         use futures_util::{StreamExt, TryStreamExt};
         let looks = objects.into_iter().map(|(name, store, key)| async move {
-            store.head(key).await.map(drop).map_err(|error| error.with_path(name))
+            store
+                .head(key)
+                .await
+                .map(drop)
+                .map_err(|error| error.with_path(name))
         });
-        futures_util::stream::iter(looks).buffered(LOOKS).try_collect::<()>().await
+        futures_util::stream::iter(looks)
+            .buffered(LOOKS)
+            .try_collect::<()>()
+            .await
     })
 }
 
@@ -310,13 +382,19 @@ fn matches(name: &str) -> Result<(Vec<PathBuf>, usize)> {
     let pattern = glob::Pattern::new(&url.key).map_err(|error| bad_pattern(name, error))?;
     let fixed = url.key.find(['*', '?', '[']).unwrap_or(url.key.len());
     let store = store(&url)?;
-    let mut keys = wait(store.clone().list(url.key[..fixed].into(), false)).map_err(|error| error.with_path(name))?;
+    let mut keys = wait(store.clone().list(url.key[..fixed].into(), false))
+        .map_err(|error| error.with_path(name))?;
     let options = glob::MatchOptions {
         require_literal_separator: true,
         require_literal_leading_dot: true,
         ..glob::MatchOptions::new()
     };
-    keys.objects.retain(|key| pattern.matches_with(key.as_ref(), options));
-    let odd = keys.odd.iter().filter(|key| pattern.matches_with(key, options)).count();
+    keys.objects
+        .retain(|key| pattern.matches_with(key.as_ref(), options));
+    let odd = keys
+        .odd
+        .iter()
+        .filter(|key| pattern.matches_with(key, options))
+        .count();
     Ok((keys.objects.iter().map(|key| store.url(key)).collect(), odd))
 }

@@ -12,8 +12,12 @@
 use object_store::path::Path as Key;
 
 /// Elements of a page, each with the element of its key.
-const ELEMENTS: [(&str, &str); 4] =
-    [("Contents", "Key"), ("CommonPrefixes", "Prefix"), ("Blob", "Name"), ("BlobPrefix", "Name")];
+const ELEMENTS: [(&str, &str); 4] = [
+    ("Contents", "Key"),
+    ("CommonPrefixes", "Prefix"),
+    ("Blob", "Name"),
+    ("BlobPrefix", "Name"),
+];
 
 /// The page without such keys; `odd` gets them, but for marks of folders.
 pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
@@ -25,7 +29,9 @@ pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
         let (mut kept, mut rest) = (String::with_capacity(page.len()), page.as_str());
         while let Some((before, after)) = rest.split_once(&start) {
             kept.push_str(before);
-            let Some((inside, behind)) = after.split_once(&end) else { return page };
+            let Some((inside, behind)) = after.split_once(&end) else {
+                return page;
+            };
             rest = behind;
             let key = key_in(inside, name);
             let is_object = matches!(*element, "Contents" | "Blob");
@@ -44,7 +50,8 @@ pub(super) fn why_odd(key: &str) -> Option<&'static str> {
     if key.contains(|c: char| c.is_ascii_control()) {
         return Some("a control character such as a tab or line break");
     }
-    (key.starts_with('/') || Key::parse(key).is_err()).then_some("an empty part (//) or a relative one (. or ..)")
+    (key.starts_with('/') || Key::parse(key).is_err())
+        .then_some("an empty part (//) or a relative one (. or ..)")
 }
 
 fn key_in(inside: &str, name: &str) -> Option<String> {
@@ -57,7 +64,9 @@ fn unescaped(text: &str) -> String {
     let mut pieces = text.split('&');
     let mut out = pieces.next().unwrap_or_default().to_string();
     for piece in pieces {
-        let found = piece.split_once(';').and_then(|(entity, rest)| Some((character(entity)?, rest)));
+        let found = piece
+            .split_once(';')
+            .and_then(|(entity, rest)| Some((character(entity)?, rest)));
         match found {
             Some((character, rest)) => {
                 out.push(character);
@@ -81,7 +90,9 @@ fn character(entity: &str) -> Option<char> {
         "apos" => Some('\''),
         _ => {
             let number = entity.strip_prefix('#')?;
-            let hex = number.strip_prefix(['x', 'X']).map(|hex| u32::from_str_radix(hex, 16));
+            let hex = number
+                .strip_prefix(['x', 'X'])
+                .map(|hex| u32::from_str_radix(hex, 16));
             char::from_u32(hex.unwrap_or_else(|| number.parse()).ok()?)
         }
     }
@@ -96,9 +107,10 @@ mod tests {
         let of = |element: &str, name: &str, key: &str| {
             format!("<{element}><{name}>{key}</{name}><Size>1</Size></{element}>")
         };
-        for (object, prefix, name, folder) in
-            [("Contents", "CommonPrefixes", "Key", "Prefix"), ("Blob", "BlobPrefix", "Name", "Name")]
-        {
+        for (object, prefix, name, folder) in [
+            ("Contents", "CommonPrefixes", "Key", "Prefix"),
+            ("Blob", "BlobPrefix", "Name", "Name"),
+        ] {
             let page = |keys: &[&str], folders: &[&str]| {
                 let keys: String = keys.iter().map(|key| of(object, name, key)).collect();
                 let folders: String = folders.iter().map(|key| of(prefix, folder, key)).collect();
@@ -121,7 +133,17 @@ mod tests {
             );
             assert_eq!(without_odd(given, &mut odd), page(&good, &["set/s/"]));
             odd.sort();
-            assert_eq!(odd, ["/lead", "set/./f", "set/a\u{7f}", "set/d/../e", "set/x//", "set/x//y"]);
+            assert_eq!(
+                odd,
+                [
+                    "/lead",
+                    "set/./f",
+                    "set/a\u{7f}",
+                    "set/d/../e",
+                    "set/x//",
+                    "set/x//y"
+                ]
+            );
         }
         for broken in ["<Contents><Key>a//b", "<Contents></Contents>", "no page"] {
             assert_eq!(without_odd(broken.into(), &mut Vec::new()), broken);

@@ -25,8 +25,14 @@ const OUTPUT: usize = 64 << 10;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Ways to credentials that are not built in, by the setting that asks for them.
-const ELSEWHERE: [&str; 6] =
-    ["sso_session", "sso_start_url", "role_arn", "source_profile", "credential_source", "login_session"];
+const ELSEWHERE: [&str; 6] = [
+    "sso_session",
+    "sso_start_url",
+    "role_arn",
+    "source_profile",
+    "credential_source",
+    "login_session",
+];
 
 /// The place of a profile.
 #[derive(Clone, Debug)]
@@ -53,7 +59,9 @@ impl Profile {
         let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let home = std::env::home_dir().unwrap_or_else(|| "/".into());
         let file = |name: &str, default: &str| match var(name) {
-            Some(path) => path.strip_prefix("~/").map_or_else(|| PathBuf::from(&path), |rest| home.join(rest)),
+            Some(path) => path
+                .strip_prefix("~/")
+                .map_or_else(|| PathBuf::from(&path), |rest| home.join(rest)),
             None => home.join(default),
         };
         let name = name.map(str::to_string).or_else(|| var("AWS_PROFILE"));
@@ -68,7 +76,11 @@ impl Profile {
     /// Adds region and endpoint where the environment and the user's options have none. Errors: as of `read`.
     pub(super) fn place(&self, mut builder: AmazonS3Builder) -> Result<AmazonS3Builder> {
         let settings = self.read()?;
-        if let Some(region) = settings.all.get("region").filter(|_| !is_set(&builder, Key::Region)) {
+        if let Some(region) = settings
+            .all
+            .get("region")
+            .filter(|_| !is_set(&builder, Key::Region))
+        {
             builder = builder.with_region(region);
         }
         let has_endpoint = is_set(&builder, Key::Endpoint) || is_set(&builder, Key::S3Endpoint);
@@ -82,9 +94,14 @@ impl Profile {
     /// web identity, the profile, containers, instance metadata. A profile that an option names goes first.
     ///
     /// Errors: as of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is not built in.
-    pub(super) fn gives_credentials(&self, builder: &AmazonS3Builder, by_option: bool) -> Result<bool> {
+    pub(super) fn gives_credentials(
+        &self,
+        builder: &AmazonS3Builder,
+        by_option: bool,
+    ) -> Result<bool> {
         let keys = is_set(builder, Key::AccessKeyId) || is_set(builder, Key::SecretAccessKey);
-        let web_identity = is_set(builder, Key::WebIdentityTokenFile) && is_set(builder, Key::RoleArn);
+        let web_identity =
+            is_set(builder, Key::WebIdentityTokenFile) && is_set(builder, Key::RoleArn);
         Ok((by_option || !keys && !web_identity) && self.has_credentials(&self.read()?)?)
     }
 
@@ -93,26 +110,45 @@ impl Profile {
     fn read(&self) -> Result<Settings> {
         let name = self.name.as_str();
         let in_config = |title: &str| match title.strip_prefix("profile") {
-            Some(rest) if rest.starts_with([' ', '\t']) => rest.trim().trim_matches(['"', '\'']) == name,
+            Some(rest) if rest.starts_with([' ', '\t']) => {
+                rest.trim().trim_matches(['"', '\'']) == name
+            }
             _ => title == "default" && name == "default",
         };
         let config = section(&text(&self.config)?, in_config);
         let keys = section(&text(&self.credentials)?, |title| title == name);
         if self.named && config.is_none() && keys.is_none() {
-            let message = format!("no profile {name:?} in {} or {}", self.config.display(), self.credentials.display());
+            let message = format!(
+                "no profile {name:?} in {} or {}",
+                self.config.display(),
+                self.credentials.display()
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         let keys = keys.unwrap_or_default();
-        let all = config.unwrap_or_default().into_iter().chain(keys.clone()).collect();
+        let all = config
+            .unwrap_or_default()
+            .into_iter()
+            .chain(keys.clone())
+            .collect();
         Ok(Settings { keys, all })
     }
 
     fn has_credentials(&self, settings: &Settings) -> Result<bool> {
         let has = |name: &&str| settings.all.contains_key(*name);
-        if ["aws_access_key_id", "aws_secret_access_key", "credential_process"].iter().any(has) {
+        if [
+            "aws_access_key_id",
+            "aws_secret_access_key",
+            "credential_process",
+        ]
+        .iter()
+        .any(has)
+        {
             return Ok(true);
         }
-        let Some(setting) = ELSEWHERE.iter().find(|name| has(name)) else { return Ok(false) };
+        let Some(setting) = ELSEWHERE.iter().find(|name| has(name)) else {
+            return Ok(false);
+        };
         let name = &self.name;
         let message = format!(
             "profile {name:?} uses {setting}, which is not built in; name another profile, with the line \
@@ -131,10 +167,24 @@ impl Profile {
         let trimmed = |text: &String| text.trim().to_string();
         let (key_id, secret_key) = (trimmed(&value.key_id), trimmed(&value.secret_key));
         let token = value.token.as_ref().map(trimmed);
-        if [Some(&key_id), token.as_ref()].into_iter().flatten().any(|text| text.contains(char::is_control)) {
-            return Err(refused(format!("profile {:?} gives a key or token with a control character", self.name)));
+        if [Some(&key_id), token.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|text| text.contains(char::is_control))
+        {
+            return Err(refused(format!(
+                "profile {:?} gives a key or token with a control character",
+                self.name
+            )));
         }
-        Ok(Fresh { value: Arc::new(AwsCredential { key_id, secret_key, token }), life })
+        Ok(Fresh {
+            value: Arc::new(AwsCredential {
+                key_id,
+                secret_key,
+                token,
+            }),
+            life,
+        })
     }
 
     fn first_of(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
@@ -147,19 +197,28 @@ impl Profile {
         }
         match self.keys(&settings.all)? {
             Some(found) => Ok(Fresh::new(found, None)),
-            None => Err(refused(format!("profile {:?} has no credentials", self.name))),
+            None => Err(refused(format!(
+                "profile {:?} has no credentials",
+                self.name
+            ))),
         }
     }
 
     fn keys(&self, settings: &BTreeMap<String, String>) -> Result<Option<AwsCredential>> {
         let value = |name: &str| settings.get(name).cloned();
         match (value("aws_access_key_id"), value("aws_secret_access_key")) {
-            (Some(key_id), Some(secret_key)) => {
-                Ok(Some(AwsCredential { key_id, secret_key, token: value("aws_session_token") }))
-            }
+            (Some(key_id), Some(secret_key)) => Ok(Some(AwsCredential {
+                key_id,
+                secret_key,
+                token: value("aws_session_token"),
+            })),
             (None, None) => Ok(None),
             (key, _) => {
-                let missing = if key.is_some() { "aws_secret_access_key" } else { "aws_access_key_id" };
+                let missing = if key.is_some() {
+                    "aws_secret_access_key"
+                } else {
+                    "aws_access_key_id"
+                };
                 Err(refused(format!("profile {:?} lacks {missing}", self.name)))
             }
         }
@@ -170,21 +229,51 @@ impl Profile {
         let words = words(line);
         // Its arguments may be secrets.
         let program = words.first().cloned().unwrap_or_default();
-        let failed = |what: &str| refused(format!("credential_process {program:?} of profile {:?} {what}", self.name));
+        let failed = |what: &str| {
+            refused(format!(
+                "credential_process {program:?} of profile {:?} {what}",
+                self.name
+            ))
+        };
         let output = output(&words, deadline).map_err(|what| failed(&what))?;
-        let printed: Printed = serde_json::from_slice(&output)
-            .map_err(|_| failed("did not print the JSON of credentials, with Version, AccessKeyId, SecretAccessKey"))?;
+        let printed: Printed = serde_json::from_slice(&output).map_err(|_| {
+            failed(
+                "did not print the JSON of credentials, with Version, AccessKeyId, SecretAccessKey",
+            )
+        })?;
         if printed.version != 1 {
-            return Err(failed(&format!("printed version {}; version 1 is known", printed.version)));
+            return Err(failed(&format!(
+                "printed version {}; version 1 is known",
+                printed.version
+            )));
         }
-        let end = printed.expiration.map(|end| chrono::DateTime::parse_from_rfc3339(&end));
-        let end = end.transpose().map_err(|_| failed("printed an Expiration that is no ISO 8601 time"))?;
-        let left = end.map(|end| SystemTime::from(end).duration_since(SystemTime::now()).unwrap_or_default());
+        let end = printed
+            .expiration
+            .map(|end| chrono::DateTime::parse_from_rfc3339(&end));
+        let end = end
+            .transpose()
+            .map_err(|_| failed("printed an Expiration that is no ISO 8601 time"))?;
+        let left = end.map(|end| {
+            SystemTime::from(end)
+                .duration_since(SystemTime::now())
+                .unwrap_or_default()
+        });
         if left == Some(Duration::ZERO) {
             return Err(failed("printed credentials that have expired"));
         }
-        let (key_id, secret_key, token) = (printed.access_key_id, printed.secret_access_key, printed.session_token);
-        Ok(Fresh::new(AwsCredential { key_id, secret_key, token }, left))
+        let (key_id, secret_key, token) = (
+            printed.access_key_id,
+            printed.secret_access_key,
+            printed.session_token,
+        );
+        Ok(Fresh::new(
+            AwsCredential {
+                key_id,
+                secret_key,
+                token,
+            },
+            left,
+        ))
     }
 }
 
@@ -219,7 +308,9 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, 
     let (mut found, mut here) = (None, false);
     for line in text.lines() {
         if let Some(title) = line.trim().strip_prefix('[') {
-            here = title.split_once(']').is_some_and(|(title, _)| is_it(title.trim()));
+            here = title
+                .split_once(']')
+                .is_some_and(|(title, _)| is_it(title.trim()));
             if here {
                 found.get_or_insert_with(BTreeMap::new);
             }
@@ -230,12 +321,18 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, 
             }
         }
     }
-    found.map(|found| found.into_iter().filter(|(_, value)| !value.is_empty()).collect())
+    found.map(|found| {
+        found
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .collect()
+    })
 }
 
 /// Words of a command: quotes and backslashes as of a POSIX shell, nothing else of one.
 fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote, mut chars) = (Vec::new(), None::<String>, None, line.chars().peekable());
+    let (mut words, mut word, mut quote, mut chars) =
+        (Vec::new(), None::<String>, None, line.chars().peekable());
     while let Some(c) = chars.next() {
         match (quote, c) {
             (None, ' ' | '\t') => words.extend(word.take()),
@@ -267,12 +364,25 @@ struct Printed {
 
 /// The output of a command that succeeds. Errors: what it did instead.
 fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
-    let Some((program, arguments)) = words.split_first() else { return Err("is empty".into()) };
+    let Some((program, arguments)) = words.split_first() else {
+        return Err("is empty".into());
+    };
     let (end, mut command) = (Instant::now() + deadline, Command::new(program));
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).process_group(0);
-    let mut child = command.spawn().map_err(|error| format!("cannot start: {error}"))?;
+    command
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0);
+    let mut child = command
+        .spawn()
+        .map_err(|error| format!("cannot start: {error}"))?;
     let output = printed(&mut child, end);
-    let status = if matches!(output, Ok(Some(_))) { ended(&mut child, end) } else { None };
+    let status = if matches!(output, Ok(Some(_))) {
+        ended(&mut child, end)
+    } else {
+        None
+    };
     // Once its end was seen, its number may be another's.
     if status.is_none() {
         // What it started may hold its output, so the whole group ends.
@@ -292,10 +402,15 @@ fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
 fn printed(child: &mut Child, end: Instant) -> Result<Option<Vec<u8>>, String> {
     let (mut output, mut buffer) = (Vec::new(), [0; 4096]);
     let lost = |error: std::io::Error| format!("cannot be read: {error}");
-    let Some(mut pipe) = child.stdout.take() else { return Ok(None) };
+    let Some(mut pipe) = child.stdout.take() else {
+        return Ok(None);
+    };
     loop {
         let left = end.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
         match poll(&mut [PollFd::new(&pipe, PollFlags::IN)], Some(&timeout)) {
             Ok(0) => return Ok(None),
             Err(rustix::io::Errno::INTR) => continue,

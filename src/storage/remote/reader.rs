@@ -16,8 +16,8 @@ use crate::meter::NetworkMeter;
 use crate::storage::completions::Completions;
 use crate::storage::reader::{Keep, NoRoom, has_room};
 use crate::storage::{
-    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
-    Sources, Waker, add, count_leaked,
+    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader,
+    ReaderOptions, Sealed, SourceId, Sources, Waker, add, count_leaked,
 };
 use futures_util::FutureExt;
 use std::ops::Range;
@@ -88,7 +88,10 @@ impl Remote {
     ) -> Result<Box<dyn Reader>> {
         runtime()?;
         let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
-        let depth = options.depth.unwrap_or_else(|| options.connections.map_or(DEPTH, fits)) as usize;
+        let depth = options
+            .depth
+            .unwrap_or_else(|| options.connections.map_or(DEPTH, fits))
+            as usize;
         let shared = RemoteState {
             sources,
             counters: Counters::default(),
@@ -102,15 +105,23 @@ impl Remote {
             meter,
         };
         let pending = Vec::with_capacity(depth);
-        Ok(Box::new(Self { shared: Arc::new(shared), pending, in_flight: 0, depth }))
+        Ok(Box::new(Self {
+            shared: Arc::new(shared),
+            pending,
+            in_flight: 0,
+            depth,
+        }))
     }
 
     /// Starts a task for each run of pending reads.
     fn send(&mut self) {
-        self.pending.sort_unstable_by_key(|op| (op.extent.source, op.extent.offset));
+        self.pending
+            .sort_unstable_by_key(|op| (op.extent.source, op.extent.offset));
         let mut run: Option<Reads> = None;
         for op in self.pending.drain(..) {
-            let Some(op) = self.shared.needs_request(op) else { continue };
+            let Some(op) = self.shared.needs_request(op) else {
+                continue;
+            };
             match &mut run {
                 Some(reads) if reads.takes(&op.extent) => reads.push(op),
                 _ => {
@@ -134,10 +145,15 @@ impl RemoteState {
     /// Completes reads that cannot work or need no request.
     fn needs_request(&self, mut op: ReadOp) -> Option<ReadOp> {
         let extent = op.extent;
-        let checked = self.sources.check(&extent).and_then(|()| has_room(op.buf.len(), extent.len as usize));
+        let checked = self
+            .sources
+            .check(&extent)
+            .and_then(|()| has_room(op.buf.len(), extent.len as usize));
         match checked {
             Err(error) => self.complete(op, Err(error)),
-            Ok(()) if self.sources.copy_resident(&extent, op.buf.as_mut_slice()) => self.complete(op, Ok(0)),
+            Ok(()) if self.sources.copy_resident(&extent, op.buf.as_mut_slice()) => {
+                self.complete(op, Ok(0))
+            }
             Ok(()) => return Some(op),
         }
         None
@@ -151,7 +167,12 @@ impl RemoteState {
                 self.requests.fetch_add(1, Ordering::Relaxed);
                 drop(runtime.spawn(async move { shared.run(reads, cancels).await }));
             }
-            Err(error) => self.done.extend(reads.ops.into_iter().map(|op| self.end(op, Err(error.clone_lossy())))),
+            Err(error) => self.done.extend(
+                reads
+                    .ops
+                    .into_iter()
+                    .map(|op| self.end(op, Err(error.clone_lossy()))),
+            ),
         }
     }
 
@@ -191,10 +212,15 @@ impl RemoteState {
         let waiting = self.done.add(reads.ops.into_iter().map(|op| {
             // What was proven before a failure is whole.
             let whole = end_of(&op.extent) <= reads.proven;
-            let result = if whole { Ok(0) } else { brought.as_ref().map(|()| 0).map_err(Error::clone_lossy) };
+            let result = if whole {
+                Ok(0)
+            } else {
+                brought.as_ref().map(|()| 0).map_err(Error::clone_lossy)
+            };
             self.end(op, result)
         }));
-        let enough = (self.requests.fetch_sub(1, Ordering::Relaxed) / GATHER_SHARE).clamp(1, GATHER_MAX);
+        let enough =
+            (self.requests.fetch_sub(1, Ordering::Relaxed) / GATHER_SHARE).clamp(1, GATHER_MAX);
         if waiting >= enough {
             self.done.announce();
         } else if !self.gathers.swap(true, Ordering::AcqRel) {
@@ -221,7 +247,9 @@ impl RemoteState {
         let range = reads.start..reads.end;
         // A task that dies would keep the buffers of its reads.
         let patience = object.store.of_run(self.patience);
-        let fetched = AssertUnwindSafe(fetch::fetch(&object, range, patience, reads)).catch_unwind().await;
+        let fetched = AssertUnwindSafe(fetch::fetch(&object, range, patience, reads))
+            .catch_unwind()
+            .await;
         fetched.unwrap_or_else(|_| Err(lost()))
     }
 }
@@ -249,7 +277,17 @@ struct Reads {
 impl Reads {
     fn new(op: ReadOp) -> Self {
         let (source, start, end) = (op.extent.source, op.extent.offset, end_of(&op.extent));
-        Self { ops: vec![op], source, start, end, proven: start, at: start, first: 0, retries: 0, held: None }
+        Self {
+            ops: vec![op],
+            source,
+            start,
+            end,
+            proven: start,
+            at: start,
+            first: 0,
+            retries: 0,
+            held: None,
+        }
     }
 
     /// Whether a read that begins no earlier than the others shares their request.
@@ -261,7 +299,8 @@ impl Reads {
 
     /// Asks for more bytes, and holds them all.
     fn widen(&mut self, range: Range<u64>) {
-        (self.start, self.end, self.proven, self.at) = (range.start, range.end, range.start, range.start);
+        (self.start, self.end, self.proven, self.at) =
+            (range.start, range.end, range.start, range.start);
         self.held = Some(Vec::with_capacity((range.end - range.start) as usize));
     }
 
@@ -282,7 +321,11 @@ impl Sink for Reads {
         if at < self.at {
             self.first = 0;
         }
-        while self.ops.get(self.first).is_some_and(|op| end_of(&op.extent) <= at) {
+        while self
+            .ops
+            .get(self.first)
+            .is_some_and(|op| end_of(&op.extent) <= at)
+        {
             self.first += 1;
         }
         for op in &mut self.ops[self.first..] {
@@ -293,7 +336,8 @@ impl Sink for Reads {
             let (from, to) = (offset.max(at), (offset + len).min(end));
             if from < to {
                 let piece = &chunk[(from - at) as usize..(to - at) as usize];
-                op.buf.as_mut_slice()[(from - offset) as usize..][..piece.len()].copy_from_slice(piece);
+                op.buf.as_mut_slice()[(from - offset) as usize..][..piece.len()]
+                    .copy_from_slice(piece);
             }
         }
         self.at = end;
@@ -316,7 +360,10 @@ impl Reader for Remote {
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        Footprint { bytes: usize::try_from(extent.len).unwrap_or(usize::MAX), in_place: true }
+        Footprint {
+            bytes: usize::try_from(extent.len).unwrap_or(usize::MAX),
+            in_place: true,
+        }
     }
 
     fn terms(&self) -> Vec<MemoryTerm> {
@@ -347,7 +394,11 @@ impl Reader for Remote {
 
     fn cancel(&mut self) {
         let shared = &self.shared;
-        shared.done.extend(self.pending.drain(..).map(|op| shared.end(op, Err(cancelled()))));
+        shared.done.extend(
+            self.pending
+                .drain(..)
+                .map(|op| shared.end(op, Err(cancelled()))),
+        );
         shared.cancels.fetch_add(1, Ordering::AcqRel);
         shared.cancelled.notify_waiters();
     }

@@ -121,17 +121,28 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     // Tokio panics where it cannot start a thread, so the room for them is tried before. One more looks up names.
     let room = thread::room_for(THREADS + 1);
     if room < 2 {
-        return Err(thread::refused("network", (THREADS + 1, room), std::io::ErrorKind::WouldBlock.into()));
+        return Err(thread::refused(
+            "network",
+            (THREADS + 1, room),
+            std::io::ErrorKind::WouldBlock.into(),
+        ));
     }
     if room <= THREADS {
         thread::fewer("network", THREADS + 1, room);
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    builder.worker_threads(room - 1).thread_name("feedline-net").enable_all();
+    builder
+        .worker_threads(room - 1)
+        .thread_name("feedline-net")
+        .enable_all();
     // Threads that look up names stay: where the system refuses new ones, their work would wait for ever.
-    builder.max_blocking_threads(LOOKUPS).thread_keep_alive(Duration::MAX);
+    builder
+        .max_blocking_threads(LOOKUPS)
+        .thread_keep_alive(Duration::MAX);
     let built = guarded("the start of its threads", Stage::Build, || {
-        let built = builder.build().map_err(|source| thread::refused("network", (THREADS + 1, 0), source))?;
+        let built = builder
+            .build()
+            .map_err(|source| thread::refused("network", (THREADS + 1, 0), source))?;
         drop(built.spawn_blocking(|| ()));
         Ok(built)
     });
@@ -140,7 +151,9 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
 }
 
 /// Runs a request on the network threads and waits for it, from any thread: also from one of another runtime.
-pub(super) fn wait<T: Send + 'static>(future: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+pub(super) fn wait<T: Send + 'static>(
+    future: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
     let (send, receive) = mpsc::sync_channel(1);
     runtime()?.spawn(async move {
         let _ = send.send(future.await);
@@ -150,7 +163,11 @@ pub(super) fn wait<T: Send + 'static>(future: impl Future<Output = Result<T>> + 
 
 /// The error of a task that ended without an answer.
 pub(super) fn lost() -> Error {
-    Error::new(ErrorKind::Panicked, Stage::Read, "a network thread panicked")
+    Error::new(
+        ErrorKind::Panicked,
+        Stage::Read,
+        "a network thread panicked",
+    )
 }
 
 /// Settings beside those of the environment: names and values.
@@ -182,40 +199,62 @@ pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
 /// A builder of buckets with the environment's settings and the user's. A redirected request would lack its signature.
 macro_rules! bucket {
     ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
-        let connector = Connector { is_bucket: true, shared: &net().web };
-        let builder = <$builder>::new().with_client_options(plain()).with_retry(no_retries());
+        let connector = Connector {
+            is_bucket: true,
+            shared: &net().web,
+        };
+        let builder = <$builder>::new()
+            .with_client_options(plain())
+            .with_retry(no_retries());
         // Variables of other programs share the prefix.
-        let builder = environment(&$prefixes)?.iter().fold(builder, |builder, (key, value)| match key.parse() {
-            Ok(key) => builder.with_config(key, value),
-            Err(_) => builder,
-        });
+        let builder = environment(&$prefixes)?
+            .iter()
+            .fold(builder, |builder, (key, value)| match key.parse() {
+                Ok(key) => builder.with_config(key, value),
+                Err(_) => builder,
+            });
         let builder = $name(builder.with_http_connector(connector));
-        clean($options)?.iter().try_fold(builder, |builder, (key, value)| {
-            key.parse().map(|key| builder.with_config(key, value)).map_err(refused)
-        })?
+        clean($options)?
+            .iter()
+            .try_fold(builder, |builder, (key, value)| {
+                key.parse()
+                    .map(|key| builder.with_config(key, value))
+                    .map_err(refused)
+            })?
     }};
 }
 
 /// Variables of the environment with these beginnings; those of the last one win.
 fn environment(prefixes: &[&str]) -> Result<Options> {
-    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
     let of = |prefix: &'_ str| {
         let prefix = prefix.to_string();
-        std::env::vars_os().filter_map(text).filter(move |(name, _)| name.starts_with(&prefix))
+        std::env::vars_os()
+            .filter_map(text)
+            .filter(move |(name, _)| name.starts_with(&prefix))
     };
     let found: Options = prefixes.iter().flat_map(|prefix| of(prefix)).collect();
-    Ok(clean(&found)?.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect())
+    Ok(clean(&found)?
+        .into_iter()
+        .map(|(name, value)| (name.to_ascii_lowercase(), value))
+        .collect())
 }
 
 /// Values without blanks and line ends around them, as files leave them; empty ones count as absent.
 ///
 /// Errors: [`ErrorKind::Config`] for a character that no header may hold.
 fn clean(options: &Options) -> Result<Options> {
-    let trimmed = options.iter().map(|(name, value)| (name, value.trim())).filter(|(_, value)| !value.is_empty());
+    let trimmed = options
+        .iter()
+        .map(|(name, value)| (name, value.trim()))
+        .filter(|(_, value)| !value.is_empty());
     let plain = trimmed.map(|(name, value)| match value.contains(char::is_control) {
         false => Ok((name.clone(), value.to_string())),
         true => {
-            let message = format!("{name} has a line break or another control character in its value");
+            let message =
+                format!("{name} has a line break or another control character in its value");
             Err(Error::new(ErrorKind::Config, Stage::Index, message))
         }
     });
@@ -226,22 +265,38 @@ fn clean(options: &Options) -> Result<Options> {
 macro_rules! library {
     ($builder:expr) => {{
         let builder = $builder.clone().with_retry(few_retries());
-        Library::new(move || builder.clone().build().map(|store| store.credentials().clone())).map_err(refused)
+        Library::new(move || {
+            builder
+                .clone()
+                .build()
+                .map(|store| store.credentials().clone())
+        })
+        .map_err(refused)
     }};
 }
 
 impl Store {
     /// Settings and credentials come from the environment, as the store's own tools read them, and from `options`.
     fn open(url: &Url, name: String, options: &Options) -> Result<Self> {
-        let (timeout, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "timeout");
+        let (timeout, options) = options
+            .iter()
+            .cloned()
+            .partition::<Options, _>(|(name, _)| name == "timeout");
         let timeout = clean(&timeout)?.pop();
-        let patience =
-            timeout.map_or(Ok(PATIENCE), |(_, value)| seconds(&value)).map_err(|error| error.with_path(&name))?;
-        let (by_time, options) = options.into_iter().partition::<Options, _>(|(name, _)| name == BY_TIME);
+        let patience = timeout
+            .map_or(Ok(PATIENCE), |(_, value)| seconds(&value))
+            .map_err(|error| error.with_path(&name))?;
+        let (by_time, options) = options
+            .into_iter()
+            .partition::<Options, _>(|(name, _)| name == BY_TIME);
         let chosen = by_time.into_iter().next_back().map(|(_, value)| value);
         let by_time = is_true(chosen.or_else(|| std::env::var(ALL_BY_TIME).ok()));
         let options = &options;
-        let Client { reads, lists, credentials } = match url.scheme {
+        let Client {
+            reads,
+            lists,
+            credentials,
+        } = match url.scheme {
             Scheme::S3 => Self::s3(url, options),
             Scheme::Gcs => Self::gcs(url, options),
             Scheme::Azure => Self::azure(url, options),
@@ -261,7 +316,10 @@ impl Store {
     }
 
     fn s3(url: &Url, options: &Options) -> Result<Client> {
-        let (chosen, options) = options.iter().cloned().partition::<Options, _>(|(name, _)| name == "profile");
+        let (chosen, options) = options
+            .iter()
+            .cloned()
+            .partition::<Options, _>(|(name, _)| name == "profile");
         let profile = Profile::of_env(chosen.last().map(|(_, name)| name.as_str()));
         let named = |builder: AmazonS3Builder| builder.with_bucket_name(&url.bucket);
         let builder = profile.place(bucket!(AmazonS3Builder, ["AWS_"], named, &options))?;
@@ -272,27 +330,52 @@ impl Store {
             true => Credentials::new(profile),
             false => Credentials::new(library!(builder)?),
         };
-        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+        signed(
+            builder
+                .with_credentials(Arc::new(credentials.clone()))
+                .build(),
+            credentials,
+        )
     }
 
     fn gcs(url: &Url, options: &Options) -> Result<Client> {
         let named = |builder: GoogleCloudStorageBuilder| builder.with_bucket_name(&url.bucket);
-        let builder = bucket!(GoogleCloudStorageBuilder, ["SERVICE_ACCOUNT", "GOOGLE_"], named, options);
+        let builder = bucket!(
+            GoogleCloudStorageBuilder,
+            ["SERVICE_ACCOUNT", "GOOGLE_"],
+            named,
+            options
+        );
         if is_true(builder.get_config_value(&GoogleConfigKey::SkipSignature)) {
             return unsigned(builder.build());
         }
         let credentials = Credentials::new(library!(builder)?);
-        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+        signed(
+            builder
+                .with_credentials(Arc::new(credentials.clone()))
+                .build(),
+            credentials,
+        )
     }
 
     fn azure(url: &Url, options: &Options) -> Result<Client> {
         let named = |builder: MicrosoftAzureBuilder| builder.with_container_name(&url.bucket);
-        let builder = bucket!(MicrosoftAzureBuilder, ["AZURE_", "IDENTITY_ENDPOINT"], named, options);
+        let builder = bucket!(
+            MicrosoftAzureBuilder,
+            ["AZURE_", "IDENTITY_ENDPOINT"],
+            named,
+            options
+        );
         if is_true(builder.get_config_value(&AzureConfigKey::SkipSignature)) {
             return unsigned(builder.build());
         }
         let credentials = Credentials::new(library!(builder)?);
-        signed(builder.with_credentials(Arc::new(credentials.clone())).build(), credentials)
+        signed(
+            builder
+                .with_credentials(Arc::new(credentials.clone()))
+                .build(),
+            credentials,
+        )
     }
 
     fn http(name: &str, options: &Options) -> Result<Client> {
@@ -300,15 +383,32 @@ impl Store {
             let message = format!("an HTTP server has no option {name:?}");
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let connector = Connector { is_bucket: false, shared: &net().web };
-        let builder = HttpBuilder::new().with_url(name).with_client_options(plain()).with_retry(no_retries());
-        let store = builder.with_http_connector(connector).build().map_err(refused)?;
-        Ok(Client { reads: Arc::new(store), lists: None, credentials: None })
+        let connector = Connector {
+            is_bucket: false,
+            shared: &net().web,
+        };
+        let builder = HttpBuilder::new()
+            .with_url(name)
+            .with_client_options(plain())
+            .with_retry(no_retries());
+        let store = builder
+            .with_http_connector(connector)
+            .build()
+            .map_err(refused)?;
+        Ok(Client {
+            reads: Arc::new(store),
+            lists: None,
+            credentials: None,
+        })
     }
 
     /// The version of an object: its etag without quotes, or else the time of its last change. Empty if it has neither.
     pub(super) fn pin_of(&self, meta: &ObjectMeta) -> String {
-        let etag = meta.e_tag.as_ref().filter(|_| !self.by_time).map(|etag| etag.replace('"', ""));
+        let etag = meta
+            .e_tag
+            .as_ref()
+            .filter(|_| !self.by_time)
+            .map(|etag| etag.replace('"', ""));
         match etag.filter(|etag| !matches!(etag.trim(), "" | "W/")) {
             Some(etag) => etag,
             // The client's word for no time.
@@ -332,31 +432,54 @@ struct Client {
 
 fn unsigned<S: ObjectStore + PaginatedListStore>(store: object_store::Result<S>) -> Result<Client> {
     let store = Arc::new(store.map_err(refused)?);
-    Ok(Client { reads: store.clone(), lists: Some(store), credentials: None })
+    Ok(Client {
+        reads: store.clone(),
+        lists: Some(store),
+        credentials: None,
+    })
 }
 
 fn signed<S: ObjectStore + PaginatedListStore>(
     store: object_store::Result<S>,
     credentials: impl Renewed + 'static,
 ) -> Result<Client> {
-    Ok(Client { credentials: Some(Arc::new(credentials)), ..unsigned(store)? })
+    Ok(Client {
+        credentials: Some(Arc::new(credentials)),
+        ..unsigned(store)?
+    })
 }
 
 fn refused(error: object_store::Error) -> Error {
-    Error::new(ErrorKind::Config, Stage::Index, format!("the store cannot be used: {}", cause(&error)))
+    Error::new(
+        ErrorKind::Config,
+        Stage::Index,
+        format!("the store cannot be used: {}", cause(&error)),
+    )
 }
 
 /// The option `timeout`: seconds, such as `0.5`.
 fn seconds(value: &str) -> Result<Duration> {
-    let seconds = value.parse().ok().filter(|seconds| (0.01..=600.0).contains(seconds));
+    let seconds = value
+        .parse()
+        .ok()
+        .filter(|seconds| (0.01..=600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| {
-        Error::new(ErrorKind::Config, Stage::Index, "the option timeout must be seconds from 0.01 to 600, such as 10")
+        Error::new(
+            ErrorKind::Config,
+            Stage::Index,
+            "the option timeout must be seconds from 0.01 to 600, such as 10",
+        )
     })
 }
 
 /// Words that the client library takes for true.
 fn is_true(value: Option<String>) -> bool {
-    value.is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "on" | "yes" | "y"))
+    value.is_some_and(|value| {
+        matches!(
+            value.to_ascii_lowercase().as_str(),
+            "1" | "true" | "on" | "yes" | "y"
+        )
+    })
 }
 
 /// An endpoint without TLS is the user's own choice.
@@ -366,12 +489,19 @@ fn plain() -> ClientOptions {
 
 /// `fetch` tries again, signed anew.
 fn no_retries() -> RetryConfig {
-    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
 }
 
 /// Requests for credentials are tried again by the client library. A server that is not there is asked once.
 fn few_retries() -> RetryConfig {
-    RetryConfig { max_retries: 3, retry_timeout: Duration::from_secs(4), ..RetryConfig::default() }
+    RetryConfig {
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(4),
+        ..RetryConfig::default()
+    }
 }
 
 impl Object {
@@ -382,12 +512,21 @@ impl Object {
     /// The object at a URL, in the listed version.
     pub(crate) fn at(path: &Path, len: u64, pin: Option<Arc<str>>) -> Result<Self> {
         let url = Url::parse(path)?;
-        Ok(Self { store: store(&url)?, key: url.object()?, len, pin: pin.unwrap_or_default(), meter: None })
+        Ok(Self {
+            store: store(&url)?,
+            key: url.object()?,
+            len,
+            pin: pin.unwrap_or_default(),
+            meter: None,
+        })
     }
 
     /// The object, with its requests counted.
     pub(crate) fn metered(self, meter: &Arc<NetworkMeter>) -> Self {
-        Self { meter: Some(meter.clone()), ..self }
+        Self {
+            meter: Some(meter.clone()),
+            ..self
+        }
     }
 
     /// Whether each request names the version, so that bytes may be kept for later runs.

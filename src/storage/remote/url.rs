@@ -35,7 +35,10 @@ const SCHEMES: [(&str, Scheme); 5] = [
 
 impl Scheme {
     fn text(self) -> &'static str {
-        SCHEMES.iter().find(|(_, scheme)| *scheme == self).map_or("", |(text, _)| text)
+        SCHEMES
+            .iter()
+            .find(|(_, scheme)| *scheme == self)
+            .map_or("", |(text, _)| text)
     }
 
     pub(super) fn is_http(self) -> bool {
@@ -51,30 +54,42 @@ impl Url {
         let Some(text) = path.to_str() else {
             return Err(bad("the URL is not UTF-8").with_path(path));
         };
-        let Some((scheme, rest)) =
-            SCHEMES.iter().find_map(|(start, scheme)| Some((*scheme, text.strip_prefix(start)?)))
+        let Some((scheme, rest)) = SCHEMES
+            .iter()
+            .find_map(|(start, scheme)| Some((*scheme, text.strip_prefix(start)?)))
         else {
             let message = "not a URL of an object; use s3://, gs://, az://, http:// or https://";
             return Err(bad(message).with_path(path));
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let has_port = |port: &str| scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let is_port = bucket.rsplit_once(':').is_none_or(|(host, port)| host.starts_with('[') || has_port(port));
+        let has_port =
+            |port: &str| scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit());
+        let is_port = bucket
+            .rsplit_once(':')
+            .is_none_or(|(host, port)| host.starts_with('[') || has_port(port));
         // A password of digits, then a slash, looks like a port.
-        let hides_user =
-            scheme.is_http() && bucket.contains(':') && key.split('/').next().is_some_and(|part| part.contains('@'));
+        let hides_user = scheme.is_http()
+            && bucket.contains(':')
+            && key.split('/').next().is_some_and(|part| part.contains('@'));
         let query = hides_user || key.contains(['?', '#']) && scheme.is_http() || at_query(rest).1;
         if query || bucket.contains(['@', '?', '#', '%']) || !is_port {
             let message = "a URL with a user name, a password, a query or a fragment; use the plain URL of the object";
             return Err(bad(message).with_path(path));
         }
         if scheme.is_http() && key.to_ascii_lowercase().contains("%2f") {
-            return Err(bad("an encoded slash (%2F) in a URL: the server would get a plain one").with_path(path));
+            return Err(
+                bad("an encoded slash (%2F) in a URL: the server would get a plain one")
+                    .with_path(path),
+            );
         }
         if bucket.is_empty() {
             return Err(bad("the URL names no bucket or host").with_path(path));
         }
-        Ok(Self { scheme, bucket: bucket.into(), key: key.into() })
+        Ok(Self {
+            scheme,
+            bucket: bucket.into(),
+            key: key.into(),
+        })
     }
 
     /// The store: all before the key.
@@ -91,11 +106,19 @@ impl Url {
         let named = |error: Error| error.with_path(format!("{}/{}", self.store(), self.key));
         match key {
             Ok(key) if !key.as_ref().is_empty() => Ok(key),
-            Ok(_) => Err(named(Error::new(ErrorKind::Config, Stage::Index, "the URL names no object"))),
+            Ok(_) => Err(named(Error::new(
+                ErrorKind::Config,
+                Stage::Index,
+                "the URL names no object",
+            ))),
             // The client's error repeats the key, with what may be secret in it.
             Err(_) => {
                 let why = why_odd(&self.key).unwrap_or("an empty or relative part");
-                Err(named(Error::new(ErrorKind::Config, Stage::Index, format!("the key has {why}; rename the object"))))
+                Err(named(Error::new(
+                    ErrorKind::Config,
+                    Stage::Index,
+                    format!("the key has {why}; rename the object"),
+                )))
             }
         }
     }
@@ -115,7 +138,10 @@ mod tests {
         ];
         for (text, store, key) in table {
             let url = Url::parse(Path::new(text)).unwrap();
-            assert_eq!((url.store().as_str(), url.object().unwrap().as_ref()), (store, key));
+            assert_eq!(
+                (url.store().as_str(), url.object().unwrap().as_ref()),
+                (store, key)
+            );
         }
     }
 
@@ -138,7 +164,15 @@ mod tests {
             assert!(!error.to_string().contains("secret"), "{error}");
         }
         for text in ["s3://b", "s3://b/", "s3://b/a//b", "s3://b/../c"] {
-            assert_eq!(Url::parse(Path::new(text)).unwrap().object().unwrap_err().kind(), ErrorKind::Config, "{text}");
+            assert_eq!(
+                Url::parse(Path::new(text))
+                    .unwrap()
+                    .object()
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::Config,
+                "{text}"
+            );
         }
     }
 }

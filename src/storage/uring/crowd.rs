@@ -38,14 +38,25 @@ pub(super) struct Crowd {
 impl Crowd {
     /// Hands nothing off.
     pub(super) fn none() -> Self {
-        Self { stat: None, waited: Duration::ZERO, since: Instant::now(), crowded: false, large: usize::MAX }
+        Self {
+            stat: None,
+            waited: Duration::ZERO,
+            since: Instant::now(),
+            crowded: false,
+            large: usize::MAX,
+        }
     }
 
     /// Of the calling thread, which alone may look.
     pub(super) fn here() -> Self {
         let stat = File::open("/proc/thread-self/schedstat").ok();
         let waited = stat.as_ref().and_then(waits).unwrap_or_default();
-        Self { stat, waited, large: LARGE, ..Self::none() }
+        Self {
+            stat,
+            waited,
+            large: LARGE,
+            ..Self::none()
+        }
     }
 
     /// Whether workers bring a buffered read of `len` bytes.
@@ -56,7 +67,11 @@ impl Crowd {
     /// Asks the kernel once per window.
     pub(super) fn look(&mut self, now: Instant) {
         let due = if self.crowded { CROWDED } else { WINDOW };
-        if let Some(stat) = self.stat.as_ref().filter(|_| now.saturating_duration_since(self.since) >= due) {
+        if let Some(stat) = self
+            .stat
+            .as_ref()
+            .filter(|_| now.saturating_duration_since(self.since) >= due)
+        {
             self.judge(waits(stat).unwrap_or_default(), now);
         }
     }
@@ -72,7 +87,13 @@ impl Crowd {
 fn waits(stat: &File) -> Option<Duration> {
     let mut text = [0; 64];
     let read = stat.read_at(&mut text, 0).ok()?;
-    std::str::from_utf8(&text[..read]).ok()?.split(' ').nth(1)?.parse().ok().map(Duration::from_nanos)
+    std::str::from_utf8(&text[..read])
+        .ok()?
+        .split(' ')
+        .nth(1)?
+        .parse()
+        .ok()
+        .map(Duration::from_nanos)
 }
 
 #[cfg(test)]
@@ -82,7 +103,10 @@ mod tests {
     impl Crowd {
         /// A verdict that stays.
         pub(in super::super) fn known(crowded: bool) -> Self {
-            Self { crowded, ..Self::none() }
+            Self {
+                crowded,
+                ..Self::none()
+            }
         }
     }
 
@@ -91,9 +115,18 @@ mod tests {
         let mut crowd = Crowd::none();
         let (start, ms) = (crowd.since, Duration::from_millis);
         // Time, waits so far, crowded.
-        for (now, waited, crowded) in [(20, 5, false), (40, 11, true), (1040, 900, false), (1060, 906, true)] {
+        for (now, waited, crowded) in [
+            (20, 5, false),
+            (40, 11, true),
+            (1040, 900, false),
+            (1060, 906, true),
+        ] {
             crowd.judge(ms(waited), start + ms(now));
-            assert_eq!((crowd.hands_off(1), crowd.waited), (crowded, ms(waited)), "{now}");
+            assert_eq!(
+                (crowd.hands_off(1), crowd.waited),
+                (crowded, ms(waited)),
+                "{now}"
+            );
         }
     }
 

@@ -42,7 +42,10 @@ pub(super) struct Table<T> {
 
 impl<T> Table<T> {
     pub(super) fn new(slots: usize) -> Self {
-        Self { slots: (0..slots).map(|_| (0, None)).collect(), free: (0..slots).rev().collect() }
+        Self {
+            slots: (0..slots).map(|_| (0, None)).collect(),
+            free: (0..slots).rev().collect(),
+        }
     }
 
     /// Number of operations in the table.
@@ -52,7 +55,9 @@ impl<T> Table<T> {
 
     /// The key of the slot that the next `insert` takes.
     pub(super) fn vacant(&self) -> Option<Key> {
-        self.free.last().map(|index| Key::new(self.slots[*index].0, *index))
+        self.free
+            .last()
+            .map(|index| Key::new(self.slots[*index].0, *index))
     }
 
     /// Puts an operation into the slot that `vacant` named.
@@ -78,7 +83,9 @@ impl<T> Table<T> {
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut T)> {
         let used = self.slots.iter_mut().enumerate();
-        used.filter_map(|(index, (generation, op))| Some((Key::new(*generation, index), op.as_mut()?)))
+        used.filter_map(|(index, (generation, op))| {
+            Some((Key::new(*generation, index), op.as_mut()?))
+        })
     }
 }
 
@@ -114,7 +121,9 @@ impl Phase {
     pub(super) fn step(&mut self, result: i32) -> Action {
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         match self {
-            Self::Read(progress) => Action::Read(progress.step(errno.map_or(Ok(result as usize), Err))),
+            Self::Read(progress) => {
+                Action::Read(progress.step(errno.map_or(Ok(result as usize), Err)))
+            }
             Self::Open { direct, retries } => match errno {
                 None => Action::Opened(result),
                 Some(Errno::INVAL) if *direct => {
@@ -159,7 +168,14 @@ mod tests {
 
     fn reading(offset: u64, len: u64, align: usize) -> Phase {
         let source = Sources::new().memory([].into());
-        Phase::Read(Progress::new(Extent { source, offset, len }, align))
+        Phase::Read(Progress::new(
+            Extent {
+                source,
+                offset,
+                len,
+            },
+            align,
+        ))
     }
 
     #[test]
@@ -168,16 +184,52 @@ mod tests {
         let table: [(Phase, Vec<i32>, Action); 12] = [
             (Phase::open(true), vec![7], Action::Opened(7)),
             (Phase::open(true), vec![e(Errno::INVAL)], Action::Resend),
-            (Phase::open(true), vec![e(Errno::INVAL), e(Errno::INVAL)], Action::OpenFailed(Errno::INVAL)),
-            (Phase::open(false), vec![e(Errno::AGAIN), e(Errno::INTR), 0], Action::Opened(0)),
-            (Phase::open(false), vec![e(Errno::AGAIN); 1001], Action::OpenFailed(Errno::AGAIN)),
-            (Phase::open(false), vec![e(Errno::NOENT)], Action::OpenFailed(Errno::NOENT)),
+            (
+                Phase::open(true),
+                vec![e(Errno::INVAL), e(Errno::INVAL)],
+                Action::OpenFailed(Errno::INVAL),
+            ),
+            (
+                Phase::open(false),
+                vec![e(Errno::AGAIN), e(Errno::INTR), 0],
+                Action::Opened(0),
+            ),
+            (
+                Phase::open(false),
+                vec![e(Errno::AGAIN); 1001],
+                Action::OpenFailed(Errno::AGAIN),
+            ),
+            (
+                Phase::open(false),
+                vec![e(Errno::NOENT)],
+                Action::OpenFailed(Errno::NOENT),
+            ),
             (reading(0, 512, 512), vec![512], Action::Read(Step::Done(0))),
-            (reading(10, 20, 512), vec![512], Action::Read(Step::Done(10))),
-            (reading(0, 1024, 512), vec![600], Action::Read(Step::Continue)),
-            (reading(0, 1024, 512), vec![600, 88], Action::Read(Step::Fail(Failure::Truncated(600)))),
-            (reading(0, 1024, 512), vec![e(Errno::AGAIN)], Action::Read(Step::Retry)),
-            (reading(0, 9, 1), vec![e(Errno::CANCELED)], Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))),
+            (
+                reading(10, 20, 512),
+                vec![512],
+                Action::Read(Step::Done(10)),
+            ),
+            (
+                reading(0, 1024, 512),
+                vec![600],
+                Action::Read(Step::Continue),
+            ),
+            (
+                reading(0, 1024, 512),
+                vec![600, 88],
+                Action::Read(Step::Fail(Failure::Truncated(600))),
+            ),
+            (
+                reading(0, 1024, 512),
+                vec![e(Errno::AGAIN)],
+                Action::Read(Step::Retry),
+            ),
+            (
+                reading(0, 9, 1),
+                vec![e(Errno::CANCELED)],
+                Action::Read(Step::Fail(Failure::Os(Errno::CANCELED))),
+            ),
         ];
         for (mut phase, results, last) in table {
             let start = phase;
@@ -203,7 +255,14 @@ mod tests {
         let mut table = Table::new(3);
         let keys: Vec<_> = (0..3).map(|op| table.insert(op)).collect();
         assert!(table.vacant().is_none() && table.len() == 3);
-        assert_eq!(table.iter_mut().map(|(key, op)| (key, *op)).collect::<Vec<_>>().len(), 3);
+        assert_eq!(
+            table
+                .iter_mut()
+                .map(|(key, op)| (key, *op))
+                .collect::<Vec<_>>()
+                .len(),
+            3
+        );
         assert_eq!(table.remove(keys[1]), Some(1));
         assert_eq!(table.vacant().map(Key::index), Some(1));
     }

@@ -10,8 +10,8 @@ use crate::storage::files::{Files, Handle, OPEN_FLAGS, open_error};
 use crate::storage::progress::{Failure, Progress, Step};
 use crate::storage::waker::Bell;
 use crate::storage::{
-    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker, count_leaked, pread,
-    resolve_beneath,
+    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker,
+    count_leaked, pread, resolve_beneath,
 };
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -73,7 +73,10 @@ struct Op {
 pub(in crate::storage) fn refusal(errno: Errno) -> String {
     let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     let name = match errno {
-        Errno::NOSYS => "ENOSYS (the kernel has no io_uring, is older than 5.11, or a filter hides it)".to_string(),
+        Errno::NOSYS => {
+            "ENOSYS (the kernel has no io_uring, is older than 5.11, or a filter hides it)"
+                .to_string()
+        }
         Errno::PERM | Errno::ACCESS if matches!(switch.trim(), "1" | "2") => {
             format!("EPERM (kernel.io_uring_disabled = {})", switch.trim())
         }
@@ -87,10 +90,15 @@ pub(in crate::storage) fn refusal(errno: Errno) -> String {
 
 impl Uring {
     /// A reader over `files`. Its ring is created and tested here; the thread that first uses it enables it.
-    pub(in crate::storage) fn new(files: Files, depth: usize, registered: bool) -> Result<Self, Errno> {
+    pub(in crate::storage) fn new(
+        files: Files,
+        depth: usize,
+        registered: bool,
+    ) -> Result<Self, Errno> {
         Ring::try_out()?;
         let ring = Ring::new(depth)?;
-        let bell = Bell::eventfd().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
+        let bell = Bell::eventfd()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
         let mut reader = Self {
             ring,
             table: Table::new(depth),
@@ -120,11 +128,15 @@ impl Uring {
     }
 
     fn register_files(&mut self) {
-        let Some(count) = self.files.kept_count().filter(|_| self.registered) else { return };
+        let Some(count) = self.files.kept_count().filter(|_| self.registered) else {
+            return;
+        };
         // If this fails (say, at a low limit of descriptors), files are used by their descriptors.
         if self.ring.register_files(count).is_ok() {
             for id in self.files.sources().ids() {
-                let Some(file) = self.files.open_already(id) else { continue };
+                let Some(file) = self.files.open_already(id) else {
+                    continue;
+                };
                 self.ring.set_file(id.index(), file.as_fd());
             }
         }
@@ -139,7 +151,9 @@ impl Uring {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
         let limit = limit.map_or("none".into(), |limit| format!("{limit} bytes"));
         let errno = result.err()?;
-        Some(format!("io_uring: {bytes} bytes of buffers not registered: {errno} (RLIMIT_MEMLOCK: {limit})"))
+        Some(format!(
+            "io_uring: {bytes} bytes of buffers not registered: {errno} (RLIMIT_MEMLOCK: {limit})"
+        ))
     }
 
     /// Whether this thread may enter the ring. It takes over an empty ring.
@@ -169,7 +183,9 @@ impl Uring {
                 }
             }
             for (key, op) in self.table.iter_mut() {
-                if matches!(op.phase, Phase::Read(_)) && self.files.open_already(op.extent.source).is_none() {
+                if matches!(op.phase, Phase::Read(_))
+                    && self.files.open_already(op.extent.source).is_none()
+                {
                     // Its own file was closed with the old ring.
                     op.phase = Phase::open(self.files.align() > 1);
                     debug_assert!(!fresh.is_busy(key.index()));
@@ -200,11 +216,20 @@ impl Uring {
 
     /// Takes an operation: into the table, or into `ready` if it is already complete.
     fn start(&mut self, op: ReadOp) {
-        let ReadOp { tag, extent, mut buf } = op;
+        let ReadOp {
+            tag,
+            extent,
+            mut buf,
+        } = op;
         self.stats.bytes_asked = self.stats.bytes_asked.saturating_add(extent.len);
         match self.first_phase(&extent, &mut buf) {
             Ok(Some(phase)) => {
-                let key = self.table.insert(Op { tag, extent, phase, cancelled: false });
+                let key = self.table.insert(Op {
+                    tag,
+                    extent,
+                    phase,
+                    cancelled: false,
+                });
                 self.ring.hold(key.index(), buf);
                 self.unsent.push_back(key);
             }
@@ -219,7 +244,11 @@ impl Uring {
             return Err(broken_error(errno));
         }
         self.files.check(extent, buf.len())?;
-        if self.files.sources().copy_resident(extent, buf.as_mut_slice()) {
+        if self
+            .files
+            .sources()
+            .copy_resident(extent, buf.as_mut_slice())
+        {
             return Ok(None);
         }
         let align = self.files.align();
@@ -251,15 +280,23 @@ impl Uring {
         if !self.ring.has_room() {
             return false;
         }
-        let Some(op) = self.table.get_mut(key) else { return true };
+        let Some(op) = self.table.get_mut(key) else {
+            return true;
+        };
         let id = op.extent.source;
         match &op.phase {
             Phase::Open { direct, .. } => {
-                let flags = if *direct { self.files.flags() } else { OPEN_FLAGS };
+                let flags = if *direct {
+                    self.files.flags()
+                } else {
+                    OPEN_FLAGS
+                };
                 let sources = self.files.sources();
                 let turn = self.files.fault_hook().open(id);
                 let Some((root, name)) = sources.beneath(id) else {
-                    return self.ring.open(key, flags, turn, |path| sources.path_into(id, path));
+                    return self
+                        .ring
+                        .open(key, flags, turn, |path| sources.path_into(id, path));
                 };
                 match resolve_beneath::root(root) {
                     Ok(root) => self.ring.open_beneath(key, root, name, flags, turn),
@@ -276,11 +313,17 @@ impl Uring {
                     None => ReadTarget::Own,
                 };
                 let (next, align) = (progress.next(), progress.align());
-                let turn = self.files.fault_hook().inject(|| self.files.attempt(Call::Read, &op.extent, next, align));
+                let turn = self
+                    .files
+                    .fault_hook()
+                    .inject(|| self.files.attempt(Call::Read, &op.extent, next, align));
                 let hand_off = !progress.is_direct() && self.crowd.hands_off(next.len);
                 let pushed = self.ring.read(key, target, next, turn, hand_off);
-                let reads =
-                    if progress.is_direct() { &mut self.stats.direct_reads } else { &mut self.stats.buffered_reads };
+                let reads = if progress.is_direct() {
+                    &mut self.stats.direct_reads
+                } else {
+                    &mut self.stats.buffered_reads
+                };
                 *reads += u64::from(pushed);
                 pushed
             }
@@ -308,7 +351,11 @@ impl Uring {
         let Some(op) = self.table.get_mut(key) else {
             return debug_assert!(false, "a completion without an operation");
         };
-        let asked = if let Phase::Read(progress) = &op.phase { Some(progress.next().len) } else { None };
+        let asked = if let Phase::Read(progress) = &op.phase {
+            Some(progress.next().len)
+        } else {
+            None
+        };
         let action = op.phase.step(result);
         if asked.is_some() {
             self.stats.bytes_moved += result.max(0) as u64;
@@ -316,7 +363,8 @@ impl Uring {
         let (extent, cancelled) = (op.extent, op.cancelled);
         match action {
             Action::Opened(fd) => self.opened(key, fd),
-            Action::OpenFailed(Errno::CANCELED) | Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))
+            Action::OpenFailed(Errno::CANCELED)
+            | Action::Read(Step::Fail(Failure::Os(Errno::CANCELED)))
                 if cancelled =>
             {
                 self.end(key, Err(self.cut_short(&extent)));
@@ -328,7 +376,10 @@ impl Uring {
                 self.crowd = Crowd::none();
                 self.go_on(key, &extent, Step::Retry, false);
             }
-            Action::OpenFailed(errno) => self.end(key, Err(open_error(self.files.sources(), extent.source, errno))),
+            Action::OpenFailed(errno) => self.end(
+                key,
+                Err(open_error(self.files.sources(), extent.source, errno)),
+            ),
             Action::Read(Step::Done(start)) => self.end(key, Ok(start)),
             Action::Read(Step::Fail(failure)) => self.end(key, Err(failure.error(&extent))),
             _ if cancelled || self.broken.is_some() => self.end(key, Err(self.cut_short(&extent))),
@@ -337,21 +388,32 @@ impl Uring {
                 self.unsent.push_back(key);
             }
             Action::Read(step) => {
-                self.go_on(key, &extent, step, asked.is_some_and(|asked| asked > result.max(0) as usize));
+                self.go_on(
+                    key,
+                    &extent,
+                    step,
+                    asked.is_some_and(|asked| asked > result.max(0) as usize),
+                );
             }
         }
     }
 
     /// The error of an operation that is not continued.
     fn cut_short(&self, extent: &Extent) -> Error {
-        let cancelled = || Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(extent.offset, extent.len);
+        let cancelled = || {
+            Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(extent.offset, extent.len)
+        };
         self.broken.map_or_else(cancelled, broken_error)
     }
 
     fn go_on(&mut self, key: Key, extent: &Extent, step: Step, short: bool) {
         match step {
             Step::Continue => self.stats.short_reads += u64::from(short),
-            Step::Buffered => match self.files.open_already(extent.source).or_else(|| self.ring.file(key.index())) {
+            Step::Buffered => match self
+                .files
+                .open_already(extent.source)
+                .or_else(|| self.ring.file(key.index()))
+            {
                 Some(file) => self.files.make_buffered(file),
                 None => debug_assert!(false, "read without a file"),
             },
@@ -363,9 +425,12 @@ impl Uring {
     /// Checks the opened file and reads from it.
     fn opened(&mut self, key: Key, fd: i32) {
         let fd = ring::adopt(fd);
-        let Some(op) = self.table.get_mut(key) else { return };
+        let Some(op) = self.table.get_mut(key) else {
+            return;
+        };
         let (id, extent, cancelled) = (op.extent.source, op.extent, op.cancelled);
-        let buffered = matches!(op.phase, Phase::Open { direct: false, .. }) && self.files.align() > 1;
+        let buffered =
+            matches!(op.phase, Phase::Open { direct: false, .. }) && self.files.align() > 1;
         if cancelled || self.broken.is_some() {
             return self.end(key, Err(self.cut_short(&extent)));
         }
@@ -432,7 +497,11 @@ impl Uring {
         }
         // Without a poll entry (the queue was full) a wake could not end the sleep, so only send.
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = if want > 1 { Some(left.map_or(GATHER_TIME, |left| left.min(GATHER_TIME))) } else { left };
+        let left = if want > 1 {
+            Some(left.map_or(GATHER_TIME, |left| left.min(GATHER_TIME)))
+        } else {
+            left
+        };
         self.enter(if self.armed { want } else { 0 }, left);
         self.bell.rise()
     }
@@ -440,7 +509,10 @@ impl Uring {
     /// As `wait`, when the ring cannot be entered: it broke, or another thread's operations are in flight.
     fn wait_outside(&mut self, timeout: Option<Duration>) {
         self.reap();
-        if self.broken.is_some() && self.owner == Some(std::thread::current().id()) && self.ring.busy() > 0 {
+        if self.broken.is_some()
+            && self.owner == Some(std::thread::current().id())
+            && self.ring.busy() > 0
+        {
             // Entries in flight complete only while their thread is in the ring. The error may have been of one call
             // only.
             let _ = self.ring.enter(1, Some(REST));
@@ -467,7 +539,11 @@ impl Uring {
             if self.bell.doze().is_err() {
                 return self.look();
             }
-            let want = if gather { (self.ring.small() / GATHER_SHARE).clamp(1, GATHER_MAX) } else { 1 };
+            let want = if gather {
+                (self.ring.small() / GATHER_SHARE).clamp(1, GATHER_MAX)
+            } else {
+                1
+            };
             let woken = self.sleep(want, deadline);
             gather = false;
             self.reap();
@@ -490,8 +566,14 @@ impl Sealed for Uring {
         if !self.registered {
             return Some("io_uring: registration was turned off".into());
         }
-        if self.ring.busy() > 0 || self.owner.is_some_and(|owner| owner != std::thread::current().id()) {
-            return Some("io_uring: buffers can only be registered while nothing is in flight".into());
+        if self.ring.busy() > 0
+            || self
+                .owner
+                .is_some_and(|owner| owner != std::thread::current().id())
+        {
+            return Some(
+                "io_uring: buffers can only be registered while nothing is in flight".into(),
+            );
         }
         self.regions = regions.to_vec();
         self.register_regions()
@@ -554,7 +636,11 @@ impl Reader for Uring {
     }
 
     fn stats(&self) -> ReadStats {
-        ReadStats { opens: self.files.opens(), fallbacks: self.files.fallbacks(), ..self.stats }
+        ReadStats {
+            opens: self.files.opens(),
+            fallbacks: self.files.fallbacks(),
+            ..self.stats
+        }
     }
 }
 
@@ -584,10 +670,21 @@ mod tests {
 
     fn reader_of(path: &std::path::Path, depth: usize) -> Option<(Uring, Extent)> {
         let mut sources = Sources::new();
-        let source = sources.file(path, std::fs::metadata(path).unwrap().len()).unwrap();
+        let source = sources
+            .file(path, std::fs::metadata(path).unwrap().len())
+            .unwrap();
         let files = Files::new(Arc::new(sources), 1, None);
-        let reader = Uring::new(files, depth, true).map_err(|errno| eprintln!("skipped: {}", refusal(errno))).ok()?;
-        Some((reader, Extent { source, offset: 0, len: 1000 }))
+        let reader = Uring::new(files, depth, true)
+            .map_err(|errno| eprintln!("skipped: {}", refusal(errno)))
+            .ok()?;
+        Some((
+            reader,
+            Extent {
+                source,
+                offset: 0,
+                len: 1000,
+            },
+        ))
     }
 
     fn submit(reader: &mut Uring, ring: &ByteRing, extent: Extent, tag: u64) {
@@ -597,7 +694,9 @@ mod tests {
 
     #[test]
     fn a_broken_ring_ends_every_operation_and_leaks_nothing() {
-        let Some((mut reader, extent)) = reader(4) else { return };
+        let Some((mut reader, extent)) = reader(4) else {
+            return;
+        };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         let mut out = Vec::new();
         submit(&mut reader, &ring, extent, 0);
@@ -608,11 +707,16 @@ mod tests {
         while reader.in_flight() > 0 {
             reader.wait(&mut out, None);
         }
-        let results: Vec<_> = out.drain(..).map(|done| (done.tag, done.result.err().map(|e| e.to_string()))).collect();
+        let results: Vec<_> = out
+            .drain(..)
+            .map(|done| (done.tag, done.result.err().map(|e| e.to_string())))
+            .collect();
         assert!(matches!(&results[0], (0, None)), "{results:?}");
         for (tag, error) in &results[1..] {
             assert!(
-                error.as_ref().is_some_and(|words| words.contains("the ring can no longer be used")),
+                error
+                    .as_ref()
+                    .is_some_and(|words| words.contains("the ring can no longer be used")),
                 "{tag} {error:?}"
             );
         }
@@ -625,7 +729,9 @@ mod tests {
     /// freed.
     #[test]
     fn another_thread_takes_over_the_ring_once_it_is_empty() {
-        let Some((mut reader, extent)) = reader(4) else { return };
+        let Some((mut reader, extent)) = reader(4) else {
+            return;
+        };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         let mut out = Vec::new();
         submit(&mut reader, &ring, extent, 0);
@@ -650,7 +756,10 @@ mod tests {
             reader.wait(&mut out, None);
         }
         out.sort_by_key(|completion| completion.tag);
-        let bytes = |mut done: Completion| done.result.map(|from| done.buf.as_mut_slice()[from..][..1000].to_vec());
+        let bytes = |mut done: Completion| {
+            done.result
+                .map(|from| done.buf.as_mut_slice()[from..][..1000].to_vec())
+        };
         out.into_iter().map(bytes).collect()
     }
 
@@ -659,7 +768,9 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-crowd-{}", std::process::id()));
         let bytes: Vec<u8> = (0..9000_u32).map(|at| (at * 7 / 8) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
-        let Some((mut reader, extent)) = reader_of(&path, 4) else { return };
+        let Some((mut reader, extent)) = reader_of(&path, 4) else {
+            return;
+        };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         // The first read opens the file.
         submit(&mut reader, &ring, extent, 0);
@@ -671,21 +782,37 @@ mod tests {
                 submit(&mut reader, &ring, at(offset), tag);
             }
             reader.push_unsent();
-            assert!((0..3).all(|slot| !reader.ring.is_busy(slot) || reader.ring.was_handed_off(slot) == crowded));
+            assert!(
+                (0..3).all(|slot| !reader.ring.is_busy(slot)
+                    || reader.ring.was_handed_off(slot) == crowded)
+            );
             for (read, offset) in results(&mut reader).into_iter().zip([0, 4097, 99]) {
-                assert!(read.unwrap() == bytes[offset..][..1000], "{crowded} {offset}");
+                assert!(
+                    read.unwrap() == bytes[offset..][..1000],
+                    "{crowded} {offset}"
+                );
             }
         }
-        std::fs::File::options().write(true).open(&path).unwrap().set_len(5000).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(5000)
+            .unwrap();
         submit(&mut reader, &ring, at(4500), 0);
-        assert_eq!(results(&mut reader)[0].as_ref().unwrap_err().kind(), ErrorKind::Truncated);
+        assert_eq!(
+            results(&mut reader)[0].as_ref().unwrap_err().kind(),
+            ErrorKind::Truncated
+        );
         assert!(reader.stats.short_reads > 0);
         std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn without_a_worker_of_the_kernel_the_ring_reads_by_itself() {
-        let Some((mut reader, extent)) = reader(4) else { return };
+        let Some((mut reader, extent)) = reader(4) else {
+            return;
+        };
         let ring = ByteRing::new(1 << 16, 16, || {}).unwrap();
         submit(&mut reader, &ring, extent, 0);
         results(&mut reader);
@@ -693,11 +820,17 @@ mod tests {
         submit(&mut reader, &ring, extent, 1);
         reader.push_unsent();
         let mut events = Vec::new();
-        while events.iter().all(|(user_data, _)| Key::from_user_data(*user_data).is_none()) {
+        while events
+            .iter()
+            .all(|(user_data, _)| Key::from_user_data(*user_data).is_none())
+        {
             reader.ring.enter(1, None).unwrap();
             reader.ring.reap(&mut events);
         }
-        for key in events.into_iter().filter_map(|(user_data, _)| Key::from_user_data(user_data)) {
+        for key in events
+            .into_iter()
+            .filter_map(|(user_data, _)| Key::from_user_data(user_data))
+        {
             reader.handle(key, -Errno::CANCELED.raw_os_error());
         }
         assert!(!reader.crowd.hands_off(usize::MAX - 1));

@@ -39,10 +39,19 @@ type Configure = fn(&mut io_uring::Builder);
 /// Setups to try, the best first. EINVAL means that the kernel is older.
 const FLAVOURS: [(&str, Configure); 4] = [
     ("deferred task work", |builder| {
-        builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
+        builder
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_r_disabled();
     }),
     ("cooperative task work", |builder| {
-        builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all().setup_r_disabled();
+        builder
+            .setup_coop_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_r_disabled();
     }),
     ("plain", |builder| {
         builder.setup_r_disabled();
@@ -116,9 +125,17 @@ impl Ring {
         let (ring, flavour) = build(entries)?;
         let params = ring.params();
         let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe).map_err(errno_of)?;
-        let reads = [opcode::Read::CODE, opcode::ReadFixed::CODE, opcode::PollAdd::CODE];
-        let mut codes = reads.into_iter().chain([opcode::OpenAt::CODE, opcode::OpenAt2::CODE]);
+        ring.submitter()
+            .register_probe(&mut probe)
+            .map_err(errno_of)?;
+        let reads = [
+            opcode::Read::CODE,
+            opcode::ReadFixed::CODE,
+            opcode::PollAdd::CODE,
+        ];
+        let mut codes = reads
+            .into_iter()
+            .chain([opcode::OpenAt::CODE, opcode::OpenAt2::CODE]);
         let codes_known = codes.all(|code| probe.is_supported(code));
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() || !codes_known {
             return Err(Errno::NOSYS);
@@ -155,7 +172,12 @@ impl Ring {
 
     /// Makes the calling thread the only one that may enter the ring.
     pub(super) fn enable(&mut self) -> Result<(), Errno> {
-        match self.ring.submitter().register_enable_rings().map_err(errno_of) {
+        match self
+            .ring
+            .submitter()
+            .register_enable_rings()
+            .map_err(errno_of)
+        {
             // The ring was never disabled.
             Err(Errno::BADFD) => Ok(()),
             result => result,
@@ -182,17 +204,32 @@ impl Ring {
     pub(super) fn register_buffers(&mut self, regions: &[Arc<Region>]) -> Result<(), Errno> {
         if !self.pieces.is_empty() {
             self.pieces.clear();
-            self.ring.submitter().unregister_buffers().map_err(errno_of)?;
+            self.ring
+                .submitter()
+                .unregister_buffers()
+                .map_err(errno_of)?;
             self.regions.clear();
         }
-        let sizes: Vec<_> = regions.iter().map(|region| (region.id(), region.len())).collect();
+        let sizes: Vec<_> = regions
+            .iter()
+            .map(|region| (region.id(), region.len()))
+            .collect();
         let pieces = cut(&sizes);
         if pieces.len() > BUFFERS_MAX {
             return Err(Errno::INVAL);
         }
-        let start_of = |id: u64| regions.iter().find(|region| region.id() == id).map(|region| region.ptr().as_ptr());
-        let vector =
-            |piece: &Piece| Some(IoVec { base: start_of(piece.region)?.wrapping_add(piece.start), len: piece.len });
+        let start_of = |id: u64| {
+            regions
+                .iter()
+                .find(|region| region.id() == id)
+                .map(|region| region.ptr().as_ptr())
+        };
+        let vector = |piece: &Piece| {
+            Some(IoVec {
+                base: start_of(piece.region)?.wrapping_add(piece.start),
+                len: piece.len,
+            })
+        };
         let vectors: Vec<IoVec> = pieces.iter().filter_map(vector).collect();
         // Must happen before the kernel pins them.
         let withheld: Vec<_> = regions.iter().map(Withheld::new).collect();
@@ -214,7 +251,10 @@ impl Ring {
         if count == 0 || count > FILES_MAX {
             return Err(Errno::MFILE);
         }
-        self.ring.submitter().register_files_sparse(count as u32).map_err(errno_of)?;
+        self.ring
+            .submitter()
+            .register_files_sparse(count as u32)
+            .map_err(errno_of)?;
         self.fixed = vec![false; count];
         Ok(())
     }
@@ -225,9 +265,15 @@ impl Ring {
 
     /// Registers a file of the table. If that fails, the file is used by its descriptor.
     pub(super) fn set_file(&mut self, cell: usize, fd: BorrowedFd<'_>) {
-        let Some(filled) = self.fixed.get_mut(cell) else { return };
+        let Some(filled) = self.fixed.get_mut(cell) else {
+            return;
+        };
         if !*filled {
-            *filled = self.ring.submitter().register_files_update(cell as u32, &[fd.as_raw_fd()]).is_ok();
+            *filled = self
+                .ring
+                .submitter()
+                .register_files_update(cell as u32, &[fd.as_raw_fd()])
+                .is_ok();
         }
     }
 
@@ -287,9 +333,11 @@ impl Ring {
         let (ptr, len) = (bytes.as_mut_ptr(), next.len as u32);
         let piece = find(&self.pieces, region, start + next.at, next.len);
         let cell = match target {
-            ReadTarget::Kept(_, cell) => {
-                self.fixed.get(cell).is_some_and(|filled| *filled).then_some(types::Fixed(cell as u32))
-            }
+            ReadTarget::Kept(_, cell) => self
+                .fixed
+                .get(cell)
+                .is_some_and(|filled| *filled)
+                .then_some(types::Fixed(cell as u32)),
             ReadTarget::Own => None,
         };
         let file = match target {
@@ -298,19 +346,35 @@ impl Ring {
         };
         let fd = types::Fd(file.as_fd().as_raw_fd());
         let entry = match (cell, piece) {
-            (Some(cell), Some(piece)) => opcode::ReadFixed::new(cell, ptr, len, piece).offset(next.offset).build(),
-            (Some(cell), None) => opcode::Read::new(cell, ptr, len).offset(next.offset).build(),
-            (None, Some(piece)) => opcode::ReadFixed::new(fd, ptr, len, piece).offset(next.offset).build(),
+            (Some(cell), Some(piece)) => opcode::ReadFixed::new(cell, ptr, len, piece)
+                .offset(next.offset)
+                .build(),
+            (Some(cell), None) => opcode::Read::new(cell, ptr, len)
+                .offset(next.offset)
+                .build(),
+            (None, Some(piece)) => opcode::ReadFixed::new(fd, ptr, len, piece)
+                .offset(next.offset)
+                .build(),
             (None, None) => opcode::Read::new(fd, ptr, len).offset(next.offset).build(),
         };
-        let entry = if hand_off { entry.flags(squeue::Flags::ASYNC) } else { entry };
+        let entry = if hand_off {
+            entry.flags(squeue::Flags::ASYNC)
+        } else {
+            entry
+        };
         slot.small = next.len <= SMALL;
         slot.handed_off = hand_off && turn.instead().is_none();
         self.push_injected(key, entry, turn, next.at..next.at + next.len)
     }
 
     /// Queues the opening of the path that `write` writes (without its NUL).
-    pub(super) fn open(&mut self, key: Key, flags: OFlags, turn: Injection, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+    pub(super) fn open(
+        &mut self,
+        key: Key,
+        flags: OFlags,
+        turn: Injection,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> bool {
         let slot = &mut self.slots[key.index()];
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
@@ -319,9 +383,12 @@ impl Ring {
             slot.path.clear();
         }
         slot.path.push(0);
-        let entry = opcode::OpenAt::new(types::Fd(rustix::fs::CWD.as_raw_fd()), slot.path.as_ptr().cast())
-            .flags(flags.bits() as i32)
-            .build();
+        let entry = opcode::OpenAt::new(
+            types::Fd(rustix::fs::CWD.as_raw_fd()),
+            slot.path.as_ptr().cast(),
+        )
+        .flags(flags.bits() as i32)
+        .build();
         slot.small = true;
         self.push_injected(key, entry, turn, 0..0)
     }
@@ -340,7 +407,9 @@ impl Ring {
         slot.path.clear();
         slot.path.extend_from_slice(name);
         slot.path.push(0);
-        slot.how = types::OpenHow::new().flags(flags.bits().into()).resolve(RESOLVE.bits());
+        slot.how = types::OpenHow::new()
+            .flags(flags.bits().into())
+            .resolve(RESOLVE.bits());
         let root = slot.root.insert(root);
         let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
         let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
@@ -356,7 +425,12 @@ impl Ring {
 
     /// Queues the cancellation of an operation's entry.
     pub(super) fn cancel(&mut self, key: Key) -> bool {
-        self.push(opcode::AsyncCancel::new(key.user_data()).build().user_data(CANCEL), None)
+        self.push(
+            opcode::AsyncCancel::new(key.user_data())
+                .build()
+                .user_data(CANCEL),
+            None,
+        )
     }
 
     /// Queues an operation's entry, or a NOP if a fault replaces it.
@@ -367,7 +441,11 @@ impl Ring {
         turn: Injection,
         _bytes: std::ops::Range<usize>,
     ) -> bool {
-        let entry = if turn.instead().is_some() { opcode::Nop::new().build() } else { entry };
+        let entry = if turn.instead().is_some() {
+            opcode::Nop::new().build()
+        } else {
+            entry
+        };
         #[cfg(feature = "unstable")]
         {
             self.slots[key.index()].turn = (turn, _bytes);
@@ -398,21 +476,38 @@ impl Ring {
     /// Sends the queued entries and sleeps until `want` completions are there, or until the timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
         #[cfg(feature = "unstable")]
-        let timeout = self.next_late().map(|late| timeout.map_or(late, |timeout| timeout.min(late))).or(timeout);
+        let timeout = self
+            .next_late()
+            .map(|late| timeout.map_or(late, |timeout| timeout.min(late)))
+            .or(timeout);
         let time = timeout.map(types::Timespec::from).unwrap_or_default();
         let args = types::SubmitArgs::new();
-        let args = if timeout.is_some() { args.timespec(&time) } else { args };
-        self.ring.submitter().submit_with_args(want, &args).map(|_| ()).map_err(errno_of)
+        let args = if timeout.is_some() {
+            args.timespec(&time)
+        } else {
+            args
+        };
+        self.ring
+            .submitter()
+            .submit_with_args(want, &args)
+            .map(|_| ())
+            .map_err(errno_of)
     }
 
     /// Takes the completions: user data and result.
     pub(super) fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
         let from = out.len();
-        out.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        out.extend(
+            self.ring
+                .completion()
+                .map(|entry| (entry.user_data(), entry.result())),
+        );
         #[cfg(feature = "unstable")]
         self.apply_faults(out, from);
         for (user_data, _) in &out[from..] {
-            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let Some(key) = Key::from_user_data(*user_data) else {
+                continue;
+            };
             let slot = &mut self.slots[key.index()];
             self.busy -= usize::from(slot.busy);
             self.small -= usize::from(slot.busy && slot.small);
@@ -426,18 +521,28 @@ impl Ring {
         let now = std::time::Instant::now();
         let mut kept = out.split_off(from);
         kept.retain(|(user_data, result)| {
-            let Some(key) = Key::from_user_data(*user_data) else { return true };
-            let until = self.slots[key.index()].turn.0.until().filter(|until| *until > now);
+            let Some(key) = Key::from_user_data(*user_data) else {
+                return true;
+            };
+            let until = self.slots[key.index()]
+                .turn
+                .0
+                .until()
+                .filter(|until| *until > now);
             self.late.extend(until.map(|until| (until, key, *result)));
             until.is_none()
         });
         let come = self.late.extract_if(.., |(until, ..)| *until <= now);
         kept.extend(come.map(|(_, key, result)| (key.user_data(), result)));
         for (user_data, result) in &mut kept {
-            let Some(key) = Key::from_user_data(*user_data) else { continue };
+            let Some(key) = Key::from_user_data(*user_data) else {
+                continue;
+            };
             let Slot { buf, turn, .. } = &mut self.slots[key.index()];
             let (turn, bytes) = std::mem::take(turn);
-            let bytes = buf.as_mut().and_then(|buf| buf.as_mut_slice().get_mut(bytes));
+            let bytes = buf
+                .as_mut()
+                .and_then(|buf| buf.as_mut_slice().get_mut(bytes));
             *result = turn.told(i64::from(*result), bytes) as i32;
         }
         out.append(&mut kept);
@@ -498,7 +603,11 @@ fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
     regions.sort_unstable();
     regions.dedup();
     let pieces = |(region, bytes): (u64, usize)| {
-        (0..bytes).step_by(READ_MAX).map(move |start| Piece { region, start, len: READ_MAX.min(bytes - start) })
+        (0..bytes).step_by(READ_MAX).map(move |start| Piece {
+            region,
+            start,
+            len: READ_MAX.min(bytes - start),
+        })
     };
     regions.into_iter().flat_map(pieces).collect()
 }
@@ -524,7 +633,14 @@ mod tests {
     fn regions_are_registered_in_pieces_and_found_again() {
         let pieces = cut(&[(7, 4096), (3, READ_MAX + 4096), (7, 4096)]);
         let piece = |region, start, len| Piece { region, start, len };
-        assert_eq!(pieces, [piece(3, 0, READ_MAX), piece(3, READ_MAX, 4096), piece(7, 0, 4096)]);
+        assert_eq!(
+            pieces,
+            [
+                piece(3, 0, READ_MAX),
+                piece(3, READ_MAX, 4096),
+                piece(7, 0, 4096)
+            ]
+        );
         let table = [
             ((3, 0, 4096), Some(0)),
             ((3, READ_MAX - 4096, 4096), Some(0)),
@@ -536,31 +652,48 @@ mod tests {
             ((1, 0, 1), None),
         ];
         for ((region, start, len), index) in table {
-            assert_eq!(find(&pieces, region, start, len), index, "{region} {start} {len}");
+            assert_eq!(
+                find(&pieces, region, start, len),
+                index,
+                "{region} {start} {len}"
+            );
         }
     }
 
     #[test]
     fn a_buffer_in_flight_is_not_released_but_leaked_with_the_ring() {
-        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let Ok(mut ring) = Ring::new(1) else {
+            return eprintln!("skipped: no io_uring here");
+        };
         let bytes = ByteRing::new(4096, 1, || {}).unwrap();
         ring.hold(0, bytes.reserve(10).unwrap().into());
         let key = Key::new(0, 0);
-        assert!(ring.open(key, crate::storage::files::OPEN_FLAGS, Injection::default(), |path| path.extend(b"/")));
+        assert!(ring.open(
+            key,
+            crate::storage::files::OPEN_FLAGS,
+            Injection::default(),
+            |path| path.extend(b"/")
+        ));
         assert!(ring.release(0).is_none() && ring.busy() == 1);
         drop(ring);
-        assert!(bytes.reserve(4096).is_none(), "the span was freed while the kernel may write to it");
+        assert!(
+            bytes.reserve(4096).is_none(),
+            "the span was freed while the kernel may write to it"
+        );
     }
 
     #[test]
     fn a_registered_region_is_kept_from_forked_children() {
         use crate::memory::region::is_forked;
-        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let Ok(mut ring) = Ring::new(1) else {
+            return eprintln!("skipped: no io_uring here");
+        };
         let region = |bytes| Arc::new(Region::new(bytes, "a test").unwrap());
         let (first, second) = (region(16 << 10), region(16 << 10));
         ring.register_buffers(std::slice::from_ref(&first)).unwrap();
         assert!(!is_forked(&first) && is_forked(&second));
-        ring.register_buffers(std::slice::from_ref(&second)).unwrap();
+        ring.register_buffers(std::slice::from_ref(&second))
+            .unwrap();
         assert!(is_forked(&first) && !is_forked(&second));
         drop(ring);
         assert!(is_forked(&second));
@@ -568,7 +701,9 @@ mod tests {
 
     #[test]
     fn a_full_queue_refuses_an_entry_and_takes_it_after_an_enter() {
-        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let Ok(mut ring) = Ring::new(1) else {
+            return eprintln!("skipped: no io_uring here");
+        };
         ring.enable().unwrap();
         let mut queued = 0;
         while ring.cancel(Key::new(0, 0)) {
@@ -584,8 +719,13 @@ mod tests {
 
     #[test]
     fn a_timeout_is_etime() {
-        let Ok(mut ring) = Ring::new(1) else { return eprintln!("skipped: no io_uring here") };
+        let Ok(mut ring) = Ring::new(1) else {
+            return eprintln!("skipped: no io_uring here");
+        };
         ring.enable().unwrap();
-        assert_eq!(ring.enter(1, Some(Duration::from_millis(5))), Err(Errno::TIME));
+        assert_eq!(
+            ring.enter(1, Some(Duration::from_millis(5))),
+            Err(Errno::TIME)
+        );
     }
 }

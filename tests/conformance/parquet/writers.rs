@@ -28,7 +28,10 @@ impl Column<'_> {
     /// Maximum bytes of a value in a column of byte arrays.
     fn bytes(&self) -> Option<usize> {
         let bytes = self.asked["stored"] == "BYTE_ARRAY";
-        self.asked["max"].as_u64().filter(|_| bytes).map(|max| max as usize)
+        self.asked["max"]
+            .as_u64()
+            .filter(|_| bytes)
+            .map(|max| max as usize)
     }
 
     /// The bytes of a row; `None` for null.
@@ -39,7 +42,9 @@ impl Column<'_> {
     }
 
     fn rows(&self) -> usize {
-        self.holds.and_then(|holds| holds["rows"].as_array()).map_or(0, Vec::len)
+        self.holds
+            .and_then(|holds| holds["rows"].as_array())
+            .map_or(0, Vec::len)
     }
 
     fn first_null(&self) -> Option<usize> {
@@ -53,21 +58,37 @@ fn read(builder: ParquetBuilder, path: &Path) -> Result<Vec<Vec<String>>> {
 }
 
 /// The same; byte arrays taken by `.column(name)`, not by `.up_to(name, max)`, go through a decoder.
-fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)]) -> Result<Vec<Vec<String>>> {
+fn read_decoded(
+    builder: ParquetBuilder,
+    path: &Path,
+    decoded: &[(&str, usize)],
+) -> Result<Vec<Vec<String>>> {
     let dataset = builder.open(path)?;
     let mut columns = vec![Vec::new(); dataset.schema().len()];
-    let loader = Loader::builder(dataset).batch_size(64).workers(1).tuning(|t| t.slots(2));
-    let decode = |loader: LoaderBuilder, (name, max): &(&str, usize)| loader.decode_field(name, Bytes::up_to(*max));
+    let loader = Loader::builder(dataset)
+        .batch_size(64)
+        .workers(1)
+        .tuning(|t| t.slots(2));
+    let decode = |loader: LoaderBuilder, (name, max): &(&str, usize)| {
+        loader.decode_field(name, Bytes::up_to(*max))
+    };
     let loader = decoded.iter().fold(loader, decode).build()?;
     for batch in loader.epoch(0)? {
         let batch = batch?;
         for (rows, field) in columns.iter_mut().zip(batch.fields()) {
             let (bytes, lens) = (field.as_bytes()?, field.lens());
             let stride = bytes.len() / batch.len();
-            let element = lens.map_or(0, |_| stride / field.shape()[1..].iter().product::<usize>().max(1));
+            let element = lens.map_or(0, |_| {
+                stride / field.shape()[1..].iter().product::<usize>().max(1)
+            });
             for row in 0..batch.len() {
                 let len = lens.map_or(stride, |lens| lens[row] as usize * element);
-                rows.push(bytes[row * stride..][..len].iter().map(|byte| format!("{byte:02x}")).collect());
+                rows.push(
+                    bytes[row * stride..][..len]
+                        .iter()
+                        .map(|byte| format!("{byte:02x}"))
+                        .collect(),
+                );
             }
         }
     }
@@ -77,11 +98,18 @@ fn read_decoded(builder: ParquetBuilder, path: &Path, decoded: &[(&str, usize)])
 /// The first row that differs from pyarrow's; a null is zeros or nothing.
 fn difference(column: &Column<'_>, rows: &[String]) -> Option<String> {
     if rows.len() != column.rows() {
-        return Some(format!("{} rows, pyarrow reads {}", rows.len(), column.rows()));
+        return Some(format!(
+            "{} rows, pyarrow reads {}",
+            rows.len(),
+            column.rows()
+        ));
     }
     (0..rows.len()).find_map(|row| {
         let here = &rows[row];
-        let same = column.row(row).map_or_else(|| here.bytes().all(|digit| digit == b'0'), |there| there == *here);
+        let same = column.row(row).map_or_else(
+            || here.bytes().all(|digit| digit == b'0'),
+            |there| there == *here,
+        );
         (!same).then(|| format!("row {row} is {here:?}, pyarrow reads {:?}", column.row(row)))
     })
 }
@@ -93,13 +121,22 @@ fn judge(column: &Column<'_>, path: &Path) -> Outcome {
     let wanted = || column.add(Parquet::builder());
     match (read(wanted().nulls(Nulls::Zero), path), column.holds) {
         (Err(error), _) if error.kind() == ErrorKind::Panicked => return Err(error.to_string()),
-        (Err(error), None) if error.to_string().contains(column.refused) => return Ok(Some(error.to_string())),
+        (Err(error), None) if error.to_string().contains(column.refused) => {
+            return Ok(Some(error.to_string()));
+        }
         (Err(error), _) => return Err(format!("refused: {error}")),
         (Ok(_), None) if column.refused.is_empty() => return Ok(None),
-        (Ok(_), None) => return Err(format!("read, though refused because of {:?}", column.refused)),
+        (Ok(_), None) => {
+            return Err(format!(
+                "read, though refused because of {:?}",
+                column.refused
+            ));
+        }
         (Ok(rows), Some(_)) => difference(column, &rows[0]).map_or(Ok(()), Err)?,
     }
-    let Some(row) = column.first_null() else { return Ok(None) };
+    let Some(row) = column.first_null() else {
+        return Ok(None);
+    };
     match read(wanted(), path) {
         Err(error) if error.to_string().contains(" of the row group is null") => Ok(None),
         Err(error) => Err(format!("row {row} is null: {error}")),
@@ -110,23 +147,36 @@ fn judge(column: &Column<'_>, path: &Path) -> Outcome {
 /// Reads all columns of a file one by one, and the supported ones together.
 fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
     let mut outcomes: Vec<Outcome> = columns.iter().map(|column| judge(column, path)).collect();
-    let readable: Vec<_> = columns.iter().filter(|column| column.holds.is_some()).collect();
+    let readable: Vec<_> = columns
+        .iter()
+        .filter(|column| column.holds.is_some())
+        .collect();
     for some in readable.chunks(64) {
         let add = |builder: ParquetBuilder, column: &&Column<'_>| match column.bytes() {
             Some(_) => builder.column(column.name),
             None => column.add(builder),
         };
         let all = some.iter().fold(Parquet::builder().nulls(Nulls::Zero), add);
-        let decoded: Vec<_> = some.iter().filter_map(|column| Some((column.name, column.bytes()?))).collect();
+        let decoded: Vec<_> = some
+            .iter()
+            .filter_map(|column| Some((column.name, column.bytes()?)))
+            .collect();
         // Also in runs of rows, if the file has an offset index.
         for chunk_bytes in [1 << 30, 1000] {
-            outcomes.push(match read_decoded(all.clone().chunk_bytes(chunk_bytes), path, &decoded) {
-                Err(error) => Err(format!("together: {error}")),
-                Ok(rows) => {
-                    let differ = some.iter().zip(&rows).find_map(|(column, rows)| difference(column, rows));
-                    differ.map_or(Ok(None), |words| Err(format!("together, in chunks of {chunk_bytes}: {words}")))
-                }
-            });
+            outcomes.push(
+                match read_decoded(all.clone().chunk_bytes(chunk_bytes), path, &decoded) {
+                    Err(error) => Err(format!("together: {error}")),
+                    Ok(rows) => {
+                        let differ = some
+                            .iter()
+                            .zip(&rows)
+                            .find_map(|(column, rows)| difference(column, rows));
+                        differ.map_or(Ok(None), |words| {
+                            Err(format!("together, in chunks of {chunk_bytes}: {words}"))
+                        })
+                    }
+                },
+            );
         }
     }
     outcomes
@@ -136,7 +186,8 @@ fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
 /// columns that were read and refused.
 fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
     let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
-    let files: BTreeMap<String, BTreeMap<String, Value>> = serde_json::from_value(expected["files"].clone()).unwrap();
+    let files: BTreeMap<String, BTreeMap<String, Value>> =
+        serde_json::from_value(expected["files"].clone()).unwrap();
     assert!(!files.is_empty());
     let (mut wrong, mut equal, mut refused) = (Vec::new(), 0, 0);
     for (file, columns) in &files {
@@ -144,14 +195,21 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
         let list: Vec<_> = named
             .map(|(name, value)| Column {
                 name,
-                asked: value.as_u64().map_or(value, |number| &expected["pool"][number as usize]),
-                holds: value.as_u64().map(|number| &expected["pool"][number as usize]),
+                asked: value
+                    .as_u64()
+                    .map_or(value, |number| &expected["pool"][number as usize]),
+                holds: value
+                    .as_u64()
+                    .map(|number| &expected["pool"][number as usize]),
                 refused: value["refused"][0].as_str().unwrap_or(""),
             })
             .collect();
         let path = folder.join(file);
         let outcomes = if list.is_empty() {
-            vec![unreadable(&path, columns[""]["refused"][0].as_str().unwrap_or(""))]
+            vec![unreadable(
+                &path,
+                columns[""]["refused"][0].as_str().unwrap_or(""),
+            )]
         } else {
             judge_file(&list, &path)
         };
@@ -160,7 +218,9 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
             let name = list.get(index).map_or("", |column| column.name);
             match outcome {
                 Ok(None) => read += usize::from(index < list.len()),
-                Ok(Some(reason)) => reasons.push(reason.split(": path=").next().unwrap_or("").to_string()),
+                Ok(Some(reason)) => {
+                    reasons.push(reason.split(": path=").next().unwrap_or("").to_string())
+                }
                 Err(words) => wrong.push(format!("{file} {name}: {words}")),
             }
         }
@@ -175,7 +235,9 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
 fn unreadable(path: &Path, words: &str) -> Outcome {
     match read(Parquet::builder().nulls(Nulls::Zero), path) {
         Err(error) if error.kind() == ErrorKind::Panicked || !error.to_string().contains(words) => {
-            Err(format!("refused for another reason than {words:?}: {error}"))
+            Err(format!(
+                "refused for another reason than {words:?}: {error}"
+            ))
         }
         Err(error) => Ok(Some(error.to_string())),
         Ok(_) => Ok(None),
@@ -186,16 +248,24 @@ fn unreadable(path: &Path, words: &str) -> Outcome {
 fn every_writers_file_is_read_as_pyarrow_reads_it() {
     let (wrong, equal, refused) = compare(&fixture("writers"), &fixture("writers/expected.json"));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(equal > 300 && refused > 10, "{equal} equal, {refused} refused");
+    assert!(
+        equal > 300 && refused > 10,
+        "{equal} equal, {refused} refused"
+    );
 }
 
 /// `.ci/parquet` sets a folder of arbitrary files whose `expected.json` has pyarrow's values.
 #[test]
 fn files_of_a_named_folder_are_read_as_pyarrow_reads_them() {
-    let Some(folder) = std::env::var_os("FEEDLINE_PARQUET_FILES") else { return };
+    let Some(folder) = std::env::var_os("FEEDLINE_PARQUET_FILES") else {
+        return;
+    };
     let folder = Path::new(&folder);
     let (wrong, equal, refused) = compare(folder, &folder.join("expected.json"));
-    println!("{equal} columns equal, {refused} refused, {} wrong", wrong.len());
+    println!(
+        "{equal} columns equal, {refused} refused, {} wrong",
+        wrong.len()
+    );
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -205,7 +275,11 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     change(&mut bytes);
     let read = || {
         let dataset = Parquet::builder().up_to("name", 64).open_bytes(bytes)?;
-        Loader::builder(dataset).batch_size(64).build()?.epoch(0)?.try_for_each(|batch| batch.map(drop))
+        Loader::builder(dataset)
+            .batch_size(64)
+            .build()?
+            .epoch(0)?
+            .try_for_each(|batch| batch.map(drop))
     };
     read().unwrap_err().to_string()
 }
@@ -213,20 +287,33 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
 #[test]
 fn a_page_without_its_dictionary_is_refused() {
     let error = refusal(|bytes| {
-        assert_eq!(bytes[4..6], [0x15, 0x04], "the kind of the first page: a dictionary");
+        assert_eq!(
+            bytes[4..6],
+            [0x15, 0x04],
+            "the kind of the first page: a dictionary"
+        );
         bytes[5] = 0x08;
     });
-    assert!(error.contains("a page refers to a dictionary, and the column chunk has none before it"), "{error}");
+    assert!(
+        error.contains("a page refers to a dictionary, and the column chunk has none before it"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_footer_with_another_row_count_is_refused() {
     let error = refusal(|bytes| {
         let rows = [0x16, 0xb0, 0x09, 0x19, 0x1c];
-        let at = bytes.windows(rows.len()).rposition(|window| window == rows).unwrap();
+        let at = bytes
+            .windows(rows.len())
+            .rposition(|window| window == rows)
+            .unwrap();
         bytes[at + 1] = 0xb2;
     });
-    assert!(error.contains("the footer counts 601 rows, its row groups 600"), "{error}");
+    assert!(
+        error.contains("the footer counts 601 rows, its row groups 600"),
+        "{error}"
+    );
 }
 
 /// A zigzag number of thrift.
@@ -245,15 +332,22 @@ fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
     use parquet::data_type::{ByteArray, ByteArrayType};
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
-    let schema = parquet::schema::parser::parse_message_type("message m { required binary name; }").unwrap();
-    let properties = WriterProperties::builder().set_created_by(writer.into()).build();
+    let schema =
+        parquet::schema::parser::parse_message_type("message m { required binary name; }").unwrap();
+    let properties = WriterProperties::builder()
+        .set_created_by(writer.into())
+        .build();
     let mut bytes = Vec::new();
     let mut file = SerializedFileWriter::new(&mut bytes, schema.into(), properties.into()).unwrap();
     let mut group = file.next_row_group().unwrap();
     let mut column = group.next_column().unwrap().unwrap();
-    let values: Vec<ByteArray> =
-        (0..300).map(|row| ByteArray::from(format!("name {}", row % 7).into_bytes())).collect();
-    column.typed::<ByteArrayType>().write_batch(&values, None, None).unwrap();
+    let values: Vec<ByteArray> = (0..300)
+        .map(|row| ByteArray::from(format!("name {}", row % 7).into_bytes()))
+        .collect();
+    column
+        .typed::<ByteArrayType>()
+        .write_batch(&values, None, None)
+        .unwrap();
     column.close().unwrap();
     group.close().unwrap();
     let meta = file.close().unwrap();
@@ -262,14 +356,23 @@ fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
         assert_eq!(column.compressed_size(), column.uncompressed_size());
         let size = column.compressed_size() as u64;
         // The header ends where the first value begins, with its length.
-        let first = bytes.windows(6).position(|bytes| bytes == b"name 0").unwrap();
+        let first = bytes
+            .windows(6)
+            .position(|bytes| bytes == b"name 0")
+            .unwrap();
         let header = (first - 4 - column.dictionary_page_offset().unwrap() as usize) as u64;
         let (said, wrong) = (zigzag(size), zigzag(size - header));
         assert_eq!(said.len(), wrong.len());
-        let footer = bytes.len() - 8 - u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().unwrap()) as usize;
+        let footer = bytes.len()
+            - 8
+            - u32::from_le_bytes(bytes[bytes.len() - 8..][..4].try_into().unwrap()) as usize;
         // Field 6 and field 7 of the column's metadata, one after the other.
         let both = |size: &[u8]| [&[0x16], size, &[0x16], size].concat();
-        let at = footer + bytes[footer..].windows(both(&said).len()).position(|bytes| bytes == both(&said)).unwrap();
+        let at = footer
+            + bytes[footer..]
+                .windows(both(&said).len())
+                .position(|bytes| bytes == both(&said))
+                .unwrap();
         bytes[at..][..both(&wrong).len()].copy_from_slice(&both(&wrong));
     }
     bytes
@@ -279,11 +382,16 @@ fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
 fn a_dictionary_header_that_is_not_counted_is_read() {
     let names = |bytes: Vec<u8>| -> Result<Vec<u8>> {
         let dataset = Parquet::builder().up_to("name", 6).open_bytes(bytes)?;
-        let loader = Loader::builder(dataset).order(feedline::Order::sequential()).batch_size(300).build()?;
+        let loader = Loader::builder(dataset)
+            .order(feedline::Order::sequential())
+            .batch_size(300)
+            .build()?;
         let batch = loader.epoch(0)?.next().unwrap()?;
         Ok(batch.field("name")?.as_slice::<u8>()?.to_vec())
     };
-    let right: Vec<u8> = (0..300).flat_map(|row| format!("name {}", row % 7).into_bytes()).collect();
+    let right: Vec<u8> = (0..300)
+        .flat_map(|row| format!("name {}", row % 7).into_bytes())
+        .collect();
     for (writer, uncounted) in [
         ("parquet-rs", false),
         ("parquet-mr version 1.12.3 (build f8dced182c)", false),
@@ -292,9 +400,17 @@ fn a_dictionary_header_that_is_not_counted_is_read() {
         ("parquet-mr version 1.2.8 (build 1)", true),
         ("parquet-mr version 1.2 (build 1)", true),
     ] {
-        assert_eq!(names(by_writer(writer, uncounted)).unwrap(), right, "{writer}");
+        assert_eq!(
+            names(by_writer(writer, uncounted)).unwrap(),
+            right,
+            "{writer}"
+        );
     }
-    for writer in ["parquet-rs", "parquet-mr version 1.2.9 (build 1)", "parquet-mr version 1.12.3"] {
+    for writer in [
+        "parquet-rs",
+        "parquet-mr version 1.2.9 (build 1)",
+        "parquet-mr version 1.12.3",
+    ] {
         let error = names(by_writer(writer, true)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Truncated, "{writer}: {error}");
     }
@@ -303,22 +419,42 @@ fn a_dictionary_header_that_is_not_counted_is_read() {
 /// Rows of a folder's columns that all pairs have, and of the list unless a file lacks it.
 fn pair(folder: &Path, lists: bool) -> Result<Vec<Vec<String>>> {
     let builder = Parquet::builder().columns(["a", "x", "t"]).up_to("s", 4);
-    read(if lists { builder.up_to("l", 3) } else { builder }, folder)
+    read(
+        if lists {
+            builder.up_to("l", 3)
+        } else {
+            builder
+        },
+        folder,
+    )
 }
 
 #[test]
 fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
-    let files: Vec<_> = std::fs::read_dir(fixture("pairs")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> = std::fs::read_dir(fixture("pairs"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     assert_eq!(files.len(), 10);
     let twice = |rows: &Vec<String>| [&rows[..], &rows[..]].concat();
-    for (first, second) in files.iter().flat_map(|first| files.iter().map(move |second| (first, second))) {
+    for (first, second) in files
+        .iter()
+        .flat_map(|first| files.iter().map(move |second| (first, second)))
+    {
         let dir = crate::common::Dir::new();
         for (name, file) in ["0.parquet", "1.PQ"].iter().zip([first, second]) {
             dir.write(&format!("set/{name}"), &std::fs::read(file).unwrap());
         }
-        let lists = ![first, second].iter().any(|file| file.ends_with("fastparquet.parquet"));
-        let expected: Vec<_> = pair(&fixture("pairs/pyarrow.parquet"), lists).unwrap().iter().map(twice).collect();
-        let rows = pair(&dir.path("set"), lists).unwrap_or_else(|error| panic!("{first:?}, {second:?}: {error}"));
+        let lists = ![first, second]
+            .iter()
+            .any(|file| file.ends_with("fastparquet.parquet"));
+        let expected: Vec<_> = pair(&fixture("pairs/pyarrow.parquet"), lists)
+            .unwrap()
+            .iter()
+            .map(twice)
+            .collect();
+        let rows = pair(&dir.path("set"), lists)
+            .unwrap_or_else(|error| panic!("{first:?}, {second:?}: {error}"));
         assert_eq!(rows, expected, "{first:?}, {second:?}");
     }
 }
@@ -329,11 +465,15 @@ fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     use parquet::file::writer::SerializedFileWriter;
     let schema = parquet::schema::parser::parse_message_type(columns).unwrap();
     let mut bytes = Vec::new();
-    let mut file = SerializedFileWriter::new(&mut bytes, schema.into(), Default::default()).unwrap();
+    let mut file =
+        SerializedFileWriter::new(&mut bytes, schema.into(), Default::default()).unwrap();
     let mut group = file.next_row_group().unwrap();
     while let Some(mut column) = group.next_column().unwrap() {
         let levels = [1, 1];
-        column.typed::<Int32Type>().write_batch(&[7, 8], Some(&levels), None).unwrap();
+        column
+            .typed::<Int32Type>()
+            .write_batch(&[7, 8], Some(&levels), None)
+            .unwrap();
         column.close().unwrap();
     }
     group.close().unwrap();
@@ -347,7 +487,10 @@ fn a_column_with_an_odd_annotation_harms_no_other() {
     let schema = "message m { required int32 odd (DATE); required int32 good (UINT_8); }";
     // The number of the converted type behind the name: DATE becomes the one that parquet-cpp 1.3 had for nulls.
     let odd = |bytes: &mut Vec<u8>| {
-        let at = bytes.windows(5).rposition(|window| window == b"odd\x25\x0c").unwrap();
+        let at = bytes
+            .windows(5)
+            .rposition(|window| window == b"odd\x25\x0c")
+            .unwrap();
         bytes[at + 4] = 48;
     };
     let bytes = annotated(schema, odd);
@@ -356,13 +499,26 @@ fn a_column_with_an_odd_annotation_harms_no_other() {
             .parse_and_finish(&bytes::Bytes::from(bytes.clone()))
             .is_err()
     );
-    let dataset = Parquet::builder().column("good").open_bytes(bytes.clone()).unwrap();
-    assert_eq!(dataset.schema()[0].as_raw().unwrap().dtype(), feedline::tensor::DType::U8, "its annotation stays");
+    let dataset = Parquet::builder()
+        .column("good")
+        .open_bytes(bytes.clone())
+        .unwrap();
+    assert_eq!(
+        dataset.schema()[0].as_raw().unwrap().dtype(),
+        feedline::tensor::DType::U8,
+        "its annotation stays"
+    );
     let loader = Loader::builder(dataset).batch_size(2).build().unwrap();
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.field("good").unwrap().as_bytes().unwrap(), [7, 8]);
-    let error = Parquet::builder().column("odd").open_bytes(bytes).unwrap_err();
-    assert!(error.kind() == ErrorKind::Config && error.message().contains("`odd`"), "{error}");
+    let error = Parquet::builder()
+        .column("odd")
+        .open_bytes(bytes)
+        .unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Config && error.message().contains("`odd`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -379,25 +535,50 @@ fn a_column_of_another_type_is_an_error_with_both_types() {
         let files = dir.path(&format!("{{{first},{second}}}.parquet"));
         let error = Parquet::open(files).unwrap_err();
         let path = dir.path(&format!("{second}.parquet"));
-        assert_eq!((error.kind(), error.site().path.as_deref()), (ErrorKind::Shape, Some(&*path)), "{error}");
+        assert_eq!(
+            (error.kind(), error.site().path.as_deref()),
+            (ErrorKind::Shape, Some(&*path)),
+            "{error}"
+        );
         let (_, words) = error.message().split_once("column `a` is ").unwrap();
         let (here, there) = words.split_once(" here, ").unwrap();
-        assert_ne!(here, there.strip_suffix(" in the first file").unwrap(), "{error}");
+        assert_ne!(
+            here,
+            there.strip_suffix(" in the first file").unwrap(),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn the_longest_row_of_each_column_of_bytes_is_found() {
     let texts = Parquet::open(fixture("writers/repeated-polars.parquet")).unwrap();
-    let bytes: Vec<_> = texts.schema().iter().enumerate().filter(|(_, field)| field.as_raw().is_none()).collect();
+    let bytes: Vec<_> = texts
+        .schema()
+        .iter()
+        .enumerate()
+        .filter(|(_, field)| field.as_raw().is_none())
+        .collect();
     assert!(!bytes.is_empty());
     for (number, field) in bytes {
         let loader = |most: u64| {
-            let one = Parquet::builder().column(&field.name).open(fixture("writers/repeated-polars.parquet")).unwrap();
-            Loader::builder(one).decode(Bytes::up_to(most as usize)).build().unwrap()
+            let one = Parquet::builder()
+                .column(&field.name)
+                .open(fixture("writers/repeated-polars.parquet"))
+                .unwrap();
+            Loader::builder(one)
+                .decode(Bytes::up_to(most as usize))
+                .build()
+                .unwrap()
         };
         let most = texts.field_bytes_max(number).unwrap();
         assert!(loader(most).epoch(0).unwrap().all(|batch| batch.is_ok()));
-        assert!(loader(most - 1).epoch(0).unwrap().any(|batch| batch.is_err()), "{most} is not the least");
+        assert!(
+            loader(most - 1)
+                .epoch(0)
+                .unwrap()
+                .any(|batch| batch.is_err()),
+            "{most} is not the least"
+        );
     }
 }

@@ -20,20 +20,30 @@ const FLIPS: [u8; 4] = [0x01, 0x08, 0x20, 0xff];
 const INSTEAD: [u8; 2] = [0, b'/'];
 
 fn builder() -> TarBuilder {
-    Tar::builder().raw(Field::up_to("bin", DType::U8, 1000), "bin").class("cls").index(false)
+    Tar::builder()
+        .raw(Field::up_to("bin", DType::U8, 1000), "bin")
+        .class("cls")
+        .index(false)
 }
 
 /// Places of the fields of every sample.
 fn rows(tar: &Tar) -> Vec<Vec<Option<(u64, u64)>>> {
-    (0..tar.len()).map(|sample| fuzzing::tar_places(tar, sample)).collect()
+    (0..tar.len())
+        .map(|sample| fuzzing::tar_places(tar, sample))
+        .collect()
 }
 
 /// Fields of a sample as the pipeline reads them if the shard now has these bytes; `None` for fields that are cut off.
 fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let (mut fields, extents) = (Vec::new(), fuzzing::extents(tar, sample)?);
-    assert_eq!(extents.len(), tar.schema().len(), "one for each field, which may be shared");
+    assert_eq!(
+        extents.len(),
+        tar.schema().len(),
+        "one for each field, which may be shared"
+    );
     for (field, extent) in extents.into_iter().enumerate() {
-        let Some(came) = bytes.get(extent.offset as usize..(extent.offset + extent.len) as usize) else {
+        let Some(came) = bytes.get(extent.offset as usize..(extent.offset + extent.len) as usize)
+        else {
             return Ok(None);
         };
         fields.push(tar.open(sample, field, came, &mut Vec::new())?.to_vec());
@@ -42,14 +52,20 @@ fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> 
 }
 
 fn all(tar: &Tar, bytes: &[u8]) -> Vec<Vec<Vec<u8>>> {
-    (0..tar.len()).map(|sample| fields(tar, sample, bytes).unwrap().unwrap()).collect()
+    (0..tar.len())
+        .map(|sample| fields(tar, sample, bytes).unwrap().unwrap())
+        .collect()
 }
 
 /// Every damaged version of a shard: a description of the damage, and the bytes.
 fn damaged(shard: &[u8], mut see: impl FnMut(String, &[u8])) {
     let mut bytes = shard.to_vec();
     for at in places(0..shard.len(), 7) {
-        let values: std::collections::BTreeSet<u8> = FLIPS.iter().map(|bits| shard[at] ^ bits).chain(INSTEAD).collect();
+        let values: std::collections::BTreeSet<u8> = FLIPS
+            .iter()
+            .map(|bits| shard[at] ^ bits)
+            .chain(INSTEAD)
+            .collect();
         for value in values.into_iter().filter(|value| *value != shard[at]) {
             bytes[at] = value;
             see(format!("byte {at} is {value:#04x}"), &bytes);
@@ -82,11 +98,17 @@ fn the_index_of_the_intact_shard_finds_all_damage() {
             cases += 1;
             for sample in 0..tar.len() {
                 match fields(&tar, sample, bytes) {
-                    Ok(Some(fields)) => assert_eq!(fields, right[sample as usize], "{name}, sample {sample}: {what}"),
+                    Ok(Some(fields)) => assert_eq!(
+                        fields, right[sample as usize],
+                        "{name}, sample {sample}: {what}"
+                    ),
                     // A reader detects a shorter file.
                     Ok(None) => found += 1,
                     Err(error) => {
-                        assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{what}: {error}");
+                        assert!(
+                            matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated),
+                            "{what}: {error}"
+                        );
                         found += 1;
                     }
                 }
@@ -113,14 +135,18 @@ fn no_lost_sample_is_silent_without_an_index() {
                 Err(error) => {
                     let kinds = [ErrorKind::Decode, ErrorKind::Truncated];
                     assert!(kinds.contains(&error.kind()), "{name}, {what}: {error}");
-                    assert!(error.site().offset.is_some() && error.site().path.is_some(), "{error}");
+                    assert!(
+                        error.site().offset.is_some() && error.site().path.is_some(),
+                        "{error}"
+                    );
                     refused += 1;
                     reported(&right, &format!("{name}, {what}"), bytes);
                 }
                 Ok(tar) => {
                     assert_eq!(rows(&tar), right, "{name}: {what}");
                     let is_right = |sample: u64| {
-                        fields(&tar, sample, bytes).ok().flatten().as_ref() == values.get(sample as usize)
+                        fields(&tar, sample, bytes).ok().flatten().as_ref()
+                            == values.get(sample as usize)
                     };
                     if (0..tar.len()).all(is_right) {
                         same += 1;
@@ -144,14 +170,23 @@ fn no_lost_sample_is_silent_without_an_index() {
 fn reported(right: &[Vec<Option<(u64, u64)>>], what: &str, bytes: &[u8]) {
     match builder().skip_damage(true).open_bytes(bytes) {
         Ok(tar) => {
-            assert!(!tar.damage().is_empty() && tar.len() <= right.len() as u64, "{what}");
+            assert!(
+                !tar.damage().is_empty() && tar.len() <= right.len() as u64,
+                "{what}"
+            );
             let mut rest = right.iter();
             for row in rows(&tar) {
-                assert!(rest.any(|right| *right == row), "{what}: {row:?} is no sample");
+                assert!(
+                    rest.any(|right| *right == row),
+                    "{what}: {row:?} is no sample"
+                );
             }
         }
         Err(error) => {
-            assert!(error.kind() == ErrorKind::Empty && error.message().contains("damage"), "{what}: {error}")
+            assert!(
+                error.kind() == ErrorKind::Empty && error.message().contains("damage"),
+                "{what}: {error}"
+            )
         }
     }
 }
@@ -184,7 +219,11 @@ fn padded(data: &[u8]) -> Vec<u8> {
 }
 
 fn file(name: &str, data: &str) -> Vec<u8> {
-    [header(name, &octal(data.len()), b'0'), padded(data.as_bytes())].concat()
+    [
+        header(name, &octal(data.len()), b'0'),
+        padded(data.as_bytes()),
+    ]
+    .concat()
 }
 
 fn extension(flag: u8, data: &[u8]) -> Vec<u8> {
@@ -200,13 +239,20 @@ fn pax(records: &[(&str, &str)]) -> Vec<u8> {
         }
         format!("{len} {key}={value}\n")
     };
-    extension(b'x', records.iter().map(record).collect::<String>().as_bytes())
+    extension(
+        b'x',
+        records.iter().map(record).collect::<String>().as_bytes(),
+    )
 }
 
 const END: [u8; 1024] = [0; 1024];
 
 fn open(parts: &[&[u8]], skip_damage: bool) -> Result<Tar> {
-    Tar::builder().bytes("bin").class("cls").skip_damage(skip_damage).open_bytes(parts.concat())
+    Tar::builder()
+        .bytes("bin")
+        .class("cls")
+        .skip_damage(skip_damage)
+        .open_bytes(parts.concat())
 }
 
 /// Puts `middle` between two good samples; gives the ledger and the number of samples left.
@@ -232,19 +278,91 @@ fn ambiguous_members_are_damage() {
         [sum(block), padded(b"M")].concat()
     };
     let cases: Vec<(&str, DamageKind, Vec<Vec<u8>>)> = vec![
-        ("PAX size beside another size", Ambiguous, vec![pax(&[("size", "0")]), plain.clone()]),
-        ("PAX size, header 0", Ambiguous, vec![pax(&[("size", "1")]), header("m.bin", &octal(0), b'0'), padded(b"M")]),
-        ("GNU and PAX names", Ambiguous, vec![extension(b'L', b"m.bin\0"), pax(&[("path", "n.bin")]), plain.clone()]),
-        ("GNU name, PAX size", Ambiguous, vec![pax(&[("size", "1")]), extension(b'L', b"m.bin\0"), plain.clone()]),
-        ("two PAX headers", Ambiguous, vec![pax(&[("path", "m.bin")]), pax(&[("path", "n.bin")]), plain.clone()]),
-        ("two GNU names", Ambiguous, vec![extension(b'L', b"m.bin\0"), extension(b'L', b"n.bin\0"), plain.clone()]),
-        ("two paths in one", Ambiguous, vec![pax(&[("path", "m.bin"), ("path", "m.bin")]), plain.clone()]),
-        ("an empty path", Ambiguous, vec![pax(&[("path", "")]), plain.clone()]),
-        ("a NUL in a path", Ambiguous, vec![pax(&[("path", "m.bin\0x")]), plain.clone()]),
-        ("a path for all", Ambiguous, vec![extension(b'g', b"14 path=m.bin\n"), plain.clone()]),
-        ("a link with bytes", Ambiguous, vec![header("m.bin", &octal(1), b'1'), padded(b"M")]),
-        ("a folder with bytes", Ambiguous, vec![header("m.bin", &octal(1), b'5'), padded(b"M")]),
-        ("a file that ends like a folder", Ambiguous, vec![header("m.bin/", &octal(1), b'0'), padded(b"M")]),
+        (
+            "PAX size beside another size",
+            Ambiguous,
+            vec![pax(&[("size", "0")]), plain.clone()],
+        ),
+        (
+            "PAX size, header 0",
+            Ambiguous,
+            vec![
+                pax(&[("size", "1")]),
+                header("m.bin", &octal(0), b'0'),
+                padded(b"M"),
+            ],
+        ),
+        (
+            "GNU and PAX names",
+            Ambiguous,
+            vec![
+                extension(b'L', b"m.bin\0"),
+                pax(&[("path", "n.bin")]),
+                plain.clone(),
+            ],
+        ),
+        (
+            "GNU name, PAX size",
+            Ambiguous,
+            vec![
+                pax(&[("size", "1")]),
+                extension(b'L', b"m.bin\0"),
+                plain.clone(),
+            ],
+        ),
+        (
+            "two PAX headers",
+            Ambiguous,
+            vec![
+                pax(&[("path", "m.bin")]),
+                pax(&[("path", "n.bin")]),
+                plain.clone(),
+            ],
+        ),
+        (
+            "two GNU names",
+            Ambiguous,
+            vec![
+                extension(b'L', b"m.bin\0"),
+                extension(b'L', b"n.bin\0"),
+                plain.clone(),
+            ],
+        ),
+        (
+            "two paths in one",
+            Ambiguous,
+            vec![pax(&[("path", "m.bin"), ("path", "m.bin")]), plain.clone()],
+        ),
+        (
+            "an empty path",
+            Ambiguous,
+            vec![pax(&[("path", "")]), plain.clone()],
+        ),
+        (
+            "a NUL in a path",
+            Ambiguous,
+            vec![pax(&[("path", "m.bin\0x")]), plain.clone()],
+        ),
+        (
+            "a path for all",
+            Ambiguous,
+            vec![extension(b'g', b"14 path=m.bin\n"), plain.clone()],
+        ),
+        (
+            "a link with bytes",
+            Ambiguous,
+            vec![header("m.bin", &octal(1), b'1'), padded(b"M")],
+        ),
+        (
+            "a folder with bytes",
+            Ambiguous,
+            vec![header("m.bin", &octal(1), b'5'), padded(b"M")],
+        ),
+        (
+            "a file that ends like a folder",
+            Ambiguous,
+            vec![header("m.bin/", &octal(1), b'0'), padded(b"M")],
+        ),
         (
             "a prefix in a v7 header",
             Ambiguous,
@@ -253,24 +371,92 @@ fn ambiguous_members_are_damage() {
                 block[345] = b'p';
             })],
         ),
-        ("a hidden long name of a short name that is not", Ambiguous, vec![pax(&[("path", ".m.bin")]), plain.clone()]),
-        ("sparse (GNU)", Unsupported, vec![header("m.bin", &octal(1), b'S'), padded(b"M")]),
-        ("sparse (PAX)", Unsupported, vec![pax(&[("GNU.sparse.major", "1")]), plain.clone()]),
-        ("a volume's rest", Unsupported, vec![header("m.bin", &octal(1), b'M'), padded(b"M")]),
-        ("an unknown flag", Unsupported, vec![header("m.bin", &octal(1), b'Q'), padded(b"M")]),
-        ("an unknown PAX keyword", Header, vec![pax(&[("pbth", "m.bin")]), plain.clone()]),
-        ("a PAX record too long", Header, vec![extension(b'x', b"99 path=m.bin\n"), plain.clone()]),
-        ("a PAX record without end", Header, vec![extension(b'x', b"14 path=m.bin "), plain.clone()]),
-        ("a PAX size in hexadecimal", Header, vec![pax(&[("size", "0x1")]), plain.clone()]),
-        ("a GNU name with more behind it", Header, vec![extension(b'L', b"m.bin\0n.bin\0"), plain.clone()]),
-        ("an endless name", Header, vec![header("ext", &octal(1 << 20), b'L'), plain.clone()]),
+        (
+            "a hidden long name of a short name that is not",
+            Ambiguous,
+            vec![pax(&[("path", ".m.bin")]), plain.clone()],
+        ),
+        (
+            "sparse (GNU)",
+            Unsupported,
+            vec![header("m.bin", &octal(1), b'S'), padded(b"M")],
+        ),
+        (
+            "sparse (PAX)",
+            Unsupported,
+            vec![pax(&[("GNU.sparse.major", "1")]), plain.clone()],
+        ),
+        (
+            "a volume's rest",
+            Unsupported,
+            vec![header("m.bin", &octal(1), b'M'), padded(b"M")],
+        ),
+        (
+            "an unknown flag",
+            Unsupported,
+            vec![header("m.bin", &octal(1), b'Q'), padded(b"M")],
+        ),
+        (
+            "an unknown PAX keyword",
+            Header,
+            vec![pax(&[("pbth", "m.bin")]), plain.clone()],
+        ),
+        (
+            "a PAX record too long",
+            Header,
+            vec![extension(b'x', b"99 path=m.bin\n"), plain.clone()],
+        ),
+        (
+            "a PAX record without end",
+            Header,
+            vec![extension(b'x', b"14 path=m.bin "), plain.clone()],
+        ),
+        (
+            "a PAX size in hexadecimal",
+            Header,
+            vec![pax(&[("size", "0x1")]), plain.clone()],
+        ),
+        (
+            "a GNU name with more behind it",
+            Header,
+            vec![extension(b'L', b"m.bin\0n.bin\0"), plain.clone()],
+        ),
+        (
+            "an endless name",
+            Header,
+            vec![header("ext", &octal(1 << 20), b'L'), plain.clone()],
+        ),
         ("no size", Header, vec![header("m.bin", b"", b'0')]),
-        ("a size with a letter", Header, vec![header("m.bin", b"00000000001x", b'0')]),
-        ("a size of digits with a gap", Header, vec![header("m.bin", b"0000 000001\0", b'0')]),
-        ("a negative size", Header, vec![header("m.bin", &[0xff; 12], b'0')]),
-        ("a size over 2^64", Header, vec![header("m.bin", b"\x80\0\0\x01\0\0\0\0\0\0\0\0", b'0')]),
-        ("an unknown magic", Header, vec![ustar(&|block| block[257] = b'U')]),
-        ("no name", Header, vec![header("", &octal(1), b'0'), padded(b"M")]),
+        (
+            "a size with a letter",
+            Header,
+            vec![header("m.bin", b"00000000001x", b'0')],
+        ),
+        (
+            "a size of digits with a gap",
+            Header,
+            vec![header("m.bin", b"0000 000001\0", b'0')],
+        ),
+        (
+            "a negative size",
+            Header,
+            vec![header("m.bin", &[0xff; 12], b'0')],
+        ),
+        (
+            "a size over 2^64",
+            Header,
+            vec![header("m.bin", b"\x80\0\0\x01\0\0\0\0\0\0\0\0", b'0')],
+        ),
+        (
+            "an unknown magic",
+            Header,
+            vec![ustar(&|block| block[257] = b'U')],
+        ),
+        (
+            "no name",
+            Header,
+            vec![header("", &octal(1), b'0'), padded(b"M")],
+        ),
         (
             "a wrong checksum",
             Header,
@@ -285,10 +471,15 @@ fn ambiguous_members_are_damage() {
         middle.push(class.clone());
         let middle: Vec<&[u8]> = middle.iter().map(Vec::as_slice).collect();
         let (damage, left) = ledger(&middle);
-        let &[(found, offset, samples)] = &damage[..] else { panic!("{what}: {damage:?}") };
+        let &[(found, offset, samples)] = &damage[..] else {
+            panic!("{what}: {damage:?}")
+        };
         assert_eq!(found, kind, "{what}");
         // The sample before is whole; m and z after it are lost.
-        assert!(left == 1 && samples >= 1 && offset >= 2048, "{what}: {damage:?}, {left} left");
+        assert!(
+            left == 1 && samples >= 1 && offset >= 2048,
+            "{what}: {damage:?}, {left} left"
+        );
     }
 }
 
@@ -310,13 +501,45 @@ fn members_that_all_readers_see_alike_are_read() {
         vec![file("m.bin", "M"), file("m.cls", "13")],
         vec![v7("m.bin", "M"), v7("m.cls", "13")],
         vec![gnu_size("m.bin", "M"), gnu_size("m.cls", "13")],
-        vec![header("m.bin", b"          1 ", b'7'), padded(b"M"), file("m.cls", " 13\n")],
-        vec![extension(b'L', bin.as_bytes()), file("x", "M"), extension(b'L', cls.as_bytes()), file("y", "13")],
-        vec![pax(&[("path", &bin)]), file("x", "M"), pax(&[("mtime", "1.5"), ("path", &cls)]), file("y", "13")],
-        vec![pax(&[("size", "1"), ("LIBARCHIVE.xattr.a", "\0")]), file("m.bin", "M"), file("m.cls", "+13")],
-        vec![extension(b'g', b"17 comment=hello\n"), file("m.bin", "M"), file("m.cls", "13")],
-        vec![pax(&[("mtime", "1.5")]), extension(b'L', b"m.bin\0"), file("x", "M"), file("m.CLS", "013")],
-        vec![extension(b'K', b"target\0"), header("l", &octal(0), b'2'), file("m.cls", "13"), file("m.bin", "M")],
+        vec![
+            header("m.bin", b"          1 ", b'7'),
+            padded(b"M"),
+            file("m.cls", " 13\n"),
+        ],
+        vec![
+            extension(b'L', bin.as_bytes()),
+            file("x", "M"),
+            extension(b'L', cls.as_bytes()),
+            file("y", "13"),
+        ],
+        vec![
+            pax(&[("path", &bin)]),
+            file("x", "M"),
+            pax(&[("mtime", "1.5"), ("path", &cls)]),
+            file("y", "13"),
+        ],
+        vec![
+            pax(&[("size", "1"), ("LIBARCHIVE.xattr.a", "\0")]),
+            file("m.bin", "M"),
+            file("m.cls", "+13"),
+        ],
+        vec![
+            extension(b'g', b"17 comment=hello\n"),
+            file("m.bin", "M"),
+            file("m.cls", "13"),
+        ],
+        vec![
+            pax(&[("mtime", "1.5")]),
+            extension(b'L', b"m.bin\0"),
+            file("x", "M"),
+            file("m.CLS", "013"),
+        ],
+        vec![
+            extension(b'K', b"target\0"),
+            header("l", &octal(0), b'2'),
+            file("m.cls", "13"),
+            file("m.bin", "M"),
+        ],
     ];
     for (case, middle) in cases.iter().enumerate() {
         let before = [file("a.bin", "A"), file("a.cls", "-1")].concat();
@@ -324,8 +547,16 @@ fn members_that_all_readers_see_alike_are_read() {
         shard.extend(middle.iter().map(Vec::as_slice));
         shard.push(&END);
         let tar = open(&shard, false).unwrap_or_else(|error| panic!("case {case}: {error}"));
-        assert_eq!(tar.read_sample(0).unwrap(), [b"A".to_vec(), (-1_i64).to_ne_bytes().to_vec()], "case {case}");
-        assert_eq!(tar.read_sample(1).unwrap(), [b"M".to_vec(), 13_i64.to_ne_bytes().to_vec()], "case {case}");
+        assert_eq!(
+            tar.read_sample(0).unwrap(),
+            [b"A".to_vec(), (-1_i64).to_ne_bytes().to_vec()],
+            "case {case}"
+        );
+        assert_eq!(
+            tar.read_sample(1).unwrap(),
+            [b"M".to_vec(), 13_i64.to_ne_bytes().to_vec()],
+            "case {case}"
+        );
         assert_eq!(tar.len(), 2);
     }
 }
@@ -339,17 +570,47 @@ fn half_and_doubled_samples_cost_only_themselves() {
     let cases: [(&str, &[&[u8]], Expected<'_>, u64); 8] = [
         ("whole", &[&bin, &cls], &[], 3),
         ("no class", &[&bin], &[(Incomplete, 2048, 1)], 2),
-        ("nothing that is asked for", &[&file("m.txt", "x")], &[(Incomplete, 2048, 1)], 2),
-        ("a member twice", &[&bin, &cls, &bin], &[(Duplicate, 2048, 1)], 2),
-        ("a key twice", &[&bin, &cls, &n_bin, &n_cls, &bin, &cls], &[(Duplicate, 6144, 1)], 4),
+        (
+            "nothing that is asked for",
+            &[&file("m.txt", "x")],
+            &[(Incomplete, 2048, 1)],
+            2,
+        ),
+        (
+            "a member twice",
+            &[&bin, &cls, &bin],
+            &[(Duplicate, 2048, 1)],
+            2,
+        ),
+        (
+            "a key twice",
+            &[&bin, &cls, &n_bin, &n_cls, &bin, &cls],
+            &[(Duplicate, 6144, 1)],
+            4,
+        ),
         (
             "sorted by ending",
             &[&bin, &n_bin, &cls, &n_cls],
-            &[(Incomplete, 2048, 1), (Incomplete, 3072, 1), (Duplicate, 4096, 1), (Duplicate, 5120, 1)],
+            &[
+                (Incomplete, 2048, 1),
+                (Incomplete, 3072, 1),
+                (Duplicate, 4096, 1),
+                (Duplicate, 5120, 1),
+            ],
             2,
         ),
-        ("a class that is no number by its length", &[&bin, &file("m.cls", "")], &[(Incomplete, 2048, 1)], 2),
-        ("another case of the same ending", &[&bin, &cls, &file("m.BIN", "M")], &[(Duplicate, 2048, 1)], 2),
+        (
+            "a class that is no number by its length",
+            &[&bin, &file("m.cls", "")],
+            &[(Incomplete, 2048, 1)],
+            2,
+        ),
+        (
+            "another case of the same ending",
+            &[&bin, &cls, &file("m.BIN", "M")],
+            &[(Duplicate, 2048, 1)],
+            2,
+        ),
     ];
     for (what, middle, damage, left) in cases {
         assert_eq!(ledger(middle), (damage.to_vec(), left), "{what}");
@@ -371,23 +632,53 @@ fn the_end_of_a_shard_is_checked() {
         ("none", vec![], Some((NoEnd, 2048, 0))),
         ("half a marker", vec![zeroes(512)], Some((Cut, 2048, 0))),
         ("a bit of a marker", vec![zeroes(100)], Some((Cut, 2048, 0))),
-        ("too many zeroes", vec![zeroes(4096)], Some((Zeroed, 2048, 0))),
-        ("a whole record too many", vec![zeroes(20_480 - 2048)], Some((Zeroed, 2048, 0))),
-        ("a second archive", vec![zeroes(1024), more.clone(), zeroes(1024)], Some((Trailing, 3072, 1))),
-        ("a zeroed header", vec![zeroes(512), more[512..].to_vec(), zeroes(1024)], Some((Zeroed, 2560, 1))),
-        ("bytes behind the end", vec![late], Some((Trailing, 5047, 0))),
+        (
+            "too many zeroes",
+            vec![zeroes(4096)],
+            Some((Zeroed, 2048, 0)),
+        ),
+        (
+            "a whole record too many",
+            vec![zeroes(20_480 - 2048)],
+            Some((Zeroed, 2048, 0)),
+        ),
+        (
+            "a second archive",
+            vec![zeroes(1024), more.clone(), zeroes(1024)],
+            Some((Trailing, 3072, 1)),
+        ),
+        (
+            "a zeroed header",
+            vec![zeroes(512), more[512..].to_vec(), zeroes(1024)],
+            Some((Zeroed, 2560, 1)),
+        ),
+        (
+            "bytes behind the end",
+            vec![late],
+            Some((Trailing, 5047, 0)),
+        ),
     ];
     for (what, tail, expected) in cases {
         let mut shard: Vec<&[u8]> = vec![&sample];
         shard.extend(tail.iter().map(Vec::as_slice));
         let tar = open(&shard, true).unwrap();
-        let damage: Vec<_> = tar.damage().iter().map(|d| (d.kind, d.offset, d.samples)).collect();
+        let damage: Vec<_> = tar
+            .damage()
+            .iter()
+            .map(|d| (d.kind, d.offset, d.samples))
+            .collect();
         assert_eq!(damage, Vec::from_iter(expected), "{what}");
         assert_eq!(tar.len(), 1, "{what}");
         assert_eq!(open(&shard, false).is_ok(), expected.is_none(), "{what}");
     }
     let odd = [&sample[..], &zeroes(4096)].concat();
-    assert!(Tar::builder().bytes("bin").padding(6144).open_bytes(odd).is_ok());
+    assert!(
+        Tar::builder()
+            .bytes("bin")
+            .padding(6144)
+            .open_bytes(odd)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -398,18 +689,37 @@ fn a_sample_before_damage_is_kept_only_if_surely_whole() {
     let whole = Tar::builder().bytes("bin").skip_damage(true);
     assert_eq!(whole.clone().open_bytes(&*shard).unwrap().len(), 1);
     // The broken member may have been the optional one.
-    let error = whole.bytes("txt").optional().open_bytes(&*shard).unwrap_err();
+    let error = whole
+        .bytes("txt")
+        .optional()
+        .open_bytes(&*shard)
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Empty);
-    assert!(error.message().contains("sample \"a\" is not whole"), "{error}");
+    assert!(
+        error.message().contains("sample \"a\" is not whole"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_ledger_of_endless_damage_is_bounded_and_adds_up() {
     let members: Vec<Vec<u8>> = (0..3000).map(|k| file(&format!("{k}.bin"), "x")).collect();
-    let shard = [members.concat(), file("z.bin", "Z"), file("z.cls", "1"), END.to_vec()].concat();
+    let shard = [
+        members.concat(),
+        file("z.bin", "Z"),
+        file("z.cls", "1"),
+        END.to_vec(),
+    ]
+    .concat();
     let tar = open(&[&shard], true).unwrap();
     assert_eq!((tar.len(), tar.damage().len()), (1, 1001));
-    assert_eq!(tar.damage().iter().map(|damage| damage.samples).sum::<u64>(), 3000);
+    assert_eq!(
+        tar.damage()
+            .iter()
+            .map(|damage| damage.samples)
+            .sum::<u64>(),
+        3000
+    );
     let last = tar.damage().last().unwrap();
     assert_eq!(last.offset + last.len, 3000 * 1024);
     let error = open(&[&shard], false).unwrap_err();
@@ -429,7 +739,10 @@ fn errors_name_the_member_and_its_place() {
     let error = fields(&tar, 0, &changed).unwrap_err();
     assert!(error.message().starts_with("CRC32C"), "{error}");
     assert_eq!(error.site().member.as_deref(), Some("k/a.bin"));
-    assert_eq!((error.site().offset, error.site().len, error.site().sample), (Some(512), Some(1), Some(0)));
+    assert_eq!(
+        (error.site().offset, error.site().len, error.site().sample),
+        (Some(512), Some(1), Some(0))
+    );
     assert_eq!(tar.member_name(0, 1).unwrap(), "k/a.cls");
     assert_eq!(tar.member_name(1, 0).unwrap_err().kind(), ErrorKind::Empty);
 }
@@ -439,13 +752,33 @@ fn impossible_settings_are_refused() {
     let shard = [file("a.jpg", "A"), file("a.png", "A"), END.to_vec()].concat();
     let raw = |name: &str| Field::fixed(name, DType::U8, [1]);
     let cases = [
-        (Tar::builder(), "cannot infer the fields from the first sample, which has jpg, png"),
-        (Tar::builder().image("jpg").class("jpg"), "are two fields, `label` the second"),
+        (
+            Tar::builder(),
+            "cannot infer the fields from the first sample, which has jpg, png",
+        ),
+        (
+            Tar::builder().image("jpg").class("jpg"),
+            "are two fields, `label` the second",
+        ),
         (Tar::builder().image("jpg;"), "empty"),
-        (Tar::builder().image("jpg").field(EncodedField::image("image"), "png"), "two fields are called"),
-        (Tar::builder().raw(raw("x"), "jpg").optional(), "cannot be optional"),
-        (Tar::builder().bytes("jpg").optional(), "every field is optional"),
-        ((0..17).fold(Tar::builder(), |builder, k| builder.bytes(&format!("e{k}"))), "17 fields"),
+        (
+            Tar::builder()
+                .image("jpg")
+                .field(EncodedField::image("image"), "png"),
+            "two fields are called",
+        ),
+        (
+            Tar::builder().raw(raw("x"), "jpg").optional(),
+            "cannot be optional",
+        ),
+        (
+            Tar::builder().bytes("jpg").optional(),
+            "every field is optional",
+        ),
+        (
+            (0..17).fold(Tar::builder(), |builder, k| builder.bytes(&format!("e{k}"))),
+            "17 fields",
+        ),
     ];
     for (builder, words) in cases {
         let error = builder.open_bytes(&*shard).unwrap_err();
@@ -453,17 +786,40 @@ fn impossible_settings_are_refused() {
         assert!(error.to_string().contains(words), "{words}: {error}");
     }
     // The choice between two pictures is ambiguous; a builder can name one.
-    assert_eq!(Tar::builder().image("jpg;png").open_bytes(&*shard).unwrap_err().kind(), ErrorKind::Decode);
+    assert_eq!(
+        Tar::builder()
+            .image("jpg;png")
+            .open_bytes(&*shard)
+            .unwrap_err()
+            .kind(),
+        ErrorKind::Decode
+    );
     let one = Tar::builder().image("jpg").open_bytes(&*shard).unwrap();
     assert_eq!(one.left_out().get(".png"), Some(&1));
-    assert!(one.describe().ends_with("; left out: 1 .png"), "{}", one.describe());
-    let zipped = Tar::builder().image("jpg").open_bytes(&b"\x1f\x8b\x08and so on"[..]).unwrap_err();
+    assert!(
+        one.describe().ends_with("; left out: 1 .png"),
+        "{}",
+        one.describe()
+    );
+    let zipped = Tar::builder()
+        .image("jpg")
+        .open_bytes(&b"\x1f\x8b\x08and so on"[..])
+        .unwrap_err();
     assert!(zipped.to_string().contains("gzip"), "{zipped}");
     // Without named fields the error also blames the file, not the settings.
-    for (bytes, words) in [(&b"\x1f\x8b\x08and so on"[..], "gzip"), (&[b'x'; 1024][..], "not a header")] {
+    for (bytes, words) in [
+        (&b"\x1f\x8b\x08and so on"[..], "gzip"),
+        (&[b'x'; 1024][..], "not a header"),
+    ] {
         for skip_damage in [false, true] {
-            let error = Tar::builder().skip_damage(skip_damage).open_bytes(bytes).unwrap_err();
-            assert!(error.kind() != ErrorKind::Config && error.to_string().contains(words), "{error}");
+            let error = Tar::builder()
+                .skip_damage(skip_damage)
+                .open_bytes(bytes)
+                .unwrap_err();
+            assert!(
+                error.kind() != ErrorKind::Config && error.to_string().contains(words),
+                "{error}"
+            );
         }
     }
 }

@@ -12,8 +12,13 @@ use std::sync::Arc;
 const RECORD: usize = 900;
 
 fn data() -> LoaderBuilder {
-    let records = Records::builder(RECORD).classes((0..60).collect()).open_bytes(noise(60 * RECORD, 4)).unwrap();
-    Loader::builder(records).order(Order::shuffled(3)).batch_size(5)
+    let records = Records::builder(RECORD)
+        .classes((0..60).collect())
+        .open_bytes(noise(60 * RECORD, 4))
+        .unwrap();
+    Loader::builder(records)
+        .order(Order::shuffled(3))
+        .batch_size(5)
 }
 
 /// A capture in the global mode, as in `torch.cuda.graph`.
@@ -24,7 +29,10 @@ impl Capture {
         stream.context().bind_to_thread().unwrap();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         // SAFETY: the stream is alive.
-        assert_eq!(unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) } as u32, 0);
+        assert_eq!(
+            unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) } as u32,
+            0
+        );
         Self(stream.clone())
     }
 
@@ -53,22 +61,32 @@ fn stream() -> (Arc<CudaContext>, Arc<CudaStream>) {
 
 #[test]
 fn the_mode_of_captures_may_need_a_context() {
-    case(Config { mode_in_context: true, ..config() }, |_| {
-        let (right, before) = (Got::epoch(&build(data()), 0), leaked());
-        let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
-        same(&Got::epoch(&loader, 0), &right, "with a context first");
-        drop(loader);
-        assert_eq!(leaked(), before);
-    });
+    case(
+        Config {
+            mode_in_context: true,
+            ..config()
+        },
+        |_| {
+            let (right, before) = (Got::epoch(&build(data()), 0), leaked());
+            let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
+            same(&Got::epoch(&loader, 0), &right, "with a context first");
+            drop(loader);
+            assert_eq!(leaked(), before);
+        },
+    );
 }
 
 #[test]
 fn a_loader_continues_if_a_capture_refuses_its_calls() {
     case(config(), |session| {
         let (right, before) = (Got::epoch(&build(data()), 0), leaked());
-        for symbol in
-            ["cuEventQuery", "cuStreamSynchronize", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemFree_v2"]
-        {
+        for symbol in [
+            "cuEventQuery",
+            "cuStreamSynchronize",
+            "cuMemHostRegister_v2",
+            "cuMemHostUnregister",
+            "cuMemFree_v2",
+        ] {
             for code in [900, 901, 906] {
                 let first = session.count(symbol);
                 (first..first + 8).for_each(|nth| session.fail_named(symbol, nth, code, false));
@@ -91,12 +109,29 @@ fn a_captured_stream_is_refused_and_keeps_its_capture() {
         let capture = Capture::begin(&stream);
         let error = batch.bind(Stream::from(&stream)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.message().contains("while a CUDA graph is captured"), "{error}");
-        assert!(batch.field("record").unwrap().cuda_slice::<u8>(&stream).is_err());
+        assert!(
+            error.message().contains("while a CUDA graph is captured"),
+            "{error}"
+        );
+        assert!(
+            batch
+                .field("record")
+                .unwrap()
+                .cuda_slice::<u8>(&stream)
+                .is_err()
+        );
         assert_eq!(capture.end(), 0);
         batch.bind(Stream::from(&stream)).unwrap();
         let capture = Capture::begin(&stream);
-        assert_eq!(batch.field("record").unwrap().to_vec::<u8>().unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(
+            batch
+                .field("record")
+                .unwrap()
+                .to_vec::<u8>()
+                .unwrap_err()
+                .kind(),
+            ErrorKind::Config
+        );
         assert_eq!(capture.end(), 0);
         assert_eq!(Got::of(&batch).unwrap(), right[0]);
     });
@@ -114,11 +149,21 @@ fn a_stream_is_asked_for_a_capture_before_its_context() {
             let first = session.calls() as usize;
             ask();
             let trace = session.trace();
-            let calls = trace.lines().skip(first).map(|line| line.split(' ').nth(2).unwrap().to_string());
-            calls.filter(|call| QUESTIONS.contains(&call.as_str())).collect::<Vec<_>>()
+            let calls = trace
+                .lines()
+                .skip(first)
+                .map(|line| line.split(' ').nth(2).unwrap().to_string());
+            calls
+                .filter(|call| QUESTIONS.contains(&call.as_str()))
+                .collect::<Vec<_>>()
         };
         let capture = Capture::begin(&stream);
-        let refused = || assert_eq!(batch.bind(bare(&stream)).unwrap_err().kind(), ErrorKind::Config);
+        let refused = || {
+            assert_eq!(
+                batch.bind(bare(&stream)).unwrap_err().kind(),
+                ErrorKind::Config
+            )
+        };
         assert_eq!(asked(&refused), QUESTIONS[..1]);
         assert_eq!(asked(&|| loader.mark_on(bare(&stream))), QUESTIONS[..1]);
         assert_eq!(capture.end(), 0);
@@ -162,8 +207,12 @@ fn a_batch_dropped_in_a_capture_does_not_poison_its_buffer() {
                 drop(batch);
                 // Long enough for the loader to look at the buffer.
                 let asked = session.count("cuStreamIsCapturing");
-                until("the loader has asked for the stream", || session.count("cuStreamIsCapturing") > asked + 1);
-                captures.into_iter().for_each(|capture| assert_eq!(capture.end(), 0, "it was invalidated"));
+                until("the loader has asked for the stream", || {
+                    session.count("cuStreamIsCapturing") > asked + 1
+                });
+                captures
+                    .into_iter()
+                    .for_each(|capture| assert_eq!(capture.end(), 0, "it was invalidated"));
             }
             found.extend(Got::all(epoch));
             same(&found, &right, "after the captures");

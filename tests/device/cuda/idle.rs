@@ -13,7 +13,9 @@ use std::time::Duration;
 const BATCHES: u64 = 60;
 
 fn data() -> LoaderBuilder {
-    let records = Records::builder(64).open_bytes(noise(BATCHES as usize * 4 * 64, 3)).unwrap();
+    let records = Records::builder(64)
+        .open_bytes(noise(BATCHES as usize * 4 * 64, 3))
+        .unwrap();
     Loader::builder(records).batch_size(4).device(gpu(0))
 }
 
@@ -34,7 +36,11 @@ fn every_step_but_the_first_is_measured_on_a_late_stream() {
             let context = CudaContext::new(0).unwrap();
             let stream = context.new_stream().unwrap();
             let kernels = Kernels::new(&context);
-            let loader = build(data().stream(&stream).tuning(|t| t.slots(slots).device_batches(buffers)));
+            let loader = build(
+                data()
+                    .stream(&stream)
+                    .tuning(|t| t.slots(slots).device_batches(buffers)),
+            );
             loader.ready().unwrap();
             for epoch in 0..3 {
                 let gate = Gate::close();
@@ -68,7 +74,12 @@ fn the_wait_for_a_first_batch_is_no_starvation() {
             session.hold(false);
             stream.synchronize().unwrap();
             drop((batch, batches));
-            let GpuIdle { steps, starved_ns, late_ns, .. } = idle(&loader);
+            let GpuIdle {
+                steps,
+                starved_ns,
+                late_ns,
+                ..
+            } = idle(&loader);
             assert_eq!((steps, starved_ns, late_ns), (0, 0, 0));
         }
     });
@@ -83,13 +94,19 @@ fn the_host_is_late_while_a_batch_is_bound_to_no_stream() {
         let mut batches = loader.epoch(0).unwrap();
         for step in 0..4_u32 {
             let batch = batches.next().unwrap().unwrap();
-            until("its copy is done", || loader.snapshot().copy.unwrap().latency.count > u64::from(step));
+            until("its copy is done", || {
+                loader.snapshot().copy.unwrap().latency.count > u64::from(step)
+            });
             std::thread::sleep(LATE);
             batch.bind(Stream::from(&stream)).unwrap();
             drop(batch);
             stream.synchronize().unwrap();
             measured(&loader, u64::from(step));
-            assert!(Duration::from_nanos(idle(&loader).late_ns) >= step * LATE, "{:?}", idle(&loader));
+            assert!(
+                Duration::from_nanos(idle(&loader).late_ns) >= step * LATE,
+                "{:?}",
+                idle(&loader)
+            );
         }
     });
 }
@@ -106,7 +123,10 @@ fn bare_handles_are_measured_and_not_used_after_the_drop() {
         }
         measured(&loader, BATCHES - 1);
         assert_eq!(idle(&loader).unmeasured, Unmeasured::default());
-        assert!(!session.trace().contains(" = 400"), "a stream was used after its end");
+        assert!(
+            !session.trace().contains(" = 400"),
+            "a stream was used after its end"
+        );
     });
 }
 
@@ -130,8 +150,15 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
             std::thread::sleep(STEP);
             gate.open();
             stream.synchronize().unwrap();
-            let GpuIdle { starved_ns, late_ns, .. } = idle(&loader);
-            assert!(u128::from(starved_ns + late_ns) < STEP.as_nanos(), "step {step}: {starved_ns} {late_ns}");
+            let GpuIdle {
+                starved_ns,
+                late_ns,
+                ..
+            } = idle(&loader);
+            assert!(
+                u128::from(starved_ns + late_ns) < STEP.as_nanos(),
+                "step {step}: {starved_ns} {late_ns}"
+            );
         }
     });
 }
@@ -140,8 +167,11 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
 fn a_step_waits_for_its_request_on_another_stream() {
     case(config(), |_| {
         let context = CudaContext::new(0).unwrap();
-        let (kernels, late, other) =
-            (Kernels::new(&context), context.new_stream().unwrap(), context.new_stream().unwrap());
+        let (kernels, late, other) = (
+            Kernels::new(&context),
+            context.new_stream().unwrap(),
+            context.new_stream().unwrap(),
+        );
         let loader = build(data());
         let mut batches = loader.epoch(0).unwrap();
         let first = batches.next().unwrap().unwrap();
@@ -153,7 +183,10 @@ fn a_step_waits_for_its_request_on_another_stream() {
         second.bind(Stream::from(&other)).unwrap();
         other.synchronize().unwrap();
         let before = idle(&loader);
-        assert_eq!((before.steps, before.unmeasured), (0, Unmeasured::default()));
+        assert_eq!(
+            (before.steps, before.unmeasured),
+            (0, Unmeasured::default())
+        );
         gate.open();
         measured(&loader, 1);
         assert_eq!(idle(&loader).unmeasured, Unmeasured::default());
@@ -166,9 +199,18 @@ fn batches_dropped_unbound_are_counted_as_not_measured() {
     case(config(), |_| {
         let loader = build(data());
         assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
-        let GpuIdle { steps, starved_ns, late_ns, unmeasured, .. } = idle(&loader);
+        let GpuIdle {
+            steps,
+            starved_ns,
+            late_ns,
+            unmeasured,
+            ..
+        } = idle(&loader);
         assert_eq!((steps, starved_ns, late_ns), (0, 0, 0));
-        assert_eq!((unmeasured.no_stream, unmeasured.no_event), (BATCHES - 1, 0));
+        assert_eq!(
+            (unmeasured.no_stream, unmeasured.no_event),
+            (BATCHES - 1, 0)
+        );
     });
 }
 
@@ -179,7 +221,11 @@ fn a_refused_question_loses_its_steps_but_no_event() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
         let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
-        let loader = build(data().stream(&stream).tuning(|t| t.slots(6).device_batches(6)));
+        let loader = build(
+            data()
+                .stream(&stream)
+                .tuning(|t| t.slots(6).device_batches(6)),
+        );
         loader.ready().unwrap();
         // More steps than events.
         for round in 1..=6 {
@@ -189,7 +235,12 @@ fn a_refused_question_loses_its_steps_but_no_event() {
             (0..5).for_each(|_| drop(batches.next().unwrap().unwrap()));
             // The copying thread may ask before this one; it only loses the time of a copy.
             until("the steps are lost", || {
-                session.fail_named("cuEventQuery", session.count("cuEventQuery"), INVALID_VALUE, false);
+                session.fail_named(
+                    "cuEventQuery",
+                    session.count("cuEventQuery"),
+                    INVALID_VALUE,
+                    false,
+                );
                 idle(&loader).unmeasured.no_event == 4 * round
             });
             // A failure that nobody has met yet is met here.
@@ -211,7 +262,10 @@ fn operations_on_the_device_have_a_time_of_their_own() {
         let records = Records::builder(16).field("image", DType::U8, [2, 2, 4]);
         let finished = |builder: LoaderBuilder| builder.finish("image", Finish::to(DType::F32));
         for (name, change) in [("none", None), ("finish", Some(finished))] {
-            let records = records.clone().open_bytes(noise(BATCHES as usize * 4 * 16, 3)).unwrap();
+            let records = records
+                .clone()
+                .open_bytes(noise(BATCHES as usize * 4 * 16, 3))
+                .unwrap();
             let builder = Loader::builder(records).batch_size(4).device(gpu(0));
             let loader = build(match change {
                 Some(change) => change(builder),
@@ -221,7 +275,12 @@ fn operations_on_the_device_have_a_time_of_their_own() {
             let copy = loader.snapshot().copy.unwrap();
             assert!(copy.busy_ns > 0, "{name}");
             // Each takes 200 µs at least.
-            assert_eq!(copy.ops_ns > 10 * 200_000, change.is_some(), "{name}: {}", copy.ops_ns);
+            assert_eq!(
+                copy.ops_ns > 10 * 200_000,
+                change.is_some(),
+                "{name}: {}",
+                copy.ops_ns
+            );
         }
     });
 }

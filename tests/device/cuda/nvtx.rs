@@ -19,8 +19,12 @@ fn read() {
         let _guard = tracing::subscriber::set_default(warnings.clone());
         for _ in 0..2 {
             let records = Records::builder(12).field("image", DType::U8, [2, 2, 3]);
-            let records = records.open_bytes(noise(12 * 4 * BATCHES as usize, 1)).unwrap();
-            let builder = Loader::builder(records).batch_size(4).finish("image", Finish::to(DType::F32));
+            let records = records
+                .open_bytes(noise(12 * 4 * BATCHES as usize, 1))
+                .unwrap();
+            let builder = Loader::builder(records)
+                .batch_size(4)
+                .finish("image", Finish::to(DType::F32));
             let loader = build(machine.on_gpu(builder, Gds::Off));
             for epochs in [0..1, 1..2, 2..4] {
                 assert!(loader.epochs(epochs).unwrap().all(|batch| batch.is_ok()));
@@ -33,7 +37,11 @@ fn read() {
 /// What the stand-in for a tool writes of `read`, sorted.
 fn calls() -> Vec<String> {
     let mut ranges = Vec::new();
-    for (name, count) in [("epoch 0", BATCHES), ("epoch 1", BATCHES), ("from epoch 2", 2 * BATCHES)] {
+    for (name, count) in [
+        ("epoch 0", BATCHES),
+        ("epoch 1", BATCHES),
+        ("from epoch 2", 2 * BATCHES),
+    ] {
         ranges.extend(["start", "end"].map(|call| format!("nvtx {call} {name} {count}")));
         for name in ["wait", "copy", "operations"] {
             let calls = |batch| ["push", "pop"].map(|call| format!("nvtx {call} {name} {batch}"));
@@ -57,24 +65,52 @@ fn a_tool_sees_each_range_once_and_a_broken_one_is_told_once() {
     for (path, mood, expected, why) in [
         (tool, "", calls(), None),
         (tool, "deaf", initialized(), None),
-        (tool, "refuses", initialized(), Some("its InitializeInjectionNvtx2 failed")),
-        (other, "", vec![], Some("undefined symbol: InitializeInjectionNvtx2")),
-        ("/nonexistent", "", vec![], Some("/nonexistent: cannot open shared object file")),
+        (
+            tool,
+            "refuses",
+            initialized(),
+            Some("its InitializeInjectionNvtx2 failed"),
+        ),
+        (
+            other,
+            "",
+            vec![],
+            Some("undefined symbol: InitializeInjectionNvtx2"),
+        ),
+        (
+            "/nonexistent",
+            "",
+            vec![],
+            Some("/nonexistent: cannot open shared object file"),
+        ),
         // As with NVTX's headers, a library that is only preloaded is no tool.
         ("./.", "", vec![], None),
         ("", "", vec![], None),
     ] {
         let mut child = process(&here!(), "read");
-        child.env("NVTX_INJECTION64_PATH", path).env("FEEDLINE_NVTX", mood).env("LD_PRELOAD", tool);
+        child
+            .env("NVTX_INJECTION64_PATH", path)
+            .env("FEEDLINE_NVTX", mood)
+            .env("LD_PRELOAD", tool);
         let text = run(child);
         if text.contains("skipped: the kernels") {
             return;
         }
-        let mut lines: Vec<_> = text.lines().filter(|line| line.starts_with("nvtx ")).collect();
+        let mut lines: Vec<_> = text
+            .lines()
+            .filter(|line| line.starts_with("nvtx "))
+            .collect();
         lines.sort_unstable();
         assert_eq!(lines, expected, "{path} {mood}");
-        let words = text.lines().find_map(|line| line.strip_prefix("told ")).unwrap();
-        assert_eq!(words.matches("no NVTX ranges").count(), usize::from(why.is_some()), "{path} {mood}: {words}");
+        let words = text
+            .lines()
+            .find_map(|line| line.strip_prefix("told "))
+            .unwrap();
+        assert_eq!(
+            words.matches("no NVTX ranges").count(),
+            usize::from(why.is_some()),
+            "{path} {mood}: {words}"
+        );
         assert!(words.contains(why.unwrap_or("")), "{path} {mood}: {words}");
     }
 }

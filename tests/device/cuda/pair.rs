@@ -26,7 +26,9 @@ fn validate() -> LoaderBuilder {
 }
 
 fn data(batches: u64, seed: u64) -> LoaderBuilder {
-    let records = Records::builder(RECORD).open_bytes(noise(batches as usize * 5 * RECORD, seed)).unwrap();
+    let records = Records::builder(RECORD)
+        .open_bytes(noise(batches as usize * 5 * RECORD, seed))
+        .unwrap();
     Loader::builder(records).batch_size(5)
 }
 
@@ -42,7 +44,12 @@ impl Consumer {
     fn step(&mut self, batch: Batch, last: &mut Option<Batch>) {
         let field = batch.field("record").unwrap();
         let to = self.stream.alloc_zeros(field.size_bytes()).unwrap();
-        self.kernels.copy(&self.stream, &to, field.device_ptr().unwrap(), field.size_bytes());
+        self.kernels.copy(
+            &self.stream,
+            &to,
+            field.device_ptr().unwrap(),
+            field.size_bytes(),
+        );
         self.copies.push(to);
         *last = Some(batch);
     }
@@ -54,7 +61,10 @@ impl Consumer {
 
     /// All that was read.
     fn found(&mut self) -> Vec<Vec<u8>> {
-        self.copies.drain(..).map(|copy| self.stream.clone_dtoh(&copy).unwrap()).collect()
+        self.copies
+            .drain(..)
+            .map(|copy| self.stream.clone_dtoh(&copy).unwrap())
+            .collect()
     }
 }
 
@@ -66,7 +76,11 @@ fn right() -> Vec<Vec<u8>> {
         for (batch, step) in Got::epoch(&host, epoch).iter().zip(1..) {
             right.push(batch.bytes("record").to_vec());
             if step % EVERY == 0 {
-                right.extend(validation.iter().map(|batch| batch.bytes("record").to_vec()));
+                right.extend(
+                    validation
+                        .iter()
+                        .map(|batch| batch.bytes("record").to_vec()),
+                );
             }
         }
     }
@@ -77,7 +91,10 @@ fn right() -> Vec<Vec<u8>> {
 fn idle(loader: &Loader, steps: u64) -> GpuIdle {
     let idle = || loader.snapshot().consumer.gpu.unwrap();
     until("the steps are measured", || idle().steps >= steps);
-    assert_eq!((idle().steps, idle().unmeasured), (steps, Unmeasured::default()));
+    assert_eq!(
+        (idle().steps, idle().unmeasured),
+        (steps, Unmeasured::default())
+    );
     idle()
 }
 
@@ -88,10 +105,17 @@ fn training_and_validation_take_turns_on_one_stream() {
         case(Config { queues, ..late() }, move |_| {
             let (right, context) = (right(), CudaContext::new(0).unwrap());
             let stream = context.new_stream().unwrap();
-            let (train, validate) =
-                (train().tuning(|t| t.slots(3).device_batches(3)), validate().tuning(|t| t.slots(2).device_batches(2)));
-            let [train, validate] = [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
-            let mut consumer = Consumer { stream, kernels: Kernels::new(&context), copies: Vec::new() };
+            let (train, validate) = (
+                train().tuning(|t| t.slots(3).device_batches(3)),
+                validate().tuning(|t| t.slots(2).device_batches(2)),
+            );
+            let [train, validate] =
+                [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
+            let mut consumer = Consumer {
+                stream,
+                kernels: Kernels::new(&context),
+                copies: Vec::new(),
+            };
             for epoch in 0..EPOCHS {
                 let mut last = None;
                 for (batch, step) in train.epoch(epoch).unwrap().zip(1..) {
@@ -107,12 +131,24 @@ fn training_and_validation_take_turns_on_one_stream() {
                 }
             }
             assert!(consumer.found() == right, "bytes differ");
-            for (loader, iterators, batches) in [(&train, EPOCHS, TRAIN), (&validate, EPOCHS * VALIDATIONS, VALIDATE)] {
-                let (GpuIdle { span_ns, starved_ns, .. }, report) =
-                    (idle(loader, iterators * (batches - 1)), loader.report());
+            for (loader, iterators, batches) in [
+                (&train, EPOCHS, TRAIN),
+                (&validate, EPOCHS * VALIDATIONS, VALIDATE),
+            ] {
+                let (
+                    GpuIdle {
+                        span_ns,
+                        starved_ns,
+                        ..
+                    },
+                    report,
+                ) = (idle(loader, iterators * (batches - 1)), loader.report());
                 assert!(starved_ns <= span_ns, "{starved_ns} of {span_ns}");
                 assert_eq!(
-                    (report.total.consumer.batches, report.total.copy.unwrap().batches),
+                    (
+                        report.total.consumer.batches,
+                        report.total.copy.unwrap().batches
+                    ),
                     (iterators * batches, iterators * batches)
                 );
             }

@@ -11,7 +11,9 @@ use std::time::Duration;
 const BATCHES: u64 = 12;
 
 fn data() -> LoaderBuilder {
-    let records = Records::builder(64).open_bytes(noise(BATCHES as usize * 4 * 64, 3)).unwrap();
+    let records = Records::builder(64)
+        .open_bytes(noise(BATCHES as usize * 4 * 64, 3))
+        .unwrap();
     Loader::builder(records).batch_size(4).device(gpu(0))
 }
 
@@ -21,23 +23,31 @@ fn copies(loader: &Loader) -> CopyStage {
 
 /// The device gets three copies into two buffers; the third waits for a stopped stream of the consumer.
 fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'static) {
-    case(Config { latency: Duration::from_micros(200), ..config() }, |session| {
-        let context = CudaContext::new(0).unwrap();
-        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
-        let loader = build(data().tuning(|t| t.slots(3).device_batches(2)));
-        loader.ready().unwrap();
-        let gate = Gate::close();
-        session.hold(true);
-        kernels.wait(&stream);
-        let mut batches = loader.epoch(0).unwrap();
-        let first = batches.next().unwrap().unwrap();
-        first.bind(Stream::from(&stream)).unwrap();
-        drop(first);
-        until("the third copy is submitted", || session.count("cuMemcpyHtoDAsync_v2") == 3);
-        session.hold(false);
-        body(&loader, &mut batches, gate);
-        stream.synchronize().unwrap();
-    });
+    case(
+        Config {
+            latency: Duration::from_micros(200),
+            ..config()
+        },
+        |session| {
+            let context = CudaContext::new(0).unwrap();
+            let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+            let loader = build(data().tuning(|t| t.slots(3).device_batches(2)));
+            loader.ready().unwrap();
+            let gate = Gate::close();
+            session.hold(true);
+            kernels.wait(&stream);
+            let mut batches = loader.epoch(0).unwrap();
+            let first = batches.next().unwrap().unwrap();
+            first.bind(Stream::from(&stream)).unwrap();
+            drop(first);
+            until("the third copy is submitted", || {
+                session.count("cuMemcpyHtoDAsync_v2") == 3
+            });
+            session.hold(false);
+            body(&loader, &mut batches, gate);
+            stream.synchronize().unwrap();
+        },
+    );
 }
 
 #[test]
@@ -46,7 +56,10 @@ fn a_slot_is_free_when_its_own_copy_is_done() {
         // The first batch's buffer has its next copy queued, which is not done.
         until("two slots are free", || copies(loader).latency.count == 2);
         gate.open();
-        assert_eq!(batches.filter(|batch| batch.is_ok()).count() as u64, BATCHES - 1);
+        assert_eq!(
+            batches.filter(|batch| batch.is_ok()).count() as u64,
+            BATCHES - 1
+        );
     });
 }
 
@@ -55,13 +68,24 @@ fn a_copy_behind_the_consumers_stream_is_blocked_and_not_busy() {
     third_copy_waits(|loader, batches, gate| {
         until("two copies are done", || copies(loader).latency.count == 2);
         let before = copies(loader);
-        until("time passes", || copies(loader).blocked_ns >= before.blocked_ns + 20_000_000);
+        until("time passes", || {
+            copies(loader).blocked_ns >= before.blocked_ns + 20_000_000
+        });
         assert_eq!(copies(loader).busy_ns, before.busy_ns);
         gate.open();
-        assert_eq!(batches.filter(|batch| batch.is_ok()).count() as u64, BATCHES - 1);
+        assert_eq!(
+            batches.filter(|batch| batch.is_ok()).count() as u64,
+            BATCHES - 1
+        );
         // Each took the device's latency, one after the other; the last three may be unfinished.
         let copy = copies(loader);
-        assert!(copy.busy_ns >= (BATCHES - 3) * 200_000 && copy.latency.p50_ns >= 190_000.0, "{copy:?}");
-        assert!(copy.busy_ns + copy.blocked_ns + copy.starved_ns <= loader.snapshot().at_ns, "{copy:?}");
+        assert!(
+            copy.busy_ns >= (BATCHES - 3) * 200_000 && copy.latency.p50_ns >= 190_000.0,
+            "{copy:?}"
+        );
+        assert!(
+            copy.busy_ns + copy.blocked_ns + copy.starved_ns <= loader.snapshot().at_ns,
+            "{copy:?}"
+        );
     });
 }

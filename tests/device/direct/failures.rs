@@ -18,8 +18,14 @@ const COUNT: usize = 12;
 const BATCH: usize = 4;
 
 fn plain(path: &Path, record: usize) -> LoaderBuilder {
-    let records = Records::builder(record).classes((0..COUNT as i64).collect()).open(path).unwrap();
-    Loader::builder(records).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread)).workers(1)
+    let records = Records::builder(record)
+        .classes((0..COUNT as i64).collect())
+        .open(path)
+        .unwrap();
+    Loader::builder(records)
+        .batch_size(BATCH)
+        .tuning(|t| t.reader(Mode::Pread))
+        .workers(1)
 }
 
 fn right(path: &Path, record: usize) -> Vec<Got> {
@@ -31,22 +37,41 @@ fn right(path: &Path, record: usize) -> Vec<Got> {
 fn check_site(error: &Error, path: &Path, record: usize) {
     let site = error.site();
     assert_eq!(site.path.as_deref(), Some(path), "{error}");
-    let (sample, offset) = (site.sample.expect("a sample"), site.offset.expect("an offset"));
+    let (sample, offset) = (
+        site.sample.expect("a sample"),
+        site.offset.expect("an offset"),
+    );
     assert_eq!(offset, sample * record as u64, "{error}");
-    assert!(site.len.is_some_and(|len| len > 0 && len % record as u64 == 0), "{error}");
+    assert!(
+        site.len
+            .is_some_and(|len| len > 0 && len % record as u64 == 0),
+        "{error}"
+    );
     assert_eq!(site.batch, Some(sample / BATCH as u64), "{error}");
 }
 
 type Fault = (&'static str, fn(&StandIn, u64));
 
 const FAULTS: [Fault; 7] = [
-    ("Input/output error", |cufile, read| cufile.fail_read_os(read, 5)),
+    ("Input/output error", |cufile, read| {
+        cufile.fail_read_os(read, 5)
+    }),
     ("os error 11", |cufile, read| cufile.fail_read_os(read, 11)),
-    ("CU_FILE_IO_ERROR (5044)", |cufile, read| cufile.fail_read(read, 5044)),
-    ("CU_FILE_CUDA_DRIVER_ERROR (5011)", |cufile, read| cufile.fail_read(read, 5011)),
-    ("an unknown cuFile error (5099)", |cufile, read| cufile.fail_read(read, 5099)),
-    ("cuFileRead brought 0 of", |cufile, read| cufile.short_read(read, 0)),
-    ("cuFileRead brought 65535 of", |cufile, read| cufile.short_read(read, 65_535)),
+    ("CU_FILE_IO_ERROR (5044)", |cufile, read| {
+        cufile.fail_read(read, 5044)
+    }),
+    ("CU_FILE_CUDA_DRIVER_ERROR (5011)", |cufile, read| {
+        cufile.fail_read(read, 5011)
+    }),
+    ("an unknown cuFile error (5099)", |cufile, read| {
+        cufile.fail_read(read, 5099)
+    }),
+    ("cuFileRead brought 0 of", |cufile, read| {
+        cufile.short_read(read, 0)
+    }),
+    ("cuFileRead brought 65535 of", |cufile, read| {
+        cufile.short_read(read, 65_535)
+    }),
 ];
 
 /// `check` with every kind of rows and of faults, given the right batches.
@@ -56,7 +81,9 @@ fn each_fault(check: impl Fn(&Machine, &Path, usize, &[Got], Fault) + Send + Syn
         for record in RECORDS {
             let (path, _) = records_file(&dir, COUNT, record);
             let right = right(&path, record);
-            FAULTS.into_iter().for_each(|fault| check(machine, &path, record, &right, fault));
+            FAULTS
+                .into_iter()
+                .for_each(|fault| check(machine, &path, record, &right, fault));
         }
     });
 }
@@ -69,9 +96,16 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             fault(&machine.double.cufile, machine.reads() as u64 + read);
             same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
             let direct = loader.report().total.copy.unwrap().direct.unwrap();
-            assert_eq!((direct.reads, direct.host_rows), (2, BATCH as u64), "{words}: {direct}");
+            assert_eq!(
+                (direct.reads, direct.host_rows),
+                (2, BATCH as u64),
+                "{words}: {direct}"
+            );
             assert_eq!(direct.bytes, (2 * BATCH * record) as u64);
-            assert!(direct.why_host.as_ref().unwrap().contains(words), "{words}: {direct}");
+            assert!(
+                direct.why_host.as_ref().unwrap().contains(words),
+                "{words}: {direct}"
+            );
             let report = loader.report().to_string();
             assert!(report.contains("; 4 rows by the host ("), "{report}");
             // A file with one failed read is read again.
@@ -87,16 +121,37 @@ fn opens_for_cufile_and_the_hosts_reads_of_rows_are_retried() {
         for code in [5, 116] {
             let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
             let (path, _) = records_file(&dir, COUNT, 16_384);
-            let loader = build(machine.on_gpu(plain(&path, 16_384).tuning(|t| t.faulty(faulty.clone())), Gds::Auto));
+            let loader = build(machine.on_gpu(
+                plain(&path, 16_384).tuning(|t| t.faulty(faulty.clone())),
+                Gds::Auto,
+            ));
             let recovered_and_by_host = |words| {
                 faulty.inject(2, unstable::Fault::Error(code));
-                same(&Got::try_epoch(&loader, 0).unwrap(), &right(&path, 16_384), words);
+                same(
+                    &Got::try_epoch(&loader, 0).unwrap(),
+                    &right(&path, 16_384),
+                    words,
+                );
                 let total = loader.report().total;
-                (total.storage.recovered, total.copy.unwrap().direct.unwrap().host_rows)
+                (
+                    total.storage.recovered,
+                    total.copy.unwrap().direct.unwrap().host_rows,
+                )
             };
-            assert_eq!(recovered_and_by_host("opened for cuFile again"), (0, 0), "{code}");
-            machine.double.cufile.fail_read(machine.reads() as u64, 5044);
-            assert_eq!(recovered_and_by_host("read by the host again"), (1, BATCH as u64), "{code}");
+            assert_eq!(
+                recovered_and_by_host("opened for cuFile again"),
+                (0, 0),
+                "{code}"
+            );
+            machine
+                .double
+                .cufile
+                .fail_read(machine.reads() as u64, 5044);
+            assert_eq!(
+                recovered_and_by_host("read by the host again"),
+                (1, BATCH as u64),
+                "{code}"
+            );
         }
     });
 }
@@ -110,9 +165,23 @@ fn the_surroundings_of_rows_may_be_missing() {
         // 240,000 bytes in 241,664.
         for (bytes, host_rows) in [(240_000, 0), (239_999, COUNT as u64)] {
             let loader = build(machine.on_gpu(plain(&path, 20_000).batch_size(COUNT), Gds::Auto));
-            machine.double.cufile.short_read(machine.reads() as u64, bytes);
+            machine
+                .double
+                .cufile
+                .short_read(machine.reads() as u64, bytes);
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "short");
-            assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, host_rows, "{bytes}");
+            assert_eq!(
+                loader
+                    .report()
+                    .total
+                    .copy
+                    .unwrap()
+                    .direct
+                    .unwrap()
+                    .host_rows,
+                host_rows,
+                "{bytes}"
+            );
         }
     });
 }
@@ -129,12 +198,21 @@ fn a_failed_required_direct_read_is_an_error() {
         check_site(&error, path, record);
         assert!(batches.next().is_none(), "it ended");
         drop(batches);
-        same(&Got::try_epoch(&loader, 0).unwrap(), right, "the next one is whole");
+        same(
+            &Got::try_epoch(&loader, 0).unwrap(),
+            right,
+            "the next one is whole",
+        );
     });
 }
 
 fn truncate(path: &Path, len: usize) {
-    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len as u64).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(len as u64)
+        .unwrap();
 }
 
 /// An epoch's error, with the right batches before it.
@@ -158,8 +236,14 @@ fn a_file_that_changed_since_its_index_is_an_error() {
         type Change = fn(&Path);
         let cases: [(Change, ErrorKind); 4] = [
             (|path| truncate(path, 5 * 16_384 + 100), ErrorKind::Changed),
-            (|path| std::fs::write(path, noise(100, 1)).unwrap(), ErrorKind::Changed),
-            (|path| std::fs::remove_file(path).unwrap(), ErrorKind::NotFound),
+            (
+                |path| std::fs::write(path, noise(100, 1)).unwrap(),
+                ErrorKind::Changed,
+            ),
+            (
+                |path| std::fs::remove_file(path).unwrap(),
+                ErrorKind::NotFound,
+            ),
             (
                 |path| {
                     std::fs::remove_file(path).unwrap();
@@ -178,7 +262,10 @@ fn a_file_that_changed_since_its_index_is_an_error() {
                 let error = error_of(&loader, &right);
                 assert_eq!(error.kind(), kind, "{gds:?}: {error}");
                 assert_eq!(error.site().path.as_ref(), Some(&path), "{error}");
-                assert!(error.site().sample.is_some() && error.site().batch.is_some(), "{error}");
+                assert!(
+                    error.site().sample.is_some() && error.site().batch.is_some(),
+                    "{error}"
+                );
             }
         }
     });
@@ -194,12 +281,19 @@ fn a_file_cut_while_open_fails_the_first_missing_sample() {
                 let right = right(&path, record);
                 let loader = build(machine.on_gpu(plain(&path, record), gds));
                 // The host has it open, too.
-                machine.double.cufile.fail_read(machine.reads() as u64, 5044);
+                machine
+                    .double
+                    .cufile
+                    .fail_read(machine.reads() as u64, 5044);
                 let _ = Got::try_epoch(&loader, 0);
                 truncate(&path, 5 * record + 100);
                 let error = error_of(&loader, &right);
                 assert_eq!(error.kind(), ErrorKind::Truncated, "{gds:?}: {error}");
-                assert_eq!((error.site().sample, error.site().batch), (Some(5), Some(1)), "{error}");
+                assert_eq!(
+                    (error.site().sample, error.site().batch),
+                    (Some(5), Some(1)),
+                    "{error}"
+                );
                 check_site(&error, &path, record);
             }
         }
@@ -216,7 +310,17 @@ fn a_file_replaced_while_open_keeps_its_content() {
         Got::try_epoch(&loader, 0).unwrap();
         std::fs::rename(dir.write("other", &noise(COUNT * 16_384, 77)), &path).unwrap();
         same(&Got::try_epoch(&loader, 0).unwrap(), &right, "replaced");
-        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, 0);
+        assert_eq!(
+            loader
+                .report()
+                .total
+                .copy
+                .unwrap()
+                .direct
+                .unwrap()
+                .host_rows,
+            0
+        );
     });
 }
 
@@ -237,18 +341,39 @@ fn a_file_refused_by_cufile_is_read_by_the_host() {
                 Gds::Require => {
                     let error = error_of(&loader, &right);
                     let said = error.to_string();
-                    assert!(error.kind() == ErrorKind::Device && said.contains("does not take the file: "), "{said}");
-                    assert!(said.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{said}");
-                    assert!(error.site().path.as_ref().is_some_and(|path| path.starts_with(&files)), "{said}");
+                    assert!(
+                        error.kind() == ErrorKind::Device
+                            && said.contains("does not take the file: "),
+                        "{said}"
+                    );
+                    assert!(
+                        said.contains("CU_FILE_HANDLE_NOT_REGISTERED (5027)"),
+                        "{said}"
+                    );
+                    assert!(
+                        error
+                            .site()
+                            .path
+                            .as_ref()
+                            .is_some_and(|path| path.starts_with(&files)),
+                        "{said}"
+                    );
                 }
                 _ => {
                     for _ in 0..2 {
-                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "one file by the host");
+                        same(
+                            &Got::try_epoch(&loader, 0).unwrap(),
+                            &right,
+                            "one file by the host",
+                        );
                     }
                     let direct = loader.report().total.copy.unwrap().direct.unwrap();
                     assert_eq!((direct.host_rows, direct.reads), (2 * 4, 2 * 2), "{direct}");
                     let why = direct.why_host.unwrap();
-                    assert!(why.contains("cuFileHandleRegister: CU_FILE_HANDLE_NOT_REGISTERED (5027)"), "{why}");
+                    assert!(
+                        why.contains("cuFileHandleRegister: CU_FILE_HANDLE_NOT_REGISTERED (5027)"),
+                        "{why}"
+                    );
                 }
             }
         }
@@ -264,18 +389,33 @@ fn the_host_fills_memory_that_cufile_refuses() {
         let before = (leaked(), descriptors());
         for buffer in 0..3 {
             // The trial's is the first.
-            machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
+            machine
+                .double
+                .cufile
+                .fail_register_after(Register::Buffer, 1 + buffer, 5036);
             let said = "cuFileBufRegister: CU_FILE_GPU_MEMORY_PINNING_FAILED";
-            let loader = build(machine.on_gpu(plain(&path, 16_384).tuning(|t| t.device_batches(3)), Gds::Auto));
+            let loader = build(machine.on_gpu(
+                plain(&path, 16_384).tuning(|t| t.device_batches(3)),
+                Gds::Auto,
+            ));
             let (report, counts) = (loader.report(), machine.double.cufile.counts());
             let route = &report.routes[0];
-            assert!(route.route == feedline::Route::Staged && route.why.contains(said), "{route}");
+            assert!(
+                route.route == feedline::Route::Staged && route.why.contains(said),
+                "{route}"
+            );
             assert!(report.total.copy.as_ref().unwrap().direct.is_none());
             assert_eq!((counts.buffers, counts.users), (0, 0), "cuFile is closed");
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
             drop(loader);
-            machine.double.cufile.fail_register_after(Register::Buffer, 1 + buffer, 5036);
-            let error = machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))).build().unwrap_err();
+            machine
+                .double
+                .cufile
+                .fail_register_after(Register::Buffer, 1 + buffer, 5036);
+            let error = machine
+                .direct(plain(&path, 16_384).tuning(|t| t.device_batches(3)))
+                .build()
+                .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Device, "{error}");
             assert!(error.to_string().contains(said), "{error}");
             assert_eq!(machine.double.cufile.counts().buffers, 0);
@@ -291,21 +431,41 @@ fn memory_that_stays_registered_is_leaked_and_counted() {
     if !alone(&here!()) {
         return;
     }
-    lived("deregistration".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, 16_384);
-        let right = right(&path, 16_384);
-        let before = leaked();
-        let loader = build(machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))));
-        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
-        machine.double.cufile.fail_register_after(Register::BufferBack, 1, 5030);
-        drop(loader);
-        let live = machine.session.live();
-        assert_eq!((leaked() - before, live.allocations, live.streams, live.events), (1, 1, 0, 0));
-        assert_eq!((live.retains, live.leaked), (1, 0), "its context stays with it");
-        let counts = machine.double.cufile.counts();
-        assert_eq!((counts.buffers, counts.files, counts.users), (1, 0, 0));
-    });
+    lived(
+        "deregistration".into(),
+        Arc::new(CuFileMachine::new(Route::P2p)),
+        |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, 16_384);
+            let right = right(&path, 16_384);
+            let before = leaked();
+            let loader =
+                build(machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))));
+            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
+            machine
+                .double
+                .cufile
+                .fail_register_after(Register::BufferBack, 1, 5030);
+            drop(loader);
+            let live = machine.session.live();
+            assert_eq!(
+                (
+                    leaked() - before,
+                    live.allocations,
+                    live.streams,
+                    live.events
+                ),
+                (1, 1, 0, 0)
+            );
+            assert_eq!(
+                (live.retains, live.leaked),
+                (1, 0),
+                "its context stays with it"
+            );
+            let counts = machine.double.cufile.counts();
+            assert_eq!((counts.buffers, counts.files, counts.users), (1, 0, 0));
+        },
+    );
 }
 
 #[test]
@@ -323,13 +483,23 @@ fn a_failed_launch_is_one_error_and_the_next_epoch_whole() {
         ] {
             let loader = build(machine.on_gpu(plain(&path, 20_000), Gds::Auto));
             if by_host {
-                machine.double.cufile.fail_read(machine.reads() as u64, 5044);
+                machine
+                    .double
+                    .cufile
+                    .fail_read(machine.reads() as u64, 5044);
             }
-            machine.session.fail_named(symbol, machine.session.count(symbol), 1, false);
+            machine
+                .session
+                .fail_named(symbol, machine.session.count(symbol), 1, false);
             let error = error_of(&loader, &right);
             assert_eq!(error.kind(), ErrorKind::Device, "{symbol}: {error}");
             let name = symbol.trim_end_matches("_v2");
-            assert!(error.to_string().contains(&format!("{name}: CUDA_ERROR_INVALID_VALUE")), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains(&format!("{name}: CUDA_ERROR_INVALID_VALUE")),
+                "{error}"
+            );
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, symbol);
         }
     });
@@ -357,7 +527,12 @@ impl Liar {
         let mut sources = Sources::new();
         sources.file(path, (COUNT * 16_384) as u64).unwrap();
         let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [16_384]))];
-        Self { sources: Arc::new(sources), schema, lie, memory: noise(20_000, 6) }
+        Self {
+            sources: Arc::new(sources),
+            schema,
+            lie,
+            memory: noise(20_000, 6),
+        }
     }
 }
 
@@ -375,8 +550,14 @@ impl Dataset for Liar {
         Sizes::new(16_384)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let extent = |source: usize, offset, len| Extent { source: SourceId::at(source), offset, len };
-        let direct = std::thread::current().name().is_some_and(|name| name.starts_with("feedline-gds"));
+        let extent = |source: usize, offset, len| Extent {
+            source: SourceId::at(source),
+            offset,
+            len,
+        };
+        let direct = std::thread::current()
+            .name()
+            .is_some_and(|name| name.starts_with("feedline-gds"));
         if !direct || sample != 6 {
             parts.extent(0, extent(0, sample * 16_384, 16_384));
             return Ok(());
@@ -400,10 +581,22 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 16_384);
         let lies: [(Lie, ErrorKind, &str); 9] = [
-            (|_, _| panic!("out of memory"), ErrorKind::Panicked, "out of memory"),
+            (
+                |_, _| panic!("out of memory"),
+                ErrorKind::Panicked,
+                "out of memory",
+            ),
             (|_, _| {}, ErrorKind::User, "gave no bytes for field `x`"),
-            (|_, said| said.push((1, Said::At(0, 0, 1))), ErrorKind::User, "names field 1"),
-            (|_, said| said.push((0, Said::At(7, 0, 16_384))), ErrorKind::User, "names source 7"),
+            (
+                |_, said| said.push((1, Said::At(0, 0, 1))),
+                ErrorKind::User,
+                "names field 1",
+            ),
+            (
+                |_, said| said.push((0, Said::At(7, 0, 16_384))),
+                ErrorKind::User,
+                "names source 7",
+            ),
             (
                 |_, said| said.push((0, Said::At(0, 12 * 16_384, 16_384))),
                 ErrorKind::Truncated,
@@ -414,21 +607,41 @@ fn a_dataset_that_panics_is_an_error_of_its_sample() {
                 ErrorKind::Truncated,
                 "past the source's indexed length",
             ),
-            (|_, said| said.push((0, Said::At(0, 0, 100))), ErrorKind::Shape, "16384 bytes, the sample has 100"),
-            (|_, said| said.push((0, Said::Inline(20_000))), ErrorKind::Shape, "16384 bytes, the sample has 20000"),
-            (|_, said| said.push((0, Said::Framed)), ErrorKind::User, "were stored unchanged in files"),
+            (
+                |_, said| said.push((0, Said::At(0, 0, 100))),
+                ErrorKind::Shape,
+                "16384 bytes, the sample has 100",
+            ),
+            (
+                |_, said| said.push((0, Said::Inline(20_000))),
+                ErrorKind::Shape,
+                "16384 bytes, the sample has 20000",
+            ),
+            (
+                |_, said| said.push((0, Said::Framed)),
+                ErrorKind::User,
+                "were stored unchanged in files",
+            ),
         ];
         for (lie, kind, words) in lies {
             for gds in [Gds::Auto, Gds::Require] {
-                let builder =
-                    Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread));
+                let builder = Loader::builder(Liar::open(&path, lie))
+                    .batch_size(BATCH)
+                    .tuning(|t| t.reader(Mode::Pread));
                 let loader = build(machine.on_gpu(builder, gds));
                 for _ in 0..2 {
                     let mut batches = loader.epoch(0).unwrap();
                     assert_eq!(batches.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
                     let error = batches.next().unwrap().unwrap_err();
-                    assert!(error.kind() == kind && error.to_string().contains(words), "{error}");
-                    assert_eq!((error.site().sample, error.site().batch), (Some(6), Some(1)), "{error}");
+                    assert!(
+                        error.kind() == kind && error.to_string().contains(words),
+                        "{error}"
+                    );
+                    assert_eq!(
+                        (error.site().sample, error.site().batch),
+                        (Some(6), Some(1)),
+                        "{error}"
+                    );
                     assert!(batches.next().is_none());
                 }
             }
@@ -442,21 +655,37 @@ fn a_dataset_may_name_another_place_of_the_same_bytes() {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, COUNT, 16_384);
         let lies: [(Lie, u64); 3] = [
-            (|_, said| said.push((0, Said::At(0, 9 * 16_384, 16_384))), 9 * 16_384),
+            (
+                |_, said| said.push((0, Said::At(0, 9 * 16_384, 16_384))),
+                9 * 16_384,
+            ),
             (|_, said| said.push((0, Said::Inline(16_384))), u64::MAX),
             // Not whole pages: the host reads them.
             (|_, said| said.push((0, Said::At(0, 77, 16_384))), 77),
         ];
         for (lie, from) in lies {
-            let builder = Loader::builder(Liar::open(&path, lie)).batch_size(BATCH).tuning(|t| t.reader(Mode::Pread));
+            let builder = Loader::builder(Liar::open(&path, lie))
+                .batch_size(BATCH)
+                .tuning(|t| t.reader(Mode::Pread));
             let loader = build(machine.on_gpu(builder, Gds::Auto));
             let got = Got::try_epoch(&loader, 0).unwrap();
             let row = &got[1].bytes("x")[2 * 16_384..][..16_384];
             let memory = noise(20_000, 6);
-            let right = if from == u64::MAX { &memory[..16_384] } else { &bytes[from as usize..][..16_384] };
+            let right = if from == u64::MAX {
+                &memory[..16_384]
+            } else {
+                &bytes[from as usize..][..16_384]
+            };
             assert!(row == right, "{from}");
             assert_eq!(
-                loader.report().total.copy.unwrap().direct.unwrap().host_rows,
+                loader
+                    .report()
+                    .total
+                    .copy
+                    .unwrap()
+                    .direct
+                    .unwrap()
+                    .host_rows,
                 u64::from(from == 77 || from == u64::MAX)
             );
         }

@@ -16,7 +16,11 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
     let (host, loader) = (build(make()), build(machine.direct(make())));
     assert_eq!(loader.spec(), host.spec(), "{what}");
     for epoch in 0..2 {
-        same(&Got::try_epoch(&loader, epoch).unwrap(), &Got::try_epoch(&host, epoch).unwrap(), what);
+        same(
+            &Got::try_epoch(&loader, epoch).unwrap(),
+            &Got::try_epoch(&host, epoch).unwrap(),
+            what,
+        );
     }
     let report = loader.report();
     let direct = report.total.copy.as_ref().unwrap().direct.as_ref().unwrap();
@@ -28,7 +32,10 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
 
 /// The fields that go directly.
 fn direct_fields(report: &Report) -> Vec<&str> {
-    let direct = report.routes.iter().filter(|route| route.route == Route::Direct);
+    let direct = report
+        .routes
+        .iter()
+        .filter(|route| route.route == Route::Direct);
     direct.map(|route| route.field.as_str()).collect()
 }
 
@@ -37,21 +44,40 @@ fn direct_records_of_any_size_equal_the_hosts() {
     on_machine(|machine| {
         let dir = Dir::new();
         // Whole pages, parts of pages, at the start of the file or behind a header, whole or odd.
-        for (count, record, header) in
-            [(37, 4096, 0), (300, 100, 0), (70, 5000, 0), (9, 150_528, 0), (40, 8192, 4096), (40, 8192, 17), (50, 1, 0)]
-        {
+        for (count, record, header) in [
+            (37, 4096, 0),
+            (300, 100, 0),
+            (70, 5000, 0),
+            (9, 150_528, 0),
+            (40, 8192, 4096),
+            (40, 8192, 17),
+            (50, 1, 0),
+        ] {
             let mut bytes = noise(header, 1);
             bytes.extend(noise(count * record, 2));
             let path = dir.write(&format!("{count}x{record}+{header}"), &bytes);
-            for (order, batch) in [(Order::sequential(), 7), (Order::shuffled(3), 16), (Order::shuffled(3), 1)] {
+            for (order, batch) in [
+                (Order::sequential(), 7),
+                (Order::shuffled(3), 16),
+                (Order::shuffled(3), 1),
+            ] {
                 let what = format!("{count} × {record} + {header}, {order:?}, {batch}");
                 let report = check(machine, &what, &|| {
                     let labels = (0..count as i64).collect::<Vec<_>>();
-                    let records = Records::builder(record).header(header as u64).classes(labels).open(&path).unwrap();
-                    Loader::builder(records).order(order.clone()).batch_size(batch)
+                    let records = Records::builder(record)
+                        .header(header as u64)
+                        .classes(labels)
+                        .open(&path)
+                        .unwrap();
+                    Loader::builder(records)
+                        .order(order.clone())
+                        .batch_size(batch)
                 });
                 assert_eq!(direct_fields(&report), ["record"]);
-                assert_eq!(report.total.copy.unwrap().direct.unwrap().bytes, 2 * (count * record) as u64);
+                assert_eq!(
+                    report.total.copy.unwrap().direct.unwrap().bytes,
+                    2 * (count * record) as u64
+                );
             }
         }
     });
@@ -59,10 +85,22 @@ fn direct_records_of_any_size_equal_the_hosts() {
 
 /// A `.npy` file of rows of `dims` bytes.
 fn npy(rows: usize, dims: &[usize], seed: u64) -> Vec<u8> {
-    let shape: Vec<_> = std::iter::once(&rows).chain(dims).map(|dim| format!("{dim}, ")).collect();
-    let dict = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({}), }}\n", shape.concat());
+    let shape: Vec<_> = std::iter::once(&rows)
+        .chain(dims)
+        .map(|dim| format!("{dim}, "))
+        .collect();
+    let dict = format!(
+        "{{'descr': '|u1', 'fortran_order': False, 'shape': ({}), }}\n",
+        shape.concat()
+    );
     let data = noise(rows * dims.iter().product::<usize>(), seed);
-    [b"\x93NUMPY\x01\x00", &(dict.len() as u16).to_le_bytes()[..], dict.as_bytes(), &data].concat()
+    [
+        b"\x93NUMPY\x01\x00",
+        &(dict.len() as u16).to_le_bytes()[..],
+        dict.as_bytes(),
+        &data,
+    ]
+    .concat()
 }
 
 /// A safetensors file of `rows` rows of each tensor: name, dtype, bytes of an element, elements of a row.
@@ -76,7 +114,12 @@ fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -
         ));
     }
     let header = format!("{{{}}}", entries.join(","));
-    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &noise(end, seed)].concat()
+    [
+        &(header.len() as u64).to_le_bytes()[..],
+        header.as_bytes(),
+        &noise(end, seed),
+    ]
+    .concat()
 }
 
 /// A dataset, and its fields with rows in final form in files.
@@ -86,49 +129,120 @@ fn formats(dir: &Dir) -> Vec<Format> {
     dir.write("tokens/0.bin", &noise(2 * 30_001, 1));
     dir.write("tokens/1.bin", &noise(2 * 7_777, 2));
     for (part, rows) in [9, 1, 14].into_iter().enumerate() {
-        dir.write(&format!("rows/x-{part}.npy"), &npy(rows, &[70, 61], part as u64));
-        dir.write(&format!("records/{part}.bin"), &noise(rows * 8192, part as u64));
-        let tensors = [("x", "F32", 4, 1500), ("y", "U8", 1, 4096), ("label", "I64", 8, 1)];
-        dir.write(&format!("st/{part}.safetensors"), &safetensors(rows, &tensors, 7));
+        dir.write(
+            &format!("rows/x-{part}.npy"),
+            &npy(rows, &[70, 61], part as u64),
+        );
+        dir.write(
+            &format!("records/{part}.bin"),
+            &noise(rows * 8192, part as u64),
+        );
+        let tensors = [
+            ("x", "F32", 4, 1500),
+            ("y", "U8", 1, 4096),
+            ("label", "I64", 8, 1),
+        ];
+        dir.write(
+            &format!("st/{part}.safetensors"),
+            &safetensors(rows, &tensors, 7),
+        );
     }
-    let (tokens, rows, records) = (dir.path("tokens/*.bin"), dir.path("rows/*.npy"), dir.path("records"));
+    let (tokens, rows, records) = (
+        dir.path("tokens/*.bin"),
+        dir.path("rows/*.npy"),
+        dir.path("records"),
+    );
     let (tensors, concat) = (dir.path("st/*.safetensors"), dir.path("records"));
     let (part, split) = (dir.path("records"), dir.path("records"));
     let pages = || Records::builder(8192).field("x", DType::U8, [8192]);
     vec![
         (
             "tokens",
-            Box::new(move || Arc::new(Tokens::builder(DType::U16).window(900).next_token().open(&tokens).unwrap())),
+            Box::new(move || {
+                Arc::new(
+                    Tokens::builder(DType::U16)
+                        .window(900)
+                        .next_token()
+                        .open(&tokens)
+                        .unwrap(),
+                )
+            }),
             vec!["tokens"],
         ),
-        ("npy, a file each", Box::new(|| Arc::new(Npy::open(fixture("npy/same-*.npy")).unwrap())), vec!["array"]),
-        ("npy, rows", Box::new(move || Arc::new(Npy::builder().field("x", &rows).rows().open().unwrap())), vec!["x"]),
+        (
+            "npy, a file each",
+            Box::new(|| Arc::new(Npy::open(fixture("npy/same-*.npy")).unwrap())),
+            vec!["array"],
+        ),
+        (
+            "npy, rows",
+            Box::new(move || Arc::new(Npy::builder().field("x", &rows).rows().open().unwrap())),
+            vec!["x"],
+        ),
         (
             "npz, rows",
-            Box::new(|| Arc::new(Npz::builder().rows().open(fixture("npy/table.npz")).unwrap())),
+            Box::new(|| {
+                Arc::new(
+                    Npz::builder()
+                        .rows()
+                        .open(fixture("npy/table.npz"))
+                        .unwrap(),
+                )
+            }),
             vec!["x", "label"],
         ),
         (
             "npz of any shape",
-            Box::new(|| Arc::new(Npz::builder().flat("x", 100).open(fixture("npy/unet-*.npz")).unwrap())),
+            Box::new(|| {
+                Arc::new(
+                    Npz::builder()
+                        .flat("x", 100)
+                        .open(fixture("npy/unet-*.npz"))
+                        .unwrap(),
+                )
+            }),
             vec!["y"],
         ),
-        ("safetensors", Box::new(move || Arc::new(SafeTensors::open(&tensors).unwrap())), vec!["x", "y", "label"]),
-        ("records in files", Box::new(move || Arc::new(pages().open(&records).unwrap())), vec!["x"]),
+        (
+            "safetensors",
+            Box::new(move || Arc::new(SafeTensors::open(&tensors).unwrap())),
+            vec!["x", "y", "label"],
+        ),
+        (
+            "records in files",
+            Box::new(move || Arc::new(pages().open(&records).unwrap())),
+            vec!["x"],
+        ),
         (
             "several datasets",
             Box::new(move || {
-                let parts = [concat.join("0.bin"), concat.join("2.bin"), concat.join("1.bin")];
+                let parts = [
+                    concat.join("0.bin"),
+                    concat.join("2.bin"),
+                    concat.join("1.bin"),
+                ];
                 Arc::new(Concat::new(parts.map(|path| pages().open(path).unwrap())).unwrap())
             }),
             vec!["x"],
         ),
         (
             "some samples, some twice",
-            Box::new(move || Arc::new(pages().open(&part).unwrap().subset([3, 4, 5, 23, 0, 3]).unwrap())),
+            Box::new(move || {
+                Arc::new(
+                    pages()
+                        .open(&part)
+                        .unwrap()
+                        .subset([3, 4, 5, 23, 0, 3])
+                        .unwrap(),
+                )
+            }),
             vec!["x"],
         ),
-        ("a split", Box::new(move || Arc::new(pages().open(&split).unwrap().split(0.5, 3).unwrap().1)), vec!["x"]),
+        (
+            "a split",
+            Box::new(move || Arc::new(pages().open(&split).unwrap().split(0.5, 3).unwrap().1)),
+            vec!["x"],
+        ),
     ]
 }
 
@@ -139,7 +253,9 @@ fn formats_with_rows_in_final_form_are_read_directly() {
         for (what, open, fields) in formats(&dir) {
             for (order, batch) in [(Order::sequential(), 5), (Order::shuffled(8), 4)] {
                 let report = check(machine, &format!("{what}, {order:?}"), &|| {
-                    Loader::builder(open()).order(order.clone()).batch_size(batch)
+                    Loader::builder(open())
+                        .order(order.clone())
+                        .batch_size(batch)
                 });
                 assert_eq!(direct_fields(&report), fields, "{what}: {report}");
             }
@@ -153,24 +269,50 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
         let dir = Dir::new();
         for record in [4096, 700] {
             let (path, _) = records_file(&dir, 29, record);
-            for last in [LastBatch::Keep, LastBatch::Mask, LastBatch::Pad, LastBatch::Drop] {
+            for last in [
+                LastBatch::Keep,
+                LastBatch::Mask,
+                LastBatch::Pad,
+                LastBatch::Drop,
+            ] {
                 for (rank, world) in [(0, 1), (0, 3), (2, 3)] {
                     let make = || {
-                        let records = Records::builder(record).classes((0..29).collect()).open(&path).unwrap();
-                        let builder = Loader::builder(records).order(Order::shuffled(1)).global_batch(9);
-                        builder.last_batch(last).rank(Rank::new(rank, world).unwrap())
+                        let records = Records::builder(record)
+                            .classes((0..29).collect())
+                            .open(&path)
+                            .unwrap();
+                        let builder = Loader::builder(records)
+                            .order(Order::shuffled(1))
+                            .global_batch(9);
+                        builder
+                            .last_batch(last)
+                            .rank(Rank::new(rank, world).unwrap())
                     };
-                    check(machine, &format!("{record}, {last:?}, {rank} of {world}"), &make);
+                    check(
+                        machine,
+                        &format!("{record}, {last:?}, {rank} of {world}"),
+                        &make,
+                    );
                     let batches = Got::try_epoch(&build(machine.direct(make())), 0).unwrap();
                     for batch in &batches {
                         let rows = batch.ids.iter().zip(batch.bytes("record").chunks(record));
                         for (id, row) in rows {
-                            assert_eq!(*id == u64::MAX, row.iter().all(|byte| *byte == 0), "{last:?}");
+                            assert_eq!(
+                                *id == u64::MAX,
+                                row.iter().all(|byte| *byte == 0),
+                                "{last:?}"
+                            );
                         }
                     }
-                    let blank = batches.iter().flat_map(|batch| &batch.ids).any(|id| *id == u64::MAX);
+                    let blank = batches
+                        .iter()
+                        .flat_map(|batch| &batch.ids)
+                        .any(|id| *id == u64::MAX);
                     assert!(!blank || matches!(last, LastBatch::Mask | LastBatch::Keep));
-                    assert_eq!(blank, last == LastBatch::Mask || (last == LastBatch::Keep && rank == 2));
+                    assert_eq!(
+                        blank,
+                        last == LastBatch::Mask || (last == LastBatch::Keep && rank == 2)
+                    );
                 }
             }
         }
@@ -181,12 +323,20 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
 fn direct_fields_bypass_the_host_only_where_wanted() {
     on_machine(|machine| {
         let dir = Dir::new();
-        let tensors = [("x", "U8", 1, 6000), ("y", "F32", 4, 1024), ("label", "I64", 8, 1)];
+        let tensors = [
+            ("x", "U8", 1, 6000),
+            ("y", "F32", 4, 1024),
+            ("label", "I64", 8, 1),
+        ];
         let path = dir.write("a.safetensors", &safetensors(20, &tensors, 4));
         let make = |keep: &[&'static str]| {
             let keep = keep.to_vec();
             let path = path.clone();
-            move || Loader::builder(SafeTensors::open(&path).unwrap()).batch_size(6).keep(keep.clone())
+            move || {
+                Loader::builder(SafeTensors::open(&path).unwrap())
+                    .batch_size(6)
+                    .keep(keep.clone())
+            }
         };
         for keep in [&["x"][..], &["label", "y"], &["y", "label", "x"]] {
             let report = check(machine, &format!("{keep:?}"), &make(keep));
@@ -197,21 +347,34 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
             assert_eq!(direct, keep);
         }
         // If the loader chooses the route of each field, small rows go through the host, in the same batches.
-        let wide = [("x", "U8", 1, 20_000), ("y", "F32", 4, 4096), ("label", "I64", 8, 1)];
+        let wide = [
+            ("x", "U8", 1, 20_000),
+            ("y", "F32", 4, 4096),
+            ("label", "I64", 8, 1),
+        ];
         let path = dir.write("b.safetensors", &safetensors(20, &wide, 5));
         let make = || {
             let tensors = SafeTensors::open(&path).unwrap();
-            Loader::builder(tensors).batch_size(6).tuning(|t| t.reader(feedline::storage::Mode::Pread))
+            Loader::builder(tensors)
+                .batch_size(6)
+                .tuning(|t| t.reader(feedline::storage::Mode::Pread))
         };
         let (host, loader) = (build(make()), build(machine.on_gpu(make(), Gds::Auto)));
-        same(&Got::try_epoch(&loader, 0).unwrap(), &Got::try_epoch(&host, 0).unwrap(), "both ways");
+        same(
+            &Got::try_epoch(&loader, 0).unwrap(),
+            &Got::try_epoch(&host, 0).unwrap(),
+            "both ways",
+        );
         let report = loader.report();
         assert_eq!(direct_fields(&report), ["x", "y"]);
         assert_eq!(
             report.routes[2].to_string(),
             "label staged (rows of 8 bytes: the host's way is faster below 16384)"
         );
-        assert_eq!(report.total.copy.unwrap().direct.unwrap().bytes, 20 * (20_000 + 4096 * 4));
+        assert_eq!(
+            report.total.copy.unwrap().direct.unwrap().bytes,
+            20 * (20_000 + 4096 * 4)
+        );
     });
 }
 
@@ -224,8 +387,14 @@ fn rows_of_any_length_are_one_read_each() {
             let path = dir.write("large", &noise(header + 2 * record, 9));
             let before = machine.reads();
             let report = check(machine, &format!("{record}"), &|| {
-                let records = Records::builder(record).header(header as u64).open(&path).unwrap();
-                Loader::builder(records).batch_size(2).tuning(|t| t.slots(2).device_batches(2)).workers(1)
+                let records = Records::builder(record)
+                    .header(header as u64)
+                    .open(&path)
+                    .unwrap();
+                Loader::builder(records)
+                    .batch_size(2)
+                    .tuning(|t| t.slots(2).device_batches(2))
+                    .workers(1)
             });
             assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 4);
             // And the trial.
@@ -239,32 +408,82 @@ fn rows_that_follow_each_other_are_one_read() {
     on_machine(|machine| {
         let dir = Dir::new();
         // Bytes of a row, rows of the file, of a batch; reads of an epoch in sequential order.
-        let cases =
-            [(4096, 64, 32, 2), (5000, 64, 32, 2), (16_384, 128, 128, 2), (20_000, 104, 104, 2), (100, 7, 2, 4)];
+        let cases = [
+            (4096, 64, 32, 2),
+            (5000, 64, 32, 2),
+            (16_384, 128, 128, 2),
+            (20_000, 104, 104, 2),
+            (100, 7, 2, 4),
+        ];
         for (record, count, batch, reads) in cases {
             let (path, _) = records_file(&dir, count, record);
             let make = |order: Order| {
                 let path = path.clone();
-                move || Loader::builder(records(&path, record)).order(order.clone()).batch_size(batch)
+                move || {
+                    Loader::builder(records(&path, record))
+                        .order(order.clone())
+                        .batch_size(batch)
+                }
             };
             let before = machine.reads();
-            let report = check(machine, &format!("{record} × {count}"), &make(Order::sequential()));
-            assert_eq!(report.total.copy.unwrap().direct.unwrap().reads, 2 * reads, "{record} × {count}");
-            assert_eq!(machine.reads() - before, 2 * reads as i64 + 1, "{record} × {count}");
-            let shuffled = check(machine, &format!("{record} × {count}"), &make(Order::shuffled(5)));
-            assert!(shuffled.total.copy.unwrap().direct.unwrap().reads > 2 * reads, "others follow by chance only");
+            let report = check(
+                machine,
+                &format!("{record} × {count}"),
+                &make(Order::sequential()),
+            );
+            assert_eq!(
+                report.total.copy.unwrap().direct.unwrap().reads,
+                2 * reads,
+                "{record} × {count}"
+            );
+            assert_eq!(
+                machine.reads() - before,
+                2 * reads as i64 + 1,
+                "{record} × {count}"
+            );
+            let shuffled = check(
+                machine,
+                &format!("{record} × {count}"),
+                &make(Order::shuffled(5)),
+            );
+            assert!(
+                shuffled.total.copy.unwrap().direct.unwrap().reads > 2 * reads,
+                "others follow by chance only"
+            );
         }
         // Rows of two files and overlapping rows are never merged.
         dir.write("two/a", &noise(4 * 4096, 1));
         dir.write("two/b", &noise(4 * 4096, 2));
         let two = || Loader::builder(records(&dir.path("two"), 4096)).batch_size(8);
-        assert_eq!(check(machine, "two files", &two).total.copy.unwrap().direct.unwrap().reads, 2 * 2);
+        assert_eq!(
+            check(machine, "two files", &two)
+                .total
+                .copy
+                .unwrap()
+                .direct
+                .unwrap()
+                .reads,
+            2 * 2
+        );
         let path = dir.write("windows", &noise(9 * 512 * 2, 3));
         let windows = || {
-            let tokens = Tokens::builder(DType::U16).window(512).next_token().open(&path).unwrap();
+            let tokens = Tokens::builder(DType::U16)
+                .window(512)
+                .next_token()
+                .open(&path)
+                .unwrap();
             Loader::builder(tokens).batch_size(8)
         };
-        assert_eq!(check(machine, "windows", &windows).total.copy.unwrap().direct.unwrap().reads, 2 * 8);
+        assert_eq!(
+            check(machine, "windows", &windows)
+                .total
+                .copy
+                .unwrap()
+                .direct
+                .unwrap()
+                .reads,
+            2 * 8
+        );
     });
 }
 
@@ -276,20 +495,30 @@ fn pictures_that_were_read_directly_are_finished_on_the_device() {
         for (height, width) in [(64, 64), (31, 45)] {
             let record = height * width * 3;
             let (path, _) = records_file(&dir, 23, record);
-            let finish =
-                Finish::to(DType::F16).mean_std(&[0.4, 0.5, 0.6], &[0.2, 0.3, 0.25]).channels_first().flip(0.5);
+            let finish = Finish::to(DType::F16)
+                .mean_std(&[0.4, 0.5, 0.6], &[0.2, 0.3, 0.25])
+                .channels_first()
+                .flip(0.5);
             let report = check(machine, &format!("{height} × {width}"), &|| {
-                let records = Records::builder(record).field("image", DType::U8, [height, width, 3]);
+                let records =
+                    Records::builder(record).field("image", DType::U8, [height, width, 3]);
                 let records = records.classes((0..23).collect()).open(&path).unwrap();
-                let builder = Loader::builder(records).order(Order::shuffled(2)).batch_size(8);
-                builder.last_batch(LastBatch::Mask).finish("image", finish.clone())
+                let builder = Loader::builder(records)
+                    .order(Order::shuffled(2))
+                    .batch_size(8);
+                builder
+                    .last_batch(LastBatch::Mask)
+                    .finish("image", finish.clone())
             });
             assert_eq!(direct_fields(&report), ["image"]);
             // A label and a flip for each row, with an offset if rows are moved.
             let offset = if record % 4096 == 0 { 0 } else { 8 };
             let least = 2 * 24 * (8 + 1 + offset) as u64;
             let copied = report.total.copy.unwrap().bytes;
-            assert!(copied >= least && copied < least + 6 * 4096, "{copied} bytes, {least} at least");
+            assert!(
+                copied >= least && copied < least + 6 * 4096,
+                "{copied} bytes, {least} at least"
+            );
         }
     });
 }
@@ -310,8 +539,10 @@ fn rows_unlike_the_first_go_through_the_host() {
         let memory = || -> Any { Arc::new(pages().open_bytes(bytes.clone()).unwrap()) };
         let odd = || -> Any { Arc::new(pages().header(17).open(&shifted).unwrap()) };
         type Open<'a> = &'a dyn Fn() -> Any;
-        let cases: [(Open<'_>, &str, bool); 2] =
-            [(&memory, "not stored unchanged in a file", true), (&odd, "not whole pages", false)];
+        let cases: [(Open<'_>, &str, bool); 2] = [
+            (&memory, "not stored unchanged in a file", true),
+            (&odd, "not whole pages", false),
+        ];
         for (open, why, also_required) in cases {
             let right = Got::try_epoch(&build(make(open())), 0).unwrap();
             for (gds, whole) in [(Gds::Auto, true), (Gds::Require, also_required)] {
@@ -320,14 +551,20 @@ fn rows_unlike_the_first_go_through_the_host() {
                     Ok(found) => {
                         same(&found, &right, why);
                         let direct = loader.report().total.copy.unwrap().direct.unwrap();
-                        assert!(whole && direct.host_rows == 10 && direct.bytes == 10 * 16_384, "{direct}");
+                        assert!(
+                            whole && direct.host_rows == 10 && direct.bytes == 10 * 16_384,
+                            "{direct}"
+                        );
                         assert!(direct.why_host.as_ref().unwrap().contains(why), "{direct}");
                     }
                     // A read that cuFile cannot do is an error if direct reads are required.
                     Err(error) => {
                         let error = error.to_string();
                         assert!(!whole && error.contains(why), "{error}");
-                        assert!(error.contains("sample=10") && error.contains("batch=2"), "{error}");
+                        assert!(
+                            error.contains("sample=10") && error.contains("batch=2"),
+                            "{error}"
+                        );
                     }
                 }
             }

@@ -20,8 +20,13 @@ const BATCH: usize = 4;
 const RECORD: usize = 5000;
 
 fn plain(path: &Path) -> LoaderBuilder {
-    let records = Records::builder(RECORD).classes((0..COUNT as i64).collect()).open(path).unwrap();
-    let builder = Loader::builder(records).order(Order::shuffled(4)).batch_size(BATCH);
+    let records = Records::builder(RECORD)
+        .classes((0..COUNT as i64).collect())
+        .open(path)
+        .unwrap();
+    let builder = Loader::builder(records)
+        .order(Order::shuffled(4))
+        .batch_size(BATCH);
     builder.workers(1).tuning(|t| t.slots(5).device_batches(3))
 }
 
@@ -55,15 +60,32 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
             let mut batches = loader.epoch(1).unwrap();
             std::thread::scope(|scope| {
                 // The held reads own buffers that the next run needs.
-                let first = scope.spawn(|| batches.next().unwrap().map(|batch| Got::of(&batch).unwrap()));
+                let first = scope.spawn(|| {
+                    batches
+                        .next()
+                        .unwrap()
+                        .map(|batch| Got::of(&batch).unwrap())
+                });
                 assert!(machine.double.cufile.held() >= held);
                 machine.double.cufile.hold_reads(false);
                 same(&[first.join().unwrap().unwrap()], &right[1][..1], &what);
             });
-            let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
+            let rest: Vec<_> = batches
+                .map(|batch| Got::of(&batch.unwrap()).unwrap())
+                .collect();
             same(&rest, &right[1][1..], &what);
         }
-        assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().host_rows, 0);
+        assert_eq!(
+            loader
+                .report()
+                .total
+                .copy
+                .unwrap()
+                .direct
+                .unwrap()
+                .host_rows,
+            0
+        );
     });
 }
 
@@ -104,25 +126,36 @@ fn a_read_that_never_returns_is_counted_with_its_memory() {
     if !alone(&here!()) {
         return;
     }
-    lived("never returns".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, RECORD);
-        let before = leaked();
-        let one = Records::builder(RECORD).open(&path).unwrap();
-        let loader = build(machine.direct(Loader::builder(one).batch_size(COUNT).workers(1)));
-        let batches = begun(machine, &loader);
-        assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
-        drop((batches, loader));
-        // The thread in the read, and the thread that keeps the memory for it; a later loader reports them.
-        assert_eq!(leaked() - before, 2);
-        assert_eq!(machine.double.cufile.counts().buffers, 3, "no memory is taken away from the read");
-        assert!(machine.session.live().allocations >= 3);
-        machine.double.cufile.hold_reads(false);
-        // If it returns after all, everything is released.
-        until("the threads have ended", || loader_threads().is_empty());
-        assert_eq!(machine.session.live(), crate::common::standin::Live::default());
-        assert_eq!(machine.double.cufile.counts().users, 0);
-    });
+    lived(
+        "never returns".into(),
+        Arc::new(CuFileMachine::new(Route::P2p)),
+        |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, RECORD);
+            let before = leaked();
+            let one = Records::builder(RECORD).open(&path).unwrap();
+            let loader = build(machine.direct(Loader::builder(one).batch_size(COUNT).workers(1)));
+            let batches = begun(machine, &loader);
+            assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
+            drop((batches, loader));
+            // The thread in the read, and the thread that keeps the memory for it; a later loader reports them.
+            assert_eq!(leaked() - before, 2);
+            assert_eq!(
+                machine.double.cufile.counts().buffers,
+                3,
+                "no memory is taken away from the read"
+            );
+            assert!(machine.session.live().allocations >= 3);
+            machine.double.cufile.hold_reads(false);
+            // If it returns after all, everything is released.
+            until("the threads have ended", || loader_threads().is_empty());
+            assert_eq!(
+                machine.session.live(),
+                crate::common::standin::Live::default()
+            );
+            assert_eq!(machine.double.cufile.counts().users, 0);
+        },
+    );
 }
 
 #[test]
@@ -134,38 +167,65 @@ fn reads_begin_after_the_consumers_work_on_the_buffer() {
             let context = CudaContext::new(0).unwrap();
             let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
             let records = Records::builder(record).open(&path).unwrap();
-            let builder = machine.direct(Loader::builder(records).batch_size(BATCH).tuning(|t| t.device_batches(2)));
+            let builder = machine.direct(
+                Loader::builder(records)
+                    .batch_size(BATCH)
+                    .tuning(|t| t.device_batches(2)),
+            );
             let loader = build(builder.stream(&streams[0]).stream(&streams[1]));
             let mut batches = loader.epoch(0).unwrap();
             let first = batches.next().unwrap().unwrap();
             let second = batches.next().unwrap().unwrap();
             let reads = machine.reads();
-            let mut copies = streams.each_ref().map(|stream| stream.alloc_zeros::<u8>(BATCH * record).unwrap());
-            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            let mut copies = streams
+                .each_ref()
+                .map(|stream| stream.alloc_zeros::<u8>(BATCH * record).unwrap());
+            streams
+                .iter()
+                .for_each(|stream| stream.synchronize().unwrap());
             machine.session.hold(true);
             for (stream, copy) in streams.iter().zip(&mut copies) {
-                let slice = first.field("record").unwrap().cuda_slice::<u8>(stream).unwrap();
+                let slice = first
+                    .field("record")
+                    .unwrap()
+                    .cuda_slice::<u8>(stream)
+                    .unwrap();
                 stream.memcpy_dtod(&*slice, copy).unwrap();
             }
             let bells = machine.session.count("cuLaunchHostFunc");
             drop(first);
             // It was polled, and has a bell attached.
-            until("the buffer is seen to be in use", || machine.session.count("cuLaunchHostFunc") > bells);
+            until("the buffer is seen to be in use", || {
+                machine.session.count("cuLaunchHostFunc") > bells
+            });
             let looks = machine.session.count("cuEventQuery");
-            until("it is looked at again", || machine.session.count("cuEventQuery") > looks);
+            until("it is looked at again", || {
+                machine.session.count("cuEventQuery") > looks
+            });
             assert_eq!(machine.reads(), reads, "nothing is read into it");
             let trace = machine.session.trace();
-            let waits: Vec<_> = trace.lines().filter(|line| line.ends_with("= ...")).collect();
+            let waits: Vec<_> = trace
+                .lines()
+                .filter(|line| line.ends_with("= ..."))
+                .collect();
             assert!(waits.is_empty(), "{waits:#?}");
             machine.session.hold(false);
             let third = Got::of(&batches.next().unwrap().unwrap()).unwrap();
             assert!(third.bytes("record") == &bytes[2 * BATCH * record..3 * BATCH * record]);
             for (stream, copy) in streams.iter().zip(&copies) {
-                assert!(stream.clone_dtoh(copy).unwrap() == bytes[..BATCH * record], "the first batch was overwritten");
+                assert!(
+                    stream.clone_dtoh(copy).unwrap() == bytes[..BATCH * record],
+                    "the first batch was overwritten"
+                );
             }
             drop(second);
-            let rest: Vec<_> = batches.map(|batch| Got::of(&batch.unwrap()).unwrap()).collect();
-            let rest: Vec<u8> = rest.iter().flat_map(|batch| batch.bytes("record").to_vec()).collect();
+            let rest: Vec<_> = batches
+                .map(|batch| Got::of(&batch.unwrap()).unwrap())
+                .collect();
+            let rest: Vec<u8> = rest
+                .iter()
+                .flat_map(|batch| batch.bytes("record").to_vec())
+                .collect();
             assert!(rest == bytes[3 * BATCH * record..]);
         }
     });
@@ -188,10 +248,19 @@ impl Dataset for Panics {
         Sizes::new(4096)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let direct = std::thread::current().name().is_some_and(|name| name.starts_with("feedline-gds"));
+        let direct = std::thread::current()
+            .name()
+            .is_some_and(|name| name.starts_with("feedline-gds"));
         assert!(!direct || sample > 0, "the first sample");
         let source = self.0.ids().next().unwrap();
-        parts.extent(0, Extent { source, offset: sample * 4096, len: 4096 });
+        parts.extent(
+            0,
+            Extent {
+                source,
+                offset: sample * 4096,
+                len: 4096,
+            },
+        );
         Ok(())
     }
 }
@@ -208,7 +277,11 @@ fn an_error_does_not_wait_for_the_reads_of_later_batches() {
         let loader = build(machine.direct(Loader::builder(dataset).batch_size(BATCH).workers(1)));
         let mut batches = begun(machine, &loader);
         let error = batches.next().unwrap().unwrap_err();
-        assert_eq!((error.kind(), error.site().sample), (ErrorKind::Panicked, Some(0)), "{error}");
+        assert_eq!(
+            (error.kind(), error.site().sample),
+            (ErrorKind::Panicked, Some(0)),
+            "{error}"
+        );
         assert!(machine.double.cufile.held() > 0);
         std::thread::scope(|scope| {
             let dropped = scope.spawn(move || drop((batches, loader)));

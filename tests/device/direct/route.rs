@@ -18,12 +18,17 @@ const RECORD: usize = 16_384;
 const COUNT: usize = 10;
 
 fn open(path: &Path) -> Records {
-    Records::builder(RECORD).field("x", DType::U8, [RECORD]).open(path).unwrap()
+    Records::builder(RECORD)
+        .field("x", DType::U8, [RECORD])
+        .open(path)
+        .unwrap()
 }
 
 /// Without the page cache, which could hold any dataset of a test.
 fn uncached(dataset: impl Dataset) -> LoaderBuilder {
-    Loader::builder(dataset).batch_size(4).tuning(|t| t.reader(Mode::Pread))
+    Loader::builder(dataset)
+        .batch_size(4)
+        .tuning(|t| t.reader(Mode::Pread))
 }
 
 /// Checks that the batches go through the host with this reason, and that requiring direct reads is an error with it.
@@ -32,16 +37,34 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
     let loader = build(machine.on_gpu(make(), Gds::Auto));
     same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
     let report = loader.report();
-    let route = report.routes.iter().find(|route| route.field == "x").unwrap();
-    assert!(route.route == feedline::Route::Staged && route.why.contains(words), "{words}: {route}");
+    let route = report
+        .routes
+        .iter()
+        .find(|route| route.field == "x")
+        .unwrap();
+    assert!(
+        route.route == feedline::Route::Staged && route.why.contains(words),
+        "{words}: {route}"
+    );
     assert!(
         report.total.copy.as_ref().unwrap().direct.is_none()
-            && report.to_string().contains(&format!("x staged ({}", route.why)),
+            && report
+                .to_string()
+                .contains(&format!("x staged ({}", route.why)),
         "{report}"
     );
     let error = machine.direct(make()).build().unwrap_err();
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Unsupported, Stage::Build), "{error}");
-    assert!(error.message().starts_with("no field can be read directly: `x`: "), "{error}");
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::Unsupported, Stage::Build),
+        "{error}"
+    );
+    assert!(
+        error
+            .message()
+            .starts_with("no field can be read directly: `x`: "),
+        "{error}"
+    );
     assert!(error.message().contains(words), "{words}: {error}");
 }
 
@@ -50,18 +73,37 @@ fn fields_that_the_host_must_see_are_staged() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, bytes) = records_file(&dir, COUNT, RECORD);
-        let array =
-            [b"\x93NUMPY\x01\x00\x3a\x00{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }\n", &[1; 3][..]];
+        let array = [
+            b"\x93NUMPY\x01\x00\x3a\x00{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }\n",
+            &[1; 3][..],
+        ];
         let ragged = dir.write("ragged.npy", &array.concat());
         let (chunks, _) = records_file(&dir, 8, RECORD);
         let plain = || uncached(open(&path));
         type Make<'a> = &'a dyn Fn() -> LoaderBuilder;
         let cases: [(Make<'_>, &str); 9] = [
-            (&|| plain().map(|_, _| Ok(())), "transforms of the host see it"),
-            (&|| plain().map_batch(|_, _| Ok(())), "transforms of the host see it"),
-            (&|| plain().decode_field("x", Raw), "made by the host from the bytes read"),
             (
-                &|| uncached(Npy::builder().field("x", &ragged).up_to("x", 5).open().unwrap()),
+                &|| plain().map(|_, _| Ok(())),
+                "transforms of the host see it",
+            ),
+            (
+                &|| plain().map_batch(|_, _| Ok(())),
+                "transforms of the host see it",
+            ),
+            (
+                &|| plain().decode_field("x", Raw),
+                "made by the host from the bytes read",
+            ),
+            (
+                &|| {
+                    uncached(
+                        Npy::builder()
+                            .field("x", &ragged)
+                            .up_to("x", 5)
+                            .open()
+                            .unwrap(),
+                    )
+                },
                 "made by the host from the bytes read",
             ),
             (
@@ -71,13 +113,28 @@ fn fields_that_the_host_must_see_are_staged() {
                 },
                 "not stored unchanged in a file: in memory",
             ),
-            (&|| uncached(open(&path).in_memory().unwrap()), "not stored unchanged in a file: in memory"),
-            (&|| uncached(open(&path).checked(dir.path("crc")).unwrap()), "unpacked or checked by the host"),
-            (&|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)), "rows come out of chunks that the host opens"),
+            (
+                &|| uncached(open(&path).in_memory().unwrap()),
+                "not stored unchanged in a file: in memory",
+            ),
+            (
+                &|| uncached(open(&path).checked(dir.path("crc")).unwrap()),
+                "unpacked or checked by the host",
+            ),
+            (
+                &|| uncached(Chunks::open(&chunks, &[4, 4], RECORD)),
+                "rows come out of chunks that the host opens",
+            ),
             (
                 &|| {
                     let labelled = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
-                    uncached(labelled.classes((0..COUNT as i64).collect()).open(&path).unwrap()).map(|_, _| Ok(()))
+                    uncached(
+                        labelled
+                            .classes((0..COUNT as i64).collect())
+                            .open(&path)
+                            .unwrap(),
+                    )
+                    .map(|_, _| Ok(()))
                 },
                 "transforms of the host see it",
             ),
@@ -85,7 +142,11 @@ fn fields_that_the_host_must_see_are_staged() {
         for (make, words) in cases {
             check_staged(machine, make, words);
         }
-        assert_eq!(machine.double.cufile.counts().opens, 0, "nothing needed cuFile");
+        assert_eq!(
+            machine.double.cufile.counts().opens,
+            0,
+            "nothing needed cuFile"
+        );
     });
 }
 
@@ -96,20 +157,44 @@ fn every_reason_of_every_field_is_in_the_error() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let labelled = || {
             let records = Records::builder(RECORD).field("x", DType::U8, [RECORD]);
-            uncached(records.classes((0..COUNT as i64).collect()).open(&path).unwrap())
+            uncached(
+                records
+                    .classes((0..COUNT as i64).collect())
+                    .open(&path)
+                    .unwrap(),
+            )
         };
-        let error = machine.direct(labelled().keep(["label"])).build().unwrap_err();
+        let error = machine
+            .direct(labelled().keep(["label"]))
+            .build()
+            .unwrap_err();
         let words = "`x`: not delivered; `label`: not stored unchanged in a file: in memory, or unpacked or checked by \
                      the host";
         assert!(error.message().ends_with(words), "{error}");
-        let error = labelled().tuning(|t| t.gds(Gds::Require)).build().unwrap_err();
-        let words = "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
-        assert!(error.kind() == ErrorKind::Unsupported && error.message().ends_with(words), "{error}");
-        let missing =
-            machine.direct(labelled()).tuning(|t| t.cufile_at(dir.path("libcufile.so.0"), machine.double.root()));
+        let error = labelled()
+            .tuning(|t| t.gds(Gds::Require))
+            .build()
+            .unwrap_err();
+        let words =
+            "`x`: batches are delivered on the host; `label`: batches are delivered on the host";
+        assert!(
+            error.kind() == ErrorKind::Unsupported && error.message().ends_with(words),
+            "{error}"
+        );
+        let missing = machine
+            .direct(labelled())
+            .tuning(|t| t.cufile_at(dir.path("libcufile.so.0"), machine.double.root()));
         let error = missing.build().unwrap_err();
-        assert!(error.message().contains("`x`: libcufile was not found (tried "), "{error}");
-        assert!(error.message().contains("libcufile.so.0); install"), "{error}");
+        assert!(
+            error
+                .message()
+                .contains("`x`: libcufile was not found (tried "),
+            "{error}"
+        );
+        assert!(
+            error.message().contains("libcufile.so.0); install"),
+            "{error}"
+        );
     });
 }
 
@@ -120,15 +205,31 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let (small, _) = records_file(&dir, COUNT, RECORD - 1);
         let plain = |path: &Path, record: usize| {
-            Loader::builder(Records::builder(record).field("x", DType::U8, [record]).open(path).unwrap()).batch_size(4)
+            Loader::builder(
+                Records::builder(record)
+                    .field("x", DType::U8, [record])
+                    .open(path)
+                    .unwrap(),
+            )
+            .batch_size(4)
         };
         let whole = || plain(&path, RECORD);
-        let why = |builder: LoaderBuilder, gds: Gds| build(machine.on_gpu(builder, gds)).report().routes[0].to_string();
+        let why = |builder: LoaderBuilder, gds: Gds| {
+            build(machine.on_gpu(builder, gds)).report().routes[0].to_string()
+        };
         let direct = "x direct (cuFile 1.20: p2p)";
         let cases = [
             (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Auto, direct),
-            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Require, direct),
-            (whole().tuning(|t| t.reader(Mode::Pread)), Gds::Off, "x staged (switched off)"),
+            (
+                whole().tuning(|t| t.reader(Mode::Pread)),
+                Gds::Require,
+                direct,
+            ),
+            (
+                whole().tuning(|t| t.reader(Mode::Pread)),
+                Gds::Off,
+                "x staged (switched off)",
+            ),
             (
                 plain(&small, RECORD - 1).tuning(|t| t.reader(Mode::Pread)),
                 Gds::Auto,
@@ -136,7 +237,11 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
             // The page cache has room for so few bytes, unless it is bypassed.
-            (whole(), Gds::Auto, "x staged (the page cache has room for the dataset)"),
+            (
+                whole(),
+                Gds::Auto,
+                "x staged (the page cache has room for the dataset)",
+            ),
             (whole().tuning(|t| t.direct(Direct::On)), Gds::Auto, direct),
             (whole(), Gds::Require, direct),
         ];
@@ -159,17 +264,50 @@ fn changed(change: &dyn Fn(&CuFileMachine)) -> CuFileMachine {
 fn fields_are_staged_where_cufile_is_useless() {
     type Change = &'static (dyn Fn(&CuFileMachine) + Sync);
     let cases: [(Change, &str); 11] = [
-        (&|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(), "proc/modules cannot be read"),
-        (&|double| std::fs::remove_dir_all(double.dir.path("run/udev")).unwrap(), "run/udev is absent"),
-        (&|double| drop(double.dir.write("proc/driver/nvidia-fs/devcount", b"1\n")), "nvidia-fs is loaded but"),
-        (&|double| double.cufile.version(Some((1, 4))), "is cuFile 1.4; version 1.5"),
-        (&|double| double.cufile.open(Open::Fails(5007)), "CU_FILE_PLATFORM_NOT_SUPPORTED (5007)"),
-        (&|double| double.cufile.route(0, Route::Host), "through host memory (compat"),
-        (&|double| double.cufile.fail_register(Register::File, 5027), "CU_FILE_HANDLE_NOT_REGISTERED (5027)"),
-        (&|double| double.cufile.fail_register(Register::Buffer, 5036), "CU_FILE_GPU_MEMORY_PINNING_FAILED (5036)"),
-        (&|double| double.cufile.fail_read(0, 5044), "CU_FILE_IO_ERROR (5044)"),
-        (&|double| double.cufile.fail_read_os(0, 5), "Input/output error"),
-        (&|double| double.cufile.short_read(0, 0), "cuFileRead brought 0 of 16384 bytes"),
+        (
+            &|double| std::fs::remove_file(double.dir.path("proc/modules")).unwrap(),
+            "proc/modules cannot be read",
+        ),
+        (
+            &|double| std::fs::remove_dir_all(double.dir.path("run/udev")).unwrap(),
+            "run/udev is absent",
+        ),
+        (
+            &|double| drop(double.dir.write("proc/driver/nvidia-fs/devcount", b"1\n")),
+            "nvidia-fs is loaded but",
+        ),
+        (
+            &|double| double.cufile.version(Some((1, 4))),
+            "is cuFile 1.4; version 1.5",
+        ),
+        (
+            &|double| double.cufile.open(Open::Fails(5007)),
+            "CU_FILE_PLATFORM_NOT_SUPPORTED (5007)",
+        ),
+        (
+            &|double| double.cufile.route(0, Route::Host),
+            "through host memory (compat",
+        ),
+        (
+            &|double| double.cufile.fail_register(Register::File, 5027),
+            "CU_FILE_HANDLE_NOT_REGISTERED (5027)",
+        ),
+        (
+            &|double| double.cufile.fail_register(Register::Buffer, 5036),
+            "CU_FILE_GPU_MEMORY_PINNING_FAILED (5036)",
+        ),
+        (
+            &|double| double.cufile.fail_read(0, 5044),
+            "CU_FILE_IO_ERROR (5044)",
+        ),
+        (
+            &|double| double.cufile.fail_read_os(0, 5),
+            "Input/output error",
+        ),
+        (
+            &|double| double.cufile.short_read(0, 0),
+            "cuFileRead brought 0 of 16384 bytes",
+        ),
     ];
     for (change, words) in cases {
         // Each is tried once with optional and once with required direct reads.
@@ -180,13 +318,19 @@ fn fields_are_staged_where_cufile_is_useless() {
                 match machine.on_gpu(uncached(open(&path)), gds).build() {
                     Ok(loader) => {
                         let route = &loader.report().routes[0];
-                        assert!(gds == Gds::Auto && route.why.contains(words), "{words}: {route}");
+                        assert!(
+                            gds == Gds::Auto && route.why.contains(words),
+                            "{words}: {route}"
+                        );
                         assert_eq!(route.route, feedline::Route::Staged);
                         let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
                         same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     }
                     Err(error) => {
-                        assert!(gds == Gds::Require && error.kind() == ErrorKind::Unsupported, "{words}: {error}");
+                        assert!(
+                            gds == Gds::Require && error.kind() == ErrorKind::Unsupported,
+                            "{words}: {error}"
+                        );
                         assert!(error.message().contains(words), "{words}: {error}");
                     }
                 }
@@ -197,13 +341,17 @@ fn fields_are_staged_where_cufile_is_useless() {
 
 #[test]
 fn cufile_is_not_opened_where_nothing_can_be_direct() {
-    let double = changed(&|double| std::fs::remove_file(double.dir.path("etc/cufile.json")).unwrap());
+    let double =
+        changed(&|double| std::fs::remove_file(double.dir.path("etc/cufile.json")).unwrap());
     on_double(double, |machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, RECORD);
         let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
         let why = loader.report().routes[0].why.clone();
-        assert!(why.starts_with("cuFile would go through host memory: the kernel module nvidia-fs"), "{why}");
+        assert!(
+            why.starts_with("cuFile would go through host memory: the kernel module nvidia-fs"),
+            "{why}"
+        );
         assert_eq!(machine.double.cufile.counts().opens, 0);
         // A requirement gets the library's abilities.
         assert!(machine.direct(uncached(open(&path))).build().is_ok());
@@ -220,7 +368,10 @@ fn cufile_opens_in_the_mode_that_ends_no_capture() {
         let mut calls = BTreeMap::<_, Vec<_>>::new();
         for line in machine.session.trace().lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            calls.entry(words[1].to_string()).or_default().push(words[2].to_string());
+            calls
+                .entry(words[1].to_string())
+                .or_default()
+                .push(words[2].to_string());
         }
         // The thread of cuFile's open makes no other calls of its own.
         let opening = ["cuThreadExchangeStreamCaptureMode"; 2];
@@ -252,7 +403,11 @@ fn a_failed_trial_leaves_no_context_on_other_gpus() {
             machine.double.cufile.route(0, Route::P2p);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
             let why = loader.report().routes[0].why.clone();
-            assert_eq!(why.contains("on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES"), gpus > 0, "{why}");
+            assert_eq!(
+                why.contains("on each of the 3 visible GPUs: set CUDA_VISIBLE_DEVICES"),
+                gpus > 0,
+                "{why}"
+            );
             assert_eq!(machine.session.live().retains, 1 + gpus);
         });
     }
@@ -263,25 +418,44 @@ fn memory_the_trial_cannot_release_is_leaked_and_counted() {
     if !alone(&here!()) {
         return;
     }
-    lived("the trial".into(), Arc::new(CuFileMachine::new(Route::P2p)), |machine| {
-        let dir = Dir::new();
-        let (path, _) = records_file(&dir, COUNT, RECORD);
-        let before = leaked();
-        machine.double.cufile.fail_register(Register::BufferBack, 5030);
-        let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
-        let route = &loader.report().routes[0];
-        assert!(route.why.contains("cuFileBufDeregister: CU_FILE_INTERNAL_ERROR (5030)"), "{route}");
-        drop(loader);
-        assert_eq!(leaked() - before, 1);
-        let live = machine.session.live();
-        assert_eq!((live.allocations, live.streams, live.events, live.leaked), (1, 0, 0, 0), "it is not freed");
-    });
+    lived(
+        "the trial".into(),
+        Arc::new(CuFileMachine::new(Route::P2p)),
+        |machine| {
+            let dir = Dir::new();
+            let (path, _) = records_file(&dir, COUNT, RECORD);
+            let before = leaked();
+            machine
+                .double
+                .cufile
+                .fail_register(Register::BufferBack, 5030);
+            let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
+            let route = &loader.report().routes[0];
+            assert!(
+                route
+                    .why
+                    .contains("cuFileBufDeregister: CU_FILE_INTERNAL_ERROR (5030)"),
+                "{route}"
+            );
+            drop(loader);
+            assert_eq!(leaked() - before, 1);
+            let live = machine.session.live();
+            assert_eq!(
+                (live.allocations, live.streams, live.events, live.leaked),
+                (1, 0, 0, 0),
+                "it is not freed"
+            );
+        },
+    );
 }
 
 #[test]
 fn a_library_without_counters_is_used_only_if_required() {
-    for (cfgs, version) in [(&["without_stats"][..], Some((1, 11))), (&[], Some((2, 3))), (&["without_version"], None)]
-    {
+    for (cfgs, version) in [
+        (&["without_stats"][..], Some((1, 11))),
+        (&[], Some((2, 3))),
+        (&["without_version"], None),
+    ] {
         let cufile = StandIn::own_with(cfgs);
         cufile.version(version);
         if version == Some((2, 3)) {
@@ -292,14 +466,23 @@ fn a_library_without_counters_is_used_only_if_required() {
             let dir = Dir::new();
             let (path, _) = records_file(&dir, COUNT, RECORD);
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
-            assert_eq!(loader.report().routes[0].to_string(), "x staged (cuFile does not count the route of bytes)");
+            assert_eq!(
+                loader.report().routes[0].to_string(),
+                "x staged (cuFile does not count the route of bytes)"
+            );
             let loader = build(machine.direct(uncached(open(&path))));
             let route = loader.report().routes[0].to_string();
-            assert!(route.ends_with("which does not count the route of bytes)"), "{route}");
+            assert!(
+                route.ends_with("which does not count the route of bytes)"),
+                "{route}"
+            );
             let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
             same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
             let direct = loader.report().total.copy.unwrap().direct.unwrap();
-            assert_eq!((direct.how.as_str(), direct.reads), ("cuFile does not report the route", 3));
+            assert_eq!(
+                (direct.how.as_str(), direct.reads),
+                ("cuFile does not report the route", 3)
+            );
         });
     }
 }
@@ -317,11 +500,20 @@ fn the_report_counts_the_bytes_of_each_route() {
                 let way = format!("cuFile {}.{}: {name}", version.0, version.1);
                 assert_eq!(loader.report().routes[0].why, way);
                 let how = || loader.report().total.copy.unwrap().direct.unwrap().how;
-                assert_eq!(how(), "cuFile does not report the route", "nothing was read yet");
+                assert_eq!(
+                    how(),
+                    "cuFile does not report the route",
+                    "nothing was read yet"
+                );
                 Got::try_epoch(&loader, 0).unwrap();
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
-                assert!(report.contains(&format!("3 reads by cuFile, 0.000 GB, {name}; not checksummed")), "{report}");
+                assert!(
+                    report.contains(&format!(
+                        "3 reads by cuFile, 0.000 GB, {name}; not checksummed"
+                    )),
+                    "{report}"
+                );
                 // From here on through the host, silently.
                 machine.double.cufile.route(0, Route::Host);
                 Got::try_epoch(&loader, 1).unwrap();

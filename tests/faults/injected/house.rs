@@ -22,7 +22,10 @@ pub struct House {
 }
 
 fn maps() -> usize {
-    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+    std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .count()
 }
 
 impl House {
@@ -30,30 +33,49 @@ impl House {
     pub fn now(driver: Option<String>) -> Self {
         let started = Instant::now();
         while !loader_threads().is_empty() {
-            assert!(started.elapsed() < DEADLINE, "threads that do not end: {:?}", loader_threads());
+            assert!(
+                started.elapsed() < DEADLINE,
+                "threads that do not end: {:?}",
+                loader_threads()
+            );
             std::thread::yield_now();
         }
         let maps = if driver.is_some() { 0 } else { maps() };
-        Self { descriptors: descriptors(), maps, driver, left_behind: feedline::unstable::leaked() }
+        Self {
+            descriptors: descriptors(),
+            maps,
+            driver,
+            left_behind: feedline::unstable::leaked(),
+        }
     }
 
     /// Difference afterwards, if any.
     pub fn differs(&self, after: &Self) -> Option<String> {
         if self.descriptors != after.descriptors {
-            return Some(format!("descriptors: {:?}, before {:?}", after.descriptors, self.descriptors));
+            return Some(format!(
+                "descriptors: {:?}, before {:?}",
+                after.descriptors, self.descriptors
+            ));
         }
         if after.maps > self.maps + MAPS_SLACK {
             return Some(format!("{} maps, before {}", after.maps, self.maps));
         }
         if self.driver != after.driver {
-            return Some(format!("in the driver: {:?}, before {:?}", after.driver, self.driver));
+            return Some(format!(
+                "in the driver: {:?}, before {:?}",
+                after.driver, self.driver
+            ));
         }
-        (self.left_behind != after.left_behind).then(|| format!("{} buffers left behind", after.left_behind))
+        (self.left_behind != after.left_behind)
+            .then(|| format!("{} buffers left behind", after.left_behind))
     }
 
     /// The same with the maximum number of maps so far, during warm-up.
     pub fn settled(self, other: Self) -> Self {
-        Self { maps: self.maps.max(other.maps), ..self }
+        Self {
+            maps: self.maps.max(other.maps),
+            ..self
+        }
     }
 }
 
@@ -71,13 +93,18 @@ pub fn watch() {
     }));
     let watch = || loop {
         std::thread::sleep(Duration::from_millis(100));
-        let Some((since, what)) = NOW.lock().unwrap().clone() else { continue };
+        let Some((since, what)) = NOW.lock().unwrap().clone() else {
+            continue;
+        };
         if since.elapsed() > DEADLINE {
             println!("no end: {what}; threads: {:?}", loader_threads());
             std::process::exit(101);
         }
     };
-    std::thread::Builder::new().name("watch".into()).spawn(watch).unwrap();
+    std::thread::Builder::new()
+        .name("watch".into())
+        .spawn(watch)
+        .unwrap();
 }
 
 /// Runs `life` under the watchdog; gives whether a thread panicked.

@@ -10,7 +10,9 @@ use crate::common::workloads::{Notices, Workload};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Extent, Mode, SourceId};
 use feedline::unstable::{Fault, Faulty, Hit, fuzzing};
-use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status};
+use feedline::{
+    Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -64,11 +66,31 @@ impl Setting {
                 readers_of.entry(key(&extent)).or_default().insert(sample);
             }
         }
-        let paths = dataset.sources().ids().map(|id| dataset.sources().path(id)).collect();
+        let paths = dataset
+            .sources()
+            .ids()
+            .map(|id| dataset.sources().path(id))
+            .collect();
         let (right, content_of) = (Vec::new(), BTreeMap::new());
-        let mut setting =
-            Self { workload, way, gpu, substitutes, dataset, right, readers_of, content: content_of, paths };
-        setting.right = Got::epoch(&setting.builder().tuning(|t| t.reader(Mode::Pread)).build().unwrap(), 0);
+        let mut setting = Self {
+            workload,
+            way,
+            gpu,
+            substitutes,
+            dataset,
+            right,
+            readers_of,
+            content: content_of,
+            paths,
+        };
+        setting.right = Got::epoch(
+            &setting
+                .builder()
+                .tuning(|t| t.reader(Mode::Pread))
+                .build()
+                .unwrap(),
+            0,
+        );
         for batch in &setting.right {
             let rows = (0..batch.len).map(|row| (batch.ids[row], content(batch, row)));
             setting.content.extend(rows);
@@ -78,15 +100,29 @@ impl Setting {
 
     pub fn name(&self) -> String {
         let device = if self.gpu.is_some() { "GPU" } else { "host" };
-        let policy = if self.substitutes { ", substitutes" } else { "" };
-        format!("{}, {:?} {:?}, {device}{policy}", self.workload.name, self.way.0, self.way.1)
+        let policy = if self.substitutes {
+            ", substitutes"
+        } else {
+            ""
+        };
+        format!(
+            "{}, {:?} {:?}, {device}{policy}",
+            self.workload.name, self.way.0, self.way.1
+        )
     }
 
     fn builder(&self) -> LoaderBuilder {
-        let builder = Loader::builder(self.dataset.clone()).batch_size(4).tuning(|t| t.slots(2).depth(2)).workers(1);
-        let builder = (self.workload.set)(builder).tuning(|t| t.reader(self.way.0).direct(self.way.1));
+        let builder = Loader::builder(self.dataset.clone())
+            .batch_size(4)
+            .tuning(|t| t.slots(2).depth(2))
+            .workers(1);
         let builder =
-            if self.substitutes { builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 }) } else { builder };
+            (self.workload.set)(builder).tuning(|t| t.reader(self.way.0).direct(self.way.1));
+        let builder = if self.substitutes {
+            builder.on_bad_sample(OnBadSample::Substitute { budget: 1000 })
+        } else {
+            builder
+        };
         match &self.gpu {
             Some(gpu) => builder.device(gpu.clone()).tuning(|t| t.device_batches(2)),
             None => builder,
@@ -108,12 +144,19 @@ impl Setting {
         if let Some(error) = &error {
             self.check_error(error, &hits, found.len(), &mut complaints);
         } else if found.len() != self.right.len() {
-            complaints.push(format!("{} batches of {} and no error", found.len(), self.right.len()));
+            complaints.push(format!(
+                "{} batches of {} and no error",
+                found.len(),
+                self.right.len()
+            ));
         }
         let told = loader.report().total.consumer;
         let samples: usize = found.iter().map(|batch| batch.valid).sum();
         if (told.batches, told.samples) != (found.len() as u64, samples as u64) {
-            complaints.push(format!("{samples} samples received, the report has {}", told.samples));
+            complaints.push(format!(
+                "{samples} samples received, the report has {}",
+                told.samples
+            ));
         }
         let (again, error) = receive(&loader, &mut complaints);
         if let Some(error) = error {
@@ -132,8 +175,10 @@ impl Setting {
         hits: &[Hit],
         complaints: &mut Complaints,
     ) -> Vec<Missing> {
-        let silent: Vec<&Hit> =
-            hits.iter().filter(|hit| matches!(hit.fault, Fault::Flipped | Fault::Elsewhere)).collect();
+        let silent: Vec<&Hit> = hits
+            .iter()
+            .filter(|hit| matches!(hit.fault, Fault::Flipped | Fault::Elsewhere))
+            .collect();
         let mut suspects = BTreeSet::new();
         for hit in &silent {
             match self.readers_of.get(&key(&hit.extent)) {
@@ -146,7 +191,9 @@ impl Setting {
             self.compare(found, right, &mut wrong, &mut missing, complaints);
         }
         if !wrong.is_subset(&suspects) {
-            complaints.push(format!("samples {wrong:?} are wrong, of {suspects:?} some bytes were"));
+            complaints.push(format!(
+                "samples {wrong:?} are wrong, of {suspects:?} some bytes were"
+            ));
         }
         if self.workload.notices == Notices::EveryBit && !wrong.is_empty() {
             complaints.push(format!("samples {wrong:?} are wrong, and nobody noticed"));
@@ -155,10 +202,14 @@ impl Setting {
             return missing;
         }
         match self.workload.notices {
-            Notices::EveryBit if missing.is_empty() => complaints.push("wrong bytes, and nobody noticed".into()),
+            Notices::EveryBit if missing.is_empty() => {
+                complaints.push("wrong bytes, and nobody noticed".into())
+            }
             // An extent partly in the page cache is read once more.
             Notices::Nothing if self.way.0 != Mode::Auto && wrong != suspects => {
-                complaints.push(format!("samples {wrong:?} are wrong, and {suspects:?} had to be"));
+                complaints.push(format!(
+                    "samples {wrong:?} are wrong, and {suspects:?} had to be"
+                ));
             }
             _ => {}
         }
@@ -175,20 +226,36 @@ impl Setting {
         complaints: &mut Complaints,
     ) {
         let outside = |got: &Got| {
-            let fields: Vec<_> = got.fields.iter().map(|field| (field.dtype, field.shape.clone())).collect();
+            let fields: Vec<_> = got
+                .fields
+                .iter()
+                .map(|field| (field.dtype, field.shape.clone()))
+                .collect();
             (got.epoch, got.index, got.len, got.valid, fields)
         };
         if outside(found) != outside(right) {
-            return complaints.push(format!("batch {:?} in place of {:?}", outside(found), outside(right)));
+            return complaints.push(format!(
+                "batch {:?} in place of {:?}",
+                outside(found),
+                outside(right)
+            ));
         }
         for row in 0..right.len {
             let (id, status) = (found.ids[row], found.status[row]);
             if (id, status) != (right.ids[row], right.status[row]) {
                 if !self.substitutes || status != Status::Substitute as u8 || id == right.ids[row] {
-                    complaints.push(format!("sample {id} with status {status} in place of {}", right.ids[row]));
+                    complaints.push(format!(
+                        "sample {id} with status {status} in place of {}",
+                        right.ids[row]
+                    ));
                     continue;
                 }
-                missing.push(Missing { batch: right.index, row, sample: right.ids[row], substitute: id });
+                missing.push(Missing {
+                    batch: right.index,
+                    row,
+                    sample: right.ids[row],
+                    substitute: id,
+                });
             }
             if self.content.get(&id) != Some(&content(found, row)) {
                 wrong.insert(id);
@@ -197,9 +264,18 @@ impl Setting {
     }
 
     /// Checks that only faulty samples have substitutes, and that the ledger names each with its cause.
-    fn check_ledger(&self, ledger: &Ledger, hits: &[Hit], missing: &[Missing], complaints: &mut Complaints) {
+    fn check_ledger(
+        &self,
+        ledger: &Ledger,
+        hits: &[Hit],
+        missing: &[Missing],
+        complaints: &mut Complaints,
+    ) {
         let of_source = |source: SourceId| {
-            let all = self.readers_of.iter().filter(move |((own, ..), _)| *own == source.index());
+            let all = self
+                .readers_of
+                .iter()
+                .filter(move |((own, ..), _)| *own == source.index());
             all.flat_map(|(_, samples)| samples)
         };
         let mut touched = BTreeSet::<u64>::new();
@@ -210,9 +286,19 @@ impl Setting {
             }
         }
         if ledger.substituted != missing.len() as u64 {
-            complaints.push(format!("{} rows substituted, the ledger says {}", missing.len(), ledger.substituted));
+            complaints.push(format!(
+                "{} rows substituted, the ledger says {}",
+                missing.len(),
+                ledger.substituted
+            ));
         }
-        for Missing { batch, row, sample, substitute } in missing {
+        for Missing {
+            batch,
+            row,
+            sample,
+            substitute,
+        } in missing
+        {
             if !touched.contains(sample) {
                 complaints.push(format!("sample {sample} is missing, and had no fault"));
             }
@@ -228,8 +314,12 @@ impl Setting {
             }
         }
         for entry in &ledger.samples {
-            let named = entry.path.as_ref().is_some_and(|path| self.paths.contains(path));
-            if !named || entry.offset.is_none() || entry.length.is_none() || entry.cause.is_empty() {
+            let named = entry
+                .path
+                .as_ref()
+                .is_some_and(|path| self.paths.contains(path));
+            if !named || entry.offset.is_none() || entry.length.is_none() || entry.cause.is_empty()
+            {
                 complaints.push(format!("the ledger lacks path, place or cause: {entry:?}"));
             }
         }
@@ -242,10 +332,16 @@ impl Setting {
         if hits.is_empty() {
             lacks("an error without a fault");
         }
-        if matches!(error.kind(), ErrorKind::Panicked | ErrorKind::Cancelled | ErrorKind::Stalled) {
+        if matches!(
+            error.kind(),
+            ErrorKind::Panicked | ErrorKind::Cancelled | ErrorKind::Stalled
+        ) {
             lacks("of that kind");
         }
-        let hit_paths: BTreeSet<&PathBuf> = hits.iter().map(|hit| &self.paths[hit.extent.source.index()]).collect();
+        let hit_paths: BTreeSet<&PathBuf> = hits
+            .iter()
+            .map(|hit| &self.paths[hit.extent.source.index()])
+            .collect();
         match &site.path {
             None => lacks("no path"),
             Some(path) if !hit_paths.contains(path) => lacks("another path"),
@@ -261,17 +357,28 @@ impl Setting {
         }
         let place = site.offset.zip(site.len);
         let read = matches!(error.stage(), Stage::Read | Stage::Open);
-        let of_hit = |hit: &Hit| hit.extent.len == 0 || Some((hit.extent.offset, hit.extent.len)) == place;
+        let of_hit =
+            |hit: &Hit| hit.extent.len == 0 || Some((hit.extent.offset, hit.extent.len)) == place;
         if place.is_none() || read && !hits.iter().any(of_hit) {
             lacks("not the place");
         }
-        let coded = |hit: &Hit| if let Fault::Error(code) = hit.fault { Some(code) } else { None };
+        let coded = |hit: &Hit| {
+            if let Fault::Error(code) = hit.fault {
+                Some(code)
+            } else {
+                None
+            }
+        };
         let mut codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
         // An unreadable page of a map is EFAULT in a kernel copy, and EIO elsewhere.
         if self.way.0 == Mode::Mmap && codes.contains(&14) {
             codes.insert(5);
         }
-        if !codes.is_empty() && !codes.iter().any(|code| error.to_string().contains(&format!("(os error {code})"))) {
+        if !codes.is_empty()
+            && !codes
+                .iter()
+                .any(|code| error.to_string().contains(&format!("(os error {code})")))
+        {
             lacks("not the code");
         }
     }
@@ -302,7 +409,10 @@ fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Er
 fn content(got: &Got, row: usize) -> Content {
     let field = |field: &Array| {
         let each = field.bytes.len() / got.len;
-        (field.bytes[row * each..][..each].to_vec(), field.lens.as_ref().map(|lens| lens[row]))
+        (
+            field.bytes[row * each..][..each].to_vec(),
+            field.lens.as_ref().map(|lens| lens[row]),
+        )
     };
     got.fields.iter().map(field).collect()
 }

@@ -35,7 +35,9 @@ const OPERATIONS_MAX: u64 = 100_000;
 
 /// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP, EFAULT, ETIMEDOUT, ENXIO,
 /// ECANCELED, and an errno unknown to every kernel.
-const CODES: [i32; 17] = [5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000];
+const CODES: [i32; 17] = [
+    5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000,
+];
 /// All other faults.
 const KINDS: [Fault; 6] = [
     Fault::Short(1),
@@ -54,12 +56,27 @@ const EVER: u64 = u64::MAX;
 /// one of these, in turn.
 fn faults(at: u64) -> Vec<Planned> {
     let at = at as usize;
-    let (codes, kinds) = if sweep::is_full() { (CODES.len(), KINDS.len()) } else { (2, 2) };
-    let in_turn = |codes: usize| CODES.iter().cycle().skip(at * 2).take(codes).map(|code| Fault::Error(*code));
+    let (codes, kinds) = if sweep::is_full() {
+        (CODES.len(), KINDS.len())
+    } else {
+        (2, 2)
+    };
+    let in_turn = |codes: usize| {
+        CODES
+            .iter()
+            .cycle()
+            .skip(at * 2)
+            .take(codes)
+            .map(|code| Fault::Error(*code))
+    };
     let once = in_turn(codes).chain(KINDS).map(|fault| (fault, 1));
     let ever = in_turn(codes.div_ceil(2)).chain(KINDS.into_iter().cycle().skip(at * 2).take(kinds));
     let all: Vec<_> = once.chain(ever.map(|fault| (fault, EVER))).collect();
-    if sweep::is_short() { vec![all[at % all.len()]] } else { all }
+    if sweep::is_short() {
+        vec![all[at % all.len()]]
+    } else {
+        all
+    }
 }
 
 /// Result of a part.
@@ -73,8 +90,15 @@ struct Done {
 
 impl Done {
     fn complain(&mut self, what: &str, about: &str) {
-        let kind: String = about.chars().filter(|c| !c.is_ascii_digit()).take(80).collect();
-        let known = self.complaints.entry(kind).or_insert_with(|| (0, format!("{what}: {about}")));
+        let kind: String = about
+            .chars()
+            .filter(|c| !c.is_ascii_digit())
+            .take(80)
+            .collect();
+        let known = self
+            .complaints
+            .entry(kind)
+            .or_insert_with(|| (0, format!("{what}: {about}")));
         known.0 += 1;
     }
 
@@ -92,7 +116,11 @@ impl Done {
             let mut most = 0;
             for (fault, count) in faults(at) {
                 let faulty = Arc::new(Faulty::new().times(at, count, fault));
-                let what = format!("{} at {at}{}", name(fault), if count == EVER { " for ever" } else { "" });
+                let what = format!(
+                    "{} at {at}{}",
+                    name(fault),
+                    if count == EVER { " for ever" } else { "" }
+                );
                 most = most.max(self.live(setting, &faulty, &what));
                 if let Some(differs) = house.differs(&now()) {
                     self.complain(&format!("{}, {what}", setting.name()), &differs);
@@ -112,7 +140,9 @@ impl Done {
         let (complaints, panicked) = watched(|| title.clone(), || setting.live(faulty));
         self.lives += 1;
         self.faults += faulty.injected();
-        complaints.iter().for_each(|about| self.complain(&title, about));
+        complaints
+            .iter()
+            .for_each(|about| self.complain(&title, about));
         if panicked {
             self.complain(&title, "a panic");
         }
@@ -137,17 +167,35 @@ struct Sweep {
 }
 
 const SWEEPS: [Sweep; 4] = [
-    Sweep { gpu: false, substitutes: false, one_in: [6, 4] },
-    Sweep { gpu: false, substitutes: true, one_in: [7, 4] },
-    Sweep { gpu: true, substitutes: false, one_in: [17, 6] },
-    Sweep { gpu: true, substitutes: true, one_in: [19, 12] },
+    Sweep {
+        gpu: false,
+        substitutes: false,
+        one_in: [6, 4],
+    },
+    Sweep {
+        gpu: false,
+        substitutes: true,
+        one_in: [7, 4],
+    },
+    Sweep {
+        gpu: true,
+        substitutes: false,
+        one_in: [17, 6],
+    },
+    Sweep {
+        gpu: true,
+        substitutes: true,
+        one_in: [19, 12],
+    },
 ];
 
 /// Settings of a sweep: numbers of workload and reader.
 fn settings(sweep: Sweep) -> Vec<(usize, usize)> {
-    let all = (0..WORKLOADS.len()).flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
+    let all = (0..WORKLOADS.len())
+        .flat_map(|workload| (0..READERS.len()).map(move |reader| (workload, reader)));
     let one_in = sweep::size(sweep.one_in[0], sweep.one_in[1], 1);
-    all.filter(|(workload, reader)| (workload + reader) % one_in == 0).collect()
+    all.filter(|(workload, reader)| (workload + reader) % one_in == 0)
+        .collect()
 }
 
 /// The stand-in GPU driver, if the sweep needs it.
@@ -157,7 +205,9 @@ struct Driver {
 
 impl Driver {
     fn new(gpu: bool) -> Self {
-        Self { session: gpu.then(|| standin::cuda().session(standin::Config::default())) }
+        Self {
+            session: gpu.then(|| standin::cuda().session(standin::Config::default())),
+        }
     }
 
     fn device(&self) -> Option<Device> {
@@ -166,7 +216,9 @@ impl Driver {
 
     /// Description of its live objects.
     fn alive(&self) -> Option<String> {
-        self.session.as_ref().map(|session| format!("{:?}", session.live()))
+        self.session
+            .as_ref()
+            .map(|session| format!("{:?}", session.live()))
     }
 }
 
@@ -178,14 +230,23 @@ fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
         let workload = &WORKLOADS[workload];
         let driver = Driver::new(sweep.gpu);
         let to = (driver.device(), sweep.substitutes);
-        let setting = Setting::new(workload, (workload.open)(&dir), crate::common::reader(reader), to);
+        let setting = Setting::new(
+            workload,
+            (workload.open)(&dir),
+            crate::common::reader(reader),
+            to,
+        );
         if !sweep::wanted(&setting.name()) {
             continue;
         }
         let (started, before) = (Instant::now(), (done.lives, done.faults));
         done.sweep(&setting, &driver);
         let (lives, faults) = (done.lives - before.0, done.faults - before.1);
-        println!("{}: {lives} lives, {faults} faults, {:.1} s", setting.name(), started.elapsed().as_secs_f64());
+        println!(
+            "{}: {lives} lives, {faults} faults, {:.1} s",
+            setting.name(),
+            started.elapsed().as_secs_f64()
+        );
     }
     done
 }
@@ -195,13 +256,18 @@ fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
 #[ignore = "a part of the sweeps, which start it as a process of its own"]
 fn part() {
     let Some(part) = told() else { return };
-    let [sweep, part, parts] = [0, 1, 2].map(|at| part.split(' ').nth(at).unwrap().parse::<usize>().unwrap());
+    let [sweep, part, parts] =
+        [0, 1, 2].map(|at| part.split(' ').nth(at).unwrap().parse::<usize>().unwrap());
     let done = sweep_part(SWEEPS[sweep], part, parts);
     for (count, first) in done.complaints.values() {
         println!("COMPLAINT {count} times: {first}");
     }
     println!("\ndone: {} {}", done.lives, done.faults);
-    assert!(done.complaints.is_empty(), "{} kinds of complaints", done.complaints.len());
+    assert!(
+        done.complaints.is_empty(),
+        "{} kinds of complaints",
+        done.complaints.len()
+    );
 }
 
 /// Runs all parts in separate processes.
@@ -212,8 +278,15 @@ fn run(sweep: usize) {
         .map(|part| {
             // A low limit of descriptors, so that some datasets exceed the number of open files.
             let mut command = Command::new("sh");
-            command.args(["-c", "ulimit -S -n 48; exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
-            tell(&mut command, &beside!("part"), format!("{sweep} {part} {PARTS}")).env("MALLOC_ARENA_MAX", "1");
+            command
+                .args(["-c", "ulimit -S -n 48; exec \"$0\" \"$@\""])
+                .arg(std::env::current_exe().unwrap());
+            tell(
+                &mut command,
+                &beside!("part"),
+                format!("{sweep} {part} {PARTS}"),
+            )
+            .env("MALLOC_ARENA_MAX", "1");
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             std::thread::spawn(move || command.output().unwrap())
         })
@@ -223,10 +296,21 @@ fn run(sweep: usize) {
         let output = part.join().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let text = said(&output.stdout);
-        let numbers = text.lines().find_map(|line| line.strip_prefix("done: ")?.split_once(' '));
+        let numbers = text
+            .lines()
+            .find_map(|line| line.strip_prefix("done: ")?.split_once(' '));
         match numbers.filter(|_| output.status.success()) {
-            Some((a, b)) => (lives, faults) = (lives + a.parse::<u64>().unwrap(), faults + b.parse::<u64>().unwrap()),
-            None => panic!("part {number}: {}\n{text}\n{}", output.status, said(&output.stderr)),
+            Some((a, b)) => {
+                (lives, faults) = (
+                    lives + a.parse::<u64>().unwrap(),
+                    faults + b.parse::<u64>().unwrap(),
+                )
+            }
+            None => panic!(
+                "part {number}: {}\n{text}\n{}",
+                output.status,
+                said(&output.stderr)
+            ),
         }
     }
     // Without Parquet there are fewer workloads.
@@ -235,10 +319,19 @@ fn run(sweep: usize) {
         sweep::only().is_some() || (lives > least && faults > lives),
         "a sweep of {lives} lives and {faults} faults"
     );
-    let Sweep { gpu, substitutes, .. } = SWEEPS[sweep];
+    let Sweep {
+        gpu, substitutes, ..
+    } = SWEEPS[sweep];
     let device = if gpu { "a stand-in GPU" } else { "the host" };
-    let policy = if substitutes { "substituted" } else { "reported" };
-    println!("to {device}, {policy}: {lives} lives with {faults} faults in {:.1} s", started.elapsed().as_secs_f64());
+    let policy = if substitutes {
+        "substituted"
+    } else {
+        "reported"
+    };
+    println!(
+        "to {device}, {policy}: {lives} lives with {faults} faults in {:.1} s",
+        started.elapsed().as_secs_f64()
+    );
 }
 
 #[test]

@@ -40,7 +40,9 @@ impl Task {
 
     /// Pull this set by reader number `reader` of [`READERS`].
     pub fn pull(set: &Set, reader: usize) -> Self {
-        Self::new("pull").with("set", set.to_text()).with("reader", reader)
+        Self::new("pull")
+            .with("set", set.to_text())
+            .with("reader", reader)
     }
 
     pub fn with(mut self, key: &'static str, value: impl Display) -> Self {
@@ -58,13 +60,19 @@ impl Task {
     /// The same child, started through this command line.
     pub fn behind(&self, words: &[String]) -> Command {
         let mut command = Command::new(&words[0]);
-        command.args(&words[1..]).arg(std::env::current_exe().unwrap());
+        command
+            .args(&words[1..])
+            .arg(std::env::current_exe().unwrap());
         self.tell(&mut command);
         command
     }
 
     fn tell(&self, command: &mut Command) {
-        let text: Vec<String> = self.0.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let text: Vec<String> = self
+            .0
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
         tell(command, "real::child", text.join("\n")).env("RUST_BACKTRACE", "0");
     }
 
@@ -86,12 +94,19 @@ pub struct Running {
 
 impl Running {
     pub fn start(mut command: Command) -> Self {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
         let mut child = command.spawn().unwrap();
         let (out, mut errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         let (send, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(out).lines().map_while(Result::ok).for_each(|line| drop(send.send(line)));
+            BufReader::new(out)
+                .lines()
+                .map_while(Result::ok)
+                .for_each(|line| drop(send.send(line)));
         });
         let kept = Arc::new(Mutex::new(Vec::new()));
         let collected = kept.clone();
@@ -102,7 +117,13 @@ impl Running {
                 kept.lock().unwrap().extend(&piece[..count]);
             }
         });
-        Self { child, lines, errors: collected, said: Vec::new(), begun: Instant::now() }
+        Self {
+            child,
+            lines,
+            errors: collected,
+            said: Vec::new(),
+            begun: Instant::now(),
+        }
     }
 
     pub fn pid(&self) -> Pid {
@@ -117,7 +138,9 @@ impl Running {
             match self.lines.recv_timeout(left) {
                 Ok(line) => {
                     // The harness does not end its line before a test's own output.
-                    let Some((_, words)) = line.split_once('@') else { continue };
+                    let Some((_, words)) = line.split_once('@') else {
+                        continue;
+                    };
                     let (name, value) = words.split_once(' ').unwrap_or((words, ""));
                     self.said.push((name.to_string(), value.to_string()));
                     if name == key {
@@ -151,7 +174,11 @@ impl Running {
             std::thread::sleep(Duration::from_millis(1));
         }
         let status = self.child.wait().unwrap();
-        Ended { status, said: std::mem::take(&mut self.said), errors: self.errors() }
+        Ended {
+            status,
+            said: std::mem::take(&mut self.said),
+            errors: self.errors(),
+        }
     }
 
     fn errors(&self) -> String {
@@ -170,7 +197,9 @@ impl Drop for Running {
             self.kill();
             // A child stuck in the kernel is not waited for: the end of its namespace and parent frees it.
             let begun = Instant::now();
-            while matches!(self.child.try_wait(), Ok(None)) && begun.elapsed() < Duration::from_secs(5) {
+            while matches!(self.child.try_wait(), Ok(None))
+                && begun.elapsed() < Duration::from_secs(5)
+            {
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
@@ -207,7 +236,9 @@ pub struct Fault {
 impl Fault {
     /// Whether it names file, offset and sample.
     pub fn is_placed(&self) -> bool {
-        [" path=", " offset=", " sample="].iter().all(|word| self.text.contains(word))
+        [" path=", " offset=", " sample="]
+            .iter()
+            .all(|word| self.text.contains(word))
     }
 
     /// Whether it names this code of the operating system.
@@ -218,17 +249,25 @@ impl Fault {
 
 impl Ended {
     pub fn said(&self, key: &str) -> Option<&str> {
-        self.said.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+        self.said
+            .iter()
+            .find(|(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
     }
 
     /// All values of a key.
     pub fn all(&self, key: &str) -> impl Iterator<Item = &str> {
-        self.said.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
+        self.said
+            .iter()
+            .filter(move |(name, _)| name == key)
+            .map(|(_, value)| value.as_str())
     }
 
     #[track_caller]
     pub fn number(&self, key: &str) -> u64 {
-        let value = self.said(key).unwrap_or_else(|| panic!("it never said {key}: {self:#?}"));
+        let value = self
+            .said(key)
+            .unwrap_or_else(|| panic!("it never said {key}: {self:#?}"));
         value.parse().unwrap()
     }
 
@@ -241,25 +280,44 @@ impl Ended {
     /// exactly `leaked` things left to the kernel.
     #[track_caller]
     pub fn outcome(&self, leaked: bool) -> Outcome {
-        assert_eq!(self.said("leaked").is_some_and(|count| count != "0"), leaked, "leaked: {self:#?}");
+        assert_eq!(
+            self.said("leaked").is_some_and(|count| count != "0"),
+            leaked,
+            "leaked: {self:#?}"
+        );
         self.outcome_leaking()
     }
 
     /// The same, with any number of things left to the kernel.
     #[track_caller]
     pub fn outcome_leaking(&self) -> Outcome {
-        assert!(self.status.success() && self.said("end").is_some(), "no orderly end: {self:#?}");
+        assert!(
+            self.status.success() && self.said("end").is_some(),
+            "no orderly end: {self:#?}"
+        );
         if self.number("leaked") == 0 {
-            assert_eq!((self.said("threads"), self.said("fds")), (Some(""), Some("")), "left behind: {self:#?}");
+            assert_eq!(
+                (self.said("threads"), self.said("fds")),
+                (Some(""), Some("")),
+                "left behind: {self:#?}"
+            );
         }
         match self.said("error") {
             None => {
-                assert_eq!(self.number("delivered"), self.number("planned"), "{self:#?}");
+                assert_eq!(
+                    self.number("delivered"),
+                    self.number("planned"),
+                    "{self:#?}"
+                );
                 Outcome::Whole
             }
             Some(text) => {
                 let word = |key| self.said(key).unwrap().to_string();
-                Outcome::Failed(Fault { text: text.to_string(), kind: word("kind"), stage: word("stage") })
+                Outcome::Failed(Fault {
+                    text: text.to_string(),
+                    kind: word("kind"),
+                    stage: word("stage"),
+                })
             }
         }
     }
@@ -299,7 +357,12 @@ pub struct Given(HashMap<String, String>);
 impl Given {
     pub fn here() -> Option<Self> {
         let text = told()?;
-        Some(Self(text.lines().filter_map(|line| line.split_once('=')).map(|(a, b)| (a.into(), b.into())).collect()))
+        Some(Self(
+            text.lines()
+                .filter_map(|line| line.split_once('='))
+                .map(|(a, b)| (a.into(), b.into()))
+                .collect(),
+        ))
     }
 
     pub fn text(&self, key: &str) -> Option<&str> {
@@ -317,8 +380,10 @@ impl Given {
     /// A loader's settings.
     pub fn builder(&self, set: &Set) -> Result<LoaderBuilder, Error> {
         let (mode, direct) = READERS[self.number("reader").unwrap_or(0) as usize];
-        let builder =
-            Loader::builder(set.open()?).tuning(|t| t.reader(mode).direct(direct)).batch_size(set.batch).workers(2);
+        let builder = Loader::builder(set.open()?)
+            .tuning(|t| t.reader(mode).direct(direct))
+            .batch_size(set.batch)
+            .workers(2);
         let slots = self.number("slots").unwrap_or(3) as usize;
         let builder = match self.number("budget") {
             Some(bytes) => builder.memory_budget(bytes as usize),
@@ -328,7 +393,10 @@ impl Given {
             Some(time) => builder.tuning(|t| t.stall_deadline(Duration::from_millis(time))),
             None => builder,
         };
-        Ok(builder.tuning(|t| t.slots(slots).depth(self.number("depth").unwrap_or(8) as u32)))
+        Ok(builder.tuning(|t| {
+            t.slots(slots)
+                .depth(self.number("depth").unwrap_or(8) as u32)
+        }))
     }
 }
 
@@ -361,7 +429,10 @@ pub fn be(given: &Given) {
 /// Changes to the process itself, before anything else.
 fn prepare(given: &Given) -> Result<(), String> {
     if let Some(calls) = given.text("deny") {
-        let numbers: Vec<u32> = calls.split(',').map(|number| number.parse().unwrap()).collect();
+        let numbers: Vec<u32> = calls
+            .split(',')
+            .map(|number| number.parse().unwrap())
+            .collect();
         let errno = given.number("errno").unwrap() as i32;
         seccomp::deny(&numbers, errno).map_err(|error| format!("no seccomp filter: {error}"))?;
     }
@@ -375,7 +446,9 @@ fn prepare(given: &Given) -> Result<(), String> {
         sys::interrupted_by(number as i32);
     }
     if given.text("plain").is_some() {
-        without_capabilities(CapabilitySet::IPC_LOCK | CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH)?;
+        without_capabilities(
+            CapabilitySet::IPC_LOCK | CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH,
+        )?;
     }
     Ok(())
 }
@@ -425,11 +498,16 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
 pub fn finish(before: &[String]) {
     let begun = Instant::now();
     // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly longer.
-    while (!loader_threads().is_empty() || descriptors() != before) && begun.elapsed() < DEADLINE / 2 {
+    while (!loader_threads().is_empty() || descriptors() != before)
+        && begun.elapsed() < DEADLINE / 2
+    {
         std::thread::sleep(Duration::from_millis(2));
     }
     say("threads", loader_threads().join(","));
-    let more: Vec<String> = descriptors().into_iter().filter(|path| !before.contains(path)).collect();
+    let more: Vec<String> = descriptors()
+        .into_iter()
+        .filter(|path| !before.contains(path))
+        .collect();
     say("fds", more.join(","));
     say("leaked", leaked());
     say("end", "");
@@ -437,12 +515,24 @@ pub fn finish(before: &[String]) {
 
 /// Number of things left behind in this process.
 pub fn leaked() -> u64 {
-    let records = feedline::dataset::Records::builder(1).open_bytes([1]).unwrap();
-    let loader = Loader::builder(records).workers(1).tuning(|t| t.slots(1).reader(feedline::storage::Mode::Pread));
-    loader.build().map_or_else(|_| feedline::unstable::leaked(), |loader| loader.report().leaked)
+    let records = feedline::dataset::Records::builder(1)
+        .open_bytes([1])
+        .unwrap();
+    let loader = Loader::builder(records)
+        .workers(1)
+        .tuning(|t| t.slots(1).reader(feedline::storage::Mode::Pread));
+    loader.build().map_or_else(
+        |_| feedline::unstable::leaked(),
+        |loader| loader.report().leaked,
+    )
 }
 
-fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnMut(u64)) -> Result<(), Error> {
+fn epochs(
+    given: &Given,
+    set: &Set,
+    kept: &mut Option<Loader>,
+    at: &mut impl FnMut(u64),
+) -> Result<(), Error> {
     let builder = given.builder(set)?;
     say("built", "");
     let loader = kept.insert(builder.build()?);
@@ -472,12 +562,22 @@ fn epochs(given: &Given, set: &Set, kept: &mut Option<Loader>, at: &mut impl FnM
             let Some(batch) = next else { break };
             let batch = batch.inspect_err(|_| {
                 say("delivered", delivered);
-                assert!(batches.next().is_none(), "an iterator goes on behind its error");
+                assert!(
+                    batches.next().is_none(),
+                    "an iterator goes on behind its error"
+                );
             })?;
             let rows = rows(&batch);
-            assert_eq!(batch.ids(), expected.next().unwrap(), "batch {delivered}: samples");
+            assert_eq!(
+                batch.ids(),
+                expected.next().unwrap(),
+                "batch {delivered}: samples"
+            );
             for (id, bytes) in &rows {
-                assert!(set.is_sample(*id, bytes), "batch {delivered}: the bytes of sample {id}");
+                assert!(
+                    set.is_sample(*id, bytes),
+                    "batch {delivered}: the bytes of sample {id}"
+                );
             }
             delivered += 1;
             at(delivered);
@@ -508,15 +608,28 @@ pub fn some_at_a_time<T: Sync>(cases: &[T], each: impl Fn(&T) + Sync) {
 /// A command line tool in `PATH`.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let more = [PathBuf::from("/sbin"), PathBuf::from("/usr/sbin")];
-    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).chain(more).collect();
-    folders.into_iter().map(|folder| folder.join(name)).find(|path| path.is_file())
+    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?)
+        .chain(more)
+        .collect();
+    folders
+        .into_iter()
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
 }
 
 /// Runs a tool to its end; gives its output if it fails.
 pub fn ran(tool: &Path, arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new(tool).args(arguments).stdin(Stdio::null()).output().map_err(|error| error.to_string())?;
+    let output = Command::new(tool)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| error.to_string())?;
     let words = String::from_utf8_lossy(&output.stderr).trim().to_string();
-    if output.status.success() { Ok(()) } else { Err(format!("{} {arguments:?}: {words}", tool.display())) }
+    if output.status.success() {
+        Ok(())
+    } else {
+        Err(format!("{} {arguments:?}: {words}", tool.display()))
+    }
 }
 
 /// Gives the calling thread and its children a mount namespace of their own; `Err` has the reason.

@@ -16,7 +16,10 @@ const URING_BUFFERED: usize = 2;
 fn filters() -> Vec<(String, String)> {
     let all = URING.map(|(_, number)| number.to_string()).join(",");
     let each = URING.map(|(name, number)| (name.to_string(), number.to_string()));
-    [("all of io_uring".to_string(), all)].into_iter().chain(each).collect()
+    [("all of io_uring".to_string(), all)]
+        .into_iter()
+        .chain(each)
+        .collect()
 }
 
 #[test]
@@ -28,7 +31,10 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
     let set = Set::usual(dir.path("")).write();
     for (errno, word) in [(Errno::PERM, "EPERM"), (Errno::NOSYS, "ENOSYS")] {
         for (what, calls) in filters() {
-            let deny = |task: Task| task.with("deny", &calls).with("errno", errno.raw_os_error());
+            let deny = |task: Task| {
+                task.with("deny", &calls)
+                    .with("errno", errno.raw_os_error())
+            };
             set.cool();
             let ended = deny(Task::pull(&set, AUTO)).run();
             if let Some(why) = ended.skipped() {
@@ -36,7 +42,10 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
             }
             ended.whole();
             let choice = ended.said("choice").unwrap();
-            assert!(choice.contains("pread") && choice.contains(word), "{what}, {word}: {choice}");
+            assert!(
+                choice.contains("pread") && choice.contains(word),
+                "{what}, {word}: {choice}"
+            );
             for reader in [URING_DIRECT, URING_BUFFERED] {
                 let fault = deny(Task::pull(&set, reader)).run().failed();
                 assert_eq!(
@@ -44,7 +53,10 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
                     ("not possible on this machine", "build"),
                     "{fault:?}"
                 );
-                assert!(fault.text.contains(word) && fault.has_code(errno.raw_os_error()), "{what}: {fault:?}");
+                assert!(
+                    fault.text.contains(word) && fault.has_code(errno.raw_os_error()),
+                    "{what}: {fault:?}"
+                );
             }
         }
     }
@@ -59,21 +71,37 @@ fn too_little_lockable_memory_is_only_a_reason() {
     for limit in [0, 96 << 10] {
         for reader in [AUTO, URING_DIRECT, URING_BUFFERED] {
             set.cool();
-            let ended = Task::pull(&set, reader).with("memlock", limit).with("plain", 1).run();
+            let ended = Task::pull(&set, reader)
+                .with("memlock", limit)
+                .with("plain", 1)
+                .run();
             if let Some(why) = ended.skipped() {
                 return skip("RLIMIT_MEMLOCK", why);
             }
             if denied_here(&ended) {
-                return skip("RLIMIT_MEMLOCK", "io_uring is refused on this machine as it is");
+                return skip(
+                    "RLIMIT_MEMLOCK",
+                    "io_uring is refused on this machine as it is",
+                );
             }
             let words = match ended.outcome(false) {
                 Outcome::Whole => {
-                    assert_ne!(ended.said("registered"), Some("true"), "{limit}: {ended:#?}");
+                    assert_ne!(
+                        ended.said("registered"),
+                        Some("true"),
+                        "{limit}: {ended:#?}"
+                    );
                     ended.said("choice").unwrap().to_string()
                 }
                 Outcome::Failed(fault) => {
-                    assert!(reader != AUTO && fault.stage == "build", "{limit}: {fault:?}");
-                    assert!(fault.kind == "not possible on this machine" && fault.has_code(12), "{limit}: {fault:?}");
+                    assert!(
+                        reader != AUTO && fault.stage == "build",
+                        "{limit}: {fault:?}"
+                    );
+                    assert!(
+                        fault.kind == "not possible on this machine" && fault.has_code(12),
+                        "{limit}: {fault:?}"
+                    );
                     fault.text
                 }
             };
@@ -86,7 +114,10 @@ fn too_little_lockable_memory_is_only_a_reason() {
 /// Whether io_uring is missing for another reason than the test's.
 pub fn denied_here(ended: &Ended) -> bool {
     let texts = [ended.said("error"), ended.said("choice")];
-    texts.into_iter().flatten().any(|text| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK"))
+    texts
+        .into_iter()
+        .flatten()
+        .any(|text| text.contains("setup refused") && !text.contains("RLIMIT_MEMLOCK"))
 }
 
 const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -99,9 +130,16 @@ struct Switch {
 impl Switch {
     fn off(before: &str) -> std::io::Result<Self> {
         // It waits for the end of its input, at the latest the end of this process.
-        let script = format!("trap '' HUP INT TERM; cat >/dev/null; echo {} >{SWITCH}", before.trim());
+        let script = format!(
+            "trap '' HUP INT TERM; cat >/dev/null; echo {} >{SWITCH}",
+            before.trim()
+        );
         let mut command = Command::new("/bin/sh");
-        let restorer = command.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
+        let restorer = command
+            .args(["-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()?;
         let switch = Self { restorer };
         std::fs::write(SWITCH, "2")?;
         Ok(switch)
@@ -125,16 +163,31 @@ fn the_kernel_switch_against_io_uring_is_named() {
     }
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
-    let Ok(before) = std::fs::read_to_string(SWITCH) else { return skip("kernel.io_uring_disabled", "no such switch") };
+    let Ok(before) = std::fs::read_to_string(SWITCH) else {
+        return skip("kernel.io_uring_disabled", "no such switch");
+    };
     let switch = match Switch::off(&before) {
         Ok(switch) => switch,
         Err(error) => return skip("kernel.io_uring_disabled", error),
     };
-    let (auto, explicit) = (Task::pull(&set, AUTO).run(), Task::pull(&set, URING_DIRECT).run());
+    let (auto, explicit) = (
+        Task::pull(&set, AUTO).run(),
+        Task::pull(&set, URING_DIRECT).run(),
+    );
     drop(switch);
-    assert_eq!(std::fs::read_to_string(SWITCH).unwrap(), before, "not restored");
+    assert_eq!(
+        std::fs::read_to_string(SWITCH).unwrap(),
+        before,
+        "not restored"
+    );
     auto.whole();
     let (choice, fault) = (auto.said("choice").unwrap(), explicit.failed());
-    assert!(choice.contains("kernel.io_uring_disabled = 2") && choice.contains("pread"), "{choice}");
-    assert!(fault.text.contains("kernel.io_uring_disabled = 2"), "{fault:?}");
+    assert!(
+        choice.contains("kernel.io_uring_disabled = 2") && choice.contains("pread"),
+        "{choice}"
+    );
+    assert!(
+        fault.text.contains("kernel.io_uring_disabled = 2"),
+        "{fault:?}"
+    );
 }

@@ -40,12 +40,18 @@ impl Cut {
         let attach = || ran(&mount, &["-o", "loop", &text(&backing), &text(&at)]);
         attach()?;
         let writing = Mount(at.clone());
-        let set = Set { per_file: 128, files: 16, ..Set::usual(at.join("data")) };
+        let set = Set {
+            per_file: 128,
+            files: 16,
+            ..Set::usual(at.join("data"))
+        };
         std::fs::create_dir(&set.dir).map_err(|error| error.to_string())?;
         for file in 0..set.files {
-            std::fs::write(set.path(file), set.bytes(file, 0)).map_err(|error| error.to_string())?;
+            std::fs::write(set.path(file), set.bytes(file, 0))
+                .map_err(|error| error.to_string())?;
         }
-        rustix::fs::syncfs(File::open(&at).map_err(|error| error.to_string())?).map_err(|errno| errno.to_string())?;
+        rustix::fs::syncfs(File::open(&at).map_err(|error| error.to_string())?)
+            .map_err(|errno| errno.to_string())?;
         drop(writing);
         // Mounted again, so that none of it is in memory.
         attach()?;
@@ -66,21 +72,40 @@ fn a_failing_disk_is_an_error_with_file_offset_and_code() {
         };
         let ended = Task::pull(&cut.set, reader).run();
         if denied_here(&ended) && reader != 0 {
-            skip("an ext4 on a truncated file", format!("{way:?}: no io_uring here"));
+            skip(
+                "an ext4 on a truncated file",
+                format!("{way:?}: no io_uring here"),
+            );
             continue;
         }
         let fault = ended.failed();
         assert_eq!(fault.kind, "I/O error", "{way:?}: {fault:?}");
-        assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way:?}: {fault:?}");
-        eprintln!("{way:?}: {} batches, then {}", ended.number("delivered"), fault.text);
+        assert!(
+            fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()),
+            "{way:?}: {fault:?}"
+        );
+        eprintln!(
+            "{way:?}: {} batches, then {}",
+            ended.number("delivered"),
+            fault.text
+        );
     }
 }
 
 /// The role of a child: saves until the disk is full, and on.
 pub fn save(given: &Given) {
-    let (path, filler) = (PathBuf::from(given.text("path").unwrap()), PathBuf::from(given.text("filler").unwrap()));
-    let records = feedline::dataset::Records::builder(4).open_bytes(vec![7; 400]).unwrap();
-    let loader = Loader::builder(records).batch_size(10).workers(1).build().unwrap();
+    let (path, filler) = (
+        PathBuf::from(given.text("path").unwrap()),
+        PathBuf::from(given.text("filler").unwrap()),
+    );
+    let records = feedline::dataset::Records::builder(4)
+        .open_bytes(vec![7; 400])
+        .unwrap();
+    let loader = Loader::builder(records)
+        .batch_size(10)
+        .workers(1)
+        .build()
+        .unwrap();
     let mut batches = loader.epoch(0).unwrap();
     drop(batches.next());
     let old = loader.state().unwrap();
@@ -88,25 +113,42 @@ pub fn save(given: &Given) {
     say("start", "");
     // Until no more bytes or names fit.
     let mut count = 0;
-    while std::fs::write(filler.join(format!("filler-{count}")), vec![0; 4096]).is_ok() && count < 10_000 {
+    while std::fs::write(filler.join(format!("filler-{count}")), vec![0; 4096]).is_ok()
+        && count < 10_000
+    {
         count += 1;
     }
     drop(batches.next());
     let fresh = loader.state().unwrap();
     assert!(fresh.steps() > old.steps());
     for sync in [true, false] {
-        let error = if sync { fresh.save(&path) } else { fresh.save_unsynced(&path) }.unwrap_err();
+        let error = if sync {
+            fresh.save(&path)
+        } else {
+            fresh.save_unsynced(&path)
+        }
+        .unwrap_err();
         say("refused", &error);
         assert_eq!(error.kind(), ErrorKind::Io);
         assert_eq!(error.site().path.as_deref(), Some(path.as_path()));
         assert!(error.to_string().contains("(os error 28)"), "{error}");
-        assert_eq!(State::load(&path).unwrap(), old, "the old state is not whole");
+        assert_eq!(
+            State::load(&path).unwrap(),
+            old,
+            "the old state is not whole"
+        );
         let left = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten();
-        let left: Vec<_> = left.filter(|entry| entry.path().extension().is_some_and(|end| end == "tmp")).collect();
+        let left: Vec<_> = left
+            .filter(|entry| entry.path().extension().is_some_and(|end| end == "tmp"))
+            .collect();
         assert!(left.is_empty(), "{left:?}");
     }
     // With free space it continues.
-    (0..count).for_each(|number| drop(std::fs::remove_file(filler.join(format!("filler-{number}")))));
+    (0..count).for_each(|number| {
+        drop(std::fs::remove_file(
+            filler.join(format!("filler-{number}")),
+        ))
+    });
     let _ = std::fs::remove_file(filler.join(format!("filler-{count}")));
     fresh.save(&path).unwrap();
     assert_eq!(State::load(&path).unwrap(), fresh);
@@ -119,15 +161,23 @@ fn a_full_disk_leaves_the_old_state_whole() {
         let dir = Dir::new();
         let at = dir.path("full");
         std::fs::create_dir(&at).unwrap();
-        let mounted = alone_with_mounts()
-            .and_then(|()| sys::mount_at("none", &at, "tmpfs", options).map_err(|error| format!("no tmpfs: {error}")));
+        let mounted = alone_with_mounts().and_then(|()| {
+            sys::mount_at("none", &at, "tmpfs", options)
+                .map_err(|error| format!("no tmpfs: {error}"))
+        });
         if let Err(why) = mounted {
             return skip("a full disk", why);
         }
         let _mount = Mount(at.clone());
         let path = at.join("run.state");
-        let ended = Task::new("save").with("path", path.display()).with("filler", at.display()).run();
-        assert!(ended.status.success() && ended.said("end").is_some(), "{options}: {ended:#?}");
+        let ended = Task::new("save")
+            .with("path", path.display())
+            .with("filler", at.display())
+            .run();
+        assert!(
+            ended.status.success() && ended.said("end").is_some(),
+            "{options}: {ended:#?}"
+        );
         eprintln!("{options}: {}", ended.said("refused").unwrap());
     }
 }

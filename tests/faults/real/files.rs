@@ -37,7 +37,11 @@ fn change_one(set: &Set, file: usize, how: &str) {
         "replace" | "replace by a shorter one" => {
             std::fs::write(set.dir.join("replaced"), "").unwrap();
             let (fresh, bytes) = (path.with_extension("new"), set.bytes(file, 1));
-            let len = if how == "replace" { bytes.len() } else { bytes.len() / 2 };
+            let len = if how == "replace" {
+                bytes.len()
+            } else {
+                bytes.len() / 2
+            };
             std::fs::write(&fresh, &bytes[..len]).unwrap();
             std::fs::rename(&fresh, &path).unwrap();
         }
@@ -51,15 +55,35 @@ fn change_one(set: &Set, file: usize, how: &str) {
 
 /// A change of the files, whether an epoch must fail, and the allowed errors.
 const CHANGES: [(&str, bool, &[&str]); 9] = [
-    ("truncate", true, &["truncated", "changed since it was indexed"]),
-    ("empty", true, &["truncated", "changed since it was indexed"]),
-    ("cut inside of a sample", true, &["truncated", "changed since it was indexed"]),
+    (
+        "truncate",
+        true,
+        &["truncated", "changed since it was indexed"],
+    ),
+    (
+        "empty",
+        true,
+        &["truncated", "changed since it was indexed"],
+    ),
+    (
+        "cut inside of a sample",
+        true,
+        &["truncated", "changed since it was indexed"],
+    ),
     ("grow", false, &["changed since it was indexed"]),
     ("remove", false, &["not found"]),
     ("forbid", false, &["permission denied"]),
     ("replace", false, &["changed since it was indexed"]),
-    ("replace by a shorter one", false, &["changed since it was indexed"]),
-    ("become a folder", false, &["not a regular file", "not found"]),
+    (
+        "replace by a shorter one",
+        false,
+        &["changed since it was indexed"],
+    ),
+    (
+        "become a folder",
+        false,
+        &["not a regular file", "not found"],
+    ),
 ];
 
 /// Every reader, with files that stay open (8) and with files opened for each read (48, more than a limit of 64
@@ -78,20 +102,44 @@ fn a_file_that_changes_gives_one_version_or_a_named_error() {
             }
         }
         tally.sort();
-        let counted: Vec<String> =
-            tally.chunk_by(|a, b| a == b).map(|run| format!("{} {}", run.len(), run[0])).collect();
+        let counted: Vec<String> = tally
+            .chunk_by(|a, b| a == b)
+            .map(|run| format!("{} {}", run.len(), run[0]))
+            .collect();
         eprintln!("{how}: {}", counted.join(", "));
     });
 }
 
 /// Description of one run; nothing if it was skipped.
-fn changed(how: &str, must_fail: bool, kinds: &[&str], reader: usize, files: usize, per_file: usize) -> Option<String> {
+fn changed(
+    how: &str,
+    must_fail: bool,
+    kinds: &[&str],
+    reader: usize,
+    files: usize,
+    per_file: usize,
+) -> Option<String> {
     let dir = Dir::new();
-    let set = Set { files, per_file, ..Set::usual(dir.path("")) }.write_warm();
-    let task = Task::new("change files").with("set", set.to_text()).with("reader", reader);
-    let task = if files > 8 { task.with("nofile", 64) } else { task };
+    let set = Set {
+        files,
+        per_file,
+        ..Set::usual(dir.path(""))
+    }
+    .write_warm();
+    let task = Task::new("change files")
+        .with("set", set.to_text())
+        .with("reader", reader);
+    let task = if files > 8 {
+        task.with("nofile", 64)
+    } else {
+        task
+    };
     // Root may read files without permissions.
-    let task = if how == "forbid" { task.with("plain", 1) } else { task };
+    let task = if how == "forbid" {
+        task.with("plain", 1)
+    } else {
+        task
+    };
     let ended = task.with("change", how).run();
     let what = format!("{how}, {:?}, {files} files", READERS[reader]);
     if let Some(why) = ended.skipped() {

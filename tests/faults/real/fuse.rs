@@ -63,19 +63,51 @@ impl Fuse {
         alone_with_mounts()?;
         std::fs::create_dir_all(at).map_err(|error| error.to_string())?;
         let nonblock = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let device = File::options().read(true).write(true).custom_flags(nonblock).open("/dev/fuse");
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .custom_flags(nonblock)
+            .open("/dev/fuse");
         let device = device.map_err(|error| format!("/dev/fuse: {error}"))?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
-        sys::mount_at("feedline", at, "fuse", &options).map_err(|error| format!("no FUSE: {error}"))?;
-        let set = Set { files: 2, per_file: 128, ..Set::usual(at) };
-        let (stop, held) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let options = format!(
+            "fd={},rootmode=40000,user_id=0,group_id=0",
+            device.as_raw_fd()
+        );
+        sys::mount_at("feedline", at, "fuse", &options)
+            .map_err(|error| format!("no FUSE: {error}"))?;
+        let set = Set {
+            files: 2,
+            per_file: 128,
+            ..Set::usual(at)
+        };
+        let (stop, held) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let begun = Arc::new(AtomicBool::new(false));
         let files = (0..set.files).map(|file| set.bytes(file, 0)).collect();
         let (seen, count, ends) = (begun.clone(), held.clone(), stop.clone());
-        let mut server = Server { device, files, reads, stop: ends, begun: seen, held: count, late: Vec::new() };
+        let mut server = Server {
+            device,
+            files,
+            reads,
+            stop: ends,
+            begun: seen,
+            held: count,
+            late: Vec::new(),
+        };
         let thread = std::thread::spawn(move || server.serve());
-        let mut fuse = Self { set, at: at.into(), connection: 0, stop, begun, held, thread: Some(thread) };
-        let meta = std::fs::metadata(at).map_err(|error| format!("FUSE does not start: {error}"))?;
+        let mut fuse = Self {
+            set,
+            at: at.into(),
+            connection: 0,
+            stop,
+            begun,
+            held,
+            thread: Some(thread),
+        };
+        let meta =
+            std::fs::metadata(at).map_err(|error| format!("FUSE does not start: {error}"))?;
         fuse.connection = rustix::fs::minor(meta.dev());
         Ok(fuse)
     }
@@ -167,7 +199,10 @@ impl Server {
         let mut buffer = vec![0; 1 << 20];
         while !self.stop.load(Ordering::Acquire) {
             self.answer_late();
-            let wait = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+            let wait = Timespec {
+                tv_sec: 0,
+                tv_nsec: 5_000_000,
+            };
             let mut fds = [PollFd::new(&self.device, PollFlags::IN)];
             if poll(&mut fds, Some(&wait)) == Ok(0) {
                 continue;
@@ -197,7 +232,11 @@ impl Server {
         match request.code {
             code::INIT => Some(Ok(init())),
             code::LOOKUP => Some(self.lookup(request.body)),
-            code::GETATTR => Some(Ok([&attributes_valid()[..], &self.attributes(request.node)].concat())),
+            code::GETATTR => Some(Ok([
+                &attributes_valid()[..],
+                &self.attributes(request.node),
+            ]
+            .concat())),
             code::OPEN if self.never_opened(request.node) => self.hold(),
             code::OPEN | code::OPENDIR => Some(Ok(vec![0; 16])),
             code::READ => self.read(request),
@@ -218,8 +257,9 @@ impl Server {
     }
 
     fn lookup(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        let file =
-            (0..self.files.len()).find(|file| name == format!("{file:03}.bin\0").as_bytes()).ok_or(Errno::NOENT)?;
+        let file = (0..self.files.len())
+            .find(|file| name == format!("{file:03}.bin\0").as_bytes())
+            .ok_or(Errno::NOENT)?;
         let node = FIRST + file as u64;
         let times = [node, 0, VALID, VALID, 0].map(u64::to_ne_bytes).concat();
         Ok([times, self.attributes(node)].concat())
@@ -230,14 +270,18 @@ impl Server {
         let file = &self.files[(request.node - FIRST) as usize];
         let from = (offset as usize).min(file.len());
         let bytes = file[from..(from + len).min(file.len())].to_vec();
-        if request.node == FIRST || offset + bytes.len() as u64 <= GOOD || !self.begun.load(Ordering::Acquire) {
+        if request.node == FIRST
+            || offset + bytes.len() as u64 <= GOOD
+            || !self.begun.load(Ordering::Acquire)
+        {
             return Some(Ok(bytes));
         }
         match self.reads {
             Reads::Never => self.hold(),
             Reads::Late(time) => {
                 self.held.fetch_add(1, Ordering::AcqRel);
-                self.late.push((Instant::now() + time, request.unique, bytes));
+                self.late
+                    .push((Instant::now() + time, request.unique, bytes));
                 None
             }
             Reads::Short => Some(Ok(bytes[..bytes.len() / 2 + 1].to_vec())),
@@ -249,7 +293,8 @@ impl Server {
     fn answer_late(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.late.extract_if(.., |(at, ..)| *at <= now).collect();
-        due.iter().for_each(|(_, unique, bytes)| self.reply(*unique, 0, bytes));
+        due.iter()
+            .for_each(|(_, unique, bytes)| self.reply(*unique, 0, bytes));
     }
 
     fn reply(&mut self, unique: u64, error: i32, body: &[u8]) {
@@ -263,10 +308,16 @@ impl Server {
 
     /// `struct fuse_attr`.
     fn attributes(&self, node: u64) -> Vec<u8> {
-        let file = node.checked_sub(FIRST).and_then(|file| self.files.get(file as usize));
+        let file = node
+            .checked_sub(FIRST)
+            .and_then(|file| self.files.get(file as usize));
         let (size, mode) = file.map_or((0, 0o040_755), |file| (file.len() as u64, 0o100_644));
-        let longs = [node, size, size.div_ceil(512), 0, 0, 0].map(u64::to_ne_bytes).concat();
-        let words = [0, 0, 0, mode, 1 + u32::from(node == ROOT), 0, 0, 0, 4096, 0].map(u32::to_ne_bytes).concat();
+        let longs = [node, size, size.div_ceil(512), 0, 0, 0]
+            .map(u64::to_ne_bytes)
+            .concat();
+        let words = [0, 0, 0, mode, 1 + u32::from(node == ROOT), 0, 0, 0, 4096, 0]
+            .map(u32::to_ne_bytes)
+            .concat();
         [longs, words].concat()
     }
 }
@@ -280,7 +331,9 @@ fn attributes_valid() -> [u8; 16] {
 /// `struct fuse_init_out`: protocol 7.31, read-ahead of 128 KiB, reads at a time.
 fn init() -> Vec<u8> {
     const ASYNC_READ: u32 = 1;
-    let mut words = [7, 31, 128 << 10, ASYNC_READ, 0, 64 << 10, 1].map(u32::to_ne_bytes).concat();
+    let mut words = [7, 31, 128 << 10, ASYNC_READ, 0, 64 << 10, 1]
+        .map(u32::to_ne_bytes)
+        .concat();
     words.resize(64, 0);
     // `max_background` and `congestion_threshold`.
     words[16..20].copy_from_slice(&[64_u16, 48].map(u16::to_ne_bytes).concat());

@@ -17,9 +17,23 @@ pub fn sweep_descriptors(given: &Given) {
     say("start", "");
     let maximum = getrlimit(Resource::Nofile).maximum;
     for limit in 3..3 + ENOUGH {
-        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum }).unwrap();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(limit),
+                maximum,
+            },
+        )
+        .unwrap();
         let result = one_epoch(given, &set);
-        setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: maximum,
+                maximum,
+            },
+        )
+        .unwrap();
         match result {
             Ok(()) => say("enough", limit),
             Err(error) => say("few", format!("{limit} {error}")),
@@ -44,9 +58,16 @@ fn one_epoch(given: &Given, set: &Set) -> Result<(), Error> {
 #[test]
 fn too_few_descriptors_are_an_error_that_names_the_limit() {
     let dir = Dir::new();
-    let set = Set { files: 12, per_file: 4, ..Set::usual(dir.path("")) }.write();
+    let set = Set {
+        files: 12,
+        per_file: 4,
+        ..Set::usual(dir.path(""))
+    }
+    .write();
     for (reader, way) in READERS.iter().enumerate() {
-        let task = Task::new("sweep descriptors").with("set", set.to_text()).with("reader", reader);
+        let task = Task::new("sweep descriptors")
+            .with("set", set.to_text())
+            .with("reader", reader);
         let ended = task.run();
         assert!(ended.status.success(), "{way:?}: {ended:#?}");
         let few: Vec<&str> = ended.all("few").collect();
@@ -55,16 +76,27 @@ fn too_few_descriptors_are_an_error_that_names_the_limit() {
             continue;
         }
         for text in &few {
-            assert!(text.contains("open files") || text.contains("(os error 24)"), "{way:?}: {text}");
+            assert!(
+                text.contains("open files") || text.contains("(os error 24)"),
+                "{way:?}: {text}"
+            );
         }
-        assert_eq!((ended.said("threads"), ended.said("fds")), (Some(""), Some("")), "{way:?}: {ended:#?}");
+        assert_eq!(
+            (ended.said("threads"), ended.said("fds")),
+            (Some(""), Some("")),
+            "{way:?}: {ended:#?}"
+        );
         let limit = |text: &str| text.split(' ').next().unwrap().parse::<u64>().unwrap();
         let last = few.iter().map(|text| limit(text)).max();
         // Near the limit the number of open files varies, but only in a small range.
         let last = last.unwrap_or_else(|| panic!("{way:?}: no limit was too low: {ended:#?}"));
         assert!(last < ENOUGH / 2, "{way:?}: {last} are too few: {ended:#?}");
         let first = ended.all("enough").map(limit).min().unwrap();
-        eprintln!("{way:?}: a limit of {first} can do, one of {} does: {}", last + 1, few.last().unwrap());
+        eprintln!(
+            "{way:?}: a limit of {first} can do, one of {} does: {}",
+            last + 1,
+            few.last().unwrap()
+        );
     }
 }
 
@@ -76,12 +108,15 @@ struct Group {
 impl Group {
     /// Reason for a missing group.
     fn new(name: &str, limit: u64) -> Result<Self, String> {
-        let groups = std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
+        let groups =
+            std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let name = format!("feedline-{name}-{}", std::process::id());
         let mut why = "no memory controller".to_string();
         for line in groups.lines() {
             let parts: Vec<&str> = line.splitn(3, ':').collect();
-            let [_, controllers, path] = parts[..] else { continue };
+            let [_, controllers, path] = parts[..] else {
+                continue;
+            };
             let (root, file) = match controllers {
                 "" => ("/sys/fs/cgroup", "memory.max"),
                 list if list.split(',').any(|name| name == "memory") => {
@@ -90,7 +125,10 @@ impl Group {
                 _ => continue,
             };
             // In a container the path may belong to the host's hierarchy.
-            for parent in [Path::new(root).join(path.trim_start_matches('/')), root.into()] {
+            for parent in [
+                Path::new(root).join(path.trim_start_matches('/')),
+                root.into(),
+            ] {
                 let dir = parent.join(&name);
                 if let Err(error) = std::fs::create_dir(&dir) {
                     why = format!("{}: {error}", dir.display());
@@ -108,7 +146,10 @@ impl Group {
 
     /// Runs the task in it: a shell enters the group and becomes the child.
     fn run(&self, task: &Task) -> super::child::Ended {
-        let script = format!("echo $$ >'{}/cgroup.procs' && exec \"$@\"", self.dir.display());
+        let script = format!(
+            "echo $$ >'{}/cgroup.procs' && exec \"$@\"",
+            self.dir.display()
+        );
         let words = ["/bin/sh", "-c", &script, "sh"].map(String::from);
         Running::start(task.behind(&words)).end()
     }
@@ -136,13 +177,23 @@ fn a_loader_runs_in_a_control_group_of_its_budget() {
     let dir = Dir::new();
     let budget: u64 = 32 << 20;
     // More than the budget, in batches of 2 MiB.
-    let set = Set { files: 12, per_file: 32, record: 128 << 10, batch: 16, ..Set::usual(dir.path("")) }.write();
+    let set = Set {
+        files: 12,
+        per_file: 32,
+        record: 128 << 10,
+        batch: 16,
+        ..Set::usual(dir.path(""))
+    }
+    .write();
     for (reader, way) in READERS.iter().enumerate() {
         let group = match Group::new("fits", budget + BESIDE) {
             Ok(group) => group,
             Err(why) => return skip("a memory limit by control group", why),
         };
-        let task = Task::pull(&set, reader).with("budget", budget).with("slots", 6).with("depth", 32);
+        let task = Task::pull(&set, reader)
+            .with("budget", budget)
+            .with("slots", 6)
+            .with("depth", 32);
         let ended = group.run(&task);
         if super::denied::denied_here(&ended) && reader != 0 {
             skip("a memory limit by control group", "no io_uring here");
@@ -156,6 +207,8 @@ fn a_loader_runs_in_a_control_group_of_its_budget() {
     }
     let group = Group::new("small", 16 << 20).unwrap();
     let ended = group.run(&Task::pull(&set, 4).with("budget", budget).with("slots", 6));
-    let Outcome::Failed(fault) = ended.outcome_leaking() else { panic!("{ended:#?}") };
+    let Outcome::Failed(fault) = ended.outcome_leaking() else {
+        panic!("{ended:#?}")
+    };
     assert_eq!(fault.kind, "memory budget too small", "{ended:#?}");
 }

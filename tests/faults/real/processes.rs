@@ -19,7 +19,9 @@ fn a_process_stopped_for_a_second_loses_nothing() {
         for (reader, way) in READERS.iter().enumerate() {
             let set = &set;
             scope.spawn(move || {
-                let task = Task::pull(set, reader).with("epochs", 40).with("pause_us", 1000);
+                let task = Task::pull(set, reader)
+                    .with("epochs", 40)
+                    .with("pause_us", 1000);
                 let mut child = Running::start(task.command());
                 if child.until("planned") {
                     for (pause, stop) in [(100, 1000), (37, 50), (1, 1)] {
@@ -31,7 +33,10 @@ fn a_process_stopped_for_a_second_loses_nothing() {
                 }
                 let ended = child.end();
                 if denied_here(&ended) && reader != 0 {
-                    return super::child::skip("a stopped process", format!("{way:?}: no io_uring here"));
+                    return super::child::skip(
+                        "a stopped process",
+                        format!("{way:?}: no io_uring here"),
+                    );
                 }
                 ended.whole();
             });
@@ -89,9 +94,17 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
         check_that_a_fork_is_told(loader, epoch, batch);
         say("in_fork_ms", begun.elapsed().as_millis());
         let own = given.builder(&set).unwrap().build().unwrap();
-        let delivered = own.epoch(0).unwrap().map(|batch| check(&batch.unwrap(), given)).sum::<usize>();
+        let delivered = own
+            .epoch(0)
+            .unwrap()
+            .map(|batch| check(&batch.unwrap(), given))
+            .sum::<usize>();
         drop(own);
-        assert_eq!((delivered, leaked()), (set.samples(), 0), "a loader of the fork's own");
+        assert_eq!(
+            (delivered, leaked()),
+            (set.samples(), 0),
+            "a loader of the fork's own"
+        );
         0
     });
     assert_eq!(status_of(fork.unwrap()), Some(0));
@@ -113,10 +126,18 @@ pub fn use_a_loader_in_a_fork(given: &Given) {
 fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     let told = |error: Error| {
         assert_eq!(error.kind(), ErrorKind::Forked, "{error}");
-        assert!(error.message().contains("this process was forked after its loader was built"), "{error}");
+        assert!(
+            error
+                .message()
+                .contains("this process was forked after its loader was built"),
+            "{error}"
+        );
     };
     told(epoch.next().unwrap().unwrap_err());
-    assert!((1..9).all(|_| epoch.next().is_none()), "an iterator goes on behind its error");
+    assert!(
+        (1..9).all(|_| epoch.next().is_none()),
+        "an iterator goes on behind its error"
+    );
     told(loader.epoch(1).unwrap_err());
     told(loader.steps(1).unwrap_err());
     told(loader.ready().unwrap_err());
@@ -124,9 +145,14 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     told(loader.preview(0, 1).unwrap_err());
     // What cannot say so has nothing to tell, and waits for no lock.
     let (nothing, report) = (Snapshot::default(), epoch.report());
-    assert_eq!((loader.snapshot(), loader.timeline(), loader.next_epoch()), (nothing, Timeline::default(), 0));
+    assert_eq!(
+        (loader.snapshot(), loader.timeline(), loader.next_epoch()),
+        (nothing, Timeline::default(), 0)
+    );
     assert!(
-        loader.ledger().samples.is_empty() && !report.to_string().is_empty() && !loader.report().to_string().is_empty()
+        loader.ledger().samples.is_empty()
+            && !report.to_string().is_empty()
+            && !loader.report().to_string().is_empty()
     );
     drop(epoch);
     told(loader.epoch(1).unwrap_err());
@@ -138,7 +164,10 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
 fn check(batch: &Batch, given: &Given) -> usize {
     let set = given.set();
     let rows = rows(batch);
-    assert!(rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes)), "{batch:?}");
+    assert!(
+        rows.iter().all(|(id, bytes)| set.is_sample(*id, bytes)),
+        "{batch:?}"
+    );
     rows.len()
 }
 
@@ -147,14 +176,19 @@ fn a_forked_child_is_told_to_build_its_own_loader() {
     let dir = Dir::new();
     let set = Set::usual(dir.path("")).write();
     for (reader, way) in READERS.iter().enumerate() {
-        let task = Task::new("use in a fork").with("set", set.to_text()).with("reader", reader);
+        let task = Task::new("use in a fork")
+            .with("set", set.to_text())
+            .with("reader", reader);
         let ended = task.run();
         if denied_here(&ended) && reader != 0 {
             super::child::skip("a fork", format!("{way:?}: no io_uring here"));
             continue;
         }
         assert!(ended.said("end").is_some(), "{way:?}: {ended:#?}");
-        eprintln!("{way:?}: all calls and drops in the fork took {} ms", ended.number("in_fork_ms"));
+        eprintln!(
+            "{way:?}: all calls and drops in the fork took {} ms",
+            ended.number("in_fork_ms")
+        );
     }
 }
 
@@ -164,7 +198,10 @@ fn a_fork_beside_a_live_loader_leaves_both_processes_whole() {
     let set = Set::usual(dir.path("")).write();
     for (reader, way) in READERS.iter().enumerate() {
         set.cool();
-        let task = Task::new("fork").with("set", set.to_text()).with("reader", reader).with("epochs", 2);
+        let task = Task::new("fork")
+            .with("set", set.to_text())
+            .with("reader", reader)
+            .with("epochs", 2);
         let ended = task.run();
         if denied_here(&ended) && reader != 0 {
             super::child::skip("a fork", format!("{way:?}: no io_uring here"));
@@ -185,15 +222,21 @@ fn constant_interrupts_by_signals_cost_only_time() {
         for (reader, way) in READERS.iter().enumerate() {
             let set = &set;
             scope.spawn(move || {
-                let task = Task::pull(set, reader).with("interrupted", number).with("epochs", 10);
+                let task = Task::pull(set, reader)
+                    .with("interrupted", number)
+                    .with("epochs", 10);
                 let mut child = Running::start(task.command());
                 if !child.until("start") {
                     panic!("{way:?}: {:#?}", child.end());
                 }
                 let (pid, mut sent) = (child.pid().as_raw_nonzero().get(), 0);
                 while !child.over() {
-                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-                    for thread in tasks.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+                    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+                        .into_iter()
+                        .flatten()
+                        .flatten();
+                    for thread in tasks.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+                    {
                         sent += u32::from(interrupt(pid, thread, number));
                     }
                     std::thread::sleep(Duration::from_micros(200));

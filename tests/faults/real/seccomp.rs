@@ -6,7 +6,11 @@ use std::ffi::{c_int, c_long, c_uint, c_ulong, c_ushort};
 use std::io;
 
 /// io_uring's system calls: the same numbers on all architectures.
-pub const URING: [(&str, u32); 3] = [("io_uring_setup", 425), ("io_uring_enter", 426), ("io_uring_register", 427)];
+pub const URING: [(&str, u32); 3] = [
+    ("io_uring_setup", 425),
+    ("io_uring_enter", 426),
+    ("io_uring_register", 427),
+];
 
 unsafe extern "C" {
     fn prctl(option: c_int, ...) -> c_int;
@@ -50,7 +54,12 @@ struct Program {
 ///
 /// Errors: the kernel has no filters, or the process may not install one.
 pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
-    let step = |code, if_true, value| Instruction { code, if_true, if_false: 0, value };
+    let step = |code, if_true, value| Instruction {
+        code,
+        if_true,
+        if_false: 0,
+        value,
+    };
     // The number of the system call is the first word of `struct seccomp_data`.
     let mut instructions = vec![step(LOAD, 0, 0)];
     for (at, call) in calls.iter().enumerate() {
@@ -59,15 +68,36 @@ pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
     }
     instructions.push(step(RETURN, 0, ALLOW));
     instructions.push(step(RETURN, 0, ERRNO | errno as u32));
-    let program = Program { len: instructions.len() as c_ushort, instructions: instructions.as_ptr() };
+    let program = Program {
+        len: instructions.len() as c_ushort,
+        instructions: instructions.as_ptr(),
+    };
     // SAFETY: four integers after the option, as the kernel wants them.
-    if unsafe { prctl(PR_SET_NO_NEW_PRIVS, 1 as c_ulong, 0 as c_ulong, 0 as c_ulong, 0 as c_ulong) } != 0 {
+    if unsafe {
+        prctl(
+            PR_SET_NO_NEW_PRIVS,
+            1 as c_ulong,
+            0 as c_ulong,
+            0 as c_ulong,
+            0 as c_ulong,
+        )
+    } != 0
+    {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the program and its instructions are live, of the kernel's layout, and only read; every jump ends inside.
-    match unsafe { syscall(SYS_SECCOMP, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &raw const program) } {
+    match unsafe {
+        syscall(
+            SYS_SECCOMP,
+            SECCOMP_SET_MODE_FILTER,
+            SECCOMP_FILTER_FLAG_TSYNC,
+            &raw const program,
+        )
+    } {
         0 => Ok(()),
         -1 => Err(io::Error::last_os_error()),
-        thread => Err(io::Error::other(format!("thread {thread} cannot take the filter over"))),
+        thread => Err(io::Error::other(format!(
+            "thread {thread} cannot take the filter over"
+        ))),
     }
 }

@@ -23,7 +23,13 @@ pub struct Set {
 impl Set {
     /// 8 files of 32 records of 4 KiB, 32 batches.
     pub fn usual(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), files: 8, per_file: 32, record: 4096, batch: 8 }
+        Self {
+            dir: dir.into(),
+            files: 8,
+            per_file: 32,
+            record: 4096,
+            batch: 8,
+        }
     }
 
     /// Writes it, and takes it out of the page cache.
@@ -45,7 +51,9 @@ impl Set {
     /// Takes it out of the page cache, so that reads reach storage.
     pub fn cool(&self) {
         for file in 0..self.files {
-            let Ok(file) = File::open(self.path(file)) else { continue };
+            let Ok(file) = File::open(self.path(file)) else {
+                continue;
+            };
             let _ = file.sync_all();
             let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
         }
@@ -77,14 +85,18 @@ impl Set {
     pub fn sample(&self, id: u64, version: u64) -> Vec<u8> {
         let page = noise(self.record.min(4096), 1 + id + (version << 32));
         let mut bytes: Vec<u8> = page.iter().copied().cycle().take(self.record).collect();
-        bytes.chunks_mut(4096).enumerate().for_each(|(number, page)| page[0] ^= number as u8);
+        bytes
+            .chunks_mut(4096)
+            .enumerate()
+            .for_each(|(number, page)| page[0] ^= number as u8);
         bytes
     }
 
     /// Whether these are a sample's bytes: wholly of the first version or, if files were replaced, wholly of the
     /// second.
     pub fn is_sample(&self, id: u64, bytes: &[u8]) -> bool {
-        bytes == self.sample(id, 0) || (self.dir.join("replaced").exists() && bytes == self.sample(id, 1))
+        bytes == self.sample(id, 0)
+            || (self.dir.join("replaced").exists() && bytes == self.sample(id, 1))
     }
 
     pub fn open(&self) -> Result<Records, Error> {
@@ -92,16 +104,29 @@ impl Set {
     }
 
     pub fn to_text(&self) -> String {
-        let Self { dir, files, per_file, record, batch } = self;
+        let Self {
+            dir,
+            files,
+            per_file,
+            record,
+            batch,
+        } = self;
         format!("{files} {per_file} {record} {batch} {}", dir.display())
     }
 
     pub fn from_text(text: &str) -> Self {
-        let [files, per_file, record, batch, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..] else {
+        let [files, per_file, record, batch, dir] = text.splitn(5, ' ').collect::<Vec<_>>()[..]
+        else {
             panic!("{text}")
         };
         let number = |text: &str| text.parse::<usize>().unwrap();
         let (files, per_file) = (number(files), number(per_file));
-        Self { dir: Path::new(dir).into(), files, per_file, record: number(record), batch: number(batch) }
+        Self {
+            dir: Path::new(dir).into(),
+            files,
+            per_file,
+            record: number(record),
+            batch: number(batch),
+        }
     }
 }

@@ -30,7 +30,11 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     };
     let go = dir.path("go");
     let task = Task::pull(&fuse.set, reader).with("go", go.display());
-    let task = if reported { task.with("stall_ms", 1200) } else { task.with("patience", 1200) };
+    let task = if reported {
+        task.with("stall_ms", 1200)
+    } else {
+        task.with("patience", 1200)
+    };
     let mut child = Running::start(task.command());
     if child.until("planned") {
         fuse.begin();
@@ -42,7 +46,10 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     fuse.abort();
     let ended = child.end();
     if denied_here(&ended) && reader != 0 {
-        return skip("storage that never answers", format!("{what}: no io_uring here"));
+        return skip(
+            "storage that never answers",
+            format!("{what}: no io_uring here"),
+        );
     }
     assert!(came, "{what}: {ended:#?}");
     assert!(held > 0, "{what}: nothing was held: {ended:#?}");
@@ -54,11 +61,19 @@ fn never(reader: usize, reads: Reads, reported: bool) {
         assert!(ended.said("pending").is_some(), "{what}: {ended:#?}");
         return eprintln!("{what}: dropped in {drop_ms} ms, {leaked} left behind");
     }
-    let Outcome::Failed(fault) = ended.outcome(true) else { panic!("{what}: nothing failed: {ended:#?}") };
+    let Outcome::Failed(fault) = ended.outcome(true) else {
+        panic!("{what}: nothing failed: {ended:#?}")
+    };
     assert_eq!(fault.kind, "stalled", "{what}: {fault:?}");
     assert!(fault.is_placed(), "{what}: {fault:?}");
-    assert!(fault.text.contains("001.bin") && fault.text.contains(" s"), "{what}: {fault:?}");
-    eprintln!("{what}: {}; dropped in {drop_ms} ms, {leaked} left behind", fault.text);
+    assert!(
+        fault.text.contains("001.bin") && fault.text.contains(" s"),
+        "{what}: {fault:?}"
+    );
+    eprintln!(
+        "{what}: {}; dropped in {drop_ms} ms, {leaked} left behind",
+        fault.text
+    );
 }
 
 /// Before the build: the loader can do without some facts about the files, and reports the others as errors.
@@ -73,8 +88,12 @@ fn storage_that_stops_before_build_is_an_error() {
         fuse.begin();
         let go = dir.path("go");
         std::fs::write(&go, "").unwrap();
-        let mut child =
-            Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).with("stall_ms", 1200).command());
+        let mut child = Running::start(
+            Task::pull(&fuse.set, reader)
+                .with("go", go.display())
+                .with("stall_ms", 1200)
+                .command(),
+        );
         let came = child.until("end");
         fuse.abort();
         let ended = child.end();
@@ -82,31 +101,49 @@ fn storage_that_stops_before_build_is_an_error() {
         let text = format!("{ended:?}");
         assert!(text.contains("stalled"), "{what}: {ended:#?}");
     };
-    std::thread::scope(|scope| [0, 3, 4].map(|reader| scope.spawn(move || stops(reader))).map(drop));
+    std::thread::scope(|scope| {
+        [0, 3, 4]
+            .map(|reader| scope.spawn(move || stops(reader)))
+            .map(drop)
+    });
 }
 
 #[test]
 fn slow_storage_is_waited_for_and_loses_nothing() {
     let time = Duration::from_millis(sweep::size(50, 200, 200));
-    each("storage that answers late", Reads::Late(time), |way, ended| {
-        eprintln!("{way}: whole");
-        ended.whole();
-    });
+    each(
+        "storage that answers late",
+        Reads::Late(time),
+        |way, ended| {
+            eprintln!("{way}: whole");
+            ended.whole();
+        },
+    );
 }
 
 #[test]
 fn storage_that_answers_short_is_an_error_with_its_place() {
-    each("storage that answers with EIO", Reads::Fails(Errno::IO), |way, ended| {
-        let fault = ended.failed();
-        assert!(fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()), "{way}: {fault:?}");
-        eprintln!("{way}: {}", fault.text);
-    });
+    each(
+        "storage that answers with EIO",
+        Reads::Fails(Errno::IO),
+        |way, ended| {
+            let fault = ended.failed();
+            assert!(
+                fault.is_placed() && fault.has_code(Errno::IO.raw_os_error()),
+                "{way}: {fault:?}"
+            );
+            eprintln!("{way}: {}", fault.text);
+        },
+    );
     // Past the page cache: within it the kernel takes a short answer for the end of the file, and shows zeros after it
     // once it has asked for the length again. Only a checksum can tell these from bytes of the file.
     each("storage that answers short", Reads::Short, |way, ended| {
         if way.contains("On)") {
             let fault = ended.failed();
-            assert!(["truncated", "changed since it was indexed"].contains(&fault.kind.as_str()), "{way}: {fault:?}");
+            assert!(
+                ["truncated", "changed since it was indexed"].contains(&fault.kind.as_str()),
+                "{way}: {fault:?}"
+            );
             assert!(fault.is_placed(), "{way}: {fault:?}");
             eprintln!("{way}: {}", fault.text);
         }
@@ -124,7 +161,11 @@ fn each(test: &str, reads: Reads, judge: impl Fn(&str, &Ended) + Sync) {
                     Err(why) => return skip(test, why),
                 };
                 let go = dir.path("go");
-                let mut child = Running::start(Task::pull(&fuse.set, reader).with("go", go.display()).command());
+                let mut child = Running::start(
+                    Task::pull(&fuse.set, reader)
+                        .with("go", go.display())
+                        .command(),
+                );
                 if child.until("planned") {
                     fuse.begin();
                     std::fs::write(go, "").unwrap();

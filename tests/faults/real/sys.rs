@@ -32,7 +32,11 @@ const MNT_DETACH: c_int = 2;
 const WNOHANG: c_int = 1;
 
 fn checked(result: c_int) -> io::Result<c_int> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
 }
 
 fn text(words: impl AsRef<std::ffi::OsStr>) -> CString {
@@ -55,11 +59,23 @@ pub fn mount_at(source: &str, target: &Path, kind: &str, options: &str) -> io::R
     mounted(source, target, kind, 0, options)
 }
 
-fn mounted(source: &str, target: &Path, kind: &str, flags: c_ulong, options: &str) -> io::Result<()> {
+fn mounted(
+    source: &str,
+    target: &Path,
+    kind: &str,
+    flags: c_ulong,
+    options: &str,
+) -> io::Result<()> {
     let (source, target, kind, options) = (text(source), text(target), text(kind), text(options));
     // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads them.
     checked(unsafe {
-        mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast::<c_void>())
+        mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            flags,
+            options.as_ptr().cast::<c_void>(),
+        )
     })?;
     Ok(())
 }

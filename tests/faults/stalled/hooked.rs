@@ -35,7 +35,13 @@ impl Hooked {
     fn of(sources: Sources) -> Self {
         let schema = vec![EncodedField::raw(Field::fixed("x", DType::U8, [4]))];
         let nothing = || -> Hook { Box::new(|_| ()) };
-        Self { sources: Arc::new(sources), schema, extents: nothing(), open: nothing(), member: nothing() }
+        Self {
+            sources: Arc::new(sources),
+            schema,
+            extents: nothing(),
+            open: nothing(),
+            member: nothing(),
+        }
     }
 }
 
@@ -54,7 +60,14 @@ impl Dataset for Hooked {
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         (self.extents)(sample);
-        parts.framed(0, Extent { source: SourceId::at(0), offset: sample * 4, len: 4 });
+        parts.framed(
+            0,
+            Extent {
+                source: SourceId::at(0),
+                offset: sample * 4,
+                len: 4,
+            },
+        );
         Ok(())
     }
     fn framed(&self) -> Option<&dyn Framed> {
@@ -63,7 +76,13 @@ impl Dataset for Hooked {
 }
 
 impl Framed for Hooked {
-    fn open<'a>(&self, sample: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        _: usize,
+        bytes: &'a [u8],
+        _: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         (self.open)(sample);
         Ok(bytes)
     }

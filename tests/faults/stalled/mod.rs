@@ -31,17 +31,26 @@ const fn ms(ms: u64) -> Duration {
 /// A hundred records in a file.
 fn file(dir: &Dir) -> LoaderBuilder {
     let (path, _) = records_file(dir, 100, 64);
-    Loader::builder(records(&path, 64)).batch_size(4).workers(2).tuning(|t| t.stall_deadline(DEADLINE))
+    Loader::builder(records(&path, 64))
+        .batch_size(4)
+        .workers(2)
+        .tuning(|t| t.stall_deadline(DEADLINE))
 }
 
 /// Four hundred records in memory.
 fn memory() -> LoaderBuilder {
-    Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap()).batch_size(4).workers(2)
+    Loader::builder(Records::builder(64).open_bytes(vec![7; 64 * 400]).unwrap())
+        .batch_size(4)
+        .workers(2)
 }
 
 /// Pulls an epoch that must end with a stall; gives the error.
 fn stall(loader: &Loader) -> Error {
-    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    let error = loader
+        .epoch(0)
+        .unwrap()
+        .find_map(Result::err)
+        .expect("it ended well");
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
     error
 }
@@ -49,37 +58,58 @@ fn stall(loader: &Loader) -> Error {
 #[test]
 fn a_deadline_of_less_than_20_ms_is_refused() {
     for deadline in [Duration::ZERO, Duration::from_nanos(3), ms(19)] {
-        let error = memory().tuning(|t| t.stall_deadline(deadline)).build().unwrap_err();
-        assert_eq!((error.kind(), error.stage()), (ErrorKind::Config, Stage::Build), "{error}");
+        let error = memory()
+            .tuning(|t| t.stall_deadline(deadline))
+            .build()
+            .unwrap_err();
+        assert_eq!(
+            (error.kind(), error.stage()),
+            (ErrorKind::Config, Stage::Build),
+            "{error}"
+        );
         assert!(error.message().contains("stall_deadline"), "{error}");
     }
     // On a busy machine the build itself may take longer.
     let built = memory().tuning(|t| t.stall_deadline(ms(20))).build();
-    assert!(built.as_ref().err().is_none_or(|error| error.kind() == ErrorKind::Stalled), "{built:?}");
+    assert!(
+        built
+            .as_ref()
+            .err()
+            .is_none_or(|error| error.kind() == ErrorKind::Stalled),
+        "{built:?}"
+    );
 }
 
 #[test]
 fn polling_and_substitution_do_not_hide_a_stall() {
     let (dir, gate) = (Dir::new(), Gate::default());
     let inside = gate.clone();
-    let loader = build(file(&dir).order(Order::sequential()).on_bad_sample(OnBadSample::Substitute { budget: 9 }).map(
-        move |_, ctx| {
-            if ctx.id() == 0 {
-                inside.pass();
-            }
-            Ok(())
-        },
-    ));
+    let loader = build(
+        file(&dir)
+            .order(Order::sequential())
+            .on_bad_sample(OnBadSample::Substitute { budget: 9 })
+            .map(move |_, ctx| {
+                if ctx.id() == 0 {
+                    inside.pass();
+                }
+                Ok(())
+            }),
+    );
     let mut epoch = loader.epoch(0).unwrap();
     let started = Instant::now();
     let error = loop {
         match epoch.next_within(ms(5)) {
             Poll::Pending => assert!(started.elapsed() < LATE),
             Poll::Ready(Some(Err(error))) => break error,
-            Poll::Ready(other) => panic!("{:?}", other.map(|batch| batch.map(|batch| batch.index()))),
+            Poll::Ready(other) => {
+                panic!("{:?}", other.map(|batch| batch.map(|batch| batch.index())))
+            }
         }
     };
-    assert_eq!((error.kind(), error.stage(), error.site().sample), (ErrorKind::Stalled, Stage::Map, Some(0)));
+    assert_eq!(
+        (error.kind(), error.stage(), error.site().sample),
+        (ErrorKind::Stalled, Stage::Map, Some(0))
+    );
     assert!(loader.ledger().samples.is_empty());
     gate.open();
 }
@@ -91,21 +121,40 @@ fn a_loader_can_start_an_epoch_after_a_stall() {
     for (mode, direct) in readers() {
         let gate = Gate::default();
         let inside = gate.clone();
-        let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(2).tuning(|t| t.slots(4));
-        let loader =
-            build(builder.tuning(|t| t.reader(mode).direct(direct).stall_deadline(ms(300))).map(move |_, ctx| {
-                if ctx.id() == 41 {
-                    inside.pass();
-                }
-                Ok(())
-            }));
+        let builder = Loader::builder(records(&path, 64))
+            .batch_size(4)
+            .workers(2)
+            .tuning(|t| t.slots(4));
+        let loader = build(
+            builder
+                .tuning(|t| t.reader(mode).direct(direct).stall_deadline(ms(300)))
+                .map(move |_, ctx| {
+                    if ctx.id() == 41 {
+                        inside.pass();
+                    }
+                    Ok(())
+                }),
+        );
         let mut epoch = loader.epoch(0).unwrap();
         let held = epoch.next().unwrap().unwrap();
-        assert_eq!(epoch.find_map(Result::err).unwrap().kind(), ErrorKind::Stalled);
+        assert_eq!(
+            epoch.find_map(Result::err).unwrap().kind(),
+            ErrorKind::Stalled
+        );
         assert_eq!(stall(&loader).site().sample, Some(41));
         gate.open();
-        assert_eq!(loader.epoch(1).unwrap().map(|batch| batch.unwrap().len()).sum::<usize>(), 400);
+        assert_eq!(
+            loader
+                .epoch(1)
+                .unwrap()
+                .map(|batch| batch.unwrap().len())
+                .sum::<usize>(),
+            400
+        );
         drop(loader);
-        assert_eq!(held.fields().next().unwrap().as_bytes().unwrap(), &bytes[..256]);
+        assert_eq!(
+            held.fields().next().unwrap().as_bytes().unwrap(),
+            &bytes[..256]
+        );
     }
 }

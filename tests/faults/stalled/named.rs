@@ -11,8 +11,15 @@ use std::sync::{Arc, Mutex};
 fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Error {
     let started = Instant::now();
     let mut epoch = loader.epoch(0).unwrap();
-    let error = epoch.by_ref().find_map(|batch| batch.err()).expect("it ended well");
-    assert_eq!((error.kind(), error.stage()), (ErrorKind::Stalled, stage), "{error}");
+    let error = epoch
+        .by_ref()
+        .find_map(|batch| batch.err())
+        .expect("it ended well");
+    assert_eq!(
+        (error.kind(), error.stage()),
+        (ErrorKind::Stalled, stage),
+        "{error}"
+    );
     assert_eq!(error.site().sample, sample, "{error}");
     assert!(epoch.next().is_none());
     assert!(started.elapsed() < LATE);
@@ -22,7 +29,10 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Err
     drop(epoch);
     drop(loader);
     assert!(started.elapsed() < LATE);
-    assert!(other.report().leaked > before, "the thread was left behind and not counted");
+    assert!(
+        other.report().leaked > before,
+        "the thread was left behind and not counted"
+    );
     gate.open();
     error
 }
@@ -39,8 +49,17 @@ fn a_hanging_transform_is_named_with_its_sample() {
     }));
     let error = stalls(loader, &gate, Stage::Map, Some(41));
     let site = error.site();
-    assert_eq!((site.offset, site.len), (Some(41 * 64), Some(64)), "{error}");
-    assert!(site.path.as_ref().is_some_and(|path| path.starts_with(dir.path(""))), "{error}");
+    assert_eq!(
+        (site.offset, site.len),
+        (Some(41 * 64), Some(64)),
+        "{error}"
+    );
+    assert!(
+        site.path
+            .as_ref()
+            .is_some_and(|path| path.starts_with(dir.path(""))),
+        "{error}"
+    );
 }
 
 #[test]
@@ -59,8 +78,15 @@ fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
         Ok(())
     }));
     let error = stalls(loader, &gate, Stage::Map, Some(30));
-    assert_eq!(error.site().path.as_deref(), Some(path.as_path()), "{error}");
-    assert!(error.message().starts_with("chunk 1: a transform"), "{error}");
+    assert_eq!(
+        error.site().path.as_deref(),
+        Some(path.as_path()),
+        "{error}"
+    );
+    assert!(
+        error.message().starts_with("chunk 1: a transform"),
+        "{error}"
+    );
 }
 
 /// The stall report asks the dataset for the sample's place. The stall is reported even if the dataset waits for the
@@ -70,16 +96,31 @@ fn a_transform_that_locks_the_dataset_is_named() {
     let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
     let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
     let wait = move |_| drop(held.lock());
-    let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
-    let builder = Loader::builder(dataset).batch_size(4).workers(2).order(Order::sequential()).tuning(|t| t.slots(2));
-    let loader = build(builder.tuning(|t| t.stall_deadline(DEADLINE)).map(move |_, ctx| {
-        if ctx.id() == 0 {
-            let _held = lock.lock().unwrap();
-            inside.pass();
-        }
-        Ok(())
-    }));
-    let error = loader.epoch(0).unwrap().find_map(Result::err).expect("it ended well");
+    let dataset = Hooked {
+        extents: Box::new(wait),
+        ..Hooked::in_file(&dir.write("records", &[7; 400]))
+    };
+    let builder = Loader::builder(dataset)
+        .batch_size(4)
+        .workers(2)
+        .order(Order::sequential())
+        .tuning(|t| t.slots(2));
+    let loader = build(
+        builder
+            .tuning(|t| t.stall_deadline(DEADLINE))
+            .map(move |_, ctx| {
+                if ctx.id() == 0 {
+                    let _held = lock.lock().unwrap();
+                    inside.pass();
+                }
+                Ok(())
+            }),
+    );
+    let error = loader
+        .epoch(0)
+        .unwrap()
+        .find_map(Result::err)
+        .expect("it ended well");
     gate.open();
     assert_eq!(error.kind(), ErrorKind::Stalled, "{error}");
 }
@@ -107,11 +148,20 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
                 inside.pass();
             }
         };
-        let dataset = Hooked { extents: Box::new(wait), ..Hooked::in_file(&dir.write("records", &[7; 400])) };
-        let builder =
-            Loader::builder(dataset).batch_size(4).workers(2).tuning(|t| t.reader(mode).stall_deadline(DEADLINE));
+        let dataset = Hooked {
+            extents: Box::new(wait),
+            ..Hooked::in_file(&dir.write("records", &[7; 400]))
+        };
+        let builder = Loader::builder(dataset)
+            .batch_size(4)
+            .workers(2)
+            .tuning(|t| t.reader(mode).stall_deadline(DEADLINE));
         // The planner's thread if the read starts at once; a worker's if the page cache is probed first.
-        let stage = if mode == Mode::Auto { Stage::Decode } else { Stage::Order };
+        let stage = if mode == Mode::Auto {
+            Stage::Decode
+        } else {
+            Stage::Order
+        };
         stalls(build(builder), &gate, stage, Some(30));
     }
 }
@@ -126,15 +176,26 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
             inside.pass();
         }
     };
-    let dataset = Hooked { open: Box::new(open), ..Hooked::in_memory() };
-    let builder = Loader::builder(dataset).batch_size(4).workers(1).order(Order::sequential());
-    let loader = build(builder.on_bad_sample(ALL).tuning(|t| t.stall_deadline(ms(300))).map(move |_, ctx| {
-        if ctx.id() == 99 {
-            arm.store(true, Ordering::SeqCst);
-            return Err(Error::user("the last one"));
-        }
-        Ok(())
-    }));
+    let dataset = Hooked {
+        open: Box::new(open),
+        ..Hooked::in_memory()
+    };
+    let builder = Loader::builder(dataset)
+        .batch_size(4)
+        .workers(1)
+        .order(Order::sequential());
+    let loader = build(
+        builder
+            .on_bad_sample(ALL)
+            .tuning(|t| t.stall_deadline(ms(300)))
+            .map(move |_, ctx| {
+                if ctx.id() == 99 {
+                    arm.store(true, Ordering::SeqCst);
+                    return Err(Error::user("the last one"));
+                }
+                Ok(())
+            }),
+    );
     let error = stall(&loader);
     gate.open();
     assert_eq!(error.stage(), Stage::Decode, "{error}");
@@ -145,8 +206,15 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
 fn a_dataset_that_hangs_in_member_is_named() {
     let gate = Gate::default();
     let inside = gate.clone();
-    let dataset = Hooked { member: Box::new(move |_| inside.pass()), ..Hooked::in_memory() };
-    let builder = Loader::builder(dataset).batch_size(10).workers(1).order(Order::sequential()).on_bad_sample(ALL);
+    let dataset = Hooked {
+        member: Box::new(move |_| inside.pass()),
+        ..Hooked::in_memory()
+    };
+    let builder = Loader::builder(dataset)
+        .batch_size(10)
+        .workers(1)
+        .order(Order::sequential())
+        .on_bad_sample(ALL);
     let bad = |_: &mut Row<'_>, ctx: &mut Ctx<'_>| match ctx.id() {
         3 => Err(Error::user("three")),
         _ => Ok(()),
@@ -163,18 +231,33 @@ fn a_dataset_that_hangs_in_member_is_named() {
 fn a_transform_that_hangs_after_good_samples_is_named() {
     let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));
     let (inside, who) = (gate.clone(), hung.clone());
-    let loader =
-        build(memory().batch_size(40).tuning(|t| t.slots(4).stall_deadline(ms(2000))).workers(3).map(move |_, ctx| {
-            let (id, began) = (ctx.id(), Instant::now());
-            rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
-            let nested = began.elapsed() > ms(150);
-            if nested && who.compare_exchange(u64::MAX, id, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                inside.pass();
-            }
-            Ok(())
-        }));
+    let loader = build(
+        memory()
+            .batch_size(40)
+            .tuning(|t| t.slots(4).stall_deadline(ms(2000)))
+            .workers(3)
+            .map(move |_, ctx| {
+                let (id, began) = (ctx.id(), Instant::now());
+                rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
+                let nested = began.elapsed() > ms(150);
+                if nested
+                    && who
+                        .compare_exchange(u64::MAX, id, Ordering::SeqCst, Ordering::SeqCst)
+                        .is_ok()
+                {
+                    inside.pass();
+                }
+                Ok(())
+            }),
+    );
     let error = loader.epochs(0..20).unwrap().find_map(Result::err);
     gate.open();
-    let Some(error) = error else { panic!("no work of others ran within a transform: nothing was tested") };
-    assert_eq!(error.site().sample, Some(hung.load(Ordering::SeqCst)), "{error}");
+    let Some(error) = error else {
+        panic!("no work of others ran within a transform: nothing was tested")
+    };
+    assert_eq!(
+        error.site().sample,
+        Some(hung.load(Ordering::SeqCst)),
+        "{error}"
+    );
 }

@@ -28,7 +28,9 @@ impl Mixed {
     pub fn new(chunks: Arc<Chunks>) -> Self {
         let file = SourceId::at(0);
         let mut sources = Sources::new();
-        sources.file(chunks.sources().path(file), chunks.sources().len_of(file)).unwrap();
+        sources
+            .file(chunks.sources().path(file), chunks.sources().len_of(file))
+            .unwrap();
         sources.memory(vec![7; 16].into());
         Self(chunks, Arc::new(sources))
     }
@@ -61,14 +63,27 @@ impl Chunked for Mixed {
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         self.0.chunk_extents(chunk, extents)?;
-        extents.push(Extent { source: SourceId::at(1), offset: 0, len: 16 });
+        extents.push(Extent {
+            source: SourceId::at(1),
+            offset: 0,
+            len: 16,
+        });
         Ok(())
     }
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes {
         let bytes = self.0.chunk_bytes(chunk);
-        ChunkBytes { encoded: bytes.encoded + 16, ..bytes }
+        ChunkBytes {
+            encoded: bytes.encoded + 16,
+            ..bytes
+        }
     }
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         self.0.open_chunk(chunk, pieces, scratch, out)
     }
     fn chunk_name(&self, chunk: usize) -> String {
@@ -89,8 +104,14 @@ impl Frames {
         let (path, bytes) = records_file(dir, count as usize, record);
         let mut sources = Sources::new();
         sources.file(path, bytes.len() as u64).unwrap();
-        let fields = ["a", "b", "c", "d"].map(|name| EncodedField::raw(Field::fixed(name, DType::U8, [8])));
-        Self { sources: Arc::new(sources), schema: fields.into(), record: record as u64, count }
+        let fields =
+            ["a", "b", "c", "d"].map(|name| EncodedField::raw(Field::fixed(name, DType::U8, [8])));
+        Self {
+            sources: Arc::new(sources),
+            schema: fields.into(),
+            record: record as u64,
+            count,
+        }
     }
 }
 
@@ -108,7 +129,11 @@ impl Dataset for Frames {
         Sizes::new(self.record)
     }
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let extent = Extent { source: SourceId::at(0), offset: sample * self.record, len: self.record };
+        let extent = Extent {
+            source: SourceId::at(0),
+            offset: sample * self.record,
+            len: self.record,
+        };
         (0..4).for_each(|field| parts.framed(field, extent));
         Ok(())
     }
@@ -118,7 +143,13 @@ impl Dataset for Frames {
 }
 
 impl Framed for Frames {
-    fn open<'a>(&self, _: u64, field: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        _: u64,
+        field: usize,
+        bytes: &'a [u8],
+        _: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         Ok(&bytes[field * 8..][..8])
     }
 }
@@ -163,7 +194,11 @@ impl Decoder for Hungry {
     }
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
         if ctx.id() % 10 == 3 && ctx.scratch_limit() < 48 << 20 {
-            return Err(Error::new(ErrorKind::Limit, Stage::Decode, "a large picture"));
+            return Err(Error::new(
+                ErrorKind::Limit,
+                Stage::Decode,
+                "a large picture",
+            ));
         }
         out.copy_from(ctx.fields().start, &input[..1])
     }
@@ -171,9 +206,13 @@ impl Decoder for Hungry {
 
 /// A TFRecord file of `count` pictures of this size, each with its label.
 pub fn labelled_pictures(dir: &Dir, count: u8, picture: usize) -> PathBuf {
-    let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2][..], &varint(bytes.len()), bytes].concat();
+    let field =
+        |number: u8, bytes: &[u8]| [&[number << 3 | 2][..], &varint(bytes.len()), bytes].concat();
     let feature = |name: &str, kind: u8, list: &[u8]| {
-        field(1, &[field(1, name.as_bytes()), field(2, &field(kind, list))].concat())
+        field(
+            1,
+            &[field(1, name.as_bytes()), field(2, &field(kind, list))].concat(),
+        )
     };
     let mut file = Vec::new();
     for id in 0..count {

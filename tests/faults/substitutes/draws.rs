@@ -16,7 +16,12 @@ fn samples_with_fields_of_one_extent_have_substitutes() {
     let loader = build(builder.on_bad_sample(ALL).map(refuse(&[9])));
     assert_eq!(pulled(loader.epoch(0).unwrap()), 40);
     let ledger = loader.ledger();
-    assert_eq!(ledger.samples.len(), 1, "good samples are in the ledger: {:?}", ledger.samples);
+    assert_eq!(
+        ledger.samples.len(),
+        1,
+        "good samples are in the ledger: {:?}",
+        ledger.samples
+    );
 }
 
 #[test]
@@ -31,7 +36,12 @@ fn tfrecords_of_two_features_have_substitutes() {
         .unwrap();
     let plain = build(Loader::builder(dataset.clone()).batch_size(8));
     assert_eq!(pulled(plain.epoch(0).unwrap()), 40);
-    let loader = build(Loader::builder(dataset).batch_size(8).on_bad_sample(ALL).map(refuse(&[9])));
+    let loader = build(
+        Loader::builder(dataset)
+            .batch_size(8)
+            .on_bad_sample(ALL)
+            .map(refuse(&[9])),
+    );
     assert_eq!(pulled(loader.epoch(0).unwrap()), 40);
     assert_eq!(loader.ledger().samples.len(), 1);
 }
@@ -48,9 +58,19 @@ fn chunks_partly_in_memory_are_read() {
 fn chunks_partly_in_memory_can_be_substitutes() {
     let dir = Dir::new();
     let dataset = Mixed::new(numbered(&dir, &[10; 6], &[0]));
-    let loader = build(Loader::builder(dataset).batch_size(6).order(Order::sequential()).on_bad_sample(ALL));
+    let loader = build(
+        Loader::builder(dataset)
+            .batch_size(6)
+            .order(Order::sequential())
+            .on_bad_sample(ALL),
+    );
     assert_eq!(delivered(loader.epoch(0).unwrap()).len(), 10);
-    assert_eq!(loader.ledger().samples.len(), 10, "{:?}", loader.ledger().samples);
+    assert_eq!(
+        loader.ledger().samples.len(),
+        10,
+        "{:?}",
+        loader.ledger().samples
+    );
 }
 
 fn lanes(toy: &Arc<Chunks>) -> LoaderBuilder {
@@ -69,9 +89,20 @@ fn substitutes_of_lanes_are_the_same_in_any_world() {
     let whole = build(lanes(&toy));
     let mut one: Vec<Vec<_>> = delivered(whole.epoch(0).unwrap());
     one.iter_mut().for_each(|batch| batch.sort_unstable());
-    let halves: Vec<_> =
-        (0..2).map(|rank| delivered(build(lanes(&toy).rank(Rank::new(rank, 2).unwrap())).epoch(0).unwrap())).collect();
-    let mut two: Vec<Vec<_>> = halves[0].iter().zip(&halves[1]).map(|(a, b)| [&a[..], b].concat()).collect();
+    let halves: Vec<_> = (0..2)
+        .map(|rank| {
+            delivered(
+                build(lanes(&toy).rank(Rank::new(rank, 2).unwrap()))
+                    .epoch(0)
+                    .unwrap(),
+            )
+        })
+        .collect();
+    let mut two: Vec<Vec<_>> = halves[0]
+        .iter()
+        .zip(&halves[1])
+        .map(|(a, b)| [&a[..], b].concat())
+        .collect();
     two.iter_mut().for_each(|batch| batch.sort_unstable());
     assert!(one.iter().flatten().filter(|row| row.1 == 2).count() == 8);
     assert_eq!(one, two);
@@ -103,10 +134,17 @@ fn substitutes_do_not_depend_on_the_place_of_resume() {
         assert_eq!([head, tail].concat(), whole, "{taken}");
     }
     for order in [Order::sequential(), Order::windowed(5, 3)] {
-        let make = || lanes(&toy).order(order.clone()).tuning(|t| t.slots(1)).workers(1);
+        let make = || {
+            lanes(&toy)
+                .order(order.clone())
+                .tuning(|t| t.slots(1))
+                .workers(1)
+        };
         let whole = delivered(build(make()).epoch(0).unwrap());
         let loader = build(make());
-        let cut: Vec<_> = (0..whole.len()).flat_map(|_| delivered(loader.steps(1).unwrap())).collect();
+        let cut: Vec<_> = (0..whole.len())
+            .flat_map(|_| delivered(loader.steps(1).unwrap()))
+            .collect();
         assert_eq!(whole, cut);
     }
 }
@@ -114,13 +152,30 @@ fn substitutes_do_not_depend_on_the_place_of_resume() {
 #[test]
 fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
     let dir = Dir::new();
-    let toys = [numbered(&dir, &[1, 0, 30, 7, 1, 1, 0, 60], &[0, 3]), numbered(&dir, &[100], &[])];
+    let toys = [
+        numbered(&dir, &[1, 0, 30, 7, 1, 1, 0, 60], &[0, 3]),
+        numbered(&dir, &[100], &[]),
+    ];
     let thrice: Vec<u64> = (0..100).chain([3, 3, 3]).collect();
-    let orders = [Order::sequential(), Order::windowed(5, 2), Order::shuffled(2), Order::indices(thrice)];
-    for (toy, order) in toys.iter().flat_map(|toy| orders.iter().map(move |order| (toy, order))) {
+    let orders = [
+        Order::sequential(),
+        Order::windowed(5, 2),
+        Order::shuffled(2),
+        Order::indices(thrice),
+    ];
+    for (toy, order) in toys
+        .iter()
+        .flat_map(|toy| orders.iter().map(move |order| (toy, order)))
+    {
         let make = |workers| {
-            let builder = Loader::builder(toy.clone()).order(order.clone()).batch_size(7).last_batch(LastBatch::Pad);
-            builder.on_bad_sample(ALL).workers(workers).map(refuse(&[3, 44, 45]))
+            let builder = Loader::builder(toy.clone())
+                .order(order.clone())
+                .batch_size(7)
+                .last_batch(LastBatch::Pad);
+            builder
+                .on_bad_sample(ALL)
+                .workers(workers)
+                .map(refuse(&[3, 44, 45]))
         };
         let mut first = None;
         for workers in [1, 4] {
@@ -128,7 +183,9 @@ fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
             let all = delivered(loader.epochs(0..3).unwrap());
             assert!(all.iter().flatten().any(|row| row.1 == 2));
             let again = build(make(workers));
-            let one_by_one: Vec<_> = (0..3).flat_map(|epoch| delivered(again.epoch(epoch).unwrap())).collect();
+            let one_by_one: Vec<_> = (0..3)
+                .flat_map(|epoch| delivered(again.epoch(epoch).unwrap()))
+                .collect();
             assert_eq!(all, one_by_one);
             let resumed = build(make(workers));
             let head = delivered(resumed.epochs(0..3).unwrap().take(5));
@@ -146,14 +203,28 @@ fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
 fn chunks_of_subsets_have_whole_substitutes() {
     let dir = Dir::new();
     // Samples 0 to 13, the last nine in a bad chunk; then 14 to 35, the first in a bad chunk.
-    let (a, b) = (numbered(&dir, &[5, 0, 9], &[2]), numbered(&dir, &[1, 20, 0, 1], &[0]));
+    let (a, b) = (
+        numbered(&dir, &[5, 0, 9], &[2]),
+        numbered(&dir, &[1, 20, 0, 1], &[0]),
+    );
     let both = Arc::new(Concat::new([a, b]).unwrap());
-    let subset = Arc::new(both.clone().subset((0..36).filter(|id| id % 3 != 1).collect::<Vec<u64>>()).unwrap());
+    let subset = Arc::new(
+        both.clone()
+            .subset((0..36).filter(|id| id % 3 != 1).collect::<Vec<u64>>())
+            .unwrap(),
+    );
     let good = |id: &u64| ![1, 20].contains(id) && !(5..15).contains(id);
     let number = |id: u64| if id < 14 { id } else { id - 14 };
     for workers in [1, 3] {
-        for order in [Order::sequential(), Order::shuffled(4), Order::windowed(4, 3)] {
-            let builder = Loader::builder(both.clone()).batch_size(6).order(order).workers(workers);
+        for order in [
+            Order::sequential(),
+            Order::shuffled(4),
+            Order::windowed(4, 3),
+        ] {
+            let builder = Loader::builder(both.clone())
+                .batch_size(6)
+                .order(order)
+                .workers(workers);
             let loader = build(builder.on_bad_sample(ALL).map(refuse(&[1, 20])));
             let mut real = BTreeSet::new();
             for batch in loader.epochs(0..3).unwrap() {
@@ -166,7 +237,12 @@ fn chunks_of_subsets_have_whole_substitutes() {
             }
             assert!(real.into_iter().eq((0..36).filter(good)));
         }
-        let loader = build(Loader::builder(subset.clone()).batch_size(6).workers(workers).on_bad_sample(ALL));
+        let loader = build(
+            Loader::builder(subset.clone())
+                .batch_size(6)
+                .workers(workers)
+                .on_bad_sample(ALL),
+        );
         for batch in loader.epochs(0..3).unwrap() {
             for (id, bytes) in rows(&batch.unwrap()) {
                 assert_eq!(bytes, number(subset.origin(id)).to_ne_bytes());
@@ -183,11 +259,19 @@ fn substitute_chunks_are_not_opened_for_every_row() {
     for workers in [1, 2, 8] {
         for order in [Order::sequential(), Order::windowed(5, 6)] {
             let toy = numbered(&dir, &[300; 12], &[0, 1, 2, 3, 4, 5]);
-            let loader =
-                build(Loader::builder(toy.clone()).batch_size(300).workers(workers).order(order).on_bad_sample(ALL));
+            let loader = build(
+                Loader::builder(toy.clone())
+                    .batch_size(300)
+                    .workers(workers)
+                    .order(order)
+                    .on_bad_sample(ALL),
+            );
             assert_eq!(loader.epoch(0).unwrap().filter(Result::is_ok).count(), 12);
             let opened = toy.opened();
-            assert!(opened < 12 + 6 * 16, "{opened} chunks were opened for 12 batches by {workers} workers");
+            assert!(
+                opened < 12 + 6 * 16,
+                "{opened} chunks were opened for 12 batches by {workers} workers"
+            );
         }
     }
 }
@@ -198,7 +282,20 @@ fn substitute_chunks_are_not_opened_for_every_row() {
 fn draws_that_fall_on_a_chunk_known_to_be_bad_are_no_tries() {
     let dir = Dir::new();
     let toy = numbered(&dir, &[50, 90], &[1]);
-    let loader = build(Loader::builder(toy).batch_size(10).order(Order::shuffled(1)).on_bad_sample(ALL));
-    let end = loader.epochs(0..40).unwrap().try_for_each(|batch| batch.map(drop));
-    assert!(end.is_ok(), "after {} batches: {}", loader.report().total.consumer.batches, end.unwrap_err());
+    let loader = build(
+        Loader::builder(toy)
+            .batch_size(10)
+            .order(Order::shuffled(1))
+            .on_bad_sample(ALL),
+    );
+    let end = loader
+        .epochs(0..40)
+        .unwrap()
+        .try_for_each(|batch| batch.map(drop));
+    assert!(
+        end.is_ok(),
+        "after {} batches: {}",
+        loader.report().total.consumer.batches,
+        end.unwrap_err()
+    );
 }

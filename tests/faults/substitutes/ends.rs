@@ -17,17 +17,26 @@ fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     let toy = numbered(&dir, &[4000], &[]);
     let begun = Arc::new(AtomicU64::new(0));
     let rows = begun.clone();
-    let loader = build(Loader::builder(toy).batch_size(2000).tuning(|t| t.slots(2)).workers(2).map(move |_, _| {
-        rows.fetch_add(1, Ordering::Relaxed);
-        std::thread::sleep(Duration::from_millis(5));
-        Ok(())
-    }));
+    let loader = build(
+        Loader::builder(toy)
+            .batch_size(2000)
+            .tuning(|t| t.slots(2))
+            .workers(2)
+            .map(move |_, _| {
+                rows.fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+                Ok(())
+            }),
+    );
     let mut epoch = loader.epoch(0).unwrap();
     assert!(epoch.next_within(Duration::from_millis(300)).is_pending());
     let before = leaked();
     drop((epoch, loader));
     let (begun, left) = (begun.load(Ordering::Relaxed), leaked() - before);
-    assert!(begun < 2000 && left == 0, "the drop came after {begun} rows and leaked {left}");
+    assert!(
+        begun < 2000 && left == 0,
+        "the drop came after {begun} rows and leaked {left}"
+    );
 }
 
 #[test]
@@ -36,7 +45,10 @@ fn a_drop_waits_for_one_substitute_at_most() {
     let (path, _) = records_file(&dir, 100, 64);
     let tries = Arc::new(AtomicU64::new(0));
     let tried = tries.clone();
-    let builder = Loader::builder(records(&path, 64)).batch_size(4).workers(1).on_bad_sample(ALL);
+    let builder = Loader::builder(records(&path, 64))
+        .batch_size(4)
+        .workers(1)
+        .on_bad_sample(ALL);
     let loader = build(builder.map(move |_, _| {
         tried.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(Duration::from_millis(200));
@@ -60,28 +72,50 @@ fn dead_storage_is_reported_after_the_tries_of_one_row() {
     let mut operations = Vec::new();
     for policy in [OnBadSample::Fail, OnBadSample::Substitute { budget: 2 }] {
         let faulty = Arc::new(Faulty::new().ever(0, Fault::Error(STALE)));
-        let builder =
-            Loader::builder(records(&path, 64)).batch_size(64).tuning(|t| t.slots(2).reader(Mode::Pread)).workers(2);
-        let loader = build(builder.on_bad_sample(policy).tuning(|t| t.faulty(faulty.clone())));
+        let builder = Loader::builder(records(&path, 64))
+            .batch_size(64)
+            .tuning(|t| t.slots(2).reader(Mode::Pread))
+            .workers(2);
+        let loader = build(
+            builder
+                .on_bad_sample(policy)
+                .tuning(|t| t.faulty(faulty.clone())),
+        );
         loader.epoch(0).unwrap().next().unwrap().unwrap_err();
         operations.push(faulty.seen());
     }
     // Its tries, plus the reads in flight.
-    assert!(operations[1] < operations[0] + 300, "operations until the error, Fail and Substitute: {operations:?}");
+    assert!(
+        operations[1] < operations[0] + 300,
+        "operations until the error, Fail and Substitute: {operations:?}"
+    );
 }
 
 #[test]
 fn an_epoch_of_bad_samples_ends_with_the_first_error() {
-    let one = build(Loader::builder(bytes(1)).on_bad_sample(ALL).map(refuse(&[0])));
-    assert_eq!(one.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
+    let one = build(
+        Loader::builder(bytes(1))
+            .on_bad_sample(ALL)
+            .map(refuse(&[0])),
+    );
+    assert_eq!(
+        one.epoch(0).unwrap().next().unwrap().unwrap_err().kind(),
+        ErrorKind::User
+    );
     let same = Loader::builder(bytes(3)).order(Order::indices(vec![1; 9]));
     let same = build(same.on_bad_sample(ALL).map(refuse(&[1])));
-    assert_eq!(same.epoch(0).unwrap().next().unwrap().unwrap_err().kind(), ErrorKind::User);
+    assert_eq!(
+        same.epoch(0).unwrap().next().unwrap().unwrap_err().kind(),
+        ErrorKind::User
+    );
 }
 
 /// Sample 4 of 20, the first of the second batch of 4, fails with a user error that is itself broken.
 fn perverse(fail: fn() -> Result<()>) -> LoaderBuilder {
-    let builder = Loader::builder(bytes(20)).batch_size(4).order(Order::sequential()).on_bad_sample(ALL);
+    let builder = Loader::builder(bytes(20))
+        .batch_size(4)
+        .order(Order::sequential())
+        .on_bad_sample(ALL);
     builder.map(move |_, ctx| if ctx.id() == 4 { fail() } else { Ok(()) })
 }
 
@@ -100,8 +134,16 @@ fn an_error_whose_words_panic_ends_the_epoch_with_an_error() {
         return;
     }
     let loader = build(perverse(|| Err(Error::user("").with_source(Words))));
-    let ended: Vec<_> = loader.epoch(0).unwrap().map(|batch| batch.map(|batch| batch.index())).collect();
-    assert!(matches!(&ended[..], [Ok(0), Err(error)] if error.site().sample == Some(4)), "{}", ended.len());
+    let ended: Vec<_> = loader
+        .epoch(0)
+        .unwrap()
+        .map(|batch| batch.map(|batch| batch.index()))
+        .collect();
+    assert!(
+        matches!(&ended[..], [Ok(0), Err(error)] if error.site().sample == Some(4)),
+        "{}",
+        ended.len()
+    );
 }
 
 /// In a separate process, as above.
@@ -120,6 +162,11 @@ fn a_panic_with_a_panicking_payload_is_a_bad_sample() {
     }
     let loader = build(perverse(|| std::panic::panic_any(Payload)));
     assert_eq!(pulled(loader.epoch(0).unwrap()), 20);
-    let bad: Vec<_> = loader.ledger().samples.iter().map(|bad| (bad.sample, bad.kind)).collect();
+    let bad: Vec<_> = loader
+        .ledger()
+        .samples
+        .iter()
+        .map(|bad| (bad.sample, bad.kind))
+        .collect();
     assert_eq!(bad, [(4, ErrorKind::Panicked)]);
 }

@@ -23,9 +23,17 @@ use feedline::{Batch, Error, OnBadSample, Result, Row};
 const ALL: OnBadSample = OnBadSample::Substitute { budget: u64::MAX };
 
 /// A transform that refuses these samples.
-fn refuse(bad: &[u64]) -> impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static {
+fn refuse(
+    bad: &[u64],
+) -> impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static {
     let bad = bad.to_vec();
-    move |_, ctx| if bad.contains(&ctx.id()) { Err(Error::user("refused")) } else { Ok(()) }
+    move |_, ctx| {
+        if bad.contains(&ctx.id()) {
+            Err(Error::user("refused"))
+        } else {
+            Ok(())
+        }
+    }
 }
 
 /// Samples of one byte, in memory.
@@ -38,13 +46,27 @@ fn delivered(batches: impl Iterator<Item = Result<Batch>>) -> Vec<Vec<(u64, u8)>
     let mut out = Vec::new();
     for batch in batches {
         let batch = batch.unwrap();
-        assert!(rows(&batch).iter().all(|(id, bytes)| *bytes == id.to_ne_bytes()), "a row holds another sample");
-        out.push(batch.ids().iter().copied().zip(batch.status().iter().copied()).collect());
+        assert!(
+            rows(&batch)
+                .iter()
+                .all(|(id, bytes)| *bytes == id.to_ne_bytes()),
+            "a row holds another sample"
+        );
+        out.push(
+            batch
+                .ids()
+                .iter()
+                .copied()
+                .zip(batch.status().iter().copied())
+                .collect(),
+        );
     }
     out
 }
 
 /// Samples of an epoch without an error.
 fn pulled(batches: impl Iterator<Item = Result<Batch>>) -> usize {
-    batches.map(|batch| batch.unwrap_or_else(|error| panic!("{error}")).len()).sum()
+    batches
+        .map(|batch| batch.unwrap_or_else(|error| panic!("{error}")).len())
+        .sum()
 }

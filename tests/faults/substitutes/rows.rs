@@ -14,20 +14,36 @@ fn substituted_rows_are_whole_with_the_least_memory() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, 300, 4096);
     let make = || {
-        let builder =
-            Loader::builder(records(&path, 4096)).batch_size(10).tuning(|t| t.slots(2)).workers(1).on_bad_sample(ALL);
+        let builder = Loader::builder(records(&path, 4096))
+            .batch_size(10)
+            .tuning(|t| t.slots(2))
+            .workers(1)
+            .on_bad_sample(ALL);
         builder.map_adding([Field::fixed("n", DType::I64, [])], |row, ctx| {
             let n = row.index_of("n")?;
             row.slice_mut::<i64>(n)?[0] = ctx.id() as i64;
-            if ctx.id() % 7 == 0 { Err(Error::user("7")) } else { Ok(()) }
+            if ctx.id() % 7 == 0 {
+                Err(Error::user("7"))
+            } else {
+                Ok(())
+            }
         })
     };
     let plan = make().build().unwrap().plan().total();
-    let least = (1..).map(|part| plan / 64 * part).find(|bytes| make().memory_budget(*bytes).build().is_ok()).unwrap();
+    let least = (1..)
+        .map(|part| plan / 64 * part)
+        .find(|bytes| make().memory_budget(*bytes).build().is_ok())
+        .unwrap();
     let seen = make().map_batch(|batch, _| {
         let ids = batch.ids().to_vec();
         let n = batch.index_of("n")?;
-        assert!(batch.slice_mut::<i64>(n)?.iter().zip(ids).all(|(n, id)| *n == id as i64));
+        assert!(
+            batch
+                .slice_mut::<i64>(n)?
+                .iter()
+                .zip(ids)
+                .all(|(n, id)| *n == id as i64)
+        );
         Ok(())
     });
     for builder in [make().memory_budget(least), make().keep(["n"]), seen] {
@@ -35,15 +51,26 @@ fn substituted_rows_are_whole_with_the_least_memory() {
         for batch in loader.epoch(1).unwrap() {
             let batch = batch.unwrap();
             let numbers = batch.field("n").unwrap().as_slice::<i64>().unwrap();
-            assert!(numbers.iter().zip(batch.ids()).all(|(n, id)| *n == *id as i64 && id % 7 != 0));
+            assert!(
+                numbers
+                    .iter()
+                    .zip(batch.ids())
+                    .all(|(n, id)| *n == *id as i64 && id % 7 != 0)
+            );
             if batch.fields().count() == 2 {
-                assert!(rows(&batch).iter().all(|(id, row)| *row == bytes[*id as usize * 4096..][..4096]));
+                assert!(
+                    rows(&batch)
+                        .iter()
+                        .all(|(id, row)| *row == bytes[*id as usize * 4096..][..4096])
+                );
             }
         }
         assert_eq!(loader.ledger().samples.len(), 43);
         for taken in 0..20 {
             let mut epoch = loader.epoch(taken).unwrap();
-            epoch.next_within(Duration::from_micros(taken * 100)).is_ready();
+            epoch
+                .next_within(Duration::from_micros(taken * 100))
+                .is_ready();
         }
     }
 }
@@ -56,9 +83,14 @@ fn a_substitute_sees_nothing_of_a_half_written_row() {
     let mut first: Option<BTreeMap<(u64, usize), (u64, u64)>> = None;
     for (workers, (mode, direct)) in [1, 4, 6].into_iter().zip([reader(4), reader(0), reader(2)]) {
         let added = Field::fixed("sum", DType::I64, []);
-        let builder = Loader::builder(records(&path, 64)).batch_size(16).order(Order::shuffled(1)).workers(workers);
-        let builder =
-            builder.tuning(|t| t.reader(mode).direct(direct)).on_bad_sample(ALL).map_adding([added], |row, ctx| {
+        let builder = Loader::builder(records(&path, 64))
+            .batch_size(16)
+            .order(Order::shuffled(1))
+            .workers(workers);
+        let builder = builder
+            .tuning(|t| t.reader(mode).direct(direct))
+            .on_bad_sample(ALL)
+            .map_adding([added], |row, ctx| {
                 let sum = row.index_of("sum")?;
                 row.bytes_mut(0)[..8].reverse();
                 let id = ctx.id();
@@ -72,7 +104,11 @@ fn a_substitute_sees_nothing_of_a_half_written_row() {
                 if ctx.id() % 4 == 2 {
                     panic!("after the sum")
                 }
-                if ctx.id() % 2 == 0 { Err(Error::user("even")) } else { Ok(()) }
+                if ctx.id() % 2 == 0 {
+                    Err(Error::user("even"))
+                } else {
+                    Ok(())
+                }
             });
         let loader = build(builder);
         let mut got = BTreeMap::new();
@@ -80,8 +116,14 @@ fn a_substitute_sees_nothing_of_a_half_written_row() {
             let batch = batch.unwrap();
             for (row, (id, data)) in rows(&batch).into_iter().enumerate() {
                 assert!(id % 2 == 1 && data == bytes[id as usize * 64..][..64]);
-                assert_eq!(batch.fields().nth(1).unwrap().as_slice::<i64>().unwrap()[row], id as i64 + 1);
-                got.insert((batch.epoch() * 1000 + batch.index(), row), (id, u64::from(batch.status()[row])));
+                assert_eq!(
+                    batch.fields().nth(1).unwrap().as_slice::<i64>().unwrap()[row],
+                    id as i64 + 1
+                );
+                got.insert(
+                    (batch.epoch() * 1000 + batch.index(), row),
+                    (id, u64::from(batch.status()[row])),
+                );
             }
         }
         assert_eq!(*first.get_or_insert(got.clone()), got);
@@ -93,7 +135,11 @@ fn padding_of_the_last_batch_stays_beside_a_substitute() {
     for last in [LastBatch::Pad, LastBatch::Mask] {
         let builder = Loader::builder(bytes(9)).batch_size(4).last_batch(last);
         let loader = build(builder.on_bad_sample(ALL).map(refuse(&[8])));
-        let status: Vec<u8> = loader.epoch(0).unwrap().flat_map(|batch| batch.unwrap().status().to_vec()).collect();
+        let status: Vec<u8> = loader
+            .epoch(0)
+            .unwrap()
+            .flat_map(|batch| batch.unwrap().status().to_vec())
+            .collect();
         assert_eq!(status, [0, 0, 0, 0, 0, 0, 0, 0, 2, 1, 1, 1], "{last:?}");
     }
 }
@@ -102,10 +148,21 @@ fn padding_of_the_last_batch_stays_beside_a_substitute() {
 /// epoch's error.
 #[test]
 fn no_sample_is_substituted_because_the_memory_budget_is_tight() {
-    for (budget, end) in [(256 << 20, None), (80 << 20, Some(ErrorKind::Limit)), (32 << 20, Some(ErrorKind::Limit))] {
-        let builder = Loader::builder(Pictures::new()).batch_size(10).workers(2).tuning(|t| t.slots(2)).decode(Hungry);
+    for (budget, end) in [
+        (256 << 20, None),
+        (80 << 20, Some(ErrorKind::Limit)),
+        (32 << 20, Some(ErrorKind::Limit)),
+    ] {
+        let builder = Loader::builder(Pictures::new())
+            .batch_size(10)
+            .workers(2)
+            .tuning(|t| t.slots(2))
+            .decode(Hungry);
         let loader = build(builder.on_bad_sample(ALL).memory_budget(budget));
-        let done = loader.epoch(0).unwrap().try_for_each(|batch| batch.map(drop));
+        let done = loader
+            .epoch(0)
+            .unwrap()
+            .try_for_each(|batch| batch.map(drop));
         assert_eq!(done.err().map(|error| error.kind()), end, "{budget}");
         assert_eq!(loader.ledger().substituted, 0, "{budget}");
     }
@@ -124,15 +181,27 @@ impl Chance {
 
     /// Random settings, faults and a transform.
     fn set(&self, builder: LoaderBuilder, life: u64) -> LoaderBuilder {
-        let faulty = (0..20).fold(Faulty::new(), |faulty, _| faulty.once(self.below(600), Fault::Error(5)));
-        let order = if self.below(2) == 0 { Order::sequential() } else { Order::shuffled(life) };
+        let faulty = (0..20).fold(Faulty::new(), |faulty, _| {
+            faulty.once(self.below(600), Fault::Error(5))
+        });
+        let order = if self.below(2) == 0 {
+            Order::sequential()
+        } else {
+            Order::shuffled(life)
+        };
         let (mode, direct) = reader(self.below(6) as usize);
-        let builder =
-            builder.order(order).tuning(|t| t.reader(mode).direct(direct).faulty(Arc::new(faulty))).on_bad_sample(ALL);
-        let builder = builder.batch_size(1 + self.below(30) as usize).tuning(|t| t.slots(1 + self.below(4) as usize));
+        let builder = builder
+            .order(order)
+            .tuning(|t| t.reader(mode).direct(direct).faulty(Arc::new(faulty)))
+            .on_bad_sample(ALL);
+        let builder = builder
+            .batch_size(1 + self.below(30) as usize)
+            .tuning(|t| t.slots(1 + self.below(4) as usize));
         let inside = self.clone();
-        builder.workers(1 + self.below(5) as usize).tuning(|t| t.stall_deadline(Duration::from_secs(60))).map(
-            move |_, _| match inside.below(40) {
+        builder
+            .workers(1 + self.below(5) as usize)
+            .tuning(|t| t.stall_deadline(Duration::from_secs(60)))
+            .map(move |_, _| match inside.below(40) {
                 0 => panic!("by chance"),
                 1 | 2 => Err(Error::user("by chance")),
                 3 => {
@@ -140,8 +209,7 @@ impl Chance {
                     Ok(())
                 }
                 _ => Ok(()),
-            },
-        )
+            })
     }
 }
 
@@ -153,12 +221,25 @@ fn random_faults_lose_double_or_reorder_nothing() {
     let (path, bytes) = records_file(&dir, 500, 64);
     let chance = Chance(Arc::new(AtomicU64::new(88_172_645_463_325_252)));
     for life in 0..150_u64 {
-        let toy = numbered(&dir, &[7, 0, 40, 1, 90, 2], if life % 3 == 0 { &[0] } else { &[] });
+        let toy = numbered(
+            &dir,
+            &[7, 0, 40, 1, 90, 2],
+            if life % 3 == 0 { &[0] } else { &[] },
+        );
         let chunked = life % 2 == 0;
-        let builder = if chunked { Loader::builder(toy) } else { Loader::builder(records(&path, 64)) };
+        let builder = if chunked {
+            Loader::builder(toy)
+        } else {
+            Loader::builder(records(&path, 64))
+        };
         let loader = build(chance.set(builder, life));
-        let right =
-            |id: u64| if chunked { id.to_ne_bytes().to_vec() } else { bytes[id as usize * 64..][..64].to_vec() };
+        let right = |id: u64| {
+            if chunked {
+                id.to_ne_bytes().to_vec()
+            } else {
+                bytes[id as usize * 64..][..64].to_vec()
+            }
+        };
         let mut substituted = 0;
         for epoch in 0..3 {
             let planned = loader.preview(epoch, 1000).unwrap();
@@ -166,7 +247,10 @@ fn random_faults_lose_double_or_reorder_nothing() {
             for batch in loader.epoch(epoch).unwrap().take(stop) {
                 let batch = batch.unwrap();
                 for ((id, row), status) in rows(&batch).into_iter().zip(batch.status()) {
-                    assert!(row == right(id) && (*status == 2 || id == planned[at]), "life {life}, row {at}");
+                    assert!(
+                        row == right(id) && (*status == 2 || id == planned[at]),
+                        "life {life}, row {at}"
+                    );
                     substituted += u64::from(*status == 2);
                     at += 1;
                 }

@@ -43,7 +43,12 @@ impl Gpu {
     pub(super) fn new(on: OnGpu, time: &SharedTime, copies: Times) -> Self {
         let (simulated, gpu) = Simulated::new(time.shown(), move |number| copies.of(number).max(1));
         let stream = simulated.stream();
-        Self { on, simulated, device: Device::of(gpu, "virtual"), stream }
+        Self {
+            on,
+            simulated,
+            device: Device::of(gpu, "virtual"),
+            stream,
+        }
     }
 
     pub(super) fn simulated(&self) -> &Arc<Simulated> {
@@ -51,7 +56,9 @@ impl Gpu {
     }
 
     pub(super) fn settings(&self, builder: LoaderBuilder) -> LoaderBuilder {
-        let builder = builder.device(self.device.clone()).tuning(|t| t.gds(Gds::Off).device_batches(self.on.buffers));
+        let builder = builder
+            .device(self.device.clone())
+            .tuning(|t| t.gds(Gds::Off).device_batches(self.on.buffers));
         match self.on.given {
             Given::Builder => builder.stream(Stream::promised(self.stream)),
             Given::EachBatch | Given::Never => builder,

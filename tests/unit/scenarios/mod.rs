@@ -135,7 +135,10 @@ impl Scenario {
         let thread = {
             let (scenario, time) = (self.clone(), time.clone());
             let consumer = move || drop(outcome.send(scenario.consume(&time, all)));
-            std::thread::Builder::new().name("scenario".into()).spawn(consumer).unwrap()
+            std::thread::Builder::new()
+                .name("scenario".into())
+                .spawn(consumer)
+                .unwrap()
         };
         let mut tries = 0;
         loop {
@@ -152,15 +155,28 @@ impl Scenario {
                 Went::Not => tries + 1,
                 Went::Nowhere(who) => panic!("{self:?} is deadlocked: {who}"),
             };
-            if tries < 8 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
+            if tries < 8 {
+                std::thread::yield_now()
+            } else {
+                std::thread::sleep(Duration::from_micros(20))
+            }
         }
     }
 
     fn times(&self, mean: f64, salt: u64) -> Times {
-        Times { mean, varies: self.varies, seed: self.seed * 8 + salt }
+        Times {
+            mean,
+            varies: self.varies,
+            seed: self.seed * 8 + salt,
+        }
     }
 
-    fn build(&self, time: &Arc<SharedTime>, all: u64, gpu: Option<&Gpu>) -> (Loader, Arc<Mutex<ReadLog>>) {
+    fn build(
+        &self,
+        time: &Arc<SharedTime>,
+        all: u64,
+        gpu: Option<&Gpu>,
+    ) -> (Loader, Arc<Mutex<ReadLog>>) {
         let device = Device {
             servers: self.servers,
             service: self.times(self.read, 1),
@@ -171,14 +187,21 @@ impl Scenario {
             let (opened, log) = Storage::open(time.clone(), device);
             let len = all * self.rows;
             let mut builder = Loader::builder(Samples::new(len, SAMPLE, self.in_memory))
-                .decode(Decode { time: time.clone(), times: self.times(self.decode, 2) })
+                .decode(Decode {
+                    time: time.clone(),
+                    times: self.times(self.decode, 2),
+                })
                 .batch_size(self.rows as usize)
                 .workers(self.workers)
                 .tuning(|t| t.slots(self.slots).held_deadline(Duration::from_secs(3600)))
                 .simulated(time.clock(), opened);
             if self.order > 0.0 {
                 let times = self.times(self.order, 3);
-                builder = builder.order(Order::sampler(Slow { time: time.clone(), times, len }));
+                builder = builder.order(Order::sampler(Slow {
+                    time: time.clone(),
+                    times,
+                    len,
+                }));
             }
             if let Some(gpu) = gpu {
                 builder = gpu.settings(builder);
@@ -192,16 +215,24 @@ impl Scenario {
             return make(None);
         }
         let (loader, _) = make(None);
-        let (total, ring) = (loader.plan().total(), loader.plan().term(MemoryTerm::RING).bytes());
+        let (total, ring) = (
+            loader.plan().total(),
+            loader.plan().term(MemoryTerm::RING).bytes(),
+        );
         drop(loader);
         // One sample, and the plan's addition for its alignment.
         make(Some(total - ring + 4 * SAMPLE as usize))
     }
 
     fn consume(&self, time: &Arc<SharedTime>, all: u64) -> Outcome {
-        let gpu = self.gpu.map(|on| Gpu::new(on, time, self.times(on.copy, 5)));
+        let gpu = self
+            .gpu
+            .map(|on| Gpu::new(on, time, self.times(on.copy, 5)));
         let (loader, log) = self.build(time, all, gpu.as_ref());
-        time.watch(loader.shared.runtime.core(), gpu.as_ref().map(Gpu::simulated));
+        time.watch(
+            loader.shared.runtime.core(),
+            gpu.as_ref().map(Gpu::simulated),
+        );
         let steps = self.times(self.step, 4);
         let mut epoch = loader.epoch(0).unwrap();
         let mut held = VecDeque::<(u64, Batch)>::new();
@@ -247,7 +278,11 @@ impl Scenario {
         // Workers in virtual time use no cores, and virtual storage is no device.
         (snapshot.decode.cpu_ns, snapshot.decode.cores, snapshot.cpu) = (None, 1024, None);
         snapshot.storage.device_bytes = None;
-        let holding = held.iter().map(|(got, _)| (*got, window.1)).chain(drops).collect::<Vec<_>>();
+        let holding = held
+            .iter()
+            .map(|(got, _)| (*got, window.1))
+            .chain(drops)
+            .collect::<Vec<_>>();
         drop(held);
         // The remaining batches, so that the timeline has all of them.
         for number in self.batches..all {
@@ -255,23 +290,37 @@ impl Scenario {
             drop(epoch.next().unwrap().unwrap());
             time.got();
         }
-        let filling: Vec<_> = loader.timeline().batches.iter().map(|batch| (batch.planned_ns, batch.full_ns)).collect();
+        let filling: Vec<_> = loader
+            .timeline()
+            .batches
+            .iter()
+            .map(|batch| (batch.planned_ns, batch.full_ns))
+            .collect();
         let mut truth = self.truth(time, &log, window);
         (truth.waited, truth.own, truth.stepped) = (waited, own, own);
         if let Some(gpu) = &gpu {
-            (truth.stepped, truth.copying) = (added(&gpu.steps(), window), added(&gpu.copies(), window));
+            (truth.stepped, truth.copying) =
+                (added(&gpu.steps(), window), added(&gpu.copies(), window));
         }
         (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
         truth.starved = self.starved(&time.lock().decodes, &filling, window);
         time.end();
         drop((epoch, loader));
-        Outcome { snapshot, truth, report }
+        Outcome {
+            snapshot,
+            truth,
+            report,
+        }
     }
 
     /// Idle time of workers, summed, while a batch was being filled.
     fn starved(&self, decodes: &[Span], filling: &[Span], window: Span) -> u64 {
-        let ends =
-            |spans: &[Span], of: i64| spans.iter().flat_map(|(from, to)| [(*from, of), (*to, -of)]).collect::<Vec<_>>();
+        let ends = |spans: &[Span], of: i64| {
+            spans
+                .iter()
+                .flat_map(|(from, to)| [(*from, of), (*to, -of)])
+                .collect::<Vec<_>>()
+        };
         // Decodes count as 1, batches as 1 << 20.
         let mut events = [ends(decodes, 1), ends(filling, 1 << 20)].concat();
         events.sort_unstable();

@@ -8,8 +8,8 @@ use crate::memory::Row;
 use crate::meter::{ReaderInUse, ReaderKind};
 use crate::order::Sampler;
 use crate::storage::{
-    Again, Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, ReaderOptions, Sealed, SourceId,
-    Sources, Waker,
+    Again, Choice, Completion, Extent, Footprint, Opened, ReadOp, ReadStats, Reader, ReaderOptions,
+    Sealed, SourceId, Sources, Waker,
 };
 use crate::tensor::{DType, EncodedField, Field};
 use std::sync::{Arc, Mutex};
@@ -31,8 +31,9 @@ impl Times {
             return self.mean.round() as u64;
         }
         // SplitMix64.
-        let mut bits =
-            number.wrapping_add(self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut bits = number
+            .wrapping_add(self.seed.wrapping_mul(0x2545_f491_4f6c_dd1d))
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         bits ^= bits >> 31;
@@ -87,9 +88,24 @@ impl Storage {
             stats: ReadStats::default(),
         };
         let used = ReaderInUse::of(ReaderKind::Uring, false);
-        let choice = Choice { reader: used, direct: false, cached_first: false, why: Vec::new() };
+        let choice = Choice {
+            reader: used,
+            direct: false,
+            cached_first: false,
+            why: Vec::new(),
+        };
         let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
-        (Opened { reader: Box::new(reader), cache: None, choice, again, announcer: None, remote: None }, log)
+        (
+            Opened {
+                reader: Box::new(reader),
+                cache: None,
+                choice,
+                again,
+                announcer: None,
+                remote: None,
+            },
+            log,
+        )
     }
 
     fn send(&mut self, now: u64) {
@@ -106,7 +122,11 @@ impl Storage {
                 self.channel_free = done;
             }
             log.flights.push((now, done));
-            log.served.push(if self.device.channel > 0.0 { (channel, done) } else { (begins, served) });
+            log.served.push(if self.device.channel > 0.0 {
+                (channel, done)
+            } else {
+                (begins, served)
+            });
             self.flying.push((done, op));
         }
     }
@@ -124,7 +144,11 @@ impl Storage {
             self.stats.ops += 1;
             self.stats.bytes_asked += op.extent.len;
             self.stats.bytes_moved += op.extent.len;
-            out.push(Completion { tag: op.tag, buf: op.buf, result: Ok(0) });
+            out.push(Completion {
+                tag: op.tag,
+                buf: op.buf,
+                result: Ok(0),
+            });
         }
         out.len() > before
     }
@@ -145,7 +169,10 @@ impl Reader for Storage {
     }
 
     fn footprint(&self, extent: &Extent) -> Footprint {
-        Footprint { bytes: extent.len as usize, in_place: false }
+        Footprint {
+            bytes: extent.len as usize,
+            in_place: false,
+        }
     }
 
     fn mem_align(&self) -> usize {
@@ -167,7 +194,11 @@ impl Reader for Storage {
             let state = time.lock();
             let now = time.now();
             self.send(now);
-            let until = if SharedTime::has_ended(&state) { u64::MAX } else { now };
+            let until = if SharedTime::has_ended(&state) {
+                u64::MAX
+            } else {
+                now
+            };
             if self.collect(until, out) || timeout == Some(Duration::ZERO) {
                 return;
             }
@@ -216,7 +247,12 @@ impl Samples {
         if !in_memory {
             sources.file("/nowhere/samples", len * bytes).unwrap();
         }
-        Self { schema: [EncodedField::bytes("x")], sources: Arc::new(sources), len, bytes }
+        Self {
+            schema: [EncodedField::bytes("x")],
+            sources: Arc::new(sources),
+            len,
+            bytes,
+        }
     }
 }
 
@@ -242,7 +278,14 @@ impl Dataset for Samples {
             parts.inline(0, &[]);
             return Ok(());
         }
-        parts.extent(0, Extent { source: SourceId::at(0), offset: sample * self.bytes, len: self.bytes });
+        parts.extent(
+            0,
+            Extent {
+                source: SourceId::at(0),
+                offset: sample * self.bytes,
+                len: self.bytes,
+            },
+        );
         Ok(())
     }
 }

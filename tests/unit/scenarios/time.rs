@@ -163,12 +163,15 @@ impl SharedTime {
     /// Sets the loader and GPU to watch. Called by the consumer's thread.
     pub(super) fn watch(&self, core: &Arc<Core>, gpu: Option<&Arc<Simulated>>) {
         Clock::count_waits(self.waits.clone());
-        gpu.into_iter().for_each(|gpu| drop(self.gpu.set(gpu.clone())));
+        gpu.into_iter()
+            .for_each(|gpu| drop(self.gpu.set(gpu.clone())));
         let _ = self.core.set(Arc::downgrade(core));
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, TimeState> {
-        self.state.lock().unwrap_or_else(|poison| poison.into_inner())
+        self.state
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner())
     }
 
     /// Lets the calling thread work for `ns`. For the consumer, 0 waits until the present moment has no more events.
@@ -190,7 +193,12 @@ impl SharedTime {
             Party::Worker => state.decodes.push((from, due)),
             Party::Consumer => {}
         }
-        state.sleepers.push(Sleeper { due, party, thread: std::thread::current(), woken: woken.clone() });
+        state.sleepers.push(Sleeper {
+            due,
+            party,
+            thread: std::thread::current(),
+            woken: woken.clone(),
+        });
         self.advance(&mut state);
         drop(state);
         while !woken.load(Ordering::Acquire) {
@@ -215,7 +223,11 @@ impl SharedTime {
     }
 
     /// The I/O thread is about to doze, until the bell rings or `due`. Errors as [`Bell::doze`].
-    pub(super) fn doze(&self, mut state: MutexGuard<'_, TimeState>, due: Option<u64>) -> Result<(), bool> {
+    pub(super) fn doze(
+        &self,
+        mut state: MutexGuard<'_, TimeState>,
+        due: Option<u64>,
+    ) -> Result<(), bool> {
         self.bell.doze()?;
         state.io = Io::Dozing;
         state.read_due = due;
@@ -247,7 +259,9 @@ impl SharedTime {
     /// Advances time if no party runs.
     pub(super) fn try_advance(&self) -> Went {
         // A lock holder runs, and checks for itself before it sleeps.
-        self.state.try_lock().map_or(Went::Not, |mut state| self.advance(&mut state))
+        self.state
+            .try_lock()
+            .map_or(Went::Not, |mut state| self.advance(&mut state))
     }
 
     fn advance(&self, state: &mut TimeState) -> Went {
@@ -255,8 +269,16 @@ impl SharedTime {
             return Went::Not;
         }
         let on_gpu = self.gpu.get().and_then(|gpu| gpu.due());
-        let due = state.sleepers.iter().map(|sleeper| sleeper.due).chain(state.read_due).chain(on_gpu).min();
-        let Some(due) = due else { return Went::Nowhere(format!("{:?}, {:?}", state.io, state.consumer)) };
+        let due = state
+            .sleepers
+            .iter()
+            .map(|sleeper| sleeper.due)
+            .chain(state.read_due)
+            .chain(on_gpu)
+            .min();
+        let Some(due) = due else {
+            return Went::Nowhere(format!("{:?}, {:?}", state.io, state.consumer));
+        };
         let now = due.max(self.now());
         self.now.store(now, Ordering::Release);
         self.wake_until(state, now);
@@ -273,7 +295,12 @@ impl SharedTime {
             Consumer::Sleeping => false,
             Consumer::Waiting(batch, waits) => {
                 self.waits.load(Ordering::Acquire) == waits
-                    || self.gpu.get().map_or(state.decoded[batch as usize] == state.rows, |gpu| gpu.copied() > batch)
+                    || self
+                        .gpu
+                        .get()
+                        .map_or(state.decoded[batch as usize] == state.rows, |gpu| {
+                            gpu.copied() > batch
+                        })
             }
         };
         let io = || match state.io {
@@ -284,7 +311,9 @@ impl SharedTime {
         if consumer() || io() {
             return true;
         }
-        let Some(core) = self.core.get().and_then(Weak::upgrade) else { return true };
+        let Some(core) = self.core.get().and_then(Weak::upgrade) else {
+            return true;
+        };
         let active = || core.to_workers.drains.active();
         // The order matters; see the module documentation.
         active() != state.workers_asleep
@@ -296,7 +325,13 @@ impl SharedTime {
     }
 
     fn wake_until(&self, state: &mut TimeState, now: u64) {
-        let TimeState { sleepers, io, consumer, workers_asleep, .. } = state;
+        let TimeState {
+            sleepers,
+            io,
+            consumer,
+            workers_asleep,
+            ..
+        } = state;
         sleepers.retain(|sleeper| {
             if sleeper.due > now {
                 return true;

@@ -41,7 +41,11 @@ pub(super) struct Change {
 /// The cause, and the close seconds.
 pub(super) fn named(snapshot: &Snapshot) -> Vec<Cause> {
     let verdict = Verdict::of(snapshot);
-    [verdict.cause].into_iter().chain(verdict.also).map(Cause::from).collect()
+    [verdict.cause]
+        .into_iter()
+        .chain(verdict.also)
+        .map(Cause::from)
+        .collect()
 }
 
 /// Samples per second after a change, and whether that is a lower bound.
@@ -51,6 +55,8 @@ pub(super) fn predicted(snapshot: &Snapshot, change: Change) -> (f64, bool) {
         storage_factor: Some(change.storage),
         ..report::Change::default()
     };
-    let prediction = WhatIf::from(snapshot).expect("something was measured").with(&change);
+    let prediction = WhatIf::from(snapshot)
+        .expect("something was measured")
+        .with(&change);
     (prediction.items_per_s, prediction.at_least)
 }

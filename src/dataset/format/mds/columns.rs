@@ -35,14 +35,21 @@ pub(super) struct Columns {
 impl Columns {
     pub(super) fn new(all: Vec<Column>) -> Self {
         let head = all.iter().filter(|column| column.size.is_none()).count() as u64 * 4;
-        let fixed = all.iter().map(|column| u64::from(column.size.unwrap_or(0))).sum();
+        let fixed = all
+            .iter()
+            .map(|column| u64::from(column.size.unwrap_or(0)))
+            .sum();
         Self { all, head, fixed }
     }
 
     /// Whether this is a possible length of a sample.
     pub(super) fn may_have(&self, bytes: u64) -> bool {
         let least = self.head + self.fixed;
-        if self.head == 0 { bytes == least } else { bytes >= least }
+        if self.head == 0 {
+            bytes == least
+        } else {
+            bytes >= least
+        }
     }
 
     /// The most bytes of a value without a fixed size in a sample of this length.
@@ -116,7 +123,12 @@ impl Chosen {
     /// Makes the field of `column`; `raw` is the user's declaration, `up_to` the maximum of arrays with a length.
     ///
     /// Errors: [`ErrorKind::Config`] for unsupported encodings, and for arrays that such a column cannot hold.
-    pub(super) fn new(index: usize, column: &Column, raw: Option<&Field>, up_to: Option<usize>) -> Result<Self> {
+    pub(super) fn new(
+        index: usize,
+        column: &Column,
+        raw: Option<&Field>,
+        up_to: Option<usize>,
+    ) -> Result<Self> {
         let bad = |message: String| {
             let message = format!("column `{}`: {message}", column.name);
             Err(Error::new(ErrorKind::Config, Stage::Index, message))
@@ -126,47 +138,84 @@ impl Chosen {
             Err(message) => return bad(message),
         };
         if meaning.size() != column.size.map(u64::from) {
-            let (has, says) = (bytes_or_any(meaning.size()), bytes_or_any(column.size.map(u64::from)));
-            return bad(format!("values of encoding `{}` have {has}, the index says {says}", column.encoding));
+            let (has, says) = (
+                bytes_or_any(meaning.size()),
+                bytes_or_any(column.size.map(u64::from)),
+            );
+            return bad(format!(
+                "values of encoding `{}` have {has}, the index says {says}",
+                column.encoding
+            ));
         }
-        let chosen = |field, how| Ok(Self { column: index, field, how });
+        let chosen = |field, how| {
+            Ok(Self {
+                column: index,
+                field,
+                how,
+            })
+        };
         let list = match (&meaning, up_to) {
-            (Meaning::Array { dtype: Some(dtype), shape: None }, Some(max)) => {
-                Some(Field::up_to(&column.name, *dtype, max))
-            }
+            (
+                Meaning::Array {
+                    dtype: Some(dtype),
+                    shape: None,
+                },
+                Some(max),
+            ) => Some(Field::up_to(&column.name, *dtype, max)),
             (Meaning::Array { shape: None, dtype }, _) if raw.is_none() => {
-                let max = dtype.map_or_else(String::new, |_| format!("their most elements by {}, or ", Setting::UpTo));
-                return bad(format!("its arrays may have any shape: give {max}type and shape by {}", Setting::Raw));
+                let max = dtype.map_or_else(String::new, |_| {
+                    format!("their most elements by {}, or ", Setting::UpTo)
+                });
+                return bad(format!(
+                    "its arrays may have any shape: give {max}type and shape by {}",
+                    Setting::Raw
+                ));
             }
             _ => None,
         };
         if let Some(field) = raw.or(list.as_ref()) {
             let size = field.row_bytes() as u64;
-            if let Meaning::Array { dtype: Some(dtype), .. } = &meaning
+            if let Meaning::Array {
+                dtype: Some(dtype), ..
+            } = &meaning
                 && *dtype != field.dtype()
             {
-                return bad(format!("its arrays are {dtype}, the field is {}", field.dtype()));
+                return bad(format!(
+                    "its arrays are {dtype}, the field is {}",
+                    field.dtype()
+                ));
             }
-            if column.size.is_some_and(|bytes| field.is_up_to() || u64::from(bytes) != size) {
+            if column
+                .size
+                .is_some_and(|bytes| field.is_up_to() || u64::from(bytes) != size)
+            {
                 let has = bytes_or_any(column.size.map(u64::from));
                 return bad(format!("its values have {has}, the field {size}"));
             }
             let how = match meaning {
-                Meaning::Array { dtype, shape: None } => {
-                    How::Headed { typed: dtype.is_none(), dtype: field.dtype(), shape: field.shape().clone() }
-                }
+                Meaning::Array { dtype, shape: None } => How::Headed {
+                    typed: dtype.is_none(),
+                    dtype: field.dtype(),
+                    shape: field.shape().clone(),
+                },
                 _ => How::AsIs,
             };
             return chosen(EncodedField::raw(field.clone().renamed(&column.name)), how);
         }
-        let array = |dtype, shape: Vec<usize>| EncodedField::raw(Field::fixed(&column.name, dtype, shape));
+        let array =
+            |dtype, shape: Vec<usize>| EncodedField::raw(Field::fixed(&column.name, dtype, shape));
         match meaning {
             Meaning::Image => chosen(EncodedField::image(&column.name), How::AsIs),
             Meaning::Scalar(dtype) => chosen(array(dtype, Vec::new()), How::AsIs),
-            Meaning::Array { dtype: Some(dtype), shape: Some(shape) } => chosen(array(dtype, shape), How::AsIs),
+            Meaning::Array {
+                dtype: Some(dtype),
+                shape: Some(shape),
+            } => chosen(array(dtype, shape), How::AsIs),
             Meaning::Int => chosen(array(DType::I64, Vec::new()), How::Int),
             Meaning::Float => chosen(array(DType::F64, Vec::new()), How::Float),
-            Meaning::Array { .. } | Meaning::Bytes => chosen(EncodedField::bytes(&column.name), How::AsIs),
+            Meaning::Array { .. } | Meaning::Bytes => {
+                chosen(EncodedField::bytes(&column.name), How::AsIs)
+            }
         }
     }
 
@@ -190,20 +239,34 @@ impl Chosen {
     pub(super) fn value(&self, bytes: &[u8]) -> Result<Value> {
         match &self.how {
             How::AsIs => Ok(Value::Part(0..bytes.len())),
-            How::Headed { typed, dtype, shape } => {
-                let start = values_start(bytes, *typed, *dtype, shape).map_err(|message| self.wrong(message))?;
+            How::Headed {
+                typed,
+                dtype,
+                shape,
+            } => {
+                let start = values_start(bytes, *typed, *dtype, shape)
+                    .map_err(|message| self.wrong(message))?;
                 Ok(Value::Part(start..bytes.len()))
             }
-            How::Int => self.parsed::<i64>(bytes).map(|value| Value::Made(value.to_ne_bytes())),
-            How::Float => self.parsed::<f64>(bytes).map(|value| Value::Made(value.to_ne_bytes())),
+            How::Int => self
+                .parsed::<i64>(bytes)
+                .map(|value| Value::Made(value.to_ne_bytes())),
+            How::Float => self
+                .parsed::<f64>(bytes)
+                .map(|value| Value::Made(value.to_ne_bytes())),
         }
     }
 
     fn parsed<T: std::str::FromStr>(&self, bytes: &[u8]) -> Result<T> {
-        let number = std::str::from_utf8(bytes).ok().and_then(|text| text.parse().ok());
+        let number = std::str::from_utf8(bytes)
+            .ok()
+            .and_then(|text| text.parse().ok());
         number.ok_or_else(|| {
             let start = String::from_utf8_lossy(&bytes[..bytes.len().min(32)]);
-            self.wrong(format!("{start:?} ({} bytes) is not a number that fits 64 bits", bytes.len()))
+            self.wrong(format!(
+                "{start:?} ({} bytes) is not a number that fits 64 bits",
+                bytes.len()
+            ))
         })
     }
 
@@ -215,7 +278,9 @@ impl Chosen {
 }
 
 fn bytes_or_any(size: Option<u64>) -> String {
-    size.map_or("any number of bytes".to_string(), |size| format!("{size} bytes"))
+    size.map_or("any number of bytes".to_string(), |size| {
+        format!("{size} bytes")
+    })
 }
 
 /// Offset of the values in an array that stores its shape, and perhaps its dtype.
@@ -243,9 +308,19 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
     }
     let found = &found[..axes];
     let expected = match shape {
-        Shape::Fixed(dims) => dims.len() == axes && dims.iter().zip(found).all(|(dim, found)| *dim as u64 == *found),
+        Shape::Fixed(dims) => {
+            dims.len() == axes
+                && dims
+                    .iter()
+                    .zip(found)
+                    .all(|(dim, found)| *dim as u64 == *found)
+        }
         Shape::UpTo { inner, .. } => {
-            axes == inner.len() + 1 && inner.iter().zip(&found[1..]).all(|(dim, found)| *dim as u64 == *found)
+            axes == inner.len() + 1
+                && inner
+                    .iter()
+                    .zip(&found[1..])
+                    .all(|(dim, found)| *dim as u64 == *found)
         }
     };
     if !expected {
@@ -253,11 +328,19 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
             Shape::Fixed(dims) => format!("{dims:?}"),
             Shape::UpTo { inner, .. } => format!("any number of {inner:?}"),
         };
-        return Err(format!("an array of the shape {found:?}, expected {expected}; {} declares another", Setting::Raw));
+        return Err(format!(
+            "an array of the shape {found:?}, expected {expected}; {} declares another",
+            Setting::Raw
+        ));
     }
-    let values = found.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim));
+    let values = found
+        .iter()
+        .try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim));
     if values != Some((bytes.len() - at) as u64) {
-        return Err(format!("{} bytes of values in an array of {dtype} with the shape {found:?}", bytes.len() - at));
+        return Err(format!(
+            "{} bytes of values in an array of {dtype} with the shape {found:?}",
+            bytes.len() - at
+        ));
     }
     Ok(at)
 }
@@ -278,17 +361,30 @@ const DTYPES: [(&str, u8, DType); 11] = [
 ];
 
 fn dtype_of(name: &str) -> Option<DType> {
-    DTYPES.iter().find(|(known, ..)| *known == name).map(|(.., dtype)| *dtype)
+    DTYPES
+        .iter()
+        .find(|(known, ..)| *known == name)
+        .map(|(.., dtype)| *dtype)
 }
 
 /// Parses `uint8` or `uint8:3,4`.
 fn array(text: &str) -> Option<Meaning> {
     let Some((name, dims)) = text.split_once(':') else {
-        return Some(Meaning::Array { dtype: Some(dtype_of(text)?), shape: None });
+        return Some(Meaning::Array {
+            dtype: Some(dtype_of(text)?),
+            shape: None,
+        });
     };
-    let dims = dims.split(',').map(|dim| dim.trim().parse().ok().filter(|dim| *dim > 0));
-    let shape = dims.collect::<Option<Vec<usize>>>().filter(|dims| dims.len() <= AXES_MAX)?;
-    Some(Meaning::Array { dtype: Some(dtype_of(name)?), shape: Some(shape) })
+    let dims = dims
+        .split(',')
+        .map(|dim| dim.trim().parse().ok().filter(|dim| *dim > 0));
+    let shape = dims
+        .collect::<Option<Vec<usize>>>()
+        .filter(|dims| dims.len() <= AXES_MAX)?;
+    Some(Meaning::Array {
+        dtype: Some(dtype_of(name)?),
+        shape: Some(shape),
+    })
 }
 
 /// Meaning of an encoding's name.
@@ -297,7 +393,10 @@ enum Meaning {
     Bytes,
     Image,
     Scalar(DType),
-    Array { dtype: Option<DType>, shape: Option<Vec<usize>> },
+    Array {
+        dtype: Option<DType>,
+        shape: Option<Vec<usize>>,
+    },
     Int,
     Float,
 }
@@ -306,18 +405,29 @@ impl Meaning {
     fn of(encoding: &str) -> Result<Self, String> {
         let unknown = || format!("encoding `{encoding}` is not known");
         Ok(match encoding {
-            "bytes" | "str" | "json" | "str_decimal" | "pil" | "jpeg_array" | "jpegarray" | "list[pil]"
-            | "list[jpeg]" | "list[png]" => Self::Bytes,
+            "bytes" | "str" | "json" | "str_decimal" | "pil" | "jpeg_array" | "jpegarray"
+            | "list[pil]" | "list[jpeg]" | "list[png]" => Self::Bytes,
             "jpeg" | "png" => Self::Image,
             "int" => Self::Scalar(DType::I64),
             "str_int" => Self::Int,
             "str_float" => Self::Float,
             "pkl" => {
-                return Err("pickles (encoding `pkl`) are programs and never read: store another encoding".to_string());
+                return Err(
+                    "pickles (encoding `pkl`) are programs and never read: store another encoding"
+                        .to_string(),
+                );
             }
-            _ => match encoding.strip_prefix("ndarray").map(|rest| rest.strip_prefix(':').unwrap_or(rest)) {
-                Some("") => Self::Array { dtype: None, shape: None },
-                Some(rest) if encoding.starts_with("ndarray:") => array(rest).ok_or_else(unknown)?,
+            _ => match encoding
+                .strip_prefix("ndarray")
+                .map(|rest| rest.strip_prefix(':').unwrap_or(rest))
+            {
+                Some("") => Self::Array {
+                    dtype: None,
+                    shape: None,
+                },
+                Some(rest) if encoding.starts_with("ndarray:") => {
+                    array(rest).ok_or_else(unknown)?
+                }
                 _ => Self::Scalar(dtype_of(encoding).ok_or_else(unknown)?),
             },
         })
@@ -327,8 +437,13 @@ impl Meaning {
     fn size(&self) -> Option<u64> {
         match self {
             Self::Scalar(dtype) => Some(dtype.size() as u64),
-            Self::Array { dtype: Some(dtype), shape: Some(shape) } => {
-                let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, dim| bytes.checked_mul(*dim as u64));
+            Self::Array {
+                dtype: Some(dtype),
+                shape: Some(shape),
+            } => {
+                let bytes = shape.iter().try_fold(dtype.size() as u64, |bytes, dim| {
+                    bytes.checked_mul(*dim as u64)
+                });
                 Some(bytes.unwrap_or(u64::MAX))
             }
             _ => None,

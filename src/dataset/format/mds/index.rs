@@ -33,12 +33,16 @@ pub(super) struct ShardInfo {
 
 /// Reads an index. Errors: [`ErrorKind::Decode`] with the shard and the entry; [`ErrorKind::Empty`].
 pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
-    let root: Value = serde_json::from_slice(text).map_err(|source| bad("not JSON".into()).with_source(source))?;
+    let root: Value = serde_json::from_slice(text)
+        .map_err(|source| bad("not JSON".into()).with_source(source))?;
     let version: u64 = entry(&root, "version").map_err(bad)?;
     if version != 2 {
         return Err(bad(format!("version {version}, only 2 is supported")));
     }
-    let list = root.get("shards").and_then(Value::as_array).ok_or_else(|| bad("`shards` is no list".into()))?;
+    let list = root
+        .get("shards")
+        .and_then(Value::as_array)
+        .ok_or_else(|| bad("`shards` is no list".into()))?;
     let mut columns = None;
     let mut shards = Vec::with_capacity(list.len());
     for (index, value) in list.iter().enumerate() {
@@ -54,11 +58,18 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
         zip.chain([&*shard.raw.name])
     });
     if let Some(name) = twice(names) {
-        return Err(bad(format!("two shards are the file {:?}: its samples would come twice", clipped(name))));
+        return Err(bad(format!(
+            "two shards are the file {:?}: its samples would come twice",
+            clipped(name)
+        )));
     }
     match columns {
         Some(columns) => Ok((columns, shards)),
-        None => Err(Error::new(ErrorKind::Empty, Stage::Index, "there are no shards")),
+        None => Err(Error::new(
+            ErrorKind::Empty,
+            Stage::Index,
+            "there are no shards",
+        )),
     }
 }
 
@@ -66,14 +77,21 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
 pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
     let (version, format): (u64, &str) = (entry(shard, "version")?, entry(shard, "format")?);
     if (version, format) != (2, "mds") {
-        return Err(format!("format `{format}` {version}, only `mds` 2 is supported"));
+        return Err(format!(
+            "format `{format}` {version}, only `mds` 2 is supported"
+        ));
     }
-    let (names, encodings): (Vec<String>, Vec<String>) =
-        (entry(shard, "column_names")?, entry(shard, "column_encodings")?);
+    let (names, encodings): (Vec<String>, Vec<String>) = (
+        entry(shard, "column_names")?,
+        entry(shard, "column_encodings")?,
+    );
     let sizes: Vec<Option<NonZeroU32>> = entry(shard, "column_sizes")?;
     if names.is_empty() || names.len() != encodings.len() || names.len() != sizes.len() {
         let lens = (names.len(), encodings.len(), sizes.len());
-        return Err(format!("{} column names, {} encodings, {} sizes", lens.0, lens.1, lens.2));
+        return Err(format!(
+            "{} column names, {} encodings, {} sizes",
+            lens.0, lens.1, lens.2
+        ));
     }
     if let Some(name) = twice(names.iter().map(String::as_str)) {
         return Err(format!("two columns are called `{name}`"));
@@ -83,7 +101,12 @@ pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
         encoding,
         size: size.map(NonZeroU32::get),
     };
-    Ok(names.into_iter().zip(encodings).zip(sizes).map(column).collect())
+    Ok(names
+        .into_iter()
+        .zip(encodings)
+        .zip(sizes)
+        .map(column)
+        .collect())
 }
 
 fn shard(value: &Value) -> Result<ShardInfo, String> {
@@ -94,13 +117,23 @@ fn shard(value: &Value) -> Result<ShardInfo, String> {
     let raw: FileInfo = entry(value, "raw_data")?;
     // Offsets within a shard are 32-bit numbers.
     if raw.bytes > u64::from(u32::MAX) {
-        return Err(format!("raw_data: {} bytes, a shard holds less than 4 GiB", raw.bytes));
+        return Err(format!(
+            "raw_data: {} bytes, a shard holds less than 4 GiB",
+            raw.bytes
+        ));
     }
-    let zip = match (entry::<Option<FileInfo>>(value, "zip_data")?, entry::<Option<String>>(value, "compression")?) {
+    let zip = match (
+        entry::<Option<FileInfo>>(value, "zip_data")?,
+        entry::<Option<String>>(value, "compression")?,
+    ) {
         (None, None) => None,
         (Some(zip), Some(compression)) => Some((zip, compression)),
         (Some(_), None) => return Err("a compressed file, but no compression".to_string()),
-        (None, Some(compression)) => return Err(format!("compression `{compression}`, but no compressed file")),
+        (None, Some(compression)) => {
+            return Err(format!(
+                "compression `{compression}`, but no compressed file"
+            ));
+        }
     };
     check_name(&raw)?;
     zip.iter().try_for_each(|(zip, _)| check_name(zip))?;
@@ -114,7 +147,10 @@ fn check_name(FileInfo { name, .. }: &FileInfo) -> Result<(), String> {
     // `components` drops `.` and doubled or trailing separators.
     let same = path.iter().map(|part| part.len() + 1).sum::<usize>() == name.len() + 1;
     if name.is_empty() || name.len() > 4096 || !plain || !same || name.contains(['\\', '\0']) {
-        return Err(format!("the file name {:?} is not a plain path within the dataset's folder", clipped(name)));
+        return Err(format!(
+            "the file name {:?} is not a plain path within the dataset's folder",
+            clipped(name)
+        ));
     }
     Ok(())
 }
@@ -127,7 +163,8 @@ fn clipped(text: &str) -> String {
 fn entry<'a, T: Deserialize<'a>>(object: &'a Value, key: &str) -> Result<T, String> {
     match object.get(key) {
         None => T::deserialize(&Value::Null).map_err(|_| format!("`{key}` is missing")),
-        Some(value) => T::deserialize(value).map_err(|error| format!("`{key}`: {}", clipped(&error.to_string()))),
+        Some(value) => T::deserialize(value)
+            .map_err(|error| format!("`{key}`: {}", clipped(&error.to_string()))),
     }
 }
 

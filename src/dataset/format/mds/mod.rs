@@ -167,7 +167,10 @@ impl MdsBuilder {
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
         }
         let text = input.read(0, len, "the index")?;
-        let home = Home::Folder { dir, follow: self.follow_links };
+        let home = Home::Folder {
+            dir,
+            follow: self.follow_links,
+        };
         self.assemble(&text, &home).map_err(|error| {
             input.forget();
             error.with_path(path)
@@ -186,7 +189,10 @@ impl MdsBuilder {
         let chosen = self.choose(&all)?;
         let columns = Columns::new(all);
         // Finds each shard's file first: one compressed shard makes all shards chunks.
-        let find = |number, info| home.find(info).map_err(|error| error.within(format_args!("shard {number}")));
+        let find = |number, info| {
+            home.find(info)
+                .map_err(|error| error.within(format_args!("shard {number}")))
+        };
         let files = parallel(&infos, find)?;
         let chunks = files.iter().any(|file| file.compressed);
         let offsets = match chunks {
@@ -224,7 +230,11 @@ impl MdsBuilder {
     fn choose(&self, all: &[Column]) -> Result<Vec<Chosen>> {
         let bad = |message: String| Error::new(ErrorKind::Config, Stage::Index, message);
         let there = || {
-            let names: Vec<&str> = all.iter().take(Spec::FIELDS_MAX).map(|column| &*column.name).collect();
+            let names: Vec<&str> = all
+                .iter()
+                .take(Spec::FIELDS_MAX)
+                .map(|column| &*column.name)
+                .collect();
             names.join(", ")
         };
         let at = |name: &str| {
@@ -237,20 +247,35 @@ impl MdsBuilder {
         };
         for (index, column) in wanted.iter().enumerate() {
             if wanted[..index].contains(column) {
-                return Err(bad(format!("column `{}` is asked for twice", all[*column].name)));
+                return Err(bad(format!(
+                    "column `{}` is asked for twice",
+                    all[*column].name
+                )));
             }
         }
         if wanted.is_empty() || wanted.len() > Spec::FIELDS_MAX {
-            return Err(bad(format!("{} columns, 1 to {} are possible", wanted.len(), Spec::FIELDS_MAX)));
+            return Err(bad(format!(
+                "{} columns, 1 to {} are possible",
+                wanted.len(),
+                Spec::FIELDS_MAX
+            )));
         }
         for field in &self.raw {
             if !wanted.contains(&at(field.name())?) {
-                return Err(bad(format!("column `{}` is not among those asked for", field.name())));
+                return Err(bad(format!(
+                    "column `{}` is not among those asked for",
+                    field.name()
+                )));
             }
         }
         let raw = |column: &Column| self.raw.iter().rfind(|field| field.name() == column.name);
         let up_to = |column: &Column| {
-            let named = |name: &str| self.up_to.iter().rfind(|(of, _)| of == name).map(|(_, max)| *max);
+            let named = |name: &str| {
+                self.up_to
+                    .iter()
+                    .rfind(|(of, _)| of == name)
+                    .map(|(_, max)| *max)
+            };
             named(&column.name).or_else(|| named("*"))
         };
         let chosen = |index| Chosen::new(index, &all[index], raw(&all[index]), up_to(&all[index]));
@@ -265,7 +290,10 @@ enum Home<'a> {
         follow: bool,
     },
     /// One shard in memory, for fuzz targets.
-    #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for fuzz targets"))]
+    #[cfg_attr(
+        not(feature = "unstable"),
+        allow(dead_code, reason = "for fuzz targets")
+    )]
     Memory(&'a Arc<[u8]>),
 }
 
@@ -318,21 +346,33 @@ impl Home<'_> {
             }
         };
         let file = zip.unwrap_or(&shard.raw);
-        let wrong =
-            |kind, message: String| Err(Error::new(kind, Stage::Index, message).with_path(self.path(&file.name)));
+        let wrong = |kind, message: String| {
+            Err(Error::new(kind, Stage::Index, message).with_path(self.path(&file.name)))
+        };
         let expected = file.bytes;
         let Some(meta) = self.look(&file.name)? else {
             return wrong(ErrorKind::NotFound, "a shard of the index".to_string());
         };
         match meta.len {
-            len if len < expected => wrong(ErrorKind::Truncated, format!("{len} bytes, the index says {expected}")),
-            len if len > expected => wrong(ErrorKind::Changed, format!("{len} bytes, the index says {expected}")),
+            len if len < expected => wrong(
+                ErrorKind::Truncated,
+                format!("{len} bytes, the index says {expected}"),
+            ),
+            len if len > expected => wrong(
+                ErrorKind::Changed,
+                format!("{len} bytes, the index says {expected}"),
+            ),
             _ => {
                 if zip.is_some() {
                     let head = self.read(&file.name, 0, expected.min(FRAME_HEADER_MAX) as usize)?;
-                    frame_fits(&head, shard.raw.bytes).map_err(|error| error.with_path(self.path(&file.name)))?;
+                    frame_fits(&head, shard.raw.bytes)
+                        .map_err(|error| error.with_path(self.path(&file.name)))?;
                 }
-                Ok(ShardFile { info: file.clone(), stamp: meta.stamp, compressed: zip.is_some() })
+                Ok(ShardFile {
+                    info: file.clone(),
+                    stamp: meta.stamp,
+                    compressed: zip.is_some(),
+                })
             }
         }
     }
@@ -365,7 +405,9 @@ impl Home<'_> {
 fn supported(compression: &str) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     if compression.split(':').next() != Some("zstd") {
-        return bad(format!("compressed by `{compression}`; zstd is read, other shards must be decompressed first"));
+        return bad(format!(
+            "compressed by `{compression}`; zstd is read, other shards must be decompressed first"
+        ));
     }
     if cfg!(not(feature = "zstd")) {
         return bad("compressed by zstd: build feedline with the feature `zstd`".to_string());
@@ -388,20 +430,34 @@ fn offsets_of(
         return Err(Error::new(ErrorKind::Truncated, Stage::Index, message));
     }
     let words = read(0, table as usize)?;
-    let mut words = words.chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
+    let mut words = words
+        .chunks_exact(4)
+        .map(|word| u32::from_le_bytes(word.try_into().expect("4 bytes")));
     let count = words.next().unwrap_or_default();
     if count != samples {
         return Err(wrong(format!("{count} samples, the index says {samples}")).with_range(0, 4));
     }
     let offsets: Vec<u32> = words.collect();
     let (first, end) = (offsets[0], offsets[offsets.len() - 1]);
-    if u64::from(first) < table || u64::from(first) > table + CONFIG_MAX || first > bytes || end != bytes {
-        return Err(wrong(format!("samples from {first} to {end} of {bytes} bytes")).with_range(4, table - 4));
+    if u64::from(first) < table
+        || u64::from(first) > table + CONFIG_MAX
+        || first > bytes
+        || end != bytes
+    {
+        return Err(
+            wrong(format!("samples from {first} to {end} of {bytes} bytes"))
+                .with_range(4, table - 4),
+        );
     }
     for (index, pair) in offsets.windows(2).enumerate() {
-        let fits = pair[1].checked_sub(pair[0]).is_some_and(|bytes| columns.may_have(u64::from(bytes)));
+        let fits = pair[1]
+            .checked_sub(pair[0])
+            .is_some_and(|bytes| columns.may_have(u64::from(bytes)));
         if !fits {
-            let message = format!("sample {index} of the shard lies from {} to {}", pair[0], pair[1]);
+            let message = format!(
+                "sample {index} of the shard lies from {} to {}",
+                pair[0], pair[1]
+            );
             return Err(wrong(message).with_range(4 + 4 * index as u64, 8));
         }
     }
@@ -410,11 +466,15 @@ fn offsets_of(
     if len > 0 {
         let config = read(table, len as usize)?;
         let own = serde_json::from_slice(&config).map_err(|error| error.to_string());
-        let same = own.and_then(|own| index::columns_of(&own)).and_then(|own| match own == columns.all {
-            true => Ok(()),
-            false => Err("other columns than the index".to_string()),
-        });
-        same.map_err(|message| wrong(format!("the shard's own description: {message}")).with_range(table, len))?;
+        let same =
+            own.and_then(|own| index::columns_of(&own))
+                .and_then(|own| match own == columns.all {
+                    true => Ok(()),
+                    false => Err("other columns than the index".to_string()),
+                });
+        same.map_err(|message| {
+            wrong(format!("the shard's own description: {message}")).with_range(table, len)
+        })?;
     }
     Ok(offsets)
 }
@@ -424,7 +484,12 @@ impl Mds {
     fn measure(&mut self) {
         let (mut most, mut largest) = (0, None);
         if self.chunks {
-            most = self.sources.ids().map(|id| self.sources.len_of(id)).max().unwrap_or(0);
+            most = self
+                .sources
+                .ids()
+                .map(|id| self.sources.len_of(id))
+                .max()
+                .unwrap_or(0);
         } else {
             for sample in 0..self.len() {
                 let len = self.extent(sample).len;
@@ -436,7 +501,11 @@ impl Mds {
         let shards = self.shards.capacity() * size_of::<Shard>();
         self.sizes = Sizes {
             sample_bytes_max: most,
-            opened_bytes_max: if self.chosen.iter().any(Chosen::makes) { 8 } else { 0 },
+            opened_bytes_max: if self.chosen.iter().any(Chosen::makes) {
+                8
+            } else {
+                0
+            },
             largest_sample: largest,
             appended_max: 0,
             index_bytes: self.offsets.capacity() * 4 + self.starts.heap() + shards,
@@ -445,27 +514,48 @@ impl Mds {
 
     /// Bytes of a shard's largest sample, by its offsets. A compressed shard is read and decompressed up to their end.
     fn largest_in(&self, number: usize) -> Result<u64> {
-        let Shard { samples, bytes, compressed } = self.shards[number];
+        let Shard {
+            samples,
+            bytes,
+            compressed,
+        } = self.shards[number];
         let (source, table) = (SourceId::at(number), 4 * (u64::from(samples) + 2));
         if table > u64::from(bytes) {
             let message = format!("{bytes} bytes are too few for the offsets of {samples} samples");
             let error = Error::new(ErrorKind::Truncated, Stage::Index, message);
             return Err(error.with_path(self.sources.path(source)));
         }
-        let (blob, len) = (Blob::of_source(&self.sources, source)?, self.sources.len_of(source));
-        let mut part = if compressed { table.next_multiple_of(ZSTD_BLOCK) + ZSTD_BLOCK } else { table };
+        let (blob, len) = (
+            Blob::of_source(&self.sources, source)?,
+            self.sources.len_of(source),
+        );
+        let mut part = if compressed {
+            table.next_multiple_of(ZSTD_BLOCK) + ZSTD_BLOCK
+        } else {
+            table
+        };
         let words = loop {
             part = part.min(len);
             let begun = blob.read(0, part, "the shard")?;
-            match if compressed { beginning(&begun, table as usize) } else { Some(begun) } {
+            match if compressed {
+                beginning(&begun, table as usize)
+            } else {
+                Some(begun)
+            } {
                 Some(words) => break words,
                 None if part < len => part *= 2,
                 // Opening the chunk tells why.
                 None => return Ok(u64::from(bytes)),
             }
         };
-        let offset = |at: usize| u64::from(u32::from_le_bytes(words[at..at + 4].try_into().expect("4 bytes")));
-        let sizes = (4..words.len() - 4).step_by(4).map(|at| offset(at + 4).saturating_sub(offset(at)));
+        let offset = |at: usize| {
+            u64::from(u32::from_le_bytes(
+                words[at..at + 4].try_into().expect("4 bytes"),
+            ))
+        };
+        let sizes = (4..words.len() - 4)
+            .step_by(4)
+            .map(|at| offset(at + 4).saturating_sub(offset(at)));
         Ok(sizes.max().unwrap_or(0))
     }
 
@@ -475,24 +565,43 @@ impl Mds {
         // Every shard has one offset more than samples.
         let at = sample as usize + shard;
         let (start, end) = (self.offsets[at], self.offsets[at + 1]);
-        Extent { source: SourceId::at(shard), offset: u64::from(start), len: u64::from(end - start) }
+        Extent {
+            source: SourceId::at(shard),
+            offset: u64::from(start),
+            len: u64::from(end - start),
+        }
     }
 
     /// Copies the rows of a shard, at `shard` in the buffer, into their fields.
-    fn place(&self, number: usize, shard: std::ops::Range<usize>, out: &mut ChunkBuf) -> Result<()> {
+    fn place(
+        &self,
+        number: usize,
+        shard: std::ops::Range<usize>,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         let Shard { samples, bytes, .. } = self.shards[number];
-        let part = |offset: u64, len: usize| Ok(out.bytes(shard.clone())[offset as usize..][..len].to_vec());
+        let part = |offset: u64, len: usize| {
+            Ok(out.bytes(shard.clone())[offset as usize..][..len].to_vec())
+        };
         let offsets = offsets_of(samples, bytes, &self.columns, part)?;
         for (row, pair) in offsets.windows(2).enumerate() {
             let sample = shard.start + pair[0] as usize..shard.start + pair[1] as usize;
             let named = |error: Error| {
                 let range = (u64::from(pair[0]), u64::from(pair[1] - pair[0]));
-                error.with_range(range.0, range.1).with_sample(self.starts.all()[number] + row as u64)
+                error
+                    .with_range(range.0, range.1)
+                    .with_sample(self.starts.all()[number] + row as u64)
             };
             for (field, chosen) in self.chosen.iter().enumerate() {
-                let found = self.columns.find(chosen.column, out.bytes(sample.clone())).map_err(named)?;
+                let found = self
+                    .columns
+                    .find(chosen.column, out.bytes(sample.clone()))
+                    .map_err(named)?;
                 let start = sample.start + found.start;
-                match chosen.value(out.bytes(start..start + found.len())).map_err(named)? {
+                match chosen
+                    .value(out.bytes(start..start + found.len()))
+                    .map_err(named)?
+                {
                     Value::Part(part) => out.place(field, start + part.start..start + part.end),
                     Value::Made(number) => out.push(field, &number)?,
                 }
@@ -501,8 +610,16 @@ impl Mds {
         Ok(())
     }
 
-    fn open_shard(&self, number: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        let Shard { bytes, compressed, .. } = self.shards[number];
+    fn open_shard(
+        &self,
+        number: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        let Shard {
+            bytes, compressed, ..
+        } = self.shards[number];
         let bytes = bytes as usize;
         let [piece] = pieces else {
             return Err(Error::new(
@@ -534,7 +651,11 @@ fn frame_fits(head: &[u8], bytes: u64) -> Result<()> {
             Err(Error::new(ErrorKind::Decode, Stage::Index, message))
         }
         Ok(_) => Ok(()),
-        Err(_) => Err(Error::new(ErrorKind::Decode, Stage::Index, "not a zstd frame")),
+        Err(_) => Err(Error::new(
+            ErrorKind::Decode,
+            Stage::Index,
+            "not a zstd frame",
+        )),
     }
 }
 
@@ -547,7 +668,10 @@ fn frame_fits(_: &[u8], _: u64) -> Result<()> {
 #[cfg(feature = "zstd")]
 fn beginning(part: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
-    zstd::stream::read::Decoder::with_buffer(part).ok()?.read_exact(&mut bytes).ok()?;
+    zstd::stream::read::Decoder::with_buffer(part)
+        .ok()?
+        .read_exact(&mut bytes)
+        .ok()?;
     Some(bytes)
 }
 
@@ -561,7 +685,10 @@ fn beginning(_: &[u8], _: usize) -> Option<Vec<u8>> {
 fn decompress(piece: &[u8], target: &mut [u8], scratch: &mut Scratch) -> Result<()> {
     let expected = target.len();
     let wrong = |error: std::io::Error| {
-        let message = format!("zstd cannot decompress {} bytes into {expected}", piece.len());
+        let message = format!(
+            "zstd cannot decompress {} bytes into {expected}",
+            piece.len()
+        );
         Error::new(ErrorKind::Decode, Stage::Decode, message).with_source(error)
     };
     let context: &mut Option<zstd::bulk::Decompressor<'static>> = scratch.get();
@@ -604,14 +731,29 @@ impl Dataset for Mds {
 
     fn describe(&self) -> String {
         let zstd = self.shards.iter().filter(|shard| shard.compressed).count();
-        let how = if zstd > 0 { format!(" ({zstd} compressed by zstd)") } else { String::new() };
-        format!("{} samples in {} MDS shards{how} of {}", self.len(), self.shards.len(), self.name)
+        let how = if zstd > 0 {
+            format!(" ({zstd} compressed by zstd)")
+        } else {
+            String::new()
+        };
+        format!(
+            "{} samples in {} MDS shards{how} of {}",
+            self.len(),
+            self.shards.len(),
+            self.name
+        )
     }
 }
 
 /// A shard does not name its samples.
 impl Framed for Mds {
-    fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        _sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let chosen = &self.chosen[field];
         let value = &bytes[self.columns.find(chosen.column, bytes)?];
         match chosen.value(value)? {
@@ -624,14 +766,22 @@ impl Framed for Mds {
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        Ok(if self.chunks { None } else { self.chosen[field].bytes(&self.columns, self.extent(sample).len) })
+        Ok(if self.chunks {
+            None
+        } else {
+            self.chosen[field].bytes(&self.columns, self.extent(sample).len)
+        })
     }
 
     /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let chosen = &self.chosen[field];
         let fixed = self.columns.all[chosen.column].size;
-        if let Some(bytes) = if chosen.makes() { Some(8) } else { fixed.map(u64::from) } {
+        if let Some(bytes) = if chosen.makes() {
+            Some(8)
+        } else {
+            fixed.map(u64::from)
+        } {
             return Ok(Some(bytes));
         }
         if !self.chunks {
@@ -641,7 +791,9 @@ impl Framed for Mds {
             Some(known) => *known,
             None => {
                 let each = parallel(0..self.shards.len(), |_, number| self.largest_in(number))?;
-                *self.longest.get_or_init(|| each.into_iter().max().unwrap_or(0))
+                *self
+                    .longest
+                    .get_or_init(|| each.into_iter().max().unwrap_or(0))
             }
         };
         Ok(Some(self.columns.most(largest)))
@@ -655,7 +807,11 @@ impl Chunked for Mds {
 
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
         let source = SourceId::at(chunk);
-        extents.push(Extent { source, offset: 0, len: self.sources.len_of(source) });
+        extents.push(Extent {
+            source,
+            offset: 0,
+            len: self.sources.len_of(source),
+        });
         Ok(())
     }
 
@@ -666,13 +822,26 @@ impl Chunked for Mds {
         // The offsets, and the place of each row of each field.
         let lists = samples * 8;
         let encoded = self.sources.len_of(SourceId::at(chunk));
-        ChunkBytes { encoded, opened: u64::from(bytes) + made, scratch: SCRATCH + lists }
+        ChunkBytes {
+            encoded,
+            opened: u64::from(bytes) + made,
+            scratch: SCRATCH + lists,
+        }
     }
 
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         let source = SourceId::at(chunk);
-        let placed =
-            |error: Error| error.with_path(self.sources.path(source)).with_range(0, self.sources.len_of(source));
+        let placed = |error: Error| {
+            error
+                .with_path(self.sources.path(source))
+                .with_range(0, self.sources.len_of(source))
+        };
         self.open_shard(chunk, pieces, scratch, out).map_err(placed)
     }
 

@@ -45,21 +45,41 @@ pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Array> {
         None => parse(&input.read(start + text_start as u64, text_len, "the header")?),
     };
     let (dtype, shape) = dict.map_err(|message| input.wrong(message, start, size))?;
-    let array = Array { dtype, shape, offset: start + size };
-    let wanted = array.checked_bytes().and_then(|bytes| bytes.checked_add(size));
+    let array = Array {
+        dtype,
+        shape,
+        offset: start + size,
+    };
+    let wanted = array
+        .checked_bytes()
+        .and_then(|bytes| bytes.checked_add(size));
     if wanted == Some(len) {
         return Ok(array);
     }
     let wanted_text = wanted.map_or("over 2^64".into(), |bytes| bytes.to_string());
-    let message = format!("{} need {wanted_text} bytes with the header, there are {len}", array.described());
-    let kind = if wanted.is_some_and(|wanted| wanted < len) { ErrorKind::Decode } else { ErrorKind::Truncated };
+    let message = format!(
+        "{} need {wanted_text} bytes with the header, there are {len}",
+        array.described()
+    );
+    let kind = if wanted.is_some_and(|wanted| wanted < len) {
+        ErrorKind::Decode
+    } else {
+        ErrorKind::Truncated
+    };
     Err(input.error(kind, message, start, len))
 }
 
 /// Offset of the dict in `head`, and its length.
 fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let wrong = |message: String, len| Err(input.wrong(message, start, len));
-    let cut = || input.error(ErrorKind::Truncated, "cut within the header", start, head.len() as u64);
+    let cut = || {
+        input.error(
+            ErrorKind::Truncated,
+            "cut within the header",
+            start,
+            head.len() as u64,
+        )
+    };
     let magic = &head[..MAGIC.len().min(head.len())];
     if !MAGIC.starts_with(magic) {
         let bytes = || format!("it starts with {magic:02x?}");
@@ -70,7 +90,12 @@ fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     let end = match (major, minor) {
         (1, 0) => 10,
         (2 | 3, 0) => 12,
-        _ => return wrong(format!("npy version {major}.{minor}; known are 1.0, 2.0 and 3.0"), 8),
+        _ => {
+            return wrong(
+                format!("npy version {major}.{minor}; known are 1.0, 2.0 and 3.0"),
+                8,
+            );
+        }
     };
     Ok((end, number(head.get(8..end).ok_or_else(cut)?)))
 }
@@ -126,18 +151,30 @@ fn dtype_of(descr: &str) -> Result<DType, String> {
         "f2" => DType::F16,
         "f4" => DType::F32,
         "f8" => DType::F64,
-        _ if name.starts_with('O') => return Err("an array of objects is a pickle, which is never read".into()),
-        _ if name.starts_with(['U', 'S', 'a']) => {
-            return Err(format!("text (`{descr}`) is not supported in a batch: leave it out, or store numbers"));
+        _ if name.starts_with('O') => {
+            return Err("an array of objects is a pickle, which is never read".into());
         }
-        _ => return Err(format!("the dtype `{descr}` is not supported in a batch: use numbers or bool")),
+        _ if name.starts_with(['U', 'S', 'a']) => {
+            return Err(format!(
+                "text (`{descr}`) is not supported in a batch: leave it out, or store numbers"
+            ));
+        }
+        _ => {
+            return Err(format!(
+                "the dtype `{descr}` is not supported in a batch: use numbers or bool"
+            ));
+        }
     };
-    let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
+    let native = if cfg!(target_endian = "little") {
+        b'<'
+    } else {
+        b'>'
+    };
     match order {
         b'|' if dtype.size() > 1 => Err(format!("the dtype `{descr}` says no byte order")),
-        b'<' | b'>' if order != native && dtype.size() > 1 => {
-            Err(format!("`{descr}` has the other byte order: write it in the order of this machine"))
-        }
+        b'<' | b'>' if order != native && dtype.size() > 1 => Err(format!(
+            "`{descr}` has the other byte order: write it in the order of this machine"
+        )),
         _ => Ok(dtype),
     }
 }
@@ -163,7 +200,11 @@ impl<'a> Cursor<'a> {
     }
 
     fn expect(&mut self, byte: u8) -> Result<(), String> {
-        if self.take(byte) { Ok(()) } else { Err(self.unexpected(&format!("`{}`", byte as char))) }
+        if self.take(byte) {
+            Ok(())
+        } else {
+            Err(self.unexpected(&format!("`{}`", byte as char)))
+        }
     }
 
     fn unexpected(&mut self, wanted: &str) -> String {
@@ -171,18 +212,30 @@ impl<'a> Cursor<'a> {
             Some(byte) => format!("`{}`", byte.escape_ascii()),
             None => "the end".into(),
         };
-        format!("byte {} of the header's dict: {wanted} expected, {found} found", self.at)
+        format!(
+            "byte {} of the header's dict: {wanted} expected, {found} found",
+            self.at
+        )
     }
 
     fn end(&mut self) -> Result<(), String> {
-        if self.peek().is_none() { Ok(()) } else { Err(self.unexpected("the end")) }
+        if self.peek().is_none() {
+            Ok(())
+        } else {
+            Err(self.unexpected("the end"))
+        }
     }
 
     /// Parses a string without escapes, in single or double quotes.
     fn string(&mut self) -> Result<&'a str, String> {
-        let Some(quote @ (b'\'' | b'"')) = self.peek() else { return Err(self.unexpected("a string")) };
+        let Some(quote @ (b'\'' | b'"')) = self.peek() else {
+            return Err(self.unexpected("a string"));
+        };
         let rest = &self.text[self.at + 1..];
-        let len = rest.iter().position(|byte| *byte == quote).ok_or("a string of the header has no end")?;
+        let len = rest
+            .iter()
+            .position(|byte| *byte == quote)
+            .ok_or("a string of the header has no end")?;
         let plain = |byte: &u8| (b' '..=b'~').contains(byte) && *byte != b'\\';
         if !rest[..len].iter().all(plain) {
             return Err(self.unexpected("a plain ASCII string"));
@@ -193,7 +246,10 @@ impl<'a> Cursor<'a> {
 
     fn descr(&mut self) -> Result<DType, String> {
         if let Some(b'[' | b'(') = self.peek() {
-            return Err("structured arrays (several named columns in one) are not supported in a batch".into());
+            return Err(
+                "structured arrays (several named columns in one) are not supported in a batch"
+                    .into(),
+            );
         }
         dtype_of(self.string()?)
     }
@@ -238,7 +294,9 @@ impl<'a> Cursor<'a> {
             return Err(self.unexpected("a dimension"));
         }
         let digits = std::str::from_utf8(&rest[..len]).unwrap_or_default();
-        let value = digits.parse().map_err(|_| format!("the dimension {digits} does not fit 64 bits"))?;
+        let value = digits
+            .parse()
+            .map_err(|_| format!("the dimension {digits} does not fit 64 bits"))?;
         self.at += len;
         // Python 2 wrote this suffix after long integers.
         self.at += usize::from(self.text.get(self.at) == Some(&b'L'));
@@ -270,28 +328,95 @@ mod tests {
     #[test]
     fn headers_of_numpy_and_other_writers_are_read() {
         let cases: [(u8, &str, usize, DType, &[u64]); 9] = [
-            (1, "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n", 48, DType::F32, &[3, 4]),
-            (2, "{'descr': '|b1', 'fortran_order': False, 'shape': (5,), }\n", 5, DType::Bool, &[5]),
-            (3, "{'descr': '<i8', 'fortran_order': False, 'shape': (), }\n", 8, DType::I64, &[]),
-            (1, "{\"shape\":(2,2),\"descr\":\"<f2\",\"fortran_order\":False}", 8, DType::F16, &[2, 2]),
-            (1, "{'descr': '<u2', 'fortran_order': True, 'shape': (3,), }\n", 6, DType::U16, &[3]),
-            (1, "{'descr': '|i1', 'fortran_order': False, 'shape': (2L, 3L), }\n", 6, DType::I8, &[2, 3]),
-            (1, "{'descr': 'u1', 'fortran_order': False, 'shape': (0, 9), }\n", 0, DType::U8, &[0, 9]),
-            (1, "{'descr': '=u4', 'fortran_order': False, 'shape': (1, 1, 1), }\n", 4, DType::U32, &[1, 1, 1]),
-            (1, "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1,), }\n", 8, DType::F64, &[1, 1]),
+            (
+                1,
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n",
+                48,
+                DType::F32,
+                &[3, 4],
+            ),
+            (
+                2,
+                "{'descr': '|b1', 'fortran_order': False, 'shape': (5,), }\n",
+                5,
+                DType::Bool,
+                &[5],
+            ),
+            (
+                3,
+                "{'descr': '<i8', 'fortran_order': False, 'shape': (), }\n",
+                8,
+                DType::I64,
+                &[],
+            ),
+            (
+                1,
+                "{\"shape\":(2,2),\"descr\":\"<f2\",\"fortran_order\":False}",
+                8,
+                DType::F16,
+                &[2, 2],
+            ),
+            (
+                1,
+                "{'descr': '<u2', 'fortran_order': True, 'shape': (3,), }\n",
+                6,
+                DType::U16,
+                &[3],
+            ),
+            (
+                1,
+                "{'descr': '|i1', 'fortran_order': False, 'shape': (2L, 3L), }\n",
+                6,
+                DType::I8,
+                &[2, 3],
+            ),
+            (
+                1,
+                "{'descr': 'u1', 'fortran_order': False, 'shape': (0, 9), }\n",
+                0,
+                DType::U8,
+                &[0, 9],
+            ),
+            (
+                1,
+                "{'descr': '=u4', 'fortran_order': False, 'shape': (1, 1, 1), }\n",
+                4,
+                DType::U32,
+                &[1, 1, 1],
+            ),
+            (
+                1,
+                "{'descr': '<f8', 'fortran_order': False, 'shape': (1, 1,), }\n",
+                8,
+                DType::F64,
+                &[1, 1],
+            ),
         ];
         for (major, dict, data, dtype, shape) in cases {
             let header = of(&file(major, dict, data)).unwrap();
             let size = file(major, dict, 0).len() as u64;
-            assert_eq!(header, Array { dtype, shape: shape.to_vec(), offset: size }, "{dict}");
+            assert_eq!(
+                header,
+                Array {
+                    dtype,
+                    shape: shape.to_vec(),
+                    offset: size
+                },
+                "{dict}"
+            );
         }
-        let long = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': (1,), }}{}\n", " ".repeat(3000));
+        let long = format!(
+            "{{'descr': '|u1', 'fortran_order': False, 'shape': (1,), }}{}\n",
+            " ".repeat(3000)
+        );
         assert_eq!(of(&file(2, &long, 1)).unwrap().shape, [1]);
     }
 
     #[test]
     fn unsupported_headers_are_refused_by_name() {
-        let with = |descr: &str, shape: &str| format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}");
+        let with = |descr: &str, shape: &str| {
+            format!("{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}")
+        };
         let cases = [
             (with("'|O'", "(1,)"), "pickle"),
             (with("'>f4'", "(1,)"), "other byte order"),
@@ -305,12 +430,27 @@ mod tests {
             (with("'<f4'", "(01,)"), "a dimension"),
             (with("'<f4'", "(99999999999999999999,)"), "64 bits"),
             (with("'<f4'", "(4294967296, 4294967296)"), "over 2^64"),
-            (with("'<f4'", &format!("({})", "1, ".repeat(65))), "64 dimensions"),
-            ("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }".into(), "Fortran"),
+            (
+                with("'<f4'", &format!("({})", "1, ".repeat(65))),
+                "64 dimensions",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 2), }".into(),
+                "Fortran",
+            ),
             ("{'descr': '<f4', 'shape': (2, 2), }".into(), "lacks"),
-            ("{'descr': '<f4', 'descr': '<f4', 'fortran_order': True, 'shape': (), }".into(), "twice"),
-            ("{'descr': '<f4', 'fortran_order': False, 'shape': (), 'more': 1}".into(), "`more`"),
-            ("{'descr': '<f4', 'fortran_order': False, 'shape': ()} x".into(), "the end expected, `x` found"),
+            (
+                "{'descr': '<f4', 'descr': '<f4', 'fortran_order': True, 'shape': (), }".into(),
+                "twice",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (), 'more': 1}".into(),
+                "`more`",
+            ),
+            (
+                "{'descr': '<f4', 'fortran_order': False, 'shape': ()} x".into(),
+                "the end expected, `x` found",
+            ),
             ("{'descr".into(), "no end"),
             ("__import__('os')".into(), "`{` expected"),
             (String::new(), "the end found"),
@@ -318,7 +458,10 @@ mod tests {
         for (dict, words) in cases {
             let error = of(&file(1, &dict, 4)).unwrap_err();
             assert!(error.to_string().contains(words), "{dict}: {error}");
-            assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{dict}: {error}");
+            assert!(
+                matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated),
+                "{dict}: {error}"
+            );
         }
     }
 
@@ -326,12 +469,28 @@ mod tests {
     fn lengths_are_checked_before_any_read() {
         let dict = "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n";
         let cases = [
-            (b"PK\x03\x04....".to_vec(), ErrorKind::Decode, "not an npy array"),
+            (
+                b"PK\x03\x04....".to_vec(),
+                ErrorKind::Decode,
+                "not an npy array",
+            ),
             (Vec::new(), ErrorKind::Truncated, "cut within"),
             (file(4, dict, 12), ErrorKind::Decode, "version 4.0"),
-            (file(1, dict, 11), ErrorKind::Truncated, "f32 [3] need 80 bytes with the header, there are 79"),
-            (file(1, dict, 13), ErrorKind::Decode, "need 80 bytes with the header, there are 81"),
-            ([MAGIC, &[2, 0, 0xff, 0xff, 0xff, 0xff]].concat(), ErrorKind::Truncated, "4294967307"),
+            (
+                file(1, dict, 11),
+                ErrorKind::Truncated,
+                "f32 [3] need 80 bytes with the header, there are 79",
+            ),
+            (
+                file(1, dict, 13),
+                ErrorKind::Decode,
+                "need 80 bytes with the header, there are 81",
+            ),
+            (
+                [MAGIC, &[2, 0, 0xff, 0xff, 0xff, 0xff]].concat(),
+                ErrorKind::Truncated,
+                "4294967307",
+            ),
             (file(2, &" ".repeat(70_000), 0), ErrorKind::Limit, "70000"),
         ];
         for (bytes, kind, words) in cases {

@@ -89,10 +89,21 @@ struct Rules(Vec<(String, Rule)>);
 impl Rules {
     /// A field without arrays yet.
     fn given(&self, name: &str, base: usize) -> Given {
-        let rule = |name: &str| self.0.iter().find(|(other, _)| other == name).map(|(_, rule)| *rule);
+        let rule = |name: &str| {
+            self.0
+                .iter()
+                .find(|(other, _)| other == name)
+                .map(|(_, rule)| *rule)
+        };
         let own = rule(name);
         let rule = own.or_else(|| rule("*")).unwrap_or_default();
-        Given { name: name.into(), base, arrays: Vec::new(), rule, if_varying: own.is_none() }
+        Given {
+            name: name.into(),
+            base,
+            arrays: Vec::new(),
+            rule,
+            if_varying: own.is_none(),
+        }
     }
 
     /// Errors: [`ErrorKind::Config`] for a rule about a missing field, or two rules about one field.
@@ -100,10 +111,15 @@ impl Rules {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         for (index, (name, rule)) in self.0.iter().enumerate() {
             if name != "*" && !names.contains(&name.as_str()) {
-                return bad(format!("there is no field `{name}`; there are {}", names.join(", ")));
+                return bad(format!(
+                    "there is no field `{name}`; there are {}",
+                    names.join(", ")
+                ));
             }
             if self.0[..index].iter().any(|(other, _)| other == name) {
-                return bad(format!("`{name}` has two rules for varying shapes: give one"));
+                return bad(format!(
+                    "`{name}` has two rules for varying shapes: give one"
+                ));
             }
             if matches!(rule, Rule::UpTo(0) | Rule::Flat(0)) {
                 return bad(format!("the maximum of `{name}` is 0"));
@@ -135,7 +151,8 @@ impl NpyBuilder {
     /// files after it.
     #[must_use]
     pub fn field(mut self, name: &str, pattern: impl AsRef<Path>) -> Self {
-        self.fields.push((name.into(), pattern.as_ref().to_path_buf()));
+        self.fields
+            .push((name.into(), pattern.as_ref().to_path_buf()));
         self
     }
 
@@ -161,7 +178,9 @@ impl NpyBuilder {
             return bad("no field was named");
         }
         if self.uniform && !self.rules.0.is_empty() {
-            return bad("fields of varying shapes cannot be uniform from file to file: leave out one of both");
+            return bad(
+                "fields of varying shapes cannot be uniform from file to file: leave out one of both",
+            );
         }
         let names: Vec<&str> = self.fields.iter().map(|(name, _)| name.as_str()).collect();
         self.rules.check(&names)?;
@@ -170,21 +189,43 @@ impl NpyBuilder {
         let mut place = None;
         let mut first_files: Option<Vec<PathBuf>> = None;
         for (name, pattern) in &self.fields {
-            let Listed { files, name: listed, .. } = expand(pattern, &[".npy"])?;
+            let Listed {
+                files,
+                name: listed,
+                ..
+            } = expand(pattern, &[".npy"])?;
             place.get_or_insert(listed);
             if !self.rows {
-                check_pairs(first_files.get_or_insert_with(|| files.clone()), &files, name)?;
+                check_pairs(
+                    first_files.get_or_insert_with(|| files.clone()),
+                    &files,
+                    name,
+                )?;
             }
             let base = sources.count();
             let arrays = self.arrays(&files, &mut sources)?;
-            given.push(Given { arrays, ..self.rules.given(name, base) });
+            given.push(Given {
+                arrays,
+                ..self.rules.given(name, base)
+            });
         }
-        Arrays::of(sources, given, self.rows, "npy arrays", place.unwrap_or_default()).map(Npy)
+        Arrays::of(
+            sources,
+            given,
+            self.rows,
+            "npy arrays",
+            place.unwrap_or_default(),
+        )
+        .map(Npy)
     }
 
     /// Adds each file to the sources and gives its array.
     fn arrays(&self, files: &[PathBuf], sources: &mut Sources) -> Result<Vec<Array>> {
-        let step = if self.uniform { files.len().div_ceil(UNIFORM_LOOKS) } else { 1 };
+        let step = if self.uniform {
+            files.len().div_ceil(UNIFORM_LOOKS)
+        } else {
+            1
+        };
         let looked = parallel_paths(files, |index, path| {
             if index % step != 0 {
                 return Ok((regular(path)?, None));
@@ -202,7 +243,9 @@ impl NpyBuilder {
                 (None, Some((first, Some(array)))) if first.len == meta.len => array.clone(),
                 (None, first) => {
                     let (len, first) = (meta.len, first.as_ref().map_or(0, |(first, _)| first.len));
-                    let message = format!("the file has {len} bytes, the first of files said to be uniform {first}");
+                    let message = format!(
+                        "the file has {len} bytes, the first of files said to be uniform {first}"
+                    );
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_path(path));
                 }
             };
@@ -221,14 +264,24 @@ pub(crate) fn parse(input: &Blob) -> Result<()> {
 /// Checks that `files` and `first` belong together pair by pair: all pairs of names differ in the same words.
 fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     if first.len() != files.len() {
-        let message = format!("{} files for the field `{name}`, {} for the first", files.len(), first.len());
+        let message = format!(
+            "{} files for the field `{name}`, {} for the first",
+            files.len(),
+            first.len()
+        );
         return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
     }
     let mut words = None;
     for (a, b) in first.iter().zip(files) {
-        let found = difference(a.as_os_str().as_encoded_bytes(), b.as_os_str().as_encoded_bytes());
+        let found = difference(
+            a.as_os_str().as_encoded_bytes(),
+            b.as_os_str().as_encoded_bytes(),
+        );
         if *words.get_or_insert(found) != found {
-            let message = format!("`{name}`: by its name this file does not belong to {}", a.display());
+            let message = format!(
+                "`{name}`: by its name this file does not belong to {}",
+                a.display()
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(b));
         }
     }
@@ -239,7 +292,12 @@ fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
 fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     let (a, b) = (&a[start..], &b[start..]);
-    let end = a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).count();
+    let end = a
+        .iter()
+        .rev()
+        .zip(b.iter().rev())
+        .take_while(|(a, b)| a == b)
+        .count();
     (&a[..a.len() - end], &b[..b.len() - end])
 }
 
@@ -257,13 +315,21 @@ mod tests {
         let cases: [(&[&str], &[&str], bool); 6] = [
             (&["a_x", "b_x"], &["a_y", "b_y"], true),
             (&["x/1", "x/2"], &["y/1", "y/2"], true),
-            (&["1_img.npy", "2_img.npy"], &["1_mask.npy", "2_mask.npy"], true),
+            (
+                &["1_img.npy", "2_img.npy"],
+                &["1_mask.npy", "2_mask.npy"],
+                true,
+            ),
             (&["1_x", "2_x"], &["1_y", "3_y"], false),
             (&["xx1", "xx2"], &["x1", "x2"], true),
             (&["1", "2", "3"], &["1", "2", "4"], false),
         ];
         for (first, files, fits) in cases {
-            assert_eq!(check_pairs(&paths(first), &paths(files), "y").is_ok(), fits, "{first:?} {files:?}");
+            assert_eq!(
+                check_pairs(&paths(first), &paths(files), "y").is_ok(),
+                fits,
+                "{first:?} {files:?}"
+            );
         }
     }
 }

@@ -85,7 +85,9 @@ impl NpzBuilder {
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Npz> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {
-            return bad("checksums need whole members, and samples are rows of them: leave out one of both");
+            return bad(
+                "checksums need whole members, and samples are rows of them: leave out one of both",
+            );
         }
         let Listed { files, name, .. } = expand(pattern, &[".npz"])?;
         let names = match &self.fields {
@@ -95,13 +97,22 @@ impl NpzBuilder {
         if names.is_empty() {
             return bad("no member was named");
         }
-        self.rules.check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
+        self.rules
+            .check(&names.iter().map(String::as_str).collect::<Vec<_>>())?;
         let all = self.fields.is_none();
-        let archives = parallel_paths(&files, |_, path| Archive::open(&Blob::open(path)?, &names, all))?;
+        let archives = parallel_paths(&files, |_, path| {
+            Archive::open(&Blob::open(path)?, &names, all)
+        })?;
         self.finish(&files, names, archives, name)
     }
 
-    fn finish(self, files: &[PathBuf], names: Vec<String>, archives: Vec<Archive>, name: String) -> Result<Npz> {
+    fn finish(
+        self,
+        files: &[PathBuf],
+        names: Vec<String>,
+        archives: Vec<Archive>,
+        name: String,
+    ) -> Result<Npz> {
         let mut sources = Sources::new();
         let mut given: Vec<Given> = names.iter().map(|name| self.rules.given(name, 0)).collect();
         let mut checks = Vec::new();
@@ -113,7 +124,11 @@ impl NpzBuilder {
             }
         }
         let arrays = Arrays::of(sources, given, self.rows, "npz archives", name)?;
-        Ok(Npz(if self.verify { arrays.verified(checks) } else { arrays }))
+        Ok(Npz(if self.verify {
+            arrays.verified(checks)
+        } else {
+            arrays
+        }))
     }
 }
 
@@ -121,9 +136,15 @@ impl NpzBuilder {
 fn all_names(path: &Path) -> Result<Vec<String>> {
     let members = members_of(&Blob::open(path)?)?;
     if members.is_empty() {
-        return Err(Error::new(ErrorKind::Empty, Stage::Index, "the archive has no members").with_path(path));
+        return Err(
+            Error::new(ErrorKind::Empty, Stage::Index, "the archive has no members")
+                .with_path(path),
+        );
     }
-    Ok(members.iter().map(|member| field_name(member).to_string()).collect())
+    Ok(members
+        .iter()
+        .map(|member| field_name(member).to_string())
+        .collect())
 }
 
 /// The members of an archive, without entries for folders.
@@ -142,17 +163,29 @@ impl Archive {
     fn open(input: &Blob, names: &[String], all: bool) -> Result<Self> {
         let members = members_of(input)?;
         let wrong = |message: String| input.wrong(message, 0, input.len());
-        if let Some(over) = members.iter().find(|member| all && !names.iter().any(|name| name == field_name(member))) {
-            return Err(wrong(format!("`{}` is a member of this archive but not of the first one", over.name)));
+        if let Some(over) = members
+            .iter()
+            .find(|member| all && !names.iter().any(|name| name == field_name(member)))
+        {
+            return Err(wrong(format!(
+                "`{}` is a member of this archive but not of the first one",
+                over.name
+            )));
         }
         let find = |name: &String| {
             let Some(member) = members.iter().find(|member| field_name(member) == name) else {
                 let there: Vec<&str> = members.iter().take(16).map(field_name).collect();
-                return Err(wrong(format!("there is no member `{name}`; there are {}", there.join(", "))));
+                return Err(wrong(format!(
+                    "there is no member `{name}`; there are {}",
+                    there.join(", ")
+                )));
             };
             array_of(input, member)
         };
-        Ok(Self { meta: input.look()?, members: names.iter().map(find).collect::<Result<_>>()? })
+        Ok(Self {
+            meta: input.look()?,
+            members: names.iter().map(find).collect::<Result<_>>()?,
+        })
     }
 }
 
@@ -161,7 +194,10 @@ fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let named = |error: Error| error.within(format_args!("`{}`", member.name));
     let array = header::read(input, start, member.packed).map_err(named)?;
     // A header has at most 64 KiB.
-    let check = Check { header: (array.offset - start) as u32, crc: member.crc };
+    let check = Check {
+        header: (array.offset - start) as u32,
+        crc: member.crc,
+    };
     Ok((array, check))
 }
 
@@ -169,7 +205,9 @@ fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
 #[cfg(feature = "unstable")]
 pub(crate) fn parse(input: &Blob) -> Result<usize> {
     let members = members_of(input)?;
-    members.iter().try_for_each(|member| array_of(input, member).map(drop))?;
+    members
+        .iter()
+        .try_for_each(|member| array_of(input, member).map(drop))?;
     Ok(members.len())
 }
 

@@ -66,7 +66,10 @@ pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     }
     if !rest.is_empty() {
         let at = directory.start + directory.size - rest.len() as u64;
-        let message = format!("the directory has bytes behind its {} entries", directory.count);
+        let message = format!(
+            "the directory has bytes behind its {} entries",
+            directory.count
+        );
         return Err(input.wrong(message, at, rest.len() as u64));
     }
     bound(input, &mut members, directory.start)?;
@@ -78,12 +81,20 @@ pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     let name = &member.name;
     let wrong = |message: String| Err(input.wrong(message, member.local, LOCAL_BYTES));
     if member.method != 0 {
-        let how = if member.method == 8 { "deflated".into() } else { format!("packed by method {}", member.method) };
-        let message = format!("`{name}` is {how}: write the archive with np.savez, not np.savez_compressed");
+        let how = if member.method == 8 {
+            "deflated".into()
+        } else {
+            format!("packed by method {}", member.method)
+        };
+        let message =
+            format!("`{name}` is {how}: write the archive with np.savez, not np.savez_compressed");
         return wrong(message);
     }
     if member.flags & (ENCRYPTED | STRANGE) != 0 {
-        return wrong(format!("`{name}` is encrypted or patched (flags {:#x})", member.flags));
+        return wrong(format!(
+            "`{name}` is encrypted or patched (flags {:#x})",
+            member.flags
+        ));
     }
     if member.packed != member.unpacked {
         return wrong(format!(
@@ -94,24 +105,44 @@ pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     let head: [u8; LOCAL_BYTES as usize] = input.array(member.local, "a local header")?;
     let field = |at: usize, bytes: usize| number(&head[at..at + bytes]);
     let (name_len, extra_len) = (field(26, 2), field(28, 2));
-    let rest = input.read(member.local + LOCAL_BYTES, name_len + extra_len, "a local header")?;
+    let rest = input.read(
+        member.local + LOCAL_BYTES,
+        name_len + extra_len,
+        "a local header",
+    )?;
     let (own_name, extra) = rest.split_at(name_len as usize);
-    if &head[..4] != LOCAL || own_name != name.as_bytes() || field(6, 2) != member.flags || field(8, 2) != 0 {
-        return wrong(format!("the local header of `{name}` is not the one that the directory names"));
+    if &head[..4] != LOCAL
+        || own_name != name.as_bytes()
+        || field(6, 2) != member.flags
+        || field(8, 2) != 0
+    {
+        return wrong(format!(
+            "the local header of `{name}` is not the one that the directory names"
+        ));
     }
     let mut sizes = [field(22, 4), field(18, 4)];
     let crc = field(14, 4);
     if extend(extra, &mut sizes).is_none() {
-        return wrong(format!("the local header of `{name}` has a broken extra field"));
+        return wrong(format!(
+            "the local header of `{name}` has a broken extra field"
+        ));
     }
     let same = crc == u64::from(member.crc) && sizes == [member.unpacked, member.packed];
     let left_out = member.flags & STREAMED != 0 && crc == 0 && sizes == [0, 0];
     if !same && !left_out {
-        return wrong(format!("the local header of `{name}` has another size or checksum than the directory"));
+        return wrong(format!(
+            "the local header of `{name}` has another size or checksum than the directory"
+        ));
     }
     let start = member.local + LOCAL_BYTES + name_len + extra_len;
-    if start.checked_add(member.packed).is_none_or(|end| end > member.limit) {
-        return wrong(format!("`{name}` reaches into what follows it at {}", member.limit));
+    if start
+        .checked_add(member.packed)
+        .is_none_or(|end| end > member.limit)
+    {
+        return wrong(format!(
+            "`{name}` reaches into what follows it at {}",
+            member.limit
+        ));
     }
     Ok(start)
 }
@@ -138,7 +169,11 @@ impl Directory {
                 && fits(size, 0xffff_ffff, fuller[2])
                 && fits(start, 0xffff_ffff, fuller[3]))
             {
-                return Err(input.wrong("the two end records of the archive disagree", at, END64_BYTES));
+                return Err(input.wrong(
+                    "the two end records of the archive disagree",
+                    at,
+                    END64_BYTES,
+                ));
             }
             counts = [fuller[0], fuller[1]];
             (size, start) = (fuller[2], fuller[3]);
@@ -160,7 +195,11 @@ impl Directory {
             let message = format!("a directory of {size} bytes, {} members", counts[0]);
             return Err(input.error(ErrorKind::Limit, message, start, size));
         }
-        Ok(Self { start, size, count: counts[0] })
+        Ok(Self {
+            start,
+            size,
+            count: counts[0],
+        })
     }
 }
 
@@ -175,7 +214,9 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
         let tail = input.read(start, len, "the end record")?;
         for at in memchr::memmem::rfind_iter(&tail, END) {
             let rest = &tail[at..];
-            let Some(end) = rest.first_chunk::<{ END_BYTES as usize }>() else { continue };
+            let Some(end) = rest.first_chunk::<{ END_BYTES as usize }>() else {
+                continue;
+            };
             match (number(&end[20..22]) + END_BYTES).cmp(&(rest.len() as u64)) {
                 Ordering::Equal => return Ok((start + at as u64, *end)),
                 Ordering::Less => longer = longer.or(Some((start + at as u64, *end))),
@@ -193,7 +234,9 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
 
 /// Offset and bytes of the zip64 end record, if any.
 fn end64_record(input: &Blob, end_at: u64) -> Result<Option<(u64, [u8; END64_BYTES as usize])>> {
-    let Some(locator_at) = end_at.checked_sub(LOCATOR_BYTES) else { return Ok(None) };
+    let Some(locator_at) = end_at.checked_sub(LOCATOR_BYTES) else {
+        return Ok(None);
+    };
     let locator: [u8; LOCATOR_BYTES as usize] = input.array(locator_at, "the zip64 locator")?;
     if &locator[..4] != LOCATOR {
         return Ok(None);
@@ -218,7 +261,11 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
         return wrong("an entry of the directory is broken or missing".into());
     };
     let field = |at: usize, bytes: usize| number(&head[at..at + bytes]);
-    let (name_len, extra_len, comment_len) = (field(28, 2) as usize, field(30, 2) as usize, field(32, 2) as usize);
+    let (name_len, extra_len, comment_len) = (
+        field(28, 2) as usize,
+        field(30, 2) as usize,
+        field(32, 2) as usize,
+    );
     let used = ENTRY_BYTES + name_len + extra_len + comment_len;
     let Some(tail) = rest.get(ENTRY_BYTES..used) else {
         return wrong("an entry of the directory is cut".into());
@@ -236,7 +283,19 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     }
     let [unpacked, packed, local] = wide;
     let (flags, method, crc) = (field(8, 2), field(10, 2), field(16, 4) as u32);
-    Ok((Member { name: name.into(), method, crc, packed, unpacked, flags, local, limit: 0 }, used))
+    Ok((
+        Member {
+            name: name.into(),
+            method,
+            crc,
+            packed,
+            unpacked,
+            flags,
+            local,
+            limit: 0,
+        },
+        used,
+    ))
 }
 
 /// Replaces the saturated values from the zip64 part of an extra field; `None` if the field is broken.
@@ -272,8 +331,10 @@ fn bound(input: &Blob, members: &mut [Member], directory: u64) -> Result<()> {
     for index in order.into_iter().rev() {
         let member = &mut members[index];
         if member.local >= limit {
-            let message =
-                format!("`{}` starts at {}, where another member or the directory starts", member.name, member.local);
+            let message = format!(
+                "`{}` starts at {}, where another member or the directory starts",
+                member.name, member.local
+            );
             return Err(input.wrong(message, member.local, LOCAL_BYTES));
         }
         member.limit = limit;

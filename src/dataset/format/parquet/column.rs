@@ -9,7 +9,9 @@
 //! Invariants: a column gives exactly the rows of its chunk, or an error; it never invents a missing value unless the
 //! user asked for zeros.
 
-use super::page::{Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined};
+use super::page::{
+    Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined,
+};
 use super::unpack::{Codec, Unpacked};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ChunkBuf;
@@ -18,7 +20,8 @@ use bytes::Bytes;
 use parquet::basic::{Compression, Type};
 use parquet::column::reader::{ColumnReaderImpl, get_column_reader, get_typed_column_reader};
 use parquet::data_type::{
-    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type, Int64Type,
+    BoolType, ByteArrayType, DataType, DoubleType, FixedLenByteArrayType, FloatType, Int32Type,
+    Int64Type,
 };
 use parquet::errors::ParquetError;
 use parquet::schema::types::ColumnDescPtr;
@@ -144,8 +147,14 @@ impl Column<'_> {
     }
 
     /// Decodes the chunk's rows to dense values (times `list` for lists of that length).
-    pub(super) fn dense(&self, list: usize, scratch: &mut Scratch, arena: usize) -> Result<Vec<Segment>> {
-        self.segments(list, scratch, arena).map_err(|error| self.named(error))
+    pub(super) fn dense(
+        &self,
+        list: usize,
+        scratch: &mut Scratch,
+        arena: usize,
+    ) -> Result<Vec<Segment>> {
+        self.segments(list, scratch, arena)
+            .map_err(|error| self.named(error))
     }
 
     fn named(&self, error: Error) -> Error {
@@ -159,17 +168,35 @@ impl Column<'_> {
         let arena = &mut scratch.arenas[arena];
         arena.clear();
         match self.descr.physical_type() {
-            Type::INT32 => self.values::<Int32Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
-            Type::INT64 => self.values::<Int64Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
-            Type::FLOAT => self.values::<FloatType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
-            Type::DOUBLE => self.values::<DoubleType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
-            Type::BOOLEAN => self.values::<BoolType>(list, arena, |value, out| out.push(u8::from(*value)))?,
-            Type::FIXED_LEN_BYTE_ARRAY => {
-                self.values::<FixedLenByteArrayType>(list, arena, |value, out| out.extend(value.data()))?;
+            Type::INT32 => {
+                self.values::<Int32Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?
             }
-            other => return Err(Error::decode(format!("values of type {other} have no fixed width"))),
+            Type::INT64 => {
+                self.values::<Int64Type>(list, arena, |value, out| out.extend(value.to_le_bytes()))?
+            }
+            Type::FLOAT => {
+                self.values::<FloatType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?
+            }
+            Type::DOUBLE => self
+                .values::<DoubleType>(list, arena, |value, out| out.extend(value.to_le_bytes()))?,
+            Type::BOOLEAN => {
+                self.values::<BoolType>(list, arena, |value, out| out.push(u8::from(*value)))?
+            }
+            Type::FIXED_LEN_BYTE_ARRAY => {
+                self.values::<FixedLenByteArrayType>(list, arena, |value, out| {
+                    out.extend(value.data())
+                })?;
+            }
+            other => {
+                return Err(Error::decode(format!(
+                    "values of type {other} have no fixed width"
+                )));
+            }
         }
-        Ok(vec![Segment { rows: self.len(), bytes: SegmentBytes::Arena(0..arena.len()) }])
+        Ok(vec![Segment {
+            rows: self.len(),
+            bytes: SegmentBytes::Arena(0..arena.len()),
+        }])
     }
 
     /// The values in place, if every page is plain and no value is missing.
@@ -182,9 +209,15 @@ impl Column<'_> {
         // Sixteen interleaved buffers that all start on a memory page would compete for the same L1 cache ways.
         unpacked.resize(if compressed { arena * 192 } else { 0 }, 0);
         // One allocation, not one per page.
-        unpacked.reserve(if compressed { self.len().saturating_mul(width) } else { 0 });
+        unpacked.reserve(if compressed {
+            self.len().saturating_mul(width)
+        } else {
+            0
+        });
         let walked = self.each_plain(scratch, &mut |page| {
-            let values = page.values.get(page.rows.start * width..page.rows.end * width);
+            let values = page
+                .values
+                .get(page.rows.start * width..page.rows.end * width);
             let Some(values) = values.filter(|_| width > 0) else {
                 fits = false;
                 return Ok(());
@@ -196,7 +229,10 @@ impl Column<'_> {
             } else {
                 SegmentBytes::Piece(self.data.slice_ref(values))
             };
-            segments.push(Segment { rows: page.rows.len(), bytes });
+            segments.push(Segment {
+                rows: page.rows.len(),
+                bytes,
+            });
             Ok(())
         });
         scratch.arenas[arena] = unpacked;
@@ -211,11 +247,18 @@ impl Column<'_> {
     }
 
     fn wrong_count(&self, rows: usize) -> Error {
-        Error::decode(format!("the pages hold {rows} of the chunk's {} rows", self.len()))
+        Error::decode(format!(
+            "the pages hold {rows} of the chunk's {} rows",
+            self.len()
+        ))
     }
 
     /// Calls `body` for every page up to the first that is not plain. Gives whether all are plain.
-    fn each_plain(&self, scratch: &mut Scratch, body: &mut dyn FnMut(PlainPage<'_>) -> Result<()>) -> Result<bool> {
+    fn each_plain(
+        &self,
+        scratch: &mut Scratch,
+        body: &mut dyn FnMut(PlainPage<'_>) -> Result<()>,
+    ) -> Result<bool> {
         let mut plain = self.dictionary.is_empty() && self.descr.max_rep_level() == 0;
         let mut row = self.place.first_row;
         let [mut before, mut pages] = self.parts();
@@ -230,13 +273,19 @@ impl Column<'_> {
             while let Some(page) = pages.next()? {
                 if matches!(page.header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
                     // The column reader allocates by this number.
-                    values = values.checked_sub(page.header.values as u64).ok_or_else(|| {
-                        let message =
-                            format!("the pages hold more than the {} values of the footer", self.place.values);
-                        Error::new(ErrorKind::Limit, Stage::Decode, message)
-                    })?;
+                    values = values
+                        .checked_sub(page.header.values as u64)
+                        .ok_or_else(|| {
+                            let message = format!(
+                                "the pages hold more than the {} values of the footer",
+                                self.place.values
+                            );
+                            Error::new(ErrorKind::Limit, Stage::Decode, message)
+                        })?;
                     // The parquet crate panics on such a page.
-                    if !dictionary && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&page.header.encoding) {
+                    if !dictionary
+                        && [PLAIN_DICTIONARY, RLE_DICTIONARY].contains(&page.header.encoding)
+                    {
                         return Err(Error::decode(
                             "a page refers to a dictionary, and the column chunk has none before it",
                         ));
@@ -258,7 +307,10 @@ impl Column<'_> {
                         let range = self.rows.start.clamp(row, end)..self.rows.end.clamp(row, end);
                         let rows = (range.start - row) as usize..(range.end - row) as usize;
                         if !rows.is_empty() {
-                            body(PlainPage { values: bytes, rows })?;
+                            body(PlainPage {
+                                values: bytes,
+                                rows,
+                            })?;
                         }
                         row = end;
                     }
@@ -279,7 +331,10 @@ impl Column<'_> {
         };
         let Page { header, .. } = page;
         if header.kind == PageKind::Dictionary && header.values > header.uncompressed / least {
-            let message = format!("a dictionary of {} values in {} bytes", header.values, header.uncompressed);
+            let message = format!(
+                "a dictionary of {} values in {} bytes",
+                header.values, header.uncompressed
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
         }
         Ok(())
@@ -303,29 +358,51 @@ impl Column<'_> {
                     return Ok(Some(bytes));
                 }
                 let (levels, values) = levels_v1(header, bytes).unzip();
-                Ok(values.filter(|_| levels.is_some_and(|levels| all_defined(levels, header.values, max))))
+                Ok(values.filter(|_| {
+                    levels.is_some_and(|levels| all_defined(levels, header.values, max))
+                }))
             }
-            PageKind::DataV2 { nulls: 0, def_bytes, rep_bytes: 0, compressed, .. } => {
-                let Some((levels, body)) = page.body.split_at_checked(def_bytes as usize) else { return Ok(None) };
+            PageKind::DataV2 {
+                nulls: 0,
+                def_bytes,
+                rep_bytes: 0,
+                compressed,
+                ..
+            } => {
+                let Some((levels, body)) = page.body.split_at_checked(def_bytes as usize) else {
+                    return Ok(None);
+                };
                 if max > 0 && !all_defined(levels, header.values, max) {
                     return Ok(None);
                 }
                 let size = header.uncompressed.saturating_sub(def_bytes as usize);
-                if compressed { self.unpack(body, size, scratch, unpacked).map(Some) } else { Ok(Some(body)) }
+                if compressed {
+                    self.unpack(body, size, scratch, unpacked).map(Some)
+                } else {
+                    Ok(Some(body))
+                }
             }
             _ => Ok(None),
         }
     }
 
     /// Unpacks a compressed body to `size` bytes; `size` was compared with the footer.
-    fn unpack<'p>(&self, body: &'p [u8], size: usize, scratch: &mut Scratch, out: &'p mut Vec<u8>) -> Result<&'p [u8]> {
+    fn unpack<'p>(
+        &self,
+        body: &'p [u8],
+        size: usize,
+        scratch: &mut Scratch,
+        out: &'p mut Vec<u8>,
+    ) -> Result<&'p [u8]> {
         if self.place.compression == Compression::UNCOMPRESSED {
             return Ok(body);
         }
         if out.len() < size {
             out.resize(size, 0);
         }
-        scratch.codec.unpack(self.place.compression, body, &mut out[..size])?;
+        scratch
+            .codec
+            .unpack(self.place.compression, body, &mut out[..size])?;
         Ok(&out[..size])
     }
 
@@ -333,7 +410,8 @@ impl Column<'_> {
     fn reader<T: DataType>(&self) -> Result<(ColumnReaderImpl<T>, Option<Bytes>)> {
         let mut pages = Unpacked::new(self.parts(), self.place.compression);
         let dictionary = pages.dictionary()?;
-        let mut reader = get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), Box::new(pages)));
+        let mut reader =
+            get_typed_column_reader::<T>(get_column_reader(self.descr.clone(), Box::new(pages)));
         let skip = (self.rows.start - self.place.first_row) as usize;
         if skip > 0 && reader.skip_records(skip).map_err(unread)? != skip {
             return Err(self.wrong_count(0));
@@ -344,21 +422,44 @@ impl Column<'_> {
     /// Reads the values and levels of all rows.
     fn read<T: DataType>(&self) -> Result<Read<T::T>> {
         let (mut reader, dictionary) = self.reader::<T>()?;
-        let mut read = Read { values: Vec::new(), def: Vec::new(), rep: Vec::new(), dictionary };
+        let mut read = Read {
+            values: Vec::new(),
+            def: Vec::new(),
+            rep: Vec::new(),
+            dictionary,
+        };
         // One exact allocation, as the plan counts it: growing would take twice as much.
         let most = usize::try_from(self.place.values).unwrap_or(usize::MAX);
-        let most = if self.descr.max_rep_level() == 0 { most.min(self.len()) } else { most };
+        let most = if self.descr.max_rep_level() == 0 {
+            most.min(self.len())
+        } else {
+            most
+        };
         let levels = |is: bool| if is { most } else { 0 };
         let reserved = read
             .values
             .try_reserve_exact(most)
-            .and_then(|()| read.def.try_reserve_exact(levels(self.descr.max_def_level() > 0)))
-            .and_then(|()| read.rep.try_reserve_exact(levels(self.descr.max_rep_level() > 0)));
-        reserved.map_err(|_| Error::new(ErrorKind::Limit, Stage::Decode, format!("no memory for {most} values")))?;
+            .and_then(|()| {
+                read.def
+                    .try_reserve_exact(levels(self.descr.max_def_level() > 0))
+            })
+            .and_then(|()| {
+                read.rep
+                    .try_reserve_exact(levels(self.descr.max_rep_level() > 0))
+            });
+        reserved.map_err(|_| {
+            Error::new(
+                ErrorKind::Limit,
+                Stage::Decode,
+                format!("no memory for {most} values"),
+            )
+        })?;
         let (mut rows, wanted) = (0, self.len());
         while rows < wanted {
             let (def, rep) = (Some(&mut read.def), Some(&mut read.rep));
-            let (more, _, _) = reader.read_records(wanted - rows, def, rep, &mut read.values).map_err(unread)?;
+            let (more, _, _) = reader
+                .read_records(wanted - rows, def, rep, &mut read.values)
+                .map_err(unread)?;
             if more == 0 {
                 return Err(self.wrong_count(rows));
             }
@@ -368,16 +469,27 @@ impl Column<'_> {
     }
 
     /// Calls `row` with the values of every row, in order; `None` for a missing value or list.
-    fn each_row<T: DataType>(&self, row: impl FnMut(usize, Option<&[T::T]>) -> Result<()>) -> Result<()> {
+    fn each_row<T: DataType>(
+        &self,
+        row: impl FnMut(usize, Option<&[T::T]>) -> Result<()>,
+    ) -> Result<()> {
         self.each_row_of(&self.read::<T>()?, row)
     }
 
-    fn each_row_of<V>(&self, read: &Read<V>, mut row: impl FnMut(usize, Option<&[V]>) -> Result<()>) -> Result<()> {
+    fn each_row_of<V>(
+        &self,
+        read: &Read<V>,
+        mut row: impl FnMut(usize, Option<&[V]>) -> Result<()>,
+    ) -> Result<()> {
         let (max_def, max_rep) = (self.descr.max_def_level(), self.descr.max_rep_level());
         if max_rep > 1 {
             return Err(Error::decode("lists of lists are not supported"));
         }
-        let levels = if max_def > 0 { read.def.len() } else { read.rep.len().max(read.values.len()) };
+        let levels = if max_def > 0 {
+            read.def.len()
+        } else {
+            read.rep.len().max(read.values.len())
+        };
         // Lowest definition level at which a list has an element.
         let element = self.descr.repeated_ancestor_def_level();
         let (mut value, mut level, mut number) = (0, 0, 0);
@@ -391,7 +503,9 @@ impl Column<'_> {
                     // The element exists, but it or its selected part is null.
                     Some(def) if max_rep > 0 && *def >= element => {
                         let row = self.rows.start + number as u64;
-                        return Err(Error::decode(format!("a null within the list of row {row}")));
+                        return Err(Error::decode(format!(
+                            "a null within the list of row {row}"
+                        )));
                     }
                     // An empty list.
                     Some(def) if max_rep > 0 && *def + 1 == element => there = true,
@@ -402,7 +516,10 @@ impl Column<'_> {
                     break;
                 }
             }
-            let values = read.values.get(start..value).ok_or_else(|| Error::decode("fewer values than levels"))?;
+            let values = read
+                .values
+                .get(start..value)
+                .ok_or_else(|| Error::decode("fewer values than levels"))?;
             if missing && self.nulls == Nulls::Error {
                 return Err(self.missing(number));
             }
@@ -417,24 +534,38 @@ impl Column<'_> {
 
     fn missing(&self, row: usize) -> Error {
         let row = self.rows.start + row as u64;
-        Error::decode(format!("row {row} of the row group is null ({} takes nulls as 0 or empty)", Setting::NullZero))
+        Error::decode(format!(
+            "row {row} of the row group is null ({} takes nulls as 0 or empty)",
+            Setting::NullZero
+        ))
     }
 
     /// Writes all values with `put`: `list` per row, or one per row for a column without lists.
-    fn values<T: DataType>(&self, list: usize, out: &mut Vec<u8>, put: impl Fn(&T::T, &mut Vec<u8>)) -> Result<()> {
+    fn values<T: DataType>(
+        &self,
+        list: usize,
+        out: &mut Vec<u8>,
+        put: impl Fn(&T::T, &mut Vec<u8>),
+    ) -> Result<()> {
         let boolean = self.descr.physical_type() == Type::BOOLEAN;
         let row_bytes = list * if boolean { 1 } else { self.width() };
         self.each_row::<T>(|number, values| {
             let values = values.unwrap_or_default();
             if values.len() != list && !(values.is_empty() && self.nulls == Nulls::Zero) {
                 let row = self.rows.start + number as u64;
-                let message = format!("row {row} of the row group has a list of {} values, not {list}", values.len());
+                let message = format!(
+                    "row {row} of the row group has a list of {} values, not {list}",
+                    values.len()
+                );
                 return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
             }
             let end = out.len() + row_bytes;
             values.iter().for_each(|value| put(value, out));
             if out.len() != end && !values.is_empty() {
-                return Err(Error::decode(format!("a value is not of the column's {} bytes", self.width())));
+                return Err(Error::decode(format!(
+                    "a value is not of the column's {} bytes",
+                    self.width()
+                )));
             }
             // Zeros in place of nulls.
             out.resize(end, 0);
@@ -451,7 +582,9 @@ impl Column<'_> {
         (out, field): (&mut ChunkBuf, usize),
     ) -> Result<()> {
         if self.descr.physical_type() == Type::BYTE_ARRAY {
-            return self.byte_arrays(scratch, out, field).map_err(|error| self.named(error));
+            return self
+                .byte_arrays(scratch, out, field)
+                .map_err(|error| self.named(error));
         }
         let mut narrow = Vec::new();
         let lists = self.lists_of(scratch, &mut |row| {
@@ -459,13 +592,18 @@ impl Column<'_> {
                 return out.push(field, row);
             }
             narrow.clear();
-            row.chunks_exact(width).for_each(|value| narrow.extend(&value[..keep]));
+            row.chunks_exact(width)
+                .for_each(|value| narrow.extend(&value[..keep]));
             out.push(field, &narrow)
         });
         lists.map_err(|error| self.named(error))
     }
 
-    fn lists_of(&self, scratch: &mut Scratch, row: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    fn lists_of(
+        &self,
+        scratch: &mut Scratch,
+        row: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         match self.descr.physical_type() {
             Type::INT32 => self.lists::<Int32Type>(scratch, row),
             Type::INT64 => self.lists::<Int64Type>(scratch, row),
@@ -477,7 +615,10 @@ impl Column<'_> {
                 self.each_plain(scratch, &mut |_| Ok(()))?;
                 self.each_row::<FixedLenByteArrayType>(|_, values| {
                     list.clear();
-                    values.unwrap_or_default().iter().for_each(|value| list.extend_from_slice(value.data()));
+                    values
+                        .unwrap_or_default()
+                        .iter()
+                        .for_each(|value| list.extend_from_slice(value.data()));
                     row(&list)
                 })
             }
@@ -485,7 +626,11 @@ impl Column<'_> {
         }
     }
 
-    fn lists<T: DataType>(&self, scratch: &mut Scratch, row: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>
+    fn lists<T: DataType>(
+        &self,
+        scratch: &mut Scratch,
+        row: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()>
     where
         T::T: bytemuck::NoUninit,
     {
@@ -522,16 +667,22 @@ impl Column<'_> {
         })
     }
 
-    fn plain_byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
+    fn plain_byte_arrays(
+        &self,
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+        field: usize,
+    ) -> Result<()> {
         let mut rows = 0;
         self.each_plain(scratch, &mut |page| {
             rows += page.rows.len();
             let mut values = page.values;
             for number in 0..page.rows.end {
-                let value = values
-                    .split_first_chunk::<4>()
-                    .and_then(|(len, rest)| rest.split_at_checked(u32::from_le_bytes(*len) as usize));
-                let (value, rest) = value.ok_or_else(|| Error::decode("a value is longer than its page"))?;
+                let value = values.split_first_chunk::<4>().and_then(|(len, rest)| {
+                    rest.split_at_checked(u32::from_le_bytes(*len) as usize)
+                });
+                let (value, rest) =
+                    value.ok_or_else(|| Error::decode("a value is longer than its page"))?;
                 values = rest;
                 if number >= page.rows.start {
                     out.push(field, value)?;
@@ -539,13 +690,19 @@ impl Column<'_> {
             }
             Ok(())
         })?;
-        if rows == self.len() { Ok(()) } else { Err(self.wrong_count(rows)) }
+        if rows == self.len() {
+            Ok(())
+        } else {
+            Err(self.wrong_count(rows))
+        }
     }
 }
 
 /// Splits an unpacked page of version 1, whose levels have a length, into definition levels and values.
 pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
-    let (len, rest) = (header.def_encoding == RLE).then(|| page.split_first_chunk::<4>()).flatten()?;
+    let (len, rest) = (header.def_encoding == RLE)
+        .then(|| page.split_first_chunk::<4>())
+        .flatten()?;
     rest.split_at_checked(u32::from_le_bytes(*len) as usize)
 }
 

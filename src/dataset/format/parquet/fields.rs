@@ -22,24 +22,44 @@ pub(super) struct SchemaPlan {
 impl SchemaPlan {
     /// `varying`: the maximum length of lists and byte arrays that have none of their own. `skip`: of all columns, those that
     /// cannot be read are left out.
-    pub(super) fn new(wanted: &[Wanted], varying: Option<usize>, skip: bool, footer: &Footer) -> Result<Self> {
+    pub(super) fn new(
+        wanted: &[Wanted],
+        varying: Option<usize>,
+        skip: bool,
+        footer: &Footer,
+    ) -> Result<Self> {
         let all: Vec<Wanted>;
         let skip = skip && wanted.is_empty();
         let wanted = if wanted.is_empty() {
-            let one =
-                |leaf: &Leaf| Wanted { name: leaf.name.clone(), columns: vec![leaf.name.clone()], how: How::Stored };
+            let one = |leaf: &Leaf| Wanted {
+                name: leaf.name.clone(),
+                columns: vec![leaf.name.clone()],
+                how: How::Stored,
+            };
             all = footer.leaves.iter().map(one).collect();
             &all
         } else {
             wanted
         };
-        let mut plan = Self { schema: Vec::new(), fields: Vec::new(), leaves: Vec::new(), left_out: Vec::new() };
+        let mut plan = Self {
+            schema: Vec::new(),
+            fields: Vec::new(),
+            leaves: Vec::new(),
+            left_out: Vec::new(),
+        };
         let mut named = HashMap::new();
         for field in wanted {
             if let Some(before) = named.insert(&field.name, field.how) {
                 let picture = [before, field.how].contains(&How::Image);
-                let why = if picture { "is the picture, and named again" } else { "is named twice" };
-                return Err(config(format!("column `{}` {why}: name it once", field.name)));
+                let why = if picture {
+                    "is the picture, and named again"
+                } else {
+                    "is named twice"
+                };
+                return Err(config(format!(
+                    "column `{}` {why}: name it once",
+                    field.name
+                )));
             }
             let columns = plan.leaves.len();
             match plan.add(field, varying, footer) {
@@ -57,7 +77,11 @@ impl SchemaPlan {
         let start = self.leaves.len();
         for column in &wanted.columns {
             // Hugging Face's datasets store a picture as a structure of `bytes` and `path`.
-            let nested = || find(footer, &format!("{column}.bytes")).ok().filter(|_| wanted.how == How::Image);
+            let nested = || {
+                find(footer, &format!("{column}.bytes"))
+                    .ok()
+                    .filter(|_| wanted.how == How::Image)
+            };
             let leaf = find(footer, column).or_else(|error| nested().ok_or(error))?;
             self.leaves.push(footer.leaves[leaf].clone());
         }
@@ -65,7 +89,10 @@ impl SchemaPlan {
         let Some(first) = leaves.first() else {
             return Err(config(format!("field `{}` has no columns", wanted.name)));
         };
-        if let Some(other) = leaves.iter().find(|leaf| leaf.arrow != first.arrow || leaf.list != first.list) {
+        if let Some(other) = leaves
+            .iter()
+            .find(|leaf| leaf.arrow != first.arrow || leaf.list != first.list)
+        {
             let message = format!(
                 "`{}` and `{}` cannot be stacked: {} and {}",
                 first.name,
@@ -82,7 +109,10 @@ impl SchemaPlan {
         };
         let (encoded, kind) = encoded_field(&wanted.name, how, first, leaves.len())?;
         self.schema.push(encoded);
-        self.fields.push(FieldPlan { columns: start..self.leaves.len(), kind });
+        self.fields.push(FieldPlan {
+            columns: start..self.leaves.len(),
+            kind,
+        });
         Ok(())
     }
 }
@@ -98,12 +128,17 @@ fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
         (DataType::UInt32, Type::INT32) => (DType::U32, 4, 4),
         // Version 1 of the format has no unsigned numbers.
         (DataType::UInt32, Type::INT64) => (DType::U32, 8, 4),
-        (DataType::Int32 | DataType::Date32 | DataType::Date64 | DataType::Time32(_), Type::INT32) => {
-            (DType::I32, 4, 4)
-        }
+        (
+            DataType::Int32 | DataType::Date32 | DataType::Date64 | DataType::Time32(_),
+            Type::INT32,
+        ) => (DType::I32, 4, 4),
         (DataType::UInt64, Type::INT64) => (DType::U64, 8, 8),
         (
-            DataType::Int64 | DataType::Date64 | DataType::Time64(_) | DataType::Timestamp(..) | DataType::Duration(_),
+            DataType::Int64
+            | DataType::Date64
+            | DataType::Time64(_)
+            | DataType::Timestamp(..)
+            | DataType::Duration(_),
             Type::INT64,
         ) => (DType::I64, 8, 8),
         (DataType::Float16, Type::FIXED_LEN_BYTE_ARRAY) => (DType::F16, 2, 2),
@@ -115,12 +150,17 @@ fn number(leaf: &Leaf) -> Option<(DType, usize, usize)> {
 
 fn is_decimal(of: &DataType) -> bool {
     use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
-    matches!(of, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
+    matches!(
+        of,
+        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..)
+    )
 }
 
 /// Whether the values are texts or other bytes of any length. A column whose annotation cannot be read may be neither.
 fn is_bytes(leaf: &Leaf) -> bool {
-    leaf.descr.physical_type() == Type::BYTE_ARRAY && !is_decimal(&leaf.arrow) && leaf.arrow != DataType::Null
+    leaf.descr.physical_type() == Type::BYTE_ARRAY
+        && !is_decimal(&leaf.arrow)
+        && leaf.arrow != DataType::Null
 }
 
 /// Reason why no setting makes a field of a column.
@@ -138,48 +178,87 @@ fn refusal(leaf: &Leaf) -> String {
         (of, _) if is_decimal(of) => "decimals are not supported".into(),
         (_, Type::INT96) => "timestamps of 96 bits are not supported".into(),
         (_, Type::BYTE_ARRAY) if list => "lists of byte arrays are not supported".into(),
-        (DataType::FixedSizeBinary(_), _) if list => "lists of byte arrays are not supported".into(),
+        (DataType::FixedSizeBinary(_), _) if list => {
+            "lists of byte arrays are not supported".into()
+        }
         (_, Type::BYTE_ARRAY) => "byte arrays cannot be stacked".into(),
         _ if number(leaf).is_none() => "values of this type are not supported".into(),
         _ if list => {
-            format!("a list is a field by {}, one of fixed size also by {}", Setting::UpTo, Setting::Columns)
+            format!(
+                "a list is a field by {}, one of fixed size also by {}",
+                Setting::UpTo,
+                Setting::Columns
+            )
         }
         _ => format!("a number is a field by {}", Setting::Columns),
     }
 }
 
-fn encoded_field(name: &str, how: How, leaf: &Leaf, columns: usize) -> Result<(EncodedField, FieldKind)> {
+fn encoded_field(
+    name: &str,
+    how: How,
+    leaf: &Leaf,
+    columns: usize,
+) -> Result<(EncodedField, FieldKind)> {
     let unsupported = || {
         let stored = leaf.descr.physical_type();
-        let others = unreadable(leaf).map_or(String::new(), |_| format!("; {} takes other columns", Setting::Columns));
+        let others = unreadable(leaf).map_or(String::new(), |_| {
+            format!("; {} takes other columns", Setting::Columns)
+        });
         let (name, described) = (&leaf.name, leaf.described());
-        Err(config(format!("column `{name}` ({described}, stored as {stored}): {}{others}", refusal(leaf))))
+        Err(config(format!(
+            "column `{name}` ({described}, stored as {stored}): {}{others}",
+            refusal(leaf)
+        )))
     };
     if leaf.descr.max_rep_level() > 1 {
         return unsupported();
     }
     if let (DataType::FixedSizeBinary(_), List::No) = (&leaf.arrow, leaf.list) {
         let width = leaf.descr.type_length().max(0) as usize;
-        let shape = if columns == 1 { vec![width] } else { vec![columns, width] };
-        let kind = FieldKind::Array { width, keep: width, list: 1 };
-        return Ok((EncodedField::raw(Field::fixed(name, DType::U8, shape)), kind));
+        let shape = if columns == 1 {
+            vec![width]
+        } else {
+            vec![columns, width]
+        };
+        let kind = FieldKind::Array {
+            width,
+            keep: width,
+            list: 1,
+        };
+        return Ok((
+            EncodedField::raw(Field::fixed(name, DType::U8, shape)),
+            kind,
+        ));
     }
     let any_bytes = FieldKind::Ragged { width: 1, keep: 1 };
     let bytes = is_bytes(leaf) && leaf.list == List::No && columns == 1;
     match (number(leaf), leaf.list, how) {
         (None, _, How::Image) if bytes => Ok((EncodedField::image(name), any_bytes)),
         (None, _, How::Stored) if bytes => Ok((EncodedField::bytes(name), any_bytes)),
-        (None, _, How::UpTo(max)) if bytes => Ok((EncodedField::raw(Field::up_to(name, DType::U8, max)), any_bytes)),
+        (None, _, How::UpTo(max)) if bytes => Ok((
+            EncodedField::raw(Field::up_to(name, DType::U8, max)),
+            any_bytes,
+        )),
         (Some((dtype, width, keep)), List::No, How::Stored) => {
             let shape = if columns == 1 { vec![] } else { vec![columns] };
-            let kind = FieldKind::Array { width, keep, list: 1 };
+            let kind = FieldKind::Array {
+                width,
+                keep,
+                list: 1,
+            };
             Ok((EncodedField::raw(Field::fixed(name, dtype, shape)), kind))
         }
         (Some((dtype, width, keep)), List::Fixed(list), How::Stored) if list > 0 => {
             let kind = FieldKind::Array { width, keep, list };
-            Ok((EncodedField::raw(Field::fixed(name, dtype, [columns * list])), kind))
+            Ok((
+                EncodedField::raw(Field::fixed(name, dtype, [columns * list])),
+                kind,
+            ))
         }
-        (Some((dtype, width, keep)), List::Any | List::Fixed(_), How::UpTo(max)) if columns == 1 => {
+        (Some((dtype, width, keep)), List::Any | List::Fixed(_), How::UpTo(max))
+            if columns == 1 =>
+        {
             let kind = FieldKind::Ragged { width, keep };
             Ok((EncodedField::raw(Field::up_to(name, dtype, max)), kind))
         }
@@ -198,20 +277,42 @@ fn encoded_field(name: &str, how: How, leaf: &Leaf, columns: usize) -> Result<(E
 fn find(footer: &Footer, name: &str) -> Result<usize> {
     let is = |leaf: &Leaf| leaf.name == name || leaf.descr.path().string() == name;
     footer.leaves.iter().position(is).ok_or_else(|| {
-        let within = |leaf: &&Leaf| leaf.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+        let within = |leaf: &&Leaf| {
+            leaf.name
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
         let readable = |leaf: &&Leaf| unreadable(leaf).is_none();
-        let names = |leaves: Vec<&Leaf>| leaves.iter().map(|leaf| &*leaf.name).collect::<Vec<_>>().join(", ");
+        let names = |leaves: Vec<&Leaf>| {
+            leaves
+                .iter()
+                .map(|leaf| &*leaf.name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let Some(inner) = footer.leaves.iter().find(within) else {
             let there = footer.leaves.iter().filter(readable).take(64).collect();
             return config(format!("no column `{name}`; there are {}", names(there)));
         };
-        let there: Vec<&Leaf> = footer.leaves.iter().filter(within).filter(readable).take(64).collect();
+        let there: Vec<&Leaf> = footer
+            .leaves
+            .iter()
+            .filter(within)
+            .filter(readable)
+            .take(64)
+            .collect();
         match unreadable(inner) {
             Some(reason) if there.is_empty() => {
                 let columns = Setting::Columns;
-                config(format!("column `{name}` holds `{}`: {reason}; {columns} takes other columns", inner.name))
+                config(format!(
+                    "column `{name}` holds `{}`: {reason}; {columns} takes other columns",
+                    inner.name
+                ))
             }
-            _ => config(format!("column `{name}` is a structure; there are {}", names(there))),
+            _ => config(format!(
+                "column `{name}` is a structure; there are {}",
+                names(there)
+            )),
         }
     })
 }
@@ -236,7 +337,14 @@ pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize
 fn same_values(a: &Leaf, b: &Leaf) -> bool {
     let stored = |leaf: &Leaf| {
         let of = leaf.descr.physical_type();
-        (of, if of == Type::FIXED_LEN_BYTE_ARRAY { leaf.descr.type_length() } else { 0 })
+        (
+            of,
+            if of == Type::FIXED_LEN_BYTE_ARRAY {
+                leaf.descr.type_length()
+            } else {
+                0
+            },
+        )
     };
     let nested = |leaf: &Leaf| (leaf.list != List::No, leaf.descr.max_rep_level());
     let fixed = |leaf: &Leaf| matches!(leaf.list, List::Fixed(_));
@@ -246,16 +354,23 @@ fn same_values(a: &Leaf, b: &Leaf) -> bool {
     };
     // Lists of the first file that may have any length hold those of one length.
     let lists = a.list == b.list || !fixed(b);
-    stored(a) == stored(b) && nested(a) == nested(b) && lists && ((is_bytes(a) && is_bytes(b)) || arrow(a) == arrow(b))
+    stored(a) == stored(b)
+        && nested(a) == nested(b)
+        && lists
+        && ((is_bytes(a) && is_bytes(b)) || arrow(a) == arrow(b))
 }
 
-pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Result<Vec<(usize, f64, f64)>> {
+pub(super) fn prune_columns(
+    prune: &[(String, f64, f64)],
+    footer: &Footer,
+) -> Result<Vec<(usize, f64, f64)>> {
     let place = |(name, min, max): &(String, f64, f64)| {
         let index = find(footer, name)?;
         match number(&footer.leaves[index]) {
-            Some((DType::U32 | DType::U64, ..)) | None => {
-                Err(config(format!("column `{name}` ({}) has no statistics to prune by", footer.leaves[index].arrow)))
-            }
+            Some((DType::U32 | DType::U64, ..)) | None => Err(config(format!(
+                "column `{name}` ({}) has no statistics to prune by",
+                footer.leaves[index].arrow
+            ))),
             Some(_) => Ok((index, *min, *max)),
         }
     };
@@ -265,12 +380,19 @@ pub(super) fn prune_columns(prune: &[(String, f64, f64)], footer: &Footer) -> Re
 /// Whether the statistics exclude all values within `min ..= max`.
 pub(super) fn outside(statistics: Option<&Statistics>, min: f64, max: f64) -> bool {
     let (low, high) = match statistics {
-        Some(Statistics::Int32(s)) => (s.min_opt().map(|v| f64::from(*v)), s.max_opt().map(|v| f64::from(*v))),
+        Some(Statistics::Int32(s)) => (
+            s.min_opt().map(|v| f64::from(*v)),
+            s.max_opt().map(|v| f64::from(*v)),
+        ),
         // Rounding moves bounds beyond 2^53. Widened bounds never prune a row group by mistake.
-        Some(Statistics::Int64(s)) => {
-            (s.min_opt().map(|v| (*v as f64).next_down()), s.max_opt().map(|v| (*v as f64).next_up()))
-        }
-        Some(Statistics::Float(s)) => (s.min_opt().map(|v| f64::from(*v)), s.max_opt().map(|v| f64::from(*v))),
+        Some(Statistics::Int64(s)) => (
+            s.min_opt().map(|v| (*v as f64).next_down()),
+            s.max_opt().map(|v| (*v as f64).next_up()),
+        ),
+        Some(Statistics::Float(s)) => (
+            s.min_opt().map(|v| f64::from(*v)),
+            s.max_opt().map(|v| f64::from(*v)),
+        ),
         Some(Statistics::Double(s)) => (s.min_opt().copied(), s.max_opt().copied()),
         _ => (None, None),
     };

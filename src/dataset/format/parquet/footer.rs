@@ -12,7 +12,8 @@ use parquet::arrow::{ProjectionMask, parquet_to_arrow_schema_by_columns};
 use parquet::basic::Type;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{
-    PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, ParquetMetaDataReader, RowGroupMetaData,
+    PageIndexPolicy, ParquetMetaData, ParquetMetaDataPushDecoder, ParquetMetaDataReader,
+    RowGroupMetaData,
 };
 use parquet::schema::types::ColumnDescPtr;
 use std::ops::Range;
@@ -59,7 +60,11 @@ impl Leaf {
     /// Description of everything in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
         let (stored, len) = (self.descr.physical_type(), self.descr.type_length());
-        let len = if stored == Type::FIXED_LEN_BYTE_ARRAY { format!(" of {len} bytes") } else { String::new() };
+        let len = if stored == Type::FIXED_LEN_BYTE_ARRAY {
+            format!(" of {len} bytes")
+        } else {
+            String::new()
+        };
         format!("{} (stored as {stored}{len})", self.described())
     }
 }
@@ -72,8 +77,11 @@ pub(super) enum List {
 }
 
 fn unread(error: parquet::errors::ParquetError) -> Error {
-    let kind =
-        if matches!(error, parquet::errors::ParquetError::EOF(_)) { ErrorKind::Truncated } else { ErrorKind::Decode };
+    let kind = if matches!(error, parquet::errors::ParquetError::EOF(_)) {
+        ErrorKind::Truncated
+    } else {
+        ErrorKind::Decode
+    };
     Error::new(kind, Stage::Index, "the footer cannot be read").with_source(error)
 }
 
@@ -87,7 +95,11 @@ impl Footer {
     }
 
     pub(super) fn of_bytes(bytes: &Arc<[u8]>, builder: &ParquetBuilder) -> Result<Self> {
-        Self::of_blob(&Blob::memory(Bytes::from_owner(bytes.clone())), Some(bytes.clone()), builder)
+        Self::of_blob(
+            &Blob::memory(Bytes::from_owner(bytes.clone())),
+            Some(bytes.clone()),
+            builder,
+        )
     }
 
     fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
@@ -104,35 +116,77 @@ impl Footer {
     }
 
     /// `odd`: columns whose annotations are left out.
-    fn new(blob: &Blob, meta: ParquetMetaData, odd: &[usize], bytes: Option<Arc<[u8]>>) -> Result<Self> {
+    fn new(
+        blob: &Blob,
+        meta: ParquetMetaData,
+        odd: &[usize],
+        bytes: Option<Arc<[u8]>>,
+    ) -> Result<Self> {
         let descr = meta.file_metadata().schema_descr_ptr();
         let mut types = types_of(&meta);
         for leaf in odd {
-            types.get_mut(*leaf).ok_or_else(|| config("the schema has fewer columns".into()))?.0 = UNREAD;
+            types
+                .get_mut(*leaf)
+                .ok_or_else(|| config("the schema has fewer columns".into()))?
+                .0 = UNREAD;
         }
-        let alone = |root: &str| descr.columns().iter().filter(|column| column.path().parts()[0] == root).count() == 1;
-        let leaves = descr.columns().iter().zip(types).map(|(descr, (arrow, list))| {
-            let root = &descr.path().parts()[0];
-            let name = if list != List::No && alone(root) { root.clone() } else { descr.path().string() };
-            Leaf { descr: descr.clone(), arrow, list, name }
-        });
+        let alone = |root: &str| {
+            descr
+                .columns()
+                .iter()
+                .filter(|column| column.path().parts()[0] == root)
+                .count()
+                == 1
+        };
+        let leaves = descr
+            .columns()
+            .iter()
+            .zip(types)
+            .map(|(descr, (arrow, list))| {
+                let root = &descr.path().parts()[0];
+                let name = if list != List::No && alone(root) {
+                    root.clone()
+                } else {
+                    descr.path().string()
+                };
+                Leaf {
+                    descr: descr.clone(),
+                    arrow,
+                    list,
+                    name,
+                }
+            });
         let leaves = leaves.collect();
         let path = blob.path().to_path_buf();
-        Ok(Self { path, len: blob.len(), version: blob.look()?, meta, leaves, no_index: None, bytes })
+        Ok(Self {
+            path,
+            len: blob.len(),
+            version: blob.look()?,
+            meta,
+            leaves,
+            no_index: None,
+            bytes,
+        })
     }
 
     /// Adds the page locations, if a row group may have to be cut. A malformed index is none.
     fn add_offset_index(&mut self, blob: &Blob, builder: &ParquetBuilder) -> Result<()> {
         let large = |group: &RowGroupMetaData| {
-            u64::try_from(group.total_byte_size()).is_ok_and(|bytes| bytes > builder.chunk_bytes / 2)
+            u64::try_from(group.total_byte_size())
+                .is_ok_and(|bytes| bytes > builder.chunk_bytes / 2)
         };
-        if !self.meta.row_groups().iter().any(large) || offset_index_bytes(&self.meta) > FOOTER_MAX {
+        if !self.meta.row_groups().iter().any(large) || offset_index_bytes(&self.meta) > FOOTER_MAX
+        {
             return Ok(());
         }
         let meta = self.meta.clone();
-        match guarded("the offset index", Stage::Index, || with_offset_index(blob, meta)) {
+        match guarded("the offset index", Stage::Index, || {
+            with_offset_index(blob, meta)
+        }) {
             Ok(meta) => self.meta = meta,
-            Err(error) if is_malformed(&error) => self.no_index = Some("the offset index cannot be read".into()),
+            Err(error) if is_malformed(&error) => {
+                self.no_index = Some("the offset index cannot be read".into())
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -148,7 +202,8 @@ impl Footer {
                 if blob.look()?.same_bytes(&self.version) {
                     return Ok(blob);
                 }
-                let message = "the file was written or replaced while it was indexed; open the dataset anew";
+                let message =
+                    "the file was written or replaced while it was indexed; open the dataset anew";
                 Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&self.path))
             }
         }
@@ -165,13 +220,19 @@ const UNREAD: DataType = DataType::Null;
 
 /// The types of all leaves.
 fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
-    let (descr, hints) = (meta.file_metadata().schema_descr(), meta.file_metadata().key_value_metadata());
+    let (descr, hints) = (
+        meta.file_metadata().schema_descr(),
+        meta.file_metadata().key_value_metadata(),
+    );
     let of = |mask: ProjectionMask, leaves: usize| {
         // The schema that Arrow's writers add is a hint.
         [hints, None].into_iter().find_map(|hints| {
             let schema = parquet_to_arrow_schema_by_columns(descr, mask.clone(), hints).ok()?;
             let mut types = Vec::new();
-            schema.fields().iter().for_each(|field| leaf_types(field.data_type(), List::No, &mut types));
+            schema
+                .fields()
+                .iter()
+                .for_each(|field| leaf_types(field.data_type(), List::No, &mut types));
             (types.len() == leaves).then_some(types)
         })
     };
@@ -179,8 +240,11 @@ fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
     all.unwrap_or_else(|| {
         let roots = 0..descr.root_schema().get_fields().len();
         let one = |root: usize| {
-            let leaves = (0..descr.num_columns()).filter(|leaf| descr.get_column_root_idx(*leaf) == root).count();
-            of(ProjectionMask::roots(descr, [root]), leaves).unwrap_or_else(|| vec![(UNREAD, List::No); leaves])
+            let leaves = (0..descr.num_columns())
+                .filter(|leaf| descr.get_column_root_idx(*leaf) == root)
+                .count();
+            of(ProjectionMask::roots(descr, [root]), leaves)
+                .unwrap_or_else(|| vec![(UNREAD, List::No); leaves])
         };
         roots.flat_map(one).collect()
     })
@@ -192,28 +256,50 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
     if len < 12 {
-        return wrong(ErrorKind::Truncated, format!("{len} bytes are too few for a Parquet file"));
+        return wrong(
+            ErrorKind::Truncated,
+            format!("{len} bytes are too few for a Parquet file"),
+        );
     }
     let [a, b, c, d, magic @ ..] = blob.array::<8>(len - 8, "the footer")?;
     match &magic {
         b"PAR1" => {}
-        b"PARE" => return wrong(ErrorKind::Decode, "the file is encrypted, which is not supported".into()),
-        _ => return wrong(ErrorKind::Decode, "not a Parquet file, or cut: it does not end in PAR1".into()),
+        b"PARE" => {
+            return wrong(
+                ErrorKind::Decode,
+                "the file is encrypted, which is not supported".into(),
+            );
+        }
+        _ => {
+            return wrong(
+                ErrorKind::Decode,
+                "not a Parquet file, or cut: it does not end in PAR1".into(),
+            );
+        }
     }
     let footer = u64::from(u32::from_le_bytes([a, b, c, d]));
     if footer > len - 12 || footer > FOOTER_MAX {
-        return wrong(ErrorKind::Truncated, format!("a footer of {footer} bytes in a file of {len}"));
+        return wrong(
+            ErrorKind::Truncated,
+            format!("a footer of {footer} bytes in a file of {len}"),
+        );
     }
     let start = len - 8 - footer;
     let bytes = Bytes::from(blob.read(start, footer, "the footer")?);
     let mut annotated = Vec::new();
     let mut clean = page::check_footer(&bytes, &mut annotated).map_err(|error| {
-        Error::new(error.kind(), Stage::Index, format!("the footer: {}", error.message())).with_range(start, footer)
+        Error::new(
+            error.kind(),
+            Stage::Index,
+            format!("the footer: {}", error.message()),
+        )
+        .with_range(start, footer)
     })?;
     let mut odd = Vec::new();
     let meta = match ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)) {
         Err(_) if clean.is_none() => {
-            let alone = |column: &Annotated| ParquetMetaDataReader::decode_metadata(&column.alone(&bytes));
+            let alone =
+                |column: &Annotated| ParquetMetaDataReader::decode_metadata(&column.alone(&bytes));
             annotated.retain(|column| alone(column).is_err());
             odd = annotated.iter().map(|column| column.leaf).collect();
             clean = page::without_annotations(&bytes, annotated)?;
@@ -223,7 +309,10 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     };
     let meta = meta.map_err(unread)?;
     drop(bytes);
-    let counted = meta.row_groups().iter().fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
+    let counted = meta
+        .row_groups()
+        .iter()
+        .fold(0_i64, |rows, group| rows.saturating_add(group.num_rows()));
     // Some writers omit the total number of rows.
     if ![0, counted].contains(&meta.file_metadata().num_rows()) {
         let all = meta.file_metadata().num_rows();
@@ -250,10 +339,17 @@ fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaDa
     loop {
         match decoder.try_decode().map_err(unread)? {
             DecodeResult::Data(meta) => return Ok(meta),
-            DecodeResult::Finished => return Err(unread(ParquetError::General("no metadata".into()))),
+            DecodeResult::Finished => {
+                return Err(unread(ParquetError::General("no metadata".into())));
+            }
             DecodeResult::NeedsData(ranges) => {
-                let read = |range: &Range<u64>| blob.read(range.start, range.end - range.start, "the offset index");
-                let pieces = ranges.iter().map(|range| read(range).map(Bytes::from)).collect::<Result<_>>()?;
+                let read = |range: &Range<u64>| {
+                    blob.read(range.start, range.end - range.start, "the offset index")
+                };
+                let pieces = ranges
+                    .iter()
+                    .map(|range| read(range).map(Bytes::from))
+                    .collect::<Result<_>>()?;
                 decoder.push_ranges(ranges, pieces).map_err(unread)?;
             }
         }
@@ -262,11 +358,20 @@ fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaDa
 
 /// Bytes of the one read for all columns' offset indexes: from the first index to the end of the last.
 fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
-    let places = meta.row_groups().iter().flat_map(RowGroupMetaData::columns).filter_map(|column| {
-        let start = u64::try_from(column.offset_index_offset()?).ok()?;
-        Some((start, start.saturating_add(u64::try_from(column.offset_index_length()?).ok()?)))
+    let places = meta
+        .row_groups()
+        .iter()
+        .flat_map(RowGroupMetaData::columns)
+        .filter_map(|column| {
+            let start = u64::try_from(column.offset_index_offset()?).ok()?;
+            Some((
+                start,
+                start.saturating_add(u64::try_from(column.offset_index_length()?).ok()?),
+            ))
+        });
+    let (start, end) = places.fold((u64::MAX, 0), |(start, end), place| {
+        (start.min(place.0), end.max(place.1))
     });
-    let (start, end) = places.fold((u64::MAX, 0), |(start, end), place| (start.min(place.0), end.max(place.1)));
     end.saturating_sub(start)
 }
 
@@ -274,7 +379,9 @@ fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
 fn leaf_types(of: &DataType, list: List, out: &mut Vec<(DataType, List)>) {
     let deeper = |more: List| if list == List::No { more } else { List::Any };
     let each = |fields: &Fields, out: &mut Vec<_>| {
-        fields.iter().for_each(|field| leaf_types(field.data_type(), list, out));
+        fields
+            .iter()
+            .for_each(|field| leaf_types(field.data_type(), list, out));
     };
     match of {
         DataType::List(field)
@@ -284,7 +391,11 @@ fn leaf_types(of: &DataType, list: List, out: &mut Vec<(DataType, List)>) {
             leaf_types(field.data_type(), deeper(List::Any), out);
         }
         DataType::FixedSizeList(field, len) => {
-            leaf_types(field.data_type(), deeper(List::Fixed(usize::try_from(*len).unwrap_or(0))), out);
+            leaf_types(
+                field.data_type(),
+                deeper(List::Fixed(usize::try_from(*len).unwrap_or(0))),
+                out,
+            );
         }
         DataType::Map(field, _) => leaf_types(field.data_type(), List::Any, out),
         DataType::Struct(fields) => each(fields, out),

@@ -23,7 +23,11 @@ pub(super) struct Cut<'a> {
 
 impl Cut<'_> {
     fn wrong(&self, message: String) -> Error {
-        Error::new(ErrorKind::Decode, Stage::Index, format!("row group {}: {message}", self.number))
+        Error::new(
+            ErrorKind::Decode,
+            Stage::Index,
+            format!("row group {}: {message}", self.number),
+        )
     }
 
     fn rows(&self) -> Result<u64> {
@@ -41,12 +45,17 @@ impl Cut<'_> {
         let (meta, rows) = (self.column(index), self.rows()?);
         let name = meta.column_path().string();
         let number = |what: &str, value: i64| {
-            u64::try_from(value).map_err(|_| self.wrong(format!("column `{name}` has {value} {what}")))
+            u64::try_from(value)
+                .map_err(|_| self.wrong(format!("column `{name}` has {value} {what}")))
         };
         let mut start = number("as its offset", meta.data_page_offset())?;
-        let dictionary = meta.dictionary_page_offset().map(|offset| number("as its dictionary's offset", offset));
+        let dictionary = meta
+            .dictionary_page_offset()
+            .map(|offset| number("as its dictionary's offset", offset));
         // Some writers put 0 for "no dictionary".
-        let dictionary = dictionary.transpose()?.filter(|offset| *offset > 0 && *offset < start);
+        let dictionary = dictionary
+            .transpose()?
+            .filter(|offset| *offset > 0 && *offset < start);
         if let Some(offset) = dictionary {
             start = offset;
         }
@@ -54,28 +63,51 @@ impl Cut<'_> {
         let mut uncompressed = number("bytes when unpacked", meta.uncompressed_size())?;
         if uncompressed == 0 {
             // DuckDB left it out once.
-            let unpacked = self.footer.blob().and_then(|content| scan::all_unpacked(&content, start, len));
+            let unpacked = self
+                .footer
+                .blob()
+                .and_then(|content| scan::all_unpacked(&content, start, len));
             uncompressed = unpacked.unwrap_or(0);
         }
         let uncounted = self.uncounted_header(start, len);
-        (len, uncompressed) = (len.saturating_add(uncounted), uncompressed.saturating_add(uncounted));
+        (len, uncompressed) = (
+            len.saturating_add(uncounted),
+            uncompressed.saturating_add(uncounted),
+        );
         let values = number("values", meta.num_values())?;
         if values < rows {
-            return Err(self.wrong(format!("column `{name}` has {values} values for {rows} rows")));
+            return Err(self.wrong(format!(
+                "column `{name}` has {values} values for {rows} rows"
+            )));
         }
-        if start.checked_add(len).is_none_or(|end| end > self.footer.len) {
-            let message = format!("row group {}: column `{name}` ends behind the end of the file", self.number);
-            return Err(Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(start, len));
+        if start
+            .checked_add(len)
+            .is_none_or(|end| end > self.footer.len)
+        {
+            let message = format!(
+                "row group {}: column `{name}` ends behind the end of the file",
+                self.number
+            );
+            return Err(
+                Error::new(ErrorKind::Truncated, Stage::Index, message).with_range(start, len)
+            );
         }
         if meta.file_path().is_some_and(|path| !path.is_empty()) {
             return Err(self.wrong(format!("column `{name}` lies in another file")));
         }
         let compression = meta.compression();
         if !Codec::knows(compression) {
-            return Err(self.wrong(format!("column `{name}` is compressed by {compression}, which is not supported")));
+            return Err(self.wrong(format!(
+                "column `{name}` is compressed by {compression}, which is not supported"
+            )));
         }
         // Some writers name a dictionary only in the encodings.
-        let coded = |encoding| matches!(encoding, Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY);
+        let coded = |encoding| {
+            matches!(
+                encoding,
+                Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
+            )
+        };
         let has_dictionary = dictionary.is_some() || meta.encodings().any(coded);
         let mut place = Place {
             dictionary: None,
@@ -89,7 +121,9 @@ impl Cut<'_> {
             first_row: 0,
         };
         if outgrows_pages(meta) {
-            let said = meta.unencoded_byte_array_data_bytes().and_then(|bytes| u64::try_from(bytes).ok());
+            let said = meta
+                .unencoded_byte_array_data_bytes()
+                .and_then(|bytes| u64::try_from(bytes).ok());
             place.payload = said.or_else(|| self.counted_payload(index, &place));
         }
         Ok(place)
@@ -97,22 +131,44 @@ impl Cut<'_> {
 
     /// Bytes of the dictionary's header that the footer does not count, as with parquet-mr before 1.2.9.
     fn uncounted_header(&self, start: u64, len: u64) -> u64 {
-        let writer = self.footer.meta.file_metadata().created_by().unwrap_or_default();
-        let content = if leaves_out_headers(writer) { self.footer.blob() } else { None };
-        content.and_then(|content| scan::uncounted_header(&content, start, len)).unwrap_or(0)
+        let writer = self
+            .footer
+            .meta
+            .file_metadata()
+            .created_by()
+            .unwrap_or_default();
+        let content = if leaves_out_headers(writer) {
+            self.footer.blob()
+        } else {
+            None
+        };
+        content
+            .and_then(|content| scan::uncounted_header(&content, start, len))
+            .unwrap_or(0)
     }
 
     fn counted_payload(&self, index: usize, place: &Place) -> Option<u64> {
-        scan::payload(&self.footer.blob()?, &self.footer.leaves[self.columns[index]].descr, place)
+        scan::payload(
+            &self.footer.blob()?,
+            &self.footer.leaves[self.columns[index]].descr,
+            place,
+        )
     }
 }
 
 /// Whether this writer has the bug PARQUET-816: `parquet-mr` without a version or before 1.2.9.
 fn leaves_out_headers(writer: &str) -> bool {
-    let Some(rest) = writer.strip_prefix("parquet-mr") else { return false };
+    let Some(rest) = writer.strip_prefix("parquet-mr") else {
+        return false;
+    };
     let version = rest.trim_start().strip_prefix("version ").unwrap_or("0");
-    let number =
-        |part: &str| part.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap_or(0_u32);
+    let number = |part: &str| {
+        part.chars()
+            .take_while(char::is_ascii_digit)
+            .collect::<String>()
+            .parse()
+            .unwrap_or(0_u32)
+    };
     let numbers: Vec<u32> = version.split('.').take(3).map(number).collect();
     numbers.as_slice() < [1, 2, 9].as_slice()
 }
@@ -123,9 +179,15 @@ impl Parquet {
         if rows == 0 {
             return Ok(());
         }
-        let places: Box<[Place]> = (0..cut.columns.len()).map(|index| cut.whole(index)).collect::<Result<_>>()?;
+        let places: Box<[Place]> = (0..cut.columns.len())
+            .map(|index| cut.whole(index))
+            .collect::<Result<_>>()?;
         let bytes = self.bytes_of(cut, &places, rows);
-        let runs = if bytes.opened > cut.limit { self.runs(cut, &places, rows, bytes.opened)? } else { None };
+        let runs = if bytes.opened > cut.limit {
+            self.runs(cut, &places, rows, bytes.opened)?
+        } else {
+            None
+        };
         match runs {
             None => self.add_chunk(file, cut, 0..rows, places, bytes),
             Some(runs) => {
@@ -138,16 +200,33 @@ impl Parquet {
         Ok(())
     }
 
-    fn add_chunk(&mut self, file: u32, cut: &Cut<'_>, rows: Range<u64>, places: Box<[Place]>, bytes: ChunkBytes) {
+    fn add_chunk(
+        &mut self,
+        file: u32,
+        cut: &Cut<'_>,
+        rows: Range<u64>,
+        places: Box<[Place]>,
+        bytes: ChunkBytes,
+    ) {
         let count = rows.end - rows.start;
         self.sample_bytes_max = self.sample_bytes_max.max(bytes.opened / count.max(1));
-        self.starts.push(self.starts.last().expect("starts with 0") + count);
-        self.chunks.push(Chunk { file, group: cut.number as u32, rows, places, bytes });
+        self.starts
+            .push(self.starts.last().expect("starts with 0") + count);
+        self.chunks.push(Chunk {
+            file,
+            group: cut.number as u32,
+            rows,
+            places,
+            bytes,
+        });
     }
 
     /// Cuts the row group into runs of rows within the limit, with their pages; `None` without an offset index that the
     /// pages agree with.
-    #[allow(clippy::type_complexity, reason = "a list of runs, each with its columns")]
+    #[allow(
+        clippy::type_complexity,
+        reason = "a list of runs, each with its columns"
+    )]
     fn runs(
         &mut self,
         cut: &Cut<'_>,
@@ -155,9 +234,14 @@ impl Parquet {
         rows: u64,
         opened: u64,
     ) -> Result<Option<Vec<(Range<u64>, Box<[Place]>)>>> {
-        let Some(columns) = self.checked_pages(cut, whole, rows)? else { return Ok(None) };
+        let Some(columns) = self.checked_pages(cut, whole, rows)? else {
+            return Ok(None);
+        };
         // Every run unpacks the dictionaries again, so a run smaller than them costs more than it saves.
-        let dictionaries = columns.iter().map(|pages| pages.dictionary.1).fold(0, u64::saturating_add);
+        let dictionaries = columns
+            .iter()
+            .map(|pages| pages.dictionary.1)
+            .fold(0, u64::saturating_add);
         let parts = opened.div_ceil(dictionaries.max(cut.limit)).clamp(1, rows);
         let step = rows.div_ceil(parts);
         let mut runs = Vec::new();
@@ -166,8 +250,11 @@ impl Parquet {
             let place = |(leaf, whole): (usize, &Place)| {
                 let (mut place, payload) = pages_of(whole, &columns[leaf], &range);
                 if outgrows_pages(cut.column(leaf)) {
-                    let summed = payload_of(&columns[leaf].data).is_some_and(|sum| Some(sum) == whole.payload);
-                    place.payload = payload.filter(|_| summed).or_else(|| cut.counted_payload(leaf, &place));
+                    let summed = payload_of(&columns[leaf].data)
+                        .is_some_and(|sum| Some(sum) == whole.payload);
+                    place.payload = payload
+                        .filter(|_| summed)
+                        .or_else(|| cut.counted_payload(leaf, &place));
                 }
                 place
             };
@@ -180,16 +267,28 @@ impl Parquet {
     /// description tells.
     ///
     /// Errors: a failed read.
-    fn checked_pages(&mut self, cut: &Cut<'_>, whole: &[Place], rows: u64) -> Result<Option<Vec<offsets::Pages>>> {
+    fn checked_pages(
+        &mut self,
+        cut: &Cut<'_>,
+        whole: &[Place],
+        rows: u64,
+    ) -> Result<Option<Vec<offsets::Pages>>> {
         let checked = if let Some(reason) = &cut.footer.no_index {
             Err(reason.clone())
         } else {
             let index = cut.footer.meta.page_index_for_row_group(cut.number);
             let claims = whole.iter().zip(cut.columns).map(|(whole, column)| {
                 let index = index.offset_index(*column)?;
-                Some(Claim { descr: &cut.footer.leaves[*column].descr, whole, index, rows })
+                Some(Claim {
+                    descr: &cut.footer.leaves[*column].descr,
+                    whole,
+                    index,
+                    rows,
+                })
             });
-            let Some(claims) = claims.collect::<Option<Vec<_>>>() else { return Ok(None) };
+            let Some(claims) = claims.collect::<Option<Vec<_>>>() else {
+                return Ok(None);
+            };
             offsets::check(&cut.footer.content()?, &claims)?
         };
         let reason = match checked {
@@ -209,7 +308,10 @@ impl Parquet {
         let mut bytes = ChunkBytes::default();
         for place in places {
             let dictionary = place.dictionary.map_or(0, |(_, len)| len);
-            bytes.encoded = bytes.encoded.saturating_add(place.data.1).saturating_add(dictionary);
+            bytes.encoded = bytes
+                .encoded
+                .saturating_add(place.data.1)
+                .saturating_add(dictionary);
         }
         for field in &self.fields {
             let columns = field.columns.clone();
@@ -219,7 +321,11 @@ impl Parquet {
                     bytes.opened = bytes.opened.saturating_add(rows.saturating_mul(row));
                 }
                 FieldKind::Ragged { keep, .. } => {
-                    let ragged = ragged_bytes(cut.column(columns.start), &places[columns.start], keep as u64);
+                    let ragged = ragged_bytes(
+                        cut.column(columns.start),
+                        &places[columns.start],
+                        keep as u64,
+                    );
                     bytes.opened = bytes.opened.saturating_add(ragged);
                 }
             }
@@ -239,10 +345,18 @@ impl Parquet {
                     FieldKind::Array { width, list, .. } => {
                         let (meta, plain) = (cut.column(*leaf), is_plain(cut.column(*leaf)));
                         let in_place = plain && meta.compression() == Compression::UNCOMPRESSED;
-                        if in_place { 0 } else { rows.saturating_mul((width * list) as u64) }
+                        if in_place {
+                            0
+                        } else {
+                            rows.saturating_mul((width * list) as u64)
+                        }
                     }
                 };
-                together = columns.iter().map(arena).fold(0, u64::saturating_add).max(together);
+                together = columns
+                    .iter()
+                    .map(arena)
+                    .fold(0, u64::saturating_add)
+                    .max(together);
             }
         }
         for (leaf, place) in places.iter().enumerate() {
@@ -254,7 +368,9 @@ impl Parquet {
 
 /// Bytes of the byte arrays in these pages, if the index has them.
 fn payload_of(pages: &[DataPage]) -> Option<u64> {
-    pages.iter().try_fold(0_u64, |sum, page| sum.checked_add(page.payload?))
+    pages
+        .iter()
+        .try_fold(0_u64, |sum, page| sum.checked_add(page.payload?))
 }
 
 /// Whether values may exceed the unpacked pages, although each dictionary entry counts once.
@@ -263,7 +379,8 @@ fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
 }
 
 fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
-    meta.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
+    meta.encodings()
+        .any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
 /// Open bytes of a column of byte arrays or lists.
@@ -271,15 +388,22 @@ fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
     if meta.column_type() != Type::BYTE_ARRAY {
         return place.values.saturating_mul(keep);
     }
-    place.uncompressed.saturating_add(place.unpacked_dictionary).saturating_add(place.payload.unwrap_or(0))
+    place
+        .uncompressed
+        .saturating_add(place.unpacked_dictionary)
+        .saturating_add(place.payload.unwrap_or(0))
 }
 
 /// Whether values can be copied straight from every page, according to the footer.
 fn is_plain(meta: &ColumnChunkMetaData) -> bool {
     let plain = |encoding| matches!(encoding, Encoding::PLAIN | Encoding::RLE);
     let descr = meta.column_descr();
-    let defined = descr.max_def_level() == 0 || meta.statistics().and_then(Statistics::null_count_opt) == Some(0);
-    descr.max_rep_level() == 0 && meta.column_type() != Type::BOOLEAN && defined && meta.encodings().all(plain)
+    let defined = descr.max_def_level() == 0
+        || meta.statistics().and_then(Statistics::null_count_opt) == Some(0);
+    descr.max_rep_level() == 0
+        && meta.column_type() != Type::BOOLEAN
+        && defined
+        && meta.encodings().all(plain)
 }
 
 /// Bytes per value in the column reader's memory.
@@ -296,29 +420,57 @@ fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
 /// Heap for a column that goes through the column reader: an unpacked page twice, dictionary, values, levels.
 fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     if is_plain(meta) {
-        return if place.compression == Compression::UNCOMPRESSED { 0 } else { place.uncompressed };
+        return if place.compression == Compression::UNCOMPRESSED {
+            0
+        } else {
+            place.uncompressed
+        };
     }
-    let values = if meta.column_descr().max_rep_level() == 0 { rows } else { place.values };
+    let values = if meta.column_descr().max_rep_level() == 0 {
+        rows
+    } else {
+        place.values
+    };
     let width = value_bytes(meta);
-    let dictionary = if place.unpacked_dictionary > 0 { place.unpacked_dictionary } else { place.uncompressed };
+    let dictionary = if place.unpacked_dictionary > 0 {
+        place.unpacked_dictionary
+    } else {
+        place.uncompressed
+    };
     // A dictionary entry is the value of some row and has a four-byte length before it.
-    let entries = if place.has_dictionary { place.values.min(dictionary / 4) } else { 0 };
+    let entries = if place.has_dictionary {
+        place.values.min(dictionary / 4)
+    } else {
+        0
+    };
     // A value stored in parts is assembled in its own heap allocation.
     let whole = if meta.column_type() == Type::BYTE_ARRAY {
         place.payload.unwrap_or(0)
     } else {
         values.saturating_mul(meta.column_descr().type_length().max(0) as u64)
     };
-    let whole = if is_prefix_coded(meta) { whole.saturating_add(values.saturating_mul(32)) } else { 0 };
-    let pages = place.uncompressed.saturating_mul(2).saturating_add(place.unpacked_dictionary).saturating_add(whole);
-    pages.saturating_add(values.saturating_mul(width + 4)).saturating_add(entries.saturating_mul(width))
+    let whole = if is_prefix_coded(meta) {
+        whole.saturating_add(values.saturating_mul(32))
+    } else {
+        0
+    };
+    let pages = place
+        .uncompressed
+        .saturating_mul(2)
+        .saturating_add(place.unpacked_dictionary)
+        .saturating_add(whole);
+    pages
+        .saturating_add(values.saturating_mul(width + 4))
+        .saturating_add(entries.saturating_mul(width))
 }
 
 /// The part of a column with `range` of the row group's `rows`, and the bytes of its byte arrays by the index.
 fn pages_of(whole: &Place, pages: &offsets::Pages, range: &Range<u64>) -> (Place, Option<u64>) {
     let data = &pages.data;
     let first = data.partition_point(|page| page.first_row <= range.start) - 1;
-    let end = data.partition_point(|page| page.first_row < range.end).max(first + 1);
+    let end = data
+        .partition_point(|page| page.first_row < range.end)
+        .max(first + 1);
     let here = &data[first..end];
     let sum = |of: fn(&DataPage) -> u64| here.iter().map(of).fold(0, u64::saturating_add);
     let (stored, unpacked) = pages.dictionary;

@@ -6,7 +6,14 @@ use super::column::TOGETHER;
 /// 2, 4, 8 or all): row *r* of column *c* goes to `rows[r × row_bytes + at + c × keep]`.
 ///
 /// Every column has at least as many values as there are rows.
-pub(super) fn interleave(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes: usize, at: usize) {
+pub(super) fn interleave(
+    columns: &[&[u8]],
+    width: usize,
+    keep: usize,
+    rows: &mut [u8],
+    row_bytes: usize,
+    at: usize,
+) {
     debug_assert!(columns.len() <= TOGETHER);
     if columns.len() == 1 && keep == width && row_bytes == width {
         let len = rows.len();
@@ -24,7 +31,8 @@ pub(super) fn interleave(columns: &[&[u8]], width: usize, keep: usize, rows: &mu
 /// registers or on the stack was tried: slower by 8 and by 40 %.)
 fn lines<const W: usize>(columns: &[&[u8]], rows: &mut [u8], row_bytes: usize, at: usize) {
     let count = rows.len() / row_bytes;
-    let columns: [&[[u8; W]]; TOGETHER] = std::array::from_fn(|column| &columns[column].as_chunks::<W>().0[..count]);
+    let columns: [&[[u8; W]]; TOGETHER] =
+        std::array::from_fn(|column| &columns[column].as_chunks::<W>().0[..count]);
     for (number, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
         let line = &mut row[at..at + TOGETHER * W];
         for (place, column) in line.as_chunks_mut::<W>().0.iter_mut().zip(&columns) {
@@ -33,7 +41,14 @@ fn lines<const W: usize>(columns: &[&[u8]], rows: &mut [u8], row_bytes: usize, a
     }
 }
 
-fn each(columns: &[&[u8]], width: usize, keep: usize, rows: &mut [u8], row_bytes: usize, at: usize) {
+fn each(
+    columns: &[&[u8]],
+    width: usize,
+    keep: usize,
+    rows: &mut [u8],
+    row_bytes: usize,
+    at: usize,
+) {
     for (number, row) in rows.chunks_exact_mut(row_bytes).enumerate() {
         for (index, column) in columns.iter().enumerate() {
             let value = &column[number * width..][..keep];

@@ -108,7 +108,11 @@ struct FieldPlan {
 #[derive(Clone, Copy)]
 enum FieldKind {
     /// `columns × list` values of `width` bytes, with the low `keep` taken of each.
-    Array { width: usize, keep: usize, list: usize },
+    Array {
+        width: usize,
+        keep: usize,
+        list: usize,
+    },
     /// Any number of bytes; `width` and `keep` belong to list elements.
     Ragged { width: usize, keep: usize },
 }
@@ -125,7 +129,11 @@ struct Chunk {
 impl Chunk {
     /// The chunk with these columns only.
     fn of(&self, columns: Range<usize>) -> Self {
-        Self { rows: self.rows.clone(), places: self.places[columns].into(), ..*self }
+        Self {
+            rows: self.rows.clone(),
+            places: self.places[columns].into(),
+            ..*self
+        }
     }
 }
 
@@ -183,7 +191,11 @@ impl Parquet {
 
 impl ParquetBuilder {
     fn wants(mut self, name: &str, columns: Vec<String>, how: How) -> Self {
-        self.wanted.push(Wanted { name: name.into(), columns, how });
+        self.wanted.push(Wanted {
+            name: name.into(),
+            columns,
+            how,
+        });
         self
     }
 
@@ -198,12 +210,21 @@ impl ParquetBuilder {
 
     /// Takes several columns, each as [`column`](Self::column) does.
     pub fn columns<'n>(self, names: impl IntoIterator<Item = &'n str>) -> Self {
-        names.into_iter().fold(self, |builder, name| builder.column(name))
+        names
+            .into_iter()
+            .fold(self, |builder, name| builder.column(name))
     }
 
     /// Stacks columns of one dtype into the field `name` of shape `[columns]` (`[columns × n]` for lists of n).
     pub fn stack(self, name: &str, columns: &[impl AsRef<str>]) -> Self {
-        self.wants(name, columns.iter().map(|column| column.as_ref().to_string()).collect(), How::Stored)
+        self.wants(
+            name,
+            columns
+                .iter()
+                .map(|column| column.as_ref().to_string())
+                .collect(),
+            How::Stored,
+        )
     }
 
     /// Takes a column of encoded pictures as the field of its name. Of a structure (Hugging Face's) it takes `bytes`.
@@ -301,20 +322,40 @@ impl ParquetBuilder {
             name,
         };
         for (file, footer) in footers.iter().enumerate() {
-            let columns = same_columns(&layout.leaves, footer).map_err(|error| error.with_path(&footer.path))?;
-            dataset.add_leaves(columns.iter().map(|column| footer.leaves[*column].descr.clone()).collect());
-            let prune = prune_columns(&self.prune, footer).map_err(|error| error.with_path(&footer.path))?;
+            let columns = same_columns(&layout.leaves, footer)
+                .map_err(|error| error.with_path(&footer.path))?;
+            dataset.add_leaves(
+                columns
+                    .iter()
+                    .map(|column| footer.leaves[*column].descr.clone())
+                    .collect(),
+            );
+            let prune = prune_columns(&self.prune, footer)
+                .map_err(|error| error.with_path(&footer.path))?;
             for (number, group) in footer.meta.row_groups().iter().enumerate() {
-                if prune.iter().any(|(column, min, max)| outside(group.column(*column).statistics(), *min, *max)) {
+                if prune.iter().any(|(column, min, max)| {
+                    outside(group.column(*column).statistics(), *min, *max)
+                }) {
                     dataset.pruned += 1;
                     continue;
                 }
-                let cut = Cut { footer, group, number, columns: &columns, limit: self.chunk_bytes };
-                dataset.add_group(file as u32, &cut).map_err(|error| error.with_path(&footer.path))?;
+                let cut = Cut {
+                    footer,
+                    group,
+                    number,
+                    columns: &columns,
+                    limit: self.chunk_bytes,
+                };
+                dataset
+                    .add_group(file as u32, &cut)
+                    .map_err(|error| error.with_path(&footer.path))?;
             }
         }
         if dataset.len() == 0 {
-            return Err(Error::new(ErrorKind::Empty, Stage::Index, "there are no rows").with_path(&first.path));
+            return Err(
+                Error::new(ErrorKind::Empty, Stage::Index, "there are no rows")
+                    .with_path(&first.path),
+            );
         }
         Ok(dataset)
     }
@@ -327,13 +368,23 @@ impl Parquet {
         self.leaves.push(same.unwrap_or(leaves));
     }
 
-    fn open_fields(&self, chunk: &Chunk, pieces: &[Bytes], arenas: &mut Arenas, out: &mut ChunkBuf) -> Result<()> {
+    fn open_fields(
+        &self,
+        chunk: &Chunk,
+        pieces: &[Bytes],
+        arenas: &mut Arenas,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         let none = Bytes::new();
         let mut pieces = pieces.iter();
         let mut parts = Vec::with_capacity(chunk.places.len());
         for place in &chunk.places {
             let mut piece = || pieces.next().unwrap_or(&none);
-            let dictionary = if place.dictionary.is_some() { piece() } else { &none };
+            let dictionary = if place.dictionary.is_some() {
+                piece()
+            } else {
+                &none
+            };
             parts.push((dictionary, piece()));
         }
         let column = |leaf: usize| Column {
@@ -352,11 +403,22 @@ impl Parquet {
                     for first in field.columns.clone().step_by(TOGETHER) {
                         let columns = first..(first + TOGETHER).min(field.columns.end);
                         let at = (first - field.columns.start) * keep * list;
-                        interleave_columns(columns.map(column), (width, keep, list), arenas, rows, row_bytes, at)?;
+                        interleave_columns(
+                            columns.map(column),
+                            (width, keep, list),
+                            arenas,
+                            rows,
+                            row_bytes,
+                            at,
+                        )?;
                     }
                 }
                 FieldKind::Ragged { width, keep } => {
-                    column(field.columns.start).ragged(arenas, (width, keep), (&mut *out, number))?;
+                    column(field.columns.start).ragged(
+                        arenas,
+                        (width, keep),
+                        (&mut *out, number),
+                    )?;
                 }
             }
         }
@@ -378,13 +440,19 @@ fn interleave_columns<'c>(
         segments.push(column.dense(list, arenas, place)?);
     }
     // A list is one wide value, unless its elements must be narrowed.
-    let (width, keep) = if width == keep { (width * list, keep * list) } else { (width, keep) };
+    let (width, keep) = if width == keep {
+        (width * list, keep * list)
+    } else {
+        (width, keep)
+    };
     let elements = if width == keep { 1 } else { list };
     let mut cursors: Vec<(usize, usize)> = vec![(0, 0); segments.len()];
     let (mut done, count) = (0, rows.len() / row_bytes);
     while done < count {
         // Rows until the first column's segment ends.
-        let left = |(list, cursor): (&Vec<column::Segment>, &(usize, usize))| list[cursor.0].rows - cursor.1;
+        let left = |(list, cursor): (&Vec<column::Segment>, &(usize, usize))| {
+            list[cursor.0].rows - cursor.1
+        };
         let step = segments.iter().zip(&cursors).map(left).min().unwrap_or(0);
         let mut slices: [&[u8]; TOGETHER] = [&[]; TOGETHER];
         for (place, (list, (segment, row))) in segments.iter().zip(&mut cursors).enumerate() {
@@ -415,10 +483,20 @@ impl Dataset for Parquet {
     }
 
     fn sizes(&self) -> Sizes {
-        let places: usize = self.chunks.iter().map(|chunk| chunk.places.len() * size_of::<Place>()).sum();
+        let places: usize = self
+            .chunks
+            .iter()
+            .map(|chunk| chunk.places.len() * size_of::<Place>())
+            .sum();
         let leaves = self.leaves.capacity() * size_of::<Leaves>();
-        let index_bytes = leaves + self.starts.capacity() * 8 + self.chunks.capacity() * size_of::<Chunk>() + places;
-        Sizes { index_bytes, ..Sizes::new(self.sample_bytes_max) }
+        let index_bytes = leaves
+            + self.starts.capacity() * 8
+            + self.chunks.capacity() * size_of::<Chunk>()
+            + places;
+        Sizes {
+            index_bytes,
+            ..Sizes::new(self.sample_bytes_max)
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, _: &mut Parts<'a>) -> Result<()> {
@@ -435,20 +513,32 @@ impl Dataset for Parquet {
         let field = |digest: Digest, field: &FieldPlan| {
             let columns = &self.leaves[0][field.columns.clone()];
             let digest = digest.word(columns.len() as u64);
-            columns.iter().fold(digest, |digest, leaf| digest.bytes(leaf.path().string().as_bytes()))
+            columns.iter().fold(digest, |digest, leaf| {
+                digest.bytes(leaf.path().string().as_bytes())
+            })
         };
         let digest = self.fields.iter().fold(digest, field);
         let chunk = |digest: Digest, chunk: &Chunk| {
-            digest.word(u64::from(chunk.file)).word(u64::from(chunk.group)).word(chunk.rows.start)
+            digest
+                .word(u64::from(chunk.file))
+                .word(u64::from(chunk.group))
+                .word(chunk.rows.start)
         };
         self.chunks.iter().fold(digest, chunk).end()
     }
 
     fn describe(&self) -> String {
-        let pruned = if self.pruned > 0 { format!(", {} row groups left out", self.pruned) } else { String::new() };
+        let pruned = if self.pruned > 0 {
+            format!(", {} row groups left out", self.pruned)
+        } else {
+            String::new()
+        };
         let doubt = match self.unindexed {
             0 => String::new(),
-            many => format!(", {many} row groups read whole, as their offset index is wrong ({})", self.index_doubt),
+            many => format!(
+                ", {many} row groups read whole, as their offset index is wrong ({})",
+                self.index_doubt
+            ),
         };
         let left_out = match &*self.left_out {
             [] => String::new(),
@@ -468,19 +558,39 @@ impl Framed for Parquet {
     /// Reads the field's column: neither footer nor index has the lengths of rows.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let FieldPlan { columns, kind } = &self.fields[field];
-        let stored = |chunk: &Chunk| chunk.places[columns.clone()].iter().map(|place| place.data.1).sum::<u64>();
+        let stored = |chunk: &Chunk| {
+            chunk.places[columns.clone()]
+                .iter()
+                .map(|place| place.data.1)
+                .sum::<u64>()
+        };
         let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
         if bytes > LENGTHS_MAX {
             let name = &self.schema[field].name;
-            let message = format!("column `{name}` has {bytes} bytes, too many to look for the longest row: give it");
-            return Err(footer::config(message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}"))));
+            let message = format!(
+                "column `{name}` has {bytes} bytes, too many to look for the longest row: give it"
+            );
+            return Err(footer::config(
+                message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}")),
+            ));
         }
         let alone = Self {
             sources: self.sources.clone(),
             schema: vec![self.schema[field].clone()],
-            fields: vec![FieldPlan { columns: 0..columns.len(), kind: *kind }],
-            leaves: self.leaves.iter().map(|leaves| leaves[columns.clone()].into()).collect(),
-            chunks: self.chunks.iter().map(|chunk| chunk.of(columns.clone())).collect(),
+            fields: vec![FieldPlan {
+                columns: 0..columns.len(),
+                kind: *kind,
+            }],
+            leaves: self
+                .leaves
+                .iter()
+                .map(|leaves| leaves[columns.clone()].into())
+                .collect(),
+            chunks: self
+                .chunks
+                .iter()
+                .map(|chunk| chunk.of(columns.clone()))
+                .collect(),
             starts: self.starts.clone(),
             index_doubt: String::new(),
             left_out: Vec::new(),
@@ -489,7 +599,11 @@ impl Framed for Parquet {
         };
         let longest = |chunk: usize| {
             let rows = Plain::new(&alone).chunk(chunk)?;
-            Ok((0..rows.rows()).filter_map(|row| rows.row(0, row)).map(<[u8]>::len).max().unwrap_or(0))
+            Ok((0..rows.rows())
+                .filter_map(|row| rows.row(0, row))
+                .map(<[u8]>::len)
+                .max()
+                .unwrap_or(0))
         };
         // Each thread holds the open rows of a chunk.
         let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
@@ -511,7 +625,11 @@ impl Chunked for Parquet {
         let source = SourceId::at(chunk.file as usize);
         for place in &chunk.places {
             let parts = place.dictionary.iter().chain([&place.data]);
-            extents.extend(parts.map(|(offset, len)| Extent { source, offset: *offset, len: *len }));
+            extents.extend(parts.map(|(offset, len)| Extent {
+                source,
+                offset: *offset,
+                len: *len,
+            }));
         }
         Ok(())
     }
@@ -520,17 +638,33 @@ impl Chunked for Parquet {
         self.chunks[chunk].bytes
     }
 
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
         let named = &self.chunks[chunk];
-        self.open_fields(named, pieces, scratch.get(), out).map_err(|error| {
-            let path = self.sources.path(SourceId::at(named.file as usize));
-            error.within(format_args!("row group {}", named.group)).with_path(path)
-        })
+        self.open_fields(named, pieces, scratch.get(), out)
+            .map_err(|error| {
+                let path = self.sources.path(SourceId::at(named.file as usize));
+                error
+                    .within(format_args!("row group {}", named.group))
+                    .with_path(path)
+            })
     }
 
     fn chunk_name(&self, chunk: usize) -> String {
-        let Chunk { file, group, rows, .. } = &self.chunks[chunk];
+        let Chunk {
+            file, group, rows, ..
+        } = &self.chunks[chunk];
         let path = self.sources.path(SourceId::at(*file as usize));
-        format!("{}, row group {group}, rows {} to {}", path.display(), rows.start, rows.end)
+        format!(
+            "{}, row group {group}, rows {} to {}",
+            path.display(),
+            rows.start,
+            rows.end
+        )
     }
 }

@@ -68,20 +68,37 @@ pub(super) fn check(blob: &Blob, claims: &[Claim<'_>]) -> Result<Checked<Vec<Pag
         }
     }
     let pages = claims.iter().zip(&columns).flat_map(|(claim, pages)| {
-        let ends = pages.data.iter().skip(1).map(|page| page.first_row).chain([claim.rows]);
-        pages.data.iter().zip(ends).enumerate().map(move |(number, (page, end))| (claim, number, page, end))
+        let ends = pages
+            .data
+            .iter()
+            .skip(1)
+            .map(|page| page.first_row)
+            .chain([claim.rows]);
+        pages
+            .data
+            .iter()
+            .zip(ends)
+            .enumerate()
+            .map(move |(number, (page, end))| (claim, number, page, end))
     });
     let pages: Vec<_> = pages.collect();
     let look = |_, (claim, number, page, end): (&Claim<'_>, usize, &DataPage, u64)| {
         let head = head(blob, page, claim, end - page.first_row)?;
         Ok(head.map_err(|reason| claim.named(&format!("page {number}: {reason}"))))
     };
-    let heads = if blob.is_object() { by_threads(OBJECT_THREADS, pages, look)? } else { parallel(pages, look)? };
+    let heads = if blob.is_object() {
+        by_threads(OBJECT_THREADS, pages, look)?
+    } else {
+        parallel(pages, look)?
+    };
     let mut heads = heads.into_iter();
     for (claim, pages) in claims.iter().zip(&mut columns) {
         for (page, head) in pages.data.iter_mut().zip(&mut heads) {
             match head {
-                Ok(header) => (page.uncompressed, page.values) = (header.uncompressed as u64, header.values as u64),
+                Ok(header) => {
+                    (page.uncompressed, page.values) =
+                        (header.uncompressed as u64, header.values as u64)
+                }
                 Err(reason) => return Ok(Err(reason)),
             }
         }
@@ -108,28 +125,49 @@ impl Claim<'_> {
         let (mut at, mut row) = (start, 0);
         for (number, said) in self.index.page_locations().iter().enumerate() {
             let place = || {
-                let (offset, len) = (u64::try_from(said.offset).ok()?, u64::try_from(said.compressed_page_size).ok()?);
+                let (offset, len) = (
+                    u64::try_from(said.offset).ok()?,
+                    u64::try_from(said.compressed_page_size).ok()?,
+                );
                 Some((offset, len, u64::try_from(said.first_row_index).ok()?))
             };
-            let (offset, len, first_row) = place().ok_or_else(|| format!("page {number} has a negative number"))?;
+            let (offset, len, first_row) =
+                place().ok_or_else(|| format!("page {number} has a negative number"))?;
             if number == 0 {
-                dictionary = offset.checked_sub(start).ok_or("the pages begin before the column")?;
+                dictionary = offset
+                    .checked_sub(start)
+                    .ok_or("the pages begin before the column")?;
                 at = offset;
             }
             if offset != at {
-                return Err(format!("page {number} begins at byte {offset}, the page before it ends at {at}"));
+                return Err(format!(
+                    "page {number} begins at byte {offset}, the page before it ends at {at}"
+                ));
             }
             if first_row < row || first_row > self.rows || (number == 0 && first_row > 0) {
-                return Err(format!("page {number} begins with row {first_row} of {}", self.rows));
+                return Err(format!(
+                    "page {number} begins with row {first_row} of {}",
+                    self.rows
+                ));
             }
             (at, row) = (at.saturating_add(len), first_row);
             let payload = payloads.and_then(|all| u64::try_from(*all.get(number)?).ok());
-            data.push(DataPage { offset, len, first_row, uncompressed: 0, values: 0, payload });
+            data.push(DataPage {
+                offset,
+                len,
+                first_row,
+                uncompressed: 0,
+                values: 0,
+                payload,
+            });
         }
         if data.is_empty() || at != end {
             return Err(format!("the pages end at byte {at}, the column at {end}"));
         }
-        Ok(Pages { dictionary: (dictionary, 0), data })
+        Ok(Pages {
+            dictionary: (dictionary, 0),
+            data,
+        })
     }
 }
 
@@ -150,7 +188,9 @@ fn header(blob: &Blob, offset: u64, len: u64) -> Result<Checked<(Header, u64)>> 
 fn dictionary(blob: &Blob, offset: u64, len: u64) -> Result<Checked<u64>> {
     Ok(header(blob, offset, len)?.and_then(|(header, bytes)| {
         let fills = header.kind == PageKind::Dictionary && bytes + header.compressed as u64 == len;
-        fills.then_some(header.uncompressed as u64).ok_or(format!("{len} bytes before the pages are no dictionary"))
+        fills
+            .then_some(header.uncompressed as u64)
+            .ok_or(format!("{len} bytes before the pages are no dictionary"))
     }))
 }
 
@@ -170,12 +210,17 @@ fn head(blob: &Blob, page: &DataPage, claim: &Claim<'_>, rows: u64) -> Result<Ch
         PageKind::Data | PageKind::DataV2 { .. } if nested == 0 => header.values as u64,
         PageKind::DataV2 { rows, .. } => u64::from(rows),
         PageKind::Data if nested > 1 => return Ok(Err("lists of lists".into())),
-        PageKind::Data => match lists(blob, &header, page.offset + bytes, claim.whole.compression)? {
+        PageKind::Data => match lists(blob, &header, page.offset + bytes, claim.whole.compression)?
+        {
             Some(lists) => lists,
             None => return Ok(Err("its levels do not begin with a row".into())),
         },
     };
-    Ok(if there == rows { Ok(header) } else { Err(format!("{rows} rows, its header says {there}")) })
+    Ok(if there == rows {
+        Ok(header)
+    } else {
+        Err(format!("{rows} rows, its header says {there}"))
+    })
 }
 
 /// Number of lists that begin in a page of version 1. `None` if the first does not begin with the page, or the levels
@@ -198,7 +243,9 @@ fn lists(blob: &Blob, header: &Header, body: u64, compression: Compression) -> R
 fn levels(header: &Header, bytes: &[u8], compression: Compression) -> Option<Vec<u8>> {
     let mut levels = front(header, bytes, compression, 4)?;
     let len = u32::from_le_bytes(levels[..4].try_into().ok()?) as usize;
-    let end = len.checked_add(4).filter(|end| *end <= header.uncompressed)?;
+    let end = len
+        .checked_add(4)
+        .filter(|end| *end <= header.uncompressed)?;
     if levels.len() < end {
         levels = front(header, bytes, compression, end)?;
     }
@@ -214,9 +261,18 @@ fn front(header: &Header, bytes: &[u8], compression: Compression, need: usize) -
         Compression::UNCOMPRESSED => out.extend_from_slice(bytes.get(..need)?),
         Compression::SNAPPY => snappy(bytes, need, &mut out)?,
         // What was unpacked before the end of the packed bytes counts.
-        Compression::ZSTD(_) => drop(zstd::Decoder::new(bytes).ok()?.take(need as u64).read_to_end(&mut out)),
+        Compression::ZSTD(_) => drop(
+            zstd::Decoder::new(bytes)
+                .ok()?
+                .take(need as u64)
+                .read_to_end(&mut out),
+        ),
         Compression::GZIP(_) => {
-            drop(flate2::read::MultiGzDecoder::new(bytes).take(need as u64).read_to_end(&mut out));
+            drop(
+                flate2::read::MultiGzDecoder::new(bytes)
+                    .take(need as u64)
+                    .read_to_end(&mut out),
+            );
         }
         _ if bytes.len() == header.compressed => {
             out.try_reserve_exact(header.uncompressed).ok()?;
@@ -233,7 +289,12 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
     let mut thrift = Thrift::new(bytes);
     thrift.varint().ok()?;
     let mut bytes = thrift.rest();
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0_usize, |number, byte| number << 8 | usize::from(*byte));
+    let number = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .rev()
+            .fold(0_usize, |number, byte| number << 8 | usize::from(*byte))
+    };
     while out.len() < need {
         let (tag, rest) = bytes.split_first()?;
         let high = usize::from(tag >> 2);
@@ -283,11 +344,17 @@ fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
         } else {
             let here = long.saturating_mul(8).min(left);
             let (packed, rest) = bytes.split_at(long.min(bytes.len()));
-            if here == 0 || packed.len() < here.div_ceil(8) || (left == count && packed[0] & 1 > 0) {
+            if here == 0 || packed.len() < here.div_ceil(8) || (left == count && packed[0] & 1 > 0)
+            {
                 return None;
             }
-            let ones: usize = packed[..here / 8].iter().map(|byte| byte.count_ones() as usize).sum();
-            let last = packed.get(here / 8).map_or(0, |byte| byte & ((1 << (here % 8)) - 1));
+            let ones: usize = packed[..here / 8]
+                .iter()
+                .map(|byte| byte.count_ones() as usize)
+                .sum();
+            let last = packed
+                .get(here / 8)
+                .map_or(0, |byte| byte & ((1 << (here % 8)) - 1));
             zeros += here - ones - last.count_ones() as usize;
             (levels, left) = (rest, left - here);
         }

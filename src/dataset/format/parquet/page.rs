@@ -63,7 +63,11 @@ pub(super) struct Thrift<'a> {
 
 impl<'a> Thrift<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
-        Self { bytes, at: 0, field_at: 0 }
+        Self {
+            bytes,
+            at: 0,
+            field_at: 0,
+        }
     }
 
     /// Bytes not read yet.
@@ -72,7 +76,10 @@ impl<'a> Thrift<'a> {
     }
 
     fn byte(&mut self) -> Result<u8> {
-        let byte = self.bytes.get(self.at).ok_or_else(|| Error::decode("a page header is cut"))?;
+        let byte = self
+            .bytes
+            .get(self.at)
+            .ok_or_else(|| Error::decode("a page header is cut"))?;
         self.at += 1;
         Ok(*byte)
     }
@@ -104,7 +111,11 @@ impl<'a> Thrift<'a> {
     }
 
     /// Calls `field` with the id and type of each field of a structure; it returns whether it read the value.
-    fn fields(&mut self, depth: u32, mut field: impl FnMut(&mut Self, i64, u8) -> Result<bool>) -> Result<()> {
+    fn fields(
+        &mut self,
+        depth: u32,
+        mut field: impl FnMut(&mut Self, i64, u8) -> Result<bool>,
+    ) -> Result<()> {
         if depth > DEPTH_MAX {
             return Err(Error::decode("a page header is nested too deeply"));
         }
@@ -129,7 +140,11 @@ impl<'a> Thrift<'a> {
     /// Reads a list's header: number and type of the elements.
     fn list(&mut self) -> Result<(u64, u8)> {
         let byte = self.byte()?;
-        let len = if byte >> 4 == 15 { self.varint()? } else { u64::from(byte >> 4) };
+        let len = if byte >> 4 == 15 {
+            self.varint()?
+        } else {
+            u64::from(byte >> 4)
+        };
         Ok((len, byte & 0x0f))
     }
 
@@ -206,11 +221,13 @@ impl Header {
         };
         match kind.ok_or_else(|| missing("its type"))? {
             0 => {
-                let [values, encoding, def_encoding, rep_encoding, ..] = data.ok_or_else(|| missing("data"))?;
+                let [values, encoding, def_encoding, rep_encoding, ..] =
+                    data.ok_or_else(|| missing("data"))?;
                 header.kind = PageKind::Data;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
-                (header.def_encoding, header.rep_encoding) = (def_encoding as i32, rep_encoding as i32);
+                (header.def_encoding, header.rep_encoding) =
+                    (def_encoding as i32, rep_encoding as i32);
             }
             2 => {
                 let [values, encoding, ..] = dictionary.ok_or_else(|| missing("its dictionary"))?;
@@ -272,7 +289,10 @@ const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12
 /// `annotated`: gets the leaf columns with an annotation of their type.
 ///
 /// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
-pub(super) fn check_footer(footer: &[u8], annotated: &mut Vec<Annotated>) -> Result<Option<Vec<u8>>> {
+pub(super) fn check_footer(
+    footer: &[u8],
+    annotated: &mut Vec<Annotated>,
+) -> Result<Option<Vec<u8>>> {
     let mut thrift = Thrift::new(footer);
     let mut foreign = Vec::new();
     thrift.fields(0, |thrift, id, of| {
@@ -280,10 +300,14 @@ pub(super) fn check_footer(footer: &[u8], annotated: &mut Vec<Annotated>) -> Res
             return Ok(false);
         }
         let (len, kind) = thrift.list()?;
-        let len = usize::try_from(len).ok().filter(|len| *len <= ELEMENTS_MAX).ok_or_else(|| {
-            let message = format!("a footer with a list of {len} elements, the limit is {ELEMENTS_MAX}");
-            Error::new(ErrorKind::Limit, Stage::Index, message)
-        })?;
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|len| *len <= ELEMENTS_MAX)
+            .ok_or_else(|| {
+                let message =
+                    format!("a footer with a list of {len} elements, the limit is {ELEMENTS_MAX}");
+                Error::new(ErrorKind::Limit, Stage::Index, message)
+            })?;
         match (id, kind) {
             (2, kind) => schema(thrift, len, kind, annotated)?,
             (4, 12) => (0..len).try_for_each(|_| row_group(thrift, &mut foreign))?,
@@ -306,13 +330,24 @@ impl Annotated {
     pub(super) fn alone(&self, footer: &[u8]) -> Vec<u8> {
         let element = footer.get(self.element.clone()).unwrap_or_default();
         // Version 1; two elements: `r` with one child, then the column; no rows, no row groups.
-        [&[0x15, 2, 0x19, 0x2c, 0x48, 1, b'r', 0x15, 2, 0], element, &[0x16, 0, 0x19, 0x0c, 0]].concat()
+        [
+            &[0x15, 2, 0x19, 0x2c, 0x48, 1, b'r', 0x15, 2, 0],
+            element,
+            &[0x16, 0, 0x19, 0x0c, 0],
+        ]
+        .concat()
     }
 }
 
 /// The footer without the annotations of these columns.
-pub(super) fn without_annotations(footer: &[u8], columns: Vec<Annotated>) -> Result<Option<Vec<u8>>> {
-    let fields: Vec<Foreign> = columns.into_iter().flat_map(|column| column.fields).collect();
+pub(super) fn without_annotations(
+    footer: &[u8],
+    columns: Vec<Annotated>,
+) -> Result<Option<Vec<u8>>> {
+    let fields: Vec<Foreign> = columns
+        .into_iter()
+        .flat_map(|column| column.fields)
+        .collect();
     without(footer, &fields)
 }
 
@@ -335,7 +370,9 @@ fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> 
             }
             thrift.fields(2, |thrift, id, of| match (id, of) {
                 (3, 12) => column_metadata(thrift, foreign).map(|()| true),
-                (8, 12) => Err(Error::decode("a column is encrypted, which is not supported")),
+                (8, 12) => Err(Error::decode(
+                    "a column is encrypted, which is not supported",
+                )),
                 _ => Ok(false),
             })?;
         }
@@ -346,13 +383,21 @@ fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> 
 fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> {
     let mut before = 0;
     thrift.fields(3, |thrift, id, of| {
-        let (start, step) = (thrift.field_at, id.saturating_sub(std::mem::replace(&mut before, id)));
-        let defined = usize::try_from(id.saturating_sub(1)).ok().and_then(|place| METADATA.get(place));
+        let (start, step) = (
+            thrift.field_at,
+            id.saturating_sub(std::mem::replace(&mut before, id)),
+        );
+        let defined = usize::try_from(id.saturating_sub(1))
+            .ok()
+            .and_then(|place| METADATA.get(place));
         if defined.is_none_or(|defined| *defined == of) {
             return Ok(false);
         }
         thrift.skip_value(of, 3)?;
-        foreign.push(Foreign { bytes: start..thrift.at, step: u8::try_from(step).unwrap_or(u8::MAX) });
+        foreign.push(Foreign {
+            bytes: start..thrift.at,
+            step: u8::try_from(step).unwrap_or(u8::MAX),
+        });
         Ok(true)
     })
 }
@@ -367,14 +412,18 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
         out.extend_from_slice(&footer[at..bytes.start]);
         at = bytes.end;
         longer = longer.saturating_add(*step);
-        if foreign.get(index + 1).is_some_and(|next| next.bytes.start == at) {
+        if foreign
+            .get(index + 1)
+            .is_some_and(|next| next.bytes.start == at)
+        {
             continue;
         }
         let next = footer.get(at).copied().unwrap_or(0);
         if next >> 4 != 0 {
             let step = (next >> 4).checked_add(longer).filter(|step| *step < 16);
-            let step =
-                step.ok_or_else(|| Error::decode("fields of column metadata have other types than the format's"))?;
+            let step = step.ok_or_else(|| {
+                Error::decode("fields of column metadata have other types than the format's")
+            })?;
             out.push(step << 4 | next & 0x0f);
             at += 1;
         }
@@ -385,36 +434,60 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
 }
 
 /// Walks the elements of a schema, each group before its children.
-fn schema(thrift: &mut Thrift<'_>, len: usize, kind: u8, annotated: &mut Vec<Annotated>) -> Result<()> {
+fn schema(
+    thrift: &mut Thrift<'_>,
+    len: usize,
+    kind: u8,
+    annotated: &mut Vec<Annotated>,
+) -> Result<()> {
     // Children left in each open group.
     let (mut open, mut leaf): (Vec<usize>, usize) = (Vec::new(), 0);
     for element in 0..len {
         let (mut children, mut before, mut fields, start) = (0, 0, Vec::new(), thrift.at);
         if kind != 12 {
-            return Err(Error::decode("the schema has an element that is not a structure"));
+            return Err(Error::decode(
+                "the schema has an element that is not a structure",
+            ));
         }
-        thrift.fields(1, |thrift, id, of| match (id, of, id.saturating_sub(std::mem::replace(&mut before, id))) {
-            // Converted type, scale, precision, logical type.
-            (6..=8 | 10, of, step) => {
-                let start = thrift.field_at;
-                thrift.skip_value(of, 2)?;
-                fields.push(Foreign { bytes: start..thrift.at, step: u8::try_from(step).unwrap_or(u8::MAX) });
-                Ok(true)
+        thrift.fields(1, |thrift, id, of| {
+            match (
+                id,
+                of,
+                id.saturating_sub(std::mem::replace(&mut before, id)),
+            ) {
+                // Converted type, scale, precision, logical type.
+                (6..=8 | 10, of, step) => {
+                    let start = thrift.field_at;
+                    thrift.skip_value(of, 2)?;
+                    fields.push(Foreign {
+                        bytes: start..thrift.at,
+                        step: u8::try_from(step).unwrap_or(u8::MAX),
+                    });
+                    Ok(true)
+                }
+                (5, 5, _) => {
+                    let there = len - element - 1;
+                    let said = thrift.zigzag()?;
+                    children = usize::try_from(said)
+                        .ok()
+                        .filter(|children| *children <= there)
+                        .ok_or_else(|| {
+                            Error::decode(format!(
+                                "a group of {said} columns, the schema has {there} more"
+                            ))
+                        })?;
+                    Ok(true)
+                }
+                _ => Ok(false),
             }
-            (5, 5, _) => {
-                let there = len - element - 1;
-                let said = thrift.zigzag()?;
-                children = usize::try_from(said)
-                    .ok()
-                    .filter(|children| *children <= there)
-                    .ok_or_else(|| Error::decode(format!("a group of {said} columns, the schema has {there} more")))?;
-                Ok(true)
-            }
-            _ => Ok(false),
         })?;
         if children == 0 && element > 0 {
             if !fields.is_empty() {
-                annotated.push(Annotated { leaf, element: start..thrift.at, fields });
+                annotated.push(Annotated {
+                    leaf,
+                    element: start..thrift.at,
+                    fields,
+                });
             }
             leaf += 1;
         }
@@ -458,7 +531,12 @@ impl Pages {
     /// `uncompressed`: the footer's unpacked size of all pages with their headers. `base`: offset of `bytes` in the
     /// file.
     pub(super) fn new(bytes: &Bytes, uncompressed: usize, base: u64) -> Self {
-        Self { bytes: bytes.clone(), at: 0, base, room: uncompressed }
+        Self {
+            bytes: bytes.clone(),
+            at: 0,
+            base,
+            room: uncompressed,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -466,36 +544,60 @@ impl Pages {
     }
 
     fn located(&self, error: Error) -> Error {
-        error.with_range(self.base + self.at as u64, (self.bytes.len() - self.at) as u64)
+        error.with_range(
+            self.base + self.at as u64,
+            (self.bytes.len() - self.at) as u64,
+        )
     }
 
     /// The next page's header and its length, without advancing.
     pub(super) fn head(&self) -> Result<Option<(Header, usize)>> {
         let rest = &self.bytes[self.at..];
-        if rest.is_empty() { Ok(None) } else { Header::parse(rest).map(Some).map_err(|error| self.located(error)) }
+        if rest.is_empty() {
+            Ok(None)
+        } else {
+            Header::parse(rest)
+                .map(Some)
+                .map_err(|error| self.located(error))
+        }
     }
 
     /// The next page, after checking its sizes against the available bytes and its checksum, if any.
     pub(super) fn next(&mut self) -> Result<Option<Page<'_>>> {
-        let Some((header, len)) = self.head()? else { return Ok(None) };
+        let Some((header, len)) = self.head()? else {
+            return Ok(None);
+        };
         let start = self.at + len;
-        let Some(end) = start.checked_add(header.compressed).filter(|end| *end <= self.bytes.len()) else {
+        let Some(end) = start
+            .checked_add(header.compressed)
+            .filter(|end| *end <= self.bytes.len())
+        else {
             let there = self.bytes.len() - start;
-            let message = format!("a page of {} bytes, the chunk has {there} more", header.compressed);
+            let message = format!(
+                "a page of {} bytes, the chunk has {there} more",
+                header.compressed
+            );
             return Err(self.located(Error::new(ErrorKind::Truncated, Stage::Decode, message)));
         };
         let Some(room) = self.room.checked_sub(header.uncompressed) else {
-            let message = format!("a page unpacks to {} bytes, the footer allows {}", header.uncompressed, self.room);
+            let message = format!(
+                "a page unpacks to {} bytes, the footer allows {}",
+                header.uncompressed, self.room
+            );
             return Err(self.located(Error::new(ErrorKind::Limit, Stage::Decode, message)));
         };
         if let Some(crc) = header.crc
             && crc32fast::hash(&self.bytes[start..end]) != crc
         {
             let message = "a page does not match its checksum";
-            return Err(Error::decode(message).with_range(self.base + start as u64, header.compressed as u64));
+            return Err(Error::decode(message)
+                .with_range(self.base + start as u64, header.compressed as u64));
         }
         (self.room, self.at) = (room, end);
-        Ok(Some(Page { header, body: &self.bytes[start..end] }))
+        Ok(Some(Page {
+            header,
+            body: &self.bytes[start..end],
+        }))
     }
 }
 
@@ -506,12 +608,19 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
     let width = bits.div_ceil(8);
     while count > 0 {
         let mut thrift = Thrift::new(levels);
-        let Ok(header) = thrift.varint() else { return false };
+        let Ok(header) = thrift.varint() else {
+            return false;
+        };
         levels = &levels[thrift.at..];
         if header & 1 == 0 {
             let run = usize::try_from(header >> 1).unwrap_or(usize::MAX);
-            let Some((value, rest)) = levels.split_at_checked(width) else { return false };
-            let value = value.iter().rev().fold(0_u32, |value, byte| value << 8 | u32::from(*byte));
+            let Some((value, rest)) = levels.split_at_checked(width) else {
+                return false;
+            };
+            let value = value
+                .iter()
+                .rev()
+                .fold(0_u32, |value, byte| value << 8 | u32::from(*byte));
             if run == 0 || value != max as u32 {
                 return false;
             }
@@ -520,7 +629,9 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
             // A group of `bits` bytes holds eight values.
             let groups = usize::try_from(header >> 1).unwrap_or(usize::MAX);
             let here = count.min(groups.saturating_mul(8));
-            let Some(bytes) = levels.get(..groups.saturating_mul(bits).min(levels.len())) else { return false };
+            let Some(bytes) = levels.get(..groups.saturating_mul(bits).min(levels.len())) else {
+                return false;
+            };
             if here == 0 || bytes.len() < (here * bits).div_ceil(8) {
                 return false;
             }
@@ -583,8 +694,14 @@ pub(super) mod tests {
             let bytes = header(1000, 600, crc, 250);
             let (parsed, len) = Header::parse(&[&bytes[..], &[7; 9]].concat()).unwrap();
             assert_eq!(len, bytes.len());
-            assert_eq!((parsed.kind, parsed.uncompressed, parsed.compressed), (PageKind::Data, 1000, 600));
-            assert_eq!((parsed.crc, parsed.values, parsed.encoding), (crc.map(|crc| crc as u32), 250, PLAIN));
+            assert_eq!(
+                (parsed.kind, parsed.uncompressed, parsed.compressed),
+                (PageKind::Data, 1000, 600)
+            );
+            assert_eq!(
+                (parsed.crc, parsed.values, parsed.encoding),
+                (crc.map(|crc| crc as u32), 250, PLAIN)
+            );
         }
     }
 
@@ -641,8 +758,11 @@ pub(super) mod tests {
             }
             if header & 1 == 0 {
                 let width = bits.div_ceil(8);
-                let value =
-                    bytes.get(at..at + width)?.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
+                let value = bytes
+                    .get(at..at + width)?
+                    .iter()
+                    .rev()
+                    .fold(0, |value, byte| value << 8 | u32::from(*byte));
                 at += width;
                 if header == 0 {
                     return None;

@@ -43,7 +43,9 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
     let mut end = uncounted.checked_add(dictionary.compressed as u64)?;
     while end < len {
         let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
-        end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
+        end = end
+            .checked_add(bytes)?
+            .checked_add(header.compressed as u64)?;
     }
     (dictionary.kind == PageKind::Dictionary && end - len == uncounted).then_some(uncounted)
 }
@@ -53,8 +55,12 @@ pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let (mut buffer, mut end, mut sum) = (Vec::new(), 0, 0_u64);
     while end < len {
         let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
-        end = end.checked_add(bytes)?.checked_add(header.compressed as u64)?;
-        sum = sum.checked_add(bytes)?.checked_add(header.uncompressed as u64)?;
+        end = end
+            .checked_add(bytes)?
+            .checked_add(header.compressed as u64)?;
+        sum = sum
+            .checked_add(bytes)?
+            .checked_add(header.uncompressed as u64)?;
     }
     Some(sum)
 }
@@ -67,7 +73,9 @@ pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Opti
     while at < end {
         let (header, len) = header(blob, at, end - at, &mut buffer)?;
         let body = at + len;
-        at = body.checked_add(header.compressed as u64).filter(|next| *next <= end)?;
+        at = body
+            .checked_add(header.compressed as u64)
+            .filter(|next| *next <= end)?;
         room = room.checked_sub(header.uncompressed as u64)?;
         if !matches!(header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
             continue;
@@ -75,7 +83,14 @@ pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Opti
         sum = sum.checked_add(header.uncompressed as u64)?;
         if header.encoding == DELTA_BYTE_ARRAY {
             read(blob, body, &mut buffer, header.compressed as u64)?;
-            let values = values_of(&header, descr, place.compression, &buffer, &mut unpacked, &mut codec)?;
+            let values = values_of(
+                &header,
+                descr,
+                place.compression,
+                &buffer,
+                &mut unpacked,
+                &mut codec,
+            )?;
             sum = sum.checked_add(delta_sum(values, header.values)?)?;
         }
     }
@@ -92,14 +107,28 @@ fn values_of<'p>(
     codec: &mut Codec,
 ) -> Option<&'p [u8]> {
     let (body, packed) = match header.kind {
-        PageKind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
-            (body.get(def_bytes as usize + rep_bytes as usize..)?, compressed)
-        }
+        PageKind::DataV2 {
+            def_bytes,
+            rep_bytes,
+            compressed,
+            ..
+        } => (
+            body.get(def_bytes as usize + rep_bytes as usize..)?,
+            compressed,
+        ),
         _ => (body, true),
     };
     let page = if packed && compression != Compression::UNCOMPRESSED {
-        let levels =
-            if let PageKind::DataV2 { def_bytes, rep_bytes, .. } = header.kind { def_bytes + rep_bytes } else { 0 };
+        let levels = if let PageKind::DataV2 {
+            def_bytes,
+            rep_bytes,
+            ..
+        } = header.kind
+        {
+            def_bytes + rep_bytes
+        } else {
+            0
+        };
         unpacked.clear();
         let size = header.uncompressed.checked_sub(levels as usize)?;
         unpacked.try_reserve_exact(size).ok()?;
@@ -120,7 +149,12 @@ fn values_of<'p>(
 /// values share with the values before them.
 fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
     let mut thrift = Thrift::new(bytes);
-    let mut word = || thrift.varint().ok().and_then(|word| usize::try_from(word).ok());
+    let mut word = || {
+        thrift
+            .varint()
+            .ok()
+            .and_then(|word| usize::try_from(word).ok())
+    };
     let (block, parts, count) = (word()?, word()?, word()?);
     let mut value = thrift.zigzag().ok()?;
     if parts == 0 || !block.is_multiple_of(parts) || count > most {
@@ -147,11 +181,15 @@ fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
                 return None;
             }
             for number in 0..here {
-                value = value.wrapping_add(least).wrapping_add(unpacked(packed, number * bits, bits) as i64);
+                value = value
+                    .wrapping_add(least)
+                    .wrapping_add(unpacked(packed, number * bits, bits) as i64);
                 add(value)?;
             }
             left -= here;
-            thrift.skip((each.checked_mul(bits)? / 8).min(packed.len()) as u64).ok()?;
+            thrift
+                .skip((each.checked_mul(bits)? / 8).min(packed.len()) as u64)
+                .ok()?;
         }
     }
     Some(sum)
@@ -160,7 +198,10 @@ fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
 /// Extracts the number of `bits` bits at bit `at`.
 fn unpacked(packed: &[u8], at: usize, bits: usize) -> u64 {
     let end = (at + bits).div_ceil(8);
-    let word = packed[at / 8..end].iter().rev().fold(0_u128, |word, byte| word << 8 | u128::from(*byte));
+    let word = packed[at / 8..end]
+        .iter()
+        .rev()
+        .fold(0_u128, |word, byte| word << 8 | u128::from(*byte));
     (word >> (at % 8) & ((1_u128 << bits) - 1)) as u64
 }
 
@@ -173,14 +214,21 @@ mod tests {
     /// Encodes `DELTA_BINARY_PACKED` as the format defines it: blocks of 128 numbers with 4 parts of 32.
     fn packed(numbers: &[i64]) -> Vec<u8> {
         let mut out = Vec::new();
-        [128, 4, numbers.len() as u64].into_iter().for_each(|word| varint(word, &mut out));
+        [128, 4, numbers.len() as u64]
+            .into_iter()
+            .for_each(|word| varint(word, &mut out));
         zigzag(numbers.first().copied().unwrap_or(0), &mut out);
         let deltas: Vec<i64> = numbers.windows(2).map(|pair| pair[1] - pair[0]).collect();
         for block in deltas.chunks(128) {
             let least = *block.iter().min().unwrap();
             zigzag(least, &mut out);
             let parts: Vec<&[i64]> = block.chunks(32).collect();
-            let bits = |part: &[i64]| part.iter().map(|delta| 64 - (delta - least).leading_zeros()).max().unwrap_or(0);
+            let bits = |part: &[i64]| {
+                part.iter()
+                    .map(|delta| 64 - (delta - least).leading_zeros())
+                    .max()
+                    .unwrap_or(0)
+            };
             out.extend((0..4).map(|part| parts.get(part).map_or(0, |part| bits(part)) as u8));
             for part in &parts {
                 let width = bits(part) as usize;

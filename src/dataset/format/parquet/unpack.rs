@@ -21,11 +21,19 @@ impl Codec {
     /// Whether this compression is supported.
     pub(super) fn knows(compression: Compression) -> bool {
         use Compression::{GZIP, LZ4, LZ4_RAW, SNAPPY, UNCOMPRESSED, ZSTD};
-        matches!(compression, UNCOMPRESSED | SNAPPY | GZIP(_) | LZ4 | LZ4_RAW | ZSTD(_))
+        matches!(
+            compression,
+            UNCOMPRESSED | SNAPPY | GZIP(_) | LZ4 | LZ4_RAW | ZSTD(_)
+        )
     }
 
     /// Unpacks `body` into `out`. Errors: damage, or another length.
-    pub(super) fn unpack(&mut self, compression: Compression, body: &[u8], out: &mut [u8]) -> Result<()> {
+    pub(super) fn unpack(
+        &mut self,
+        compression: Compression,
+        body: &[u8],
+        out: &mut [u8],
+    ) -> Result<()> {
         if out.is_empty() {
             // Some writers omit the body of a page with only nulls.
             return Ok(());
@@ -36,25 +44,37 @@ impl Codec {
         let len = match compression {
             Compression::ZSTD(_) => {
                 if self.zstd.is_none() {
-                    self.zstd = Some(zstd::bulk::Decompressor::new().map_err(|error| wrong(error.into()))?);
+                    self.zstd =
+                        Some(zstd::bulk::Decompressor::new().map_err(|error| wrong(error.into()))?);
                 }
                 let zstd = self.zstd.as_mut().expect("made above");
-                zstd.decompress_to_buffer(body, out).map_err(|error| wrong(error.into()))?
+                zstd.decompress_to_buffer(body, out)
+                    .map_err(|error| wrong(error.into()))?
             }
-            Compression::SNAPPY => {
-                snap::raw::Decoder::new().decompress(body, out).map_err(|error| wrong(error.into()))?
+            Compression::SNAPPY => snap::raw::Decoder::new()
+                .decompress(body, out)
+                .map_err(|error| wrong(error.into()))?,
+            Compression::LZ4_RAW => {
+                lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?
             }
-            Compression::LZ4_RAW => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
             Compression::LZ4 => match hadoop_lz4(body, out) {
                 Some(()) => out.len(),
                 // Writers from before LZ4_RAW use the name LZ4 for different encodings.
-                None => lz4_flex::block::decompress_into(body, out).map_err(|error| wrong(error.into()))?,
+                None => lz4_flex::block::decompress_into(body, out)
+                    .map_err(|error| wrong(error.into()))?,
             },
             Compression::GZIP(_) => gzip(body, out).map_err(|error| wrong(error.into()))?,
-            other => return Err(Error::decode(format!("pages compressed by {other} are not supported"))),
+            other => {
+                return Err(Error::decode(format!(
+                    "pages compressed by {other} are not supported"
+                )));
+            }
         };
         if len != out.len() {
-            return Err(Error::decode(format!("a page unpacks to {len} bytes, its header says {}", out.len())));
+            return Err(Error::decode(format!(
+                "a page unpacks to {len} bytes, its header says {}",
+                out.len()
+            )));
         }
         Ok(())
     }
@@ -64,7 +84,10 @@ impl Codec {
 fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     while !body.is_empty() {
         let ([a, b, c, d, e, f, g, h], rest) = body.split_first_chunk::<8>()?;
-        let (unpacked, packed) = (u32::from_be_bytes([*a, *b, *c, *d]), u32::from_be_bytes([*e, *f, *g, *h]));
+        let (unpacked, packed) = (
+            u32::from_be_bytes([*a, *b, *c, *d]),
+            u32::from_be_bytes([*e, *f, *g, *h]),
+        );
         let (block, rest) = rest.split_at_checked(packed as usize)?;
         let (place, left) = out.split_at_mut_checked(unpacked as usize)?;
         if lz4_flex::block::decompress_into(block, place).ok()? != place.len() {
@@ -99,12 +122,21 @@ pub(super) struct Unpacked {
 
 impl Unpacked {
     pub(super) fn new(parts: [Pages; 2], compression: Compression) -> Self {
-        Self { parts, compression, codec: Codec::default(), dictionary: None }
+        Self {
+            parts,
+            compression,
+            codec: Codec::default(),
+            dictionary: None,
+        }
     }
 
     /// The unpacked dictionary; values that refer to it are slices of it.
     pub(super) fn dictionary(&mut self) -> Result<Option<Bytes>> {
-        if self.dictionary.is_none() && self.head()?.is_some_and(|header| header.kind == PageKind::Dictionary) {
+        if self.dictionary.is_none()
+            && self
+                .head()?
+                .is_some_and(|header| header.kind == PageKind::Dictionary)
+        {
             self.dictionary = self.next_page()?;
         }
         Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
@@ -135,23 +167,33 @@ impl Unpacked {
         let [first, second] = &mut self.parts;
         let pages = if first.is_empty() { second } else { first };
         let all = pages.bytes.clone();
-        let Some(page) = pages.next()? else { return Ok(None) };
+        let Some(page) = pages.next()? else {
+            return Ok(None);
+        };
         let (header, body) = (page.header, page.body);
         let (levels, packed) = match header.kind {
-            PageKind::DataV2 { def_bytes, rep_bytes, compressed, .. } => {
-                (def_bytes as usize + rep_bytes as usize, compressed)
-            }
+            PageKind::DataV2 {
+                def_bytes,
+                rep_bytes,
+                compressed,
+                ..
+            } => (def_bytes as usize + rep_bytes as usize, compressed),
             _ => (0, true),
         };
         let buf = if !packed || self.compression == Compression::UNCOMPRESSED {
             all.slice_ref(body)
         } else {
             let mut out = vec![0; header.uncompressed];
-            let (Some((before, body)), true) = (body.split_at_checked(levels), levels <= out.len()) else {
-                return Err(Error::decode(format!("levels of {levels} bytes in a page of {} bytes", out.len())));
+            let (Some((before, body)), true) = (body.split_at_checked(levels), levels <= out.len())
+            else {
+                return Err(Error::decode(format!(
+                    "levels of {levels} bytes in a page of {} bytes",
+                    out.len()
+                )));
             };
             out[..levels].copy_from_slice(before);
-            self.codec.unpack(self.compression, body, &mut out[levels..])?;
+            self.codec
+                .unpack(self.compression, body, &mut out[levels..])?;
             out.into()
         };
         page_of(header, buf).map(Some)
@@ -177,8 +219,19 @@ fn encoding(number: i32) -> Result<Encoding> {
 fn page_of(header: Header, buf: Bytes) -> Result<Page> {
     let (num_values, encoded) = (header.values as u32, encoding(header.encoding)?);
     Ok(match header.kind {
-        PageKind::Dictionary => Page::DictionaryPage { buf, num_values, encoding: encoded, is_sorted: false },
-        PageKind::DataV2 { nulls, rows, def_bytes, rep_bytes, compressed } => Page::DataPageV2 {
+        PageKind::Dictionary => Page::DictionaryPage {
+            buf,
+            num_values,
+            encoding: encoded,
+            is_sorted: false,
+        },
+        PageKind::DataV2 {
+            nulls,
+            rows,
+            def_bytes,
+            rep_bytes,
+            compressed,
+        } => Page::DataPageV2 {
             buf,
             num_values,
             encoding: encoded,
@@ -222,23 +275,37 @@ impl PageReader for Unpacked {
 
     fn peek_next_page(&mut self) -> parquet::errors::Result<Option<PageMetadata>> {
         if self.dictionary.is_some() {
-            return Ok(Some(PageMetadata { num_rows: None, num_levels: None, is_dict: true }));
+            return Ok(Some(PageMetadata {
+                num_rows: None,
+                num_levels: None,
+                is_dict: true,
+            }));
         }
         let header = self.head().map_err(outside)?;
         Ok(header.map(|header| match header.kind {
-            PageKind::Dictionary => PageMetadata { num_rows: None, num_levels: None, is_dict: true },
-            PageKind::DataV2 { rows, .. } => {
-                PageMetadata { num_rows: Some(rows as usize), num_levels: Some(header.values), is_dict: false }
-            }
-            PageKind::Data | PageKind::Other => {
-                PageMetadata { num_rows: None, num_levels: Some(header.values), is_dict: false }
-            }
+            PageKind::Dictionary => PageMetadata {
+                num_rows: None,
+                num_levels: None,
+                is_dict: true,
+            },
+            PageKind::DataV2 { rows, .. } => PageMetadata {
+                num_rows: Some(rows as usize),
+                num_levels: Some(header.values),
+                is_dict: false,
+            },
+            PageKind::Data | PageKind::Other => PageMetadata {
+                num_rows: None,
+                num_levels: Some(header.values),
+                is_dict: false,
+            },
         }))
     }
 
     fn skip_next_page(&mut self) -> parquet::errors::Result<()> {
         if self.dictionary.take().is_none() {
-            self.head().and_then(|_| self.part().next().map(|_| ())).map_err(outside)?;
+            self.head()
+                .and_then(|_| self.part().next().map(|_| ()))
+                .map_err(outside)?;
         }
         Ok(())
     }

@@ -65,8 +65,14 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
         found: Vec::new(),
         held: 0,
     });
-    let ways = scan.walk(ways.collect(), move |way: &mut Follow, bytes: &[u8]| way.step(bytes, len));
-    scan.hold(ways.into_iter().flat_map(|mut way| std::mem::take(&mut way.found)).collect());
+    let ways = scan.walk(ways.collect(), move |way: &mut Follow, bytes: &[u8]| {
+        way.step(bytes, len)
+    });
+    scan.hold(
+        ways.into_iter()
+            .flat_map(|mut way| std::mem::take(&mut way.found))
+            .collect(),
+    );
     Ok(())
 }
 
@@ -74,7 +80,9 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
 fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
     let mut at = start;
     loop {
-        let block = bytes.get(at as usize..)?.first_chunk::<{ BLOCK as usize }>()?;
+        let block = bytes
+            .get(at as usize..)?
+            .first_chunk::<{ BLOCK as usize }>()?;
         let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
         let next = (at + BLOCK).checked_add(header.size.checked_next_multiple_of(BLOCK)?)?;
         // Beyond any file: the scan names it.
@@ -132,12 +140,17 @@ impl Follow {
         // Small members are read faster in full.
         let is_slow = self.requests > 16 && self.at - self.start < GAP / 4 * self.requests;
         // If there is no header here, the scan reads this part itself.
-        here > from && !is_slow && self.at < self.end.min(len) && HELD.load(Ordering::Relaxed) < PAGES_MAX
+        here > from
+            && !is_slow
+            && self.at < self.end.min(len)
+            && HELD.load(Ordering::Relaxed) < PAGES_MAX
     }
 
     fn take(&mut self, at: u64, header: &[u8]) {
         match self.found.last_mut() {
-            Some((start, bytes)) if *start + bytes.len() as u64 == at => bytes.extend_from_slice(header),
+            Some((start, bytes)) if *start + bytes.len() as u64 == at => {
+                bytes.extend_from_slice(header)
+            }
             _ => self.found.push((at, header.to_vec())),
         }
     }

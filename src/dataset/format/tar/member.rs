@@ -80,19 +80,40 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
             if at == start {
                 return Ok(Step::End);
             }
-            return damage(DamageKind::Header, start, at - start, "an extension header, then no member");
+            return damage(
+                DamageKind::Header,
+                start,
+                at - start,
+                "an extension header, then no member",
+            );
         }
         let header = match Header::parse(&block) {
             Ok(header) => header,
             Err((kind, message)) => return damage(kind, at, BLOCK, message),
         };
-        let twice = |what: &str| damage(DamageKind::Ambiguous, at, BLOCK, format!("{what} for the same member"));
+        let twice = |what: &str| {
+            damage(
+                DamageKind::Ambiguous,
+                at,
+                BLOCK,
+                format!("{what} for the same member"),
+            )
+        };
         match header.flag {
             b'L' | b'K' => {
                 let bytes = extension(scan, at, header.size, NAME_MAX)?;
-                let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec();
+                let name = bytes
+                    .split(|byte| *byte == 0)
+                    .next()
+                    .unwrap_or_default()
+                    .to_vec();
                 if bytes[name.len()..].iter().any(|byte| *byte != 0) {
-                    return damage(DamageKind::Header, at, BLOCK, "a GNU long name with bytes behind its end");
+                    return damage(
+                        DamageKind::Header,
+                        at,
+                        BLOCK,
+                        "a GNU long name with bytes behind its end",
+                    );
                 }
                 let again = if header.flag == b'L' {
                     long.replace(name).is_some()
@@ -123,7 +144,10 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
                     );
                 }
             }
-            _ => return member(scan.len(), at, header, long, pax.unwrap_or_default()).map(Step::Member),
+            _ => {
+                return member(scan.len(), at, header, long, pax.unwrap_or_default())
+                    .map(Step::Member);
+            }
         }
         // `extension` has checked that the bytes lie in the shard.
         at += BLOCK + header.size.next_multiple_of(BLOCK);
@@ -145,8 +169,18 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
             0,
             "the shard ends without its end marker (1024 zero bytes): members after it may be lost",
         ),
-        (0, false) => damage(DamageKind::Cut, start, at - start, "the shard ends behind an extension header"),
-        _ => damage(DamageKind::Cut, at, rest, format!("the shard ends after {rest} bytes of a header of 512")),
+        (0, false) => damage(
+            DamageKind::Cut,
+            start,
+            at - start,
+            "the shard ends behind an extension header",
+        ),
+        _ => damage(
+            DamageKind::Cut,
+            at,
+            rest,
+            format!("the shard ends after {rest} bytes of a header of 512"),
+        ),
     }
 }
 
@@ -162,12 +196,16 @@ fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Resu
 
 /// Offset of the header after the one at `at`; damage if the shard ends before it.
 fn room(shard: u64, at: u64, size: u64) -> Result<u64> {
-    let next = size.checked_next_multiple_of(BLOCK).and_then(|padded| (at + BLOCK).checked_add(padded));
+    let next = size
+        .checked_next_multiple_of(BLOCK)
+        .and_then(|padded| (at + BLOCK).checked_add(padded));
     match next.filter(|next| *next <= shard) {
         Some(next) => Ok(next),
         None => {
             let there = shard - at - BLOCK;
-            let message = format!("a member of {size} bytes (padded to blocks of 512), the shard has {there} more");
+            let message = format!(
+                "a member of {size} bytes (padded to blocks of 512), the shard has {there} more"
+            );
             damage(DamageKind::Cut, at, shard - at, message)
         }
     }
@@ -189,11 +227,21 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
                 b'M' => "the rest of a file of another volume (GNU)".into(),
                 flag => format!("type flag {:?}", flag as char),
             };
-            return damage(DamageKind::Unsupported, at, BLOCK, format!("{what}: not read here"));
+            return damage(
+                DamageKind::Unsupported,
+                at,
+                BLOCK,
+                format!("{what}: not read here"),
+            );
         }
     };
     if pax.sparse {
-        return damage(DamageKind::Unsupported, at, BLOCK, "a sparse file (PAX): not read here");
+        return damage(
+            DamageKind::Unsupported,
+            at,
+            BLOCK,
+            "a sparse file (PAX): not read here",
+        );
     }
     if long.is_some() && (pax.path.is_some() || pax.size.is_some()) {
         return ambiguous(
@@ -203,7 +251,10 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
     let size = match pax.size {
         // The only legal difference: the number does not fit, and the writer put 0.
         Some(size) if size != header.size && !(size >= OCTAL_END && header.size == 0) => {
-            return ambiguous(format!("{size} bytes by the PAX header, {} by the header itself", header.size));
+            return ambiguous(format!(
+                "{size} bytes by the PAX header, {} by the header itself",
+                header.size
+            ));
         }
         Some(size) => size,
         None => header.size,
@@ -216,11 +267,24 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
         return damage(DamageKind::Header, at, BLOCK, "a member without a name");
     }
     // Old writers mark folders this way.
-    let kind = if name.ends_with(b"/") && kind == MemberKind::Regular { MemberKind::Other("folder") } else { kind };
+    let kind = if name.ends_with(b"/") && kind == MemberKind::Regular {
+        MemberKind::Other("folder")
+    } else {
+        kind
+    };
     if let (MemberKind::Other(what), 1..) = (kind, size) {
-        return ambiguous(format!("a {what} with {size} bytes: some readers skip them, others do not"));
+        return ambiguous(format!(
+            "a {what} with {size} bytes: some readers skip them, others do not"
+        ));
     }
-    Ok(Member { name, short_name, kind, data: at + BLOCK, len: size, next: room(shard, at, size)? })
+    Ok(Member {
+        name,
+        short_name,
+        kind,
+        data: at + BLOCK,
+        len: size,
+        next: room(shard, at, size)?,
+    })
 }
 
 /// Parsed fields of a header block.
@@ -233,12 +297,21 @@ pub(super) struct Header {
 
 impl Header {
     /// Checks and parses a block that is not all zero.
-    pub(super) fn parse(block: &[u8; BLOCK as usize]) -> std::result::Result<Self, (DamageKind, String)> {
+    pub(super) fn parse(
+        block: &[u8; BLOCK as usize],
+    ) -> std::result::Result<Self, (DamageKind, String)> {
         let wrong = |message: String| Err((DamageKind::Header, message));
-        let found: u64 = block[..148].iter().chain(&block[156..]).map(|byte| u64::from(*byte)).sum::<u64>() + 8 * 32;
+        let found: u64 = block[..148]
+            .iter()
+            .chain(&block[156..])
+            .map(|byte| u64::from(*byte))
+            .sum::<u64>()
+            + 8 * 32;
         match number(&block[148..156]) {
             Ok(stored) if stored == found => {}
-            Ok(stored) => return wrong(format!("header checksum {stored} expected, {found} found")),
+            Ok(stored) => {
+                return wrong(format!("header checksum {stored} expected, {found} found"));
+            }
             Err(what) => return wrong(format!("not a header: {what} as its checksum")),
         }
         let size = match number(&block[124..136]) {
@@ -246,7 +319,12 @@ impl Header {
             Err(what) => return wrong(format!("{what} as the size")),
         };
         let flag = block[156];
-        let text = |range: std::ops::Range<usize>| block[range].split(|byte| *byte == 0).next().unwrap_or_default();
+        let text = |range: std::ops::Range<usize>| {
+            block[range]
+                .split(|byte| *byte == 0)
+                .next()
+                .unwrap_or_default()
+        };
         let mut name = text(0..100).to_vec();
         match &block[257..263] {
             b"ustar\0" => {
@@ -256,11 +334,21 @@ impl Header {
                 }
             }
             // These formats have no prefix, but some readers take one from any header.
-            b"ustar " | b"\0\0\0\0\0\0" if matches!(flag, b'0' | 0 | b'7') && !text(345..500).is_empty() => {
-                return Err((DamageKind::Ambiguous, "a header of GNU or v7 tar with a prefix".into()));
+            b"ustar " | b"\0\0\0\0\0\0"
+                if matches!(flag, b'0' | 0 | b'7') && !text(345..500).is_empty() =>
+            {
+                return Err((
+                    DamageKind::Ambiguous,
+                    "a header of GNU or v7 tar with a prefix".into(),
+                ));
             }
             b"ustar " | b"\0\0\0\0\0\0" => {}
-            magic => return wrong(format!("magic {:?}: not v7, ustar or GNU tar", String::from_utf8_lossy(magic))),
+            magic => {
+                return wrong(format!(
+                    "magic {:?}: not v7, ustar or GNU tar",
+                    String::from_utf8_lossy(magic)
+                ));
+            }
         }
         Ok(Self { name, size, flag })
     }
@@ -284,16 +372,26 @@ fn number(field: &[u8]) -> std::result::Result<u64, String> {
         if field[0] != 0x80 || high.iter().any(|byte| *byte != 0) {
             return Err("a negative number or one over 2^64".into());
         }
-        return Ok(low.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
+        return Ok(low
+            .iter()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)));
     }
-    let start = field.iter().position(|byte| *byte != b' ').ok_or_else(wrong)?;
-    let digits = field[start..].iter().take_while(|byte| matches!(byte, b'0'..=b'7')).count();
+    let start = field
+        .iter()
+        .position(|byte| *byte != b' ')
+        .ok_or_else(wrong)?;
+    let digits = field[start..]
+        .iter()
+        .take_while(|byte| matches!(byte, b'0'..=b'7'))
+        .count();
     let rest = &field[start + digits..];
     if digits == 0 || rest.iter().any(|byte| !matches!(byte, 0 | b' ')) {
         return Err(wrong());
     }
     // At most 12 digits of 3 bits.
-    Ok(field[start..start + digits].iter().fold(0, |number, digit| number << 3 | u64::from(digit - b'0')))
+    Ok(field[start..start + digits]
+        .iter()
+        .fold(0, |number, digit| number << 3 | u64::from(digit - b'0')))
 }
 
 /// Parsed PAX records.
@@ -328,7 +426,12 @@ impl Pax {
         while !rest.is_empty() {
             let Some((keyword, value, after)) = record(rest) else {
                 let offset = at + BLOCK + (bytes.len() - rest.len()) as u64;
-                return damage(DamageKind::Header, offset, rest.len() as u64, "not a PAX record (LENGTH KEY=VALUE)");
+                return damage(
+                    DamageKind::Header,
+                    offset,
+                    rest.len() as u64,
+                    "not a PAX record (LENGTH KEY=VALUE)",
+                );
             };
             rest = after;
             if let Err((kind, message)) = pax.take(keyword, value) {
@@ -338,10 +441,17 @@ impl Pax {
         Ok(pax)
     }
 
-    fn take(&mut self, keyword: &[u8], value: &[u8]) -> std::result::Result<(), (DamageKind, String)> {
-        let ambiguous = |what: &str| Err((DamageKind::Ambiguous, format!("{what} in a PAX header")));
+    fn take(
+        &mut self,
+        keyword: &[u8],
+        value: &[u8],
+    ) -> std::result::Result<(), (DamageKind, String)> {
+        let ambiguous =
+            |what: &str| Err((DamageKind::Ambiguous, format!("{what} in a PAX header")));
         match keyword {
-            b"path" if value.is_empty() || value.contains(&0) => ambiguous("an empty path or one with a NUL"),
+            b"path" if value.is_empty() || value.contains(&0) => {
+                ambiguous("an empty path or one with a NUL")
+            }
             b"path" => match self.path.replace(value.to_vec()) {
                 Some(_) => ambiguous("two paths"),
                 None => Ok(()),
@@ -349,7 +459,10 @@ impl Pax {
             b"size" => match decimal(value).map(|size| self.size.replace(size)) {
                 Some(None) => Ok(()),
                 Some(Some(_)) => ambiguous("two sizes"),
-                None => Err((DamageKind::Header, format!("PAX size {:?}", String::from_utf8_lossy(value)))),
+                None => Err((
+                    DamageKind::Header,
+                    format!("PAX size {:?}", String::from_utf8_lossy(value)),
+                )),
             },
             _ if keyword.starts_with(b"GNU.sparse.") => {
                 self.sparse = true;
@@ -366,9 +479,14 @@ impl Pax {
 
 /// Whether a keyword is `VENDOR.keyword` or one of the lower-case families.
 fn vendor(keyword: &[u8]) -> bool {
-    let Some(dot) = keyword.iter().position(|byte| *byte == b'.') else { return false };
+    let Some(dot) = keyword.iter().position(|byte| *byte == b'.') else {
+        return false;
+    };
     let name = &keyword[..dot];
-    let capitals = name.len() > 1 && name.iter().all(|byte| byte.is_ascii_uppercase() || *byte == b'_');
+    let capitals = name.len() > 1
+        && name
+            .iter()
+            .all(|byte| byte.is_ascii_uppercase() || *byte == b'_');
     capitals || matches!(name, b"realtime" | b"security" | b"com")
 }
 
@@ -386,7 +504,10 @@ fn record(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
 }
 
 fn decimal(digits: &[u8]) -> Option<u64> {
-    let canonical =
-        !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) && (digits.len() == 1 || digits[0] != b'0');
-    canonical.then(|| std::str::from_utf8(digits).ok()?.parse().ok()).flatten()
+    let canonical = !digits.is_empty()
+        && digits.iter().all(u8::is_ascii_digit)
+        && (digits.len() == 1 || digits[0] != b'0');
+    canonical
+        .then(|| std::str::from_utf8(digits).ok()?.parse().ok())
+        .flatten()
 }

@@ -26,7 +26,9 @@ use self::samples::{Len, RECORD, Rule, Samples, split};
 use crate::dataset::damage::{Damage, cost};
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, own};
-use crate::dataset::index::{FIELDS_MAX, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
+use crate::dataset::index::{
+    FIELDS_MAX, Index, Place, Rows, Scan, Settings, index_getters, index_setters,
+};
 use crate::dataset::{Dataset, EXTENSIONS, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -100,7 +102,13 @@ impl Tar {
 
     /// Starts a builder.
     pub fn builder() -> TarBuilder {
-        TarBuilder { fields: Vec::new(), checksums: None, place: Place::Beside, skip_damage: false, padding: RECORD }
+        TarBuilder {
+            fields: Vec::new(),
+            checksums: None,
+            place: Place::Beside,
+            skip_damage: false,
+            padding: RECORD,
+        }
     }
 
     /// Counts of the members left out, by ending that no field asks for (`.json`) or by other reason.
@@ -111,7 +119,10 @@ impl Tar {
     /// Offset and length of a field in its shard, for tests.
     #[cfg(feature = "unstable")]
     pub(in crate::dataset) fn place(&self, sample: u64, field: usize) -> Option<(u64, u64)> {
-        self.index.entry(sample, field).ok()?.map(|(_, entry)| (entry.offset, entry.len))
+        self.index
+            .entry(sample, field)
+            .ok()?
+            .map(|(_, entry)| (entry.offset, entry.len))
     }
 
     /// Name of the member that holds field `field` of a sample, as in its own header (of a longer name the first 100
@@ -119,7 +130,8 @@ impl Tar {
     ///
     /// Errors: file system errors; [`ErrorKind::Empty`] if the sample lacks the field.
     pub fn member_name(&self, sample: u64, field: usize) -> Result<String> {
-        let none = || Error::new(ErrorKind::Empty, Stage::Index, "no such member").with_sample(sample);
+        let none =
+            || Error::new(ErrorKind::Empty, Stage::Index, "no such member").with_sample(sample);
         if sample >= self.len() || field >= self.schema.len() {
             return Err(none());
         }
@@ -127,11 +139,18 @@ impl Tar {
         let at = entry.offset.saturating_sub(member::BLOCK);
         let mut block = [0; member::BLOCK as usize];
         let sources = self.index.sources();
-        let site =
-            |error: Error| error.with_path(sources.path(source)).with_range(at, member::BLOCK).with_sample(sample);
-        Blob::of_source(sources, source)?.fill(at, &mut block, "the header").map_err(site)?;
+        let site = |error: Error| {
+            error
+                .with_path(sources.path(source))
+                .with_range(at, member::BLOCK)
+                .with_sample(sample)
+        };
+        Blob::of_source(sources, source)?
+            .fill(at, &mut block, "the header")
+            .map_err(site)?;
         let header = member::Header::parse(&block);
-        let header = header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
+        let header =
+            header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
         let name = header.regular().ok_or_else(|| site(none()))?.0;
         Ok(String::from_utf8_lossy(name).into_owned())
     }
@@ -139,12 +158,16 @@ impl Tar {
     /// Adds the member's name to an error.
     fn named(&self, error: &Error, sample: u64, field: usize) -> Error {
         // This is the error path: one more small read is harmless.
-        let member = self.member_name(sample, field).unwrap_or_else(|_| format!("*{}", self.endings[field]));
-        let named = Error::new(error.kind(), error.stage(), error.message()).with_sample(sample).with_member(member);
+        let member = self
+            .member_name(sample, field)
+            .unwrap_or_else(|_| format!("*{}", self.endings[field]));
+        let named = Error::new(error.kind(), error.stage(), error.message())
+            .with_sample(sample)
+            .with_member(member);
         match self.index.entry(sample, field) {
-            Ok(Some((source, entry))) => {
-                named.with_path(self.sources().path(source)).with_range(entry.offset, entry.len)
-            }
+            Ok(Some((source, entry))) => named
+                .with_path(self.sources().path(source))
+                .with_range(entry.offset, entry.len),
             _ => named,
         }
     }
@@ -169,7 +192,11 @@ impl TarBuilder {
     /// As [`Self::class`], with a field name of your own.
     #[must_use]
     pub fn class_named(mut self, name: &str, endings: &str) -> Self {
-        self.push(EncodedField::raw(Field::fixed(name, DType::I64, [])), endings, Len::Class);
+        self.push(
+            EncodedField::raw(Field::fixed(name, DType::I64, [])),
+            endings,
+            Len::Class,
+        );
         self
     }
 
@@ -191,13 +218,18 @@ impl TarBuilder {
     pub fn field(mut self, field: EncodedField, endings: &str) -> Self {
         let len = match &field.encoding {
             Encoding::Raw { dtype, shape } => {
-                let bytes =
-                    |dims: &[usize]| dims.iter().fold(dtype.size() as u64, |n, dim| n.saturating_mul(*dim as u64));
+                let bytes = |dims: &[usize]| {
+                    dims.iter()
+                        .fold(dtype.size() as u64, |n, dim| n.saturating_mul(*dim as u64))
+                };
                 match shape {
                     Shape::Fixed(dims) => Len::Exactly(bytes(dims)),
                     Shape::UpTo { max, inner } => {
                         let unit = bytes(inner).max(1);
-                        Len::UpTo { unit, max: unit.saturating_mul(*max as u64) }
+                        Len::UpTo {
+                            unit,
+                            max: unit.saturating_mul(*max as u64),
+                        }
                     }
                 }
             }
@@ -208,8 +240,18 @@ impl TarBuilder {
     }
 
     fn push(&mut self, field: EncodedField, endings: &str, len: Len) {
-        let endings = endings.split(';').map(|ending| ending.trim_start_matches('.').to_ascii_lowercase()).collect();
-        self.fields.push(TarField { field, rule: Rule { endings, required: true, len } });
+        let endings = endings
+            .split(';')
+            .map(|ending| ending.trim_start_matches('.').to_ascii_lowercase())
+            .collect();
+        self.fields.push(TarField {
+            field,
+            rule: Rule {
+                endings,
+                required: true,
+                len,
+            },
+        });
     }
 
     /// Makes the field added last optional: a sample without it has 0 bytes there. Legal for opaque fields and for raw
@@ -251,7 +293,9 @@ impl TarBuilder {
         let bytes = bytes.into();
         if self.fields.is_empty() {
             let first = First::default();
-            Index::of_bytes(bytes.clone(), &first.settings(), |input, rows| first.scan(input, rows))?;
+            Index::of_bytes(bytes.clone(), &first.settings(), |input, rows| {
+                first.scan(input, rows)
+            })?;
             self = self.infer(first, Path::new("<memory>"))?;
         }
         let (rules, options) = self.checked()?;
@@ -265,11 +309,13 @@ impl TarBuilder {
         if self.fields.is_empty() {
             self = self.infer_from(files)?;
         }
-        self.checksums.get_or_insert(!files.iter().all(|file| is_url(file)));
+        self.checksums
+            .get_or_insert(!files.iter().all(|file| is_url(file)));
         let (rules, options) = self.checked()?;
-        let index = Index::open_or_build(files, &self.settings(&rules, &options), |input, rows| {
-            Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
-        })?;
+        let index =
+            Index::open_or_build(files, &self.settings(&rules, &options), |input, rows| {
+                Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
+            })?;
         self.finish(index, name)
     }
 
@@ -292,7 +338,10 @@ impl TarBuilder {
     fn checked(&self) -> Result<(Vec<Rule>, String)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.len() > FIELDS_MAX {
-            return bad(format!("{} fields, {FIELDS_MAX} are the limit", self.fields.len()));
+            return bad(format!(
+                "{} fields, {FIELDS_MAX} are the limit",
+                self.fields.len()
+            ));
         }
         let rules: Vec<Rule> = self.fields.iter().map(|field| field.rule.clone()).collect();
         let mut known: Vec<&str> = Vec::new();
@@ -302,21 +351,30 @@ impl TarBuilder {
                     return bad(format!("field `{}` has an empty ending", field.name));
                 }
                 if known.contains(&ending.as_str()) {
-                    return bad(format!("members that end in {ending:?} are two fields, `{}` the second", field.name));
+                    return bad(format!(
+                        "members that end in {ending:?} are two fields, `{}` the second",
+                        field.name
+                    ));
                 }
                 known.push(ending);
             }
-            let may_lack =
-                matches!(field.encoding, Encoding::Bytes) || field.as_raw().is_some_and(|raw| raw.is_up_to());
+            let may_lack = matches!(field.encoding, Encoding::Bytes)
+                || field.as_raw().is_some_and(|raw| raw.is_up_to());
             if !rule.required && !may_lack {
-                return bad(format!("field `{}` cannot be optional: 0 bytes are no value of it", field.name));
+                return bad(format!(
+                    "field `{}` cannot be optional: 0 bytes are no value of it",
+                    field.name
+                ));
             }
         }
         if rules.iter().all(|rule| !rule.required) {
             return bad("every field is optional; one must tell that a sample is there".into());
         }
         // The batch checks names and shapes; here only duplicate names matter.
-        let names = self.fields.iter().map(|own| Field::fixed(own.field.name.clone(), DType::U8, [1]));
+        let names = self
+            .fields
+            .iter()
+            .map(|own| Field::fixed(own.field.name.clone(), DType::U8, [1]));
         Spec::new(names.collect())?;
         let options = format!("{rules:?} {}", self.padding);
         Ok((rules, options))
@@ -326,7 +384,11 @@ impl TarBuilder {
     fn infer_from(self, files: &[PathBuf]) -> Result<Self> {
         for file in files {
             let first = First::default();
-            Index::open_or_build(std::slice::from_ref(file), &first.settings(), |input, rows| first.scan(input, rows))?;
+            Index::open_or_build(
+                std::slice::from_ref(file),
+                &first.settings(),
+                |input, rows| first.scan(input, rows),
+            )?;
             if !first.endings().is_empty() {
                 return self.infer(first, file);
             }
@@ -342,7 +404,10 @@ impl TarBuilder {
             // No sample: the full scan names the reason, whatever the fields.
             return Ok(self.image(&EXTENSIONS.join(";")));
         }
-        let pictures: Vec<&String> = endings.iter().filter(|ending| EXTENSIONS.contains(&ending.as_str())).collect();
+        let pictures: Vec<&String> = endings
+            .iter()
+            .filter(|ending| EXTENSIONS.contains(&ending.as_str()))
+            .collect();
         if pictures.len() == 1 {
             self = self.image(&EXTENSIONS.join(";"));
         }
@@ -361,16 +426,27 @@ impl TarBuilder {
     }
 
     fn finish(self, index: Index, name: String) -> Result<Tar> {
-        index.not_empty(&format!("no samples in {} shards", index.sources().count()), &name)?;
+        index.not_empty(
+            &format!("no samples in {} shards", index.sources().count()),
+            &name,
+        )?;
         let mask = |wanted: &dyn Fn(&TarField) -> bool| {
-            let hits = self.fields.iter().enumerate().filter(|(_, field)| wanted(field));
+            let hits = self
+                .fields
+                .iter()
+                .enumerate()
+                .filter(|(_, field)| wanted(field));
             hits.fold(0_u32, |mask, (index, _)| mask | 1 << index)
         };
         Ok(Tar {
             index,
             classes: mask(&|field| field.rule.len == Len::Class),
             plain: mask(&|field| field.rule.len != Len::Class),
-            endings: self.fields.iter().map(|field| field.rule.endings.join(" or ")).collect(),
+            endings: self
+                .fields
+                .iter()
+                .map(|field| field.rule.endings.join(" or "))
+                .collect(),
             schema: self.fields.into_iter().map(|field| field.field).collect(),
             name,
         })
@@ -383,7 +459,14 @@ struct First(Mutex<Vec<String>>);
 
 impl First {
     fn settings(&self) -> Settings<'static> {
-        Settings { format: FORMAT, options: "", fields: 1, checksums: false, place: Place::Off, skip_damage: true }
+        Settings {
+            format: FORMAT,
+            options: "",
+            fields: 1,
+            checksums: false,
+            place: Place::Off,
+            skip_damage: true,
+        }
     }
 
     fn endings(&self) -> Vec<String> {
@@ -402,7 +485,9 @@ impl First {
                 Ok(member::Step::End) | Err(member::Stop::Damage(_)) => return Ok(()),
             };
             at = member.next;
-            let Ok((key, ending)) = split(&member.name) else { continue };
+            let Ok((key, ending)) = split(&member.name) else {
+                continue;
+            };
             if member.kind != member::MemberKind::Regular {
                 continue;
             }
@@ -417,10 +502,18 @@ impl First {
 
 /// Parses a class from text.
 fn class(text: &[u8]) -> Result<i64> {
-    let number = std::str::from_utf8(text).ok().and_then(|text| text.trim_ascii().parse().ok());
+    let number = std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.trim_ascii().parse().ok());
     number.ok_or_else(|| {
-        let shown = String::from_utf8_lossy(&text[..text.len().min(samples::CLASS_BYTES_MAX as usize)]).into_owned();
-        Error::new(ErrorKind::Decode, Stage::Decode, format!("a whole number expected, {shown:?} found"))
+        let shown =
+            String::from_utf8_lossy(&text[..text.len().min(samples::CLASS_BYTES_MAX as usize)])
+                .into_owned();
+        Error::new(
+            ErrorKind::Decode,
+            Stage::Decode,
+            format!("a whole number expected, {shown:?} found"),
+        )
     })
 }
 
@@ -429,7 +522,10 @@ impl Dataset for Tar {
     forward!(self => self.index; len sources);
 
     fn sizes(&self) -> Sizes {
-        Sizes { opened_bytes_max: if self.classes == 0 { 0 } else { 8 }, ..self.index.sizes() }
+        Sizes {
+            opened_bytes_max: if self.classes == 0 { 0 } else { 8 },
+            ..self.index.sizes()
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
@@ -438,7 +534,10 @@ impl Dataset for Tar {
 
     fn identity(&self) -> u64 {
         // Hashes the members' places, not the endings that found them: the default endings may grow.
-        Digest::new("tar").word(u64::from(self.classes)).word(self.index.places()).end()
+        Digest::new("tar")
+            .word(u64::from(self.classes))
+            .word(self.index.places())
+            .end()
     }
 
     fn describe(&self) -> String {
@@ -458,8 +557,17 @@ impl Dataset for Tar {
 }
 
 impl Framed for Tar {
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let own = self.index.open(sample, field, bytes).map_err(|error| self.named(&error, sample, field))?;
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let own = self
+            .index
+            .open(sample, field, bytes)
+            .map_err(|error| self.named(&error, sample, field))?;
         if self.classes & (1 << field) == 0 {
             return Ok(own);
         }
@@ -469,8 +577,15 @@ impl Framed for Tar {
     }
 
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
-        let stored = self.index.entry(sample, field)?.map_or(0, |(_, entry)| entry.len);
-        Ok(Some(if self.classes & (1 << field) == 0 { stored } else { size_of::<i64>() as u64 }))
+        let stored = self
+            .index
+            .entry(sample, field)?
+            .map_or(0, |(_, entry)| entry.len);
+        Ok(Some(if self.classes & (1 << field) == 0 {
+            stored
+        } else {
+            size_of::<i64>() as u64
+        }))
     }
 
     /// Key and ending of the field's member, or of the first field's.

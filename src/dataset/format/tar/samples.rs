@@ -45,12 +45,12 @@ pub(super) enum Len {
 impl Len {
     fn wrong(self, len: u64) -> Option<String> {
         match self {
-            Self::Class if len == 0 || len > CLASS_BYTES_MAX => {
-                Some(format!("{len} bytes, a class has 1 to {CLASS_BYTES_MAX} bytes"))
-            }
-            Self::UpTo { unit, max } if !len.is_multiple_of(unit) || len > max => {
-                Some(format!("{len} bytes, at most {max} and whole elements of {unit} expected"))
-            }
+            Self::Class if len == 0 || len > CLASS_BYTES_MAX => Some(format!(
+                "{len} bytes, a class has 1 to {CLASS_BYTES_MAX} bytes"
+            )),
+            Self::UpTo { unit, max } if !len.is_multiple_of(unit) || len > max => Some(format!(
+                "{len} bytes, at most {max} and whole elements of {unit} expected"
+            )),
             Self::Exactly(bytes) if len != bytes => Some(format!("{len} bytes, {bytes} expected")),
             _ => None,
         }
@@ -60,7 +60,10 @@ impl Len {
 /// Splits a member's name into its key (the path up to the first dot after the last slash) and its ending (the rest, in
 /// lower case). `Err` is the rule that leaves the name out of all samples.
 pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
-    let base = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+    let base = name
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
     // WebDataset's notes: `__name__`, or a folder of that name.
     let first = name.split(|byte| *byte == b'/').next().unwrap_or_default();
     if first.len() >= 4 && first.starts_with(b"__") && first.ends_with(b"__") {
@@ -68,7 +71,10 @@ pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'stat
     }
     match name[base..].iter().position(|byte| *byte == b'.') {
         Some(0) => Err("hidden"),
-        Some(dot) => Ok((&name[..base + dot], name[base + dot + 1..].to_ascii_lowercase())),
+        Some(dot) => Ok((
+            &name[..base + dot],
+            name[base + dot + 1..].to_ascii_lowercase(),
+        )),
         None => Err("without ending"),
     }
 }
@@ -95,13 +101,25 @@ pub(super) struct Samples<'a> {
 
 impl<'a> Samples<'a> {
     pub(super) fn new(rules: &'a [Rule], checksums: bool, padding: u64) -> Self {
-        Self { rules, checksums, padding, sample: None, keys: HashMap::new() }
+        Self {
+            rules,
+            checksums,
+            padding,
+            sample: None,
+            keys: HashMap::new(),
+        }
     }
 
     pub(super) fn scan(mut self, input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
         if input.len() >= 2 && input.bytes(0, 2)? == [0x1f, 0x8b] {
             let message = "a gzip file: a compressed shard has no random access; unpack it first";
-            rows.damage(Damage::new(DamageKind::Unsupported, 0, input.len(), 0, message));
+            rows.damage(Damage::new(
+                DamageKind::Unsupported,
+                0,
+                input.len(),
+                0,
+                message,
+            ));
             return Ok(());
         }
         if !self.checksums {
@@ -133,7 +151,9 @@ impl<'a> Samples<'a> {
 
     /// Checks the bytes after the last member: the end marker, then zeros up to the padding.
     fn tail(&self, input: &mut Scan<'_>, at: u64) -> std::result::Result<(), Stop> {
-        let stop = |kind, offset, len, message: String| Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)));
+        let stop = |kind, offset, len, message: String| {
+            Err(Stop::Damage(Damage::new(kind, offset, len, 0, message)))
+        };
         let tail = input.len() - at;
         if let Some(offset) = not_zero(input, at)? {
             let block = offset / BLOCK * BLOCK;
@@ -145,14 +165,21 @@ impl<'a> Samples<'a> {
             let what = match (offset - at < MARKER, whole && Header::parse(&bytes).is_ok()) {
                 (true, true) => "a zeroed header before another member",
                 (true, false) => "half an end marker",
-                (false, true) => "an end marker or zeroed bytes, then another member (a second archive?)",
+                (false, true) => {
+                    "an end marker or zeroed bytes, then another member (a second archive?)"
+                }
                 (false, false) => "nonzero bytes after the end marker",
             };
-            let kind = if offset - at < MARKER { DamageKind::Zeroed } else { DamageKind::Trailing };
+            let kind = if offset - at < MARKER {
+                DamageKind::Zeroed
+            } else {
+                DamageKind::Trailing
+            };
             return stop(kind, offset, input.len() - offset, what.into());
         }
         if tail < MARKER {
-            let message = format!("the shard ends after {tail} bytes of its end marker of {MARKER}");
+            let message =
+                format!("the shard ends after {tail} bytes of its end marker of {MARKER}");
             return stop(DamageKind::Cut, at, tail, message);
         }
         let padded = |record: u64| (at + MARKER).checked_next_multiple_of(record);
@@ -183,7 +210,12 @@ impl<'a> Samples<'a> {
             Ok(split) => split,
             // A name in an extension header has no checksum: it may leave a member out only if the header's own name
             // agrees.
-            Err(rule) if member.short_name.as_ref().is_none_or(|name| split(name).is_err()) => {
+            Err(rule)
+                if member
+                    .short_name
+                    .as_ref()
+                    .is_none_or(|name| split(name).is_err()) =>
+            {
                 rows.leave_out(rule);
                 return Ok(());
             }
@@ -192,7 +224,13 @@ impl<'a> Samples<'a> {
                     "member {:?} is {rule} by its long name, and not by its short one",
                     String::from_utf8_lossy(&member.name)
                 );
-                return Err(Stop::Damage(Damage::new(DamageKind::Ambiguous, at, member.next - at, 0, message)));
+                return Err(Stop::Damage(Damage::new(
+                    DamageKind::Ambiguous,
+                    at,
+                    member.next - at,
+                    0,
+                    message,
+                )));
             }
         };
         if self.sample.as_ref().is_none_or(|sample| sample.key != key) {
@@ -200,21 +238,45 @@ impl<'a> Samples<'a> {
             self.sample = Some(self.begin(key, at));
         }
         let (rules, checksums) = (self.rules, self.checksums);
-        let Some(sample) = &mut self.sample else { return Ok(()) };
+        let Some(sample) = &mut self.sample else {
+            return Ok(());
+        };
         sample.end = member.next;
-        let Some(field) = rules.iter().position(|rule| rule.endings.iter().any(|own| own.as_bytes() == ending)) else {
+        let Some(field) = rules
+            .iter()
+            .position(|rule| rule.endings.iter().any(|own| own.as_bytes() == ending))
+        else {
             rows.leave_out(&format!(".{}", short(&ending)));
             return Ok(());
         };
         if let Some(what) = rules[field].len.wrong(member.len) {
-            let message = format!("member {:?} has {what}", String::from_utf8_lossy(&member.name));
-            sample.wrong.get_or_insert((DamageKind::Incomplete, message));
+            let message = format!(
+                "member {:?} has {what}",
+                String::from_utf8_lossy(&member.name)
+            );
+            sample
+                .wrong
+                .get_or_insert((DamageKind::Incomplete, message));
             return Ok(());
         }
-        let crc = if checksums { input.crc(member.data, member.len)? } else { 0 };
-        if sample.entries[field].replace(Entry { offset: member.data, len: member.len, crc }).is_some() {
+        let crc = if checksums {
+            input.crc(member.data, member.len)?
+        } else {
+            0
+        };
+        if sample.entries[field]
+            .replace(Entry {
+                offset: member.data,
+                len: member.len,
+                crc,
+            })
+            .is_some()
+        {
             let endings = rules[field].endings.join(", ");
-            let message = format!("two members of sample {:?} end in {endings}", String::from_utf8_lossy(&sample.key));
+            let message = format!(
+                "two members of sample {:?} end in {endings}",
+                String::from_utf8_lossy(&sample.key)
+            );
             sample.wrong.get_or_insert((DamageKind::Duplicate, message));
         }
         Ok(())
@@ -231,23 +293,43 @@ impl<'a> Samples<'a> {
         if wrong.is_none() {
             self.keys.insert(key.to_vec(), start);
         }
-        Sample { key: key.to_vec(), start, end: start, entries: [None; FIELDS_MAX], wrong }
+        Sample {
+            key: key.to_vec(),
+            start,
+            end: start,
+            entries: [None; FIELDS_MAX],
+            wrong,
+        }
     }
 
     /// Ends the sample: it becomes a row or an entry of the ledger.
     fn flush(&mut self, rows: &mut Rows) -> Result<()> {
-        let Some(sample) = self.sample.take() else { return Ok(()) };
+        let Some(sample) = self.sample.take() else {
+            return Ok(());
+        };
         let lacks = |rule: &Rule, entry: &Option<Entry>| rule.required && entry.is_none();
-        let missing = self.rules.iter().zip(&sample.entries).find(|(rule, entry)| lacks(rule, entry));
+        let missing = self
+            .rules
+            .iter()
+            .zip(&sample.entries)
+            .find(|(rule, entry)| lacks(rule, entry));
         let wrong = sample.wrong.or_else(|| {
             let endings = missing?.0.endings.join(", ");
-            let message =
-                format!("sample {:?} has no member that ends in {endings}", String::from_utf8_lossy(&sample.key));
+            let message = format!(
+                "sample {:?} has no member that ends in {endings}",
+                String::from_utf8_lossy(&sample.key)
+            );
             Some((DamageKind::Incomplete, message))
         });
         match wrong {
             Some((kind, message)) => {
-                rows.damage(Damage::new(kind, sample.start, sample.end - sample.start, 1, message));
+                rows.damage(Damage::new(
+                    kind,
+                    sample.start,
+                    sample.end - sample.start,
+                    1,
+                    message,
+                ));
                 Ok(())
             }
             None => rows.push(&sample.entries[..self.rules.len()]),
@@ -255,11 +337,21 @@ impl<'a> Samples<'a> {
     }
 
     /// Ends the scan: no byte after `at` can be trusted. Keeps the sample before `at` if it is surely whole.
-    fn stop(&mut self, input: &mut Scan<'_>, rows: &mut Rows, at: u64, mut damage: Damage) -> Result<()> {
+    fn stop(
+        &mut self,
+        input: &mut Scan<'_>,
+        rows: &mut Rows,
+        at: u64,
+        mut damage: Damage,
+    ) -> Result<()> {
         let mut key = Vec::new();
         if let Some(sample) = self.sample.take() {
             key.clone_from(&sample.key);
-            if sample.wrong.is_none() && sample.entries[..self.rules.len()].iter().all(Option::is_some) {
+            if sample.wrong.is_none()
+                && sample.entries[..self.rules.len()]
+                    .iter()
+                    .all(Option::is_some)
+            {
                 rows.push(&sample.entries[..self.rules.len()])?;
             } else {
                 damage.samples += 1;
@@ -273,7 +365,10 @@ impl<'a> Samples<'a> {
         damage.samples += rest;
         if input.len() > damage.offset + damage.len {
             damage.len = input.len() - damage.offset;
-            damage.message = format!("{}; nothing is taken from there to the end of the shard", damage.message);
+            damage.message = format!(
+                "{}; nothing is taken from there to the end of the shard",
+                damage.message
+            );
         }
         rows.damage(damage);
         Ok(())
@@ -283,7 +378,11 @@ impl<'a> Samples<'a> {
 /// End of what is looked at from `at` on, where nothing is taken any more. A store may name any length.
 fn looked_at(input: &Scan<'_>, at: u64) -> u64 {
     const OF_OBJECT: u64 = 64 << 20;
-    let most = if input.asks_a_store() { OF_OBJECT } else { u64::MAX };
+    let most = if input.asks_a_store() {
+        OF_OBJECT
+    } else {
+        u64::MAX
+    };
     input.len().min(at.saturating_add(most))
 }
 
@@ -312,15 +411,21 @@ fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
         let mut block = [0; BLOCK as usize];
         block.copy_from_slice(input.bytes(at, BLOCK as usize)?);
         at += BLOCK;
-        let Ok(header) = Header::parse(&block) else { continue };
-        let Some((name, size)) = header.regular() else { continue };
+        let Ok(header) = Header::parse(&block) else {
+            continue;
+        };
+        let Some((name, size)) = header.regular() else {
+            continue;
+        };
         if let Ok((own, _)) = split(name)
             && own != key
         {
             key = own.to_vec();
             found += 1;
         }
-        let next = size.checked_next_multiple_of(BLOCK).and_then(|padded| at.checked_add(padded));
+        let next = size
+            .checked_next_multiple_of(BLOCK)
+            .and_then(|padded| at.checked_add(padded));
         at = next.filter(|next| *next <= input.len()).unwrap_or(at);
     }
     Ok(found)

@@ -40,7 +40,11 @@ impl ListKind {
 
 /// Advice for a list without values. A picture must have some.
 pub(super) fn zeros(kind: ListKind) -> String {
-    if kind == ListKind::Bytes { String::new() } else { format!("; {} takes it as zeros", Setting::MissingZero) }
+    if kind == ListKind::Bytes {
+        String::new()
+    } else {
+        format!("; {} takes it as zeros", Setting::MissingZero)
+    }
 }
 
 /// A feature of an example: all pieces of its list.
@@ -55,8 +59,14 @@ impl<'a> Feature<'a> {
     ///
     /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists; [`ErrorKind::Shape`] if the feature is
     /// missing or of another kind.
-    pub(crate) fn find(example: &'a [u8], name: &str, kind: ListKind, context_only: bool) -> Result<Self> {
-        let lists = Self::lists(example, name, context_only)?.ok_or_else(|| missing(example, name, kind))?;
+    pub(crate) fn find(
+        example: &'a [u8],
+        name: &str,
+        kind: ListKind,
+        context_only: bool,
+    ) -> Result<Self> {
+        let lists = Self::lists(example, name, context_only)?
+            .ok_or_else(|| missing(example, name, kind))?;
         // A list of another kind discards those before it.
         let mut pieces = lists.clone();
         let (mut found, mut index, mut start) = (None, 0, 0);
@@ -72,7 +82,10 @@ impl<'a> Feature<'a> {
                 |found| (found.words().0, format!("; read it by {}", found.words().1)),
             );
             let wanted = kind.words().0;
-            return Err(shape(format!("feature {} is {there}, not {wanted}{advice}", listed(name.as_bytes()))));
+            return Err(shape(format!(
+                "feature {} is {there}, not {wanted}{advice}",
+                listed(name.as_bytes())
+            )));
         }
         let mut lists = lists;
         for _ in 0..start {
@@ -83,7 +96,9 @@ impl<'a> Feature<'a> {
 
     /// Whether the feature is missing or has no values, of any kind.
     pub(crate) fn is_empty(example: &'a [u8], name: &str, context_only: bool) -> Result<bool> {
-        let Some(mut lists) = Self::lists(example, name, context_only)? else { return Ok(true) };
+        let Some(mut lists) = Self::lists(example, name, context_only)? else {
+            return Ok(true);
+        };
         while let Some((kind, mut list)) = lists.next()? {
             while let Some((_, _, value)) = list.next()? {
                 // Packed numbers may be none.
@@ -118,7 +133,9 @@ impl<'a> Feature<'a> {
                 count += 1;
             }
         }
-        value.filter(|_| count == 1).ok_or_else(|| shape(format!("{count} values, expected 1")))
+        value
+            .filter(|_| count == 1)
+            .ok_or_else(|| shape(format!("{count} values, expected 1")))
     }
 
     /// The values of a float list in memory layout: in place if they are one packed run, else in `buffer`, of which at
@@ -155,7 +172,13 @@ impl<'a> Feature<'a> {
                     (1, Value::Fixed32(value)) => run(value)?,
                     (1, Value::Bytes(values)) if values.len() % 4 == 0 => run(values)?,
                     (1, Value::Bytes(values)) => {
-                        return Err(bad(at, format!("{} bytes of packed floats, not a multiple of 4", values.len())));
+                        return Err(bad(
+                            at,
+                            format!(
+                                "{} bytes of packed floats, not a multiple of 4",
+                                values.len()
+                            ),
+                        ));
                     }
                     (1, other) => return Err(wrong_type(at, "value of a float list", other)),
                     _ => {}
@@ -210,7 +233,9 @@ fn key(mut entry: Wire<'_>) -> Result<&[u8]> {
     while let Some((number, at, value)) = entry.next()? {
         match (number, value) {
             (1, Value::Bytes(bytes)) => name = bytes,
-            (1 | 2, other) if !matches!(other, Value::Bytes(_)) => return Err(wrong_type(at, "entry", other)),
+            (1 | 2, other) if !matches!(other, Value::Bytes(_)) => {
+                return Err(wrong_type(at, "entry", other));
+            }
             _ => {}
         }
     }
@@ -226,7 +251,10 @@ struct Lists<'a> {
 
 impl<'a> Lists<'a> {
     fn new(entry: Wire<'a>) -> Self {
-        Self { entry, feature: Wire::new(&[], 0) }
+        Self {
+            entry,
+            feature: Wire::new(&[], 0),
+        }
     }
 
     fn next(&mut self) -> Result<Option<(ListKind, Wire<'a>)>> {
@@ -295,7 +323,9 @@ impl<'a> Wire<'a> {
             match (number, value) {
                 (1, Value::Bytes(bytes)) => return Ok(Some(Wire::new(bytes, at))),
                 (1, other) => return Err(wrong_type(at, "features", other)),
-                (2, Value::Bytes(lists)) if !lists.is_empty() && !context_only => return Err(sequence(lists)),
+                (2, Value::Bytes(lists)) if !lists.is_empty() && !context_only => {
+                    return Err(sequence(lists));
+                }
                 _ => {}
             }
         }
@@ -309,8 +339,11 @@ impl<'a> Wire<'a> {
         }
         let start = self.base + self.at;
         let tag = self.varint()?;
-        let number = u32::try_from(tag >> 3).ok().filter(|number| (1..1 << 29).contains(number));
-        let number = number.ok_or_else(|| bad(start, format!("a field with the number {}", tag >> 3)))?;
+        let number = u32::try_from(tag >> 3)
+            .ok()
+            .filter(|number| (1..1 << 29).contains(number));
+        let number =
+            number.ok_or_else(|| bad(start, format!("a field with the number {}", tag >> 3)))?;
         let mut at = self.base + self.at;
         let value = match tag & 7 {
             0 => Value::Varint(self.varint()?),
@@ -332,7 +365,12 @@ impl<'a> Wire<'a> {
     fn take(&mut self, len: u64) -> Result<&'a [u8]> {
         let rest = &self.bytes[self.at..];
         let taken = usize::try_from(len).ok().and_then(|len| rest.get(..len));
-        let taken = taken.ok_or_else(|| bad(self.base + self.at, format!("{len} bytes, {} are left", rest.len())))?;
+        let taken = taken.ok_or_else(|| {
+            bad(
+                self.base + self.at,
+                format!("{len} bytes, {} are left", rest.len()),
+            )
+        })?;
         self.at += taken.len();
         Ok(taken)
     }
@@ -350,14 +388,22 @@ impl<'a> Wire<'a> {
                 return Ok(value);
             }
         }
-        let what = if self.bytes.len() - self.at < 10 { "a varint that does not end" } else { "a varint over 64 bits" };
+        let what = if self.bytes.len() - self.at < 10 {
+            "a varint that does not end"
+        } else {
+            "a varint over 64 bits"
+        };
         Err(bad(self.base + self.at, what.to_string()))
     }
 }
 
 #[cold]
 fn bad(at: usize, what: String) -> Error {
-    Error::new(ErrorKind::Decode, Stage::Decode, format!("not a tf.train.Example: byte {at}: {what}"))
+    Error::new(
+        ErrorKind::Decode,
+        Stage::Decode,
+        format!("not a tf.train.Example: byte {at}: {what}"),
+    )
 }
 
 #[cold]
@@ -387,14 +433,21 @@ fn missing(example: &[u8], name: &str, kind: ListKind) -> Error {
     let mut features = Wire::new(example, 0);
     // A first walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
-    let there = names(messages).map_or("there is none".to_string(), |names| format!("there are {names}"));
-    shape(format!("no feature {}; {there}{}", listed(name.as_bytes()), zeros(kind)))
+    let there = names(messages).map_or("there is none".to_string(), |names| {
+        format!("there are {names}")
+    });
+    shape(format!(
+        "no feature {}; {there}{}",
+        listed(name.as_bytes()),
+        zeros(kind)
+    ))
 }
 
 #[cold]
 fn sequence(lists: &[u8]) -> Error {
     let names = names([Wire::new(lists, 0)]).unwrap_or_default();
-    let message = format!("this is a tf.train.SequenceExample; its feature lists are not supported: {names}");
+    let message =
+        format!("this is a tf.train.SequenceExample; its feature lists are not supported: {names}");
     let context = Setting::ContextOnly.hint(|only| format!("; {only} reads its context alone"));
     Error::new(ErrorKind::Decode, Stage::Decode, message + &context)
 }
@@ -410,7 +463,11 @@ fn names<'a>(messages: impl IntoIterator<Item = Wire<'a>>) -> Option<String> {
             }
         }
     }
-    let more = if count > names.len() { format!(" and {} more", count - names.len()) } else { String::new() };
+    let more = if count > names.len() {
+        format!(" and {} more", count - names.len())
+    } else {
+        String::new()
+    };
     (!names.is_empty()).then(|| names.join(", ") + &more)
 }
 

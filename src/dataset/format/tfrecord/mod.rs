@@ -21,7 +21,9 @@ use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{foreign, little_endian};
 use crate::dataset::forward::{forward, own};
-use crate::dataset::index::{Entry, Index, Place, Rows, Scan, Settings, index_getters, index_setters};
+use crate::dataset::index::{
+    Entry, Index, Place, Rows, Scan, Settings, index_getters, index_setters,
+};
 use crate::dataset::{Dataset, Framed, Parts, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -149,21 +151,30 @@ impl TfRecordBuilder {
     /// Adds `field`: the only value of the bytes feature `feature`.
     #[must_use]
     pub fn field(mut self, field: EncodedField, feature: &str) -> Self {
-        self.fields.push((field, feature.to_string(), ListKind::Bytes));
+        self.fields
+            .push((field, feature.to_string(), ListKind::Bytes));
         self
     }
 
     /// Adds `field`, of dtype `f32`: the values of the float list `feature`, as many as its shape needs.
     #[must_use]
     pub fn floats(mut self, field: Field, feature: &str) -> Self {
-        self.fields.push((EncodedField::raw(field), feature.to_string(), ListKind::Floats));
+        self.fields.push((
+            EncodedField::raw(field),
+            feature.to_string(),
+            ListKind::Floats,
+        ));
         self
     }
 
     /// Adds `field`, of dtype `i64`: the values of the int64 list `feature`, as many as its shape needs.
     #[must_use]
     pub fn ints(mut self, field: Field, feature: &str) -> Self {
-        self.fields.push((EncodedField::raw(field), feature.to_string(), ListKind::Ints));
+        self.fields.push((
+            EncodedField::raw(field),
+            feature.to_string(),
+            ListKind::Ints,
+        ));
         self
     }
 
@@ -205,7 +216,11 @@ impl TfRecordBuilder {
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
         let Listed { files, name, .. } = expand(pattern, &[])?;
-        let name = if files.len() == 1 { name } else { format!("{} files of {name}", files.len()) };
+        let name = if files.len() == 1 {
+            name
+        } else {
+            format!("{} files of {name}", files.len())
+        };
         self.open_as(&files, name)
     }
 
@@ -240,10 +255,30 @@ impl TfRecordBuilder {
         }
         index.not_empty("there are no records", &name)?;
         let (schema, features) = self.fields()?;
-        let list = |take: &Take| if let Take::List { row_bytes, .. } = take { *row_bytes as u64 } else { 0 };
+        let list = |take: &Take| {
+            if let Take::List { row_bytes, .. } = take {
+                *row_bytes as u64
+            } else {
+                0
+            }
+        };
         let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
-        let Self { context_only, missing_zero, checksums, .. } = self;
-        Ok(TfRecord { index, schema, features, context_only, missing_zero, checksums, opened_bytes_max, name })
+        let Self {
+            context_only,
+            missing_zero,
+            checksums,
+            ..
+        } = self;
+        Ok(TfRecord {
+            index,
+            schema,
+            features,
+            context_only,
+            missing_zero,
+            checksums,
+            opened_bytes_max,
+            name,
+        })
     }
 
     fn fields(&self) -> Result<(Vec<EncodedField>, Vec<Take>)> {
@@ -254,11 +289,19 @@ impl TfRecordBuilder {
         }
         let mut features = Vec::with_capacity(self.fields.len());
         for (index, (field, feature, kind)) in self.fields.iter().enumerate() {
-            if self.fields[..index].iter().any(|(other, ..)| other.name == field.name) {
+            if self.fields[..index]
+                .iter()
+                .any(|(other, ..)| other.name == field.name)
+            {
                 return bad(format!("two fields are called `{}`", field.name));
             }
-            if self.fields[..index].iter().any(|(_, other, of)| other == feature && of != kind) {
-                return bad(format!("feature {feature:?} is asked for as two kinds of list, and is one: name it once"));
+            if self.fields[..index]
+                .iter()
+                .any(|(_, other, of)| other == feature && of != kind)
+            {
+                return bad(format!(
+                    "feature {feature:?} is asked for as two kinds of list, and is one: name it once"
+                ));
             }
             features.push(match kind {
                 ListKind::Bytes => Take::Bytes(feature.clone()),
@@ -267,9 +310,19 @@ impl TfRecordBuilder {
             });
         }
         if features.len() > Spec::FIELDS_MAX {
-            return bad(format!("{} fields, at most {} are possible", features.len(), Spec::FIELDS_MAX));
+            return bad(format!(
+                "{} fields, at most {} are possible",
+                features.len(),
+                Spec::FIELDS_MAX
+            ));
         }
-        Ok((self.fields.iter().map(|(field, ..)| field.clone()).collect(), features))
+        Ok((
+            self.fields
+                .iter()
+                .map(|(field, ..)| field.clone())
+                .collect(),
+            features,
+        ))
     }
 }
 
@@ -280,14 +333,25 @@ fn list(field: &EncodedField, feature: &str, kind: ListKind, holds: DType) -> Re
         return bad(format!("field `{}` must be an array", field.name));
     };
     if *dtype != holds {
-        return bad(format!("field `{}` is {dtype}, the values of its feature are {holds}", field.name));
+        return bad(format!(
+            "field `{}` is {dtype}, the values of its feature are {holds}",
+            field.name
+        ));
     }
     let fixed = matches!(shape, Shape::Fixed(_));
     let row_bytes = field.as_raw().map_or(usize::MAX, |field| field.row_bytes());
     if row_bytes == 0 || row_bytes >= 1 << 47 {
-        return bad(format!("rows of field `{}` have a size that cannot be stored", field.name));
+        return bad(format!(
+            "rows of field `{}` have a size that cannot be stored",
+            field.name
+        ));
     }
-    Ok(Take::List { feature: feature.to_string(), kind, row_bytes, fixed })
+    Ok(Take::List {
+        feature: feature.to_string(),
+        kind,
+        row_bytes,
+        fixed,
+    })
 }
 
 /// Walks from record to record and indexes each.
@@ -298,12 +362,19 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
         let left = len - at;
         match record_at(input, at, left) {
             Ok(bytes) => {
-                rows.push(&[Some(Entry { offset: at, len: bytes, crc: 0 })])?;
+                rows.push(&[Some(Entry {
+                    offset: at,
+                    len: bytes,
+                    crc: 0,
+                })])?;
                 at += bytes;
             }
             Err(Walk::Damage(kind, message)) => {
                 // Estimates the lost samples by the mean length so far; at least the damaged one is lost.
-                let samples = (left * rows.len() as u64).checked_div(at).unwrap_or(0).max(1);
+                let samples = (left * rows.len() as u64)
+                    .checked_div(at)
+                    .unwrap_or(0)
+                    .max(1);
                 rows.damage(Damage::new(kind, at, left, samples, message));
                 return Ok(());
             }
@@ -321,7 +392,10 @@ enum Walk {
 /// Length of the record at `at`, at most `left`.
 fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
     if left < FRAME {
-        return Err(Walk::Damage(DamageKind::Cut, format!("{left} bytes, a record has at least {FRAME}")));
+        return Err(Walk::Damage(
+            DamageKind::Cut,
+            format!("{left} bytes, a record has at least {FRAME}"),
+        ));
     }
     let head = input.bytes(at, HEAD as usize).map_err(Walk::Io)?;
     let first = [head[0], head[1], head[2]];
@@ -333,11 +407,15 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
         }
         // A length may have these bytes too, but then its CRC is right.
         Err(_) if at == 0 && compressed(first) => {
-            let message = "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
+            let message =
+                "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
             Err(Walk::Damage(DamageKind::Unsupported, message.to_string()))
         }
         Err(message) => Err(match foreign(head).filter(|_| at == 0) {
-            Some(name) => Walk::Damage(DamageKind::Unsupported, format!("no TFRecord file, but {name}")),
+            Some(name) => Walk::Damage(
+                DamageKind::Unsupported,
+                format!("no TFRecord file, but {name}"),
+            ),
             None => Walk::Damage(DamageKind::Header, message),
         }),
     }
@@ -345,7 +423,8 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
 
 /// Whether the bytes are the magic of gzip with deflate, or a zlib header.
 fn compressed(first: [u8; 3]) -> bool {
-    let zlib = first[0] & 0x8f == 0x08 && u16::from_be_bytes([first[0], first[1]]).is_multiple_of(31);
+    let zlib =
+        first[0] & 0x8f == 0x08 && u16::from_be_bytes([first[0], first[1]]).is_multiple_of(31);
     first == [0x1f, 0x8b, 8] || zlib
 }
 
@@ -354,23 +433,28 @@ fn payload_len(head: &[u8]) -> Result<u64, String> {
     let found = masked_crc(&head[..8]);
     let stored = u32_at(head, 8);
     if found != stored {
-        return Err(format!("the CRC of a record's length is {found:08x}, the file says {stored:08x}"));
+        return Err(format!(
+            "the CRC of a record's length is {found:08x}, the file says {stored:08x}"
+        ));
     }
     Ok(u64::from_le_bytes(head[..8].try_into().expect("8 bytes")))
 }
 
 /// CRC32C as TFRecord stores it: rotated and shifted, since a CRC over bytes that hold their own CRC is weak.
 pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+    crc32c::crc32c(bytes)
+        .rotate_right(15)
+        .wrapping_add(0xa282_ead8)
 }
 
 /// The payload: the bytes between a record's two checksums.
 fn payload_of(record: &[u8]) -> Result<&[u8]> {
     let end = record.len().checked_sub((FRAME - HEAD) as usize);
-    end.and_then(|end| record.get(HEAD as usize..end)).ok_or_else(|| {
-        let message = format!("{} bytes, a record has at least {FRAME}", record.len());
-        Error::new(ErrorKind::Truncated, Stage::Decode, message)
-    })
+    end.and_then(|end| record.get(HEAD as usize..end))
+        .ok_or_else(|| {
+            let message = format!("{} bytes, a record has at least {FRAME}", record.len());
+            Error::new(ErrorKind::Truncated, Stage::Decode, message)
+        })
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -382,12 +466,19 @@ impl Dataset for TfRecord {
     forward!(self => self.index; len sources);
 
     fn sizes(&self) -> Sizes {
-        Sizes { opened_bytes_max: self.opened_bytes_max, ..self.index.sizes() }
+        Sizes {
+            opened_bytes_max: self.opened_bytes_max,
+            ..self.index.sizes()
+        }
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         if let Some((source, entry)) = self.index.entry(sample, 0)? {
-            let extent = Extent { source, offset: entry.offset, len: entry.len };
+            let extent = Extent {
+                source,
+                offset: entry.offset,
+                len: entry.len,
+            };
             (0..self.features.len()).for_each(|field| parts.framed(field, extent));
         }
         Ok(())
@@ -400,11 +491,19 @@ impl Dataset for TfRecord {
             // The field's dtype tells the kind of list.
             Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
         };
-        self.features.iter().fold(Digest::new("tfrecord"), feature).end()
+        self.features
+            .iter()
+            .fold(Digest::new("tfrecord"), feature)
+            .end()
     }
 
     fn describe(&self) -> String {
-        format!("{} records in {}{}", self.index.len(), self.name, self.index.made())
+        format!(
+            "{} records in {}{}",
+            self.index.len(),
+            self.name,
+            self.index.made()
+        )
     }
 }
 
@@ -415,16 +514,20 @@ impl Framed for TfRecord {
         match payload_len(record) {
             Ok(len) if len == payload.len() as u64 => {}
             Ok(len) => {
-                let message = format!("the record's length is {len}, the index says {}", payload.len());
+                let message = format!(
+                    "the record's length is {len}, the index says {}",
+                    payload.len()
+                );
                 return wrong(ErrorKind::Changed, message);
             }
             Err(message) => return wrong(ErrorKind::Decode, message),
         }
         let stored = u32_at(record, HEAD as usize + payload.len());
         match self.checksums.then(|| masked_crc(payload)) {
-            Some(found) if found != stored => {
-                wrong(ErrorKind::Decode, format!("the CRC of the record is {found:08x}, the file says {stored:08x}"))
-            }
+            Some(found) if found != stored => wrong(
+                ErrorKind::Decode,
+                format!("the CRC of the record is {found:08x}, the file says {stored:08x}"),
+            ),
             _ => Ok(()),
         }
     }
@@ -432,12 +535,21 @@ impl Framed for TfRecord {
     /// Of whole records; features have theirs inside.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         match self.features[field] {
-            Take::Payload => Ok(self.index.entry(sample, 0)?.map(|(_, entry)| entry.len.saturating_sub(FRAME))),
+            Take::Payload => Ok(self
+                .index
+                .entry(sample, 0)?
+                .map(|(_, entry)| entry.len.saturating_sub(FRAME))),
             _ => Ok(None),
         }
     }
 
-    fn open<'a>(&self, _sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+    fn open<'a>(
+        &self,
+        _sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
         let payload = payload_of(bytes)?;
         let (feature, kind, row_bytes, fixed) = match &self.features[field] {
             Take::Payload => return Ok(payload),
@@ -448,7 +560,12 @@ impl Framed for TfRecord {
                 let found = Feature::find(payload, feature, ListKind::Bytes, self.context_only)?;
                 return found.one_bytes().map_err(|error| of(feature, error));
             }
-            Take::List { feature, kind, row_bytes, fixed } => (feature, *kind, *row_bytes, *fixed),
+            Take::List {
+                feature,
+                kind,
+                row_bytes,
+                fixed,
+            } => (feature, *kind, *row_bytes, *fixed),
         };
         if self.missing_zero && Feature::is_empty(payload, feature, self.context_only)? {
             buffer.resize(if fixed { row_bytes } else { 0 }, 0);
@@ -462,10 +579,21 @@ impl Framed for TfRecord {
         };
         let values = values.map_err(|error| of(feature, error))?;
         if fixed && values.len() != row_bytes {
-            let message = format!("{} values, {} expected", values.len() / size, row_bytes / size);
+            let message = format!(
+                "{} values, {} expected",
+                values.len() / size,
+                row_bytes / size
+            );
             let any = || format!("; {} takes any number", Setting::AnyCount);
-            let advice = if values.is_empty() { zeros(kind) } else { any() };
-            return Err(of(feature, Error::new(ErrorKind::Shape, Stage::Decode, message + &advice)));
+            let advice = if values.is_empty() {
+                zeros(kind)
+            } else {
+                any()
+            };
+            return Err(of(
+                feature,
+                Error::new(ErrorKind::Shape, Stage::Decode, message + &advice),
+            ));
         }
         Ok(values)
     }

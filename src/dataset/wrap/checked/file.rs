@@ -11,7 +11,11 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-const KIND: SideKind = SideKind { name: *b"crcs", version: 4, older: b"deef3crc" };
+const KIND: SideKind = SideKind {
+    name: *b"crcs",
+    version: 4,
+    older: b"deef3crc",
+};
 const HEAD: usize = 0;
 const CRCS: usize = 1;
 /// Sources per unit of work of a thread. Part of the format, since each run is hashed.
@@ -43,7 +47,10 @@ impl Head {
     pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
         let (head, crcs) = (bytemuck::bytes_of(&self), bytemuck::cast_slice(crcs));
         // Of the content, so that an equal file stays and any other one goes.
-        let identity = Digest::new("checksums").bytes(head).word(crc32c::crc32c(crcs).into()).end();
+        let identity = Digest::new("checksums")
+            .bytes(head)
+            .word(crc32c::crc32c(crcs).into())
+            .end();
         let written = SideWriter::create(place, KIND).and_then(|mut out| {
             for section in [head, crcs] {
                 out.put(section)?;
@@ -51,7 +58,9 @@ impl Head {
             }
             out.publish(identity)
         });
-        written.map_err(|error| Error::os(Stage::Index, "cannot write the checksums", error).with_path(place))
+        written.map_err(|error| {
+            Error::os(Stage::Index, "cannot write the checksums", error).with_path(place)
+        })
     }
 }
 
@@ -80,7 +89,9 @@ impl Sums {
 
 /// Cuts the numbers below `len` into runs.
 pub(super) fn runs(len: u64) -> Vec<Range<u64>> {
-    (0..len.div_ceil(RUN)).map(|run| run * RUN..((run + 1) * RUN).min(len)).collect()
+    (0..len.div_ceil(RUN))
+        .map(|run| run * RUN..((run + 1) * RUN).min(len))
+        .collect()
 }
 
 /// Hashes of the sources' lengths and state, see [`Head`].
@@ -95,17 +106,28 @@ pub(super) fn hashes(sources: &Sources) -> Result<[u64; 2]> {
         }
         Ok([lengths.end(), state.end()])
     })?;
-    Ok([0, 1].map(|which| hashes.iter().fold(start, |digest, hashes| digest.word(hashes[which])).end()))
+    Ok([0, 1].map(|which| {
+        hashes
+            .iter()
+            .fold(start, |digest, hashes| digest.word(hashes[which]))
+            .end()
+    }))
 }
 
 fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest> {
     if let Some(bytes) = sources.bytes_of(id) {
-        return Ok(digest.word(u64::from(crc32c::crc32c(bytes))).word(bytes.len() as u64));
+        return Ok(digest
+            .word(u64::from(crc32c::crc32c(bytes)))
+            .word(bytes.len() as u64));
     }
     let path = sources.path(id);
     let meta = look(&path)?;
     if meta.len != sources.len_of(id) {
-        let message = format!("{} bytes when it was indexed, {} now", sources.len_of(id), meta.len);
+        let message = format!(
+            "{} bytes when it was indexed, {} now",
+            sources.len_of(id),
+            meta.len
+        );
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
     }
     // A relative path from another working directory must give the same file.
@@ -137,9 +159,18 @@ pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
             let message = "not a file of checksums; it is not overwritten: name another file";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
         }
-        SideFound::Newer => return Err(Error::new(ErrorKind::Config, Stage::Index, NEWER).with_path(place)),
-        SideFound::Damaged => return useless(ErrorKind::Decode, "the file of checksums is damaged"),
-        SideFound::Older => return useless(ErrorKind::Decode, "the file of checksums is of an older version"),
+        SideFound::Newer => {
+            return Err(Error::new(ErrorKind::Config, Stage::Index, NEWER).with_path(place));
+        }
+        SideFound::Damaged => {
+            return useless(ErrorKind::Decode, "the file of checksums is damaged");
+        }
+        SideFound::Older => {
+            return useless(
+                ErrorKind::Decode,
+                "the file of checksums is of an older version",
+            );
+        }
         SideFound::Whole(file) => file,
     };
     let head: Option<Head> = file.value(HEAD, 0).ok();

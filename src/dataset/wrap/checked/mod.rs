@@ -68,12 +68,27 @@ impl<D: Dataset> Checked<D> {
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         let (hashes, outline) = (hashes(inner.sources())?, Outline::of(&inner)?);
-        let Outline { count, fields, shape, .. } = outline;
-        let head = Head { lengths: hashes[0], state: hashes[1], count, fields: fields as u32, shape };
+        let Outline {
+            count,
+            fields,
+            shape,
+            ..
+        } = outline;
+        let head = Head {
+            lengths: hashes[0],
+            state: hashes[1],
+            count,
+            fields: fields as u32,
+            shape,
+        };
         let (sums, made, origin) = match load(place, head.lengths)? {
             Found::Useless(error) if !anew => return Err(error.with_path(place)),
             Found::Whole(sums) if !anew => {
-                if (Head { state: head.state, ..sums.head }) != head {
+                if (Head {
+                    state: head.state,
+                    ..sums.head
+                }) != head
+                {
                     return Err(another(place));
                 }
                 if sums.head == head {
@@ -99,11 +114,19 @@ impl<D: Dataset> Checked<D> {
                 Found::Whole(sums) if sums.head == head => sums,
                 _ => {
                     let message = "the file of checksums changed while it was written: name a file of its own";
-                    return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place));
+                    return Err(
+                        Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
+                    );
                 }
             },
         };
-        Ok(Self { inner, sums, pieces: outline.pieces, place: place.to_path_buf(), origin })
+        Ok(Self {
+            inner,
+            sums,
+            pieces: outline.pieces,
+            place: place.to_path_buf(),
+            origin,
+        })
     }
 
     /// Whether opening made the checksums from the bytes on disk; otherwise they came from their file.
@@ -122,7 +145,10 @@ impl<D: Dataset> Checked<D> {
         if found == expected {
             return Ok(());
         }
-        let message = format!("CRC32C {expected:08x} when it was indexed, {found:08x} now ({})", self.place.display());
+        let message = format!(
+            "CRC32C {expected:08x} when it was indexed, {found:08x} now ({})",
+            self.place.display()
+        );
         Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
     }
 }
@@ -131,7 +157,8 @@ impl<D: Dataset> Checked<D> {
 fn another(place: &Path) -> Error {
     let message = "the sources have the same lengths as when the checksums were made, but the dataset differs: a file \
                    that describes itself is damaged, or it is opened in another way";
-    let message = message.to_string() + &Setting::CheckedAnew.hint(|anew| format!(" (then use {anew})"));
+    let message =
+        message.to_string() + &Setting::CheckedAnew.hint(|anew| format!(" (then use {anew})"));
     Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
 }
 
@@ -146,8 +173,14 @@ impl<D: Dataset> Dataset for Checked<D> {
     }
 
     fn sizes(&self) -> Sizes {
-        let (inner, pieces) = (self.inner.sizes(), self.pieces.capacity() * size_of::<usize>());
-        Sizes { index_bytes: inner.index_bytes + self.sums.heap() + pieces, ..inner }
+        let (inner, pieces) = (
+            self.inner.sizes(),
+            self.pieces.capacity() * size_of::<usize>(),
+        );
+        Sizes {
+            index_bytes: inner.index_bytes + self.sums.heap() + pieces,
+            ..inner
+        }
     }
 
     fn chunked(&self) -> Option<&dyn Chunked> {
@@ -157,10 +190,16 @@ impl<D: Dataset> Dataset for Checked<D> {
     fn describe(&self) -> String {
         let how = match self.origin {
             SumsOrigin::Made => "made now:",
-            SumsOrigin::Compared => "compared now with all bytes, since times or paths had changed:",
+            SumsOrigin::Compared => {
+                "compared now with all bytes, since times or paths had changed:"
+            }
             SumsOrigin::Kept => "from",
         };
-        format!("{}; checked: CRC32Cs {how} {}", self.inner.describe(), self.place.display())
+        format!(
+            "{}; checked: CRC32Cs {how} {}",
+            self.inner.describe(),
+            self.place.display()
+        )
     }
 }
 
@@ -176,7 +215,11 @@ impl<D: Dataset> Framed for Checked<D> {
         let expected = self.sums.get(sample as usize * fields + field);
         expected
             .and_then(|expected| self.compare(expected, bytes))
-            .map_err(|error| error.within(format_args!("field `{}`", self.schema()[field].name)).with_sample(sample))?;
+            .map_err(|error| {
+                error
+                    .within(format_args!("field `{}`", self.schema()[field].name))
+                    .with_sample(sample)
+            })?;
         frames(&self.inner).check(sample, field, bytes)
     }
 }
@@ -184,12 +227,29 @@ impl<D: Dataset> Framed for Checked<D> {
 impl<D: Dataset> Chunked for Checked<D> {
     forward!(self => chunks(&self.inner); starts is_whole inner chunk_extents chunk_bytes chunk_name);
 
-    fn open_chunk(&self, chunk: usize, pieces: &[Bytes], scratch: &mut Scratch, out: &mut ChunkBuf) -> Result<()> {
-        for (number, (piece, at)) in pieces.iter().zip(self.pieces[chunk]..self.pieces[chunk + 1]).enumerate() {
-            if let Err(error) = self.sums.get(at).and_then(|expected| self.compare(expected, piece)) {
+    fn open_chunk(
+        &self,
+        chunk: usize,
+        pieces: &[Bytes],
+        scratch: &mut Scratch,
+        out: &mut ChunkBuf,
+    ) -> Result<()> {
+        for (number, (piece, at)) in pieces
+            .iter()
+            .zip(self.pieces[chunk]..self.pieces[chunk + 1])
+            .enumerate()
+        {
+            if let Err(error) = self
+                .sums
+                .get(at)
+                .and_then(|expected| self.compare(expected, piece))
+            {
                 let mut extents = Vec::new();
                 chunks(&self.inner).chunk_extents(chunk, &mut extents)?;
-                return Err(self.inner.sources().at(error.within(self.chunk_name(chunk)), &extents[number]));
+                return Err(self
+                    .inner
+                    .sources()
+                    .at(error.within(self.chunk_name(chunk)), &extents[number]));
             }
         }
         chunks(&self.inner).open_chunk(chunk, pieces, scratch, out)

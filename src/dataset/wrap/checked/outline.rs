@@ -29,14 +29,31 @@ impl Outline {
     pub(super) fn of(dataset: &dyn Dataset) -> Result<Self> {
         if dataset.chunked().is_none() {
             let (count, fields, shape) = (dataset.len(), dataset.schema().len(), survey(dataset)?);
-            return Ok(Self { count, fields, shape, extents: Vec::new(), pieces: Vec::new() });
+            return Ok(Self {
+                count,
+                fields,
+                shape,
+                extents: Vec::new(),
+                pieces: Vec::new(),
+            });
         }
         let extents = chunk_extents(dataset)?;
         let mut pieces = vec![0];
-        extents.iter().for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
-        let (count, shape) = (pieces[pieces.len() - 1] as u64, chunk_shape(dataset, &extents));
+        extents
+            .iter()
+            .for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
+        let (count, shape) = (
+            pieces[pieces.len() - 1] as u64,
+            chunk_shape(dataset, &extents),
+        );
         // Each extent counts as a sample of one field.
-        Ok(Self { count, fields: 1, shape, extents, pieces })
+        Ok(Self {
+            count,
+            fields: 1,
+            shape,
+            extents,
+            pieces,
+        })
     }
 
     /// Reads everything once; gives the CRCs.
@@ -44,7 +61,10 @@ impl Outline {
         let crcs = match dataset.chunked() {
             Some(_) => parallel(&self.extents, |_, extents| {
                 let mut plain = Plain::new(dataset);
-                extents.iter().map(|extent| plain.crc(extent)).collect::<Result<Vec<_>>>()
+                extents
+                    .iter()
+                    .map(|extent| plain.crc(extent))
+                    .collect::<Result<Vec<_>>>()
             })?,
             None => parallel(&runs(self.count), |_, run| {
                 let mut plain = Plain::new(dataset);
@@ -67,12 +87,21 @@ impl Outline {
         let (sample, field) = ((at / self.fields) as u64, at % self.fields);
         let mut parts = Parts::new();
         parts.ask_all(dataset, sample)?;
-        let extent = parts.iter().find(|(own, _)| *own == field).and_then(|(_, part)| part.extent());
+        let extent = parts
+            .iter()
+            .find(|(own, _)| *own == field)
+            .and_then(|(_, part)| part.extent());
         Ok(extent.map(|extent| (extent, Some(sample))))
     }
 
     /// Errors: [`ErrorKind::Changed`], with the differing files and the first place in each.
-    pub(super) fn compare(&self, dataset: &dyn Dataset, then: &Sums, now: &[u32], place: &Path) -> Result<()> {
+    pub(super) fn compare(
+        &self,
+        dataset: &dyn Dataset,
+        then: &Sums,
+        now: &[u32],
+        place: &Path,
+    ) -> Result<()> {
         let mut differ = Vec::new();
         for (at, now) in now.iter().enumerate() {
             if at >= then.len() || then.get(at)? != *now {
@@ -81,14 +110,26 @@ impl Outline {
         }
         let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
         for at in &differ {
-            let Some((extent, sample)) = self.place(dataset, *at)? else { continue };
+            let Some((extent, sample)) = self.place(dataset, *at)? else {
+                continue;
+            };
             if seen.insert(extent.source) && files.len() < LISTED {
-                files.push(format!("{} at byte {}", dataset.sources().path(extent.source).display(), extent.offset));
+                files.push(format!(
+                    "{} at byte {}",
+                    dataset.sources().path(extent.source).display(),
+                    extent.offset
+                ));
             }
             first.get_or_insert((extent, sample));
         }
-        let Some((extent, sample)) = first else { return Ok(()) };
-        let more = if seen.len() > files.len() { format!(", … ({} files)", seen.len()) } else { String::new() };
+        let Some((extent, sample)) = first else {
+            return Ok(());
+        };
+        let more = if seen.len() > files.len() {
+            format!(", … ({} files)", seen.len())
+        } else {
+            String::new()
+        };
         let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));
         let message = format!(
             "the files have other times or paths than when the checksums in {} were made, and {} of {} checksums differ, \
@@ -98,19 +139,28 @@ impl Outline {
             now.len(),
             files.join(", "),
         );
-        let error = dataset.sources().at(Error::new(ErrorKind::Changed, Stage::Index, message), &extent);
+        let error = dataset.sources().at(
+            Error::new(ErrorKind::Changed, Stage::Index, message),
+            &extent,
+        );
         Err(sample.into_iter().fold(error, Error::with_sample))
     }
 }
 
 /// Extents of every chunk, each checked to lie within its source.
 fn chunk_extents(dataset: &dyn Dataset) -> Result<Vec<Vec<Extent>>> {
-    let Some(chunks) = dataset.chunked() else { return Ok(Vec::new()) };
+    let Some(chunks) = dataset.chunked() else {
+        return Ok(Vec::new());
+    };
     let of = |chunk: usize| {
         let mut extents = Vec::new();
         chunks.chunk_extents(chunk, &mut extents)?;
-        let inside = extents.iter().try_for_each(|extent| dataset.sources().check(extent));
-        inside.map(|()| extents).map_err(|error| error.within(chunks.chunk_name(chunk)))
+        let inside = extents
+            .iter()
+            .try_for_each(|extent| dataset.sources().check(extent));
+        inside
+            .map(|()| extents)
+            .map_err(|error| error.within(chunks.chunk_name(chunk)))
     };
     (0..chunks.starts().len() - 1).map(of).collect()
 }
@@ -136,7 +186,9 @@ fn survey(dataset: &dyn Dataset) -> Result<u32> {
             parts.ask_all(dataset, sample)?;
             for (field, part) in parts.iter() {
                 let (kind, numbers, bytes) = match part {
-                    Part::Inline(bytes) | Part::MoreInline(bytes) => (0, [0, 0, bytes.len() as u64], bytes),
+                    Part::Inline(bytes) | Part::MoreInline(bytes) => {
+                        (0, [0, 0, bytes.len() as u64], bytes)
+                    }
                     Part::Extent(extent) | Part::More(extent) => (1, place_of(&extent), &[][..]),
                     Part::Checked(extent) | Part::Framed(extent) => (2, place_of(&extent), &[][..]),
                 };
@@ -147,7 +199,9 @@ fn survey(dataset: &dyn Dataset) -> Result<u32> {
         }
         Ok(crc)
     })?;
-    Ok(found.iter().fold(schema_crc(dataset), |all, crc| crc32c::crc32c_append(all, &crc.to_le_bytes())))
+    Ok(found.iter().fold(schema_crc(dataset), |all, crc| {
+        crc32c::crc32c_append(all, &crc.to_le_bytes())
+    }))
 }
 
 fn place_of(extent: &Extent) -> [u64; 3] {

@@ -136,15 +136,34 @@ impl<D: Dataset> PackedBuilder<D> {
             .collect::<Result<_>>()?;
         let (key, by_key) = (self.key.unwrap_or(0), self.key.is_some().into());
         let numbers = fields.numbers.iter().map(|number| *number as u64);
-        let settings =
-            [numbers.clone().next().unwrap_or(0), self.room as u64, self.long as u64, size.most.into(), by_key, key];
+        let settings = [
+            numbers.clone().next().unwrap_or(0),
+            self.room as u64,
+            self.long as u64,
+            size.most.into(),
+            by_key,
+            key,
+        ];
         let digest = kept::identity_of("packed", &self.inner).words(&settings);
         // Bins of one field have the identity that they had before there could be several.
         let digest = numbers.skip(1).fold(digest, Digest::word);
-        let order = self.key.map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
-        let own = fields.fields.iter().map(|field| Field::fixed(field.name(), field.dtype(), [self.room]));
-        let schema = own.chain(made(self.room, size.most as usize)).map(EncodedField::raw).collect();
-        let documents = Documents { inner: self.inner, fields, size, long: self.long };
+        let order = self
+            .key
+            .map(|key| Permutation::new(self.inner.len(), Key::new(key).named("packed")));
+        let own = fields
+            .fields
+            .iter()
+            .map(|field| Field::fixed(field.name(), field.dtype(), [self.room]));
+        let schema = own
+            .chain(made(self.room, size.most as usize))
+            .map(EncodedField::raw)
+            .collect();
+        let documents = Documents {
+            inner: self.inner,
+            fields,
+            size,
+            long: self.long,
+        };
         // Kept bins do not tell whether these documents can be packed.
         documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
         let place = index.as_ref();
@@ -153,13 +172,23 @@ impl<D: Dataset> PackedBuilder<D> {
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
         }
         let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
-        let (file, origin) =
-            kept::open_or_make(place, (KIND, "bins"), digest.end(), |file| table::fits(file, size), fill)?;
+        let (file, origin) = kept::open_or_make(
+            place,
+            (KIND, "bins"),
+            digest.end(),
+            |file| table::fits(file, size),
+            fill,
+        )?;
         let mut packed = Packed {
             schema,
             padding,
             counts: table::counts(&file)?,
-            identity: paddings.iter().fold(digest, |digest, element| digest.word(element.cast_unsigned())).end(),
+            identity: paddings
+                .iter()
+                .fold(digest, |digest, element| {
+                    digest.word(element.cast_unsigned())
+                })
+                .end(),
             file,
             origin,
             recent: Recent::new(RECENT),
@@ -175,36 +204,64 @@ impl<D: Dataset> PackedBuilder<D> {
     fn checked(&self) -> Result<(TokenFields, Bin)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let fields = TokenFields::of(self.inner.schema(), &self.fields)?;
-        if let Some(field) = fields.fields.iter().find(|field| MADE.contains(&field.name())) {
-            return bad(format!("field `{0}` would stand beside the {0} of a row: give it another name", field.name()));
+        if let Some(field) = fields
+            .fields
+            .iter()
+            .find(|field| MADE.contains(&field.name()))
+        {
+            return bad(format!(
+                "field `{0}` would stand beside the {0} of a row: give it another name",
+                field.name()
+            ));
         }
         if self.inner.chunked().is_some() {
             let message = "the samples come in chunks, and packed documents are read one by one";
             return bad(format!("{message}{}", copied()));
         }
         if self.room == 0 || self.room > ROOM_MAX {
-            return bad(format!("bins of {} tokens; take 1 to {ROOM_MAX}", self.room));
+            return bad(format!(
+                "bins of {} tokens; take 1 to {ROOM_MAX}",
+                self.room
+            ));
         }
-        let most = self.documents_max.unwrap_or((self.room / 16).clamp(64, ITEMS_MAX));
+        let most = self
+            .documents_max
+            .unwrap_or((self.room / 16).clamp(64, ITEMS_MAX));
         if most == 0 || most > ITEMS_MAX {
             return bad(format!("rows of {most} documents; take 1 to {ITEMS_MAX}"));
         }
         if self.inner.len() >= DOCUMENTS_MAX {
-            let message = format!("{} documents; fewer than {DOCUMENTS_MAX} can be packed", self.inner.len());
+            let message = format!(
+                "{} documents; fewer than {DOCUMENTS_MAX} can be packed",
+                self.inner.len()
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
         }
-        Ok((fields, Bin { room: self.room as u32, most: most as u32 }))
+        Ok((
+            fields,
+            Bin {
+                room: self.room as u32,
+                most: most as u32,
+            },
+        ))
     }
 
     /// The element of the padding of each field.
     fn paddings(&self, fields: &TokenFields) -> Result<Vec<i64>> {
         let known = |name: &String| fields.fields.iter().any(|field| field.name() == name);
         if let Some((name, _)) = self.paddings.iter().find(|(name, _)| !known(name)) {
-            let message = format!("a padding of field `{name}`; packed are {}", self.fields.join(", "));
+            let message = format!(
+                "a padding of field `{name}`; packed are {}",
+                self.fields.join(", ")
+            );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
         let of = |field: &Field| {
-            let own = self.paddings.iter().rev().find(|(name, _)| name == field.name());
+            let own = self
+                .paddings
+                .iter()
+                .rev()
+                .find(|(name, _)| name == field.name());
             own.map_or(self.padding, |(_, element)| *element)
         };
         Ok(fields.fields.iter().map(of).collect())
@@ -226,14 +283,18 @@ fn made(room: usize, most: usize) -> [Field; 4] {
 fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
     macro_rules! integer {
         ($of:ty) => {
-            <$of>::try_from(element).ok().map(|element| element.to_ne_bytes().repeat(room))
+            <$of>::try_from(element)
+                .ok()
+                .map(|element| element.to_ne_bytes().repeat(room))
         };
     }
     let whole = element as f64;
     let is_exact = |found: f64| found == whole && found as i64 == element;
     macro_rules! float {
         ($of:expr, $back:expr) => {
-            Some($of).filter(|own| is_exact($back(*own))).map(|own| own.to_ne_bytes().repeat(room))
+            Some($of)
+                .filter(|own| is_exact($back(*own)))
+                .map(|own| own.to_ne_bytes().repeat(room))
         };
     }
     // Signed ones may also be given by their bits.
@@ -246,14 +307,20 @@ fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
         DType::I32 => integer!(i32).or(integer!(u32)),
         DType::U64 => integer!(u64),
         DType::I64 => Some(element.to_ne_bytes().repeat(room)),
-        DType::Bool => (0..=1).contains(&element).then(|| vec![element as u8; room]),
+        DType::Bool => (0..=1)
+            .contains(&element)
+            .then(|| vec![element as u8; room]),
         DType::F16 => float!(f16::from_f64(whole), f16::to_f64),
         DType::BF16 => float!(bf16::from_f64(whole), bf16::to_f64),
         DType::F32 => float!(whole as f32, f64::from),
         DType::F64 => float!(whole, std::convert::identity::<f64>),
     };
     row.map(Vec::into_boxed_slice).ok_or_else(|| {
-        let message = format!("padding {element} of field `{}` does not fit {}", field.name(), field.dtype());
+        let message = format!(
+            "padding {element} of field `{}` does not fit {}",
+            field.name(),
+            field.dtype()
+        );
         Error::new(ErrorKind::Config, Stage::Index, message)
     })
 }
@@ -266,13 +333,25 @@ fn pack<D: Dataset>(
     place: &Path,
 ) -> Result<()> {
     let failed = |error| Error::os(Stage::Index, "cannot write the bins", error).with_path(place);
-    let (len, threads) = (documents.inner.len(), std::thread::available_parallelism().map_or(2, usize::from));
+    let (len, threads) = (
+        documents.inner.len(),
+        std::thread::available_parallelism().map_or(2, usize::from),
+    );
     // A group has many bins, of which the last ones are not full.
-    let step = u64::from(documents.size.room).saturating_mul(16).clamp(1 << 16, 1 << 19);
+    let step = u64::from(documents.size.room)
+        .saturating_mul(16)
+        .clamp(1 << 16, 1 << 19);
     let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
     // A bin that is filled in turn depends on those before.
-    let (in_turn, is_in_turn) = (Mutex::new(InTurn::default()), documents.long == Long::Concatenate);
-    let threads = if is_in_turn { 1 } else { threads.min(THREADS_MAX) };
+    let (in_turn, is_in_turn) = (
+        Mutex::new(InTurn::default()),
+        documents.long == Long::Concatenate,
+    );
+    let threads = if is_in_turn {
+        1
+    } else {
+        threads.min(THREADS_MAX)
+    };
     let mut writer = TableWriter::default();
     for some in starts.chunks(TOGETHER) {
         let group = |_, start: &u64| match (*start..(start + step).min(len), is_in_turn) {

@@ -33,7 +33,8 @@ pub(super) struct Documents<D> {
 
 /// Behind the reason why documents cannot be packed where they lie: the way out.
 pub(super) fn copied() -> String {
-    Setting::Copied.hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
+    Setting::Copied
+        .hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
 }
 
 impl<D: Dataset> Documents<D> {
@@ -42,26 +43,42 @@ impl<D: Dataset> Documents<D> {
     ///
     /// Errors: of the dataset, and of [`TokenFields::tokens`]; [`ErrorKind::Config`] for a document that does not lie in a file
     /// unchanged.
-    fn find<'d>(&'d self, document: u64, parts: &mut Parts<'d>, places: &mut Vec<Extent>) -> Result<u64> {
+    fn find<'d>(
+        &'d self,
+        document: u64,
+        parts: &mut Parts<'d>,
+        places: &mut Vec<Extent>,
+    ) -> Result<u64> {
         let before = places.len();
         parts.clear();
         self.inner.extents(document, parts)?;
         for (number, field) in self.fields.numbers.iter().zip(&self.fields.fields) {
-            let part = parts.iter().find(|(of, _)| of == number).map(|(_, part)| part);
+            let part = parts
+                .iter()
+                .find(|(of, _)| of == number)
+                .map(|(_, part)| part);
             let Some(Part::Extent(extent)) = part else {
                 let why = match part {
                     Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",
-                    _ => "lies in frames, and only documents that lie in their files unchanged are packed",
+                    _ => {
+                        "lies in frames, and only documents that lie in their files unchanged are packed"
+                    }
                 };
                 let message = format!("field `{}` {why}{}", field.name(), copied());
-                return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document));
+                return Err(
+                    Error::new(ErrorKind::Config, Stage::Index, message).with_sample(document)
+                );
             };
             places.push(extent);
         }
         let found = &places[before..];
         self.fields
             .tokens(found.iter().map(|place| place.len))
-            .map_err(|error| self.inner.sources().at(error.with_sample(document), &found[0]))
+            .map_err(|error| {
+                self.inner
+                    .sources()
+                    .at(error.with_sample(document), &found[0])
+            })
     }
 
     /// The tokens of a document or its part in a bin with room for `left` tokens; the place of each field comes behind `places`.
@@ -78,7 +95,10 @@ impl<D: Dataset> Documents<D> {
             return Ok(None);
         }
         let before = places.len();
-        let (whole, room) = (self.find(document, parts, places)?, u64::from(self.size.room));
+        let (whole, room) = (
+            self.find(document, parts, places)?,
+            u64::from(self.size.room),
+        );
         let (from, len) = match (part, self.long) {
             (first, Long::Concatenate) => {
                 let from = u64::from(first.unwrap_or(0));
@@ -90,19 +110,31 @@ impl<D: Dataset> Documents<D> {
             (None, _) => (0, whole),
         };
         for (place, bytes) in places[before..].iter_mut().zip(self.fields.element_bytes()) {
-            *place = Extent { offset: place.offset + from * bytes, len: len * bytes, ..*place };
+            *place = Extent {
+                offset: place.offset + from * bytes,
+                len: len * bytes,
+                ..*place
+            };
         }
         let fits = (1..=room).contains(&len) && from + len <= whole;
         Ok(fits.then_some(len as u32))
     }
 
     /// Packs the documents at these positions of the order, by best fit.
-    pub(super) fn group(&self, positions: Range<u64>, order: Option<&Permutation>) -> Result<Group> {
+    pub(super) fn group(
+        &self,
+        positions: Range<u64>,
+        order: Option<&Permutation>,
+    ) -> Result<Group> {
         let (room, mut places) = (u64::from(self.size.room), Vec::new());
         let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
         for position in positions {
             let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
-            let item = |part, len: u64| Item { document, part, len: len as u32 };
+            let item = |part, len: u64| Item {
+                document,
+                part,
+                len: len as u32,
+            };
             counts.long += u64::from(len > room);
             match self.long {
                 _ if len <= room => items.extend((len > 0).then(|| item(None, len))),
@@ -116,13 +148,20 @@ impl<D: Dataset> Documents<D> {
                     items.extend((len % room > 0).then(|| item(None, len % room)));
                 }
                 Long::Refuse | Long::Concatenate => {
-                    let message =
-                        format!("a document of {len} tokens in bins of {room}: split, cut or concatenate longer ones");
-                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(document.into()));
+                    let message = format!(
+                        "a document of {len} tokens in bins of {room}: split, cut or concatenate longer ones"
+                    );
+                    return Err(Error::new(ErrorKind::Shape, Stage::Index, message)
+                        .with_sample(document.into()));
                 }
             }
         }
-        Ok(Group::new(&items, fit::bins(&items, self.size), self.size, counts))
+        Ok(Group::new(
+            &items,
+            fit::bins(&items, self.size),
+            self.size,
+            counts,
+        ))
     }
 
     /// Puts the documents at these positions behind those before. The last bin stays open, unless these are the last ones.
@@ -132,7 +171,11 @@ impl<D: Dataset> Documents<D> {
         order: Option<&Permutation>,
         in_turn: &mut InTurn,
     ) -> Result<Group> {
-        let (mut counts, mut parts, last) = (Counts::default(), Parts::new(), positions.end == self.inner.len());
+        let (mut counts, mut parts, last) = (
+            Counts::default(),
+            Parts::new(),
+            positions.end == self.inner.len(),
+        );
         let mut places = Vec::new();
         for position in positions {
             let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
@@ -166,7 +209,10 @@ impl<D: Dataset> Documents<D> {
             parts if items as u64 + parts > PARTS_MAX => {
                 format!("documents in more than {PARTS_MAX} parts: take larger bins")
             }
-            _ if len > u64::from(u32::MAX) => format!("a document of {len} tokens; {} at most can be split", u32::MAX),
+            _ if len > u64::from(u32::MAX) => format!(
+                "a document of {len} tokens; {} at most can be split",
+                u32::MAX
+            ),
             _ => return Ok(()),
         };
         Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_sample(document.into()))

@@ -28,8 +28,11 @@ pub(super) struct Bin {
 /// The bin of each item, and the number of bins. Bins are numbered by their first items.
 pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
     // Longest first, equal ones as they come.
-    let mut order: Vec<u64> =
-        items.iter().enumerate().map(|(at, item)| u64::from(size.room - item.len) << 32 | at as u64).collect();
+    let mut order: Vec<u64> = items
+        .iter()
+        .enumerate()
+        .map(|(at, item)| u64::from(size.room - item.len) << 32 | at as u64)
+        .collect();
     order.sort_unstable();
     let mut open = Open::new(size);
     let mut bin_of = vec![0; items.len()];
@@ -69,9 +72,16 @@ impl InTurn {
                 self.left = size;
             }
             let taken = (len - from).min(self.left.room.into());
-            self.left = Bin { room: self.left.room - taken as u32, most: self.left.most - 1 };
+            self.left = Bin {
+                room: self.left.room - taken as u32,
+                most: self.left.most - 1,
+            };
             self.bin_of.push(self.bins - 1);
-            self.items.push(Item { document, part: (from > 0).then_some(from as u32), len: taken as u32 });
+            self.items.push(Item {
+                document,
+                part: (from > 0).then_some(from as u32),
+                len: taken as u32,
+            });
             from += taken;
         }
         self.items.len() > first + 1
@@ -90,7 +100,10 @@ impl InTurn {
         self.bin_of.truncate(full);
         let bin_of = std::mem::replace(&mut self.bin_of, vec![0; rest.len()]);
         self.bins = u32::from(!rest.is_empty());
-        (std::mem::replace(&mut self.items, rest), (bin_of, bins as usize))
+        (
+            std::mem::replace(&mut self.items, rest),
+            (bin_of, bins as usize),
+        )
     }
 
     pub(super) fn len(&self) -> usize {
@@ -119,7 +132,13 @@ impl Open {
             bits = bits.div_ceil(64);
             levels.push(vec![0; bits]);
         }
-        Self { size, last: vec![0; rooms], before: Vec::new(), sizes: Vec::new(), levels }
+        Self {
+            size,
+            last: vec![0; rooms],
+            before: Vec::new(),
+            sizes: Vec::new(),
+            levels,
+        }
     }
 
     /// Puts an item of `len` tokens into a bin, and returns its number.
@@ -167,7 +186,9 @@ impl Open {
     fn least(&self, from: usize) -> Option<usize> {
         let mut at = from;
         for (depth, level) in self.levels.iter().enumerate() {
-            let word = level.get(at / 64).map_or(0, |word| word & (u64::MAX << (at % 64)));
+            let word = level
+                .get(at / 64)
+                .map_or(0, |word| word & (u64::MAX << (at % 64)));
             if word != 0 {
                 let mut found = at / 64 * 64 + word.trailing_zeros() as usize;
                 for below in self.levels[..depth].iter().rev() {
@@ -194,9 +215,13 @@ mod tests {
         let (mut bins, mut bin_of) = (Vec::<(u32, usize, u32)>::new(), vec![0; items.len()]);
         for (time, at) in order.into_iter().enumerate() {
             let len = items[at].len;
-            let fits = bins.iter().enumerate().filter(|(_, (left, _, count))| *left >= len && *count < size.most);
-            let best =
-                fits.min_by_key(|(_, (left, touched, _))| (*left, std::cmp::Reverse(*touched))).map(|(bin, _)| bin);
+            let fits = bins
+                .iter()
+                .enumerate()
+                .filter(|(_, (left, _, count))| *left >= len && *count < size.most);
+            let best = fits
+                .min_by_key(|(_, (left, touched, _))| (*left, std::cmp::Reverse(*touched)))
+                .map(|(bin, _)| bin);
             let bin = best.unwrap_or_else(|| {
                 bins.push((size.room, 0, 0));
                 bins.len() - 1
@@ -206,10 +231,13 @@ mod tests {
         }
         let mut names = Vec::new();
         for bin in &mut bin_of {
-            let name = names.iter().position(|known| known == bin).unwrap_or_else(|| {
-                names.push(*bin);
-                names.len() - 1
-            });
+            let name = names
+                .iter()
+                .position(|known| known == bin)
+                .unwrap_or_else(|| {
+                    names.push(*bin);
+                    names.len() - 1
+                });
             *bin = name as u32;
         }
         bin_of

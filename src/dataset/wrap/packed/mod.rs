@@ -95,11 +95,17 @@ struct Row {
 impl Row {
     /// The reads of one of `fields` fields: documents that follow each other are one.
     fn reads(&self, field: usize, fields: usize) -> impl Iterator<Item = Extent> + '_ {
-        let mut places = self.places.iter().skip(field).step_by(fields).copied().peekable();
+        let mut places = self
+            .places
+            .iter()
+            .skip(field)
+            .step_by(fields)
+            .copied()
+            .peekable();
         std::iter::from_fn(move || {
             let mut read = places.next()?;
-            while let Some(next) =
-                places.next_if(|next| next.source == read.source && next.offset == read.offset + read.len)
+            while let Some(next) = places
+                .next_if(|next| next.source == read.source && next.offset == read.offset + read.len)
             {
                 read.len += next.len;
             }
@@ -133,7 +139,8 @@ impl<D: Dataset> Packed<D> {
     ///
     /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
     fn look_up(&self, bin: u64, row: &mut Row) -> Result<()> {
-        let (mut left, mut check, mut parts) = (self.documents.size.room, Check::default(), Parts::new());
+        let (mut left, mut check, mut parts) =
+            (self.documents.size.room, Check::default(), Parts::new());
         let changed = || {
             let message = format!(
                 "the documents of bin {bin} have other lengths than when they were packed: delete {}, and a file of rows, to pack them again",
@@ -142,7 +149,10 @@ impl<D: Dataset> Packed<D> {
             Error::new(ErrorKind::Changed, Stage::Read, message)
         };
         let found = table::items(&self.file, bin, |document, part| {
-            let len = self.documents.part(document, part, left, &mut parts, &mut row.places)?.ok_or_else(changed)?;
+            let len = self
+                .documents
+                .part(document, part, left, &mut parts, &mut row.places)?
+                .ok_or_else(changed)?;
             left = left.checked_sub(len).ok_or_else(changed)?;
             check.add(len);
             row.lens.push(len);
@@ -170,7 +180,14 @@ impl<D: Dataset> Packed<D> {
 
     /// Why the bins are not full, and what fills them; nothing if they are.
     fn why_empty(&self, filled: f64) -> String {
-        let Counts { documents, bins, tokens, ended, items_max, .. } = self.counts;
+        let Counts {
+            documents,
+            bins,
+            tokens,
+            ended,
+            items_max,
+            ..
+        } = self.counts;
         let Bin { room, most } = self.documents.size;
         if filled >= 90.0 || bins * u64::from(room) - tokens <= u64::from(room) {
             return String::new();
@@ -181,12 +198,17 @@ impl<D: Dataset> Packed<D> {
         match 100.0 * ended as f64 / bins as f64 {
             share if share >= 1.0 && needed > most as usize => {
                 let then = Setting::DocumentsMax.with(needed);
-                format!(" ({now} ends {share:.0} % of them: {then} has room for documents as short as these)")
+                format!(
+                    " ({now} ends {share:.0} % of them: {then} has room for documents as short as these)"
+                )
             }
             share if share >= 1.0 => format!(" ({now} ends {share:.0} % of them)"),
             // A file of before has no count.
-            _ if ended == 0 && items_max == u64::from(most) => format!(" ({now} ends some of them)"),
-            _ => " (few documents fit together: other rows, or concatenated documents, fill them)".into(),
+            _ if ended == 0 && items_max == u64::from(most) => {
+                format!(" ({now} ends some of them)")
+            }
+            _ => " (few documents fit together: other rows, or concatenated documents, fill them)"
+                .into(),
         }
     }
 }
@@ -197,13 +219,19 @@ fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
     match field {
         POSITIONS | DOCUMENTS => {
             // Padding: 0, or -1.
-            out.resize(4 * size.room as usize, if field == DOCUMENTS { 0xff } else { 0 });
+            out.resize(
+                4 * size.room as usize,
+                if field == DOCUMENTS { 0xff } else { 0 },
+            );
             let mut rest = out.as_chunks_mut::<4>().0;
             for (number, len) in lens.enumerate() {
                 let (own, later) = rest.split_at_mut(len as usize);
                 match field {
                     DOCUMENTS => own.fill((number as i32).to_ne_bytes()),
-                    _ => own.iter_mut().zip(0_i32..).for_each(|(place, at)| *place = at.to_ne_bytes()),
+                    _ => own
+                        .iter_mut()
+                        .zip(0_i32..)
+                        .for_each(|(place, at)| *place = at.to_ne_bytes()),
                 }
                 rest = later;
             }
@@ -239,7 +267,11 @@ impl<D: Dataset> Dataset for Packed<D> {
             sample_bytes_max: row_bytes,
             opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
             // With the padding.
-            appended_max: if self.rows.is_some() { 0 } else { items * fields },
+            appended_max: if self.rows.is_some() {
+                0
+            } else {
+                items * fields
+            },
             largest_sample: None,
             index_bytes: self.documents.inner.sizes().index_bytes
                 + self.file.heap()
@@ -249,10 +281,18 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let mut place = Extent { source: SourceId::at(0), offset: sample * self.row_bytes(), len: 0 };
+        let mut place = Extent {
+            source: SourceId::at(0),
+            offset: sample * self.row_bytes(),
+            len: 0,
+        };
         if self.rows.is_some() {
             for (field, padding) in self.padding.iter().enumerate() {
-                place = Extent { offset: place.offset + place.len, len: padding.len() as u64, ..place };
+                place = Extent {
+                    offset: place.offset + place.len,
+                    len: padding.len() as u64,
+                    ..place
+                };
                 parts.extent(field, place);
             }
         } else {
@@ -274,7 +314,8 @@ impl<D: Dataset> Dataset for Packed<D> {
         }
         // `open` makes the other fields of nothing.
         let first = self.padding.len();
-        (first..first + MADE.len()).for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
+        (first..first + MADE.len())
+            .for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
         Ok(())
     }
 
@@ -287,11 +328,21 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn describe(&self) -> String {
-        let Counts { documents, bins, tokens, empty, long, cut, .. } = self.counts;
+        let Counts {
+            documents,
+            bins,
+            tokens,
+            empty,
+            long,
+            cut,
+            ..
+        } = self.counts;
         let (room, place) = (self.documents.size.room, self.file.path.display());
         let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
         let why = self.why_empty(filled);
-        let rows = self.rows.as_ref().map_or(String::new(), |rows| format!(", rows in {}", rows.display()));
+        let rows = self.rows.as_ref().map_or(String::new(), |rows| {
+            format!(", rows in {}", rows.display())
+        });
         let how = if self.built() { "packed now:" } else { "from" };
         let long = match self.documents.long {
             Long::Refuse => String::new(),
@@ -312,11 +363,22 @@ impl<D: Dataset> Framed for Packed<D> {
         Ok(())
     }
 
-    fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8], buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let Some(made) = field.checked_sub(self.padding.len()).filter(|made| *made < MADE.len()) else {
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let Some(made) = field
+            .checked_sub(self.padding.len())
+            .filter(|made| *made < MADE.len())
+        else {
             return Ok(bytes);
         };
-        self.with(sample, |row| make(made, self.documents.size, &row.lens, buffer))?;
+        self.with(sample, |row| {
+            make(made, self.documents.size, &row.lens, buffer)
+        })?;
         Ok(buffer)
     }
 
@@ -325,7 +387,11 @@ impl<D: Dataset> Framed for Packed<D> {
     }
 
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
-        Ok(self.schema.get(field).and_then(EncodedField::as_raw).map(|field| field.row_bytes() as u64))
+        Ok(self
+            .schema
+            .get(field)
+            .and_then(EncodedField::as_raw)
+            .map(|field| field.row_bytes() as u64))
     }
 
     fn member(&self, sample: u64, _: Option<usize>) -> Option<String> {

@@ -24,7 +24,9 @@ impl<D: Dataset> Packed<D> {
     /// Reads rows from their file from now on; writes it if it is not there.
     pub(super) fn take_rows(&mut self, place: PathBuf) -> Result<()> {
         // Documents of the same lengths may have other tokens.
-        let identity = Digest::new("rows").words(&[self.identity, fingerprint::ends_of_all(&self.sources)?]).end();
+        let identity = Digest::new("rows")
+            .words(&[self.identity, fingerprint::ends_of_all(&self.sources)?])
+            .end();
         let end = [END, identity.to_le_bytes()].concat();
         let len = self.counts.bins * self.row_bytes() + end.len() as u64;
         let what = ("rows", "these bins and documents");
@@ -51,8 +53,9 @@ impl<D: Dataset> Packed<D> {
         let firsts: Vec<u64> = (0..bins.div_ceil(run)).map(|number| number * run).collect();
         for some in firsts.chunks(TOGETHER) {
             for bytes in parallel(some, rows)? {
-                out.write_all(&bytes)
-                    .map_err(|error| Error::os(Stage::Index, "cannot write the rows", error).with_path(&out.target))?;
+                out.write_all(&bytes).map_err(|error| {
+                    Error::os(Stage::Index, "cannot write the rows", error).with_path(&out.target)
+                })?;
             }
         }
         Ok(())

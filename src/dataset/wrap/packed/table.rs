@@ -15,7 +15,11 @@ use super::fit::{Bin, Item};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 
-pub(super) const KIND: SideKind = SideKind { name: *b"pack", version: 1, older: b"" };
+pub(super) const KIND: SideKind = SideKind {
+    name: *b"pack",
+    version: 1,
+    older: b"",
+};
 const BINS: usize = 0;
 const STARTS: usize = 1;
 const COUNTS: usize = 2;
@@ -69,29 +73,61 @@ pub(super) struct Group {
 
 impl Group {
     /// The items in their bins. `counts` has those of the documents.
-    pub(super) fn new(items: &[Item], (bin_of, bins): (Vec<u32>, usize), size: Bin, counts: Counts) -> Self {
+    pub(super) fn new(
+        items: &[Item],
+        (bin_of, bins): (Vec<u32>, usize),
+        size: Bin,
+        counts: Counts,
+    ) -> Self {
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
         let (mut places, mut filled) = (vec![0_u32; bins + 1], vec![Bin::default(); bins]);
         for (item, bin) in items.iter().zip(&bin_of) {
             places[*bin as usize + 1] += words_of(item);
             let own = &mut filled[*bin as usize];
-            *own = Bin { room: own.room + item.len, most: own.most + 1 };
+            *own = Bin {
+                room: own.room + item.len,
+                most: own.most + 1,
+            };
         }
         (0..bins).for_each(|bin| places[bin + 1] += places[bin]);
         let mut heads: Vec<u32> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let (mut words, mut checks) = (vec![0; places[bins] as usize], vec![Check::default(); bins]);
+        let (mut words, mut checks) =
+            (vec![0; places[bins] as usize], vec![Check::default(); bins]);
         for (item, bin) in items.iter().zip(&bin_of) {
             let place = &mut places[*bin as usize];
             words[*place as usize] = item.document | if item.part.is_some() { PART } else { 0 };
-            item.part.into_iter().for_each(|part| words[*place as usize + 1] = part);
+            item.part
+                .into_iter()
+                .for_each(|part| words[*place as usize + 1] = part);
             *place += words_of(item);
             checks[*bin as usize].add(item.len);
         }
-        heads.iter_mut().zip(checks).for_each(|(head, check)| *head |= u32::from(check.end()) << 16);
-        let items_max = filled.iter().map(|bin| u64::from(bin.most)).max().unwrap_or(0).max(counts.items_max);
+        heads
+            .iter_mut()
+            .zip(checks)
+            .for_each(|(head, check)| *head |= u32::from(check.end()) << 16);
+        let items_max = filled
+            .iter()
+            .map(|bin| u64::from(bin.most))
+            .max()
+            .unwrap_or(0)
+            .max(counts.items_max);
         let tokens = items.iter().map(|item| u64::from(item.len)).sum();
-        let ended = filled.iter().filter(|bin| bin.most == size.most && bin.room < size.room).count() as u64;
-        Self { heads, words, counts: Counts { bins: bins as u64, tokens, items_max, ended, ..counts } }
+        let ended = filled
+            .iter()
+            .filter(|bin| bin.most == size.most && bin.room < size.room)
+            .count() as u64;
+        Self {
+            heads,
+            words,
+            counts: Counts {
+                bins: bins as u64,
+                tokens,
+                items_max,
+                ended,
+                ..counts
+            },
+        }
     }
 }
 
@@ -167,10 +203,14 @@ impl TableWriter {
 pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
     // Tokens have 8 bytes at most.
     let possible = |bins: u64| bins.checked_mul(8 * u64::from(size.room)).is_some();
-    counts(file).is_ok_and(|Counts { bins, items_max, .. }| {
-        let sections = file.len(STARTS) == 8 * bins.div_ceil(BLOCK as u64);
-        sections && possible(bins) && (1..=u64::from(size.most)).contains(&items_max)
-    })
+    counts(file).is_ok_and(
+        |Counts {
+             bins, items_max, ..
+         }| {
+            let sections = file.len(STARTS) == 8 * bins.div_ceil(BLOCK as u64);
+            sections && possible(bins) && (1..=u64::from(size.most)).contains(&items_max)
+        },
+    )
 }
 
 /// Errors: of reading.
@@ -183,12 +223,17 @@ pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
 
 /// Calls `each` with the document of every item of a bin, and its part if the part fills the bin. Returns the check of the
 /// lengths. Errors: of reading, and of `each`.
-pub(super) fn items(file: &Sidefile, bin: u64, mut each: impl FnMut(u64, Option<u32>) -> Result<()>) -> Result<u16> {
+pub(super) fn items(
+    file: &Sidefile,
+    bin: u64,
+    mut each: impl FnMut(u64, Option<u32>) -> Result<()>,
+) -> Result<u16> {
     let (block, number) = (bin / BLOCK as u64, (bin % BLOCK as u64) as usize);
     let start = file.value::<u64>(STARTS, 8 * block)?;
     let heads: [u32; BLOCK] = file.value(BINS, start)?;
     let words = |head: &u32| u64::from(head & 0xffff);
-    let first = start.saturating_add(4 * (BLOCK as u64 + heads[..number].iter().map(words).sum::<u64>()));
+    let first =
+        start.saturating_add(4 * (BLOCK as u64 + heads[..number].iter().map(words).sum::<u64>()));
     let (mut left, mut at, mut marked) = (words(&heads[number]) as usize, first, None);
     while left > 0 {
         let some: [u32; STEP] = file.value(BINS, at)?;
@@ -203,8 +248,10 @@ pub(super) fn items(file: &Sidefile, bin: u64, mut each: impl FnMut(u64, Option<
     }
     match marked {
         None => Ok((heads[number] >> 16) as u16),
-        Some(_) => {
-            Err(Error::new(ErrorKind::Decode, Stage::Index, format!("the table of bins is damaged at bin {bin}")))
-        }
+        Some(_) => Err(Error::new(
+            ErrorKind::Decode,
+            Stage::Index,
+            format!("the table of bins is damaged at bin {bin}"),
+        )),
     }
 }

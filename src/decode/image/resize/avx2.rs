@@ -22,7 +22,12 @@ use std::arch::x86_64::*;
 /// The kernels, if this processor has AVX2.
 pub(super) fn kernels() -> Option<Kernels> {
     // The only way to the functions below.
-    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels { prepare, code, horizontal, vertical })
+    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels {
+        prepare,
+        code,
+        horizontal,
+        vertical,
+    })
 }
 
 fn horizontal(axis: &Axis, by: &Prepared, rows: Rows<'_>) {
@@ -58,7 +63,10 @@ const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
     let mut k = 0;
     while k < 4 * picks.len() {
         let (pick, value) = (k / 4, k % 4);
-        let (channel, apart) = (pick / (APART as usize + 1) + value, pick % (APART as usize + 1));
+        let (channel, apart) = (
+            pick / (APART as usize + 1) + value,
+            pick % (APART as usize + 1),
+        );
         let byte = channel % 3 + if channel < 3 { 0 } else { 3 * apart };
         picks[pick][4 * value] = byte as u8;
         picks[pick][4 * value + 2] = byte as u8 + 3;
@@ -81,10 +89,15 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     to.weights.reserve_exact(steps * pairs);
     for step in 0..steps {
         let (pixel, channel) = (step * to.stride / 3, step * to.stride % 3);
-        let next = if near && pixel + 1 < width { pixel + 1 } else { pixel };
+        let next = if near && pixel + 1 < width {
+            pixel + 1
+        } else {
+            pixel
+        };
         let apart = axis.starts[next] - axis.starts[pixel];
         to.offsets.push(3 * (axis.starts[pixel] - left));
-        to.picks.push(PICKS[channel * (APART as usize + 1) + apart as usize]);
+        to.picks
+            .push(PICKS[channel * (APART as usize + 1) + apart as usize]);
         let weights = [pixel, next].map(|at| &axis.weights[at * axis.taps..][..axis.taps]);
         for pair in 0..pairs {
             to.weights.push(words(weights, channel, pair));
@@ -99,7 +112,10 @@ fn words(weights: [&[i32]; 2], channel: usize, pair: usize) -> [[i16; 8]; 2] {
     let mut words = [[0; 8]; 2];
     for value in 0..4 {
         for tap in 0..2 {
-            let weight = weights[(channel + value) / 3].get(2 * pair + tap).copied().unwrap_or(0);
+            let weight = weights[(channel + value) / 3]
+                .get(2 * pair + tap)
+                .copied()
+                .unwrap_or(0);
             words[0][2 * value + tap] = (weight >> LOW) as i16;
             words[1][2 * value + tap] = (weight & ((1 << LOW) - 1)) as i16;
         }
@@ -136,7 +152,13 @@ unsafe fn load(low: &[u8], high: &[u8], at: usize) -> __m256i {
 unsafe fn store(value: __m256i, low: &mut [i32], high: &mut [i32], at: usize) {
     debug_assert!(at + 4 <= low.len().min(high.len()));
     // SAFETY: the caller's.
-    unsafe { _mm256_storeu2_m128i(high.as_mut_ptr().add(at).cast(), low.as_mut_ptr().add(at).cast(), value) }
+    unsafe {
+        _mm256_storeu2_m128i(
+            high.as_mut_ptr().add(at).cast(),
+            low.as_mut_ptr().add(at).cast(),
+            value,
+        )
+    }
 }
 
 /// The values of `sum`, less 128, in the form of the ring.
@@ -154,19 +176,30 @@ fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
 
 /// `PAIRS` is the number of pairs of taps, or 0 for any.
 #[target_feature(enable = "avx2")]
-fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(by: &Prepared, pairs: usize, (from, to): Rows<'_>) {
+fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
+    by: &Prepared,
+    pairs: usize,
+    (from, to): Rows<'_>,
+) {
     let pairs = if PAIRS == 0 { pairs } else { PAIRS };
     let reach = by.reach;
     let from = from.map(|row| &row[..reach]);
     let len = to[0].len();
     let [to0, to1, to2, to3] = to.map(|row| &mut row[..len]);
     let start = _mm256_set1_epi32((1 << (BITS - 1)) - (128 << BITS));
-    let steps = by.offsets.iter().zip(&by.picks).zip(by.weights.chunks_exact(pairs));
+    let steps = by
+        .offsets
+        .iter()
+        .zip(&by.picks)
+        .zip(by.weights.chunks_exact(pairs));
     for (step, ((offset, pick), weights)) in steps.enumerate() {
         let pick = twice(pick);
         let (mut high, mut low) = ([_mm256_setzero_si256(); 2], [start; 2]);
         let mut at = *offset as usize;
-        assert!(at + 6 * (pairs - 1) + LOAD <= reach, "a step lies within the reach");
+        assert!(
+            at + 6 * (pairs - 1) + LOAD <= reach,
+            "a step lies within the reach"
+        );
         for weights in weights {
             let [by_high, by_low] = [0, 1].map(|k| twice(&weights[k]));
             for k in 0..2 {
@@ -195,10 +228,17 @@ const BLOCK: usize = 32;
 #[target_feature(enable = "avx2")]
 fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
     // Weighs the 128 that the ring's values lack.
-    let sum = weights.iter().fold(0_i32, |sum, code| sum.wrapping_add(((code >> 16) << 8) + (code & 0xFF)));
+    let sum = weights.iter().fold(0_i32, |sum, code| {
+        sum.wrapping_add(((code >> 16) << 8) + (code & 0xFF))
+    });
     let start = sum.wrapping_mul(128).wrapping_add(1 << (BITS - 1));
     let len = to.len().next_multiple_of(BLOCK);
-    assert!(starts.iter().all(|row| between.len() >= len && *row <= between.len() - len), "padded rows");
+    assert!(
+        starts
+            .iter()
+            .all(|row| between.len() >= len && *row <= between.len() - len),
+        "padded rows"
+    );
     let (blocks, rest) = to.as_chunks_mut::<BLOCK>();
     let x = BLOCK * blocks.len();
     for (k, to) in blocks.iter_mut().enumerate() {
@@ -216,7 +256,13 @@ fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
 /// The values from `x` on. From each of `starts`, `between` has the block's values: [`vertical_avx2`] checks it.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn block(between: &[i32], starts: &[usize], weights: &[i32], start: i32, x: usize) -> [u8; BLOCK] {
+unsafe fn block(
+    between: &[i32],
+    starts: &[usize],
+    weights: &[i32],
+    start: i32,
+    x: usize,
+) -> [u8; BLOCK] {
     let mut sums = [_mm256_set1_epi32(start); 4];
     for (row, code) in starts.iter().zip(weights) {
         let by = _mm256_set1_epi32(*code);

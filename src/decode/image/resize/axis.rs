@@ -65,7 +65,11 @@ impl Side {
         let skipped = if side.first > 1 << 16 { side.first } else { 0 };
         let mut at = f64::from(side.from) + scale * (f64::from(skipped) + 0.5);
         (skipped..side.first + side.count).filter_map(move |k| {
-            let pixel = if side.is_copy() { side.from as u32 + k } else { (at as u32).min(side.source - 1) };
+            let pixel = if side.is_copy() {
+                side.from as u32 + k
+            } else {
+                (at as u32).min(side.source - 1)
+            };
             at += scale;
             (k >= side.first).then_some(pixel)
         })
@@ -78,7 +82,10 @@ impl Side {
             let start = all.next().unwrap_or(first);
             return (start, all.last().unwrap_or(start) + 1);
         }
-        (self.taps(self.first).0, self.taps(self.first + self.count - 1).1)
+        (
+            self.taps(self.first).0,
+            self.taps(self.first + self.count - 1).1,
+        )
     }
 
     /// The largest number of source pixels under an output pixel, or a few more.
@@ -151,7 +158,11 @@ impl Axis {
         self.starts.extend(taps.clone().map(|(start, _)| start));
         self.counts.extend(taps.map(|(start, end)| end - start));
         self.taps = self.counts.iter().copied().max().unwrap_or(0) as usize;
-        debug_assert!(self.taps <= side.most_taps(), "{} taps of {side:?}", self.taps);
+        debug_assert!(
+            self.taps <= side.most_taps(),
+            "{} taps of {side:?}",
+            self.taps
+        );
         match side.filter {
             Filter::Nearest | Filter::Bilinear => self.weigh(side, bilinear),
             Filter::Bicubic => self.weigh(side, bicubic),
@@ -164,7 +175,11 @@ impl Axis {
     fn weigh(&mut self, side: &Side, filter: impl Fn(f64) -> f64) {
         self.weights.resize(self.starts.len() * self.taps, 0);
         let shrink = 1.0 / side.scale().max(1.0);
-        let pixels = self.starts.iter().zip(&self.counts).zip(self.weights.chunks_exact_mut(self.taps));
+        let pixels = self
+            .starts
+            .iter()
+            .zip(&self.counts)
+            .zip(self.weights.chunks_exact_mut(self.taps));
         for (at, ((start, count), weights)) in (side.first..).zip(pixels) {
             let center = side.center(at);
             let one = |x: u32| filter((f64::from(x) - center + 0.5) * shrink);
@@ -176,7 +191,12 @@ impl Axis {
                 *weight = fixed(if sum == 0.0 { *exact } else { exact / sum });
             }
         }
-        debug_assert!(self.weights.iter().all(|weight| weight.unsigned_abs() < 2 << BITS), "{side:?}");
+        debug_assert!(
+            self.weights
+                .iter()
+                .all(|weight| weight.unsigned_abs() < 2 << BITS),
+            "{side:?}"
+        );
     }
 
     /// Heap bytes of an axis for `side`.
@@ -186,7 +206,8 @@ impl Axis {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        4 * (self.starts.capacity() + self.counts.capacity() + self.weights.capacity()) + 8 * self.exact.capacity()
+        4 * (self.starts.capacity() + self.counts.capacity() + self.weights.capacity())
+            + 8 * self.exact.capacity()
     }
 }
 
@@ -224,7 +245,11 @@ fn bicubic(x: f64) -> f64 {
 }
 
 fn lanczos3(x: f64) -> f64 {
-    if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
+    if (-3.0..3.0).contains(&x) {
+        sinc(x) * sinc(x / 3.0)
+    } else {
+        0.0
+    }
 }
 
 fn sinc(x: f64) -> f64 {

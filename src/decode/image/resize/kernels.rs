@@ -27,7 +27,12 @@ pub(super) struct Kernels {
     pub(super) vertical: fn(sum: Sum<'_>, to: &mut [u8]),
 }
 
-pub(super) const SCALAR: Kernels = Kernels { prepare, code: |weight| weight, horizontal, vertical };
+pub(super) const SCALAR: Kernels = Kernels {
+    prepare,
+    code: |weight| weight,
+    horizontal,
+    vertical,
+};
 
 /// The weights of the horizontal pass, in the order in which it reads them.
 #[derive(Default)]
@@ -41,7 +46,10 @@ pub(super) struct Prepared {
     /// Weights of each step and pair of taps.
     pub(super) weights: Vec<[[i16; 8]; 2]>,
     /// Output values from step to step.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only vector kernels read it"))]
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "only vector kernels read it")
+    )]
     pub(super) stride: usize,
 }
 
@@ -65,15 +73,25 @@ pub(super) fn padded(width: usize) -> usize {
 fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     to.offsets.clear();
     to.offsets.reserve_exact(axis.starts.len());
-    to.offsets.extend(axis.starts.iter().map(|start| 3 * (start - left)));
-    let ends = to.offsets.iter().zip(&axis.counts).map(|(offset, count)| offset + 3 * count);
+    to.offsets
+        .extend(axis.starts.iter().map(|start| 3 * (start - left)));
+    let ends = to
+        .offsets
+        .iter()
+        .zip(&axis.counts)
+        .map(|(offset, count)| offset + 3 * count);
     to.reach = ends.max().unwrap_or(0) as usize;
 }
 
 fn horizontal(axis: &Axis, by: &Prepared, (from, to): Rows<'_>) {
     for (from, to) in from.into_iter().zip(to) {
         let weights = axis.weights.chunks_exact(axis.taps);
-        let steps = by.offsets.iter().zip(&axis.counts).zip(weights).zip(to.as_chunks_mut::<3>().0);
+        let steps = by
+            .offsets
+            .iter()
+            .zip(&axis.counts)
+            .zip(weights)
+            .zip(to.as_chunks_mut::<3>().0);
         for (((offset, count), weights), to) in steps {
             let pixels = &from[*offset as usize..][..3 * *count as usize];
             let mut sums = [1 << (BITS - 1); 3];
@@ -89,7 +107,10 @@ fn horizontal(axis: &Axis, by: &Prepared, (from, to): Rows<'_>) {
 
 fn vertical((between, starts, weights): Sum<'_>, to: &mut [u8]) {
     for (x, to) in to.iter_mut().enumerate() {
-        let products = starts.iter().zip(weights).map(|(start, weight)| between[start + x] * weight);
+        let products = starts
+            .iter()
+            .zip(weights)
+            .map(|(start, weight)| between[start + x] * weight);
         let sum = products.sum::<i32>() + (1 << (BITS - 1));
         *to = (sum >> BITS).clamp(0, 255) as u8;
     }

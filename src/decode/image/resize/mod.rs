@@ -53,13 +53,23 @@ pub(super) struct ResizePlan {
 
 impl Crop {
     pub(super) fn plan(&self, filter: Filter) -> ResizePlan {
-        ResizePlan { picture: self.view.size, area: self.part, output: self.whole, window: self.window, filter }
+        ResizePlan {
+            picture: self.view.size,
+            area: self.part,
+            output: self.whole,
+            window: self.window,
+            filter,
+        }
     }
 
     /// The pixels of the picture that the window depends on.
     pub(super) fn needed(&self, filter: Filter) -> Rect {
         let Rect { left, top, size } = self.plan(filter).needed();
-        Rect { left: self.view.left + left, top: self.view.top + top, size }
+        Rect {
+            left: self.view.left + left,
+            top: self.view.top + top,
+            size,
+        }
     }
 }
 
@@ -67,7 +77,11 @@ impl ResizePlan {
     /// The pixels of the picture that the window depends on.
     pub(super) fn needed(&self) -> Rect {
         let ((left, right), (top, bottom)) = (self.across().needed(), self.down().needed());
-        Rect { left, top, size: Size::new(right - left, bottom - top) }
+        Rect {
+            left,
+            top,
+            size: Size::new(right - left, bottom - top),
+        }
     }
 
     /// The most heap bytes that a new [`Resizer`] takes for this.
@@ -78,15 +92,28 @@ impl ResizePlan {
         let slots = 8 * down.most_taps() as u64;
         // A row's pixels, and as many as its last step reads behind them.
         let band = (ROWS as u64) * (3 * (u64::from(self.picture.width) + taps) + 64);
-        Axis::bound(&across) + Axis::bound(&down) + Prepared::bound(width, taps) + ring + slots + band
+        Axis::bound(&across)
+            + Axis::bound(&down)
+            + Prepared::bound(width, taps)
+            + ring
+            + slots
+            + band
     }
 
     fn across(&self) -> Side {
-        self.side((self.area.left, self.area.width), |size| size.width, self.window.left)
+        self.side(
+            (self.area.left, self.area.width),
+            |size| size.width,
+            self.window.left,
+        )
     }
 
     fn down(&self) -> Side {
-        self.side((self.area.top, self.area.height), |size| size.height, self.window.top)
+        self.side(
+            (self.area.top, self.area.height),
+            |size| size.height,
+            self.window.top,
+        )
     }
 
     fn side(&self, (from, length): (f64, f64), of: impl Fn(Size) -> u32, first: u32) -> Side {
@@ -94,10 +121,24 @@ impl ResizePlan {
         let to = ((from + length) as f32).min(source as f32);
         let (whole, count) = (of(self.output), of(self.window.size));
         assert!(source <= SIDE_MAX, "{self:?}: sides are limited");
-        assert!(count > 0 && first < whole && count <= whole - first, "{self:?}: the window lies in the output");
+        assert!(
+            count > 0 && first < whole && count <= whole - first,
+            "{self:?}: the window lies in the output"
+        );
         let from = from as f32;
-        assert!(0.0 <= from && from < to, "{self:?}: the area lies in the picture");
-        Side { source, from, to, whole, first, count, filter: self.filter }
+        assert!(
+            0.0 <= from && from < to,
+            "{self:?}: the area lies in the picture"
+        );
+        Side {
+            source,
+            from,
+            to,
+            whole,
+            first,
+            count,
+            filter: self.filter,
+        }
     }
 }
 
@@ -134,7 +175,11 @@ impl<'a> Pixels<'a> {
         );
         let row = 3 * there.size.width as usize;
         let end = self.stride * (there.size.height as usize - 1) + row;
-        assert!(row <= self.stride && end <= self.bytes.len(), "{} bytes for {there:?}", self.bytes.len());
+        assert!(
+            row <= self.stride && end <= self.bytes.len(),
+            "{} bytes for {there:?}",
+            self.bytes.len()
+        );
     }
 }
 
@@ -218,7 +263,9 @@ impl Resizer {
     pub(super) fn resize(&mut self, pixels: Pixels<'_>, plan: &ResizePlan, out: &mut [u8]) {
         let needed = plan.needed();
         pixels.check(needed);
-        let reach = self.passes.start(plan, (pixels.there.left, needed.top), out);
+        let reach = self
+            .passes
+            .start(plan, (pixels.there.left, needed.top), out);
         grow(&mut self.band, ROWS * reach);
         for next in (needed.top..needed.bottom()).step_by(ROWS) {
             let from = sources(pixels, next, needed.bottom(), reach, &mut self.band);
@@ -234,7 +281,13 @@ impl Resizer {
         let reach = self.passes.start(plan, (needed.left, needed.top), out);
         let len = ROWS * reach.max(3 * needed.size.width as usize);
         grow(&mut self.band, len);
-        Resizing { passes: &mut self.passes, band: &mut self.band[..len], came: 0, needed, out }
+        Resizing {
+            passes: &mut self.passes,
+            band: &mut self.band[..len],
+            came: 0,
+            needed,
+            out,
+        }
     }
 }
 
@@ -265,14 +318,19 @@ impl Resizing<'_> {
         let last = self.came - 1;
         let start = last - last % ROWS as u32;
         let stride = self.band.len() / ROWS;
-        let from = std::array::from_fn(|k| &self.band[k.min((last - start) as usize) * stride..][..stride]);
+        let from = std::array::from_fn(|k| {
+            &self.band[k.min((last - start) as usize) * stride..][..stride]
+        });
         self.passes.step(self.needed.top + start, from, self.out);
     }
 }
 
 impl Passes {
     fn with(kernels: Kernels) -> Self {
-        Self { kernels, ..Self::default() }
+        Self {
+            kernels,
+            ..Self::default()
+        }
     }
 
     fn bytes(&self) -> usize {
@@ -284,19 +342,39 @@ impl Passes {
     /// [`step`](Self::step) may read.
     fn start(&mut self, plan: &ResizePlan, (left, first): (u32, u32), out: &[u8]) -> usize {
         let Size { width, height } = plan.window.size;
-        assert_eq!(out.len(), 3 * width as usize * height as usize, "a buffer of the window's size");
+        assert_eq!(
+            out.len(),
+            3 * width as usize * height as usize,
+            "a buffer of the window's size"
+        );
         (self.first, self.written) = (first, 0);
         let (across, down) = (plan.across(), plan.down());
-        let renewed = self.across.update(across) || self.left != left || self.kind != RowWork::Weigh;
+        let renewed =
+            self.across.update(across) || self.left != left || self.kind != RowWork::Weigh;
         self.left = left;
         if self.down.update(down) {
-            self.down.weights.iter_mut().for_each(|weight| *weight = (self.kernels.code)(*weight));
+            self.down
+                .weights
+                .iter_mut()
+                .for_each(|weight| *weight = (self.kernels.code)(*weight));
         }
         if self.across.taps == 1 && self.down.taps == 1 {
             // The weights are 1. Starts never fall.
-            let adjacent = self.across.starts.windows(2).all(|two| two[1] == two[0] + 1);
-            self.kind = if adjacent { RowWork::Copy } else { RowWork::Pick };
-            return self.across.starts.last().map_or(0, |last| 3 * (last + 1 - left) as usize);
+            let adjacent = self
+                .across
+                .starts
+                .windows(2)
+                .all(|two| two[1] == two[0] + 1);
+            self.kind = if adjacent {
+                RowWork::Copy
+            } else {
+                RowWork::Pick
+            };
+            return self
+                .across
+                .starts
+                .last()
+                .map_or(0, |last| 3 * (last + 1 - left) as usize);
         }
         if renewed {
             (self.kernels.prepare)(&self.across, left, &mut self.prepared);
@@ -314,13 +392,23 @@ impl Passes {
         if self.kind != RowWork::Weigh {
             return self.copy(next, from, out);
         }
-        let Self { across, down, stride, rows, first, .. } = self;
+        let Self {
+            across,
+            down,
+            stride,
+            rows,
+            first,
+            ..
+        } = self;
         let slot = |y: u32| (y - *first) as usize % *rows * *stride;
         let mut to = self.ring[slot(next)..][..ROWS * *stride].chunks_exact_mut(*stride);
         let to = std::array::from_fn(|_| to.next().unwrap_or_default());
         (self.kernels.horizontal)(across, &self.prepared, (from, to));
         let there = next + ROWS as u32;
-        for out in out.chunks_exact_mut(3 * across.starts.len()).skip(self.written) {
+        for out in out
+            .chunks_exact_mut(3 * across.starts.len())
+            .skip(self.written)
+        {
             let (start, count) = (down.starts[self.written], down.counts[self.written]);
             if start + count > there {
                 break;
@@ -338,7 +426,9 @@ impl Passes {
         let columns = &self.across.starts;
         let left = self.left;
         for out in out.chunks_exact_mut(3 * columns.len()).skip(self.written) {
-            let Some(row) = from.get((self.down.starts[self.written] - next) as usize) else { break };
+            let Some(row) = from.get((self.down.starts[self.written] - next) as usize) else {
+                break;
+            };
             self.written += 1;
             if self.kind == RowWork::Copy {
                 out.copy_from_slice(&row[3 * (columns[0] - left) as usize..][..out.len()]);
@@ -353,7 +443,13 @@ impl Passes {
 }
 
 /// The source rows from `next` on, of at least `reach` bytes; the last before `end` stands for those behind it.
-fn sources<'a>(pixels: Pixels<'a>, next: u32, end: u32, reach: usize, band: &'a mut [u8]) -> [&'a [u8]; ROWS] {
+fn sources<'a>(
+    pixels: Pixels<'a>,
+    next: u32,
+    end: u32,
+    reach: usize,
+    band: &'a mut [u8],
+) -> [&'a [u8]; ROWS] {
     let mut band = band.chunks_exact_mut(reach);
     std::array::from_fn(|k| {
         let row = pixels.rows_from((next + k as u32).min(end - 1));

@@ -24,7 +24,10 @@ pub(crate) enum Absent {
     /// No library could be loaded.
     NoLibrary { tried: Vec<String> },
     /// A library that is not cuFile, or an incomplete one.
-    NoSymbol { library: String, symbol: &'static str },
+    NoSymbol {
+        library: String,
+        symbol: &'static str,
+    },
     /// The library is older than [`OLDEST`].
     VersionTooOld { library: String, found: (u32, u32) },
     /// The list of kernel modules cannot be read.
@@ -34,7 +37,11 @@ pub(crate) enum Absent {
     /// The kernel module nvidia-fs is loaded, but its device files are absent.
     NoDeviceFiles { path: PathBuf },
     /// `cuFileDriverOpen` failed with this `CUfileOpError` and `CUresult`.
-    DriverOpen { library: String, code: i32, cuda: i32 },
+    DriverOpen {
+        library: String,
+        code: i32,
+        cuda: i32,
+    },
     /// `cuFileDriverOpen` did not return, now or earlier in this process.
     TimedOut { library: String, after: Duration },
     /// cuFile cannot bypass host memory here.
@@ -106,8 +113,13 @@ pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
 /// allows that. Checked first, because from 1.16 on opening cuFile costs a context on every visible GPU.
 pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    let on = |value: OsString| !["0", "false", "no", "off"].iter().any(|off| value.eq_ignore_ascii_case(off));
-    let settings = set("CUFILE_ENV_PATH_JSON").map_or_else(|| root.join("etc/cufile.json"), PathBuf::from);
+    let on = |value: OsString| {
+        !["0", "false", "no", "off"]
+            .iter()
+            .any(|off| value.eq_ignore_ascii_case(off))
+    };
+    let settings =
+        set("CUFILE_ENV_PATH_JSON").map_or_else(|| root.join("etc/cufile.json"), PathBuf::from);
     nvidia_fs(root, "").is_dir()
         || set("CUFILE_USE_PCIP2PDMA").is_some_and(on)
         || std::fs::read_to_string(settings).is_ok_and(|text| allows_p2p(&text))
@@ -115,9 +127,16 @@ pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsStr
 
 /// Whether the text of a `cufile.json` (comments allowed) enables `use_pci_p2pdma` for any kind of storage.
 fn allows_p2p(text: &str) -> bool {
-    let plain: String = text.lines().map(|line| line.split_once("//").map_or(line, |(code, _)| code)).collect();
+    let plain: String = text
+        .lines()
+        .map(|line| line.split_once("//").map_or(line, |(code, _)| code))
+        .collect();
     let values = plain.split("\"use_pci_p2pdma\"").skip(1);
-    { values }.any(|rest| rest.trim_start().strip_prefix(':').is_some_and(|rest| rest.trim_start().starts_with("true")))
+    { values }.any(|rest| {
+        rest.trim_start()
+            .strip_prefix(':')
+            .is_some_and(|rest| rest.trim_start().starts_with("true"))
+    })
 }
 
 /// Checks the system below `root` (`/` except in tests).
@@ -154,20 +173,39 @@ mod tests {
             may_be_direct(&root, &|asked| (asked == name).then(|| value.clone()))
         };
         assert!(!ask("", ""));
-        for (value, allowed) in [("true", true), ("1", true), ("false", false), ("0", false), ("", false)] {
+        for (value, allowed) in [
+            ("true", true),
+            ("1", true),
+            ("false", false),
+            ("0", false),
+            ("", false),
+        ] {
             assert_eq!(ask("CUFILE_USE_PCIP2PDMA", value), allowed, "{value:?}");
         }
         let texts = [
             ("{ \"properties\": { \"use_pci_p2pdma\": true } }", true),
-            ("{ \"block\": { \"nvme\": {\n // NVMe\n \"use_pci_p2pdma\" :\n true } } }", true),
-            ("{ \"a\": { \"use_pci_p2pdma\": false }, \"b\": { \"use_pci_p2pdma\": true } }", true),
+            (
+                "{ \"block\": { \"nvme\": {\n // NVMe\n \"use_pci_p2pdma\" :\n true } } }",
+                true,
+            ),
+            (
+                "{ \"a\": { \"use_pci_p2pdma\": false }, \"b\": { \"use_pci_p2pdma\": true } }",
+                true,
+            ),
             ("{ \"properties\": { \"use_pci_p2pdma\": false } }", false),
-            ("{ \"properties\": {\n // \"use_pci_p2pdma\": true\n } }", false),
+            (
+                "{ \"properties\": {\n // \"use_pci_p2pdma\": true\n } }",
+                false,
+            ),
             ("", false),
         ];
         for (text, allowed) in texts {
             std::fs::write(&settings, text).unwrap();
-            assert_eq!(ask("CUFILE_ENV_PATH_JSON", settings.to_str().unwrap()), allowed, "{text}");
+            assert_eq!(
+                ask("CUFILE_ENV_PATH_JSON", settings.to_str().unwrap()),
+                allowed,
+                "{text}"
+            );
         }
         std::fs::create_dir_all(nvidia_fs(&root, "")).unwrap();
         assert!(ask("", ""), "nvidia-fs is loaded");

@@ -30,7 +30,14 @@ struct Status {
 
 impl Status {
     fn ok(self) -> Result<(), Cause> {
-        if self.code == 0 { Ok(()) } else { Err(Cause::CuFile { code: self.code, cuda: self.cuda }) }
+        if self.code == 0 {
+            Ok(())
+        } else {
+            Err(Cause::CuFile {
+                code: self.code,
+                cuda: self.cuda,
+            })
+        }
     }
 }
 
@@ -102,8 +109,8 @@ impl Api {
                 Ok(library) => return Self::resolve(library, shown),
                 Err(error) if Path::new(&name).exists() => {
                     // The dynamic linker's message is the source.
-                    let words =
-                        std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+                    let words = std::error::Error::source(&error)
+                        .map_or_else(|| error.to_string(), ToString::to_string);
                     tried.push(format!("{shown}: {words}"));
                 }
                 Err(_) => tried.push(shown),
@@ -123,7 +130,10 @@ impl Api {
         }
         macro_rules! needed {
             ($name:literal) => {
-                optional!($name).ok_or_else(|| Absent::NoSymbol { library: shown.clone(), symbol: $name })?
+                optional!($name).ok_or_else(|| Absent::NoSymbol {
+                    library: shown.clone(),
+                    symbol: $name,
+                })?
             };
         }
         Ok(Self {
@@ -167,7 +177,13 @@ impl Api {
 
     /// Registers a descriptor that stays open until [`Self::deregister_file`].
     pub(super) fn register_file(&self, fd: BorrowedFd<'_>) -> Result<RawHandle, Cause> {
-        let mut descr = Descr { kind: OPAQUE_FD, handle: Union { whole: std::ptr::null_mut() }, ops: std::ptr::null() };
+        let mut descr = Descr {
+            kind: OPAQUE_FD,
+            handle: Union {
+                whole: std::ptr::null_mut(),
+            },
+            ops: std::ptr::null(),
+        };
         descr.handle.fd = fd.as_raw_fd();
         let mut handle = std::ptr::null_mut();
         // SAFETY: both pointers are to live locals with the layouts of cufile.h. There is no table of operations, so
@@ -214,9 +230,14 @@ impl Api {
     ) -> Result<usize, Cause> {
         let handle = std::ptr::with_exposed_provenance_mut(handle.0);
         // SAFETY: the caller's promise.
-        let returned = unsafe { (self.read)(handle, pointer(address)?, len, file_offset, device_offset) };
+        let returned =
+            unsafe { (self.read)(handle, pointer(address)?, len, file_offset, device_offset) };
         // Directly after the call, because any other call may change errno.
-        let errno = if returned == -1 { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) } else { 0 };
+        let errno = if returned == -1 {
+            std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
+        } else {
+            0
+        };
         outcome(returned, len, errno)
     }
 
@@ -229,15 +250,21 @@ impl Api {
     pub(super) fn raise_level(&self) -> bool {
         let mut level: c_int = 0;
         // SAFETY: writes one int to a live local.
-        let told = self.level.is_some_and(|get| unsafe { get(&raw mut level) }.ok().is_ok());
+        let told = self
+            .level
+            .is_some_and(|get| unsafe { get(&raw mut level) }.ok().is_ok());
         // SAFETY: takes a number.
-        (told && level >= 3) || self.set_level.is_some_and(|set| unsafe { set(3) }.ok().is_ok())
+        (told && level >= 3)
+            || self
+                .set_level
+                .is_some_and(|set| unsafe { set(3) }.ok().is_ok())
     }
 
     /// Starts counting. The driver must be open.
     pub(super) fn start_statistics(&self) -> bool {
         // SAFETY: takes no argument; returns a code without a driver.
-        self.start.is_some_and(|start| unsafe { start() }.ok().is_ok())
+        self.start
+            .is_some_and(|start| unsafe { start() }.ok().is_ok())
     }
 
     /// Stops counting.
@@ -252,20 +279,28 @@ impl Api {
     pub(super) fn statistics(&self) -> Option<Vec<u64>> {
         let mut room = vec![stats::PATTERN; stats::ROOM];
         // SAFETY: the buffer is thirteen times the structure of 1.20, and aligned for its 8-byte counters.
-        unsafe { (self.level3?)(room.as_mut_ptr().cast()) }.ok().ok()?;
+        unsafe { (self.level3?)(room.as_mut_ptr().cast()) }
+            .ok()
+            .ok()?;
         Some(room)
     }
 }
 
 /// A device address as cuFile takes it; this process never dereferences it.
 fn pointer(address: u64) -> Result<*mut c_void, Cause> {
-    let address = usize::try_from(address)
-        .map_err(|_| Cause::Refused(format!("device address {address:#x} does not fit a host address")))?;
+    let address = usize::try_from(address).map_err(|_| {
+        Cause::Refused(format!(
+            "device address {address:#x} does not fit a host address"
+        ))
+    })?;
     Ok(std::ptr::with_exposed_provenance_mut(address))
 }
 
 /// Names and paths to try, in order. Paths below folders count only if the folder lists them.
-fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) -> Vec<PathBuf>) -> Vec<OsString> {
+fn candidates(
+    variable: &dyn Fn(&str) -> Option<OsString>,
+    list: &dyn Fn(&Path) -> Vec<PathBuf>,
+) -> Vec<OsString> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(named) = set("FEEDLINE_CUFILE") {
         return vec![named];
@@ -273,21 +308,43 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) 
     let mut out: Vec<OsString> = vec!["libcufile.so.0".into(), "libcufile.so".into()];
     let mut folders = Vec::new();
     let default = Some("/usr/local/cuda".into());
-    for root in [set("CUDA_HOME"), set("CUDA_PATH"), default].into_iter().flatten().map(PathBuf::from) {
+    for root in [set("CUDA_HOME"), set("CUDA_PATH"), default]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::from)
+    {
         folders.extend([root.join("lib64"), root.join("lib")]);
-        folders.extend(list(&root.join("targets")).into_iter().map(|target| target.join("lib")));
+        folders.extend(
+            list(&root.join("targets"))
+                .into_iter()
+                .map(|target| target.join("lib")),
+        );
     }
-    for root in [set("VIRTUAL_ENV"), set("CONDA_PREFIX")].into_iter().flatten().map(PathBuf::from) {
+    for root in [set("VIRTUAL_ENV"), set("CONDA_PREFIX")]
+        .into_iter()
+        .flatten()
+        .map(PathBuf::from)
+    {
         let lib = root.join("lib");
-        let python =
-            |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python3"));
+        let python = |path: &PathBuf| {
+            path.file_name()
+                .and_then(OsStr::to_str)
+                .is_some_and(|name| name.starts_with("python3"))
+        };
         let packages: Vec<_> = list(&lib).into_iter().filter(python).collect();
         folders.push(lib);
-        for folder in packages.into_iter().map(|path| path.join("site-packages/nvidia")) {
+        for folder in packages
+            .into_iter()
+            .map(|path| path.join("site-packages/nvidia"))
+        {
             folders.extend([folder.join("cu13/lib"), folder.join("cufile/lib")]);
         }
     }
-    out.extend(folders.into_iter().map(|folder| folder.join("libcufile.so.0").into_os_string()));
+    out.extend(
+        folders
+            .into_iter()
+            .map(|folder| folder.join("libcufile.so.0").into_os_string()),
+    );
     let mut seen = std::collections::HashSet::new();
     out.retain(|path| seen.insert(path.clone()));
     out
@@ -295,7 +352,12 @@ fn candidates(variable: &dyn Fn(&str) -> Option<OsString>, list: &dyn Fn(&Path) 
 
 /// Entries of a folder, sorted by name; empty if it cannot be listed.
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    let mut out: Vec<_> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut out: Vec<_> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     out.sort();
     out
 }
@@ -344,7 +406,13 @@ mod tests {
     #[test]
     fn structures_match_cufile_h() {
         assert_eq!((size_of::<Status>(), size_of::<Descr>()), (8, 24));
-        assert_eq!((std::mem::offset_of!(Descr, handle), std::mem::offset_of!(Descr, ops)), (8, 16));
+        assert_eq!(
+            (
+                std::mem::offset_of!(Descr, handle),
+                std::mem::offset_of!(Descr, ops)
+            ),
+            (8, 16)
+        );
         assert!(size_of::<u64>() * stats::ROOM > 5112);
     }
 }

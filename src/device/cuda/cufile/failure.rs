@@ -87,8 +87,14 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let stage = Stage::Device;
         match failure.cause {
-            Cause::Os(errno) => Self::os(stage, failure.call, std::io::Error::from_raw_os_error(errno)),
-            Cause::CuFile { .. } | Cause::Refused(_) => Self::new(ErrorKind::Device, stage, failure.to_string()),
+            Cause::Os(errno) => Self::os(
+                stage,
+                failure.call,
+                std::io::Error::from_raw_os_error(errno),
+            ),
+            Cause::CuFile { .. } | Cause::Refused(_) => {
+                Self::new(ErrorKind::Device, stage, failure.to_string())
+            }
         }
     }
 }
@@ -97,12 +103,23 @@ impl From<Failure> for Error {
 pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, Cause> {
     if let Ok(bytes) = usize::try_from(returned) {
         // A library that returns more than requested has written out of bounds, or counts wrongly.
-        let why = || Cause::Refused(format!("the library returned {bytes} bytes for a read of {asked}"));
-        return if bytes <= asked { Ok(bytes) } else { Err(why()) };
+        let why = || {
+            Cause::Refused(format!(
+                "the library returned {bytes} bytes for a read of {asked}"
+            ))
+        };
+        return if bytes <= asked {
+            Ok(bytes)
+        } else {
+            Err(why())
+        };
     }
     let code = i32::try_from(returned.unsigned_abs()).unwrap_or(i32::MAX);
     Err(match code {
-        1 if errno > BASE => Cause::CuFile { code: errno, cuda: 0 },
+        1 if errno > BASE => Cause::CuFile {
+            code: errno,
+            cuda: 0,
+        },
         1 => Cause::Os(if errno > 0 { errno } else { EIO }),
         2..=ERRNO_MAX => Cause::Os(code),
         _ => Cause::CuFile { code, cuda: 0 },
@@ -111,7 +128,10 @@ pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize
 
 /// Name of a `CUfileOpError`.
 pub(super) fn name(code: i32) -> &'static str {
-    NAMES.iter().find(|(known, _)| *known == code).map_or("an unknown cuFile error", |(_, name)| name)
+    NAMES
+        .iter()
+        .find(|(known, _)| *known == code)
+        .map_or("an unknown cuFile error", |(_, name)| name)
 }
 
 /// The remedy, if known.
@@ -121,10 +141,14 @@ fn hint(code: i32) -> Option<&'static str> {
         5004 | 5005 => "the kernel module nvidia-fs and libcufile are of different releases",
         5008 => "the file system does not support it",
         5014 | 5017 => "the range leaves the registered memory",
-        5016 | 5036 => "no more GPU memory can be pinned: register less, or raise the limits in cufile.json",
+        5016 | 5036 => {
+            "no more GPU memory can be pinned: register less, or raise the limits in cufile.json"
+        }
         5019 | 5020 => "the file must be opened with O_DIRECT",
         5024 => "the memory was not registered",
-        5027 => "the file was not registered, or udev does not know its device (in a container: mount /run/udev)",
+        5027 => {
+            "the file was not registered, or udev does not know its device (in a container: mount /run/udev)"
+        }
         _ => return None,
     })
 }
@@ -197,7 +221,11 @@ mod tests {
             (isize::MIN, 0, cufile(i32::MAX)),
         ];
         for (returned, errno, expected) in table {
-            assert_eq!(outcome(returned, 4096, errno), expected, "{returned} with errno {errno}");
+            assert_eq!(
+                outcome(returned, 4096, errno),
+                expected,
+                "{returned} with errno {errno}"
+            );
         }
         assert!(matches!(outcome(4097, 4096, 0), Err(Cause::Refused(why)) if why.contains("4097")));
     }
@@ -217,25 +245,66 @@ mod tests {
         assert!(NAMES.is_sorted_by(|a, b| a.0 < b.0));
         for (code, name) in NAMES {
             let failure = Failure::new("cuFileBufRegister", Cause::CuFile { code, cuda: 0 });
-            assert!(failure.to_string().starts_with(&format!("cuFileBufRegister: {name} ({code})")), "{failure}");
+            assert!(
+                failure
+                    .to_string()
+                    .starts_with(&format!("cuFileBufRegister: {name} ({code})")),
+                "{failure}"
+            );
         }
-        let unknown = Failure::new("cuFileRead", Cause::CuFile { code: 5999, cuda: 0 });
-        assert_eq!(unknown.to_string(), "cuFileRead: an unknown cuFile error (5999)");
-        let cuda = Cause::CuFile { code: CUDA_DRIVER_ERROR, cuda: 201 };
-        assert_eq!(cuda.to_string(), "CU_FILE_CUDA_DRIVER_ERROR (5011), CUDA error 201");
+        let unknown = Failure::new(
+            "cuFileRead",
+            Cause::CuFile {
+                code: 5999,
+                cuda: 0,
+            },
+        );
+        assert_eq!(
+            unknown.to_string(),
+            "cuFileRead: an unknown cuFile error (5999)"
+        );
+        let cuda = Cause::CuFile {
+            code: CUDA_DRIVER_ERROR,
+            cuda: 201,
+        };
+        assert_eq!(
+            cuda.to_string(),
+            "CU_FILE_CUDA_DRIVER_ERROR (5011), CUDA error 201"
+        );
     }
 
     #[test]
     fn failures_become_errors_of_the_crate() {
         let table = [
-            (Failure::new("cuFileHandleRegister", Cause::Os(5)), ErrorKind::Io, "cuFileHandleRegister"),
-            (Failure::new("cuFileBufRegister", Cause::CuFile { code: 5044, cuda: 0 }), ErrorKind::Device, "5044"),
-            (Failure::refused("cuFileBufRegister", "too small"), ErrorKind::Device, "too small"),
+            (
+                Failure::new("cuFileHandleRegister", Cause::Os(5)),
+                ErrorKind::Io,
+                "cuFileHandleRegister",
+            ),
+            (
+                Failure::new(
+                    "cuFileBufRegister",
+                    Cause::CuFile {
+                        code: 5044,
+                        cuda: 0,
+                    },
+                ),
+                ErrorKind::Device,
+                "5044",
+            ),
+            (
+                Failure::refused("cuFileBufRegister", "too small"),
+                ErrorKind::Device,
+                "too small",
+            ),
         ];
         for (failure, kind, words) in table {
             let error = Error::from(failure).with_path("/data/x");
             assert_eq!((error.kind(), error.stage()), (kind, Stage::Device));
-            assert!(error.to_string().contains(words) && error.to_string().contains("path=/data/x"), "{error}");
+            assert!(
+                error.to_string().contains(words) && error.to_string().contains("path=/data/x"),
+                "{error}"
+            );
         }
     }
 }

@@ -72,7 +72,11 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { library: None, root: "/".into(), deadline: Duration::from_secs(30) }
+        Self {
+            library: None,
+            root: "/".into(),
+            deadline: Duration::from_secs(30),
+        }
     }
 }
 
@@ -141,7 +145,11 @@ impl CuFile {
     /// Whether an open driver could bypass host memory; otherwise the reason not to open it.
     pub(crate) fn check_direct(root: &Path) -> Result<(), Absent> {
         let allowed = absent::may_be_direct(root, &|name| std::env::var_os(name));
-        if allowed { Ok(()) } else { Err(Absent::HostOnly) }
+        if allowed {
+            Ok(())
+        } else {
+            Err(Absent::HostOnly)
+        }
     }
 
     /// Opens a driver. Dropping the last reference to it, its files and its buffers closes it.
@@ -152,13 +160,19 @@ impl CuFile {
     fn open_for(options: &Options, turn: Option<Turn>) -> Result<Arc<Self>, Absent> {
         let api = Arc::new(Api::load(options.library.as_deref())?);
         let library = || api.library.clone();
-        let silent = || Absent::TimedOut { library: library(), after: options.deadline };
+        let silent = || Absent::TimedOut {
+            library: library(),
+            after: options.deadline,
+        };
         if SILENT.hold().contains(&library()) {
             return Err(silent());
         }
         let version = api.version();
         if let Some(found) = version.filter(|version| *version < absent::OLDEST) {
-            return Err(Absent::VersionTooOld { library: library(), found });
+            return Err(Absent::VersionTooOld {
+                library: library(),
+                found,
+            });
         }
         absent::check(&options.root)?;
         let count = version.is_some_and(|version| version >= stats::FIRST) && api.has_statistics();
@@ -166,39 +180,88 @@ impl CuFile {
         let answer = watch::within(options.deadline, move || open(&inside, count));
         let opened = match answer {
             Ok(Ok(opened)) => opened,
-            Ok(Err(Cause::CuFile { code, cuda })) => return Err(Absent::DriverOpen { library: library(), code, cuda }),
-            Ok(Err(other)) => return Err(Absent::NoThread { why: other.to_string() }),
+            Ok(Err(Cause::CuFile { code, cuda })) => {
+                return Err(Absent::DriverOpen {
+                    library: library(),
+                    code,
+                    cuda,
+                });
+            }
+            Ok(Err(other)) => {
+                return Err(Absent::NoThread {
+                    why: other.to_string(),
+                });
+            }
             Err(Silent::Late) => {
                 SILENT.hold().push(library());
                 return Err(silent());
             }
-            Err(Silent::NotStarted(why)) => return Err(Absent::NoThread { why: why.to_string() }),
-            Err(Silent::Died) => return Err(Absent::NoThread { why: "its thread panicked".into() }),
+            Err(Silent::NotStarted(why)) => {
+                return Err(Absent::NoThread {
+                    why: why.to_string(),
+                });
+            }
+            Err(Silent::Died) => {
+                return Err(Absent::NoThread {
+                    why: "its thread panicked".into(),
+                });
+            }
         };
         let (root, deadline, reads) = (options.root.clone(), options.deadline, AtomicU64::new(0));
-        Ok(Arc::new(Self { api, version, opened, root, deadline, reads, _turn: turn }))
+        Ok(Arc::new(Self {
+            api,
+            version,
+            opened,
+            root,
+            deadline,
+            reads,
+            _turn: turn,
+        }))
     }
 
     /// Registers a file opened with O_DIRECT, and keeps it open while registered.
-    pub(crate) fn register_file(self: &Arc<Self>, file: impl Into<OwnedFd>) -> Result<Handle, Failure> {
+    pub(crate) fn register_file(
+        self: &Arc<Self>,
+        file: impl Into<OwnedFd>,
+    ) -> Result<Handle, Failure> {
         const CALL: &str = "cuFileHandleRegister";
         let fd: OwnedFd = file.into();
-        let flags = fcntl_getfl(&fd).map_err(|errno| Failure::new(CALL, Cause::Os(errno.raw_os_error())))?;
+        let flags = fcntl_getfl(&fd)
+            .map_err(|errno| Failure::new(CALL, Cause::Os(errno.raw_os_error())))?;
         if !flags.contains(OFlags::DIRECT) {
-            return Err(Failure::refused(CALL, "the file was opened without O_DIRECT, so no read could be direct"));
+            return Err(Failure::refused(
+                CALL,
+                "the file was opened without O_DIRECT, so no read could be direct",
+            ));
         }
-        let raw = self.api.register_file(fd.as_fd()).map_err(|cause| Failure::new(CALL, cause))?;
-        Ok(Handle { raw, cufile: self.clone(), _fd: fd })
+        let raw = self
+            .api
+            .register_file(fd.as_fd())
+            .map_err(|cause| Failure::new(CALL, cause))?;
+        Ok(Handle {
+            raw,
+            cufile: self.clone(),
+            _fd: fd,
+        })
     }
 
     /// Registers `len` bytes of device memory at `device_ptr`, a multiple of [`ALIGN`].
     ///
     /// The memory must stay allocated until the guard is released.
-    pub(crate) fn register_buffer(self: &Arc<Self>, device_ptr: u64, len: usize) -> Result<BufferGuard, Failure> {
+    pub(crate) fn register_buffer(
+        self: &Arc<Self>,
+        device_ptr: u64,
+        len: usize,
+    ) -> Result<BufferGuard, Failure> {
         const CALL: &str = "cuFileBufRegister";
-        let end = u64::try_from(len).ok().and_then(|len| device_ptr.checked_add(len));
+        let end = u64::try_from(len)
+            .ok()
+            .and_then(|len| device_ptr.checked_add(len));
         if device_ptr == 0 || len == 0 || end.is_none() {
-            return Err(Failure::refused(CALL, format!("device range {device_ptr:#x} + {len} bytes is invalid")));
+            return Err(Failure::refused(
+                CALL,
+                format!("device range {device_ptr:#x} + {len} bytes is invalid"),
+            ));
         }
         if !device_ptr.is_multiple_of(ALIGN) {
             let why = format!(
@@ -206,8 +269,13 @@ impl CuFile {
             );
             return Err(Failure::refused(CALL, why));
         }
-        self.api.register_buffer(device_ptr, len).map_err(|cause| Failure::new(CALL, cause))?;
-        Ok(BufferGuard { cufile: Some(self.clone()), device_ptr })
+        self.api
+            .register_buffer(device_ptr, len)
+            .map_err(|cause| Failure::new(CALL, cause))?;
+        Ok(BufferGuard {
+            cufile: Some(self.clone()),
+            device_ptr,
+        })
     }
 
     /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them. `device_ptr` is the
@@ -230,17 +298,27 @@ impl CuFile {
     ) -> Result<usize, Failure> {
         const CALL: &str = "cuFileRead";
         let refused = |why: &str| {
-            let range = format!("{len} bytes at offset {file_offset} to {device_ptr:#x} + {device_offset}: {why}");
+            let range = format!(
+                "{len} bytes at offset {file_offset} to {device_ptr:#x} + {device_offset}: {why}"
+            );
             Failure::refused(CALL, range)
         };
         if !std::ptr::eq(self, &*handle.cufile) {
             return Err(refused("the file is registered with another driver"));
         }
-        let reach = |offset: u64| i64::try_from(offset).ok().filter(|offset| fits(*offset, len));
+        let reach = |offset: u64| {
+            i64::try_from(offset)
+                .ok()
+                .filter(|offset| fits(*offset, len))
+        };
         let (Some(from), Some(to)) = (reach(file_offset), reach(device_offset)) else {
             return Err(refused("beyond the largest file offset"));
         };
-        if device_ptr.checked_add(device_offset).and_then(|start| start.checked_add(len as u64)).is_none() {
+        if device_ptr
+            .checked_add(device_offset)
+            .and_then(|start| start.checked_add(len as u64))
+            .is_none()
+        {
             return Err(refused("beyond the address space"));
         }
         if len == 0 {
@@ -260,7 +338,8 @@ impl CuFile {
     /// device's.
     pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
         let counted = self.version.filter(|_| self.opened.stats);
-        let of_gpu = |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
+        let of_gpu =
+            |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
         counted.and_then(of_gpu).or_else(|| self.machine())
     }
 
@@ -280,7 +359,10 @@ fn open(api: &Api, count: bool) -> Result<Opened, Cause> {
     let count = count && api.raise_level();
     let driver = match api.open() {
         Ok(()) => true,
-        Err(Cause::CuFile { code: failure::DRIVER_ALREADY_OPEN, .. }) => false,
+        Err(Cause::CuFile {
+            code: failure::DRIVER_ALREADY_OPEN,
+            ..
+        }) => false,
         Err(cause) => return Err(cause),
     };
     let stats = count && api.start_statistics();
@@ -335,8 +417,13 @@ impl BufferGuard {
     }
 
     fn end(&mut self) -> Result<(), Failure> {
-        let Some(cufile) = self.cufile.take() else { return Ok(()) };
-        cufile.api.deregister_buffer(self.device_ptr).map_err(|cause| Failure::new("cuFileBufDeregister", cause))
+        let Some(cufile) = self.cufile.take() else {
+            return Ok(());
+        };
+        cufile
+            .api
+            .deregister_buffer(self.device_ptr)
+            .map_err(|cause| Failure::new("cuFileBufDeregister", cause))
     }
 }
 

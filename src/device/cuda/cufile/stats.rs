@@ -74,7 +74,9 @@ impl std::fmt::Display for Mode {
             Self::P2p => f.write_str("p2p"),
             Self::NvidiaFs => f.write_str("nvidia-fs"),
             Self::Compat => f.write_str("compat: through host memory"),
-            Self::Mixed { direct, host } => write!(f, "{direct} reads direct, {host} through host memory"),
+            Self::Mixed { direct, host } => {
+                write!(f, "{direct} reads direct, {host} through host memory")
+            }
             Self::Unknown => f.write_str("cuFile does not report the route"),
         }
     }
@@ -92,8 +94,13 @@ impl Mode {
         }
         let counters = |stats: &Stats| [stats.reads, stats.p2p, stats.nvidia_fs, stats.posix];
         let mut grown = [0_u64; 4];
-        for (place, (before, after)) in grown.iter_mut().zip(counters(before).into_iter().zip(counters(after))) {
-            let Some(difference) = after.checked_sub(before) else { return Self::Unknown };
+        for (place, (before, after)) in grown
+            .iter_mut()
+            .zip(counters(before).into_iter().zip(counters(after)))
+        {
+            let Some(difference) = after.checked_sub(before) else {
+                return Self::Unknown;
+            };
             *place = difference;
         }
         let [reads, p2p, nvidia_fs, posix] = grown;
@@ -127,12 +134,17 @@ pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Sta
     let start = gpus_at(version)?;
     let word = |at: usize| Some(u64::from_ne_bytes(*room.get(at..)?.first_chunk()?));
     let count = u32::from_ne_bytes(*room.get(start - 8..)?.first_chunk()?);
-    let count = usize::try_from(count).ok().filter(|count| (1..=GPUS_MAX).contains(count))?;
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| (1..=GPUS_MAX).contains(count))?;
     let pattern = PATTERN.to_ne_bytes()[0];
     let written = room.iter().rposition(|byte| *byte != pattern)? + 1;
     let (least, most) = (start + count * GPU, start + GPUS_MAX * GPU);
-    let known =
-        if version <= LAST_SEEN { (least..=most).contains(&written) } else { written == least || written == most };
+    let known = if version <= LAST_SEEN {
+        (least..=most).contains(&written)
+    } else {
+        written == least || written == most
+    };
     if gpu >= count || !known {
         return None;
     }
@@ -158,11 +170,19 @@ pub(super) fn of_machine(text: &str, own_reads: u64) -> Option<Stats> {
     text.lines().find_map(|line| {
         let (name, values) = line.split_once(':')?;
         let value = |key: &str| {
-            let mut words = values.split_whitespace().filter_map(|word| word.split_once('='));
+            let mut words = values
+                .split_whitespace()
+                .filter_map(|word| word.split_once('='));
             words.find(|(name, _)| *name == key)?.1.parse::<u64>().ok()
         };
         (name.trim() == "Reads").then_some(())?;
-        Some(Stats { scope: Scope::Machine, reads: own_reads, p2p: 0, nvidia_fs: value("ok")?, posix: 0 })
+        Some(Stats {
+            scope: Scope::Machine,
+            reads: own_reads,
+            p2p: 0,
+            nvidia_fs: value("ok")?,
+            posix: 0,
+        })
     })
 }
 
@@ -174,21 +194,37 @@ mod tests {
     const UUID: [u8; 16] = [7; 16];
 
     fn gpu(reads: u64, p2p: u64, nvidia_fs: u64, posix: u64) -> Stats {
-        Stats { scope: Scope::Gpu { uuid: UUID }, reads, p2p, nvidia_fs, posix }
+        Stats {
+            scope: Scope::Gpu { uuid: UUID },
+            reads,
+            p2p,
+            nvidia_fs,
+            posix,
+        }
     }
 
     fn machine(reads: u64, nvidia_fs: u64) -> Stats {
-        Stats { scope: Scope::Machine, ..gpu(reads, 0, nvidia_fs, 0) }
+        Stats {
+            scope: Scope::Machine,
+            ..gpu(reads, 0, nvidia_fs, 0)
+        }
     }
 
     #[test]
     fn counter_differences_give_the_route() {
-        let other = Stats { scope: Scope::Gpu { uuid: [8; 16] }, ..gpu(9, 9, 0, 0) };
+        let other = Stats {
+            scope: Scope::Gpu { uuid: [8; 16] },
+            ..gpu(9, 9, 0, 0)
+        };
         let table = [
             (gpu(0, 0, 0, 0), gpu(8, 8, 0, 0), Mode::P2p),
             (gpu(8, 8, 0, 0), gpu(16, 8, 8, 0), Mode::NvidiaFs),
             (gpu(8, 8, 0, 0), gpu(16, 8, 0, 8), Mode::Compat),
-            (gpu(8, 8, 0, 0), gpu(16, 14, 0, 2), Mode::Mixed { direct: 6, host: 2 }),
+            (
+                gpu(8, 8, 0, 0),
+                gpu(16, 14, 0, 2),
+                Mode::Mixed { direct: 6, host: 2 },
+            ),
             (gpu(8, 8, 0, 0), gpu(8, 8, 0, 0), Mode::Unknown),
             // Reset by other code of the process.
             (gpu(8, 8, 0, 0), gpu(2, 0, 2, 0), Mode::Unknown),
@@ -197,14 +233,22 @@ mod tests {
             (machine(0, 5), machine(4, 9), Mode::NvidiaFs),
             // The library may cut a read into several.
             (machine(0, 5), machine(4, 99), Mode::NvidiaFs),
-            (machine(0, 5), machine(4, 6), Mode::Mixed { direct: 1, host: 3 }),
+            (
+                machine(0, 5),
+                machine(4, 6),
+                Mode::Mixed { direct: 1, host: 3 },
+            ),
             // P2P or host memory: not known.
             (machine(0, 5), machine(4, 5), Mode::Unknown),
             // Only other processes read.
             (machine(0, 5), machine(0, 9), Mode::Unknown),
         ];
         for (before, after, expected) in table {
-            assert_eq!(Mode::between(&before, &after), expected, "{before:?} → {after:?}");
+            assert_eq!(
+                Mode::between(&before, &after),
+                expected,
+                "{before:?} → {after:?}"
+            );
         }
     }
 
@@ -225,17 +269,25 @@ mod tests {
         assert_eq!(stats.scope, Scope::Machine);
         // The text while `rw_stats_enabled` is 0.
         assert_eq!(
-            of_machine("IO stats: Disabled, peer IO stats: Disabled\nReads\t: err=2 io_state_err=0\n", 17),
+            of_machine(
+                "IO stats: Disabled, peer IO stats: Disabled\nReads\t: err=2 io_state_err=0\n",
+                17
+            ),
             None
         );
         assert_eq!(of_machine("", 17), None);
-        assert_eq!(of_machine("Reads: n=1 ok=99999999999999999999 readMiB=1", 17), None);
+        assert_eq!(
+            of_machine("Reads: n=1 ok=99999999999999999999 readMiB=1", 17),
+            None
+        );
     }
 
     /// The structure as a library with `count` GPUs writes it, with the GPU array at `start`. Counter `k` of GPU `g` is
     /// `1000 g + k`.
     fn written(start: usize, count: u32, whole: bool) -> Vec<u8> {
-        let mut room: Vec<u8> = std::iter::repeat_n(PATTERN.to_ne_bytes(), ROOM).flatten().collect();
+        let mut room: Vec<u8> = std::iter::repeat_n(PATTERN.to_ne_bytes(), ROOM)
+            .flatten()
+            .collect();
         room[..start - 8].fill(0);
         room[start - 8..start - 4].copy_from_slice(&count.to_ne_bytes());
         for at in 0..if whole { GPUS_MAX } else { count as usize } {
@@ -265,10 +317,16 @@ mod tests {
             ((2, 0), 1032, false),
             ((1, 14), 1032, false),
         ];
-        for ((version, start, known), whole) in table.iter().flat_map(|row| [(*row, false), (*row, true)]) {
+        for ((version, start, known), whole) in
+            table.iter().flat_map(|row| [(*row, false), (*row, true)])
+        {
             let room = written(start, 3, whole);
             let stats = of_gpu(&room, version, 2);
-            assert_eq!(stats.is_some(), known, "{version:?} at {start}, whole: {whole}");
+            assert_eq!(
+                stats.is_some(),
+                known,
+                "{version:?} at {start}, whole: {whole}"
+            );
             let Some(stats) = stats else { continue };
             assert_eq!(stats.scope, Scope::Gpu { uuid: [2; 16] });
             let counters = [stats.reads, stats.p2p, stats.nvidia_fs, stats.posix];
@@ -276,7 +334,11 @@ mod tests {
             assert_eq!(of_gpu(&room, version, 3), None, "there are three GPUs");
         }
         assert_eq!(of_gpu(&written(1144, 0, false), (1, 20), 0), None, "no GPU");
-        assert_eq!(of_gpu(&written(1144, 17, true), (1, 20), 0), None, "more than there is room for");
+        assert_eq!(
+            of_gpu(&written(1144, 17, true), (1, 20), 0),
+            None,
+            "more than there is room for"
+        );
     }
 
     proptest! {

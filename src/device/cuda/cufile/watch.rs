@@ -54,17 +54,29 @@ struct SavedFds([Option<(OwnedFd, FdFlags)>; 3]);
 
 impl SavedFds {
     fn new() -> Self {
-        let keep = |fd: BorrowedFd<'_>| Some((fcntl_dupfd_cloexec(fd, 3).ok()?, fcntl_getfd(fd).ok()?));
-        Self([keep(std::io::stdin().as_fd()), keep(std::io::stdout().as_fd()), keep(std::io::stderr().as_fd())])
+        let keep =
+            |fd: BorrowedFd<'_>| Some((fcntl_dupfd_cloexec(fd, 3).ok()?, fcntl_getfd(fd).ok()?));
+        Self([
+            keep(std::io::stdin().as_fd()),
+            keep(std::io::stdout().as_fd()),
+            keep(std::io::stderr().as_fd()),
+        ])
     }
 
     fn put_back(self) {
         let closed = |fd: BorrowedFd<'_>| fcntl_getfd(fd) == Err(Errno::BADF);
-        let closed =
-            [closed(std::io::stdin().as_fd()), closed(std::io::stdout().as_fd()), closed(std::io::stderr().as_fd())];
+        let closed = [
+            closed(std::io::stdin().as_fd()),
+            closed(std::io::stdout().as_fd()),
+            closed(std::io::stderr().as_fd()),
+        ];
         for ((number, closed), kept) in (0..).zip(closed).zip(self.0) {
-            let Some((copy, flags)) = kept.filter(|_| closed) else { continue };
-            let Ok(back) = fcntl_dupfd_cloexec(&copy, number) else { continue };
+            let Some((copy, flags)) = kept.filter(|_| closed) else {
+                continue;
+            };
+            let Ok(back) = fcntl_dupfd_cloexec(&copy, number) else {
+                continue;
+            };
             if back.as_raw_fd() == number {
                 let _ = fcntl_setfd(&back, flags);
                 // The process owns it again.
@@ -81,9 +93,13 @@ mod tests {
     #[test]
     fn answers_panics_and_timeouts_are_distinct() {
         assert_eq!(within(Duration::from_secs(60), || 7).unwrap(), 7);
-        let died = within(Duration::from_secs(60), || std::panic::resume_unwind(Box::new(())));
+        let died = within(Duration::from_secs(60), || {
+            std::panic::resume_unwind(Box::new(()))
+        });
         assert!(matches!(died, Err::<(), _>(Silent::Died)));
-        let late = within(Duration::from_millis(1), || std::thread::sleep(Duration::from_secs(600)));
+        let late = within(Duration::from_millis(1), || {
+            std::thread::sleep(Duration::from_secs(600))
+        });
         assert!(matches!(late, Err(Silent::Late)));
     }
 }

@@ -42,14 +42,19 @@ impl Event {
         // SAFETY: the pointer is valid for the call.
         let code = unsafe { (gpu.driver.symbols.event_create)(&mut raw, flags) };
         gpu.check("cuEventCreate", code)?;
-        Ok(Self { gpu: gpu.clone(), raw })
+        Ok(Self {
+            gpu: gpu.clone(),
+            raw,
+        })
     }
 
     /// Records the event behind all work that `stream` has so far.
     pub(crate) fn record(&self, stream: Handle) -> Result<()> {
         let _bound = self.gpu.enter()?;
         // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
-        self.gpu.check("cuEventRecord", unsafe { (self.gpu.driver.symbols.event_record)(self.raw, stream) })
+        self.gpu.check("cuEventRecord", unsafe {
+            (self.gpu.driver.symbols.event_record)(self.raw, stream)
+        })
     }
 
     /// As [`record`](Self::record), on a consumer's stream.
@@ -88,16 +93,21 @@ impl Event {
     pub(crate) fn wait(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the event is alive.
-        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) });
+        let code =
+            after_captures(|| unsafe { (self.gpu.driver.symbols.event_synchronize)(self.raw) });
         self.gpu.check("cuEventSynchronize", code)
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        let Ok(_bound) = self.gpu.bind() else {
+            return note_leak();
+        };
         // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
-        self.gpu.released("cuEventDestroy", || unsafe { (self.gpu.driver.symbols.event_destroy)(self.raw) });
+        self.gpu.released("cuEventDestroy", || unsafe {
+            (self.gpu.driver.symbols.event_destroy)(self.raw)
+        });
     }
 }
 
@@ -127,8 +137,13 @@ impl CopyStream {
         let _bound = gpu.bind()?;
         let (mut raw, create) = (0, gpu.driver.symbols.stream_create);
         // SAFETY: the pointer is valid for the call.
-        gpu.check("cuStreamCreateWithPriority", unsafe { create(&mut raw, STREAM_NON_BLOCKING, priority) })?;
-        Ok(Self { gpu: gpu.clone(), raw })
+        gpu.check("cuStreamCreateWithPriority", unsafe {
+            create(&mut raw, STREAM_NON_BLOCKING, priority)
+        })?;
+        Ok(Self {
+            gpu: gpu.clone(),
+            raw,
+        })
     }
 
     pub(crate) fn raw(&self) -> Handle {
@@ -146,7 +161,8 @@ impl CopyStream {
         let _bound = self.gpu.bind()?;
         let data = Arc::into_raw(bell.clone());
         // SAFETY: the stream is alive; the callback makes no CUDA calls, and owns its argument.
-        let code = unsafe { (self.gpu.driver.symbols.host_func)(self.raw, ring, data.cast_mut().cast()) };
+        let code =
+            unsafe { (self.gpu.driver.symbols.host_func)(self.raw, ring, data.cast_mut().cast()) };
         self.gpu.check("cuLaunchHostFunc", code).inspect_err(|_| {
             // SAFETY: a failed call has not taken ownership.
             drop(unsafe { Arc::from_raw(data) });
@@ -157,16 +173,21 @@ impl CopyStream {
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.gpu.bind()?;
         // SAFETY: the stream is alive.
-        let code = after_captures(|| unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) });
+        let code =
+            after_captures(|| unsafe { (self.gpu.driver.symbols.stream_synchronize)(self.raw) });
         self.gpu.check("cuStreamSynchronize", code)
     }
 }
 
 impl Drop for CopyStream {
     fn drop(&mut self) {
-        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        let Ok(_bound) = self.gpu.bind() else {
+            return note_leak();
+        };
         // SAFETY: created by `new`, destroyed once; the driver lets pending work end first.
-        self.gpu.released("cuStreamDestroy", || unsafe { (self.gpu.driver.symbols.stream_destroy)(self.raw) });
+        self.gpu.released("cuStreamDestroy", || unsafe {
+            (self.gpu.driver.symbols.stream_destroy)(self.raw)
+        });
     }
 }
 
@@ -203,7 +224,12 @@ impl DeviceMemory {
             return Err(Error::new(ErrorKind::Budget, Stage::Device, message));
         }
         gpu.check("cuMemAlloc", code)?;
-        Ok(Self { gpu: gpu.clone(), given: ptr, ptr: ptr.next_multiple_of(PAGE as DevicePtr), len })
+        Ok(Self {
+            gpu: gpu.clone(),
+            given: ptr,
+            ptr: ptr.next_multiple_of(PAGE as DevicePtr),
+            len,
+        })
     }
 
     /// Device memory with a copy of these bytes. Waits for the copy.
@@ -212,7 +238,8 @@ impl DeviceMemory {
         let stream = CopyStream::new(gpu)?;
         let _bound = gpu.bind()?;
         // SAFETY: the memory is new and as long as the bytes, which stay borrowed until the copy has ended.
-        let copied = unsafe { gpu.copy_to_device(memory.ptr, bytes.as_ptr(), bytes.len(), stream.raw()) };
+        let copied =
+            unsafe { gpu.copy_to_device(memory.ptr, bytes.as_ptr(), bytes.len(), stream.raw()) };
         let waited = stream.synchronize();
         if waited.is_err() {
             // If this fails too, the context is broken, and runs nothing any more.
@@ -238,7 +265,10 @@ impl DeviceMemory {
 
     /// Enqueues zeroing of `bytes` bytes from `from` on `stream`.
     pub(crate) fn clear(&self, from: usize, bytes: usize, stream: Handle) -> Result<()> {
-        assert!(from.checked_add(bytes).is_some_and(|end| end <= self.len), "outside of the allocation");
+        assert!(
+            from.checked_add(bytes).is_some_and(|end| end <= self.len),
+            "outside of the allocation"
+        );
         if bytes == 0 {
             return Ok(());
         }
@@ -246,7 +276,9 @@ impl DeviceMemory {
         let start = self.ptr + from as DevicePtr;
         // SAFETY: within the allocation by the line above, which is alive by the borrow during the call; its owner
         // waits for the stream before freeing it.
-        self.gpu.check("cuMemsetD8Async", unsafe { (self.gpu.driver.symbols.fill)(start, 0, bytes, stream) })
+        self.gpu.check("cuMemsetD8Async", unsafe {
+            (self.gpu.driver.symbols.fill)(start, 0, bytes, stream)
+        })
     }
 }
 
@@ -255,9 +287,13 @@ impl Drop for DeviceMemory {
         if self.given == 0 {
             return;
         }
-        let Ok(_bound) = self.gpu.bind() else { return note_leak() };
+        let Ok(_bound) = self.gpu.bind() else {
+            return note_leak();
+        };
         // SAFETY: allocated by `new`, freed once; the owner has waited for what used it.
-        self.gpu.released("cuMemFree", || unsafe { (self.gpu.driver.symbols.mem_free)(self.given) });
+        self.gpu.released("cuMemFree", || unsafe {
+            (self.gpu.driver.symbols.mem_free)(self.given)
+        });
     }
 }
 
@@ -277,9 +313,14 @@ impl Pin {
         const PORTABLE: c_uint = 1;
         let _bound = gpu.bind()?;
         // SAFETY: the caller's promise.
-        let code = after_captures(|| unsafe { (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE) });
+        let code = after_captures(|| unsafe {
+            (gpu.driver.symbols.host_register)(start.cast(), len, PORTABLE)
+        });
         gpu.check("cuMemHostRegister", code)?;
-        Ok(Self { gpu: gpu.clone(), start: start as usize })
+        Ok(Self {
+            gpu: gpu.clone(),
+            start: start as usize,
+        })
     }
 
     /// Unpins the memory. Returns false, and counts a leak, if the device may still read it; it must then stay mapped
@@ -287,8 +328,9 @@ impl Pin {
     pub(crate) fn release(&self) -> bool {
         let released = self.gpu.bind().and_then(|_bound| {
             // SAFETY: registered by `new`; the memory is still mapped by its promise.
-            let code =
-                after_captures(|| unsafe { (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void) });
+            let code = after_captures(|| unsafe {
+                (self.gpu.driver.symbols.host_unregister)(self.start as *mut c_void)
+            });
             self.gpu.check("cuMemHostUnregister", code)
         });
         released.inspect_err(|_| note_leak()).is_ok()

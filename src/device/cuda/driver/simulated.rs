@@ -85,7 +85,10 @@ impl DriverState {
 
 impl Simulated {
     /// A new GPU, and the loader's handle to it.
-    pub(crate) fn new(now: Arc<AtomicU64>, copy_ns: impl Fn(u64) -> u64 + Send + 'static) -> (Arc<Self>, Arc<Gpu>) {
+    pub(crate) fn new(
+        now: Arc<AtomicU64>,
+        copy_ns: impl Fn(u64) -> u64 + Send + 'static,
+    ) -> (Arc<Self>, Arc<Gpu>) {
         let state = DriverState {
             streams: HashMap::from([(LEGACY, 0)]),
             events: HashMap::new(),
@@ -100,7 +103,11 @@ impl Simulated {
         };
         let simulated = {
             let mut all = all();
-            let simulated = Arc::new(Self { now, ordinal: all.len(), state: Mutex::new(state) });
+            let simulated = Arc::new(Self {
+                now,
+                ordinal: all.len(),
+                state: Mutex::new(state),
+            });
             all.push(simulated.clone());
             simulated
         };
@@ -127,7 +134,9 @@ impl Simulated {
     /// Enqueues a kernel of `ns` on a stream; returns its end.
     pub(crate) fn launch(&self, stream: Handle, ns: u64) -> u64 {
         let mut state = self.lock();
-        let span = state.run(stream, self.now(), ns).expect("a stream of this GPU");
+        let span = state
+            .run(stream, self.now(), ns)
+            .expect("a stream of this GPU");
         state.kernels.push(span);
         span.1
     }
@@ -154,12 +163,20 @@ impl Simulated {
 
     /// Time of the next host function.
     pub(crate) fn due(&self) -> Option<u64> {
-        self.lock().callbacks.iter().map(|callback| callback.due).min()
+        self.lock()
+            .callbacks
+            .iter()
+            .map(|callback| callback.due)
+            .min()
     }
 
     /// Calls the host functions due at `now`.
     pub(crate) fn call(&self, now: u64) {
-        let due: Vec<_> = self.lock().callbacks.extract_if(.., |callback| callback.due <= now).collect();
+        let due: Vec<_> = self
+            .lock()
+            .callbacks
+            .extract_if(.., |callback| callback.due <= now)
+            .collect();
         for Callback { call, data, .. } in due {
             // SAFETY: the arguments of `cuLaunchHostFunc`, used once.
             unsafe { call(data as *mut c_void) };
@@ -178,8 +195,15 @@ thread_local! {
 }
 
 /// Acts on the GPU of the handle. Without a handle, it is the current GPU.
-fn with<T>(handle: Handle, act: impl FnOnce(&Simulated, &mut DriverState) -> Option<T>) -> Option<T> {
-    let handle = if handle < CONTEXTS { CONTEXT.with_borrow(|stack| stack.last().copied())? } else { handle };
+fn with<T>(
+    handle: Handle,
+    act: impl FnOnce(&Simulated, &mut DriverState) -> Option<T>,
+) -> Option<T> {
+    let handle = if handle < CONTEXTS {
+        CONTEXT.with_borrow(|stack| stack.last().copied())?
+    } else {
+        handle
+    };
     let simulated = all().get((handle / CONTEXTS).checked_sub(1)?)?.clone();
     let mut state = simulated.lock();
     act(&simulated, &mut state)
@@ -199,7 +223,11 @@ fn give<T>(to: *mut T, value: Option<T>) -> c_int {
 /// The driver of these GPUs.
 fn driver() -> &'static Driver {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
-    DRIVER.get_or_init(|| Driver { symbols: symbols(), version: 12_080, devices: c_int::MAX })
+    DRIVER.get_or_init(|| Driver {
+        symbols: symbols(),
+        version: 12_080,
+        devices: c_int::MAX,
+    })
 }
 
 fn symbols() -> Symbols {
@@ -288,7 +316,9 @@ extern "C" fn stream_create(stream: *mut Handle, _: c_uint, _: c_int) -> c_int {
 }
 
 extern "C" fn stream_destroy(stream: Handle) -> c_int {
-    code(with(stream, |_, state| state.streams.remove(&stream).map(drop)))
+    code(with(stream, |_, state| {
+        state.streams.remove(&stream).map(drop)
+    }))
 }
 
 /// As `ctx_synchronize`.
@@ -338,7 +368,9 @@ extern "C" fn event_record(event: Handle, stream: Handle) -> c_int {
 }
 
 extern "C" fn event_query(event: Handle) -> c_int {
-    let done = with(event, |gpu, state| Some(*state.events.get(&event)? <= gpu.now()));
+    let done = with(event, |gpu, state| {
+        Some(*state.events.get(&event)? <= gpu.now())
+    });
     match done {
         Some(true) => SUCCESS,
         Some(false) => NOT_READY,
@@ -360,7 +392,9 @@ extern "C" fn event_elapsed(ms: *mut f32, from: Handle, to: Handle) -> c_int {
 }
 
 extern "C" fn event_destroy(event: Handle) -> c_int {
-    code(with(event, |_, state| state.events.remove(&event).map(drop)))
+    code(with(event, |_, state| {
+        state.events.remove(&event).map(drop)
+    }))
 }
 
 extern "C" fn mem_alloc(ptr: *mut DevicePtr, bytes: usize) -> c_int {
@@ -391,7 +425,9 @@ extern "C" fn copy_to_device(_: DevicePtr, _: *const c_void, _: usize, stream: H
 }
 
 extern "C" fn fill(_: DevicePtr, _: u8, _: usize, stream: Handle) -> c_int {
-    code(with(stream, |gpu, state| state.run(stream, gpu.now(), 0).map(drop)))
+    code(with(stream, |gpu, state| {
+        state.run(stream, gpu.now(), 0).map(drop)
+    }))
 }
 
 /// Any module has any function.
@@ -427,10 +463,18 @@ extern "C" fn launch(
     }))
 }
 
-extern "C" fn host_func(stream: Handle, call: unsafe extern "C" fn(*mut c_void), data: *mut c_void) -> c_int {
+extern "C" fn host_func(
+    stream: Handle,
+    call: unsafe extern "C" fn(*mut c_void),
+    data: *mut c_void,
+) -> c_int {
     code(with(stream, |gpu, state| {
         let (due, _) = state.run(stream, gpu.now(), 0)?;
-        state.callbacks.push(Callback { due, call, data: data as usize });
+        state.callbacks.push(Callback {
+            due,
+            call,
+            data: data as usize,
+        });
         Some(())
     }))
 }

@@ -57,7 +57,14 @@ const LEAST: usize = 3;
 impl Fill {
     /// Errors: [`ErrorKind::Config`] for a folder that cannot be used.
     pub(crate) fn start(setup: FillSetup<'_>) -> Result<Self> {
-        let FillSetup { sources, blocks, options, cache, meter, waker } = setup;
+        let FillSetup {
+            sources,
+            blocks,
+            options,
+            cache,
+            meter,
+            waker,
+        } = setup;
         if is_url(&cache.dir) {
             let message = "a cache is a folder on a local disk, not a URL";
             return Err(Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir));
@@ -67,9 +74,17 @@ impl Fill {
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
         })?;
         // One more block is for what reads bring.
-        let fits = |bytes: usize| (bytes as u64 / cache.block).saturating_sub(1).clamp(1, THREADS as u64) as usize;
+        let fits = |bytes: usize| {
+            (bytes as u64 / cache.block)
+                .saturating_sub(1)
+                .clamp(1, THREADS as u64) as usize
+        };
         let count = options.connections.map_or(THREADS, fits);
-        let pieces = if options.connections.is_none() { PIECES } else { 1 };
+        let pieces = if options.connections.is_none() {
+            PIECES
+        } else {
+            1
+        };
         let shared = Arc::new(FillState {
             blocks,
             sources: sources.clone(),
@@ -92,7 +107,10 @@ impl Fill {
             flow: Flow::default(),
             started: Instant::now(),
         });
-        let mut fill = Self { shared, threads: Vec::new() };
+        let mut fill = Self {
+            shared,
+            threads: Vec::new(),
+        };
         thread::or_fewer("cache", count + 2, |wanted| fill.start_threads(wanted))?;
         Ok(fill)
     }
@@ -111,7 +129,14 @@ impl Fill {
                     let started = self.threads.len();
                     self.end();
                     self.shared.stop.store(false, Ordering::Release);
-                    return Err((if started < LEAST { 0 } else { started.max(2 * LEAST - 1) }, error));
+                    return Err((
+                        if started < LEAST {
+                            0
+                        } else {
+                            started.max(2 * LEAST - 1)
+                        },
+                        error,
+                    ));
                 }
             }
         }
@@ -145,8 +170,17 @@ impl Fill {
     /// Completes the reads that wait as cancelled. Downloads go on.
     pub(crate) fn cancel(&self) {
         let waiting: Vec<_> = self.shared.queue.hold().waiting.drain().collect();
-        let ready: Vec<_> = self.shared.ready.hold().drain(..).map(|(op, _)| op).collect();
-        let ops = waiting.into_iter().flat_map(|(_, waiting)| waiting.ops).chain(ready);
+        let ready: Vec<_> = self
+            .shared
+            .ready
+            .hold()
+            .drain(..)
+            .map(|(op, _)| op)
+            .collect();
+        let ops = waiting
+            .into_iter()
+            .flat_map(|(_, waiting)| waiting.ops)
+            .chain(ready);
         self.shared.done.extend(ops.map(ReadOp::cancelled));
     }
 
@@ -162,7 +196,8 @@ impl Fill {
 
     /// Blocks in memory, and the tables.
     pub(crate) fn term(&self) -> MemoryTerm {
-        let blocks = self.shared.downloads * self.shared.blocks.block as usize + self.shared.brought_max;
+        let blocks =
+            self.shared.downloads * self.shared.blocks.block as usize + self.shared.brought_max;
         MemoryTerm::NETWORK.of(1, blocks + self.shared.blocks.table_bytes())
     }
 

@@ -19,9 +19,16 @@ const SMALL: u64 = 32 << 10;
 const FIRST: u64 = 64;
 
 impl Keep for FillState {
-    fn wants(&self, source: SourceId, offset: u64, len: u64) -> std::result::Result<Option<Range<u64>>, NoRoom> {
+    fn wants(
+        &self,
+        source: SourceId,
+        offset: u64,
+        len: u64,
+    ) -> std::result::Result<Option<Range<u64>>, NoRoom> {
         let (all, size) = (self.sources.len_of(source), self.blocks.block);
-        let Some(Some(_)) = self.blocks.object(source.index()) else { return Ok(None) };
+        let Some(Some(_)) = self.blocks.object(source.index()) else {
+            return Ok(None);
+        };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
         // In a dense order, the block itself comes soon.
         let pieces = self.pieces && (is_block || !self.is_dense() && self.keeps_pieces());
@@ -42,7 +49,8 @@ impl Keep for FillState {
     }
 
     fn pass(&self) {
-        self.blocks.dropped("ranges come faster than the disk takes them".into());
+        self.blocks
+            .dropped("ranges come faster than the disk takes them".into());
     }
 
     fn keep(&self, source: SourceId, wide: Range<u64>, mut bytes: Vec<u8>) {
@@ -52,9 +60,15 @@ impl Keep for FillState {
             bytes.truncate(bytes.len() / UNIT as usize * UNIT as usize);
             bytes.shrink_to_fit();
         }
-        self.flow.brought.fetch_sub(room - bytes.len(), Ordering::Relaxed);
+        self.flow
+            .brought
+            .fetch_sub(room - bytes.len(), Ordering::Relaxed);
         if !bytes.is_empty() {
-            self.queue.hold().pieces.push_back(Piece { source, offset: wide.start, bytes });
+            self.queue.hold().pieces.push_back(Piece {
+                source,
+                offset: wide.start,
+                bytes,
+            });
             self.changed.notify_all();
         }
     }
@@ -63,8 +77,15 @@ impl Keep for FillState {
 impl FillState {
     /// Whether ranges are so large that their pieces fill the cache well.
     pub(super) fn keeps_pieces(&self) -> bool {
-        let Flow { requests, requested, .. } = &self.flow;
-        let (requests, bytes) = (requests.load(Ordering::Relaxed), requested.load(Ordering::Relaxed));
+        let Flow {
+            requests,
+            requested,
+            ..
+        } = &self.flow;
+        let (requests, bytes) = (
+            requests.load(Ordering::Relaxed),
+            requested.load(Ordering::Relaxed),
+        );
         self.pieces && (requests < FIRST || bytes >= SMALL * requests)
     }
 
@@ -76,12 +97,20 @@ impl FillState {
 
     /// Writes a piece. What cannot be written comes from the network again.
     pub(super) fn put(&self, piece: &Piece) {
-        let Piece { source, offset, ref bytes } = *piece;
+        let Piece {
+            source,
+            offset,
+            ref bytes,
+        } = *piece;
         let len = bytes.len() as u64;
         self.in_entry(source, |entry, _| {
-            let room = len.next_multiple_of(4096).saturating_sub(entry.brought(offset, len));
+            let room = len
+                .next_multiple_of(4096)
+                .saturating_sub(entry.brought(offset, len));
             add(&self.blocks.counts.removed, self.dir.reserve(room)?);
-            entry.put(offset, bytes).inspect_err(|_| self.dir.release(room))?;
+            entry
+                .put(offset, bytes)
+                .inspect_err(|_| self.dir.release(room))?;
             self.dir.written(room);
             let mut all = self.written.hold();
             let written = all.entry(source).or_default();
@@ -96,7 +125,10 @@ impl FillState {
         let sources: Vec<_> = self.written.hold().keys().copied().collect();
         if !sources.is_empty() {
             let mut queue = self.queue.hold();
-            let new = sources.into_iter().filter(|source| !queue.syncs.contains(source)).collect::<Vec<_>>();
+            let new = sources
+                .into_iter()
+                .filter(|source| !queue.syncs.contains(source))
+                .collect::<Vec<_>>();
             queue.syncs.extend(new);
             drop(queue);
             self.changed.notify_all();
@@ -118,7 +150,9 @@ impl FillState {
                 entry.mark(&pieces)?;
                 add(&self.blocks.counts.bytes, new);
                 let bytes = |marks: &Vec<u32>| marks.len() as u64 * UNIT;
-                let blocks = pieces.iter().flat_map(|(offset, marks)| self.blocks.blocks(*offset, bytes(marks)));
+                let blocks = pieces
+                    .iter()
+                    .flat_map(|(offset, marks)| self.blocks.blocks(*offset, bytes(marks)));
                 for block in blocks.filter(|block| !object.has(*block)) {
                     // Whoever marks the last piece sees them all, and looks before it claims: a claim for nothing would
                     // keep another from completing the block.
@@ -138,10 +172,21 @@ impl FillState {
     }
 
     /// Does something with the files of an object, if they are those that this process knows.
-    fn in_entry(&self, source: SourceId, work: impl FnOnce(&EntryFiles, &CachedObject) -> io::Result<()>) {
-        let Ok(Some((_, identity))) = self.upstream(source) else { return };
-        let Some(Some(object)) = self.blocks.object(source.index()) else { return };
-        if let Err(error) = self.entry(object, &identity).and_then(|entry| work(&entry, object)) {
+    fn in_entry(
+        &self,
+        source: SourceId,
+        work: impl FnOnce(&EntryFiles, &CachedObject) -> io::Result<()>,
+    ) {
+        let Ok(Some((_, identity))) = self.upstream(source) else {
+            return;
+        };
+        let Some(Some(object)) = self.blocks.object(source.index()) else {
+            return;
+        };
+        if let Err(error) = self
+            .entry(object, &identity)
+            .and_then(|entry| work(&entry, object))
+        {
             self.not_written(source, "a piece cannot be written", &error);
         }
     }

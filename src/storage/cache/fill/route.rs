@@ -47,7 +47,9 @@ impl Announcer {
     /// Queues the blocks of a read to come.
     pub(crate) fn announce(&self, extent: &Extent) {
         let (state, source) = (&*self.0, extent.source);
-        let is_kept = extent.len > 0 && state.sources.is_staged(source) && state.sources.check(extent).is_ok();
+        let is_kept = extent.len > 0
+            && state.sources.is_staged(source)
+            && state.sources.check(extent).is_ok();
         if !is_kept || !state.keeps() {
             return;
         }
@@ -72,7 +74,9 @@ impl FillState {
         let object = match self.blocks.object(extent.source.index()) {
             Some(Some(object)) => object,
             Some(None) => return CacheAnswer::Network(op),
-            None if self.rests(&self.flow.fails_until) && !self.blocks.is_changed(extent.source.index()) => {
+            None if self.rests(&self.flow.fails_until)
+                && !self.blocks.is_changed(extent.source.index()) =>
+            {
                 return CacheAnswer::Network(op);
             }
             None => return self.wait_for(op, LOOKUP),
@@ -82,8 +86,13 @@ impl FillState {
         if keeps && self.locality == Locality::Sequence {
             self.ask_ahead(object, extent.source, *blocks.end() + 1);
         }
-        let Some(first) = blocks.find(|block| !object.has(*block)) else { return CacheAnswer::Disk(op) };
-        let piece = || self.blocks.has_pieces(extent.source.index(), object, extent.offset, extent.len);
+        let Some(first) = blocks.find(|block| !object.has(*block)) else {
+            return CacheAnswer::Disk(op);
+        };
+        let piece = || {
+            self.blocks
+                .has_pieces(extent.source.index(), object, extent.offset, extent.len)
+        };
         if self.pieces && piece() {
             return CacheAnswer::Disk(op);
         }
@@ -92,7 +101,10 @@ impl FillState {
         }
         let rest = blocks.filter(|block| !object.has(*block));
         let is_most = self.is_most(&extent, first);
-        if is_most && !object.is_unproven(first) && self.flow.busy.load(Ordering::Relaxed) >= self.downloads {
+        if is_most
+            && !object.is_unproven(first)
+            && self.flow.busy.load(Ordering::Relaxed) >= self.downloads
+        {
             // The network is as fast as a download here, and has more requests to give.
             return CacheAnswer::Network(op);
         }
@@ -101,7 +113,9 @@ impl FillState {
                 self.ask(object, extent.source, rest);
                 self.wait_for(op, first)
             }
-            false if self.keeps_pieces() && self.sources.is_remote(extent.source) => CacheAnswer::Network(op),
+            false if self.keeps_pieces() && self.sources.is_remote(extent.source) => {
+                CacheAnswer::Network(op)
+            }
             false => {
                 self.ask(object, extent.source, std::iter::once(first).chain(rest));
                 CacheAnswer::Network(op)
@@ -123,7 +137,13 @@ impl FillState {
 
     /// Queues the look at an object that no read waits for; later announcements of it find the object.
     fn look_soon(&self, source: SourceId) {
-        let (mut queue, id) = (self.queue.hold(), BlockId { source, block: LOOKUP });
+        let (mut queue, id) = (
+            self.queue.hold(),
+            BlockId {
+                source,
+                block: LOOKUP,
+            },
+        );
         let is_known = queue.waiting.contains_key(&id) || queue.running.contains_key(&id);
         if !is_known && queue.lookups.len() < QUEUE && !queue.lookups.contains(&id) {
             queue.lookups.push_back(id);
@@ -135,8 +155,16 @@ impl FillState {
     /// Queues the blocks that follow. Their time comes, as the order is dense: without this, a few reads in flight leave
     /// most threads idle.
     fn ask_ahead(&self, object: &CachedObject, source: SourceId, next: u64) {
-        let end = self.sources.len_of(source).div_ceil(self.blocks.block).min(next + self.downloads as u64);
-        self.ask(object, source, (next..end).filter(|block| !object.has(*block)));
+        let end = self
+            .sources
+            .len_of(source)
+            .div_ceil(self.blocks.block)
+            .min(next + self.downloads as u64);
+        self.ask(
+            object,
+            source,
+            (next..end).filter(|block| !object.has(*block)),
+        );
     }
 
     /// Queues blocks that no read waits for.
@@ -154,18 +182,31 @@ impl FillState {
     }
 
     fn wait_for(&self, op: ReadOp, block: u64) -> CacheAnswer {
-        let id = BlockId { source: op.extent.source, block };
+        let id = BlockId {
+            source: op.extent.source,
+            block,
+        };
         let mut queue = self.queue.hold();
         if let Some(waiting) = queue.waiting.get_mut(&id) {
             waiting.ops.push(op);
             return CacheAnswer::Waits;
         }
-        if queue.held.get(&id).is_some_and(|since| since.elapsed() < REST) {
+        if queue
+            .held
+            .get(&id)
+            .is_some_and(|since| since.elapsed() < REST)
+        {
             return CacheAnswer::Network(op);
         }
         let running = queue.running.get(&id).copied();
         let since = (running != Some(true)).then(Instant::now);
-        queue.waiting.insert(id, Waiting { ops: vec![op], since });
+        queue.waiting.insert(
+            id,
+            Waiting {
+                ops: vec![op],
+                since,
+            },
+        );
         if running.is_some() {
             return CacheAnswer::Waits;
         }

@@ -87,8 +87,15 @@ impl FillState {
     /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
     pub(super) fn rest(&self, why: &str, error: &io::Error) {
         self.blocks.refused(why, error);
-        let until = if is_full(error) { &self.flow.full_until } else { &self.flow.fails_until };
-        until.fetch_max((self.started.elapsed() + REST).as_millis() as u64, Ordering::Relaxed);
+        let until = if is_full(error) {
+            &self.flow.full_until
+        } else {
+            &self.flow.fails_until
+        };
+        until.fetch_max(
+            (self.started.elapsed() + REST).as_millis() as u64,
+            Ordering::Relaxed,
+        );
     }
 
     /// Completes the reads that wait for an object that cannot be read at all. Others try it themselves.
@@ -96,7 +103,9 @@ impl FillState {
         if matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled) {
             return;
         }
-        let Some(waiting) = self.queue.hold().waiting.remove(&id) else { return };
+        let Some(waiting) = self.queue.hold().waiting.remove(&id) else {
+            return;
+        };
         self.done.extend(waiting.ops.into_iter().map(|op| {
             let error = self.sources.at(error.clone_lossy(), &op.extent);
             op.end(Err(error))
@@ -105,10 +114,14 @@ impl FillState {
 
     /// Completes the reads that wait for a block and need no other one; gives their number.
     pub(super) fn serve(&self, id: BlockId, bytes: &[u8]) -> u64 {
-        let Some(waiting) = self.queue.hold().waiting.remove(&id) else { return 0 };
+        let Some(waiting) = self.queue.hold().waiting.remove(&id) else {
+            return 0;
+        };
         let start = id.block * self.blocks.block;
-        let within =
-            |op: &ReadOp| op.extent.offset >= start && op.extent.offset + op.extent.len <= start + bytes.len() as u64;
+        let within = |op: &ReadOp| {
+            op.extent.offset >= start
+                && op.extent.offset + op.extent.len <= start + bytes.len() as u64
+        };
         let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(within);
         let count = here.len() as u64;
         self.done.extend(here.into_iter().map(|mut op| {
@@ -123,7 +136,10 @@ impl FillState {
         // Those need more blocks, and find this one on the disk.
         if !others.is_empty() {
             let mut queue = self.queue.hold();
-            let again = queue.waiting.entry(id).or_insert(Waiting { ops: Vec::new(), since: Some(Instant::now()) });
+            let again = queue.waiting.entry(id).or_insert(Waiting {
+                ops: Vec::new(),
+                since: Some(Instant::now()),
+            });
             again.ops.extend(others);
         }
         count
@@ -141,7 +157,9 @@ impl FillState {
     }
 
     pub(super) fn give_back(&self, ops: Vec<ReadOp>, to_network: bool) {
-        self.ready.hold().extend(ops.into_iter().map(|op| (op, to_network)));
+        self.ready
+            .hold()
+            .extend(ops.into_iter().map(|op| (op, to_network)));
         self.waker.wake();
     }
 

@@ -42,12 +42,19 @@ impl FillState {
             });
             match work {
                 FillTask::Block(id) => self.release(id, past_cache),
-                FillTask::Piece(piece) => _ = self.flow.brought.fetch_sub(piece.bytes.len(), Ordering::Relaxed),
+                FillTask::Piece(piece) => {
+                    _ = self
+                        .flow
+                        .brought
+                        .fetch_sub(piece.bytes.len(), Ordering::Relaxed)
+                }
                 FillTask::Sync(_) => {}
             }
             self.flow.busy.fetch_sub(1, Ordering::Relaxed);
             // Threads and downloads move, so reads in the queue may wait.
-            self.flow.moved.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
+            self.flow
+                .moved
+                .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
         }
     }
 
@@ -59,7 +66,12 @@ impl FillState {
             }
             let lookup = queue.lookups.pop_front().map(FillTask::Block);
             match lookup.or_else(|| if downloads { queue.next() } else { None }) {
-                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    queue = self
+                        .changed
+                        .wait(queue)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
                 Some(FillTask::Block(id)) => {
                     if let hash_map::Entry::Vacant(vacant) = queue.running.entry(id) {
                         vacant.insert(false);
@@ -75,7 +87,11 @@ impl FillState {
     pub(super) fn watch(&self) {
         let mut queue = self.queue.hold();
         while !self.stop.load(Ordering::Acquire) {
-            drop(self.ended.wait_timeout(queue, PATIENCE / 4).unwrap_or_else(PoisonError::into_inner));
+            drop(
+                self.ended
+                    .wait_timeout(queue, PATIENCE / 4)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
             self.sweep();
             self.sync_soon();
             queue = self.queue.hold();
@@ -86,12 +102,23 @@ impl FillState {
     fn sweep(&self) {
         let moved = self.started + Duration::from_millis(self.flow.moved.load(Ordering::Relaxed));
         let late = |waiting: &Waiting| {
-            let since = |since: Instant| since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE;
+            let since = |since: Instant| {
+                since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE
+            };
             waiting.since.is_some_and(since)
         };
         let mut queue = self.queue.hold();
-        let late: Vec<_> = queue.waiting.iter().filter(|(_, waiting)| late(waiting)).map(|(id, _)| *id).collect();
-        let ops: Vec<_> = late.iter().filter_map(|id| queue.waiting.remove(id)).flat_map(|late| late.ops).collect();
+        let late: Vec<_> = queue
+            .waiting
+            .iter()
+            .filter(|(_, waiting)| late(waiting))
+            .map(|(id, _)| *id)
+            .collect();
+        let ops: Vec<_> = late
+            .iter()
+            .filter_map(|id| queue.waiting.remove(id))
+            .flat_map(|late| late.ops)
+            .collect();
         drop(queue);
         if !ops.is_empty() {
             self.rest("a read waited too long", &io::ErrorKind::TimedOut.into());
@@ -102,13 +129,23 @@ impl FillState {
     /// Does what a block asks for; true if the reads that wait for it are to go past the cache.
     fn run(&self, id: BlockId, buffer: &mut Vec<u8>) -> bool {
         let BlockId { source, block } = id;
-        if block != LOOKUP && self.blocks.object(source.index()).flatten().is_some_and(|object| object.has(block)) {
+        if block != LOOKUP
+            && self
+                .blocks
+                .object(source.index())
+                .flatten()
+                .is_some_and(|object| object.has(block))
+        {
             return false;
         }
-        let upstream = self.upstream(source).inspect_err(|error| self.fail(id, error));
+        let upstream = self
+            .upstream(source)
+            .inspect_err(|error| self.fail(id, error));
         let Ok(Some((upstream, identity))) = upstream else {
             // It may pass: the next read asks again.
-            if let (Some(Some(object)), true) = (self.blocks.object(source.index()), block != LOOKUP) {
+            if let (Some(Some(object)), true) =
+                (self.blocks.object(source.index()), block != LOOKUP)
+            {
                 object.unask(block);
             }
             return true;
@@ -119,7 +156,9 @@ impl FillState {
             }
             return self.blocks.object(source.index()).is_none();
         }
-        let Some(Some(object)) = self.blocks.object(source.index()) else { return true };
+        let Some(Some(object)) = self.blocks.object(source.index()) else {
+            return true;
+        };
         let fill = || self.fill(id, &self.entry(object, &identity)?, upstream, buffer);
         let brought = fill().unwrap_or_else(|error| {
             self.not_written(source, "a block cannot be written", &error);
@@ -136,7 +175,11 @@ impl FillState {
     }
 
     /// The files of an object, if they are those that this process knows.
-    pub(super) fn entry(&self, object: &CachedObject, identity: &Identity) -> io::Result<EntryFiles> {
+    pub(super) fn entry(
+        &self,
+        object: &CachedObject,
+        identity: &Identity,
+    ) -> io::Result<EntryFiles> {
         let entry = EntryFiles::find(&self.blocks.folder(object), identity)?;
         let known = entry.filter(|entry| object.is_at(&entry.path) && entry.inode == object.inode);
         known.ok_or(io::ErrorKind::NotFound.into())
@@ -153,10 +196,16 @@ impl FillState {
 
     /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
     pub(super) fn compare_soon(&self, source: SourceId) {
-        let (now, pause) = (self.started.elapsed().as_millis() as u64, COMPARE.as_millis() as u64);
+        let (now, pause) = (
+            self.started.elapsed().as_millis() as u64,
+            COMPARE.as_millis() as u64,
+        );
         let several = self.sources.len_of(source) > self.blocks.block;
         if several && self.blocks.is_due(source.index(), now, pause) {
-            self.queue.hold().lookups.push_back(BlockId { source, block: LOOKUP });
+            self.queue.hold().lookups.push_back(BlockId {
+                source,
+                block: LOOKUP,
+            });
             self.changed.notify_all();
         }
     }
@@ -165,7 +214,8 @@ impl FillState {
     /// now.
     pub(super) fn upstream(&self, source: SourceId) -> Result<Option<(Upstream, Identity)>> {
         let never = |why: Option<&str>| {
-            why.into_iter().for_each(|why| self.blocks.dropped(why.into()));
+            why.into_iter()
+                .for_each(|why| self.blocks.dropped(why.into()));
             self.blocks.set(source.index(), None, |_| ());
             Ok(None)
         };
@@ -175,7 +225,13 @@ impl FillState {
             }
         };
         let first = self.blocks.version(source.index());
-        let found = Upstream::open(&self.sources, source, first.is_some(), &self.mounts, &self.meter);
+        let found = Upstream::open(
+            &self.sources,
+            source,
+            first.is_some(),
+            &self.mounts,
+            &self.meter,
+        );
         let upstream = match found.inspect_err(changed)? {
             FoundUpstream::Open(upstream) => upstream,
             FoundUpstream::Never(why) => return never(why),
@@ -229,8 +285,18 @@ impl FillState {
                         }
                     }
                 };
-                let EntryFiles { ref path, inode, ref layout, .. } = entry;
-                let file = FoundFile { path: path.clone(), inode, len: layout.len, version: upstream.version() };
+                let EntryFiles {
+                    ref path,
+                    inode,
+                    ref layout,
+                    ..
+                } = entry;
+                let file = FoundFile {
+                    path: path.clone(),
+                    inode,
+                    len: layout.len,
+                    version: upstream.version(),
+                };
                 self.blocks.set(source.index(), Some(file), mark);
             }
             // A full cache has no room for the object in this run; others are looked up.
@@ -254,17 +320,25 @@ impl FillState {
     ) -> io::Result<Option<u64>> {
         let block = id.block;
         let started = Instant::now();
-        self.queue.hold().held.retain(|_, since| since.elapsed() < REST);
+        self.queue
+            .hold()
+            .held
+            .retain(|_, since| since.elapsed() < REST);
         while !entry.claim(block) {
             if entry.state(block)? == BlockState::Whole {
                 return Ok(Some(0));
             }
             let mut queue = self.queue.hold();
             // Whoever holds one block for long may hold more.
-            let patience = if queue.held.is_empty() { PATIENCE } else { PATIENCE / 8 };
+            let patience = if queue.held.is_empty() {
+                PATIENCE
+            } else {
+                PATIENCE / 8
+            };
             let late = started.elapsed() > patience;
             if late && queue.held.insert(id, Instant::now()).is_none() {
-                self.blocks.dropped("another process holds a block, and does not bring it".into());
+                self.blocks
+                    .dropped("another process holds a block, and does not bring it".into());
             }
             if late || !queue.waiting.contains_key(&id) || self.stop.load(Ordering::Relaxed) {
                 return Ok(None);
@@ -289,7 +363,11 @@ impl FillState {
         // A block that was wrong has its room, and so have pieces.
         let len = entry.layout.block_len(block);
         let there = entry.brought(block * entry.layout.block, len);
-        let room = if state == BlockState::Missing { len.next_multiple_of(4096).saturating_sub(there) } else { 0 };
+        let room = if state == BlockState::Missing {
+            len.next_multiple_of(4096).saturating_sub(there)
+        } else {
+            0
+        };
         add(&self.blocks.counts.removed, self.dir.reserve(room)?);
         if let Err(error) = self.download(upstream, id, len, buffer) {
             self.dir.release(room);
@@ -306,7 +384,13 @@ impl FillState {
         Ok(Some(len))
     }
 
-    fn download(&self, upstream: Upstream, id: BlockId, len: u64, buffer: &mut Vec<u8>) -> Result<()> {
+    fn download(
+        &self,
+        upstream: Upstream,
+        id: BlockId,
+        len: u64,
+        buffer: &mut Vec<u8>,
+    ) -> Result<()> {
         let downloads = |now: bool| {
             let mut queue = self.queue.hold();
             queue.running.insert(id, now);
@@ -318,7 +402,12 @@ impl FillState {
         let start = id.block * self.blocks.block;
         // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
         let patience = self.patience.map(|patience| patience / 2);
-        let brought = upstream.bring(start..start + len, patience, std::mem::take(buffer), &self.stop);
+        let brought = upstream.bring(
+            start..start + len,
+            patience,
+            std::mem::take(buffer),
+            &self.stop,
+        );
         downloads(false);
         *buffer = brought?;
         Ok(())
