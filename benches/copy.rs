@@ -92,12 +92,14 @@ struct Case {
 
 impl Case {
     fn new(rows: usize, record: usize) -> Result<Self> {
-        let (gpu, size) = (Gpu::new()?, rows * record);
+        let gpu = Gpu::new()?;
+        let size = rows * record;
         let device = Device::cuda(0).map_err(|error| error.to_string())?;
         let loader = Puller::new(counted(rows, record)?.device(device), Some(gpu.stream()?))?;
         let slots = loader.loader.plan().term(MemoryTerm::SLOTS).count;
         let lane = |kind| Lane::from_several(&gpu, kind, size, slots).map(|lane| [lane]);
-        let (pinned, pageable) = (lane(Kind::Registered)?, lane(Kind::Pageable)?);
+        let pinned = lane(Kind::Registered)?;
+        let pageable = lane(Kind::Pageable)?;
         Ok(Self {
             size,
             loader,
@@ -108,10 +110,8 @@ impl Case {
     }
 
     fn measure(mut self, pairs: usize, seconds: f64) {
-        let (what, size) = (
-            format!("{:.1} MB batches", self.size as f64 / 1e6),
-            self.size,
-        );
+        let what = format!("{:.1} MB batches", self.size as f64 / 1e6);
+        let size = self.size;
         let mut times = Vec::new();
         let ours = || {
             let pulled = self.loader.pull(seconds).unwrap();
@@ -175,7 +175,8 @@ fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
     let what =
         format!("{slots} slots, {buffers} buffers: dropped at once / waited for (≥ {AT_ONCE})");
     let [at_once, waited] = [false, true].map(|wait| {
-        let (loader, stream) = (&loader, &stream);
+        let loader = &loader;
+        let stream = &stream;
         move || rate(loader, wait.then_some(stream), 4 * slots, seconds)
     });
     compare(&what, "batches/s", pairs, at_once, waited);
@@ -193,7 +194,8 @@ fn rate(loader: &Loader, wait_for: Option<&Arc<CudaStream>>, warm: usize, second
         drop(batch);
     };
     (0..if seconds > 0.0 { warm } else { 1 }).for_each(|_| next());
-    let (begun, mut count) = (Instant::now(), 0);
+    let begun = Instant::now();
+    let mut count = 0;
     while count == 0 || begun.elapsed().as_secs_f64() < seconds {
         next();
         count += 1;

@@ -43,7 +43,8 @@ fn measure_records(dir: &Path, samples: usize, repeats: usize) {
             .wrapping_add(0xa282_ead8)
             .to_le_bytes()
     };
-    let (len, data) = (100_u64.to_le_bytes(), [7; 100]);
+    let len = 100_u64.to_le_bytes();
+    let data = [7; 100];
     let record = [&len[..], &masked(&len), &data, &masked(&data)]
         .concat()
         .repeat(samples / 4);

@@ -109,7 +109,8 @@ fn records(path: &Path, mode: Mode, direct: Direct) -> Loader {
 
 /// GB per second of a loader for about `seconds`, from epoch `epoch` on.
 fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
-    let (started, mut bytes) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut bytes = 0;
     for batch in loader.epochs(epoch..u64::MAX / 2).unwrap() {
         let batch = batch.unwrap();
         bytes += batch.field("record").unwrap().size_bytes();
@@ -130,10 +131,13 @@ fn bare_pread(path: &Path, seconds: f64) -> f64 {
     let mut memory = memmap2::MmapMut::map_anon(bytes).unwrap();
     let _ = memory.advise(memmap2::Advice::HugePage);
     let _ = memory.advise(memmap2::Advice::PopulateWrite);
-    let (next, started) = (AtomicU64::new(0), Instant::now());
+    let next = AtomicU64::new(0);
+    let started = Instant::now();
     std::thread::scope(|scope| {
         for half in memory.chunks_mut(bytes / 2) {
-            let (file, order, next) = (&file, &order, &next);
+            let file = &file;
+            let order = &order;
+            let next = &next;
             scope.spawn(move || {
                 while started.elapsed().as_secs_f64() < seconds {
                     for row in half.chunks_exact_mut(RECORD) {
@@ -153,7 +157,8 @@ const WINDOWS: usize = 64;
 
 /// Millions of windows per second of a loader.
 fn windows(loader: &Loader, seconds: f64) -> f64 {
-    let (started, mut rows) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut rows = 0;
     for batch in loader.epochs(0..u64::MAX / 2).unwrap() {
         let batch = batch.unwrap();
         rows += batch.len();
@@ -172,10 +177,13 @@ fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) 
     let mut memory = memmap2::MmapMut::map_anon(16 * batch).unwrap();
     let _ = memory.advise(memmap2::Advice::HugePage);
     let _ = memory.advise(memmap2::Advice::PopulateWrite);
-    let (next, started) = (AtomicU64::new(0), Instant::now());
+    let next = AtomicU64::new(0);
+    let started = Instant::now();
     std::thread::scope(|scope| {
         for half in memory.chunks_mut(8 * batch) {
-            let (order, next, copy) = (&order, &next, &copy);
+            let order = &order;
+            let next = &next;
+            let copy = &copy;
             scope.spawn(move || {
                 while started.elapsed().as_secs_f64() < seconds {
                     for rows in half.chunks_exact_mut(batch) {

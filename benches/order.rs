@@ -251,7 +251,8 @@ fn orders(processes: usize) {
             )
         };
         let (seconds, bytes): (Vec<f64>, Vec<f64>) = (0..processes).map(run).unzip();
-        let (seconds, bytes) = (spread(seconds).0, spread(bytes).0);
+        let seconds = spread(seconds).0;
+        let bytes = spread(bytes).0;
         let what = if kind == "lanes" {
             "feedline, chunks in 8 lanes"
         } else {

@@ -173,7 +173,9 @@ impl Side {
     /// Takes batches for about `seconds`, after those that were ready. (The other side may still fill its slots then.)
     fn block(&mut self, seconds: f64) -> Block {
         (0..2 * self.loader.plan().term(MemoryTerm::SLOTS).count).for_each(|_| _ = self.take());
-        let (begin, cpu, mut samples) = (Instant::now(), cpu_s(), 0);
+        let begin = Instant::now();
+        let cpu = cpu_s();
+        let mut samples = 0;
         loop {
             samples += self.take();
             let elapsed = begin.elapsed().as_secs_f64();
@@ -198,7 +200,9 @@ fn compared(builder: fn() -> LoaderBuilder, pairs: usize, seconds: f64) {
             builder().tuning(|t| t.unmeasured())
         }
     };
-    let (mut rates, mut ratios, mut cpu) = (Vec::new(), Vec::new(), Vec::new());
+    let mut rates = Vec::new();
+    let mut ratios = Vec::new();
+    let mut cpu = Vec::new();
     for round in 0..pairs.div_ceil(PAIRS_EACH) {
         let (mut on, mut off) = if round % 2 == 0 {
             let on = Side::new(builder());

@@ -315,12 +315,10 @@ impl fmt::Display for Times {
             .collect();
         let (more, low, high) = bootstrap(&differences);
         let of = |values: &Vec<f64>| spread(values.clone()).0;
-        let (fresh, resumed, first, later) = (
-            of(&self.fresh),
-            of(&self.resumed),
-            of(&self.first),
-            of(&self.later) * 1e3,
-        );
+        let fresh = of(&self.fresh);
+        let resumed = of(&self.resumed);
+        let first = of(&self.first);
+        let later = of(&self.later) * 1e3;
         write!(
             f,
             "fresh {fresh:.2}, resumed {resumed:.2}, difference {more:.2} [{low:.2}, {high:.2}] {}; ",
@@ -373,12 +371,11 @@ fn save(dir: &Path, pairs: usize) {
         bytes.len()
     );
     println!("a state at the end of 10^12 samples: {} bytes", bytes.len());
-    let (path, bare) = (dir.join("state"), dir.join("bare"));
+    let path = dir.join("state");
+    let bare = dir.join("bare");
     println!("{pairs} pairs each, ms:");
-    let (unsynced, plainly) = (
-        || timed(|| state.save_unsynced(&path).unwrap()).0,
-        || timed(|| plain(&bare, &bytes, Synced::None)).0,
-    );
+    let unsynced = || timed(|| state.save_unsynced(&path).unwrap()).0;
+    let plainly = || timed(|| plain(&bare, &bytes, Synced::None)).0;
     // Saves are far apart, because ext4 starts to write a file that replaces another. If it is replaced again within
     // milliseconds, it must reach the device first.
     let rest = || std::thread::sleep(Duration::from_millis(sized(50, 0)));

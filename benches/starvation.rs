@@ -104,7 +104,8 @@ fn main() -> ExitCode {
         "{:58} {:9} {:>6} {:>10}   {:>9} {:>9} {:>6}",
         "scenario", "", "steps", "truth, ms", "measured", "µs/step", "%"
     );
-    let (mut all, mut right) = (0, 0);
+    let mut all = 0;
+    let mut right = 0;
     for (name, steps, run) in scenarios().into_iter().filter(|(name, ..)| wanted(name)) {
         all += 1;
         right += u32::from(judge(name, steps, run));

@@ -82,7 +82,8 @@ impl Load {
         let mut sources = Sources::new();
         let source = sources.file(path, len).unwrap();
         let mut options = ReaderOptions::default();
-        (options.mode, options.depth) = (mode, Some(depth));
+        options.mode = mode;
+        options.depth = Some(depth);
         options.direct = if mode == Mode::Mmap {
             Direct::Off
         } else {
@@ -115,7 +116,8 @@ impl Load {
 
     /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns the bytes.
     fn run(&mut self, mut go_on: impl FnMut(u64) -> bool) -> u64 {
-        let (mut bytes, mut out) = (0, Vec::with_capacity(self.idle.len()));
+        let mut bytes = 0;
+        let mut out = Vec::with_capacity(self.idle.len());
         loop {
             while go_on(bytes) {
                 let Some(buf) = self.idle.pop() else { break };
@@ -193,8 +195,11 @@ fn every_reader(criterion: &mut Criterion, path: &Path, sample_bytes: u64) {
 
 fn measure(load: &mut Load, seconds: f64) -> Fio {
     load.drop_cache();
-    let (start, cpu) = (Instant::now(), cpu_s());
-    let (end, mut turn, mut on) = (start + Duration::from_secs_f64(seconds), 0_u32, true);
+    let start = Instant::now();
+    let cpu = cpu_s();
+    let end = start + Duration::from_secs_f64(seconds);
+    let mut turn = 0_u32;
+    let mut on = true;
     let bytes = load.run(|_| {
         // Reads the clock at every 16th operation: at 4 KiB more would cost.
         turn = turn.wrapping_add(1);

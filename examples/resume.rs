@@ -539,7 +539,8 @@ impl Entry {
     /// The samples of one rank: consecutive ones. A smaller last batch has blank rows until it is divisible by the ranks.
     fn part(&self, rank: usize, world: usize, global_batch: usize) -> Self {
         let size = self.samples.len().next_multiple_of(world).min(global_batch);
-        let (each, more) = (size / world, size % world);
+        let each = size / world;
+        let more = size % world;
         let start = rank * each + rank.min(more);
         let samples = self
             .samples
@@ -713,7 +714,8 @@ fn difference(expected: &[Entry], found: &[Entry]) -> Option<String> {
             .get(at)
             .map_or("nothing".into(), |(id, hash)| format!("{id}:{hash:016x}"))
     };
-    let (is, should) = (show(found), show(expected));
+    let is = show(found);
+    let should = show(expected);
     Some(format!(
         "step {}, epoch {}, sample {at} of the batch: {is}, not {should}",
         expected.step, expected.epoch
@@ -749,10 +751,8 @@ struct Attempt {
 impl Run<'_> {
     /// Runs an attempt, and prints its steps. Returns whether the run is over.
     fn attempt(&mut self) -> Anyhow<bool> {
-        let (number, from) = (
-            self.attempts.len(),
-            self.attempts.last().map_or(0, |last| last.kept),
-        );
+        let number = self.attempts.len();
+        let from = self.attempts.last().map_or(0, |last| last.kept);
         let world = self.args.worlds[number % self.args.worlds.len()];
         let kill = self.kill(number, from);
         let mut ranks = World::start(self.folder, number, world, self.args.seed())?;
@@ -860,7 +860,8 @@ fn union(
             let of_rank = format!("not exact: attempt {}, rank {rank}", number + 1);
             let last = from + log.len() as u64;
             if !log.iter().map(|entry| entry.step).eq(from + 1..=last) || last < *kept {
-                let (count, first) = (log.len(), log.first().map_or(0, |entry| entry.step));
+                let count = log.len();
+                let first = log.first().map_or(0, |entry| entry.step);
                 return Err(format!(
                     "{of_rank}: {count} steps from {first} on, not {} to {kept}",
                     from + 1
@@ -917,7 +918,8 @@ struct World {
 impl World {
     fn start(folder: &Path, attempt: usize, world: u32, seed: u64) -> Anyhow<Self> {
         let ended = vec![None; world as usize];
-        let (sockets, rounds) = (Arc::default(), Arc::default());
+        let sockets = Arc::default();
+        let rounds = Arc::default();
         let mut started = Self {
             ranks: Vec::new(),
             ended,
@@ -949,7 +951,8 @@ impl World {
             sockets.push(File::from(OwnedFd::from(socket)));
         }
         started.sockets = Arc::new(sockets);
-        let (sockets, rounds) = (started.sockets.clone(), started.rounds.clone());
+        let sockets = started.sockets.clone();
+        let rounds = started.rounds.clone();
         started.hub = Some(thread::spawn(move || all_reduce(&sockets, &rounds)));
         Ok(started)
     }
@@ -961,7 +964,9 @@ impl World {
         stop: &Stop,
         draws: &mut Draws,
     ) -> Anyhow<Option<(String, bool)>> {
-        let (mut due, mut how, mut failed) = (None, None, None);
+        let mut due = None;
+        let mut how = None;
+        let mut failed = None;
         while self.ended.contains(&None) {
             if stop.requested() {
                 return Ok(None);

@@ -272,7 +272,8 @@ impl Batch {
             ));
         }
         let count = count.min(self.len());
-        let (least, longer) = (self.len() / count, self.len() % count);
+        let least = self.len() / count;
+        let longer = self.len() % count;
         let start = move |part: usize| part * least + part.min(longer);
         Ok((0..count).map(move |part| MicroBatch {
             batch: self,
@@ -331,7 +332,9 @@ impl Batch {
     pub fn into_dlpack(self) -> Tensors {
         let batch = Arc::new(self);
         let rows = [batch.len()];
-        let (mut fields, mut lens, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
+        let mut fields = Vec::new();
+        let mut lens = Vec::new();
+        let mut offsets = Vec::new();
         for field in batch.fields() {
             let name = || field.name().to_string();
             fields.push((
@@ -424,7 +427,9 @@ impl Batch {
     pub(crate) fn record(&mut self, first: bool, asked_ns: u64, got_ns: u64) {
         let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
         let ticket = self.contents().ticket();
-        let (epoch, batch, rows) = (ticket.epoch, ticket.batch, self.len() as u32);
+        let epoch = ticket.epoch;
+        let batch = ticket.batch;
+        let rows = self.len() as u32;
         let times = BatchRecord {
             planned_ns,
             read_ns,
@@ -794,7 +799,8 @@ impl<'a> FieldView<'a> {
     }
 
     fn elsewhere(&self, on_device: &OnDevice) -> Error {
-        let (name, device) = (self.name(), on_device.memory().kind());
+        let name = self.name();
+        let device = on_device.memory().kind();
         let message =
             format!("field `{name}` is on {device}: use `device_ptr`, or copy it by `to_vec`");
         Error::new(ErrorKind::Device, Stage::Batch, message)

@@ -155,10 +155,8 @@ pub struct Ledger {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rows, samples) = (
-            count_of(self.substituted, "row"),
-            count_of(self.samples.len() as u64, "bad sample"),
-        );
+        let rows = count_of(self.substituted, "row");
+        let samples = count_of(self.samples.len() as u64, "bad sample");
         write!(f, "{rows} substituted, {samples}")?;
         match (&self.path, &self.not_written) {
             (Some(path), Some(why)) => {
@@ -306,7 +304,8 @@ impl LedgerWriter {
                 Setting::Ledger.hint(|ledger| format!(", see {ledger}"))
             )),
         }
-        let (count, budget) = (count_of(count, "bad sample"), self.budget);
+        let count = count_of(count, "bad sample");
+        let budget = self.budget;
         let message = format!("{count}, the budget is {budget}: {}", said.join("; "));
         let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message);
         let Some(last) = fresh.last() else {

@@ -177,7 +177,8 @@ impl Checkpoint {
 
     /// The reason why no run can have this state, if there is one.
     fn validate(&self) -> Option<String> {
-        let (position, positions) = (self.cursor.position, self.order.positions);
+        let position = self.cursor.position;
+        let positions = self.order.positions;
         if position > positions {
             return Some(format!("position {position} of an epoch of {positions}"));
         }
@@ -207,7 +208,8 @@ impl Checkpoint {
 
     /// The difference of this rank from the others, for a sentence that begins `rank 3` or `ranks 3, 5`.
     fn diff(&self, others: &Self, is: &str, has: &str) -> String {
-        let (own, theirs) = (&self.cursor, &others.cursor);
+        let own = &self.cursor;
+        let theirs = &others.cursor;
         if self.dataset != others.dataset {
             let size = |print: &Fingerprint| {
                 format!("{} samples in {} shards", print.samples(), print.shards())
@@ -356,23 +358,20 @@ impl State {
             LastBatch::Drop => positions / global_batch,
             _ => positions.div_ceil(*global_batch),
         };
-        let (left, whole) = (
-            count(order.positions - cursor.position),
-            count(order.positions),
-        );
-        let (mut next, mut further) = (*cursor, batches.min(left));
+        let left = count(order.positions - cursor.position);
+        let whole = count(order.positions);
+        let mut next = *cursor;
+        let mut further = batches.min(left);
         if batches > left && whole > 0 {
             let later = batches - left - 1;
             let epoch = cursor.epoch.saturating_add(later / whole).saturating_add(1);
-            (next, further) = (
-                Cursor {
-                    epoch,
-                    position: 0,
-                    batch: 0,
-                    ..*cursor
-                },
-                later % whole + 1,
-            );
+            next = Cursor {
+                epoch,
+                position: 0,
+                batch: 0,
+                ..*cursor
+            };
+            further = later % whole + 1;
         }
         next.position = next
             .position
@@ -465,7 +464,8 @@ impl State {
     /// states.
     pub fn agree(states: &[Self]) -> Result<()> {
         // Each distinct state with its ranks, in the order of their first ranks.
-        let (mut groups, mut group_of) = (Vec::<(&Self, Vec<usize>)>::new(), HashMap::new());
+        let mut groups = Vec::<(&Self, Vec<usize>)>::new();
+        let mut group_of = HashMap::new();
         for (rank, state) in states.iter().enumerate() {
             let group = *group_of.entry(state).or_insert(groups.len());
             match groups.get_mut(group) {
@@ -510,7 +510,8 @@ impl fmt::Display for State {
 
 /// `ranks 3, 5 are at step 1200, the others at 1201`.
 fn disagreement(common: &State, groups: &[(&State, Vec<usize>)]) -> String {
-    let (mut clauses, mut named) = (Vec::new(), 0);
+    let mut clauses = Vec::new();
+    let mut named = 0;
     for (state, ranks) in groups {
         let shown = &ranks[..ranks.len().min(RANKS_MAX - named)];
         let Some((first, more)) = shown.split_first() else {
@@ -617,7 +618,8 @@ fn known_version<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
 
 impl From<State> for Raw {
     fn from(state: State) -> Self {
-        let (check, past) = (state.checkpoint.check(), state.checkpoint.more());
+        let check = state.checkpoint.check();
+        let past = state.checkpoint.more();
         let Checkpoint {
             cursor,
             global_batch,
@@ -628,15 +630,13 @@ impl From<State> for Raw {
             skips: skip,
             ..
         } = state.checkpoint;
-        let (
-            Cursor {
-                epoch,
-                position,
-                batch,
-                steps,
-            },
-            version,
-        ) = (cursor, VERSION);
+        let Cursor {
+            epoch,
+            position,
+            batch,
+            steps,
+        } = cursor;
+        let version = VERSION;
         Self {
             version,
             epoch,

@@ -39,7 +39,8 @@ pub(crate) fn spawn<T: Send + 'static>(
     let cell = Arc::new(Mutex::new(Some(body)));
     let mut pauses = PAUSES.iter();
     loop {
-        let (name, cell) = (name.into(), cell.clone());
+        let name = name.into();
+        let cell = cell.clone();
         let tried = room::take().and_then(|room| {
             Builder::new().name(name).spawn(move || {
                 let _room = room;
@@ -105,7 +106,8 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
 ) -> Result<(rayon::ThreadPool, Vec<JoinHandle<()>>)> {
     or_fewer(what, wanted, |count| {
         let enter = enter(count);
-        let (mut threads, mut why) = (Vec::with_capacity(count), None);
+        let mut threads = Vec::with_capacity(count);
+        let mut why = None;
         let builder = rayon::ThreadPoolBuilder::new()
             .num_threads(count)
             .spawn_handler(|thread| {
@@ -227,7 +229,8 @@ fn limits() -> String {
 
 /// `pids.max` of this process's groups: of those that are full, and of the others.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> (Vec<String>, Vec<String>) {
-    let (mut full, mut known) = (Vec::new(), Vec::new());
+    let mut full = Vec::new();
+    let mut known = Vec::new();
     for folder in cgroup::folders(groups, "pids") {
         let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
         // "max" does not parse.

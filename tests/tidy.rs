@@ -214,7 +214,8 @@ fn modules() -> BTreeMap<Module, String> {
 
 /// The paths of `use a::{b, c::d};`, each in full.
 fn spread(prefix: &str, tree: &str, found: &mut Vec<String>) {
-    let (mut depth, mut start) = (0, 0);
+    let mut depth = 0;
+    let mut start = 0;
     for (at, letter) in tree.char_indices().chain([(tree.len(), ',')]) {
         match letter {
             '{' => depth += 1,
@@ -314,7 +315,8 @@ fn no_files_import_each_other_in_a_circle() {
 
 #[test]
 fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
-    let (mut wrong, mut met) = (Vec::new(), BTreeSet::new());
+    let mut wrong = Vec::new();
+    let mut met = BTreeSet::new();
     for path in ["src", "tests", "benches", "examples"]
         .into_iter()
         .flat_map(files)
@@ -367,7 +369,8 @@ const STARTERS: &[&str] = &["src/thread.rs", "src/storage/remote/store.rs"];
 fn one_file_starts_threads() {
     let mut wrong = Vec::new();
     for path in ["src", "examples/pytorch/src"].into_iter().flat_map(files) {
-        let (name, text) = (name(&path), code(&std::fs::read_to_string(&path).unwrap()));
+        let name = name(&path);
+        let text = code(&std::fs::read_to_string(&path).unwrap());
         let built = without_tests(&text).split("#[test]").next().unwrap();
         let starts = STARTS.iter().filter(|word| built.contains(**word));
         wrong.extend(starts.map(|word| format!("{name}: {word}")));
@@ -544,7 +547,9 @@ fn messages(code: &str) -> Vec<(usize, String)> {
         "expect_used",
         "fault_hook",
     ];
-    let (mut found, mut rest, mut line) = (Vec::new(), code, 1);
+    let mut found = Vec::new();
+    let mut rest = code;
+    let mut line = 1;
     while let Some(start) = rest.find(['"', '\'']) {
         let (before, from) = rest.split_at(start);
         line += before.matches('\n').count();
@@ -651,7 +656,8 @@ fn messages_name_settings_by_the_table_alone() {
     let dirs = std::iter::once("src".to_string()).chain(tools);
     let mut all: Vec<PathBuf> = dirs.flat_map(|dir| files(&dir)).collect();
     all.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/resume.rs"));
-    let (mut wrong, mut seen) = (Vec::new(), 0);
+    let mut wrong = Vec::new();
+    let mut seen = 0;
     for path in all {
         let name = name(&path);
         if name == "src/setting.rs" || name.contains("/tests/") {

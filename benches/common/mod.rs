@@ -47,7 +47,9 @@ pub fn compare(
     mut a: impl FnMut() -> f64,
     mut b: impl FnMut() -> f64,
 ) {
-    let (mut ratios, mut left, mut right) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ratios = Vec::new();
+    let mut left = Vec::new();
+    let mut right = Vec::new();
     for pair in 0..pairs {
         // A B, B A, A B …: a drift of the machine affects both equally.
         let (x, y) = if pair % 2 == 0 {
@@ -67,7 +69,8 @@ pub fn compare(
     } else {
         ""
     };
-    let (x, y) = (spread(left).0, spread(right).0);
+    let x = spread(left).0;
+    let y = spread(right).0;
     println!(
         "{what}: {x:.3} vs {y:.3} {unit}, ratio {ratio:.3} [{low:.3}, {high:.3}] of {pairs} pairs{noisy}"
     );
@@ -96,7 +99,8 @@ pub fn file(bytes: u64) -> PathBuf {
     if std::fs::metadata(&path).is_ok_and(|meta| meta.len() == bytes) {
         return path;
     }
-    let (mut state, mut block) = (0x9e37_79b9_7f4a_7c15_u64, vec![0_u8; 1 << 20]);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut block = vec![0_u8; 1 << 20];
     let mut out = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
     let mut left = bytes;
     while left > 0 {
@@ -188,7 +192,8 @@ pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
         let rest = &text[text.find(&format!("\"{name}\" : "))? + name.len() + 5..];
         rest[..rest.find([',', '\n'])?].trim().parse::<f64>().ok()
     };
-    let (speed, runtime) = (value("bw_bytes")?, value("runtime")? / 1e3);
+    let speed = value("bw_bytes")?;
+    let runtime = value("runtime")? / 1e3;
     let cpu = (value("usr_cpu")? + value("sys_cpu")?) / 100.0 * (value("job_runtime")? / 1e3);
     Some(Fio {
         gb_per_s: speed / 1e9,

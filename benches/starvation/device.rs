@@ -444,7 +444,8 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
     drop(session);
     let steps = (case.epochs * (case.steps - 1), gpu.steps);
     let log = log();
-    let (truth, wall) = (Truth::of(&log), wall(&log));
+    let truth = Truth::of(&log);
+    let wall = wall(&log);
     let line = |what, truth, ns| Line {
         what,
         steps,
@@ -473,7 +474,9 @@ struct Truth {
 
 impl Truth {
     fn of(log: &[(u64, Instant, Instant)]) -> Self {
-        let (mut truth, mut asked, mut end) = (Self::default(), None, None);
+        let mut truth = Self::default();
+        let mut asked = None;
+        let mut end = None;
         let mut idle = Duration::ZERO;
         for &(mark, begin, ended) in log {
             let gap = end.map_or(Duration::ZERO, |end| begin.saturating_duration_since(end));
@@ -542,7 +545,8 @@ impl Consumer {
 
     fn work_of(&self, mark: u64, us: u64) {
         self.context.bind_to_thread().unwrap();
-        let (mut mark, mut ns) = (mark, us * 1000);
+        let mut mark = mark;
+        let mut ns = us * 1000;
         let mut params: [*mut c_void; 2] = [(&raw mut mark).cast(), (&raw mut ns).cast()];
         let stream = self.stream.cu_stream();
         // SAFETY: the parameters are those that the kernel was registered with, and are copied by the call.

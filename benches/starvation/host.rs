@@ -275,7 +275,9 @@ impl Watch {
     }
 
     fn line(&self, measured: Duration) -> Line {
-        let (steps, truth, wall) = ((self.steps, self.steps), self.inside, self.wall);
+        let steps = (self.steps, self.steps);
+        let truth = self.inside;
+        let wall = self.wall;
         Line {
             what: "starved",
             steps,
@@ -410,8 +412,9 @@ fn second_half(batches: u64) -> Vec<Line> {
         while let Some(batch) = watch.next(&mut epoch) {
             if batch.unwrap().index() == batches / 2 {
                 half = Some(loader.snapshot());
-                (watch.steps, watch.inside, watch.began) =
-                    (0, Duration::ZERO, Some(Instant::now()));
+                watch.steps = 0;
+                watch.inside = Duration::ZERO;
+                watch.began = Some(Instant::now());
             }
             rest(1000);
         }
@@ -429,12 +432,14 @@ fn looked_at(times: u64) -> Vec<Line> {
         .build()
         .unwrap();
     let waited = || Duration::from_nanos(loader.snapshot().consumer.waited_ns);
-    let (mut truth, mut measured) = (Duration::ZERO, Duration::ZERO);
+    let mut truth = Duration::ZERO;
+    let mut measured = Duration::ZERO;
     let mut lines = Watch::run(&loader, |watch| {
         let mut batches = loader.epoch(0).unwrap();
         drop(watch.next(&mut batches));
         for _ in 0..times {
-            let (before, begin) = (waited(), Instant::now());
+            let before = waited();
+            let begin = Instant::now();
             std::thread::scope(|scope| {
                 let looks = scope.spawn(|| {
                     rest(30_000);
@@ -442,10 +447,12 @@ fn looked_at(times: u64) -> Vec<Line> {
                 });
                 drop(watch.next(&mut batches).unwrap().unwrap());
                 let (passed, found) = looks.join().unwrap();
-                (truth, measured) = (truth + passed, measured + found.saturating_sub(before));
+                truth = truth + passed;
+                measured = measured + found.saturating_sub(before);
             });
         }
     });
-    (lines[0].truth, lines[0].measured) = (truth, measured);
+    lines[0].truth = truth;
+    lines[0].measured = measured;
     lines
 }

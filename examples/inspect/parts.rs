@@ -124,7 +124,8 @@ fn open(path: &Path) -> Outcome<(Plan, PlanArgs)> {
 
 pub fn run(args: &RunArgs) -> Outcome<ExitCode> {
     let (plan, mut planned) = open(&args.plan)?;
-    let (stop, folder) = (job::stop()?, folder_of(&args.plan));
+    let stop = job::stop()?;
+    let folder = folder_of(&args.plan);
     let points = planned
         .source
         .seek_points

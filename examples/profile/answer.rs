@@ -308,7 +308,8 @@ fn guesses(snapshot: &Snapshot, given: &Given, items_per_s: f64) -> Vec<Guess> {
     };
     let mut now = guess(("as it is".into(), Change::default()));
     // Measured: neither bounds nor assumptions.
-    (now.then.at_least, now.then.caveats) = (false, Vec::new());
+    now.then.at_least = false;
+    now.then.caveats = Vec::new();
     if (now.then.items_per_s - items_per_s).abs() > OTHER_RATE * items_per_s {
         now.then.caveats.push(format!(
             "Rows show the loader's sustained rate. The run's own {} samples/s omit the first step, and include batches \
@@ -487,8 +488,10 @@ mod tests {
             (None, 0, 0, false, "the kernel does not count"),
         ] {
             let mut origin = Origin::default();
-            (origin.delivered, origin.moved, origin.copied, origin.direct) =
-                (1000, moved, copied, direct);
+            origin.delivered = 1000;
+            origin.moved = moved;
+            origin.copied = copied;
+            origin.direct = direct;
             let doubts = doubts(&origin, asked, 0).join("; ");
             assert!(
                 doubts.starts_with(said) && doubts.is_empty() == said.is_empty(),
@@ -510,7 +513,8 @@ mod tests {
             };
             notes(&given, &tally, data, 10).join("; ")
         };
-        let (right, resnet50) = (DATA, "--workload resnet50 --accelerator h100");
+        let right = DATA;
+        let resnet50 = "--workload resnet50 --accelerator h100";
         assert_eq!(notes(resnet50, &right, false, 10), "");
         let text = notes(&format!("{resnet50} --batch 5"), &right, false, 10);
         assert_eq!(

@@ -199,7 +199,8 @@ impl Given {
 
     /// The data for `--generate`.
     pub fn wanted(&self) -> Wanted {
-        let (source, settings) = (&self.args.source, &self.args.settings);
+        let source = &self.args.source;
+        let settings = &self.args.settings;
         let token_bytes = source.token.size() as u64;
         let usual = match source.source {
             Source::Records => source.record_bytes.map_or(150_528, |bytes| bytes as u64),
@@ -323,7 +324,8 @@ fn of_the_source(source: Source, given: impl Fn(&str) -> bool) -> Result<(), Ref
     let name = source.to_string();
     for (option, sources) in OF_SOURCES {
         if given(option) && sources.split(' ').all(|one| one != name) {
-            let (option, all) = (option.replace('_', "-"), sources.replace(' ', ", "));
+            let option = option.replace('_', "-");
+            let all = sources.replace(' ', ", ");
             return Err((
                 ErrorKind::ArgumentConflict,
                 format!("--{option} has no effect for {name}; use it for {all}"),
@@ -349,7 +351,8 @@ mod tests {
     #[test]
     fn workloads_set_source_batch_and_step() {
         let given = parse("--workload resnet50 --accelerator h100 --path data").unwrap();
-        let (args, benchmark) = (&given.args, given.benchmark.unwrap());
+        let args = &given.args;
+        let benchmark = given.benchmark.unwrap();
         assert_eq!(
             (args.source.source, args.settings.batch),
             (Source::Tfrecord, 400)
@@ -506,10 +509,8 @@ mod tests {
             assert!(error.contains(why), "{line}: {error}");
         }
         assert!(parse("--path data --source tar --columns cls --crop 9").is_ok());
-        let (command, all) = (
-            command(),
-            Source::value_variants().iter().map(ToString::to_string),
-        );
+        let command = command();
+        let all = Source::value_variants().iter().map(ToString::to_string);
         let names: Vec<String> = all.chain(["parquet".into()]).collect();
         for (option, sources) in OF_SOURCES {
             assert!(

@@ -64,7 +64,9 @@ impl Content {
         if let Self::Parquet { bytes } = self {
             return parquet(out, *bytes, samples, done);
         }
-        let (mut out, mut sample, mut framed) = (out, Vec::new(), Vec::new());
+        let mut out = out;
+        let mut sample = Vec::new();
+        let mut framed = Vec::new();
         for number in samples {
             framed.clear();
             self.sample(number, &mut sample, &mut framed)?;
@@ -205,10 +207,8 @@ fn npz(label: u64, x: &[u8], out: &mut Vec<u8>) {
         out.extend_from_slice(name.as_bytes());
         let data_at = out.len();
         npy(descr, &shape, data, out);
-        let (crc, len) = (
-            crc32fast::hash(&out[data_at..]),
-            (out.len() - data_at) as u32,
-        );
+        let crc = crc32fast::hash(&out[data_at..]);
+        let len = (out.len() - data_at) as u32;
         let mut common = vec![20, 0, 0, 0, 0, 0, 0, 0, 0x21, 0];
         for number in [crc, len, len, name.len() as u32] {
             common.extend_from_slice(&number.to_le_bytes());
@@ -253,11 +253,9 @@ fn parquet<W: Write + Send>(
         .build();
     let mut writer = parquet::arrow::ArrowWriter::try_new(out, schema.clone(), Some(plain))
         .map_err(io::Error::other)?;
-    let (rows, mut sample, mut start) = (
-        (GROUP_BYTES / bytes.max(1)).max(1) as u64,
-        Vec::new(),
-        samples.start,
-    );
+    let rows = (GROUP_BYTES / bytes.max(1)).max(1) as u64;
+    let mut sample = Vec::new();
+    let mut start = samples.start;
     while start < samples.end {
         let end = samples.end.min(start.saturating_add(rows));
         let mut values = Vec::with_capacity(bytes * (end - start) as usize);
@@ -304,7 +302,9 @@ impl Texture {
             .map(|value| value.clamp(0, 255) as u8)
             .collect();
         let mut texture = Self { pixels, area: 0.0 };
-        let (width, height, mut probe) = (1024, 768, Vec::new());
+        let width = 1024;
+        let height = 768;
+        let mut probe = Vec::new();
         texture.cut(&mut Draws::of(0), width, height, &mut probe)?;
         texture.area = bytes as f64 * (width * height) as f64 / probe.len() as f64;
         Ok(texture)
@@ -326,10 +326,8 @@ impl Texture {
         height: usize,
         out: &mut Vec<u8>,
     ) -> io::Result<()> {
-        let (left, top) = (
-            draws.below(SIDE as u64) as usize,
-            draws.below(SIDE as u64) as usize,
-        );
+        let left = draws.below(SIDE as u64) as usize;
+        let top = draws.below(SIDE as u64) as usize;
         let shade = draws.below(64) as u8;
         let mut pixels = Vec::with_capacity(width * height * 3);
         for y in 0..height {
@@ -360,9 +358,13 @@ fn add_octave(pixels: &mut [i32], step: usize, height: i32) {
     let knot =
         |x: usize, y: usize, channel: usize| knots[(y % cells * cells + x % cells) * 3 + channel];
     for (index, value) in pixels.iter_mut().enumerate() {
-        let (channel, x, y) = (index % 3, index / 3 % SIDE, index / 3 / SIDE);
-        let ((cell_x, right), (cell_y, down)) =
-            ((x / step, (x % step) as i32), (y / step, (y % step) as i32));
+        let channel = index % 3;
+        let x = index / 3 % SIDE;
+        let y = index / 3 / SIDE;
+        let cell_x = x / step;
+        let right = (x % step) as i32;
+        let cell_y = y / step;
+        let down = (y % step) as i32;
         let across = |y: usize| {
             knot(cell_x, y, channel) * (step as i32 - right) + knot(cell_x + 1, y, channel) * right
         };
@@ -401,7 +403,8 @@ mod tests {
             .collect();
         let mean = sizes.iter().sum::<usize>() / sizes.len();
         assert!((24_000..36_000).contains(&mean), "{sizes:?}");
-        let (least, most) = (sizes.iter().min().unwrap(), sizes.iter().max().unwrap());
+        let least = sizes.iter().min().unwrap();
+        let most = sizes.iter().max().unwrap();
         assert!(10 * most > 13 * least, "{sizes:?}");
     }
 }

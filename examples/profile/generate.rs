@@ -83,7 +83,8 @@ pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> An
         .transpose()
         .map_err(at)?
     {
-        let (name, entry) = (dir.display(), entry.file_name());
+        let name = dir.display();
+        let entry = entry.file_name();
         let entry = entry.display();
         return Err(match entry.to_string().as_str() {
             PARTIAL => format!("{name} has {PARTIAL}: another program makes data there, or was killed; then remove it"),
@@ -113,7 +114,8 @@ pub fn data_in(path: PathBuf) -> PathBuf {
 
 /// Data of an earlier run, if it is what was asked for. Requests without a size match any.
 fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
-    let (name, path) = (dir.display(), dir.join(MARKER));
+    let name = dir.display();
+    let path = dir.join(MARKER);
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let marker: Marker =
         serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
@@ -131,7 +133,8 @@ fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
         },
     };
     if marker != same {
-        let (held, asked) = (marker.in_words(), same.in_words());
+        let held = marker.in_words();
+        let asked = same.in_words();
         return Err(format!(
             "{name} holds {held}, but {asked} were requested: name another folder"
         )
@@ -141,7 +144,8 @@ fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
     let now = measure(&data, ending(wanted.source))
         .map_err(|error| format!("{}: {error}", data.display()))?;
     if now != (marker.files, marker.bytes) {
-        let (then, all) = (marker.files, marker.bytes);
+        let then = marker.files;
+        let all = marker.bytes;
         let now = format!(
             "{} files of {} bytes, {then} of {all} were made",
             now.0, now.1
@@ -157,7 +161,8 @@ fn found(dir: &Path, asked: &Marker, wanted: &Wanted) -> Anyhow<Made> {
 
 /// Number and bytes of the files with this ending: indexes beside the data are not data.
 fn measure(dir: &Path, ending: &str) -> io::Result<(u64, u64)> {
-    let (mut files, mut bytes) = (0, 0);
+    let mut files = 0;
+    let mut bytes = 0;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         if entry
@@ -213,7 +218,9 @@ impl Wanted {
     fn marker(&self) -> Anyhow<Marker> {
         let mib = self.mib.unwrap_or(MIB);
         let samples = (mib << 20) / self.sample_bytes.max(1);
-        let (rows, bytes, source) = (self.batch.max(1), self.sample_bytes, self.source);
+        let rows = self.batch.max(1);
+        let bytes = self.sample_bytes;
+        let source = self.source;
         if samples < rows {
             let least = rows.saturating_mul(bytes).div_ceil(1 << 20);
             let few =
@@ -320,7 +327,8 @@ fn fill(
 /// Flushes everything to the device, so that the page cache can drop it; then names the data, and writes the marker.
 fn settle(dir: &Path, mut marker: Marker) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
-    let (partial, data) = (dir.join(PARTIAL), dir.join(DATA));
+    let partial = dir.join(PARTIAL);
+    let data = dir.join(DATA);
     (marker.files, marker.bytes) = measure(&partial, "").map_err(at)?;
     rustix::fs::syncfs(File::open(dir).map_err(at)?).map_err(|error| at(error.into()))?;
     fs::rename(&partial, &data).map_err(at)?;

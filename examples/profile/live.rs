@@ -203,10 +203,8 @@ impl State {
             return Snapshot::default();
         };
         let enough = |before: &&Snapshot| {
-            let (ns, batches) = (
-                last.at_ns - before.at_ns,
-                last.consumer.batches - before.consumer.batches,
-            );
+            let ns = last.at_ns - before.at_ns;
+            let batches = last.consumer.batches - before.consumer.batches;
             ns >= WINDOW && (batches >= WINDOW_BATCHES || ns >= WINDOW_MOST)
         };
         match self
@@ -311,7 +309,8 @@ impl State {
             let name = self.setup.au_target.map_or("AU".into(), |target| {
                 format!("AU of {:.0} %", 100.0 * target)
             });
-            let (now, all) = (or_none(au(now), percent), or_none(au(all), percent));
+            let now = or_none(au(now), percent);
+            let all = or_none(au(all), percent);
             rows.push(Row::new([
                 Span::raw(name),
                 Span::styled(now, STRONG),
@@ -535,22 +534,28 @@ mod tests {
 
     /// A snapshot after `ms` with a batch of 256 every 200 ms, starved by decode for a quarter of the time.
     fn snapshot(ms: u64) -> Snapshot {
-        let (mut snapshot, ns, batches) = (Snapshot::default(), ms * MS, ms / 200);
-        (snapshot.at_ns, snapshot.steady_ns) = (ns, ns);
+        let mut snapshot = Snapshot::default();
+        let ns = ms * MS;
+        let batches = ms / 200;
+        snapshot.at_ns = ns;
+        snapshot.steady_ns = ns;
         let consumer = &mut snapshot.consumer;
         (consumer.batches, consumer.samples, consumer.bytes) =
             (batches, batches * 256, batches * 256 * 150_528);
-        (consumer.waited_ns, consumer.user_ns) = (batches * 50 * MS, batches * 150 * MS);
-        (
-            snapshot.storage.busy_ns,
-            snapshot.storage.depth,
-            snapshot.storage.counts.ops,
-        ) = (ns / 10 * 7, 32, batches * 256);
+        consumer.waited_ns = batches * 50 * MS;
+        consumer.user_ns = batches * 150 * MS;
+        snapshot.storage.busy_ns = ns / 10 * 7;
+        snapshot.storage.depth = 32;
+        snapshot.storage.counts.ops = batches * 256;
         let workers = &mut snapshot.decode;
-        (workers.workers, workers.cores, workers.samples) = (4, 8, batches * 256);
-        (workers.busy_ns, workers.ahead_ns) = (ns / 100 * 396, ns / 25);
+        workers.workers = 4;
+        workers.cores = 8;
+        workers.samples = batches * 256;
+        workers.busy_ns = ns / 100 * 396;
+        workers.ahead_ns = ns / 25;
         workers.cpu_ns = Some(workers.busy_ns);
-        (snapshot.slots.count, snapshot.slots.free_ns) = (6, ns * 6);
+        snapshot.slots.count = 6;
+        snapshot.slots.free_ns = ns * 6;
         snapshot
     }
 
@@ -606,14 +611,12 @@ mod tests {
 
     #[test]
     fn any_size_and_an_empty_run_can_be_drawn() {
-        let (full, mut empty) = (
-            state(),
-            State::new(Setup {
-                title: String::new(),
-                step: None,
-                au_target: None,
-            }),
-        );
+        let full = state();
+        let mut empty = State::new(Setup {
+            title: String::new(),
+            step: None,
+            au_target: None,
+        });
         screen(&empty, 80, 24);
         empty.push(Snapshot::default());
         assert!(screen(&empty, 80, 24).contains("waiting for the first batch"));

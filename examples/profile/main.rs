@@ -209,9 +209,11 @@ fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
         .settings
         .loader(dataset, given.decode())?
         .build()?;
-    let (stop, seconds) = (stop()?, given.args.seconds.unwrap_or(3.0));
+    let stop = stop()?;
+    let seconds = given.args.seconds.unwrap_or(3.0);
     let probe = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-    let (mut batches, mut first) = (loader.epochs(0..)?, None);
+    let mut batches = loader.epochs(0..)?;
+    let mut first = None;
     // A whole epoch is enough, unless it is over at once: a second one may find in memory what the first one read.
     let least = || {
         if loader.next_epoch() == 0 {
@@ -275,7 +277,8 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let tally = measure::run(loader, step, given.limit(), quit)?;
     drop(live);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
-    let (snapshot, report) = (loader.snapshot(), loader.report());
+    let snapshot = loader.snapshot();
+    let report = loader.report();
     let notes = answer::notes(given, &tally, data, loader.batches_per_epoch());
     let run = Run {
         given,
@@ -497,7 +500,8 @@ mod tests {
         let folder = Folder::new();
         let mut finished = finished(&format!("{RECORDS} --epochs 1 --step-ms 1"), &folder);
         for (late, starved, said) in [(12.0, 3.0, true), (12.0, 13.0, false), (4.9, 0.0, false)] {
-            (finished.answer.late_pct, finished.answer.starved_pct) = (Some(late), Some(starved));
+            finished.answer.late_pct = Some(late);
+            finished.answer.starved_pct = Some(starved);
             let line = "\n  ! The step itself was late: for 12.0 % of the time";
             assert_eq!(finished.text().contains(line), said);
         }
@@ -526,10 +530,8 @@ mod tests {
                 .map(|row| row[name].as_f64().unwrap())
                 .collect()
         };
-        let (kept, could) = (
-            rates("what_if", "items_per_s"),
-            rates("stages", "ceiling_items_per_s"),
-        );
+        let kept = rates("what_if", "items_per_s");
+        let could = rates("stages", "ceiling_items_per_s");
         assert!(
             kept.iter()
                 .chain(&could)
@@ -542,10 +544,8 @@ mod tests {
     fn a_single_batch_has_the_rate_of_the_whole_run() {
         let folder = Folder::new();
         let (json, text) = profile(&format!("{RECORDS} --batches 1 --step-ms 1"), &folder);
-        let (rate, wall) = (
-            json["items_per_s"].as_f64().unwrap(),
-            json["wall_seconds"].as_f64().unwrap(),
-        );
+        let rate = json["items_per_s"].as_f64().unwrap();
+        let wall = json["wall_seconds"].as_f64().unwrap();
         assert!(
             (rate * wall - 10.0).abs() < 1e-6 && json["bytes_per_s"].as_f64().unwrap() > 0.0,
             "{json}"
@@ -563,7 +563,8 @@ mod tests {
 
     #[test]
     fn an_error_keeps_the_measurements() {
-        let (folder, data) = (Folder::new(), Folder::new());
+        let folder = Folder::new();
+        let data = Folder::new();
         let file = |number| data.join(format!("{number}.bin"));
         (0..10).for_each(|number| std::fs::write(file(number), [7; 10_000]).unwrap());
         let words = "profile --source records --record-bytes 1000 --batch 10 --device host --epochs 1 --step-ms 1 --path";
@@ -574,7 +575,8 @@ mod tests {
         let (loader, step) = build(&given, dataset).unwrap();
         std::fs::remove_file(file(5)).unwrap();
         let finished = measured(&given, &loader, step, &data).unwrap();
-        let (said, text) = (finished.answer.error.clone().unwrap(), finished.text());
+        let said = finished.answer.error.clone().unwrap();
+        let text = finished.text();
         assert!(
             finished.answer.batches == 5 && said.contains("5.bin") && finished.answer.au.is_some(),
             "{said}"

@@ -112,7 +112,8 @@ pub fn run(
         .into());
     }
     let most = limit.batches(per_epoch);
-    let (mut tally, started) = (Tally::default(), Instant::now());
+    let mut tally = Tally::default();
+    let started = Instant::now();
     let taken = take(
         loader,
         &mut step,
@@ -297,10 +298,8 @@ mod tests {
 
     #[test]
     fn interrupted_steps_count_in_no_rate() {
-        let (loader, step) = (
-            loader(),
-            Step::Host(HostStep::new(Duration::from_millis(5))),
-        );
+        let loader = loader();
+        let step = Step::Host(HostStep::new(Duration::from_millis(5)));
         let third = || loader.report().total.consumer.batches == 3;
         let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
         assert!(

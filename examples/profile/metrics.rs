@@ -28,7 +28,8 @@ impl Metrics {
         };
         let server = Arc::new(Server::http(("127.0.0.1", port)).map_err(|error| failed(&error))?);
         let loader = Served::default();
-        let (asked, served) = (server.clone(), loader.clone());
+        let asked = server.clone();
+        let served = loader.clone();
         // Failures of a client to receive its answer do not matter.
         let serve = move || {
             asked

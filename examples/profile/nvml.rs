@@ -104,7 +104,8 @@ fn open(path: Option<&OsStr>) -> Result<Nvml, NvmlError> {
 
 fn look(nvml: &Nvml, bus_id: &str, over: &AtomicBool) -> Result<GpuState, NvmlError> {
     let gpu = nvml.device_by_pci_bus_id(bus_id)?;
-    let (mut before, mut last) = (gpu.gpm_sample().ok(), None);
+    let mut before = gpu.gpm_sample().ok();
+    let mut last = None;
     loop {
         if !over.load(Ordering::Acquire) {
             std::thread::park_timeout(PERIOD);
@@ -175,7 +176,8 @@ impl GpuState {
         );
         let errors = gpu.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
         state.number("memory_errors", errors.map(|count| count as f64));
-        (state.name, state.driver) = (gpu.name().ok(), nvml.sys_driver_version().ok());
+        state.name = gpu.name().ok();
+        state.driver = nvml.sys_driver_version().ok();
         state.mig = gpu.mig_mode().is_ok_and(|mode| mode.current == 1);
         let bits = state
             .answer("throttle reasons", gpu.current_throttle_reasons())
@@ -280,7 +282,8 @@ impl GpuState {
 
     /// The problem of a link that carries data.
     fn slow_link(&self) -> Option<String> {
-        let (generation, lanes) = (self.get("pcie_gen")?, self.get("pcie_lanes")?);
+        let generation = self.get("pcie_gen")?;
+        let lanes = self.get("pcie_lanes")?;
         let less = generation < self.get("pcie_gen_max")? || lanes < self.get("pcie_lanes_max")?;
         let flows = ["pcie_to_gpu_kb_s", "pcie_from_gpu_kb_s"]
             .iter()
@@ -321,10 +324,8 @@ impl fmt::Display for GpuState {
             gb_s("to the GPU", "pcie_to_gpu_kb_s"),
             gb_s("from it", "pcie_from_gpu_kb_s"),
         ];
-        let (clock, power) = (
-            self.of_most("SM", "sm_mhz", 1.0, "MHz"),
-            self.of_most("", "power_mw", 1e3, "W"),
-        );
+        let clock = self.of_most("SM", "sm_mhz", 1.0, "MHz");
+        let power = self.of_most("", "power_mw", 1e3, "W");
         let pace = [clock, power, self.text("", "temperature_c", 1.0, 0, "°C")];
         let counters = COUNTERS
             .map(|(_, name)| percent(&name.trim_end_matches("_pct").replace('_', " "), name));

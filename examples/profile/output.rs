@@ -19,7 +19,8 @@ impl Output {
     /// Opens the file, and creates a missing one. Errors: text with the path; also if it lies in `data`.
     pub fn open(path: &Path, data: &Path) -> Result<Self, String> {
         if resolved(path).starts_with(resolved(data)) {
-            let (path, data) = (path.display(), data.display());
+            let path = path.display();
+            let data = data.display();
             return Err(format!(
                 "{path} is in the data {data}: name a file elsewhere"
             ));
@@ -105,7 +106,9 @@ mod tests {
     #[test]
     fn files_change_only_when_they_are_written() {
         let folder = Folder::new();
-        let (new, old, data) = (folder.join("new"), folder.join("old"), folder.join("data"));
+        let new = folder.join("new");
+        let old = folder.join("old");
+        let data = folder.join("data");
         std::fs::write(&old, "before").unwrap();
         [&new, &old]
             .iter()
@@ -129,7 +132,8 @@ mod tests {
     #[test]
     fn outputs_in_the_data_are_refused_by_any_path() {
         let folder = Folder::new();
-        let (data, link) = (folder.join("data"), folder.join("link"));
+        let data = folder.join("data");
+        let link = folder.join("link");
         std::fs::create_dir_all(data.join("class")).unwrap();
         std::fs::write(data.join("a.bin"), "a").unwrap();
         std::os::unix::fs::symlink(&data, &link).unwrap();

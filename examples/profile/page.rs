@@ -217,8 +217,10 @@ impl Page<'_> {
                 .max()
                 .unwrap_or(1)
                 .max(1);
-            let (from, to) = (time(bin_start(*first)), time(bin_start(last + 1)));
-            let (median, p99) = (time(latency.p50_ns), time(latency.p99_ns));
+            let from = time(bin_start(*first));
+            let to = time(bin_start(last + 1));
+            let median = time(latency.p50_ns);
+            let p99 = time(latency.p99_ns);
             let caption = format!(
                 "{} {what}: median {median}, p99 {p99}",
                 HumanCount(latency.count)
@@ -228,11 +230,9 @@ impl Page<'_> {
                 "<figure><figcaption>{caption}</figcaption><div class=\"hist\">"
             );
             for (bin, count) in &bins {
-                let (height, from, to) = (
-                    100.0 * *count as f64 / most as f64,
-                    bin_start(*bin),
-                    bin_start(bin + 1),
-                );
+                let height = 100.0 * *count as f64 / most as f64;
+                let from = bin_start(*bin);
+                let to = bin_start(bin + 1);
                 let title = format!("{} to {}: {count}", time(from), time(to));
                 put!(
                     self,

@@ -238,7 +238,8 @@ fn stages(page: &mut Page, answer: &Answer) {
         "stage", "busy", "could do, samples/s"
     );
     for stage in &answer.stages {
-        let (name, busy) = (name(stage.stage.into()), 100.0 * stage.utilisation);
+        let name = name(stage.stage.into());
+        let busy = 100.0 * stage.utilisation;
         let _ = writeln!(
             page.0,
             "{name:<24}{busy:>6.0} %  {:>24}",
@@ -293,12 +294,10 @@ fn what_if(page: &mut Page, answer: &Answer) {
         "what if", "samples/s"
     );
     for guess in &answer.what_if {
-        let (what, rate) = (
-            &guess.what,
-            bounded(
-                (guess.then.at_least, guess.then.at_most),
-                guess.then.items_per_s,
-            ),
+        let what = &guess.what;
+        let rate = bounded(
+            (guess.then.at_least, guess.then.at_most),
+            guess.then.items_per_s,
         );
         let au = guess
             .au

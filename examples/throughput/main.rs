@@ -93,9 +93,15 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
         return Err("an epoch has no batch: give more data or a smaller --batch".into());
     }
     let bar = progress(limit);
-    let (mut order, mut data, mut copy) = (Xxh3::new(), Xxh3::new(), Vec::new());
-    let (mut samples, mut bytes, mut batches, mut first_batch_s) = (0, 0, 0, 0.0);
-    let (started, cpu) = (Instant::now(), cpu_s());
+    let mut order = Xxh3::new();
+    let mut data = Xxh3::new();
+    let mut copy = Vec::new();
+    let mut samples = 0;
+    let mut bytes = 0;
+    let mut batches = 0;
+    let mut first_batch_s = 0.0;
+    let started = Instant::now();
+    let cpu = cpu_s();
     for batch in loader.epochs(0..limit.div_ceil(per_epoch))? {
         let batch = batch?;
         if batches == 0 {

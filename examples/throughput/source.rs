@@ -410,11 +410,9 @@ impl SourceArgs {
     fn field(&self, words: &str) -> Result<Field, Box<dyn Error>> {
         use DType::{Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
         let mut parts = words.splitn(3, ':');
-        let (name, kind, count) = (
-            parts.next().unwrap_or_default(),
-            parts.next().unwrap_or("i64"),
-            parts.next(),
-        );
+        let name = parts.next().unwrap_or_default();
+        let kind = parts.next().unwrap_or("i64");
+        let count = parts.next();
         let mut all = [Bool, U8, I8, U16, I16, U32, I32, U64, I64, F16, F32, F64].into_iter();
         let dtype = all
             .find(|dtype| dtype.name() == kind)

@@ -107,10 +107,8 @@ impl Child<'_> {
         } else {
             as_opened(&self.args)?
         };
-        (self.report.damage, self.report.samples) = (
-            damage.iter().map(ToString::to_string).collect(),
-            dataset.len(),
-        );
+        self.report.damage = damage.iter().map(ToString::to_string).collect();
+        self.report.samples = dataset.len();
         self.damage(When::Indexed)?;
         self.phase = Phase::Build;
         let loader = self.builder(dataset.clone())?.build()?;
@@ -229,7 +227,9 @@ impl Child<'_> {
         for line in fs::read_to_string(&path)?.lines() {
             let mut words = line.split(' ').map(str::parse::<u64>);
             let mut next = || words.next().and_then(Result::ok).ok_or("a log line is cut");
-            let (position, id, hash) = (next()?, next()?, next()?);
+            let position = next()?;
+            let id = next()?;
+            let hash = next()?;
             let same = *seen.entry(position).or_insert((id, hash)) == (id, hash);
             self.report.wrong += u64::from(!same || checker.hashes.get(id as usize) != Some(&hash));
         }
@@ -397,8 +397,9 @@ impl Checker {
     }
 
     fn fill(&self, loader: &Loader, report: &mut ChildReport) {
-        (report.exact, report.wrong, report.substituted) =
-            (self.exact, self.wrong, self.substituted);
+        report.exact = self.exact;
+        report.wrong = self.wrong;
+        report.substituted = self.substituted;
         let ledger = loader.ledger();
         report.bad = ledger.samples.len() as u64;
         let nameless = ledger

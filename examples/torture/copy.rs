@@ -217,7 +217,8 @@ fn find(path: &Path) -> Anyhow<Found> {
     let base: PathBuf = parts[..plain].iter().collect();
     let pattern: PathBuf = parts[plain..].iter().collect();
     let found = if pattern.components().all(|part| is_plain(&part)) {
-        let (name, stem) = (pattern.file_name(), pattern.file_stem());
+        let name = pattern.file_name();
+        let stem = pattern.file_stem();
         let folder = if plain == 0 { Path::new(".") } else { &base };
         let names = fs::read_dir(folder)
             .map_err(at)?

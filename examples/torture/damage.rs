@@ -150,7 +150,9 @@ fn only(range: Range<u64>) -> Vec<Range<u64>> {
 }
 
 fn tar_headers(file: &File, len: u64) -> io::Result<Vec<Range<u64>>> {
-    let (mut at, mut headers, mut block) = (0, Vec::new(), [0; 512]);
+    let mut at = 0;
+    let mut headers = Vec::new();
+    let mut block = [0; 512];
     while at + 512 <= len {
         file.read_exact_at(&mut block, at)?;
         let digits = String::from_utf8_lossy(&block[124..135]).into_owned();

@@ -151,7 +151,8 @@ fn run(mut args: Args, stop: Stop) -> Anyhow<ExitCode> {
     } else {
         Copy::make(&args.source, &parent, args.most, sample, &stop)?
     };
-    let (files, bytes) = (copy.count(), human_bytes(copy.bytes));
+    let files = copy.count();
+    let bytes = human_bytes(copy.bytes);
     say(format_args!(
         "{files} files, {bytes}, copied to {}; the original stays unchanged\n",
         copy.work().display()
@@ -314,7 +315,8 @@ impl Run {
     }
 
     fn case(&self, promise: Promise, damage: Option<&Damage>) -> Case {
-        let (source, checked) = (self.args.source.source, self.args.source.checked.is_some());
+        let source = self.args.source.source;
+        let checked = self.args.source.checked.is_some();
         let header = damage.is_some_and(|damage| damage.kind == Kind::FlippedHeader);
         let plain = matches!(source, Source::Images | Source::Records | Source::Tokens);
         let unlisted = plain && damage.is_some_and(|damage| damage.when == When::Before);
@@ -364,7 +366,8 @@ impl Run {
             return Err(format!("the intact copy cannot be read: {details}").into());
         }
         let report = ended.report.unwrap_or_default();
-        (self.files, self.samples) = (report.files, report.samples);
+        self.files = report.files;
+        self.samples = report.samples;
         if self.files.is_empty() {
             return Err("no file of the dataset has a name in UTF-8: rename some".into());
         }

@@ -25,7 +25,8 @@ pub struct Ended {
 /// Errors: the child cannot be started; the supervisor was interrupted.
 pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Error>> {
     // Files, which the child holds open whatever limits it sets, and which take any number of lines.
-    let (stdout, stderr) = (job.work.join("stdout"), job.work.join("stderr"));
+    let stdout = job.work.join("stdout");
+    let stderr = job.work.join("stderr");
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(JOB, serde_json::to_string(job)?)
@@ -48,10 +49,8 @@ pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Err
     if stop.requested() {
         return Err("interrupted".into());
     }
-    let (stdout, stderr) = (
-        fs::read_to_string(stdout)?,
-        String::from_utf8_lossy(&fs::read(stderr)?).into_owned(),
-    );
+    let stdout = fs::read_to_string(stdout)?;
+    let stderr = String::from_utf8_lossy(&fs::read(stderr)?).into_owned();
     let report = stdout
         .lines()
         .find_map(|line| serde_json::from_str(line.strip_prefix(REPORT)?).ok());

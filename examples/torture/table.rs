@@ -81,11 +81,9 @@ pub fn foot(lines: &[Line], checked: bool) {
             .filter(|line| line.outcome.verdict == verdict)
             .count()
     };
-    let (ok, not, broken) = (
-        count(Verdict::Ok),
-        count(Verdict::NotNoticed),
-        count(Verdict::Broken),
-    );
+    let ok = count(Verdict::Ok);
+    let not = count(Verdict::NotNoticed);
+    let broken = count(Verdict::Broken);
     let skipped = count(Verdict::Skipped);
     say(format_args!(
         "{ok} ok, {not} not noticed, {skipped} skipped, {broken} broken"

@@ -57,7 +57,8 @@ impl Trainer {
     /// A new network, to be trained in `steps` steps.
     pub fn new(classes: usize, steps: usize, seed: u64) -> Self {
         let mut draws = Draws::new(seed, 0, 0, "weights");
-        let (mut side, mut channels) = (SIDE, 3);
+        let mut side = SIDE;
+        let mut channels = 3;
         let mut convolutions = Vec::new();
         for (outputs, kernel, stride) in CONVOLUTIONS {
             let layer = Layer::new(outputs, channels * kernel.pow(2), &mut draws);
@@ -70,7 +71,8 @@ impl Trainer {
                 }
                 .rows(channels),
             });
-            (side, channels) = (side / stride, outputs);
+            side = side / stride;
+            channels = outputs;
         }
         let head = Layer::new(classes, channels, &mut draws);
         Trainer {
@@ -213,7 +215,8 @@ impl Parameter {
 
     fn update(&mut self, gradient: &Array2<f32>, adam: &Adam) {
         let [first, second] = &mut self.moments;
-        let ([a, b], [c, d]) = (Adam::DECAYS, adam.corrections);
+        let [a, b] = Adam::DECAYS;
+        let [c, d] = adam.corrections;
         Zip::from(&mut self.value)
             .and(first)
             .and(second)
@@ -386,7 +389,9 @@ mod tests {
 
     #[test]
     fn the_gradient_is_the_slope_of_the_loss() {
-        let (mut trainer, labels, x) = (Trainer::new(3, 10, 1), [0, 2, 1, 1], pictures(4));
+        let mut trainer = Trainer::new(3, 10, 1);
+        let labels = [0, 2, 1, 1];
+        let x = pictures(4);
         let still = Adam {
             rate: 0.0,
             corrections: [1.0, 1.0],
@@ -408,11 +413,9 @@ mod tests {
 
     #[test]
     fn the_network_learns_a_few_pictures_by_heart() {
-        let (mut trainer, labels, x) = (
-            Trainer::new(3, 30, 1),
-            [0, 2, 1, 1],
-            pictures(4).t().as_standard_layout().into_owned(),
-        );
+        let mut trainer = Trainer::new(3, 30, 1);
+        let labels = [0, 2, 1, 1];
+        let x = pictures(4).t().as_standard_layout().into_owned();
         let images = x.as_slice().expect("standard layout");
         let losses: Vec<f64> = (0..30)
             .map(|_| trainer.train(images, &labels).unwrap().loss())

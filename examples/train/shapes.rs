@@ -62,7 +62,8 @@ fn draw_all(
     (0..CLASSES.len() * n_per_class)
         .into_par_iter()
         .try_for_each(|i| {
-            let (class, number) = (i / n_per_class, i % n_per_class);
+            let class = i / n_per_class;
+            let number = i % n_per_class;
             // Draws of its own for each picture: the order of the threads has no say.
             let picture = draw(class, Draws::new(seed, 0, i as u64, "shape"));
             let mut jpeg = Vec::new();
@@ -81,22 +82,21 @@ fn draw_all(
 /// A picture of the class: a light shape, wholly inside, on a darker ground that is lit from one side.
 fn draw(class: usize, mut draws: Draws) -> RgbImage {
     let mut between = |low: f64, high: f64| draws.range_f64(low, high) as f32;
-    let (width, height) = (between(96.0, 161.0).floor(), between(96.0, 129.0).floor());
+    let width = between(96.0, 161.0).floor();
+    let height = between(96.0, 129.0).floor();
     let mut colour = |low, high| [(); 3].map(|()| between(low, high));
-    let (ground, shape) = (colour(0.05, 0.4), colour(0.5, 1.0));
+    let ground = colour(0.05, 0.4);
+    let shape = colour(0.5, 1.0);
     let radius = between(0.24, 0.42) * width.min(height);
-    let (x, y) = (
-        between(radius.into(), (width - radius).into()),
-        between(radius.into(), (height - radius).into()),
-    );
+    let x = between(radius.into(), (width - radius).into());
+    let y = between(radius.into(), (height - radius).into());
     let (sin, cos) = between(0.0, std::f64::consts::TAU).sin_cos();
-    let (light, noise, outline) = (
-        between(-0.5, 0.5),
-        f64::from(between(0.02, 0.1)),
-        outline(class),
-    );
+    let light = between(-0.5, 0.5);
+    let noise = f64::from(between(0.02, 0.1));
+    let outline = outline(class);
     RgbImage::from_fn(width as u32, height as u32, |column, row| {
-        let (u, v) = (column as f32 - x, row as f32 - y);
+        let u = column as f32 - x;
+        let v = row as f32 - y;
         let (u, v) = ((u * cos + v * sin) / radius, (v * cos - u * sin) / radius);
         // From 0 outside to 1 inside, in between on the outline.
         let cover = (0.5 - outline(u, v) * radius).clamp(0.0, 1.0);
@@ -115,7 +115,8 @@ fn outline(class: usize) -> fn(f32, f32) -> f32 {
         "circle" => |u, v| u.hypot(v) - 0.9,
         "crescent" => |u, v| (u.hypot(v) - 0.95).max(0.8 - (u - 0.5).hypot(v)),
         "cross" => |u, v| {
-            let (long, short) = (u.abs().max(v.abs()), u.abs().min(v.abs()));
+            let long = u.abs().max(v.abs());
+            let short = u.abs().min(v.abs());
             (long - 0.95).max(short - 0.3)
         },
         "heart" => |u, v| {
@@ -137,8 +138,10 @@ fn star(u: f32, v: f32, points: f32, notch: f32) -> f32 {
     let half = std::f32::consts::PI / points;
     let angle = (v.atan2(u).rem_euclid(2.0 * half) - half).abs();
     let angle = half - angle;
-    let (x, y) = (u.hypot(v) * angle.cos(), u.hypot(v) * angle.sin());
+    let x = u.hypot(v) * angle.cos();
+    let y = u.hypot(v) * angle.sin();
     // The distance to the line through the tip (1, 0) and the notch.
-    let (edge_x, edge_y) = (notch * half.cos() - 1.0, notch * half.sin());
+    let edge_x = notch * half.cos() - 1.0;
+    let edge_y = notch * half.sin();
     ((x - 1.0) * edge_y - y * edge_x) / edge_x.hypot(edge_y)
 }

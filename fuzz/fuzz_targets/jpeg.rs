@@ -176,7 +176,10 @@ fn difference(right: &[u8], found: &[u8], width: usize) -> Option<String> {
         .enumerate()
         .filter(|(_, (right, found))| right != found);
     let (at, (right, found)) = wrong.next()?;
-    let (row, column, channel, count) = (at / 3 / width, at / 3 % width, at % 3, 1 + wrong.count());
+    let row = at / 3 / width;
+    let column = at / 3 % width;
+    let channel = at % 3;
+    let count = 1 + wrong.count();
     Some(format!(
         "{count} values; the first in row {row}, column {column}, channel {channel}: {found}, not {right}"
     ))

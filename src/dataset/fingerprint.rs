@@ -82,7 +82,8 @@ impl Fingerprint {
         if self == saved {
             return Ok(());
         }
-        let (mut differences, mut shard) = (Vec::new(), None);
+        let mut differences = Vec::new();
+        let mut shard = None;
         let same_shards = (self.shards, self.hashes) == (saved.shards, saved.hashes);
         if !same_shards {
             let (difference, number) = self.differing_shards(saved, dataset.sources());
@@ -141,7 +142,8 @@ impl Fingerprint {
 
     /// Difference of the shards, and the number of the first differing shard if it is certain.
     fn differing_shards(&self, saved: &Self, sources: &Sources) -> (String, Option<u64>) {
-        let (then, now) = (saved.shards, self.shards);
+        let then = saved.shards;
+        let now = self.shards;
         if then == now {
             let differing = self.hashes.differing(&saved.hashes);
             let Some(first) = differing.first() else {
@@ -227,7 +229,8 @@ impl Hashes {
             ends_of(sources, SourceId::at(*place as usize))
         })?;
         let mut ends = looks.into_iter().zip(ends).peekable();
-        let (shard, mut total) = (Digest::new("shard"), Digest::new("shards"));
+        let shard = Digest::new("shard");
+        let mut total = Digest::new("shards");
         let mut buckets = [Digest::new("bucket"); BUCKETS];
         for place in 0..here {
             let id = SourceId::at(place as usize);
@@ -284,7 +287,8 @@ fn places_in(bucket: usize, count: u64) -> Range<u64> {
 
 /// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`; the number for a single shard.
 fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
-    let (first, last) = (places.start, places.end.saturating_sub(1));
+    let first = places.start;
+    let last = places.end.saturating_sub(1);
     if first >= last {
         return (format!("shard {first}"), Some(first));
     }
@@ -319,7 +323,8 @@ fn ends_of(sources: &Sources, id: SourceId) -> Result<u64> {
             .end());
     }
     patiently(|| {
-        let (input, len) = (Blob::of_source(sources, id)?, sources.len_of(id));
+        let input = Blob::of_source(sources, id)?;
+        let len = sources.len_of(id);
         let (first, last) = sizes(len);
         let head = input.read(0, first, "its first bytes")?;
         let tail = input.read(len - last, last, "its last bytes")?;

@@ -34,10 +34,8 @@ pub fn tar_places(tar: &super::Tar, sample: u64) -> Vec<Option<(u64, u64)>> {
 /// Rows of one chunk, each with its fields, read and opened as a loader does.
 pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");
-    let (fields, rows) = (
-        dataset.schema().len(),
-        chunks.starts()[chunk + 1] - chunks.starts()[chunk],
-    );
+    let fields = dataset.schema().len();
+    let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
     let buffer = super::sample::Plain::new(dataset).chunk(chunk)?;
     let row = |row| {
         (0..fields)

@@ -117,7 +117,8 @@ impl<'a> Parts<'a> {
                 Spec::FIELDS_MAX
             ));
         }
-        let (mut seen, mut before) = (0_u64, None);
+        let mut seen = 0_u64;
+        let mut before = None;
         for (field, part) in self.iter() {
             if field >= fields {
                 return lie(format!(
@@ -189,7 +190,8 @@ impl<'a> Parts<'a> {
 
     /// Bytes of all extents; one that follows itself counts once.
     pub(crate) fn stored_bytes(&self) -> u64 {
-        let (mut before, mut sum) = (None, 0_u64);
+        let mut before = None;
+        let mut sum = 0_u64;
         for (_, part) in self.iter() {
             let Some(extent) = part.extent() else {
                 continue;

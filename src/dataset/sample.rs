@@ -25,7 +25,8 @@ pub(super) struct Plain<'d> {
 
 impl<'d> Plain<'d> {
     pub(super) fn new(dataset: &'d dyn Dataset) -> Self {
-        let (framed, sizes) = (frames(dataset), dataset.sizes());
+        let framed = frames(dataset);
+        let sizes = dataset.sizes();
         Self {
             dataset,
             framed,
@@ -44,8 +45,10 @@ impl<'d> Plain<'d> {
         sample: u64,
         mut each: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
-        let (dataset, framed, mut parts, mut before) =
-            (self.dataset, self.framed, Parts::new(), None);
+        let dataset = self.dataset;
+        let framed = self.framed;
+        let mut parts = Parts::new();
+        let mut before = None;
         parts.ask_all(dataset, sample)?;
         parts.within(&self.sizes)?;
         let mut all = parts.iter().peekable();
@@ -113,7 +116,9 @@ impl<'d> Plain<'d> {
         self.opened.clear();
         let given = match part {
             Part::Framed(_) => {
-                let (framed, bytes, buffer) = (self.framed, &self.bytes, &mut self.opened);
+                let framed = self.framed;
+                let bytes = &self.bytes;
+                let buffer = &mut self.opened;
                 let opened = caught_in("the dataset's `open`", Stage::Decode, move || {
                     framed.open(sample, field, bytes, buffer)
                 });
@@ -133,7 +138,8 @@ impl<'d> Plain<'d> {
 
     /// Gives the CRC32C of every field's extent without opening it.
     pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
-        let (mut parts, mut before) = (Parts::new(), None);
+        let mut parts = Parts::new();
+        let mut before = None;
         parts.ask_all(self.dataset, sample)?;
         debug_assert!(
             parts.iter().all(|(_, part)| !part.follows()),
@@ -159,10 +165,8 @@ impl<'d> Plain<'d> {
     pub(super) fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
         let lacks = || Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks");
         let chunks = self.dataset.chunked().ok_or_else(lacks)?;
-        let (fields, rows) = (
-            self.dataset.schema().len(),
-            chunks.starts()[chunk + 1] - chunks.starts()[chunk],
-        );
+        let fields = self.dataset.schema().len();
+        let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
         let mut extents = Vec::new();
         chunks.chunk_extents(chunk, &mut extents)?;
         let mut pieces = Vec::with_capacity(extents.len());
@@ -188,7 +192,8 @@ impl<'d> Plain<'d> {
 
     /// CRC32C of an extent, with at most 1 MiB of it in memory.
     pub(super) fn crc(&mut self, extent: &Extent) -> Result<u32> {
-        let (mut crc, mut done) = (0, 0);
+        let mut crc = 0;
+        let mut done = 0;
         self.dataset.sources().check(extent)?;
         while done < extent.len {
             let len = (extent.len - done).min(STEP);
@@ -211,7 +216,8 @@ impl<'d> Plain<'d> {
 
     /// As `fill`, behind the bytes that are there.
     fn append(&mut self, extent: &Extent) -> Result<()> {
-        let (sources, start) = (self.dataset.sources(), self.bytes.len());
+        let sources = self.dataset.sources();
+        let start = self.bytes.len();
         goes_on()?;
         sources.check(extent)?;
         self.bytes.resize(start + extent.len as usize, 0);

@@ -206,10 +206,13 @@ impl Scratch {
         scratch: fn(&mut O) -> &mut Self,
         work: impl FnOnce(&mut O) -> Result<R>,
     ) -> Result<R> {
-        (scratch(owner).running, scratch(owner).field) = (Running::Decoder, None);
+        scratch(owner).running = Running::Decoder;
+        scratch(owner).field = None;
         catch_unwind(AssertUnwindSafe(|| work(owner))).unwrap_or_else(|panic| {
             let scratch = scratch(owner);
-            let (running, worker, field) = (scratch.running, scratch.worker, scratch.field);
+            let running = scratch.running;
+            let worker = scratch.worker;
+            let field = scratch.field;
             *scratch = Self {
                 worker,
                 field,

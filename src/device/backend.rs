@@ -191,7 +191,8 @@ impl BatchHead {
             .fields()
             .iter()
             .map(|field| Vec::with_capacity(field.lens.map_or(0, |_| rows)));
-        let (ids, status) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+        let ids = Vec::with_capacity(rows);
+        let status = Vec::with_capacity(rows);
         let offsets = slot
             .fields()
             .iter()
@@ -208,7 +209,9 @@ impl BatchHead {
 
     pub(crate) fn take(&mut self, slot: &Filled, now: u64) {
         self.times = (slot.times().read_all(), now);
-        (self.ticket, self.rows, self.valid) = (slot.ticket(), slot.rows(), slot.valid());
+        self.ticket = slot.ticket();
+        self.rows = slot.rows();
+        self.valid = slot.valid();
         refill(&mut self.ids, slot.ids());
         refill(&mut self.status, slot.status());
         *self.bad.get_mut().unwrap_or_else(PoisonError::into_inner) = slot.take_bad();

@@ -203,16 +203,15 @@ impl Finish {
             std: [1.0; CHANNELS_MAX],
         };
         for c in 0..channels {
-            let (mean, std) = (
-                each("mean", &self.mean, c, channels)?,
-                each("std", &self.std, c, channels)?,
-            );
+            let mean = each("mean", &self.mean, c, channels)?;
+            let std = each("std", &self.std, c, channels)?;
             if !mean.is_finite() || !std.is_finite() || std <= 0.0 {
                 return Err(format!(
                     "channel {c} has mean {mean} and std {std}; both must be finite, std above 0"
                 ));
             }
-            (moments.mean[c], moments.std[c]) = (mean, std);
+            moments.mean[c] = mean;
+            moments.std[c] = std;
             // Every step of the rule is monotonic, including rounding, so 0 and 255 give the smallest and largest
             // results. The difference is finite because the mean is; the last division may overflow.
             let fits = |x: u8| moments.of(c, x).abs() <= max;

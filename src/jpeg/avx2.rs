@@ -181,7 +181,8 @@ fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     let t0 =
         interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 1 }>(value));
     let t2 = products(interleaved(r[2], r[6]), F_1_848, -F_0_765);
-    let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
+    let outer = interleaved(r[1], r[3]);
+    let inner = interleaved(r[5], r[7]);
     let odd = [
         sum(
             products(outer, F_2_562, F_0_899),
@@ -212,7 +213,8 @@ fn pass2<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     let zero = _mm256_setzero_si256();
     let even =
         interleaved(zero, r[0]).map(|value| _mm256_srai_epi32::<{ 16 - BITS as i32 - 2 }>(value));
-    let (outer, inner) = (interleaved(r[1], r[3]), interleaved(r[5], r[7]));
+    let outer = interleaved(r[1], r[3]);
+    let inner = interleaved(r[5], r[7]);
     let odd = sum(
         products(outer, F_3_625, -F_1_273),
         products(inner, F_0_850, -F_0_721),
@@ -319,11 +321,9 @@ fn interleave(low: __m256i, high: __m256i, out: &mut [u8], at: usize) {
 #[target_feature(enable = "avx2")]
 fn h2v1_avx2(input: &[u8], out: &mut [u8]) {
     let mut done = 0;
-    let (one, two, three) = (
-        _mm256_set1_epi16(1),
-        _mm256_set1_epi16(2),
-        _mm256_set1_epi16(3),
-    );
+    let one = _mm256_set1_epi16(1);
+    let two = _mm256_set1_epi16(2);
+    let three = _mm256_set1_epi16(3);
     while 2 * (done + STEP) <= out.len() && done + STEP + 2 <= input.len() {
         let this = _mm256_mullo_epi16(words(input, done + 1), three);
         let left = _mm256_add_epi16(_mm256_add_epi16(this, words(input, done)), one);
@@ -342,11 +342,9 @@ fn h2v1_avx2(input: &[u8], out: &mut [u8]) {
 #[target_feature(enable = "avx2")]
 fn h2v2_avx2(near: &[u8], far: &[u8], out: &mut [u8]) {
     let mut done = 0;
-    let (seven, eight, three) = (
-        _mm256_set1_epi16(7),
-        _mm256_set1_epi16(8),
-        _mm256_set1_epi16(3),
-    );
+    let seven = _mm256_set1_epi16(7);
+    let eight = _mm256_set1_epi16(8);
+    let three = _mm256_set1_epi16(3);
     while 2 * (done + STEP) <= out.len() && done + STEP + 2 <= near.len().min(far.len()) {
         let sum = |at| _mm256_add_epi16(_mm256_mullo_epi16(words(near, at), three), words(far, at));
         let this = _mm256_mullo_epi16(sum(done + 1), three);
@@ -366,13 +364,12 @@ fn h2v2_avx2(near: &[u8], far: &[u8], out: &mut [u8]) {
 #[target_feature(enable = "avx2")]
 fn rgb_avx2([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     let mut done = 0;
-    let (middle, one, half) = (
-        _mm256_set1_epi16(128),
-        _mm256_set1_epi16(1),
-        _mm256_set1_epi32(1 << 15),
-    );
+    let middle = _mm256_set1_epi16(128);
+    let one = _mm256_set1_epi16(1);
+    let half = _mm256_set1_epi32(1 << 15);
     // In 1/2¹⁶, less the whole parts: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, -0.71414 = 0.28586 - 1.
-    let (to_red, to_blue) = (_mm256_set1_epi16(26345), _mm256_set1_epi16(-14942));
+    let to_red = _mm256_set1_epi16(26345);
+    let to_blue = _mm256_set1_epi16(-14942);
     let to_green = pair(-22554, 18734);
     // Half of the product of 2 × value, rounded.
     let share = |value, by| {

@@ -177,7 +177,8 @@ impl<'a> Bits<'a> {
 
     /// The place of the next bit; near it after an overrun.
     pub(super) fn place(&self) -> Place {
-        let (unread, mut at) = (self.count - 8 * self.fed.min(self.count / 8), self.at);
+        let unread = self.count - 8 * self.fed.min(self.count / 8);
+        let mut at = self.at;
         // A partly read byte counts as read: callers need its offset.
         for _ in 0..unread.div_ceil(8) {
             at = self.before(at);
@@ -240,7 +241,8 @@ mod tests {
     use super::*;
 
     fn naive(input: &[u8]) -> Vec<(u32, Place)> {
-        let (mut out, mut at) = (Vec::new(), 0);
+        let mut out = Vec::new();
+        let mut at = 0;
         while at < input.len() {
             let stuffed = input[at] == 0xFF;
             if stuffed

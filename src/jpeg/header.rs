@@ -110,8 +110,13 @@ impl Header {
     fn read(input: &[u8]) -> Result<Self> {
         let mut header: Option<Self> = None;
         let mut restart = 0;
-        let (mut exif, mut points, mut stray, mut short_adobe) = ((0, 0), (0, 0), (0, 0), 0);
-        let (mut at, mut jfif, mut adobe) = (2, false, None);
+        let mut exif = (0, 0);
+        let mut points = (0, 0);
+        let mut stray = (0, 0);
+        let mut short_adobe = 0;
+        let mut at = 2;
+        let mut jfif = false;
+        let mut adobe = None;
         loop {
             let segment = Segment::next(input, at)?;
             let Segment { marker, start, end } = segment;
@@ -214,7 +219,8 @@ impl Header {
             return Err(Error::decode("JPEG with a cut frame header"));
         };
         let side = |high: &u8, low: &u8| u32::from(u16::from_be_bytes([*high, *low]));
-        let (width, height) = (side(w1, w0), side(h1, h0));
+        let width = side(w1, w0);
+        let height = side(h1, h0);
         let described = rest.as_chunks::<3>().0;
         if *bits != 8 {
             return Err(Error::decode(format!(
@@ -233,15 +239,14 @@ impl Header {
             );
             return Err(Error::decode(message));
         }
-        let (mut ids, mut factors) = ([0; 4], [Factors::default(); 4]);
+        let mut ids = [0; 4];
+        let mut factors = [Factors::default(); 4];
         for ((id, factors), [name, both, _]) in ids.iter_mut().zip(&mut factors).zip(described) {
-            (*id, *factors) = (
-                *name,
-                Factors {
-                    h: both >> 4,
-                    v: both & 15,
-                },
-            );
+            *id = *name;
+            *factors = Factors {
+                h: both >> 4,
+                v: both & 15,
+            };
         }
         Ok(Self {
             width,
@@ -299,7 +304,8 @@ impl Header {
 
     /// Blocks of a component in a scan of its own: across, down.
     pub(super) fn blocks(&self, component: usize) -> (u32, u32) {
-        let (most, own) = (self.largest_factors(), self.factors()[component]);
+        let most = self.largest_factors();
+        let own = self.factors()[component];
         let blocks =
             |side: u32, own: u8, most: u32| (side * u32::from(own)).div_ceil(most).div_ceil(8);
         (
@@ -342,7 +348,8 @@ impl Header {
         &self,
         input: &'a [u8],
     ) -> impl Iterator<Item = (u8, usize, &'a [u8])> + use<'a> {
-        let (mut at, end) = (2, self.scan);
+        let mut at = 2;
+        let end = self.scan;
         std::iter::from_fn(move || {
             let segment = Segment::next(&input[..end], at).ok()?;
             at = segment.end;
@@ -527,7 +534,8 @@ impl<'a> Scan<'a> {
     pub(super) fn read_huffman(&mut self, mut body: &'a [u8], start: usize) -> Result<()> {
         let end = start + body.len();
         while let Some((which, rest)) = body.split_first() {
-            let (class, index) = (which >> 4, usize::from(which & 15));
+            let class = which >> 4;
+            let index = usize::from(which & 15);
             if class > 1 || index > 3 {
                 let message = format!("JPEG with a Huffman table of class {class}, number {index}");
                 return Err(at_offset(message, end - body.len()));
@@ -552,7 +560,8 @@ impl<'a> Scan<'a> {
     ) -> Result<()> {
         let end = start + body.len();
         while let Some((which, rest)) = body.split_first() {
-            let (wide, index) = (which >> 4, usize::from(which & 15));
+            let wide = which >> 4;
+            let index = usize::from(which & 15);
             let bytes = if wide == 0 { 64 } else { 128 };
             if wide > 1 || index > 3 || rest.len() < bytes {
                 let message = format!(
@@ -599,7 +608,8 @@ impl<'a> Scan<'a> {
                     start,
                 ));
             }
-            (component.dc, component.ac) = (usize::from(tables >> 4), usize::from(tables & 15));
+            component.dc = usize::from(tables >> 4);
+            component.ac = usize::from(tables & 15);
             let there = component.dc < 4 && component.ac < 4;
             if !there || self.dc[component.dc].is_none() || self.ac[component.ac].is_none() {
                 let message = format!("JPEG component {id} needs a Huffman table that is missing");

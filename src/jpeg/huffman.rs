@@ -141,7 +141,8 @@ impl<'a> Table<'a> {
         let lengths = (1_u32..)
             .zip(self.counts)
             .flat_map(|(length, count)| (0..*count).map(move |_| length));
-        let (mut code, mut before) = (0_u32, 0);
+        let mut code = 0_u32;
+        let mut before = 0;
         self.symbols
             .iter()
             .zip(lengths)
@@ -178,7 +179,8 @@ impl Canonical {
             mut bases,
             mut symbols,
         } = Self::EMPTY;
-        let (mut seen, mut beyond) = (0, 0);
+        let mut seen = 0;
+        let mut beyond = 0;
         for (index, (symbol, code, length)) in table.codes().enumerate() {
             symbols[index] = symbol;
             if seen != length {
@@ -338,7 +340,8 @@ impl CodeEntry {
     const NONE: Self = Self(Self::RARE);
 
     fn value(bits: u32, steps: u32, value: i32) -> Self {
-        let (steps, value) = (u64::from(steps), u64::from(value as u16));
+        let steps = u64::from(steps);
+        let value = u64::from(value as u16);
         Self(u64::from(bits) | steps << 8 | steps << 16 | value << 32 | value << 48)
     }
 
@@ -436,7 +439,8 @@ impl Skip {
                 let Some(free) = bits.checked_sub(length + symbol.size) else {
                     continue;
                 };
-                let (one, start) = (1 << free, (1 << bits) + (code << (bits - length)) as usize);
+                let one = 1 << free;
+                let start = (1 << bits) + (code << (bits - length)) as usize;
                 for behind in 0..one {
                     all[start + behind] = symbol.and(length + symbol.size, all[one + behind]);
                 }
@@ -460,7 +464,8 @@ struct Symbol {
 impl Symbol {
     /// Nothing for bytes without a meaning.
     fn of(byte: u8) -> Option<Self> {
-        let (run, size) = (u32::from(byte >> 4), u32::from(byte & 15));
+        let run = u32::from(byte >> 4);
+        let size = u32::from(byte & 15);
         match (run, size) {
             (0, 0) => Some(Self { steps: 0, size }),
             (15, 0) => Some(Self { steps: 16, size }),
@@ -505,7 +510,8 @@ impl Lookup for Ac {
     fn fill(&mut self, table: Table<'_>) {
         let mut single = [CodeEntry::NONE; 1 << DECODE_BITS];
         for (code, bits, symbol) in Symbol::all(table).filter(|(_, bits, _)| *bits <= DECODE_BITS) {
-            let (steps, size) = (symbol.steps, symbol.size);
+            let steps = symbol.steps;
+            let size = symbol.size;
             let mut fill = |code: u32, bits: u32, entry: CodeEntry| {
                 let free = DECODE_BITS - bits;
                 let start = (code << free) as usize;
@@ -545,7 +551,8 @@ impl Ac {
             bits.refill();
             for _ in 0..PER_REFILL {
                 let entry = self.fast[bits.peek(DECODE_BITS)];
-                let (one, both) = (next + entry.steps(), next + entry.all_steps());
+                let one = next + entry.steps();
+                let both = next + entry.all_steps();
                 if entry.is_rare() || both > 64 {
                     if entry.is_rare() && entry.steps() == 0 && entry.bits() != 0 {
                         bits.skip(entry.bits());

@@ -195,7 +195,8 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
     let t0 = wide(i0.wrapping_add(i4)) << BITS;
     let t1 = wide(i0.wrapping_sub(i4)) << BITS;
     let even = [t0 + t3, t1 + t2, t1 - t2, t0 - t3];
-    let (z3, z4) = (wide(i7.wrapping_add(i3)), wide(i5.wrapping_add(i1)));
+    let z3 = wide(i7.wrapping_add(i3));
+    let z4 = wide(i5.wrapping_add(i1));
     let (z3, z4) = (
         z3 * F_1_175_LESS_1_961 + z4 * F_1_175,
         z3 * F_1_175 + z4 * F_1_175_LESS_0_390,
@@ -233,7 +234,8 @@ fn scaled(sum: i32, shift: u32) -> i16 {
 fn pass4(input: [i16; 8], shift: u32) -> [i16; 8] {
     use fixed::*;
     let [i0, i1, i2, i3, _, i5, i6, i7] = input.map(i32::from);
-    let (t0, t2) = (i0 << (BITS + 1), i2 * F_1_848 - i6 * F_0_765);
+    let t0 = i0 << (BITS + 1);
+    let t2 = i2 * F_1_848 - i6 * F_0_765;
     let even = [t0 + t2, t0 - t2];
     let odd = [
         i1 * F_2_562 + i3 * F_0_899 - i5 * F_0_601 - i7 * F_0_510,
@@ -289,7 +291,9 @@ pub(super) fn rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
 /// Colours by ITU-R BT.601 in 1/2¹⁶.
 #[inline(always)]
 fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
-    let (y, cb, cr) = (i32::from(y), i32::from(cb) - 128, i32::from(cr) - 128);
+    let y = i32::from(y);
+    let cb = i32::from(cb) - 128;
+    let cr = i32::from(cr) - 128;
     let red = y + ((91881 * cr + (1 << 15)) >> 16);
     let green = y + ((-22554 * cb - 46802 * cr + (1 << 15)) >> 16);
     let blue = y + ((116130 * cb + (1 << 15)) >> 16);

@@ -164,8 +164,10 @@ impl Decoder {
         let starts = self.starts.capacity() * size_of::<usize>();
         let scans: usize = self.scans.iter().map(ScanTables::bytes).sum();
         if (self.rows.bytes() + starts + scans + self.coefficients.bytes()) as u64 > bytes {
-            (self.rows, self.starts) = (Rows::default(), Vec::new());
-            (self.coefficients, self.scans) = (Coefficients::default(), Vec::new());
+            self.rows = Rows::default();
+            self.starts = Vec::new();
+            self.coefficients = Coefficients::default();
+            self.scans = Vec::new();
         }
     }
 

@@ -142,7 +142,8 @@ impl Plane {
         most: (u32, u32),
         (region, scale): (Region, u32),
     ) -> Self {
-        let (h, v) = (u32::from(factors.h), u32::from(factors.v));
+        let h = u32::from(factors.h);
+        let v = u32::from(factors.v);
         let least = 8 / scale;
         // A scaled component keeps more of its samples, if that spares interpolating it in both directions.
         let mut block = least;
@@ -153,11 +154,10 @@ impl Plane {
         while block < 8 && twice(block) {
             block *= 2;
         }
-        let (wider, higher) = (most.0 * least / (h * block), most.1 * least / (v * block));
-        let (width, height) = (
-            (header.width * h * block).div_ceil(8 * most.0),
-            (header.height * v * block).div_ceil(8 * most.1),
-        );
+        let wider = most.0 * least / (h * block);
+        let higher = most.1 * least / (v * block);
+        let width = (header.width * h * block).div_ceil(8 * most.0);
+        let height = (header.height * v * block).div_ceil(8 * most.1);
         let smooth = least > 1;
         let up = match (wider, higher) {
             (1, 1) => Up::Same,
@@ -166,10 +166,8 @@ impl Plane {
             (2, 2) if smooth && width > 2 => Up::H2V2,
             _ => Up::Box(wider, higher),
         };
-        let (beside, above) = (
-            matches!(up, Up::H2V1 | Up::H2V2),
-            matches!(up, Up::H1V2 | Up::H2V2),
-        );
+        let beside = matches!(up, Up::H2V1 | Up::H2V2);
+        let above = matches!(up, Up::H1V2 | Up::H2V2);
         let blocks = |start: u32, len: u32, times: u32, neighbour: bool, all: u32| {
             let first = (start / times).saturating_sub(neighbour.into());
             let end = ((start + len).div_ceil(times) + u32::from(neighbour)).min(all);

@@ -112,10 +112,8 @@ impl Rows {
                 continue;
             }
             let rows = plane.block * u32::from(plane.factors.v);
-            let (width, end) = (
-                plane.width as usize,
-                (plane.block * plane.columns.end) as usize,
-            );
+            let width = plane.width as usize;
+            let end = (plane.block * plane.columns.end) as usize;
             for row in mcu_row * rows..(mcu_row + 1) * rows {
                 let start = ring.start_of(row);
                 if ring.first == 0 {
@@ -138,7 +136,8 @@ impl Rows {
         kernels: &Kernels,
         out: &mut [u8],
     ) {
-        let (left, width) = (layout.region.left as usize, layout.region.width as usize);
+        let left = layout.region.left as usize;
+        let width = layout.region.width as usize;
         for ((ring, full), plane) in self.rings.iter().zip(&mut self.full).zip(layout.planes()) {
             ring.widen(plane, y, (left, width), kernels, full);
         }

@@ -41,10 +41,8 @@ pub(super) struct ScanTables {
 impl ScanTables {
     /// Heap bytes.
     pub(super) fn bytes(&self) -> usize {
-        let (dc, ac) = (
-            self.dc.iter().flatten().count(),
-            self.ac.iter().flatten().count(),
-        );
+        let dc = self.dc.iter().flatten().count();
+        let ac = self.ac.iter().flatten().count();
         dc * DC_BYTES + ac * AC_BYTES + if self.band.is_some() { BAND_BYTES } else { 0 }
     }
 
@@ -106,10 +104,12 @@ impl Coefficients {
             .iter_mut()
             .for_each(|unused| *unused = PlaneRow::default());
         for (component, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
-            let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
+            let h = u32::from(plane.factors.h);
+            let v = u32::from(plane.factors.v);
             store.padded = layout.mcus.0 * h;
             (store.across, store.down) = header.blocks(component);
-            (store.factors, store.columns) = (plane.factors, plane.columns.clone());
+            store.factors = plane.factors;
+            store.columns = plane.columns.clone();
             sized(&mut store.blocks, store.columns.len() * v as usize, [0; 64]);
             sized(&mut store.filled, (store.padded * v) as usize, 0);
         }
@@ -143,7 +143,8 @@ impl Coefficients {
         smoothing: &Smoothing,
     ) {
         for (index, (store, plane)) in self.planes.iter_mut().zip(layout.planes()).enumerate() {
-            let (v, across) = (u32::from(plane.factors.v), store.columns.len());
+            let v = u32::from(plane.factors.v);
+            let across = store.columns.len();
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
                 let blocks = &mut store.blocks[below as usize * across..][..across];
                 if smoothing.estimate(
@@ -257,7 +258,8 @@ pub(super) fn survey(
     let Some(lacks) = script.lacks else {
         return Ok(None);
     };
-    let (width, height) = (header.width.div_ceil(8), header.height.div_ceil(8));
+    let width = header.width.div_ceil(8);
+    let height = header.height.div_ceil(8);
     let layout = Layout::new(
         header,
         script.components(),
@@ -445,7 +447,8 @@ impl<'a> Reader<'a> {
 
     /// Reads a row of MCUs. `STRICT` as the reader is.
     fn row<const STRICT: bool>(&mut self, row: u32, to: &mut Coefficients) -> Result<()> {
-        let (low, band) = (self.scan.low, self.scan.band.clone());
+        let low = self.scan.low;
+        let band = self.scan.band.clone();
         let part = self.scan.parts[0];
         match (self.scan.coding, &self.tables.band) {
             (Coding::Sequential, _) => {
@@ -548,7 +551,8 @@ impl<'a> Reader<'a> {
             let mut bits = self.bits.clone();
             let done = scan.parts().iter().try_for_each(|part| {
                 let plane = &mut to.planes[part.component];
-                let (h, v) = (u32::from(plane.factors.h), u32::from(plane.factors.v));
+                let h = u32::from(plane.factors.h);
+                let v = u32::from(plane.factors.v);
                 (0..v).try_for_each(|y| {
                     (0..h).try_for_each(|x| {
                         read(self, &mut bits, *part, plane.block(column * h + x, y))
@@ -575,7 +579,9 @@ impl<'a> Reader<'a> {
         ) -> Result<(), Fault>,
     ) -> Result<()> {
         let plane = &mut to.planes[part.component];
-        let (v, down, across) = (u32::from(plane.factors.v), plane.down, plane.across);
+        let v = u32::from(plane.factors.v);
+        let down = plane.down;
+        let across = plane.across;
         for y in 0..v.min(down.saturating_sub(row * v)) {
             for x in 0..across {
                 if !self.begin()? {
@@ -624,7 +630,10 @@ impl<'a> Reader<'a> {
             }
             return Ok(());
         }
-        let (what, scan, mcu, total) = (fault.words(), self.number + 1, self.mcu - 1, self.total);
+        let what = fault.words();
+        let scan = self.number + 1;
+        let mcu = self.mcu - 1;
+        let total = self.total;
         Err(at_offset(
             format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"),
             self.bits.place().byte,
@@ -653,7 +662,9 @@ impl<'a> Reader<'a> {
             },
         );
         // Without its marker the interval has no data, which the next MCU detects.
-        (self.broken, self.ended, self.predictors) = (self.broken && !found, 0, [0; 4]);
+        self.broken = self.broken && !found;
+        self.ended = 0;
+        self.predictors = [0; 4];
         // Without a marker, nothing further on has one.
         let last = !found && place == self.scan.data.end;
         self.stop = if last {
@@ -667,10 +678,8 @@ impl<'a> Reader<'a> {
     /// Where data go on, and whether there a restart interval begins. As libjpeg-turbo, this passes markers of the two intervals
     /// before, waits at those of the next two, and takes any others.
     fn find_restart(&self, number: u8) -> (usize, bool) {
-        let (start, end) = (
-            self.bits.end().unwrap_or(self.input.len()),
-            self.scan.data.end,
-        );
+        let start = self.bits.end().unwrap_or(self.input.len());
+        let end = self.scan.data.end;
         let data = self.input.get(start..end).unwrap_or_default();
         for at in memchr::memchr_iter(0xFF, data) {
             let Some(marker @ 0xD0..=0xD7) = data.get(at + 1) else {
@@ -690,10 +699,8 @@ impl<'a> Reader<'a> {
     /// Checks the end of a scan.
     fn finish(&self) -> Result<()> {
         self.check_end()?;
-        let (end, data) = (
-            self.bits.end().unwrap_or(self.input.len()),
-            self.scan.data.end,
-        );
+        let end = self.bits.end().unwrap_or(self.input.len());
+        let data = self.scan.data.end;
         // Some cameras write a restart marker behind the last interval, too.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!(

@@ -99,8 +99,11 @@ impl<'a> Script<'a> {
             scans: Vec::new(),
             lacks: None,
         };
-        let (mut at, mut restart) = (2, 0);
-        let (mut have, mut latched, mut lacks) = ([false; 4], [false; 4], [[UNSEEN; 64]; 4]);
+        let mut at = 2;
+        let mut restart = 0;
+        let mut have = [false; 4];
+        let mut latched = [false; 4];
+        let mut lacks = [[UNSEEN; 64]; 4];
         let mut before = lacks;
         let mut odd = Ok(());
         loop {
@@ -242,7 +245,8 @@ impl<'a> Script<'a> {
         } else {
             (&0, &63, &0)
         };
-        let (high, low) = (bits >> 4, bits & 15);
+        let high = bits >> 4;
+        let low = bits & 15;
         let coding = match (header.progressive, first, high) {
             (false, ..) => Coding::Sequential,
             (true, 0, 0) => Coding::DcFirst,
@@ -279,10 +283,8 @@ impl<'a> Script<'a> {
             let lacks = |used: bool, tables: &[Option<Table<'_>>; 4], number: usize| {
                 used && tables.get(number).is_none_or(Option::is_none)
             };
-            let (part, has_ac) = (
-                parts[index],
-                !matches!(coding, Coding::DcFirst | Coding::DcRefine),
-            );
+            let part = parts[index];
+            let has_ac = !matches!(coding, Coding::DcFirst | Coding::DcRefine);
             if lacks(coding.has_dc(), &state.dc, part.dc) || lacks(has_ac, &state.ac, part.ac) {
                 return wrong(&format!(
                     "whose component {name} needs a Huffman table that is missing"
@@ -297,7 +299,8 @@ impl<'a> Script<'a> {
             return wrong("of more than 10 blocks in an MCU");
         }
         let band = usize::from(*first)..usize::from(*last) + 1;
-        let (dc, ac) = (state.dc, state.ac);
+        let dc = state.dc;
+        let ac = state.ac;
         Ok(OneScan {
             coding,
             parts,

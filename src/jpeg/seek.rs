@@ -72,7 +72,8 @@ impl<'a> Points<'a> {
         if u32::from_le_bytes(*crc) != identity(input, header, end, numbers) {
             return None;
         }
-        let (components, total) = (header.components.into(), header.mcus());
+        let components = header.components.into();
+        let total = header.mcus();
         let mut points = Self {
             rest,
             step,
@@ -223,7 +224,9 @@ pub(super) fn is_segment(input: &[u8], segment: &Segment) -> bool {
 /// expect at the start: JFIF, EXIF, comments.
 pub(super) fn embed(input: &[u8], header: &Header, points: &[u8], out: &mut Vec<u8>) {
     out.reserve_exact(input.len() + 4 + SEEK.len() + points.len());
-    let (mut at, mut copied, mut inside) = (2, 0, false);
+    let mut at = 2;
+    let mut copied = 0;
+    let mut inside = false;
     while let Ok(segment) = Segment::next(&input[..header.scan], at) {
         if !inside && !matches!(segment.marker, 0xE0..=0xEF | 0xFE) {
             out.extend_from_slice(&input[copied..at]);
@@ -231,7 +234,8 @@ pub(super) fn embed(input: &[u8], header: &Header, points: &[u8], out: &mut Vec<
             out.extend(((2 + SEEK.len() + points.len()) as u16).to_be_bytes());
             out.extend_from_slice(SEEK);
             out.extend_from_slice(points);
-            (copied, inside) = (at, true);
+            copied = at;
+            inside = true;
         }
         if is_segment(input, &segment) {
             out.extend_from_slice(&input[copied..segment.marker_at()]);

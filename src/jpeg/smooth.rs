@@ -196,7 +196,8 @@ impl Smoothing {
 impl Plane {
     /// The five rows around row `y`. At the upper and lower side they repeat.
     fn rows_around(&self, y: u32, total: u32) -> [&[i16]; 5] {
-        let (row, last) = (y / self.v, self.down - 1);
+        let row = y / self.v;
+        let last = self.down - 1;
         let alone = self.down.saturating_sub(row * self.v) == 1 || self.v == 1;
         let above = if row == 1 && alone {
             y - 1

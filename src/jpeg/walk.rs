@@ -137,7 +137,8 @@ impl<'a> Walk<'a> {
                 _ => Err(Error::decode("JPEG without a Huffman table that it names")),
             };
         let mut codings = [coding(&scan.components()[0])?; 4];
-        let (mut blocks, mut count) = ([Block::default(); BLOCKS_MAX], 0);
+        let mut blocks = [Block::default(); BLOCKS_MAX];
+        let mut count = 0;
         let alone = scan.components().len() == 1;
         for (index, component) in scan.components().iter().enumerate() {
             codings[index] = coding(component)?;
@@ -161,7 +162,9 @@ impl<'a> Walk<'a> {
         } else {
             header.restart.min(total)
         };
-        let (coefficients, targets, quants) = ([[0; 64]; 2], [(0, 0, 0); 2], [codings[0].quant; 2]);
+        let coefficients = [[0; 64]; 2];
+        let targets = [(0, 0, 0); 2];
+        let quants = [codings[0].quant; 2];
         let pending = Pending {
             coefficients,
             targets,
@@ -294,7 +297,8 @@ impl<'a> Walk<'a> {
         // The point of the next MCU tells nothing new.
         if point.mcu > self.mcu {
             self.unproven = true;
-            (self.mcu, self.predictors) = (point.mcu, point.predictors);
+            self.mcu = point.mcu;
+            self.predictors = point.predictors;
             self.bits = Bits::new(self.input, point.place);
         }
         self.stop_at_next_point();
@@ -398,7 +402,9 @@ impl<'a> Walk<'a> {
             self.broken = true;
             return Ok(());
         }
-        let (what, mcu, total) = (fault.words(), self.mcu, self.total);
+        let what = fault.words();
+        let mcu = self.mcu;
+        let total = self.total;
         Err(at_offset(
             format!("{DAMAGED}: {what}, in MCU {mcu} of {total}"),
             self.bits.place().byte,
@@ -478,7 +484,8 @@ impl<'a> Walk<'a> {
             coefficients[0] = *predictor as i16;
             let read = coding.ac.read(bits, coefficients);
             if read == Ok(1) {
-                let (dc, quant) = (coefficients[0], coding.quant[0]);
+                let dc = coefficients[0];
+                let quant = coding.quant[0];
                 let product = u32::from(dc.unsigned_abs()) * u32::from(quant);
                 if size != 2 || product <= kernels::QUARTER_MAX {
                     rows.store(
@@ -575,7 +582,8 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
             Some(marker) => *marker,
             None => break,
         };
-        let (done, restart) = (starts.len(), matches!(marker, 0xD0..=0xD7));
+        let done = starts.len();
+        let restart = matches!(marker, 0xD0..=0xD7);
         // Some cameras write a restart marker behind the last interval, too.
         let one_more = done == count && restart && coded[at + 2..].first() == Some(&0xFF);
         if strict && !one_more && (restart != (done < count) || (!restart && !may_follow(marker))) {

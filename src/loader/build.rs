@@ -273,7 +273,8 @@ impl LoaderBuilder {
             .streams
             .iter()
             .try_for_each(|bound| backend.check_stream(&bound.stream))?;
-        let (deadline, memory) = (self.faults.stall_deadline, &self.memory);
+        let deadline = self.faults.stall_deadline;
+        let memory = &self.memory;
         if deadline < STALL_LEAST {
             return Err(config(format!(
                 "{} is {deadline:?}; set at least {STALL_LEAST:?}",
@@ -334,14 +335,14 @@ impl LoaderBuilder {
         if let Some(opened) = self.opened.take() {
             return Ok(opened);
         }
-        let (sources, mut options) = (self.dataset.sources().clone(), self.reader.clone());
+        let sources = self.dataset.sources().clone();
+        let mut options = self.reader.clone();
         // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
         options.locality = self.run.order.locality();
-        let (deadline, open) = (self.faults.stall_deadline, move || {
-            storage::open(sources, &options)
-        });
+        let deadline = self.faults.stall_deadline;
+        let open = move || storage::open(sources, &options);
         on_node(place, || {
             runtime::within(deadline, "the storage of the dataset's files", open)
         })??
@@ -473,7 +474,8 @@ impl LoaderBuilder {
         first: &EpochJob,
         workers: usize,
     ) -> Result<Reserved> {
-        let (dataset, recipe) = (&*self.dataset, &fields.recipe);
+        let dataset = &*self.dataset;
+        let recipe = &fields.recipe;
         let chunks = ChunkRoom::new(dataset, &first.order, workers)?;
         let encoded = Encoded::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
         let room = spare_room(&encoded, chunks.as_ref(), self.faults.on_bad);
@@ -675,7 +677,8 @@ struct Ends {
 impl Assembly {
     /// The decisions, as reports show them.
     fn facts(&self, numa: Option<String>, before: Before, first: &EpochJob) -> Facts {
-        let (plan, choice) = (self.reserved.plan.clone(), self.opened.choice.clone());
+        let plan = self.reserved.plan.clone();
+        let choice = self.opened.choice.clone();
         let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
         let (routes, direct) = self.fields.routes.chosen();
         // Chunks are unpacked, batches are mapped.
@@ -735,10 +738,8 @@ impl Assembly {
         // Slots hold their exchange, so announcing them waits until the threads exist.
         let spec = self.fields.recipe.spec.clone();
         let term = |term| self.reserved.plan.term(term);
-        let (count, chunks) = (
-            term(MemoryTerm::SLOTS).count,
-            term(MemoryTerm::CHUNKS).count,
-        );
+        let count = term(MemoryTerm::SLOTS).count;
+        let chunks = term(MemoryTerm::CHUNKS).count;
         let slots = Pool::new(
             spec,
             self.fields.slot.clone(),
@@ -746,10 +747,8 @@ impl Assembly {
             Box::new(exchange.clone()),
         )?;
         let (side, idle) = self.io_side(&exchange, slots.regions())?;
-        let (pending, row_bytes) = (
-            self.reserved.pending,
-            self.fields.slot.bytes() / self.fields.slot.rows(),
-        );
+        let pending = self.reserved.pending;
+        let row_bytes = self.fields.slot.bytes() / self.fields.slot.rows();
         let cached = term(MemoryTerm::CACHED).each;
         let cached = if chunks > 0 { (0, cached) } else { (cached, 0) };
         let waiting = exchange::Capacity {
@@ -784,10 +783,8 @@ impl Assembly {
     /// The exchange of slots. Every channel has room for all slots, so returning a slot never blocks.
     fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
         let plan = &self.reserved.plan;
-        let (slots, batches) = (
-            plan.term(MemoryTerm::SLOTS).count,
-            plan.term(MemoryTerm::DEVICE).count,
-        );
+        let slots = plan.term(MemoryTerm::SLOTS).count;
+        let batches = plan.term(MemoryTerm::DEVICE).count;
         let (frees, frees_out) = bounded(slots);
         let (ready_in, ready) = bounded(slots.saturating_add(batches));
         let late = !self.fields.recipe.map_batches.is_empty();
@@ -816,7 +813,8 @@ impl Assembly {
         exchange: &Exchange,
         slots: &[Arc<Region>],
     ) -> Result<(IoSide, Sender<Box<Sample>>)> {
-        let (plan, waker) = (&self.reserved.plan, &exchange.waker);
+        let plan = &self.reserved.plan;
+        let waker = &exchange.waker;
         let MemoryTerm { count, at_once, .. } = plan.term(MemoryTerm::CHUNKS);
         let parts = self.fields.recipe.parts_max(&self.dataset.sizes());
         let spans = self.reserved.pending * parts + self.reserved.pieces * count + 1;

@@ -172,7 +172,8 @@ impl Routes {
                     .iter_mut()
                     .filter(|route| route.route == Route::Direct)
                 {
-                    (route.route, route.why) = (Route::Staged, why.clone());
+                    route.route = Route::Staged;
+                    route.why = why.clone();
                 }
                 lane.close_direct();
                 Ok(false)
@@ -199,11 +200,10 @@ impl Routes {
         let Some(lane) = self.lane.take() else {
             return Ok(None);
         };
-        let (slots, batches) = (
-            plan.term(MemoryTerm::SLOTS).count,
-            plan.term(MemoryTerm::DEVICE).count,
-        );
-        let (full, bell) = (bounded(slots), bounded(1));
+        let slots = plan.term(MemoryTerm::SLOTS).count;
+        let batches = plan.term(MemoryTerm::DEVICE).count;
+        let full = bounded(slots);
+        let bell = bounded(1);
         let (copied, ops) = recipe.device_ops();
         let setup = Setup {
             slot: layouts.slot.clone(),
@@ -317,7 +317,8 @@ impl DeviceStage {
             bell,
             ..
         } = self;
-        let (ready, slots) = (core.exchange.ready.clone(), pool.regions().len());
+        let ready = core.exchange.ready.clone();
+        let slots = pool.regions().len();
         let mut spawn = |name, body: Box<dyn FnOnce() + Send>| {
             runtime.spawn(name, PipelineStage::Storage, body)
         };

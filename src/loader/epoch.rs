@@ -145,9 +145,11 @@ impl Epoch {
             return Ok(epoch);
         }
         let mut place = epoch.shared.place();
-        let (whole, from) = (epoch.shared.whole.clone(), from.cursor(&place)?);
+        let whole = epoch.shared.whole.clone();
+        let from = from.cursor(&place)?;
         place.arrive(&whole, from);
-        let (mut at, skips) = (place.cursor, place.skips.clone());
+        let mut at = place.cursor;
+        let skips = place.skips.clone();
         epoch.first = (at.epoch, whole.clone().starting(at.position, at.batch));
         epoch.total = skips
             .count(&whole, &at, from.epoch.saturating_add(epochs))
@@ -230,7 +232,8 @@ impl Epoch {
             return Poll::Ready(Some(Err(forked)));
         }
         // One guard for all calls of the device.
-        let (backend, mut answer) = (self.shared.info.device.backend().clone(), Poll::Pending);
+        let backend = self.shared.info.device.backend().clone();
+        let mut answer = Poll::Pending;
         backend.beside_captures(&mut || answer = self.poll_device(limit));
         answer
     }
@@ -486,7 +489,8 @@ impl Epoch {
         else {
             return error;
         };
-        let (holder, field) = (core.clone(), core.samples.field_of(&error));
+        let holder = core.clone();
+        let field = core.samples.field_of(&error);
         let member = move || match holder.samples.chunk_starts {
             Some(_) => None,
             None => member(&*holder.samples.dataset, sample, field),

@@ -68,7 +68,8 @@ impl Log {
 
     /// The differences of two sums.
     fn between(before: &Sums, now: &Sums, workers: u32) -> Self {
-        let (then, totals) = (&before.totals, &now.totals);
+        let then = &before.totals;
+        let totals = &now.totals;
         let alive = now.alive_ns.saturating_sub(before.alive_ns);
         let steady = alive.saturating_sub(totals.first_ns.saturating_sub(then.first_ns));
         let per_s =
@@ -156,16 +157,16 @@ impl Memory {
         if self.looked_ns > 0 && totals.at_ns.saturating_sub(self.looked_ns) < LOOK_NS {
             return self.share;
         }
-        let (now, delivered) = (
-            device_bytes(),
-            totals.read_bytes.saturating_add(totals.cached_bytes),
-        );
+        let now = device_bytes();
+        let delivered = totals.read_bytes.saturating_add(totals.cached_bytes);
         let moved = now
             .zip(self.moved.or(built))
             .map(|(now, then)| now.saturating_sub(then));
         let more = delivered.saturating_sub(self.delivered);
         self.share = moved.and_then(|moved| Some(1.0 - share(moved.min(more), more)?));
-        (self.looked_ns, self.delivered, self.moved) = (totals.at_ns, delivered, now);
+        self.looked_ns = totals.at_ns;
+        self.delivered = delivered;
+        self.moved = now;
         self.share
     }
 }

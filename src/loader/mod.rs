@@ -89,7 +89,8 @@ impl JobMaker {
                 batches.starting(cursor.position, cursor.batch).until(end),
             ))
         })?;
-        let (then, now) = (self.positions.unwrap_or(batches.len()), batches.len());
+        let then = self.positions.unwrap_or(batches.len());
+        let now = batches.len();
         if now != then {
             let message = format!(
                 "epoch {} has {now} positions, but epoch 0 had {then}: the sampler must not change its length",
@@ -513,7 +514,8 @@ impl Loader {
             batches: self.batches_per_epoch(),
             ..EpochCost::default()
         };
-        let (report, snapshot) = (self.report(), self.snapshot());
+        let report = self.report();
+        let snapshot = self.snapshot();
         let memory = self.plan().total() as u64;
         Estimate::of(
             &report.total,
@@ -630,8 +632,8 @@ impl LoaderState {
         snapshot.storage.recovered = core.again.recovered();
         snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
-        (snapshot.storage.network, snapshot.storage.local_cache) =
-            (network.flatten(), cache.flatten());
+        snapshot.storage.network = network.flatten();
+        snapshot.storage.local_cache = cache.flatten();
         snapshot
     }
 
@@ -695,7 +697,8 @@ impl LoaderState {
         snapshot.storage.recovered = now.storage.recovered;
         snapshot.decode.chunks = now.decode.chunks;
         if let (Some(copy), Some(now)) = (&mut snapshot.copy, &now.copy) {
-            (copy.pinned_slots, copy.pageable_slots) = (now.pinned_slots, now.pageable_slots);
+            copy.pinned_slots = now.pinned_slots;
+            copy.pageable_slots = now.pageable_slots;
             copy.why_pageable.clone_from(&now.why_pageable);
             copy.direct.clone_from(&now.direct);
         }
@@ -740,7 +743,8 @@ impl LoaderState {
     }
 
     fn report(&self) -> Report {
-        let (core, rank) = (self.runtime.core(), self.jobs.rank);
+        let core = self.runtime.core();
+        let rank = self.jobs.rank;
         let (total, steady) = self.measurements();
         Report {
             dataset: core.samples.dataset.describe(),

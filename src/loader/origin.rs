@@ -52,7 +52,8 @@ impl fmt::Display for Origin {
         let Some(memory) = self.from_memory() else {
             return write!(f, "not known");
         };
-        let (device, memory) = (100.0 * (1.0 - memory), 100.0 * memory);
+        let device = 100.0 * (1.0 - memory);
+        let memory = 100.0 * memory;
         write!(
             f,
             "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for this process"
@@ -81,7 +82,8 @@ impl Before {
 
     /// The origin of the bytes of these measurements. Those of the network came from no file.
     pub(super) fn origin(&self, total: &Snapshot) -> Origin {
-        let (storage, copied) = (&total.storage, total.storage.cached_bytes);
+        let storage = &total.storage;
+        let copied = total.storage.cached_bytes;
         let asked = storage.counts.bytes_asked;
         let direct = (asked as f64 * storage.counts.direct_share()) as u64;
         let on_device = total

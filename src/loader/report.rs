@@ -236,11 +236,9 @@ impl fmt::Display for Report {
         } = &self.total;
         let seconds = seconds(self.total.steady_ns.saturating_add(consumer.first_ns));
         let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
-        let (batches, samples, gb) = (
-            consumer.batches,
-            consumer.samples,
-            consumer.bytes as f64 / 1e9,
-        );
+        let batches = consumer.batches;
+        let samples = consumer.samples;
+        let gb = consumer.bytes as f64 / 1e9;
         let rates = format!(
             "{:.0} samples/s, {:.3} GB/s",
             rate(samples as f64),

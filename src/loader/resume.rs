@@ -30,12 +30,11 @@ impl LoaderState {
             groups,
             dataset,
         } = self.run_identity()?;
-        let (order, dataset) = (*order, dataset.clone());
-        let (global_batch, last, draws) = (
-            self.jobs.global,
-            self.jobs.last,
-            self.runtime.core().samples.seed,
-        );
+        let order = *order;
+        let dataset = dataset.clone();
+        let global_batch = self.jobs.global;
+        let last = self.jobs.last;
+        let draws = self.runtime.core().samples.seed;
         let skips = skips.ahead(cursor.epoch, cursor.batch);
         let past = self.past(cursor.epoch, cursor.position)?;
         let groups = *groups;
@@ -151,7 +150,8 @@ impl LoaderState {
                 ..Cursor::default()
             };
         }
-        let (skips, skipped) = (saved.skips.clone(), self.place().skipped);
+        let skips = saved.skips.clone();
+        let skipped = self.place().skipped;
         Ok(Place {
             cursor,
             resumed: true,
@@ -163,7 +163,9 @@ impl LoaderState {
 
 /// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next may have another.
 fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
-    let (now, then, at) = (&own.order, &saved.order, saved.cursor);
+    let now = &own.order;
+    let then = &saved.order;
+    let at = saved.cursor;
     let mut saved = saved.clone();
     let lists = now.kind == OrderKind::Indices && then.kind == OrderKind::Indices;
     let differ = (now.positions, now.identity) != (then.positions, then.identity);
@@ -175,14 +177,16 @@ fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
                 ..Cursor::default()
             };
         }
-        (saved.order.positions, saved.order.identity) = (now.positions, now.identity);
+        saved.order.positions = now.positions;
+        saved.order.identity = now.identity;
     }
     saved
 }
 
 /// Whether the batches have the same rows, but for those that fill up the last.
 fn same_batches(own: &Checkpoint, saved: &Checkpoint) -> bool {
-    let (now, then) = (own.last, saved.last);
+    let now = own.last;
+    let then = saved.last;
     let fills =
         now != LastBatch::Drop && then != LastBatch::Drop && own.order.kind != OrderKind::Grouped;
     own.global_batch == saved.global_batch && (now == then || fills)
@@ -281,7 +285,8 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
             &remedy,
         );
     }
-    let (then, now) = (saved.global_batch, own.global_batch);
+    let then = saved.global_batch;
+    let now = own.global_batch;
     match then == now {
         true => Some(format!(
             "the state has other batch sizes of the groups than the loader: {anew}"
@@ -295,7 +300,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     fn differ(what: &str, then: impl Display, now: impl Display) -> String {
         format!("the {what} is {then} in the state, {now} in the loader")
     }
-    let (now, then) = (&own.order, &saved.order);
+    let now = &own.order;
+    let then = &saved.order;
     let kind = |order: &Settings| match order.kind {
         OrderKind::Indices | OrderKind::Sampler if order.shuffled => {
             lower(order.kind) + ", shuffled"
@@ -340,11 +346,13 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         };
         return Some(format!("the state has other {what}"));
     }
-    let (then, now) = (saved.global_batch, own.global_batch);
+    let then = saved.global_batch;
+    let now = own.global_batch;
     if then != now && !any_batch {
         return Some(differ("global batch", then, now) + &way_out(Setting::GlobalBatch, then));
     }
-    let (then, now) = (saved.last, own.last);
+    let then = saved.last;
+    let now = own.last;
     if !same_batches(own, saved) && !any_batch {
         return Some(
             differ("last batch", lower(then), lower(now)) + &way_out(Setting::LastBatch, then),
@@ -389,7 +397,9 @@ mod tests {
                 identity,
             };
             let dataset = Fingerprint::of_words([0; 22]);
-            let (cursor, last, skips) = (Cursor::default(), LastBatch::Keep, Skips::default());
+            let cursor = Cursor::default();
+            let last = LastBatch::Keep;
+            let skips = Skips::default();
             Checkpoint {
                 cursor,
                 global_batch,

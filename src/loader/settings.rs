@@ -432,7 +432,8 @@ impl LoaderBuilder {
     /// Uses this clock and this reader.
     #[cfg(test)]
     pub(super) fn simulated(mut self, clock: Clock, opened: Opened) -> Self {
-        (self.clock, self.opened) = (clock, Some(opened));
+        self.clock = clock;
+        self.opened = Some(opened);
         self
     }
 }

@@ -134,7 +134,8 @@ impl Skips {
 
     /// The place of the job after the one at `at`. `None` after the last epoch.
     pub(super) fn after(&self, whole: &Batches, at: &Cursor) -> Option<Cursor> {
-        let (rest, batch) = (rest(whole, at), self.stop(whole, at));
+        let rest = rest(whole, at);
+        let batch = self.stop(whole, at);
         let next = match batch < rest.end() {
             true => Cursor {
                 position: rest.first_position(batch),

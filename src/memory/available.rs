@@ -48,7 +48,8 @@ const LIMITS: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"]
 fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let meminfo = read(Path::new("/proc/meminfo"))?;
     let kib = |name: &str| value(&meminfo, name).map_or(0, |kib| kib * 1024);
-    let (mut system, mut swap) = (value(&meminfo, "MemAvailable:")? * 1024, 0);
+    let mut system = value(&meminfo, "MemAvailable:")? * 1024;
+    let mut swap = 0;
     if most {
         // `MemAvailable` leaves out reserves and a part of the page cache, and all of the cache of ZFS.
         let parts = [
@@ -61,7 +62,8 @@ fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
         let zfs = read(Path::new("/proc/spl/kstat/zfs/arcstats"))
             .and_then(|text| value(&text, "size"))
             .unwrap_or(0);
-        (system, swap) = (system.max(parts.iter().sum()) + zfs, kib("SwapFree:"));
+        system = system.max(parts.iter().sum()) + zfs;
+        swap = kib("SwapFree:");
     }
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
     Some(
@@ -239,7 +241,8 @@ mod tests {
             ]);
             of_rank(ranks, |path| Some(files.get(path.to_str()?)?.to_string()))
         };
-        let (all, own) = (4_096_000, "VmRSS:\t 900 kB\nRssAnon:\t 100 kB\n");
+        let all = 4_096_000;
+        let own = "VmRSS:\t 900 kB\nRssAnon:\t 100 kB\n";
         assert_eq!(of(1, "96000", own), Some(all - 96_000));
         // The first of four, and the last, when the others have taken theirs.
         assert_eq!(of(4, "96000", own), Some(all / 4 - 102_400));

@@ -158,12 +158,11 @@ impl BudgetState {
             loaders,
             ..
         } = *self;
-        let (left, parts) = (whole - taken.bytes, loaders - taken.loaders);
+        let left = whole - taken.bytes;
+        let parts = loaders - taken.loaders;
         let free = left.checked_sub(data).ok_or_else(|| {
-            let (free, out) = (
-                format!("{left} of {whole} bytes are free in the shared budget"),
-                Setting::InMemory,
-            );
+            let free = format!("{left} of {whole} bytes are free in the shared budget");
+            let out = Setting::InMemory;
             let message = format!("{data} bytes of data in memory, {free}: leave out {out}");
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;

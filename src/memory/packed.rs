@@ -17,7 +17,8 @@ use crate::tensor::{Field, Packed};
 impl Slot {
     /// The `u64` at `offset`: an offset or a length. A row's length is accessed only through its token.
     pub(super) fn number(&self, offset: usize) -> u64 {
-        let (mut bytes, ptr) = ([0; 8], self.at(offset, 8));
+        let mut bytes = [0; 8];
+        let ptr = self.at(offset, 8);
         // SAFETY: in bounds, initialised; offsets are written before there are rows, lengths by the row's token.
         unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
         u64::from_ne_bytes(bytes)
@@ -33,7 +34,8 @@ impl Slot {
     /// nonsense over them: they say which memory is read.
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
-        let (start, end) = (self.number(at) as usize, self.number(at + 8) as usize);
+        let start = self.number(at) as usize;
+        let end = self.number(at + 8) as usize;
         assert!(
             start <= end && end <= packed.room / packed.unit,
             "the offsets of a packed field were overwritten"
@@ -43,10 +45,8 @@ impl Slot {
 
     /// Bytes of the batch's rows of a field.
     pub(super) fn used(&self, field: usize) -> usize {
-        let (layout, rows) = (
-            self.plan.layout.fields()[field],
-            self.rows.load(Ordering::Relaxed),
-        );
+        let layout = self.plan.layout.fields()[field];
+        let rows = self.rows.load(Ordering::Relaxed);
         layout.packed.map_or_else(
             || self.row_bytes(field) * rows as usize,
             |packed| self.packed_row(packed, rows - 1).1,
@@ -68,10 +68,8 @@ impl Slot {
                 let (start, _) = self.packed_row(packed, row);
                 let len = self.number(lens + row as usize * 8) as usize * packed.unit;
                 if start != end {
-                    let (from, to) = (
-                        self.at(layout.offset + start, len),
-                        self.at(layout.offset + end, len),
-                    );
+                    let from = self.at(layout.offset + start, len);
+                    let to = self.at(layout.offset + end, len);
                     // SAFETY: both in bounds; no other thread accesses the slot between its last row and its delivery.
                     unsafe { std::ptr::copy(from, to, len) };
                     self.set_number(
@@ -104,10 +102,8 @@ impl Rows {
             self.slot.set_number(at, 0);
         }
         let start = self.slot.number(at);
-        let (unit, max) = (
-            packed.unit as u64,
-            self.slot.plan.spec.fields()[field].row_bytes() as u64,
-        );
+        let unit = packed.unit as u64;
+        let max = self.slot.plan.spec.fields()[field].row_bytes() as u64;
         let len = len.unwrap_or(max);
         let fits =
             len <= max && len.is_multiple_of(unit) && start * unit + len <= packed.room as u64;
@@ -125,12 +121,14 @@ impl Rows {
 impl Row<'_> {
     /// Refuses another length than that of the index, where its lengths place the rows.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
-        let ((start, end), len) = (self.slot.packed_row(packed, self.row), len * packed.unit);
+        let (start, end) = self.slot.packed_row(packed, self.row);
+        let len = len * packed.unit;
         let by_index = field.packing().is_some_and(|packing| packing.by_index);
         if len == 0 || len == end - start || (!by_index && len < end - start) {
             return Ok(());
         }
-        let (name, planned) = (field.name(), end - start);
+        let name = field.name();
+        let planned = end - start;
         let (_, used) = self
             .slot
             .packed_row(packed, self.slot.rows.load(Ordering::Relaxed) - 1);

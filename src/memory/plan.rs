@@ -262,12 +262,10 @@ impl MemoryPlan {
         } else {
             format!("1/{}", part.parts)
         };
-        let (budget, free, whole, loaders) = (
-            Bytes(budget),
-            Bytes(part.free),
-            Bytes(part.whole),
-            part.loaders,
-        );
+        let budget = Bytes(budget);
+        let free = Bytes(part.free);
+        let whole = Bytes(part.whole);
+        let loaders = part.loaders;
         format!(
             "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
         )

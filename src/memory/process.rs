@@ -58,7 +58,8 @@ fn wiped_on_fork() -> Option<&'static AtomicU64> {
         return None;
     }
     let mut map = memmap2::MmapMut::map_anon(crate::tensor::PAGE).ok()?;
-    let (start, len) = (map.as_mut_ptr(), map.len());
+    let start = map.as_mut_ptr();
+    let len = map.len();
     // SAFETY: the range is a private anonymous mapping of our own, and nothing points into it yet.
     unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxWipeOnFork) }.ok()?;
     std::mem::forget(map);

@@ -103,7 +103,9 @@ extern "C" fn in_child() {
         return;
     };
     for (start, mut copy) in forking.copies.drain(..) {
-        let (at, from, len) = (start as *mut c_void, copy.as_mut_ptr().cast(), copy.len());
+        let at = start as *mut c_void;
+        let from = copy.as_mut_ptr().cast();
+        let len = copy.len();
         // It must not be unmapped.
         std::mem::forget(copy);
         // An earlier handler may have mapped something there; kernels before 4.17 then choose another place.
@@ -137,7 +139,8 @@ impl Region {
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut map = Self::map(len, what)?;
-        let (start, len) = (map.as_mut_ptr(), map.len());
+        let start = map.as_mut_ptr();
+        let len = map.len();
         let start = NonNull::new(start).expect("a mapping is never at address 0");
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
@@ -219,7 +222,8 @@ impl Region {
             // SAFETY: three functions that live as long as the program. Without memory for them, children lack the regions.
             unsafe { pthread_atfork(before_fork, in_parent, in_child) };
         }
-        let (mut all, address) = (WITHHELD.hold(), self.start.as_ptr().expose_provenance());
+        let mut all = WITHHELD.hold();
+        let address = self.start.as_ptr().expose_provenance();
         let new = || WithheldRegion {
             len: self.len,
             users: 0,
@@ -333,10 +337,8 @@ impl Bytes {
 /// Whether forked children inherit the region.
 #[cfg(test)]
 pub(crate) fn is_forked(region: &Region) -> bool {
-    let (smaps, start) = (
-        std::fs::read_to_string("/proc/self/smaps").unwrap(),
-        region.ptr().as_ptr() as usize,
-    );
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let start = region.ptr().as_ptr() as usize;
     let holds = |line: &str| {
         let (from, rest) = line.split_once('-')?;
         let to = rest.split(' ').next()?;
@@ -367,7 +369,8 @@ mod tests {
         for len in [4096, 5 << 20] {
             let region = Arc::new(Region::new(len, "a test").unwrap());
             assert!(is_forked(&region));
-            let (first, second) = (Withheld::new(&region), Withheld::new(&region));
+            let first = Withheld::new(&region);
+            let second = Withheld::new(&region);
             assert!(!is_forked(&region));
             drop(first);
             assert!(!is_forked(&region), "the second registration withholds it");

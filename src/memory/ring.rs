@@ -107,7 +107,8 @@ impl RingState {
         else {
             return (room <= capacity).then_some(0);
         };
-        let (tail, head) = (*tail, last + last_len);
+        let tail = *tail;
+        let head = last + last_len;
         if *last >= tail {
             // Free are [head, capacity) and, after wrapping, [0, tail).
             if room <= capacity - head {
@@ -232,7 +233,8 @@ mod tests {
             seen.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         })
         .unwrap();
-        let (a, b) = (ring.reserve(1).unwrap(), ring.reserve(1).unwrap());
+        let a = ring.reserve(1).unwrap();
+        let b = ring.reserve(1).unwrap();
         drop(b);
         assert_eq!(
             count.load(std::sync::atomic::Ordering::SeqCst),

@@ -195,10 +195,8 @@ impl Row<'_> {
         while self.written != 0 {
             let field = self.written.trailing_zeros() as usize;
             self.written &= !(1 << field);
-            let (spec, layout) = (
-                &self.slot.plan.spec.fields()[field],
-                &self.slot.plan.layout.fields()[field],
-            );
+            let spec = &self.slot.plan.spec.fields()[field];
+            let layout = &self.slot.plan.layout.fields()[field];
             if let (true, None, Some(len)) = (spec.is_up_to(), layout.packed, self.len_of(field)) {
                 let unit = spec.unit_bytes();
                 self.bytes_mut(field)[unit * len..].fill(0);
@@ -278,7 +276,8 @@ impl Row<'_> {
     }
 
     fn too_long(&self, field: usize, len: usize, more: &str) -> Error {
-        let (spec, (max, _)) = (&self.slot.plan.spec.fields()[field], self.slot.most(field));
+        let spec = &self.slot.plan.spec.fields()[field];
+        let (max, _) = self.slot.most(field);
         let all = spec.dims().first().copied();
         match self.slot.group().filter(|_| all != Some(max)) {
             Some(group) => shape_error(format!(
@@ -311,7 +310,8 @@ impl Row<'_> {
         let valid = self.row < self.slot.valid.load(Ordering::Relaxed);
         let status = if valid { Status::Real } else { Status::Padding };
         let layout = &self.slot.plan.layout;
-        let (ids, statuses) = (layout.ids(), layout.status());
+        let ids = layout.ids();
+        let statuses = layout.status();
         self.put(ids + self.row as usize * 8, &id.to_ne_bytes());
         self.put(statuses + self.row as usize, &[status as u8]);
     }

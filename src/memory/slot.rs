@@ -332,7 +332,8 @@ impl Rows {
     /// Splits off the first `count` unfinished rows (1 ≤ count ≤ len).
     pub(crate) fn take(&mut self, count: u32) -> Rows {
         assert!(count > 0 && count <= self.len() && self.lent == 0);
-        let (slot, start) = (self.slot.clone(), self.start);
+        let slot = self.slot.clone();
+        let start = self.start;
         let end = start + count;
         let taken = Rows {
             slot,
@@ -439,7 +440,8 @@ impl Rows {
                 || (self.lent_end.0 == field && self.lent_end.1 <= part.start)
         );
         self.lent |= 1 << field;
-        (self.lent_parts, self.lent_end) = (self.lent_parts + 1, (field, part.end));
+        self.lent_parts = self.lent_parts + 1;
+        self.lent_end = (field, part.end);
         RowSpan {
             slot: self.slot.clone(),
             row: self.start,
@@ -641,7 +643,8 @@ impl Filled {
     /// No slice of the batch may be borrowed meanwhile. Null for the lengths of a fixed field. The pointer does not
     /// come from a slice, because a pointer from a shared borrow must not be written through.
     pub(crate) fn ptr(&self, array: Array) -> *mut u8 {
-        let (layout, rows) = (&self.slot().plan.layout, self.rows());
+        let layout = &self.slot().plan.layout;
+        let rows = self.rows();
         match array {
             Array::Field(field) => {
                 let used = self.used(field);
@@ -686,10 +689,8 @@ impl Filled {
     }
 
     pub(super) fn array_mut(&mut self, field: usize) -> &mut [u8] {
-        let (offset, len) = (
-            self.slot().plan.layout.fields()[field].offset,
-            self.used(field),
-        );
+        let offset = self.slot().plan.layout.fields()[field].offset;
+        let len = self.used(field);
         self.bytes_at_mut(offset, len)
     }
 

@@ -151,10 +151,8 @@ impl<const N: usize> Stretches<N> {
         if now == 0 {
             return;
         }
-        let (before, since) = (
-            self.state.load(Ordering::Relaxed),
-            self.since.load(Ordering::Relaxed),
-        );
+        let before = self.state.load(Ordering::Relaxed);
+        let since = self.since.load(Ordering::Relaxed);
         put(&self.since, BETWEEN);
         // A reader of the new sums then sees the mark.
         fence(Ordering::Release);
@@ -296,7 +294,8 @@ impl Pool {
                 .saturating_add_signed(by)
                 .min((1 << WORKING_BITS) - 1);
             // Threads read the clock before they change the word. A late one must not turn time back.
-            let (since, at) = (old >> (WORKING_BITS + 1), now & TIME_MASK);
+            let since = old >> (WORKING_BITS + 1);
+            let at = now & TIME_MASK;
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 {
                 since
             } else {
@@ -480,7 +479,8 @@ fn middle(at: usize) -> f64 {
     if at < SUB {
         return at as f64;
     }
-    let (power, sub) = (at / SUB - 1, at % SUB);
+    let power = at / SUB - 1;
+    let sub = at % SUB;
     let width = (1_u64 << power) as f64;
     (SUB + sub) as f64 * width + (width - 1.0) / 2.0
 }
@@ -588,7 +588,8 @@ mod tests {
     /// than a reader tries, makes a reading wrong. That happens on a busy machine, but to fewer than one in a hundred.
     fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
         let ended = AtomicUsize::new(0);
-        let (mut reads, mut off) = (0, 0);
+        let mut reads = 0;
+        let mut off = 0;
         std::thread::scope(|scope| {
             for _ in 0..writers {
                 scope.spawn(|| {
@@ -600,7 +601,8 @@ mod tests {
                 });
             }
             while ended.load(Ordering::SeqCst) < writers {
-                (reads, off) = (reads + 1, off + usize::from(!is_whole()));
+                reads = reads + 1;
+                off = off + usize::from(!is_whole());
             }
         });
         assert!(off * 100 <= reads, "{off} of {reads}");
@@ -608,7 +610,8 @@ mod tests {
 
     #[test]
     fn a_pool_counts_all_time_once_while_it_changes() {
-        let (pool, clock) = (Pool::new(3), AtomicU64::new(1));
+        let pool = Pool::new(3);
+        let clock = AtomicU64::new(1);
         let change = |number| {
             let by = if number % 2 == 0 { 1 } else { -1 };
             pool.change(by, number % 3 == 0, clock.fetch_add(1, Ordering::SeqCst));
@@ -616,7 +619,8 @@ mod tests {
         while_it_changes(3, change, || {
             let now = clock.load(Ordering::SeqCst);
             let (busy, starved, ahead) = pool.read(now);
-            let (sum, later) = (busy + starved + ahead, clock.load(Ordering::SeqCst));
+            let sum = busy + starved + ahead;
+            let later = clock.load(Ordering::SeqCst);
             sum % 3 == 0 && (now..=later).contains(&(sum / 3))
         });
         assert_eq!(pool.working(), 0);
@@ -624,7 +628,8 @@ mod tests {
 
     #[test]
     fn a_flow_counts_all_time_once_while_it_changes() {
-        let (flow, clock) = (Flow::default(), AtomicU64::new(2));
+        let flow = Flow::default();
+        let clock = AtomicU64::new(2);
         flow.change(2, 1);
         let change = |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst));
         while_it_changes(1, change, || {
@@ -656,7 +661,8 @@ mod tests {
     fn an_area_is_right_while_it_changes() {
         // A change read in the middle would be off by the clock itself.
         const START: u64 = 1 << 40;
-        let (area, clock) = (Area::default(), AtomicU64::new(START));
+        let area = Area::default();
+        let clock = AtomicU64::new(START);
         let change = |number| {
             let now = clock.fetch_add(1, Ordering::SeqCst);
             if number % 2 == 0 {
@@ -674,11 +680,9 @@ mod tests {
 
     #[test]
     fn states_count_no_time_twice_while_they_change() {
-        let (states, now, ended) = (
-            States::<bool, 2>::default(),
-            AtomicU64::new(1),
-            std::sync::atomic::AtomicBool::new(false),
-        );
+        let states = States::<bool, 2>::default();
+        let now = AtomicU64::new(1);
+        let ended = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
@@ -741,7 +745,8 @@ mod tests {
 
     #[test]
     fn a_quantile_is_that_of_the_time_since_the_last_call() {
-        let (histogram, mut counts) = (Histogram::default(), Counts::default());
+        let histogram = Histogram::default();
+        let mut counts = Counts::default();
         assert_eq!(histogram.quantile_since(&mut counts, 0.99), None);
         for (values, p99) in [
             (1..=100, 99),

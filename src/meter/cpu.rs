@@ -25,7 +25,8 @@ type Enlisted = (PipelineStage, u32, (u64, u64));
 impl Threads {
     /// The calling thread is one of the stage's.
     pub(crate) fn enlist(&self, stage: PipelineStage) {
-        let (id, mut all) = (own_id(), self.all.hold());
+        let id = own_id();
+        let mut all = self.all.hold();
         if !all
             .iter()
             .any(|(of, known, _)| (*of, *known) == (stage, id))
@@ -124,10 +125,8 @@ impl Cpu {
                     .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
             };
             own.quota = Some(quota / period);
-            (own.periods, own.throttled) = (
-                count("nr_periods").unwrap_or(0),
-                count("nr_throttled").unwrap_or(0),
-            );
+            own.periods = count("nr_periods").unwrap_or(0);
+            own.throttled = count("nr_throttled").unwrap_or(0);
             // v1 and v2.
             let ns = count("throttled_time")
                 .or_else(|| Some(count("throttled_usec")?.saturating_mul(1000)));
@@ -166,10 +165,8 @@ fn cores_ns() -> Option<u64> {
 
 /// From the text of `/proc/stat`; `None` for one without counts, as some sandboxes have.
 fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
-    let (mut ticks, tick_ns) = (
-        0_u64,
-        1_000_000_000 / rustix::param::clock_ticks_per_second(),
-    );
+    let mut ticks = 0_u64;
+    let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
     for line in stat.lines() {
         let mut words = line.strip_prefix("cpu").unwrap_or_default().split(' ');
         if !words
@@ -215,10 +212,8 @@ mod tests {
         {
             return println!("skipped: this kernel does not count it");
         }
-        let (before, began) = (
-            threads.times(PipelineStage::Decode).unwrap().0,
-            Instant::now(),
-        );
+        let before = threads.times(PipelineStage::Decode).unwrap().0;
+        let began = Instant::now();
         while threads.times(PipelineStage::Decode).unwrap().0 < before + 5_000_000 {
             assert!(
                 began.elapsed() < Duration::from_secs(60),

@@ -124,7 +124,8 @@ impl SlotMeters {
     }
 
     fn of(&self, stay: Stay, read: impl Fn(&Area) -> u64) -> u64 {
-        let (number, elsewhere) = (read(&self.areas[stay as usize]), &self.areas[1..]);
+        let number = read(&self.areas[stay as usize]);
+        let elsewhere = &self.areas[1..];
         // Free slots are those at no other place.
         if stay == Stay::Free {
             number.saturating_sub(elsewhere.iter().map(read).sum())
@@ -218,7 +219,8 @@ impl Meters {
 
     /// The few numbers of a training log: no call of the kernel.
     pub(crate) fn totals(&self) -> Totals {
-        let (now, consumer) = (self.clock.now(), &self.consumer);
+        let now = self.clock.now();
+        let consumer = &self.consumer;
         let [waited_ns] = consumer.states.read([Consuming::Waiting], now);
         Totals {
             at_ns: now,

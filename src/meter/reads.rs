@@ -69,10 +69,8 @@ pub struct CacheReads {
 
 impl fmt::Display for CacheReads {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (share, gb) = (
-            100.0 * self.hits as f64 / (self.hits + self.misses).max(1) as f64,
-            self.bytes as f64 / 1e9,
-        );
+        let share = 100.0 * self.hits as f64 / (self.hits + self.misses).max(1) as f64;
+        let gb = self.bytes as f64 / 1e9;
         write!(
             f,
             "{share:.1} % of {} reads from the local disk; ",

@@ -534,7 +534,8 @@ impl Snapshot {
     /// open ahead of the consumer count too, so the value is meaningful after about one epoch. Summed over ranks it
     /// applies to the whole run.
     pub fn read_amplification(&self) -> Option<f64> {
-        let (chunks, delivered) = (self.decode.chunks?, self.consumer.samples);
+        let chunks = self.decode.chunks?;
+        let delivered = self.consumer.samples;
         (delivered > 0).then(|| chunks.samples as f64 / delivered as f64)
     }
 

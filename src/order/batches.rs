@@ -211,7 +211,8 @@ impl Batches {
         if let Some(groups) = &self.groups {
             return groups.plan().counts();
         }
-        let (samples, rest) = (self.len, self.len % self.global);
+        let samples = self.len;
+        let rest = self.len % self.global;
         let whole = Counts {
             samples,
             batches: self.len.div_ceil(self.global),

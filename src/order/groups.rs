@@ -260,10 +260,8 @@ impl Groups {
                     rows(bound) == 0 && self.table.sizes[*group] > 0
                 };
                 if let Some((group, bound)) = bounds.iter().enumerate().find(lacks) {
-                    let (least, multiple) = (
-                        u128::from(*bound) * u128::from(self.multiple),
-                        self.multiple,
-                    );
+                    let least = u128::from(*bound) * u128::from(self.multiple);
+                    let multiple = self.multiple;
                     return Err(config(format!(
                         "a budget of {most} has no room for {multiple} rows of up to {bound} (group {group}): give {least} or \
                          more"
@@ -391,7 +389,8 @@ fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
         let shift = (u64::BITS - length.leading_zeros()).saturating_sub(BITS);
         let (samples, most) =
             &mut bins[((shift as usize) << (BITS - 1)) + (length >> shift) as usize];
-        (*samples, *most) = (*samples + 1, (*most).max(*length));
+        *samples = *samples + 1;
+        *most = (*most).max(*length);
     }
     bins.retain(|(samples, _)| *samples > 0);
     let mut costs = Costs {
@@ -405,7 +404,8 @@ fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
     }
     let mut least: Vec<f64> = (0..=bins.len()).map(|end| costs.of_one(0, end)).collect();
     let begins: Vec<Vec<u32>> = (1..count).map(|_| costs.add_group(&mut least)).collect();
-    let (mut bounds, mut end) = (vec![bins.last().map_or(0, |(_, most)| *most)], bins.len());
+    let mut bounds = vec![bins.last().map_or(0, |(_, most)| *most)];
+    let mut end = bins.len();
     for begins in begins.iter().rev() {
         end = begins[end] as usize;
         if end == 0 {
@@ -441,7 +441,9 @@ impl Costs {
     /// the height `least[b]` at 0. Slopes fall and the places rise, so the lowest line only ever moves on along their hull.
     fn add_group(&self, least: &mut [f64]) -> Vec<u32> {
         let old = least.to_vec();
-        let (mut hull, mut at, mut begins) = (Vec::<usize>::new(), 0, vec![0; old.len()]);
+        let mut hull = Vec::<usize>::new();
+        let mut at = 0;
+        let mut begins = vec![0; old.len()];
         for end in 1..old.len() {
             let new = end - 1;
             while let [.., one, two] = hull[at..] {
@@ -461,7 +463,8 @@ impl Costs {
             {
                 at += 1;
             }
-            (least[end], begins[end]) = (cost(hull[at]), hull[at] as u32);
+            least[end] = cost(hull[at]);
+            begins[end] = hull[at] as u32;
         }
         begins
     }
@@ -497,7 +500,8 @@ impl Table {
         }
         let block = BLOCK * groups.next_power_of_two();
         let blocks = of.len().div_ceil(block);
-        let (mut before, mut sizes) = (vec![0; groups * blocks], vec![0_u64; groups]);
+        let mut before = vec![0; groups * blocks];
+        let mut sizes = vec![0_u64; groups];
         for (number, samples) in of.chunks(block).enumerate() {
             for (group, size) in sizes.iter().enumerate() {
                 // Before the last block a group has fewer than 2^32 samples.
@@ -529,7 +533,8 @@ impl Table {
         let blocks = self.of.len().div_ceil(self.block);
         let before = &self.before[group * blocks..(group + 1) * blocks];
         let block = before.partition_point(|before| u64::from(*before) <= k) - 1;
-        let (mut left, mut at) = ((k - u64::from(before[block])) as usize, block * self.block);
+        let mut left = (k - u64::from(before[block])) as usize;
+        let mut at = block * self.block;
         let is_own = |other: &u8| usize::from(*other) == group;
         for samples in self.of[at..].chunks(STRIDE) {
             let own = usize::from(
@@ -882,7 +887,8 @@ impl GroupedEpoch {
 
     /// The positions that have a sample of the epoch.
     pub(crate) fn positions(&self) -> impl Iterator<Item = u64> {
-        let (largest, batches) = (self.plan.largest, self.plan.counts.batches);
+        let largest = self.plan.largest;
+        let batches = self.plan.counts.batches;
         (0..batches)
             .flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
     }

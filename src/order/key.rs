@@ -201,7 +201,8 @@ impl Feistel {
 
     #[inline]
     fn forward(&self, cell: u64) -> u64 {
-        let (mut row, mut column) = (cell >> self.bits, cell & ((1 << self.bits) - 1));
+        let mut row = cell >> self.bits;
+        let mut column = cell & ((1 << self.bits) - 1);
         for [to_row, to_column] in &self.rounds {
             row += scale(to_row.hash(column), self.rows);
             row = if row >= self.rows {
@@ -377,7 +378,8 @@ mod tests {
         }
 
         fn backward(&self, cell: u64) -> u64 {
-            let (mut row, mut column) = (cell >> self.bits, cell & ((1 << self.bits) - 1));
+            let mut row = cell >> self.bits;
+            let mut column = cell & ((1 << self.bits) - 1);
             for [to_row, to_column] in self.rounds.iter().rev() {
                 column ^= to_column.hash(row) >> (64 - self.bits);
                 let step = scale(to_row.hash(column), self.rows);
@@ -530,7 +532,8 @@ mod tests {
         let mut flipped = 0;
         for seed in 0..100 {
             for bit in 0..64 {
-                let (a, b) = (Key::new(seed).derive(0), Key::new(seed).derive(1 << bit));
+                let a = Key::new(seed).derive(0);
+                let b = Key::new(seed).derive(1 << bit);
                 flipped += (a.low ^ b.low).count_ones() + (a.high ^ b.high).count_ones();
             }
         }

@@ -73,11 +73,9 @@ impl Lanes {
     pub(crate) fn new(starts: &Arc<[u64]>, lanes: u64, window: usize, key: Option<Key>) -> Self {
         let chunks = starts.len().saturating_sub(1);
         let permutation = key.map(|key| Permutation::new(chunks as u64, key.named("chunks")));
-        let (mut sequence, mut before, mut sum) = (
-            Vec::with_capacity(chunks),
-            Vec::with_capacity(chunks + 1),
-            0,
-        );
+        let mut sequence = Vec::with_capacity(chunks);
+        let mut before = Vec::with_capacity(chunks + 1);
+        let mut sum = 0;
         for k in 0..chunks {
             let chunk = permutation
                 .as_ref()
@@ -90,7 +88,8 @@ impl Lanes {
             }
         }
         before.push(sum);
-        let (lanes, window) = (lanes.max(1), window.max(1));
+        let lanes = lanes.max(1);
+        let window = window.max(1);
         Self(Arc::new(Inner {
             starts: starts.clone(),
             sequence,
@@ -167,10 +166,13 @@ impl Lanes {
 
     /// The needs of a rank that visits the virtual positions p ≡ `class` (mod `step`) of `start..end`.
     pub(crate) fn needs(&self, start: u64, end: u64, class: u64, step: u64) -> Needs {
-        let (len, stride) = (self.len(), gcd(self.0.lanes, step.max(1)));
+        let len = self.len();
+        let stride = gcd(self.0.lanes, step.max(1));
         let end = if len == 0 { start } else { end.max(start) };
-        let (mut rounds, mut begins, mut groups, mut firsts) =
-            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut rounds = Vec::new();
+        let mut begins = Vec::new();
+        let mut groups = Vec::new();
+        let mut firsts = Vec::new();
         let mut base = if start < end {
             start - start % len
         } else {
@@ -227,7 +229,8 @@ impl Lanes {
         let reached = |position: u64| start + position.saturating_sub(lane).div_ceil(lanes);
         // An entry of the lane has a position below `len`, so only the base can take the sum past 64 bits.
         let position = |at: u64| base.saturating_add(lane + (at - start) * lanes);
-        let (mut at, end) = (reached(run.start), reached(run.end));
+        let mut at = reached(run.start);
+        let end = reached(run.end);
         while at < end {
             let group = self.group(lane, at);
             firsts.push((position(at), groups.len()));
@@ -242,7 +245,8 @@ impl Lanes {
 
     /// Where the entries of a lane are when all turns are laid end to end.
     fn span(&self, lane: u64) -> Range<u64> {
-        let (each, more) = (self.len() / self.0.lanes, self.len() % self.0.lanes);
+        let each = self.len() / self.0.lanes;
+        let more = self.len() % self.0.lanes;
         let start = |lane: u64| lane * each + lane.min(more);
         start(lane)..start(lane + 1)
     }
@@ -260,7 +264,8 @@ impl Lanes {
 
     fn group(&self, lane: u64, at: u64) -> Group {
         let Inner { before, window, .. } = &*self.0;
-        let (span, turns) = (self.span(lane), self.turns(lane));
+        let span = self.span(lane);
+        let turns = self.turns(lane);
         let number = (self.turn(at) - turns.start) / window;
         let first = turns.start + number * window;
         let turns = first..first.saturating_add(*window).min(turns.end);
@@ -310,7 +315,8 @@ impl Lanes {
 
 /// (`class` - `base`) mod `stride`.
 fn class_before(class: u64, base: u64, stride: u64) -> u64 {
-    let (class, base) = (class % stride, base % stride);
+    let class = class % stride;
+    let base = base % stride;
     if class >= base {
         class - base
     } else {
@@ -432,10 +438,8 @@ impl Needs {
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();
         let mut entry = 0;
         for (lane, Needing { group, .. }) in groups {
-            let (permutation, origin) = (
-                self.0.lanes.permutation(group),
-                self.0.lanes.span(group.lane).start,
-            );
+            let permutation = self.0.lanes.permutation(group);
+            let origin = self.0.lanes.span(group.lane).start;
             lanes[lane] = Some(Place {
                 entry,
                 group,
@@ -499,7 +503,8 @@ impl Places<'_> {
     pub(crate) fn locate(&self, position: u64) -> (usize, u64, u64) {
         // Divisions cost most here, and usual orders need none: one lane, or one lane of this rank's.
         let Needed { lanes, stride, .. } = self.needed;
-        let (inner, count) = (position - self.round.base, lanes.0.lanes);
+        let inner = position - self.round.base;
+        let count = lanes.0.lanes;
         let (lane, at) = if count == 1 {
             (0, inner)
         } else {

@@ -654,7 +654,8 @@ fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
     let mut times = HashMap::new();
     let earlier = ids.iter().map(|id| {
         if has_bits {
-            let (word, bit) = (&mut seen[(id / 64) as usize], 1 << (id % 64));
+            let word = &mut seen[(id / 64) as usize];
+            let bit = 1 << (id % 64);
             if *word & bit == 0 {
                 *word |= bit;
                 return 0;
@@ -946,7 +947,8 @@ impl EpochOrder {
         if id < self.dataset_len {
             return Ok(id);
         }
-        let (epoch, len) = (self.epoch, self.dataset_len);
+        let epoch = self.epoch;
+        let len = self.dataset_len;
         let message = format!(
             "the sampler gave id {id} at position {position} of epoch {epoch}, the dataset has {len} samples"
         );

@@ -106,7 +106,8 @@ impl Rank {
         let Some((Self { world, .. }, _)) = processes.first() else {
             return Err(bad("no processes to compare"));
         };
-        let (mut of_rank, mut of_ids) = (HashMap::new(), HashMap::new());
+        let mut of_rank = HashMap::new();
+        let mut of_ids = HashMap::new();
         for (process, (rank, ids)) in processes.iter().enumerate() {
             if rank.world != *world {
                 return Err(bad(format!(
@@ -132,7 +133,8 @@ impl Rank {
                 )));
             }
         }
-        let (count, each) = (processes.len(), (processes.len() / *world as usize).max(1));
+        let count = processes.len();
+        let each = (processes.len() / *world as usize).max(1);
         let found = |number: u32| of_rank.get(&number).map_or(0, |(_, count)| *count);
         match (0..*world).find(|number| found(*number) != each) {
             None => Ok(()),
@@ -432,7 +434,8 @@ impl Claim {
 
     /// Refuses an outer launcher that neither agrees nor counts the nodes on which this one started processes.
     fn check_outer(&self, outer: &Self, env: Env<'_>) -> Result<()> {
-        let (world, outer_world) = (self.rank.world, outer.rank.world);
+        let world = self.rank.world;
+        let outer_world = outer.rank.world;
         let nodes = match (self.row.launcher, outer.row.launcher) {
             // mpirun starts its daemons with srun, on every node but its own; the ranks inherit their variables.
             (Launcher::OpenMpi, Launcher::Slurm) => outer_world < world,

@@ -66,7 +66,8 @@ impl Skips {
         self.0.retain(|old| {
             let touches = old.epoch == new.epoch && (old.end == new.start || old.start == new.end);
             if touches {
-                (joined.start, joined.end) = (joined.start.min(old.start), joined.end.max(old.end));
+                joined.start = joined.start.min(old.start);
+                joined.end = joined.end.max(old.end);
             }
             !touches
         });

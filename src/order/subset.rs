@@ -98,7 +98,8 @@ mod tests {
                 let mut all = [members(&first), members(&second)].concat();
                 for (local, id) in all.iter().enumerate() {
                     let local = local as u64;
-                    let (in_first, in_second) = (first.local(*id), second.local(*id));
+                    let in_first = first.local(*id);
+                    let in_second = second.local(*id);
                     assert_eq!(
                         in_first.or(in_second.map(|at| at + first.len())),
                         Some(local)

@@ -156,7 +156,8 @@ pub(super) fn open(
     scratch: &mut Scratch,
     buffer: &mut ChunkBuf,
 ) -> Result<()> {
-    let (rows, handlers) = (samples.rows_of_chunk(chunk), &samples.recipe.handlers);
+    let rows = samples.rows_of_chunk(chunk);
+    let handlers = &samples.recipe.handlers;
     buffer.begin(rows as usize, handlers.len());
     let pieces = encoded.pieces(samples, sample);
     caught(Stage::Decode, || {
@@ -342,8 +343,9 @@ impl Chunks {
             let Some(front) = self.waiting.front() else {
                 break;
             };
-            let (job, position, entries) =
-                (front.run.job.clone(), front.position, front.entries.clone());
+            let job = front.run.job.clone();
+            let position = front.position;
+            let entries = front.entries.clone();
             self.turn_to(&job);
             self.let_go(position);
             self.open_ahead(position, &mut openings);
@@ -440,7 +442,8 @@ impl Chunks {
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.entries.clear();
-        (self.job, self.piece) = (None, None);
+        self.job = None;
+        self.piece = None;
     }
 }
 
@@ -478,14 +481,18 @@ impl ChunkRoom {
         let count = chunks.starts().len() - 1;
         let fields = dataset.schema().len() as u64;
         let pieces = pieces_max(chunks)?;
-        let (mut bytes, mut name, mut lists, mut encoded, mut opening) =
-            (0, String::new(), 0, 0, 0);
+        let mut bytes = 0;
+        let mut name = String::new();
+        let mut lists = 0;
+        let mut encoded = 0;
+        let mut opening = 0;
         for chunk in 0..count {
             let needs = chunks.chunk_bytes(chunk);
             // Every array may start on the next cache line.
             let opened = to_usize(needs.opened.saturating_add(64 * fields));
             if opened > bytes {
-                (bytes, name) = (opened, chunks.chunk_name(chunk));
+                bytes = opened;
+                name = chunks.chunk_name(chunk);
             }
             encoded = encoded.max(to_usize(needs.encoded));
             opening = opening.max(to_usize(needs.scratch));

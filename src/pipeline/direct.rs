@@ -151,10 +151,8 @@ impl DirectReads {
             .map(|_| OnceLock::new())
             .collect();
         // A registered file stays open by its handle.
-        let (files, plain_files) = (
-            core.again.aligned(reader.align() as usize),
-            core.again.kept_open(),
-        );
+        let files = core.again.aligned(reader.align() as usize);
+        let plain_files = core.again.kept_open();
         let core = core.clone();
         let direct = Arc::new(Direct {
             core,
@@ -170,7 +168,8 @@ impl DirectReads {
         });
         let (tasks, todo) = unbounded::<Task>();
         for index in 0..DIRECT_THREADS {
-            let (direct, todo) = (direct.clone(), todo.clone());
+            let direct = direct.clone();
+            let todo = todo.clone();
             let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
             let body = move || {
                 direct
@@ -196,7 +195,8 @@ impl DirectReads {
             .copied()
             .take_while(|id| *id != u64::MAX)
             .collect();
-        let (steps, rows) = (&self.direct.steps, ids.len() as u32);
+        let steps = &self.direct.steps;
+        let rows = ids.len() as u32;
         let offsets = steps.iter().map(|step| match step.gather {
             Some(_) => ids.iter().map(|_| AtomicU64::new(0)).collect(),
             None => Vec::new(),
@@ -361,14 +361,12 @@ impl Direct {
 
     /// The error of a run that only cuFile may read: the fault of the file, if it has one, else cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
-        let (
-            row_bytes,
-            Extent {
-                source,
-                offset,
-                len,
-            },
-        ) = (step.row_bytes as u64, run.extent);
+        let row_bytes = step.row_bytes as u64;
+        let Extent {
+            source,
+            offset,
+            len,
+        } = run.extent;
         let ids = &task.reading.ids[run.rows.start as usize..run.rows.end as usize];
         let there = match self.plain_files.get(source).map(|file| file.len_now()) {
             Ok(Ok(there)) => there.saturating_sub(offset),
@@ -403,7 +401,8 @@ impl Direct {
     /// Reads a run with cuFile, or says why not.
     fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Stretch) -> Result<(), String> {
         let handle = self.handle(run.extent.source)?;
-        let (offset, end) = (run.extent.offset, run.extent.offset + run.extent.len);
+        let offset = run.extent.offset;
+        let end = run.extent.offset + run.extent.len;
         let align = self.reader.align();
         let aligned = offset.is_multiple_of(align) && end.is_multiple_of(align);
         let (from, to, place) = match step.gather {
@@ -415,7 +414,8 @@ impl Direct {
             None => (offset, end, self.row_at(step, run.rows.start)),
             Some(gather) => {
                 let stride = DirectStep::stride(step.row_bytes) as u64;
-                let (from, to) = (offset - offset % align, end.next_multiple_of(align));
+                let from = offset - offset % align;
+                let to = end.next_multiple_of(align);
                 let first = u64::from(run.rows.start) * stride;
                 for (index, row) in run.rows.clone().enumerate() {
                     let begins = first + (offset - from) + index as u64 * step.row_bytes as u64;

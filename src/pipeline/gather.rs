@@ -17,14 +17,13 @@ pub(super) fn gather(core: &Core, run: RowRun, held: &Arc<Held>, worker: &mut Wo
     if run.is_cancelled() {
         return;
     }
-    let (mut places, mut ids) = (
-        std::mem::take(&mut worker.places),
-        std::mem::take(&mut worker.ids),
-    );
+    let mut places = std::mem::take(&mut worker.places);
+    let mut ids = std::mem::take(&mut worker.ids);
     places.clear();
     ids.clear();
     gather_at(core, run, held, worker, (&mut places, &mut ids));
-    (worker.places, worker.ids) = (places, ids);
+    worker.places = places;
+    worker.ids = ids;
 }
 
 fn gather_at(
@@ -37,8 +36,10 @@ fn gather_at(
     let samples = &core.samples;
     worker.begins(samples, Doing::Planning, None);
     let located = worker.guarded(&core.samples, |_| {
-        let (first, stride) = (run.position(), run.job.batches.stride());
-        let (chunks, order) = (samples.in_chunks()?, run.job.order.places(first));
+        let first = run.position();
+        let stride = run.job.batches.stride();
+        let chunks = samples.in_chunks()?;
+        let order = run.job.order.places(first);
         for row in 0..u64::from(run.len()) {
             let (entry, row, id) = order.locate(first + row * stride, |id| chunks.inner(id))?;
             places.push((entry as u32, row as u32));
@@ -119,7 +120,8 @@ fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u3
                 return false;
             };
             let from = row as usize * row_bytes;
-            let (to, bytes) = (start * row_bytes, run * row_bytes);
+            let to = start * row_bytes;
+            let bytes = run * row_bytes;
             out[to..to + bytes].copy_from_slice(&array[from..from + bytes]);
             start += run;
         }

@@ -162,7 +162,8 @@ impl Placement {
             own,
             format!("the NUMA node of the device at PCI {address}"),
         )?;
-        let (near, all) = (placement.cpus.count(), own.count());
+        let near = placement.cpus.count();
+        let all = own.count();
         // Less than half an even share of the process's CPUs: the default number of workers would shrink to these few.
         if u64::from(near) * 2 * u64::from(online.count())
             < u64::from(all) * u64::from(local.count())
@@ -270,7 +271,8 @@ fn cpu_list(text: &str) -> Option<CpuSet> {
     }
     for part in text.split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last) = (number(first)?, number(last)?);
+        let first = number(first)?;
+        let last = number(last)?;
         if first > last {
             return None;
         }

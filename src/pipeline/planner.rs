@@ -346,7 +346,8 @@ impl Planner {
 
 /// Tells the cache of the reads that follow those of the batch by a window. Their errors are those of the reads.
 fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
-    let (job, ticket) = (&run.job, run.rows.ticket());
+    let job = &run.job;
+    let ticket = run.rows.ticket();
     let positions = (0..run.len()).map(|row| job.batches.position(ticket.batch, row));
     for id in job.order.ahead(positions, job.batches.step()) {
         let mut parts = Parts::new();
@@ -366,7 +367,8 @@ fn begin_batch(
     job: Arc<EpochJob>,
     ticket: Ticket,
 ) -> Option<RowRun> {
-    let (batches, batch) = (&job.batches, ticket.batch);
+    let batches = &job.batches;
+    let batch = ticket.batch;
     let mut rows = slot.begin(ticket, batches.rows(batch), batches.valid(batch));
     let filled = batches.filled(batch);
     samples.place_packed(&job, batch, &mut rows, filled);
@@ -476,8 +478,10 @@ impl Warmth {
         let Some(cache) = &self.cache else {
             return false;
         };
-        let (hits, misses) = (cache.hits(), cache.misses());
-        let (new_hits, new_misses) = (hits - self.seen.0, misses - self.seen.1);
+        let hits = cache.hits();
+        let misses = cache.misses();
+        let new_hits = hits - self.seen.0;
+        let new_misses = misses - self.seen.1;
         if new_hits + new_misses >= EVIDENCE {
             self.seen = (hits, misses);
             self.warm = new_hits * u64::from(PROBE_ONE_IN) >= new_hits + new_misses;

@@ -163,14 +163,16 @@ impl Reads {
 
     /// Rejects a fetch that can never fit the ring, so that it does not wait for ever.
     pub(super) fn check(&self, sample: &Sample) -> Result<()> {
-        let (mut count, mut bytes) = (0, 0_usize);
+        let mut count = 0;
+        let mut bytes = 0_usize;
         for extent in sample.stored() {
             let need = self
                 .reader
                 .footprint(&extent)
                 .bytes
                 .checked_next_multiple_of(PAGE);
-            (count, bytes) = (count + 1, bytes.saturating_add(need.unwrap_or(usize::MAX)));
+            count = count + 1;
+            bytes = bytes.saturating_add(need.unwrap_or(usize::MAX));
         }
         if count == 0
             || self
@@ -287,10 +289,8 @@ impl Reads {
 
     /// Records the end of one read.
     pub(super) fn complete(&mut self, completion: Completion, now: u64) {
-        let (entry, piece) = (
-            (completion.tag >> 32) as usize,
-            completion.tag as u32 as usize,
-        );
+        let entry = (completion.tag >> 32) as usize;
+        let piece = completion.tag as u32 as usize;
         let fetch = self.flying[entry]
             .as_mut()
             .expect("a completion belongs to a fetch in flight");
@@ -348,7 +348,8 @@ impl Reads {
     /// Ends a failed fetch. For a row, a worker finds a substitute, or the batch gets the error. For a chunk, all its
     /// rows get the error.
     pub(super) fn fail(&mut self, mut fetch: Fetch, error: Error) {
-        let (samples, sample) = (&self.core.samples, &fetch.sample);
+        let samples = &self.core.samples;
+        let sample = &fetch.sample;
         match &mut fetch.whose {
             Whose::Row(run) => {
                 self.core.to_workers.row_failed(

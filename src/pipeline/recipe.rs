@@ -108,7 +108,8 @@ impl Finishing {
 
     /// Finishes all rows of a full slot on the host. Blank rows stay blank.
     pub(crate) fn run_late(&self, slot: &mut Filled, seed: u64) {
-        let (epoch, rows) = (slot.ticket().epoch, slot.rows());
+        let epoch = slot.ticket().epoch;
+        let rows = slot.rows();
         for row in 0..rows {
             let id = slot.ids()[row];
             if id == u64::MAX {
@@ -116,7 +117,8 @@ impl Finishing {
             }
             let flip = self.flipped(seed, epoch, (id, slot.draw_of(row)));
             let (input, output) = slot.two_arrays(self.step.input, self.step.output);
-            let (from, to) = (self.step.plan.input_bytes(), self.step.plan.output_bytes());
+            let from = self.step.plan.input_bytes();
+            let to = self.step.plan.output_bytes();
             self.step.plan.run_row(
                 &input[row * from..][..from],
                 flip,
@@ -172,7 +174,8 @@ impl Recipe {
             unseen,
         )?;
         let first_added = fields.len();
-        let (mut maps, mut map_batches) = (Vec::new(), Vec::new());
+        let mut maps = Vec::new();
+        let mut map_batches = Vec::new();
         for (added, map) in steps.maps {
             fields.extend(added);
             maps.push(map);
@@ -554,13 +557,15 @@ fn direct_steps(
     handlers: &mut [Handler],
     slot: &mut Vec<Field>,
 ) -> (Vec<DirectStep>, Vec<Field>) {
-    let (mut steps, mut staging) = (Vec::with_capacity(direct.len()), Vec::new());
+    let mut steps = Vec::with_capacity(direct.len());
+    let mut staging = Vec::new();
     for DirectField { handler, unaligned } in direct {
         let How::InPlace(row_bytes) = handlers[handler].how else {
             continue;
         };
         handlers[handler].how = How::Direct;
-        let (name, field) = (&handlers[handler].name, handlers[handler].outputs.start);
+        let name = &handlers[handler].name;
+        let field = handlers[handler].outputs.start;
         let gather = unaligned.then(|| {
             staging.push(Field::fixed(
                 format!("{name} (staging)"),
@@ -591,7 +596,8 @@ fn finishings(
     keep: &mut [KeptField],
     on_device: bool,
 ) -> Result<(Vec<Finishing>, Vec<Field>)> {
-    let (mut finishings, mut made) = (Vec::with_capacity(steps.len()), Vec::new());
+    let mut finishings = Vec::with_capacity(steps.len());
+    let mut made = Vec::new();
     for (name, finish) in steps {
         let Some(input) = keep.iter().position(|kept| kept.field.name() == name) else {
             return no_field(Setting::Finish, &name, keep.iter().map(|kept| &kept.field));
@@ -603,7 +609,8 @@ fn finishings(
             return bad(format!("field `{name}` is finished twice"));
         }
         let field = finish.output(&slot[input])?;
-        let (plan, flip) = (finish.plan(&slot[input])?, finish.flip);
+        let plan = finish.plan(&slot[input])?;
+        let flip = finish.flip;
         let flips = (on_device && flip > 0.0).then(|| {
             slot.push(Field::fixed(format!("{name} (mirrored)"), DType::U8, []));
             slot.len() - 1
@@ -675,7 +682,8 @@ mod tests {
     #[test]
     fn decode_picks_the_only_picture_or_the_only_encoded_field() {
         let raw = |name: &str| EncodedField::raw(Field::fixed(name, DType::U8, [2]));
-        let (image, bytes) = (EncodedField::image, EncodedField::bytes);
+        let image = EncodedField::image;
+        let bytes = EncodedField::bytes;
         let cases: [(Vec<EncodedField>, std::result::Result<usize, &str>); 7] = [
             (vec![raw("label"), image("image")], Ok(1)),
             (vec![bytes("json"), raw("label"), image("image")], Ok(2)),

@@ -22,7 +22,8 @@ const COPY_ROWS: u32 = 256;
 /// parts. The planner asks the dataset again when the row has its permit.
 pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 {
     let samples = &core.samples;
-    let (all, mut missed) = (run.len(), 0);
+    let all = run.len();
+    let mut missed = 0;
     let mut plain = samples.recipe.effort() == Effort::Copy;
     let mut bytes = std::mem::take(&mut worker.bytes);
     while run.len() > 0 && !run.is_cancelled() {
@@ -132,7 +133,8 @@ enum Copied {
 /// costs per row of the usual way: a panic guard, a list of pieces, a decoder's context.
 fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     let samples = &core.samples;
-    let (count, first) = (run.len().min(COPY_ROWS), run.position());
+    let count = run.len().min(COPY_ROWS);
+    let first = run.position();
     let mut ids = std::mem::take(&mut worker.ids);
     ids.clear();
     worker.begins(samples, Doing::Planning, None);
@@ -170,7 +172,8 @@ fn copy_row(
     worker: &mut Worker,
 ) -> Result<Copied> {
     let samples = &core.samples;
-    let (mut hits, mut at) = (0, 0_usize);
+    let mut hits = 0;
+    let mut at = 0_usize;
     let mut parts = parts.iter().peekable();
     while let Some((field, part)) = parts.next() {
         let handler = &samples.recipe.handlers[field];
@@ -253,7 +256,8 @@ pub(super) fn decode(
     worker: &mut Worker,
 ) {
     if !run.is_cancelled() {
-        let (samples, id) = (&core.samples, sample.id);
+        let samples = &core.samples;
+        let id = sample.id;
         worker.begins(samples, Doing::Decoding, id);
         let done = worker.guarded(&core.samples, |worker| {
             if let Some(error) = error {

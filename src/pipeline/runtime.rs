@@ -170,7 +170,8 @@ pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let Some(sample) = stalled.site().sample.filter(|_| asked) else {
         return stalled;
     };
-    let (holder, error) = (core.clone(), stalled.clone_lossy());
+    let holder = core.clone();
+    let error = stalled.clone_lossy();
     let look = move || holder.samples.named_by_id(error, sample);
     within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
 }
@@ -182,7 +183,8 @@ fn spawn_guarded(
     of: PipelineStage,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>> {
-    let (core, called) = (core.clone(), name.clone());
+    let core = core.clone();
+    let called = name.clone();
     let stage = if of == PipelineStage::Copy {
         Stage::Device
     } else {

@@ -58,7 +58,8 @@ impl Samples {
         sample.id = Some(id);
         let mut parts = Parts::new();
         self.parts(id, &mut parts)?;
-        let (mut before, mut at) = (None, 0);
+        let mut before = None;
+        let mut at = 0;
         let mut parts = parts.iter().peekable();
         while let Some((field, part)) = parts.next() {
             let handler = &self.recipe.handlers[field];
@@ -87,7 +88,8 @@ impl Samples {
                 }
                 _ => Place::Storage,
             };
-            let (checked, framed) = (part.is_checked(), matches!(part, Part::Framed(_)));
+            let checked = part.is_checked();
+            let framed = matches!(part, Part::Framed(_));
             sample.pieces.push(Piece {
                 checked,
                 framed,
@@ -106,10 +108,8 @@ impl Samples {
         sample: &mut Sample,
         rows: &mut Rows,
     ) -> Result<usize> {
-        let (handler, end) = (
-            &self.recipe.handlers[field],
-            start.saturating_add(part.len()),
-        );
+        let handler = &self.recipe.handlers[field];
+        let end = start.saturating_add(part.len());
         let name = &handler.name;
         let How::InPlace(row_bytes) = handler.how else {
             let message = format!(
@@ -292,7 +292,8 @@ impl Samples {
         sample: &'b Sample,
         buffer: &'b [u8],
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
-        let (mut last, mut checked): (&[u8], _) = (&[], None);
+        let mut last: &[u8] = &[];
+        let mut checked = None;
         let given = move |piece: &'b Piece| {
             let len = piece.len() as usize;
             let bytes = match &piece.place {
@@ -497,7 +498,8 @@ impl Samples {
                 })
             }
         };
-        (scratch.opened, scratch.points) = (opened, points);
+        scratch.opened = opened;
+        scratch.points = points;
         scratch.field = None;
         done
     }
@@ -623,7 +625,8 @@ impl Samples {
             return error;
         }
         let named = caught(Stage::Read, || {
-            let (chunks, mut extents) = (self.in_chunks()?, Vec::new());
+            let chunks = self.in_chunks()?;
+            let mut extents = Vec::new();
             chunks.chunk_extents(chunk, &mut extents)?;
             let first = extents
                 .into_iter()

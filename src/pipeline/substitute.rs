@@ -277,7 +277,8 @@ impl Search<'_> {
             spare,
             worker,
         } = self;
-        let (samples, held) = (&core.samples, *held);
+        let samples = &core.samples;
+        let held = *held;
         let mut candidate = None;
         worker.sample.clear();
         let done = worker.guarded(&core.samples, |worker| {
@@ -482,7 +483,8 @@ fn read_spare(
     encoded: &mut Encoded,
     worker: &Worker,
 ) -> Result<Sample> {
-    let (samples, mut sample) = (&core.samples, Sample::default());
+    let samples = &core.samples;
+    let mut sample = Sample::default();
     samples.ask_chunk(chunk, &mut sample)?;
     if sample.stored().next().is_some() {
         encoded.make_free(room.encoded, "the chunk of a substitute")?;

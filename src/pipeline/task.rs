@@ -29,7 +29,8 @@ impl EpochJob {
 
     /// The ticket of a batch. Tickets count across all epochs of the run.
     pub(crate) fn ticket(&self, sequence: u64, batch: u64) -> Ticket {
-        let (position, group) = (self.batches.position(batch, 0), self.batches.group(batch));
+        let position = self.batches.position(batch, 0);
+        let group = self.batches.group(batch);
         Ticket {
             generation: self.generation,
             sequence,

@@ -154,17 +154,17 @@ impl Transfer {
 
     fn copy_all(&mut self, pool: Pool, pinning: Sender<Infallible>) {
         let core = self.core.clone();
-        let (mut slots, mut pinning) = (pool.into_unused(), Some(pinning));
+        let mut slots = pool.into_unused();
+        let mut pinning = Some(pinning);
         let mut said = Said::default();
         let mut waiting = WaitingSlots::new(0, self.slots);
         let mut flights = Flights(VecDeque::with_capacity(self.slots));
-        let (bell, full, free) = (
-            self.bell.clone(),
-            self.full.clone(),
-            self.copier.free.clone(),
-        );
+        let bell = self.bell.clone();
+        let full = self.full.clone();
+        let free = self.copier.free.clone();
         // The events to wait for, with room on the device and without.
-        let (mut roomy, mut short) = (Select::new(), Select::new());
+        let mut roomy = Select::new();
+        let mut short = Select::new();
         for select in [&mut roomy, &mut short] {
             select.recv(&bell);
             select.recv(&full);
@@ -214,8 +214,10 @@ impl Transfer {
 
     /// Releases the slots whose copies are done, and reports the progress of copies to the meters and to the watchdog.
     fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
-        let (meters, mut landed) = (&self.core.meters, false);
-        let (copies, now) = (&meters.copy, meters.clock.now());
+        let meters = &self.core.meters;
+        let mut landed = false;
+        let copies = &meters.copy;
+        let now = meters.clock.now();
         let mut enter = |state: Copying, at: u64| {
             // Time that was already reported stays as it is.
             said.since = said.since.max(at);
@@ -258,7 +260,8 @@ impl Transfer {
         }
         let now = (self.copier.in_flight(), flights.rows_left());
         let moved = landed || now != said.before || doing != said.doing;
-        (said.doing, said.before) = (doing, now);
+        said.doing = doing;
+        said.before = now;
         match doing {
             Some(doing) if moved => self.core.watch.device.begin(doing, None),
             Some(_) => {}

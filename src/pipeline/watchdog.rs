@@ -230,7 +230,9 @@ impl Watcher {
             self.seen.clear();
             self.seen
                 .extend(watch.cells().map(|cell| (cell.turn(), Duration::ZERO)));
-            (self.still, self.no_read, self.looks) = (Duration::ZERO, Duration::ZERO, 0);
+            self.still = Duration::ZERO;
+            self.no_read = Duration::ZERO;
+            self.looks = 0;
             return None;
         };
         let passed = now.duration_since(before).min(deadline / LOOKS);
@@ -247,7 +249,9 @@ impl Watcher {
         for (number, (cell, (turn, same))) in watch.cells().zip(&mut self.seen).enumerate() {
             let now = cell.turn();
             if now != *turn {
-                (*turn, *same, self.still) = (now, Duration::ZERO, Duration::ZERO);
+                *turn = now;
+                *same = Duration::ZERO;
+                self.still = Duration::ZERO;
                 if number >= first_read {
                     self.no_read = Duration::ZERO;
                 }
@@ -255,7 +259,8 @@ impl Watcher {
             }
             if cell.is_now(Doing::Blocked) {
                 // A batch comes when this wait ends, however long it takes.
-                (*same, self.still) = (Duration::ZERO, Duration::ZERO);
+                *same = Duration::ZERO;
+                self.still = Duration::ZERO;
                 continue;
             }
             if number < first_read || collected {

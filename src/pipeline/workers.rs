@@ -69,7 +69,8 @@ impl Workers {
     }
 
     fn drain(&self) {
-        let (core, to_workers) = (&*self.core, &self.core.to_workers);
+        let core = &*self.core;
+        let to_workers = &self.core.to_workers;
         let index = rayon::current_thread_index().unwrap_or(0);
         // A decoder that uses rayon may run this drain on its own thread. Then the worker's state is already taken.
         let mut own = self
@@ -115,7 +116,9 @@ impl Workers {
 
     /// Does one piece of work and returns its kind; `None` if there is none.
     fn step(&self, worker: &mut Worker, now: u64) -> Option<Work> {
-        let (core, queues, meters) = (&*self.core, &self.core.to_workers, &self.core.meters);
+        let core = &*self.core;
+        let queues = &self.core.to_workers;
+        let meters = &self.core.meters;
         // An entry of many rows leaves the queue with its last rows.
         let took = |rows: u64, left: bool| {
             if meters.on {
@@ -146,7 +149,8 @@ impl Workers {
             Some(Work::Decode)
         } else {
             let mut fetch = queues.take_fetched()?;
-            let (error, sample) = (fetch.take_error(), fetch.sample);
+            let error = fetch.take_error();
+            let sample = fetch.sample;
             took(matches!(fetch.whose, Whose::Row(_)).into(), true);
             Some(match fetch.whose {
                 Whose::Row(run) => {
@@ -206,7 +210,9 @@ fn open(
 }
 
 fn map_batch(core: &Core, worker: &mut Worker, mut slot: Filled) {
-    let (samples, recipe, ticket) = (&core.samples, &core.samples.recipe, slot.ticket());
+    let samples = &core.samples;
+    let recipe = &core.samples.recipe;
+    let ticket = slot.ticket();
     worker.begins(samples, Doing::Mapping, None);
     let meters = core.meters.on.then_some(&core.meters);
     let began = meters.map(|meters| meters.clock.now());

@@ -85,7 +85,8 @@ pub fn documents(
     if let Some(dir) = bin.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         make_folder(dir).map_err(|error| output::failed(error, dir))?;
     }
-    let (mut out, size) = (output::create_shared(bin.clone())?, dtype.size());
+    let mut out = output::create_shared(bin.clone())?;
+    let size = dtype.size();
     let mut lens: Vec<u32> = Vec::new();
     read_all(dataset, &fields, |documents| {
         check(&documents.bytes, &documents.lens, size, is_narrow).map_err(|(place, message)| {

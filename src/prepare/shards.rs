@@ -98,7 +98,8 @@ enum Size {
 impl Shards {
     /// Defaults: shards of 256 MiB in the order of the folder, with seek points, one worker per core, damage refused.
     pub fn new(format: Format) -> Self {
-        let (format, size) = (format.ending().into(), Size::Bytes(256 << 20));
+        let format = format.ending().into();
+        let size = Size::Bytes(256 << 20);
         let settings = Settings {
             format,
             seek_points: true,

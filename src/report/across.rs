@@ -123,7 +123,8 @@ const BEYOND_CHANCE: f64 = 4.0;
 impl RankReport {
     /// The report of a loader of this rank of `world`, on the machine `host`.
     pub fn of(rank: u32, world: u32, host: &str, snapshot: &Snapshot, timeline: &Timeline) -> Self {
-        let (verdict, handed) = (Verdict::of(snapshot), snapshot.consumer.handed());
+        let verdict = Verdict::of(snapshot);
+        let handed = snapshot.consumer.handed();
         let loads = Loads::of(snapshot);
         let each = |amount: f64| {
             if handed.batches > 0 {
@@ -602,7 +603,8 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
         .collect();
     sums.sort_by(|a, b| b.1.total_cmp(&a.1));
     let order: Vec<usize> = sums.iter().map(|(place, _)| *place).collect();
-    let (chosen, costs) = (costs(&order, &chooses), costs(&order, &all));
+    let chosen = costs(&order, &chooses);
+    let costs = costs(&order, &all);
     let is_late = |count: &usize| {
         let (theirs, others) = order.split_at(*count);
         let cost_ns = costs[count - 1];
@@ -678,7 +680,8 @@ fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
 /// The mean cost of a step of these ranks.
 fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
     let gap = |times: &Vec<f64>| {
-        let (mut theirs, mut others) = (0.0_f64, 0.0_f64);
+        let mut theirs = 0.0_f64;
+        let mut others = 0.0_f64;
         for (place, time) in times.iter().enumerate() {
             let longest = if places.contains(&place) {
                 &mut theirs
@@ -864,11 +867,9 @@ impl fmt::Display for Across {
         shown.truncate(ROWS_MOST);
         shown.sort_by_key(|rank| rank.rank);
         for rank in shown {
-            let (rate, step, starved) = (
-                number(rank.items_per_s),
-                time(rank.step_ns),
-                100.0 * rank.starved_share,
-            );
+            let rate = number(rank.items_per_s);
+            let step = time(rank.step_ns);
+            let starved = 100.0 * rank.starved_share;
             let cause = rank
                 .cause
                 .map_or_else(|| "?".into(), |cause| cause.to_string());
@@ -876,12 +877,10 @@ impl fmt::Display for Across {
                 .late
                 .as_ref()
                 .is_some_and(|late| late.ranks.contains(&rank.rank));
-            let (number, host, bad, mark) = (
-                rank.rank,
-                &rank.host,
-                rank.bad_samples,
-                if late { "  ◀" } else { "" },
-            );
+            let number = rank.rank;
+            let host = &rank.host;
+            let bad = rank.bad_samples;
+            let mark = if late { "  ◀" } else { "" };
             writeln!(
                 f,
                 "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  {cause}{mark}"
@@ -908,10 +907,8 @@ impl Across {
         if self.last_ns < COSTS * step_ns {
             f.write_str("No rank holds the others up.")?;
         } else {
-            let (late, percent) = (
-                time(self.last_ns),
-                (100.0 * self.last_ns / step_ns).min(100.0),
-            );
+            let late = time(self.last_ns);
+            let percent = (100.0 * self.last_ns / step_ns).min(100.0);
             write!(
                 f,
                 "No rank holds the others up: they are late by turns, {late} a step, {percent:.0} % of it."
@@ -1062,7 +1059,8 @@ mod tests {
     fn a_rank_whose_quota_is_used_up_is_named_where_its_batches_are_there() {
         let slow = |taker| {
             let mut reports = job(|_, _| 0);
-            (reports[3].without_core_ns, reports[3].cores_taken_by) = (2e6, Some(taker));
+            reports[3].without_core_ns = 2e6;
+            reports[3].cores_taken_by = Some(taker);
             Across::of(reports)
         };
         let view = slow(Cause::CpuQuota);
@@ -1087,8 +1085,9 @@ mod tests {
                 .iter_mut()
                 .for_each(|report| (report.without_core_ns, report.decode_cpu_ns) = (1e6, 1e5));
             let late = &mut reports[5];
-            (late.cause, late.stage, late.without_core_ns) =
-                (Some(Cause::OtherPrograms), Some(Cause::Decode), own);
+            late.cause = Some(Cause::OtherPrograms);
+            late.stage = Some(Cause::Decode);
+            late.without_core_ns = own;
             late.decode_cpu_ns = decode;
             let view = Across::of(reports);
             let late = view.late.unwrap();
@@ -1135,7 +1134,8 @@ mod tests {
     fn a_gpu_without_a_measured_stream_is_not_compared() {
         let mut reports = job(|_, _| 0);
         for report in &mut reports {
-            (report.on_device, report.cause) = (true, Some(Cause::Unknown));
+            report.on_device = true;
+            report.cause = Some(Cause::Unknown);
         }
         let view = Across::of(reports);
         assert!(
@@ -1203,7 +1203,8 @@ mod tests {
     fn bad_samples_of_the_late_rank_are_told() {
         let mut reports = job(|rank, _| if rank == 5 { 2000 } else { 0 });
         for report in &mut reports {
-            (report.samples, report.bad_samples) = (1000, if report.rank == 5 { 300 } else { 10 });
+            report.samples = 1000;
+            report.bad_samples = if report.rank == 5 { 300 } else { 10 };
         }
         let view = Across::of(reports.clone());
         assert_eq!(view.late.as_ref().unwrap().bad_share, Some(0.3));

@@ -43,7 +43,8 @@ const READS_LEAST: u64 = 4;
 impl Headroom {
     /// Valid where the depth was filled.
     pub(super) fn of(storage: &StorageStage) -> Self {
-        let (latency, depth) = (&storage.latency, u64::from(storage.depth.max(1)));
+        let latency = &storage.latency;
+        let depth = u64::from(storage.depth.max(1));
         // A store or mount may limit each connection: then more of them bring more, however long each takes.
         if network_share(storage) > 0.0 {
             return Self::Unknown;
@@ -53,10 +54,8 @@ impl Headroom {
         }
         // Of the first reads of an iterator a few find an idle device. One alone may be a freak.
         let fastest = shortest(latency, (depth / 8).max(2)).max(1.0);
-        let (low, half) = (
-            shortest(latency, latency.count / 10),
-            shortest(latency, latency.count / 2),
-        );
+        let low = shortest(latency, latency.count / 10);
+        let half = shortest(latency, latency.count / 2);
         let waited = low >= QUEUED * fastest && half <= VARY * low;
         let slow = half >= SLOW_NS && half >= QUEUED * fastest;
         match half / fastest {

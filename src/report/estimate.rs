@@ -85,7 +85,8 @@ impl Estimate {
         from_memory_share: Option<f64>,
         memory_bytes: u64,
     ) -> Option<Self> {
-        let (model, verdict) = (WhatIf::from(snapshot)?, Verdict::of(snapshot));
+        let model = WhatIf::from(snapshot)?;
+        let verdict = Verdict::of(snapshot);
         let consumer = &total.consumer;
         let firsts = consumer
             .batches
@@ -107,7 +108,8 @@ impl Estimate {
             Cause::Unknown | Cause::NotStarved | Cause::Consumer => alone.bound_by,
             cause => cause,
         };
-        let (storage, decode) = (&total.storage, &total.decode);
+        let storage = &total.storage;
+        let decode = &total.decode;
         let rows = decode
             .samples
             .saturating_add(storage.in_place)
@@ -183,7 +185,8 @@ impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row =
             |name: &str, value: String, source: &str| writeln!(f, "{name:<14}{value:<44}{source}");
-        let (step, loader) = (time(self.step_ns), time(self.loader_ns));
+        let step = time(self.step_ns);
+        let loader = time(self.loader_ns);
         row(
             "rate",
             format!("{} samples/s", number(self.items_per_s)),
@@ -194,10 +197,8 @@ impl fmt::Display for Estimate {
             self.bound_by.to_string(),
             &self.strength.to_string(),
         )?;
-        let (samples, probed) = (
-            grouped(&self.probed_samples.to_string()),
-            time(self.probed_ns as f64),
-        );
+        let samples = grouped(&self.probed_samples.to_string());
+        let probed = time(self.probed_ns as f64);
         let memory = self.from_memory_share.map_or(String::new(), |share| {
             format!(", {:.0} % of the bytes from memory", 100.0 * share)
         });
@@ -218,7 +219,8 @@ impl fmt::Display for Estimate {
             bytes: read,
             requests,
         } = &self.epoch;
-        let (samples, batches) = (grouped(&samples.to_string()), grouped(&batches.to_string()));
+        let samples = grouped(&samples.to_string());
+        let batches = grouped(&batches.to_string());
         row(
             "an epoch",
             format!("{samples} samples, {batches} batches, {}", time(*ns)),
@@ -238,10 +240,8 @@ impl fmt::Display for Estimate {
             )?;
         }
         if let Some(cached) = &self.cached {
-            let (most, rate) = (
-                if cached.at_most { "at most " } else { "" },
-                number(cached.items_per_s),
-            );
+            let most = if cached.at_most { "at most " } else { "" };
+            let rate = number(cached.items_per_s);
             row(
                 "all cached",
                 format!("{most}{rate} samples/s"),
@@ -350,10 +350,8 @@ mod tests {
     fn storage_limits_from_so_many_workers_and_ranks_on() {
         let made = estimate(0.0, 0.1, |_| ());
         // Storage gives 2,500 samples/s, a worker 252.
-        let (workers, ranks) = (
-            made.workers_until_storage.unwrap(),
-            made.ranks_until_storage.unwrap(),
-        );
+        let workers = made.workers_until_storage.unwrap();
+        let ranks = made.ranks_until_storage.unwrap();
         assert!(
             (workers - 9.9).abs() < 0.2 && (ranks - 2.5).abs() < 0.1,
             "{workers} {ranks}"

@@ -213,7 +213,8 @@ impl Loads {
             _ => 0.0,
         };
         let (cpu_share, on_cpu) = on_cpu(decode);
-        let (cores, lost) = (cores(snapshot), share(lost(snapshot, working)));
+        let cores = cores(snapshot);
+        let lost = share(lost(snapshot, working));
         let copy = copy.clone().unwrap_or_default();
         Some(Self {
             steady_ns: steady,
@@ -390,7 +391,8 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     if lost < LOST || capacity.is_infinite() {
         return None;
     }
-    let (process, loaders) = (cpu.process_ns as f64, cpu.loaders_ns as f64);
+    let process = cpu.process_ns as f64;
+    let loaders = cpu.loaders_ns as f64;
     let others = match cpu.others_ns {
         Some(others) => others as f64 >= (LOST * capacity).max(process - loaders),
         // Then nobody else can have taken the rest.

@@ -18,7 +18,9 @@ use std::fmt::{Display, Write};
 const BOUNDS: [u64; 25] = bounds();
 
 const fn bounds() -> [u64; 25] {
-    let (mut bounds, mut at, mut power) = ([0; 25], 0, 1000);
+    let mut bounds = [0; 25];
+    let mut at = 0;
+    let mut power = 1000;
     while at < bounds.len() {
         bounds[at] = power * [10, 25, 50][at % 3] / 10;
         if at % 3 == 2 {
@@ -98,10 +100,8 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
             }
         },
     );
-    let (name, help) = (
-        "slot_seconds_total",
-        "Time of all slots in each state, added up: its rate is their mean number.",
-    );
+    let name = "slot_seconds_total";
+    let help = "Time of all slots in each state, added up: its rate is their mean number.";
     text.family(name, "counter", help, |out, labels, snapshot| {
         let Slots {
             free_ns,
@@ -339,7 +339,9 @@ mod tests {
     /// A naive reader of the format: `name{labels}` → value; checks what the format asks for.
     fn read(text: &str) -> BTreeMap<String, f64> {
         let mut values = BTreeMap::new();
-        let (mut family, mut done, mut kind) = (String::new(), BTreeSet::new(), "");
+        let mut family = String::new();
+        let mut done = BTreeSet::new();
+        let mut kind = "";
         for line in text.lines() {
             if let Some(help) = line.strip_prefix("# HELP ") {
                 family = help.split(' ').next().unwrap().to_string();
@@ -450,7 +452,8 @@ mod tests {
 
     #[test]
     fn several_loaders_share_the_head_of_a_metric() {
-        let (host, mut gpu) = (Snapshot::default(), Snapshot::default());
+        let host = Snapshot::default();
+        let mut gpu = Snapshot::default();
         gpu.consumer.gpu = Some(GpuIdle::default());
         gpu.copy = Some(CopyStage::default());
         let values = read(&prometheus(&[

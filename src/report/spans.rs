@@ -75,7 +75,8 @@ pub(crate) fn unheard(why: &str) {
 
 /// A fault and its outcome.
 pub(crate) fn fault(fault: &Error, outcome: Outcome) {
-    let (kind, stage) = (fault.kind().as_str(), fault.stage().as_str());
+    let kind = fault.kind().as_str();
+    let stage = fault.stage().as_str();
     match outcome {
         Outcome::Failed => {
             error!(target: "feedline", kind, stage, %fault, ?outcome, "fault");

@@ -281,7 +281,8 @@ fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecor
     let mut records: Vec<&BatchRecord> =
         batches.iter().filter(|record| record.got_ns > 0).collect();
     records.sort_by_key(|record| (record.got_ns, record.sequence));
-    let (mut all, mut since) = (Vec::with_capacity(2 * records.len()), None);
+    let mut all = Vec::with_capacity(2 * records.len());
+    let mut since = None;
     for record in records {
         let got = record.got_ns.min(FAR);
         let asked = if record.asked_ns == 0 {
@@ -491,7 +492,8 @@ mod tests {
             .iter()
             .map(|(what, start, end, of)| (*what, *start, *end, of.planned_ns))
             .collect();
-        let (first, between) = ("waits for the first batch", "between iterators");
+        let first = "waits for the first batch";
+        let between = "between iterators";
         let expected = [
             (first, 10, 30, 1),
             ("own work", 30, 40, 2),
@@ -526,14 +528,12 @@ mod tests {
             dropped_ns: 16,
             ..BatchRecord::default()
         };
-        let (read, decode, queue, copy, ready, held) = (
-            "read",
-            "decode",
-            "waits for copy",
-            "copy, then ready",
-            "ready",
-            "held",
-        );
+        let read = "read";
+        let decode = "decode";
+        let queue = "waits for copy";
+        let copy = "copy, then ready";
+        let ready = "ready";
+        let held = "held";
         let table = [
             (
                 all,

@@ -108,7 +108,8 @@ impl WhatIf {
     /// `None` when no batch or no time was measured.
     pub fn from(snapshot: &Snapshot) -> Option<Self> {
         let loads = Loads::of(snapshot)?;
-        let (decode, slots) = (&snapshot.decode, f64::from(snapshot.slots.count.max(1)));
+        let decode = &snapshot.decode;
+        let slots = f64::from(snapshot.slots.count.max(1));
         let workers = f64::from(decode.workers.max(1));
         // The planner's thread needs its share, too.
         let free = (loads.cores - loads.order.min(1.0)).max(1.0);
@@ -321,7 +322,8 @@ impl WhatIf {
         let depth = change
             .depth
             .map_or(self.depth, |depth| f64::from(depth.max(1)));
-        let (now, filled) = (self.depth, self.loads.depth_filled);
+        let now = self.depth;
+        let filled = self.loads.depth_filled;
         let in_flight = now * filled;
         if depth == now || self.loads.storage == 0.0 {
             return 1.0;
@@ -364,10 +366,8 @@ impl WhatIf {
         }
         let slots = change.slots.map_or(self.slots, f64::from);
         let wanted = change.workers.map_or(self.workers, f64::from);
-        let (now, then) = (
-            self.parallel(self.workers, self.slots),
-            self.parallel(wanted, slots),
-        );
+        let now = self.parallel(self.workers, self.slots);
+        let then = self.parallel(wanted, slots);
         if wanted > then && wanted > self.workers {
             caveats.push(match then < self.cores {
                 true => format!(
@@ -458,21 +458,22 @@ mod tests {
             steady_ns: ns(1.0),
             ..Snapshot::default()
         };
-        (s.consumer.batches, s.consumer.samples, s.consumer.bytes) = (100, 1600, 1_600_000);
-        (s.consumer.user_ns, s.consumer.waited_ns) = (ns(consumer), ns(1.0 - consumer));
-        (
-            s.decode.workers,
-            s.decode.cores,
-            s.decode.samples,
-            s.decode.busy_ns,
-        ) = (4, 64, 1600, 4 * ns(decode));
-        (
-            s.storage.counts.ops,
-            s.storage.counts.bytes_moved,
-            s.storage.depth,
-        ) = (1600, 1_600_000, 16);
-        (s.storage.busy_ns, s.storage.in_flight_ns) = (ns(storage), 16 * ns(storage));
-        (s.order.busy_ns, s.slots.count) = (ns(order), slots);
+        s.consumer.batches = 100;
+        s.consumer.samples = 1600;
+        s.consumer.bytes = 1_600_000;
+        s.consumer.user_ns = ns(consumer);
+        s.consumer.waited_ns = ns(1.0 - consumer);
+        s.decode.workers = 4;
+        s.decode.cores = 64;
+        s.decode.samples = 1600;
+        s.decode.busy_ns = 4 * ns(decode);
+        s.storage.counts.ops = 1600;
+        s.storage.counts.bytes_moved = 1_600_000;
+        s.storage.depth = 16;
+        s.storage.busy_ns = ns(storage);
+        s.storage.in_flight_ns = 16 * ns(storage);
+        s.order.busy_ns = ns(order);
+        s.slots.count = slots;
         s
     }
 

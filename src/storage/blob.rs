@@ -70,10 +70,8 @@ impl Blob {
         let path = path.into();
         if is_url(&path) {
             let meta = remote::look(&path)?;
-            let (object, len) = (
-                remote::Object::at(&path, meta.len, meta.pin.clone())?,
-                meta.len,
-            );
+            let object = remote::Object::at(&path, meta.len, meta.pin.clone())?;
+            let len = meta.len;
             return Ok(Self {
                 content: Content::Object(object, meta),
                 path,
@@ -128,7 +126,8 @@ impl Blob {
             });
         }
         if sources.is_remote(id) {
-            let (object, meta) = (sources.object(id)?, Meta::of_object(len, sources.pin(id)));
+            let object = sources.object(id)?;
+            let meta = Meta::of_object(len, sources.pin(id));
             return Ok(Self {
                 content: Content::Object(object, meta),
                 path: sources.path(id),

@@ -115,10 +115,8 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     let Facts {
         ref sources, cache, ..
     } = facts;
-    let (meter, blocks) = (
-        Arc::new(Meter::new()),
-        cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache))),
-    );
+    let meter = Arc::new(Meter::new());
+    let blocks = cache.map(|cache| Arc::new(CachedBlocks::new(sources, cache)));
     let main = facts.open_main(&meter, blocks.clone())?;
     let waker = main.reader.waker();
     let setup = cache.zip(blocks.clone()).map(|(cache, blocks)| FillSetup {

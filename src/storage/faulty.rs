@@ -202,7 +202,8 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
     let end = (next.offset + there)
         .min(extent.offset.saturating_add(extent.len))
         .max(start);
-    let (wanted, no_bytes) = (end - start, matches!(call, Call::Open | Call::Populate));
+    let wanted = end - start;
+    let no_bytes = matches!(call, Call::Open | Call::Populate);
     let block = align.max(1);
     let change = match fault {
         Fault::Error(errno) => Change::Instead(-errno.clamp(1, 4095)),
@@ -294,18 +295,16 @@ impl FaultHook {
 
     /// The opening of a file.
     pub(crate) fn open(&self, source: SourceId) -> Injection {
-        let (extent, next) = (
-            Extent {
-                source,
-                offset: 0,
-                len: 0,
-            },
-            Next {
-                offset: 0,
-                at: 0,
-                len: 0,
-            },
-        );
+        let extent = Extent {
+            source,
+            offset: 0,
+            len: 0,
+        };
+        let next = Next {
+            offset: 0,
+            at: 0,
+            len: 0,
+        };
         self.inject(|| Attempt {
             call: Call::Open,
             extent,
@@ -446,11 +445,9 @@ mod tests {
 
     #[test]
     fn a_fault_affects_only_wanted_bytes_that_exist() {
-        let (plain, direct, tail) = (
-            || attempt(1000, 2000, 1),
-            || attempt(512, 2560, 512),
-            || attempt(1500, 1500, 1),
-        );
+        let plain = || attempt(1000, 2000, 1);
+        let direct = || attempt(512, 2560, 512);
+        let tail = || attempt(1500, 1500, 1);
         let table = [
             (
                 Fault::Error(5),

@@ -115,7 +115,8 @@ impl Files {
                 .collect::<Box<[_]>>()
         });
         let hook: FaultHook = Default::default();
-        let (opens, fallbacks) = (AtomicU64::new(0), AtomicU64::new(0));
+        let opens = AtomicU64::new(0);
+        let fallbacks = AtomicU64::new(0);
         Self {
             sources,
             align,

@@ -182,10 +182,12 @@ impl Found<'_> {
 
     /// Adds the files of a folder, in the order of their paths as texts.
     fn folder(&mut self, dir: &Path, inner: Inner) -> Result<()> {
-        let (before, mut todo) = (self.files.len(), vec![dir.to_path_buf()]);
+        let before = self.files.len();
+        let mut todo = vec![dir.to_path_buf()];
         while let Some(folder) = todo.pop() {
             for (name, kind) in names_in(&folder)? {
-                let (path, ending) = (folder.join(&name), ending_of(&name));
+                let path = folder.join(&name);
+                let ending = ending_of(&name);
                 // A file without a target is an error where it is opened.
                 match is_folder(&path, kind) {
                     _ if is_index(&name) => {}
@@ -512,7 +514,9 @@ fn range(inside: &str) -> Option<(u64, u64, usize)> {
 
 /// `a,{b,c},d` at its outer commas.
 fn choices(inside: &str) -> Vec<&str> {
-    let (mut depth, mut start, mut out) = (0, 0, Vec::new());
+    let mut depth = 0;
+    let mut start = 0;
+    let mut out = Vec::new();
     for (at, c) in inside.char_indices() {
         match c {
             '{' => depth += 1,
@@ -564,7 +568,8 @@ mod tests {
 
     #[test]
     fn a_pattern_for_endless_files_is_refused() {
-        let (forty, nested) = ("{a,b}".repeat(40), format!("{{x,{}}}", "{0..9}".repeat(20)));
+        let forty = "{a,b}".repeat(40);
+        let nested = format!("{{x,{}}}", "{0..9}".repeat(20));
         for pattern in [
             "{0..99999999999}",
             "{0..9999}{0..9999}",

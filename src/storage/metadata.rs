@@ -147,20 +147,23 @@ impl Stamp {
 /// The time, as `2026-09-01 10:00:00.000000000 UTC`.
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (seconds, rest) = (self.modified / 1_000_000_000, self.modified % 1_000_000_000);
-        let (days, second) = (seconds / 86_400, seconds % 86_400);
+        let seconds = self.modified / 1_000_000_000;
+        let rest = self.modified % 1_000_000_000;
+        let days = seconds / 86_400;
+        let second = seconds % 86_400;
         // Years begin in March, so that a leap day is the last one; 719,468 days lie before 1970.
         let shifted = days + 719_468;
-        let (era, day) = (shifted / 146_097, shifted % 146_097);
+        let era = shifted / 146_097;
+        let day = shifted % 146_097;
         let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
         let day = day - (365 * year + year / 4 - year / 100);
         let month = (5 * day + 2) / 153;
-        let (day, year) = (
-            day - (153 * month + 2) / 5 + 1,
-            year + era * 400 + u64::from(month >= 10),
-        );
+        let day = day - (153 * month + 2) / 5 + 1;
+        let year = year + era * 400 + u64::from(month >= 10);
         let month = if month < 10 { month + 3 } else { month - 9 };
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+        let hour = second / 3600;
+        let minute = second / 60 % 60;
+        let second = second % 60;
         write!(
             f,
             "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}.{rest:09} UTC"

@@ -114,7 +114,8 @@ impl Mmap {
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
         let populate = || map.advise_range(Advice::PopulateRead, start, dst.len());
         let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
-        let (mut done, mut retries) = (0, 0);
+        let mut done = 0;
+        let mut retries = 0;
         while done < dst.len() {
             let copy =
                 |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);

@@ -149,7 +149,8 @@ impl PageCache {
 
     /// Copies the bytes; false as soon as some are missing.
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
-        let (mut done, mut retries) = (0, 0);
+        let mut done = 0;
+        let mut retries = 0;
         while done < dst.len() {
             let next = Next {
                 offset: extent.offset + done as u64,

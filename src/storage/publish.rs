@@ -148,11 +148,13 @@ impl Drop for Pending {
 
 /// Whether two files have the same bytes.
 fn equal(one: &Path, other: &Path) -> io::Result<bool> {
-    let (mut one, mut other) = (File::open(one)?, File::open(other)?);
+    let mut one = File::open(one)?;
+    let mut other = File::open(other)?;
     if one.metadata()?.len() != other.metadata()?.len() {
         return Ok(false);
     }
-    let (mut here, mut there) = (vec![0; BUFFER], vec![0; BUFFER]);
+    let mut here = vec![0; BUFFER];
+    let mut there = vec![0; BUFFER];
     loop {
         let read = one.read(&mut here)?;
         if read == 0 {
@@ -326,7 +328,8 @@ mod tests {
             pending.write_all(bytes).unwrap();
             pending
         };
-        let (first, second) = (begin(b"first"), begin(b"second"));
+        let first = begin(b"first");
+        let second = begin(b"second");
         first.commit_first().unwrap();
         let inode = std::fs::metadata(&target).unwrap().ino();
         second.commit_first().unwrap();

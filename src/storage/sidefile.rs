@@ -192,7 +192,8 @@ impl Sidefile {
             let Some(next) = at.checked_add(len) else {
                 return Ok(None);
             };
-            (*section, at) = (at..next, next);
+            *section = at..next;
+            at = next;
         }
         let whole = at == end && tail.end == *END;
         Ok(whole.then_some(Self {
@@ -332,7 +333,8 @@ impl Pages {
             Self::InPlace(blob, recent) => (blob, recent),
         };
         while !out.is_empty() {
-            let (number, start) = (at / ROOM, (at % ROOM) as usize);
+            let number = at / ROOM;
+            let start = (at % ROOM) as usize;
             let len = out.len().min(ROOM as usize - start);
             let (now, later) = out.split_at_mut(len);
             let copy = |bytes: &Vec<u8>| {
@@ -342,7 +344,8 @@ impl Pages {
             };
             let copied = recent.with(number, |bytes| page(blob, number, bytes), copy)?;
             copied.ok_or_else(|| wrong(blob, number))?;
-            (at, out) = (at + len as u64, later);
+            at = at + len as u64;
+            out = later;
         }
         Ok(())
     }
@@ -484,7 +487,8 @@ impl SideWriter {
     /// sections of the same lengths. Errors: the system's.
     pub(crate) fn publish(mut self, identity: u64) -> io::Result<()> {
         let lens = self.end(identity)?;
-        let (kind, target) = (self.kind, self.out.target.clone());
+        let kind = self.kind;
+        let target = self.out.target.clone();
         let is_equal = || match Sidefile::open(&target, kind) {
             Ok(SideFound::Whole(there)) => {
                 there.identity == identity && (0..SECTIONS).all(|at| there.len(at) == lens[at])

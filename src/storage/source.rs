@@ -111,7 +111,8 @@ impl Sources {
 
     /// Adds a folder for [`Self::file_in`].
     pub fn dir(&mut self, path: impl Into<PathBuf>) -> DirId {
-        let (path, number) = (path.into(), self.dirs.len() as u32);
+        let path = path.into();
+        let number = self.dirs.len() as u32;
         if is_url(&path) {
             self.stores.push(number);
         }
@@ -257,11 +258,9 @@ impl Sources {
     /// Errors: as [`Self::file_in`].
     pub(crate) fn append(&mut self, other: &Sources) -> Result<usize> {
         let base = self.entries.len();
-        let (dirs, names, memory) = (
-            self.dirs.len() as u32,
-            self.names.len() as u64,
-            self.memory.len() as u64,
-        );
+        let dirs = self.dirs.len() as u32;
+        let names = self.names.len() as u64;
+        let memory = self.memory.len() as u64;
         let fits = base + other.entries.len() <= MEMORY as usize
             && names + (other.names.len() as u64) < 1 << 48;
         if !fits {
@@ -417,7 +416,8 @@ impl Sources {
     fn stamp(&mut self, id: SourceId, stamp: Option<Stamp>) {
         let Stamp { modified, inode } = stamp.unwrap_or(UNSEEN);
         let entry = &mut self.entries[id.index()];
-        (entry.modified, entry.inode) = (modified, inode);
+        entry.modified = modified;
+        entry.inode = inode;
     }
 
     /// The file of a source as it was indexed; `None` if the dataset told only its length.
@@ -547,7 +547,8 @@ impl Sources {
     /// The last component of a file's path; `None` for memory sources.
     pub(crate) fn name_of(&self, id: SourceId) -> Option<&[u8]> {
         let entry = self.entries[id.index()];
-        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        let start = (entry.name >> 16) as usize;
+        let len = (entry.name & 0xffff) as usize;
         let name = (entry.dir != MEMORY).then(|| &self.names[start..start + len])?;
         // `file_in` also takes names with folders.
         name.rsplit(|byte| *byte == b'/').next()
@@ -563,7 +564,8 @@ impl Sources {
         if entry.dir == MEMORY || !self.is_root(entry.dir) {
             return None;
         }
-        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        let start = (entry.name >> 16) as usize;
+        let len = (entry.name & 0xffff) as usize;
         Some((
             &self.dirs[entry.dir as usize],
             &self.names[start..start + len],
@@ -590,7 +592,8 @@ impl Sources {
         if !dir.is_empty() && !dir.ends_with(b"/") {
             out.push(b'/');
         }
-        let (start, len) = ((entry.name >> 16) as usize, (entry.name & 0xffff) as usize);
+        let start = (entry.name >> 16) as usize;
+        let len = (entry.name & 0xffff) as usize;
         out.extend_from_slice(&self.names[start..start + len]);
     }
 

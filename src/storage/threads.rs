@@ -180,7 +180,8 @@ impl<W: BlockingRead> ThreadsState<W> {
                     let started = threads.len();
                     threads.into_iter().for_each(|thread| drop(thread.join()));
                     let mut queue = self.queue.hold();
-                    (queue.stop, queue.alive) = (false, 0);
+                    queue.stop = false;
+                    queue.alive = 0;
                     return Err((started, error));
                 }
             }

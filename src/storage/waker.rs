@@ -177,11 +177,10 @@ mod tests {
     #[test]
     fn no_wake_up_is_lost_in_a_hundred_thousand_races() {
         let bell = Bell::futex();
-        let (turns, seen) = (
-            if cfg!(miri) { 100 } else { 100_000_u32 },
-            Arc::new(AtomicU32::new(0)),
-        );
-        let (waker, acknowledged) = (bell.waker(), seen.clone());
+        let turns = if cfg!(miri) { 100 } else { 100_000_u32 };
+        let seen = Arc::new(AtomicU32::new(0));
+        let waker = bell.waker();
+        let acknowledged = seen.clone();
         let other = std::thread::spawn(move || {
             for turn in 0..turns {
                 waker.wake();

@@ -177,7 +177,8 @@ impl Sweep {
     fn lives(&mut self, numbers: std::ops::Range<u64>) {
         let session = {
             let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
-            let (bandwidth, latency) = (2 << 30, Duration::from_micros(30));
+            let bandwidth = 2 << 30;
+            let latency = Duration::from_micros(30);
             standin::cuda().session(standin::Config {
                 devices: vec![gpu],
                 bandwidth,
@@ -211,10 +212,8 @@ impl Sweep {
         let (mode, direct) = reader(draws.below(READERS.len() as u64) as usize);
         let device = draws.below(self.devices.len() as u64) as usize;
         let slots = 1 + draws.below(5) as usize;
-        let (workers, depth) = (
-            1 + draws.below(3) as usize,
-            [1, 4, 32][draws.below(3) as usize],
-        );
+        let workers = 1 + draws.below(3) as usize;
+        let depth = [1, 4, 32][draws.below(3) as usize];
         let what = format!(
             "life {number}: {}, {mode:?}, O_DIRECT {direct:?}, device {device}, {slots} slots, {workers} workers, depth {depth}",
             workload.name
@@ -333,7 +332,8 @@ impl Life<'_> {
         };
         let mut batches = Vec::new();
         for number in 0..take {
-            let (epoch_of, at) = (first as usize + number / right.len(), number % right.len());
+            let epoch_of = first as usize + number / right.len();
+            let at = number % right.len();
             let Some(batch) = self.receive(&mut epoch) else {
                 break;
             };
@@ -536,7 +536,8 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
         .collect();
     // Only files can leave the page cache.
     files.iter().for_each(|file| file.sync_all().unwrap());
-    let (kept, slowest) = (Vec::new(), Default::default());
+    let kept = Vec::new();
+    let slowest = Default::default();
     let mut sweep = Sweep {
         workloads,
         files,
@@ -550,7 +551,8 @@ fn dropping_anything_at_any_time_never_hangs_or_corrupts() {
     // Resources opened once per process exist after some lives.
     sweep.lives(u64::MAX - EACH..u64::MAX);
     let before = (descriptors(), mappings());
-    let (mut lives, number) = (0, alone.unwrap_or(0));
+    let mut lives = 0;
+    let number = alone.unwrap_or(0);
     loop {
         let each = if alone.is_some() { 1 } else { EACH };
         sweep.lives(number + lives..number + lives + each);

@@ -145,7 +145,8 @@ fn a_large_side_file_takes_no_memory() {
     let side = dir.path("points");
     drop(open().seekable_from(&side, [Ok(open())]).unwrap());
     let first = |dataset: Arc<dyn Dataset>| {
-        let (before, started) = (anonymous(), std::time::Instant::now());
+        let before = anonymous();
+        let started = std::time::Instant::now();
         let loader = build(
             Loader::builder(dataset)
                 .decode_field("picture", Bytes::up_to(64))
@@ -158,7 +159,8 @@ fn a_large_side_file_takes_no_memory() {
         (anonymous().saturating_sub(before), started.elapsed())
     };
     let plain = first(Arc::new(open()));
-    let (before, started) = (anonymous(), std::time::Instant::now());
+    let before = anonymous();
+    let started = std::time::Instant::now();
     let seekable = Arc::new(open().seekable(&side).unwrap());
     assert!(!seekable.built() && seekable.bytes() == pictures * 1000);
     let opened = (anonymous().saturating_sub(before), started.elapsed());

@@ -16,7 +16,8 @@ impl Group {
     fn new() -> Result<Self, String> {
         let groups =
             std::fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let (mut why, mut named) = (String::from("no memory controller"), Vec::new());
+        let mut why = String::from("no memory controller");
+        let mut named = Vec::new();
         for line in groups.lines() {
             let parts: Vec<&str> = line.splitn(3, ':').collect();
             let (root, limit) = match parts[1] {
@@ -89,7 +90,8 @@ fn under_the_limit(dir: &Path) {
             .unwrap();
         path
     };
-    let (large, small) = (file("large.bin", 256), file("small.bin", 80));
+    let large = file("large.bin", 256);
+    let small = file("small.bin", 80);
     let loader = |path: &Path| Loader::builder(records(path, RECORD)).workers(1);
     refused(
         records(&large, RECORD).in_memory(),
@@ -100,7 +102,8 @@ fn under_the_limit(dir: &Path) {
         &["are free, limits of the container included", "8 × 34.0 MiB"],
     );
     // Around the limit: the whole plan counts, not the slots alone.
-    let (mut ran, mut least) = (0, 0);
+    let mut ran = 0;
+    let mut least = 0;
     for rows in 30..50 {
         match loader(&large)
             .batch_size(rows)

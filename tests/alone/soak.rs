@@ -52,7 +52,8 @@ impl House {
             .unwrap()
             .lines()
             .count() as u64;
-        let (anonymous_kib, threads) = (number("RssAnon:"), number("Threads:"));
+        let anonymous_kib = number("RssAnon:");
+        let threads = number("Threads:");
         Self {
             anonymous_kib,
             descriptors: descriptors().len() as u64,
@@ -169,8 +170,12 @@ fn lives(
 ) -> (Done, House, House) {
     let time = Duration::from_secs(seconds);
     let one = (time / 20).clamp(Duration::from_millis(300), Duration::from_secs(10));
-    let (mut done, mut early, mut late) = (Done::default(), House::default(), House::default());
-    let (started, mut turn, mut minute) = (Instant::now(), 0, 0);
+    let mut done = Done::default();
+    let mut early = House::default();
+    let mut late = House::default();
+    let started = Instant::now();
+    let mut turn = 0;
+    let mut minute = 0;
     while started.elapsed() < time {
         life(turn, one, &mut done);
         let house = House::now();
@@ -205,11 +210,9 @@ fn a_long_run_with_faults_is_right_and_does_not_grow() {
     let seconds = sweep::size(3, 6, 3600);
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
-    let (index, faulty, stop) = (
-        dir.path("records.crc"),
-        Arc::new(Faulty::new()),
-        AtomicBool::new(false),
-    );
+    let index = dir.path("records.crc");
+    let faulty = Arc::new(Faulty::new());
+    let stop = AtomicBool::new(false);
     let (done, early, late) = std::thread::scope(|scope| {
         scope.spawn(|| break_things(&faulty, &stop, pause(seconds)));
         // Every reader has run once before anything is compared.
@@ -251,7 +254,9 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
         return;
     }
     let seconds = sweep::size(3, 6, 3600);
-    let (server, dir, bytes) = (Server::new(), Dir::new(), noise(COUNT * RECORD, 5));
+    let server = Server::new();
+    let dir = Dir::new();
+    let bytes = noise(COUNT * RECORD, 5);
     server.put("bucket/a.bin", bytes.clone());
     let mut faults = vec![
         Fault::Close,
@@ -265,14 +270,18 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
         Fault::Long,
     ];
     faults.extend((seconds >= 60).then_some(Fault::Stall(60)));
-    let (every, injected) = (pause(seconds), Arc::new(AtomicU64::new(0)));
-    let (counter, mut last, mut good) = (injected.clone(), Instant::now(), 0);
+    let every = pause(seconds);
+    let injected = Arc::new(AtomicU64::new(0));
+    let counter = injected.clone();
+    let mut last = Instant::now();
+    let mut good = 0;
     server.script(move |request| {
         good += u32::from(request.range.is_some());
         // A read that fails six times in a row is a store out of reach, which is another test.
         let due = request.range.is_some() && good > 8 && last.elapsed() >= every;
         due.then(|| {
-            (last, good) = (Instant::now(), 0);
+            last = Instant::now();
+            good = 0;
             faults[counter.fetch_add(1, Ordering::Relaxed) as usize % faults.len()].clone()
         })
     });

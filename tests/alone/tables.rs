@@ -50,7 +50,8 @@ fn tables_of_small_cached_objects_stay_within_the_plan() {
     if !alone(&here!()) {
         return;
     }
-    let (dir, (mut child, url)) = (Dir::in_memory(1 << 30), server());
+    let dir = Dir::in_memory(1 << 30);
+    let (mut child, url) = server();
     let records = Records::builder(RECORD)
         .open(format!("{url}{{00000..{:05}}}.bin", OBJECTS - 1))
         .unwrap();

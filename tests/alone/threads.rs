@@ -99,7 +99,8 @@ fn too_few_threads_for_a_store_give_all_rows_or_an_error_that_names_the_limits()
     if !alone(&here!()) {
         return;
     }
-    let (panics, server) = (panics(), Server::new());
+    let panics = panics();
+    let server = Server::new();
     (0..40).for_each(|number| server.put(&format!("bucket/{number}.bin"), noise(640, number)));
     let url = server.http("{0..39}.bin");
     // The network threads of a process start once: with as much room as the first run of a child leaves.

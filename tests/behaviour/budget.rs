@@ -187,11 +187,16 @@ fn loaders_on_many_threads_never_exceed_the_budget() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
     let budget = Budget::new(4 * SHARE, 4);
-    let (alive, refused) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let alive = AtomicUsize::new(0);
+    let refused = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         // One loader more than places.
         for thread in 0..5_usize {
-            let (path, bytes, budget, alive, refused) = (&path, &bytes, &budget, &alive, &refused);
+            let path = &path;
+            let bytes = &bytes;
+            let budget = &budget;
+            let alive = &alive;
+            let refused = &refused;
             scope.spawn(move || {
                 for round in 0..8 {
                     let own = if (thread + round).is_multiple_of(2) {
@@ -293,7 +298,8 @@ fn data_in_memory_is_a_term_of_plan_and_budget() {
 fn data_over_the_budget_is_refused_before_it_is_read() {
     let dir = Dir::new();
     let (path, bytes) = records_file(&dir, COUNT, RECORD);
-    let (over, within) = (records(&path, RECORD), records(&path, RECORD));
+    let over = records(&path, RECORD);
+    let within = records(&path, RECORD);
     std::fs::remove_file(&path).unwrap();
     let error = over.in_memory_within(bytes.len() - 1).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);

@@ -50,7 +50,8 @@ impl Toy {
             EncodedField::raw(Field::fixed("record", DType::U8, [RECORD])),
             EncodedField::raw(Field::up_to("head", DType::U8, RECORD)),
         ];
-        let (opened, log) = (AtomicU64::new(0), Default::default());
+        let opened = AtomicU64::new(0);
+        let log = Default::default();
         (
             Arc::new(Self {
                 sources: Arc::new(sources),
@@ -99,7 +100,8 @@ impl Chunked for Toy {
         &self.starts
     }
     fn chunk_extents(&self, chunk: usize, extents: &mut Vec<Extent>) -> Result<()> {
-        let (source, rows) = (SourceId::at(0), self.rows(chunk));
+        let source = SourceId::at(0);
+        let rows = self.rows(chunk);
         let shift = if self.fault == Fault::OutsideOfTheFile(chunk) {
             1 << 40
         } else {
@@ -161,10 +163,8 @@ fn head_len(byte: u8) -> usize {
 /// Record and head of sample `id`, from the file's bytes alone.
 fn oracle(toy: &Toy, bytes: &[u8], id: u64) -> (Vec<u8>, Vec<u8>) {
     let chunk = toy.starts.partition_point(|start| *start <= id) - 1;
-    let (base, row) = (
-        toy.offset(chunk) as usize,
-        (id - toy.starts[chunk]) as usize,
-    );
+    let base = toy.offset(chunk) as usize;
+    let row = (id - toy.starts[chunk]) as usize;
     let record = bytes[base + row * RECORD..][..RECORD].to_vec();
     let len = head_len(bytes[base + toy.rows(chunk) as usize * RECORD + row]);
     (record.clone(), record[..len].to_vec())
@@ -175,7 +175,8 @@ fn check(loader: &Loader, toy: &Toy, bytes: &[u8], epoch: u64) -> Vec<u64> {
     let mut ids = Vec::new();
     for batch in loader.epoch(epoch).unwrap() {
         let batch = batch.unwrap();
-        let (records, heads) = (batch.field("record").unwrap(), batch.field("head").unwrap());
+        let records = batch.field("record").unwrap();
+        let heads = batch.field("head").unwrap();
         let lens = heads.lens().unwrap();
         for (row, id) in batch.ids().iter().enumerate() {
             let (record, head) = oracle(toy, bytes, *id);
@@ -237,10 +238,8 @@ fn chunks_deliver_every_sample_once_by_every_reader_and_order() {
                 Order::windowed(4, 99),
             ] {
                 let loader = make(order);
-                let (first, second) = (
-                    check(&loader, &toy, &bytes, 0),
-                    check(&loader, &toy, &bytes, 1),
-                );
+                let first = check(&loader, &toy, &bytes, 0);
+                let second = check(&loader, &toy, &bytes, 1);
                 assert_ne!(first, second, "{what}");
                 assert_eq!(
                     (sorted(first), sorted(second)),
@@ -715,7 +714,8 @@ fn a_dataset_that_lies_about_its_chunks_is_an_error() {
             let ended = within_a_minute(what.clone(), move || {
                 let dir = Dir::new();
                 let (toy, _) = Toy::new(&dir, &[5000, 300, 300, 300], Fault::None);
-                let (few, many) = (vec![0, 100], vec![0, 1 << 40, 1 << 41, 1 << 42, 1 << 43]);
+                let few = vec![0, 100];
+                let many = vec![0, 1 << 40, 1 << 41, 1 << 42, 1 << 43];
                 let liar = Arc::new(Liar {
                     toy,
                     built: false.into(),

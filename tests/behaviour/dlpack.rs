@@ -37,7 +37,8 @@ impl Consumer {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        let (tensor, len) = (self.tensor(), self.shape().iter().product::<i64>() as usize);
+        let tensor = self.tensor();
+        let len = self.shape().iter().product::<i64>() as usize;
         let len = len * usize::from(tensor.dtype.bits) / 8;
         // SAFETY: as many initialised bytes as stated, without another owner.
         unsafe { std::slice::from_raw_parts_mut(tensor.data.cast(), len) }
@@ -143,7 +144,8 @@ fn of_ids() -> Loader {
         Field::up_to("some", DType::U16, 4),
     ];
     let some = |row: &mut Row<'_>, ctx: &mut Ctx<'_>| {
-        let (field, len) = (row.index_of("some")?, ctx.id() as usize % 5);
+        let field = row.index_of("some")?;
+        let len = ctx.id() as usize % 5;
         row.slice_mut::<u16>(field)?[..len].fill(ctx.id() as u16);
         row.set_len(field, len)
     };
@@ -194,7 +196,8 @@ fn all(tensors: Tensors) -> Vec<Consumer> {
 fn writes_into_an_array_do_not_reach_later_batches() {
     for batch in of_ids().epochs(0..3).unwrap() {
         let batch = batch.unwrap();
-        let (ids, valid) = (batch.ids().to_vec(), batch.valid());
+        let ids = batch.ids().to_vec();
+        let valid = batch.valid();
         let mut all = all(batch.into_dlpack());
         let shapes: Vec<_> = all.iter().map(Consumer::shape).collect();
         assert_eq!(

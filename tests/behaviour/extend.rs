@@ -152,10 +152,12 @@ impl Decoder for Scribbler {
             out.slice_mut::<u8>(ctx.fields().start)?[0] = 1;
             return Ok(());
         }
-        let (text, sum) = (ctx.fields().start, ctx.fields().start + 1);
+        let text = ctx.fields().start;
+        let sum = ctx.fields().start + 1;
         out.set_len(text, input.len())?;
         let mut fields = out.split();
-        let (bytes, total) = (fields.take::<u8>(text)?, fields.take::<u64>(sum)?);
+        let bytes = fields.take::<u8>(text)?;
+        let total = fields.take::<u64>(sum)?;
         bytes.fill(b'!');
         bytes[..input.len()].copy_from_slice(input);
         total[0] = input.iter().map(|byte| u64::from(*byte)).sum();
@@ -419,9 +421,11 @@ fn bytes_behind_the_length_are_zero_whoever_wrote_there() {
         (
             5,
             start().map_batch(|batch, _| {
-                let (text, sum) = (batch.index_of("text")?, batch.index_of("text_sum")?);
+                let text = batch.index_of("text")?;
+                let sum = batch.index_of("text_sum")?;
                 let mut fields = batch.split();
-                let (bytes, lens) = (fields.take::<u8>(text)?, fields.take_lens(text)?.unwrap());
+                let bytes = fields.take::<u8>(text)?;
+                let lens = fields.take_lens(text)?.unwrap();
                 let sums = fields.take::<u64>(sum)?;
                 assert!(fields.take::<u8>(text).is_err() && fields.take_lens(text).is_err());
                 lens.fill(5);
@@ -615,7 +619,8 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
         .decode_field("text", Bytes::packed(200))
         .batch_size(4);
     let loader = build(builder.map_batch(|batch, _| {
-        let (text, class) = (batch.index_of("text")?, batch.index_of("label")?);
+        let text = batch.index_of("text")?;
+        let class = batch.index_of("label")?;
         assert_eq!(batch.offsets(text).unwrap(), [0, 30, 40, 45, 245]);
         assert!(batch.offsets(class).is_none());
         Ok(())
@@ -822,7 +827,8 @@ fn a_field_that_a_decoder_leaves_alone_is_zero() {
     for (id, batch) in loader.epoch(0).unwrap().enumerate() {
         let batch = batch.unwrap();
         let text = batch.field("text").unwrap();
-        let (len, bytes) = (text.lens().unwrap()[0], text.as_slice::<u8>().unwrap());
+        let len = text.lens().unwrap()[0];
+        let bytes = text.as_slice::<u8>().unwrap();
         assert_eq!(len, if id % 2 == 0 { lens[id] as u64 } else { 0 });
         assert!(
             bytes[len as usize..].iter().all(|byte| *byte == 0),

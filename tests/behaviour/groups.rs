@@ -168,10 +168,8 @@ fn skipped_batches_of_groups_are_whole_batches() {
 /// One random run of two epochs over lengths, with ranges left out, resumed at random places by other numbers of ranks.
 fn check_random(number: u64) {
     let mut draws = Draws::new(number, 0, 0, "groups");
-    let (len, last) = (
-        60 + draws.below(200) as usize,
-        ALL_LAST[draws.below(4) as usize],
-    );
+    let len = 60 + draws.below(200) as usize;
+    let last = ALL_LAST[draws.below(4) as usize];
     let data = Data::memory(len, 4);
     let lengths: Vec<u64> = (0..len)
         .map(|_| 1 + draws.below(100) * draws.below(100) / 99)
@@ -249,7 +247,8 @@ fn check_random(number: u64) {
             .any(|(epoch, range)| batch.0 == *epoch && range.contains(&batch.1))
     };
     let right: Union = whole.iter().filter(left_out).cloned().collect();
-    let (mut done, mut state) = (0, None);
+    let mut done = 0;
+    let mut state = None;
     for world in [1, 3, 8, 2] {
         let ranks = loaders(world, state);
         if world == 1 {
@@ -355,7 +354,8 @@ fn another_grouping_or_batch_size_does_not_resume() {
 
 /// Rows of all ranks in an epoch that repeat a sample, and samples in none.
 fn uneven(loaders: &[Loader], samples: usize) -> (u64, u64) {
-    let (mut repeated, mut seen) = (0, vec![false; samples]);
+    let mut repeated = 0;
+    let mut seen = vec![false; samples];
     for batch in loaders
         .iter()
         .flat_map(|loader| loader.epoch(0).unwrap())
@@ -406,7 +406,8 @@ fn repeated_and_left_out_samples_are_told_before_the_first_batch() {
             .map(|loader| loader.snapshot().epoch)
             .collect();
         assert!(told.iter().all(|one| *one == told[0]));
-        let (epoch, log) = (told[0], loaders[0].log());
+        let epoch = told[0];
+        let log = loaders[0].log();
         assert_eq!(
             (log.epoch_repeated, log.epoch_left_out),
             (epoch.repeated, epoch.left_out)
@@ -547,12 +548,10 @@ fn texts(dir: &Dir, lens: &[usize]) -> (LoaderBuilder, Groups, Vec<Vec<u8>>) {
 
 #[test]
 fn batches_have_the_shape_of_their_group() {
-    let (dir, lens) = (
-        Dir::new(),
-        (0..200)
-            .map(|n| [3 + n % 8, 11 + n % 90, 101 + n % 900][n % 3])
-            .collect::<Vec<_>>(),
-    );
+    let dir = Dir::new();
+    let lens = (0..200)
+        .map(|n| [3 + n % 8, 11 + n % 90, 101 + n % 900][n % 3])
+        .collect::<Vec<_>>();
     let (builder, groups, files) = texts(&dir, &lens);
     let groups = groups
         .batch_sizes([30, 20, 2])
@@ -601,7 +600,8 @@ fn batches_have_the_shape_of_their_group() {
 
 #[test]
 fn transforms_see_the_shape_of_the_group() {
-    let (dir, lens) = (Dir::new(), [5, 50, 500, 7, 70, 700]);
+    let dir = Dir::new();
+    let lens = [5, 50, 500, 7, 70, 700];
     let (builder, groups, files) = texts(&dir, &lens);
     let groups = groups
         .batch_sizes([2, 2, 2])
@@ -625,7 +625,8 @@ fn transforms_see_the_shape_of_the_group() {
         .unwrap();
     for batch in loader.epoch(0).unwrap() {
         let batch = batch.unwrap();
-        let (field, group) = (batch.field("image").unwrap(), batch.group().unwrap());
+        let field = batch.field("image").unwrap();
+        let group = batch.group().unwrap();
         let width = [10, 100, 1000][group];
         for (row, id) in field
             .as_slice::<u8>()
@@ -645,10 +646,8 @@ fn transforms_see_the_shape_of_the_group() {
 
 #[test]
 fn a_substitute_is_of_the_same_group() {
-    let (dir, lens) = (
-        Dir::new(),
-        (0..60).map(|n| [5, 50, 500][n % 3]).collect::<Vec<_>>(),
-    );
+    let dir = Dir::new();
+    let lens = (0..60).map(|n| [5, 50, 500][n % 3]).collect::<Vec<_>>();
     let (builder, groups, _) = texts(&dir, &lens);
     let groups = groups
         .batch_sizes([4, 4, 4])
@@ -685,7 +684,8 @@ fn a_substitute_is_of_the_same_group() {
 
 #[test]
 fn lengths_that_do_not_match_the_data_are_named() {
-    let (dir, lens) = (Dir::new(), [5, 50, 500]);
+    let dir = Dir::new();
+    let lens = [5, 50, 500];
     let (builder, _, _) = texts(&dir, &lens);
     let groups = Groups::by([5, 7, 500], &[10, 1000])
         .unwrap()
@@ -848,14 +848,13 @@ fn pictures_fill_the_bucket_of_the_nearest_ratio() {
             .decode(decoder)
             .order(Order::shuffled(3).grouped(groups));
         let loader = build(builder.last_batch(LastBatch::Pad).workers(2));
-        let (mut seen, mut moved) = (vec![false; sizes.len()], 0);
+        let mut seen = vec![false; sizes.len()];
+        let mut moved = 0;
         for batch in loader.epochs(0..2).unwrap().map(Result::unwrap) {
             let (width, height) = BUCKETS[batch.group().unwrap()];
-            let (w, h, image) = (
-                width as usize,
-                height as usize,
-                batch.field("image").unwrap(),
-            );
+            let w = width as usize;
+            let h = height as usize;
+            let image = batch.field("image").unwrap();
             let full = (6 * 1600 / u64::from(width * height)) & !1;
             assert!(
                 batch.len() as u64 <= full && batch.valid() == batch.len(),
@@ -864,7 +863,8 @@ fn pictures_fill_the_bucket_of_the_nearest_ratio() {
             assert_eq!(image.shape(), [batch.len(), h, w, 3]);
             let geometry = batch.field("image.geometry").unwrap();
             for (row, id) in batch.ids().iter().enumerate() {
-                let (number, numbers) = (*id as usize, geometry.row::<i32>(row).unwrap());
+                let number = *id as usize;
+                let numbers = geometry.row::<i32>(row).unwrap();
                 assert_eq!(right[number], batch.group().unwrap());
                 let (pw, ph) = sizes[number];
                 let &[
@@ -899,7 +899,8 @@ fn pictures_fill_the_bucket_of_the_nearest_ratio() {
                     .chunks(3 * w)
                     .flat_map(|line| line.chunks(3).rev().flatten().copied().collect::<Vec<_>>())
                     .collect();
-                let (is_plain, is_mirrored) = (own == plain, own == mirrored);
+                let is_plain = own == plain;
+                let is_mirrored = own == mirrored;
                 assert!(
                     if flip == 0.0 {
                         is_plain

@@ -92,7 +92,8 @@ fn memory_sources_need_no_storage() {
 #[test]
 fn several_files_follow_each_other_and_headers_are_skipped() {
     let dir = Dir::new();
-    let (mut files, mut all) = (Vec::new(), Vec::new());
+    let mut files = Vec::new();
+    let mut all = Vec::new();
     for (index, count) in [3_usize, 0, 5, 1].into_iter().enumerate() {
         let body = noise(count * 600, index as u64 + 1);
         let bytes: Vec<u8> = [vec![0xee; 100], body.clone()].concat();
@@ -192,7 +193,9 @@ fn waits_with_and_without_timeout_give_the_same() {
                 .tuning(|t| t.slots(3)),
         );
         let expected = pull(&loader, 1).unwrap();
-        let (mut epoch, mut got, mut ends) = (loader.epoch(1).unwrap(), Vec::new(), 0);
+        let mut epoch = loader.epoch(1).unwrap();
+        let mut got = Vec::new();
+        let mut ends = 0;
         while ends < 2 {
             match epoch.next_within(limit) {
                 Poll::Ready(Some(batch)) => got.extend(rows(&batch.unwrap())),
@@ -207,7 +210,8 @@ fn waits_with_and_without_timeout_give_the_same() {
 #[test]
 fn logs_add_up_to_the_run() {
     let loader = build(Loader::builder(in_memory(60, 8)).batch_size(5));
-    let (mut samples, mut seconds) = (0.0, 0.0);
+    let mut samples = 0.0;
+    let mut seconds = 0.0;
     for epoch in 0..3 {
         assert_eq!(loader.log().seconds, 0.0, "no iterator is alive");
         for batch in loader.epoch(epoch).unwrap() {
@@ -319,7 +323,9 @@ fn a_loader_without_meters_measures_nothing() {
             (consumer, snapshot.order),
             (Consumer::default(), OrderStage::default())
         );
-        let (storage, decode, slots) = (snapshot.storage, snapshot.decode, snapshot.slots);
+        let storage = snapshot.storage;
+        let decode = snapshot.decode;
+        let slots = snapshot.slots;
         let numbers = [
             storage.busy_ns,
             storage.in_flight_ns,
@@ -513,10 +519,11 @@ fn transforms_add_fields_whatever_the_workers() {
                 .workers(workers)
                 .order(Order::shuffled(9))
                 .map_adding([Field::fixed("one_hot", DType::F32, [4])], |row, ctx| {
-                    let (label, one_hot) = (row.index_of("label")?, row.index_of("one_hot")?);
+                    let label = row.index_of("label")?;
+                    let one_hot = row.index_of("one_hot")?;
                     let mut fields = row.split();
-                    let (label, one_hot) =
-                        (fields.take::<i64>(label)?, fields.take::<f32>(one_hot)?);
+                    let label = fields.take::<i64>(label)?;
+                    let one_hot = fields.take::<f32>(one_hot)?;
                     one_hot[label[0] as usize] = 1.0;
                     row.bytes_mut(0)[0] = ctx.draws("noise").below(256) as u8;
                     Ok(())
@@ -694,7 +701,8 @@ fn a_sample_of_several_extents_is_assembled_by_every_reader() {
         let mut seen = 0;
         for batch in loader.epoch(0).unwrap() {
             let batch = batch.unwrap();
-            let (payload, rest) = (batch.field("payload").unwrap(), batch.field("raw").unwrap());
+            let payload = batch.field("payload").unwrap();
+            let rest = batch.field("raw").unwrap();
             for (row, id) in batch.ids().iter().map(|id| *id as usize).enumerate() {
                 assert_eq!(payload.lens().unwrap()[row], id as u64 % 17);
                 assert_eq!(
@@ -943,7 +951,8 @@ fn the_smallest_legal_budget_delivers_everything() {
                     .memory_budget(budget)
                     .build()
             };
-            let (mut refused, mut legal) = (0, 1 << 30);
+            let mut refused = 0;
+            let mut legal = 1 << 30;
             while legal - refused > 1 {
                 let middle = (refused + legal) / 2;
                 if with(middle).is_ok() {
@@ -1007,7 +1016,8 @@ fn the_report_counts_delivered_batches_and_names_the_reader() {
     );
     pull(&loader, 0).unwrap();
     let report = loader.report();
-    let (consumer, storage) = (&report.total.consumer, &report.total.storage);
+    let consumer = &report.total.consumer;
+    let storage = &report.total.storage;
     assert_eq!(
         (consumer.batches, consumer.samples, consumer.bytes),
         (4, 64, 64 * 4096)
@@ -1180,7 +1190,8 @@ fn a_panic_in_build_or_preview_is_an_error() {
 #[test]
 fn an_error_of_a_later_epoch_comes_in_its_turn() {
     let len = Arc::new(AtomicU64::new(12));
-    let (set, own) = (|to| len.store(to, Ordering::SeqCst), len.clone());
+    let set = |to| len.store(to, Ordering::SeqCst);
+    let own = len.clone();
     // Batches take longer than the interval at which `next` checks for a failure of the loader.
     let slow = |_: &mut feedline::BatchMut<'_>, _: &mut feedline::decode::Ctx<'_>| {
         std::thread::sleep(std::time::Duration::from_millis(150));

@@ -25,7 +25,8 @@ fn packed(dir: &Dir, decoder: Bytes) -> LoaderBuilder {
 
 /// Expected bytes and offsets of a batch by its ids; blank rows have no bytes.
 fn oracle(batch: &Batch, files: &[Vec<u8>]) -> (Vec<u8>, Vec<u64>) {
-    let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
+    let mut bytes = Vec::new();
+    let mut offsets = vec![0];
     for id in batch.ids() {
         bytes.extend(files.get(*id as usize).into_iter().flatten());
         offsets.push(bytes.len() as u64);

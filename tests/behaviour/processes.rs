@@ -171,10 +171,8 @@ impl Scenario {
 
     /// Rows of each step of an uninterrupted run: the order's ids, and the file's bytes.
     fn expected(&self, dir: &Path) -> Vec<Step> {
-        let (data, loader) = (
-            std::fs::read(dir.join("data.bin")).unwrap(),
-            build(self.builder(dir)),
-        );
+        let data = std::fs::read(dir.join("data.bin")).unwrap();
+        let loader = build(self.builder(dir));
         let mut steps = Vec::new();
         for epoch in 0..self.epochs {
             let ids = loader.preview(epoch, u64::MAX).unwrap();
@@ -284,7 +282,8 @@ const WAYS: [(Mode, Direct); 5] = [
 
 /// Life of a rank; gives its exit code.
 fn train(task: &Task) -> i32 {
-    let (rank, stop) = (Rank::from_env().unwrap(), stop());
+    let rank = Rank::from_env().unwrap();
+    let stop = stop();
     let mut peers = Peers::new(rank.world(), task.halt.is_none());
     let loader = task.loader(rank, stop);
     let state = task.dir.join(STATE);
@@ -304,7 +303,8 @@ fn train(task: &Task) -> i32 {
             .unwrap()
     };
     for batch in batches {
-        let (batch, stand) = (batch.unwrap(), loader.state().unwrap());
+        let batch = batch.unwrap();
+        let stand = loader.state().unwrap();
         let entry = Step::of(&batch, stand.steps()).to_bytes();
         assert_eq!(log.write(&entry).unwrap(), entry.len());
         std::thread::sleep(COMPUTE);
@@ -406,8 +406,10 @@ impl Step {
     /// Takes the first entry; `None` at the end, or for a cut entry.
     fn take(log: &mut &[u8]) -> Option<Self> {
         let number = |at: usize| Some(u64::from_le_bytes(log.get(at..at + 8)?.try_into().unwrap()));
-        let (check, step, epoch, count) =
-            (number(0)?, number(8)?, number(16)?, number(24)? as usize);
+        let check = number(0)?;
+        let step = number(8)?;
+        let epoch = number(16)?;
+        let count = number(24)? as usize;
         let body = log.get(8..32 + count * (8 + RECORD))?;
         assert_eq!(
             xxhash_rust::xxh3::xxh3_64(body),
@@ -582,7 +584,8 @@ impl Run {
     }
 
     fn task(&self, attempt: usize) -> Task {
-        let (scenario, dir) = (self.scenario, self.dir.path(""));
+        let scenario = self.scenario;
+        let dir = self.dir.path("");
         Task {
             scenario,
             dir,
@@ -608,7 +611,8 @@ impl Run {
     /// Starts a world and ends it this way at a random moment, on average after this part of the remaining steps.
     fn live(&mut self, world: u32, end: End, part: f64) {
         let attempt = self.attempts.len();
-        let (task, from) = (self.task(attempt), self.stands());
+        let task = self.task(attempt);
+        let from = self.stands();
         self.attempts.push((world, from));
         // SIGTERM is for ranks that have installed their handlers; SIGKILL may come at any time.
         let most = 2.0 * part * (self.scenario.steps() - from) as f64;
@@ -761,10 +765,8 @@ fn together(entries: &[&Step], in_turn: bool) -> Step {
                 .collect(),
         };
     }
-    let (mut rows, most) = (
-        Vec::new(),
-        entries.iter().map(|entry| entry.rows.len()).max().unwrap(),
-    );
+    let mut rows = Vec::new();
+    let most = entries.iter().map(|entry| entry.rows.len()).max().unwrap();
     for row in 0..most {
         rows.extend(
             entries
@@ -922,11 +924,15 @@ struct Met {
 fn a_process_killed_anywhere_loses_and_doubles_nothing() {
     let kills: u32 = sweep::size(50, 1000, 1000);
     let begin = Instant::now();
-    let (mut met, mut runs, mut done, mut longest) = (Met::default(), 0, 0, 20_000.0_f64);
+    let mut met = Met::default();
+    let mut runs = 0;
+    let mut done = 0;
+    let mut longest = 20_000.0_f64;
     while done < kills {
         let mut run = Run::new(&ALONE, runs);
         while run.stands() < ALONE.steps() {
-            let (attempt, from) = (run.attempts.len(), run.stands());
+            let attempt = run.attempts.len();
+            let from = run.stands();
             let task = Task {
                 every: 1 + attempt as u64 % 3,
                 ..run.task(attempt)

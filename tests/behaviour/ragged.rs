@@ -55,7 +55,8 @@ fn same(ragged: &Batch, padded: &Batch, name: &str) {
         (ragged.ids(), ragged.status()),
         (padded.ids(), padded.status())
     );
-    let (values, right) = (ragged.field(name).unwrap(), padded.field(name).unwrap());
+    let values = ragged.field(name).unwrap();
+    let right = padded.field(name).unwrap();
     let lens = right.lens().unwrap();
     let unit = right.size_bytes() / right.shape()[..2].iter().product::<usize>();
     let width = right.shape()[1] * unit;
@@ -80,10 +81,8 @@ fn same(ragged: &Batch, padded: &Batch, name: &str) {
     assert!(right.offsets().is_none(), "{name}");
     for part in ragged.micro(3).unwrap() {
         let field = part.field(name).unwrap();
-        let (first, end) = (
-            offsets[part.rows().start] as usize * unit,
-            offsets[part.rows().end] as usize * unit,
-        );
+        let first = offsets[part.rows().start] as usize * unit;
+        let end = offsets[part.rows().end] as usize * unit;
         assert!(
             field.as_bytes().unwrap() == &bytes[first..end],
             "{name}: {part:?}"
@@ -96,7 +95,8 @@ fn check(ragged: &Loader, padded: &Loader, names: &[&str]) -> usize {
     let both = ragged.epochs(0..2).unwrap();
     let mut count = 0;
     for (found, right) in both.zip(padded.epochs(0..2).unwrap()) {
-        let (found, right) = (found.unwrap(), right.unwrap());
+        let found = found.unwrap();
+        let right = right.unwrap();
         names.iter().for_each(|name| same(&found, &right, name));
         count += 1;
     }
@@ -205,14 +205,16 @@ fn fields_of_every_origin_can_be_ragged() {
 
 #[test]
 fn rows_of_decoders_and_transforms_can_be_ragged() {
-    let (dir, lens) = (Dir::new(), [30, 10, 5, 40, 0, 22, 17]);
+    let dir = Dir::new();
+    let lens = [30, 10, 5, 40, 0, 22, 17];
     let add = |builder: LoaderBuilder| {
         let field = Field::rows_up_to("mel", DType::F32, 50, [2]);
         builder
             .order(Order::shuffled(1))
             .batch_size(3)
             .map_adding([field], |row, ctx| {
-                let (tokens, mel) = (row.index_of("tok")?, row.index_of("mel")?);
+                let tokens = row.index_of("tok")?;
+                let mel = row.index_of("mel")?;
                 let len = row.len_of(tokens).unwrap_or(0);
                 row.set_len(tokens, len / 2)?;
                 row.slice_mut::<f32>(mel)?.fill(ctx.id() as f32);
@@ -245,7 +247,8 @@ fn rows_of_decoders_and_transforms_can_be_ragged() {
 
 #[test]
 fn transforms_of_batches_see_values_and_offsets() {
-    let (dir, lens) = (Dir::new(), [3, 0, 2]);
+    let dir = Dir::new();
+    let lens = [3, 0, 2];
     let loader = Loader::builder(tar(&dir, &lens))
         .batch_size(3)
         .ragged("tok", None)
@@ -272,7 +275,8 @@ fn transforms_of_batches_see_values_and_offsets() {
 
 #[test]
 fn a_state_of_padded_batches_resumes_ragged_ones() {
-    let (dir, lens): (Dir, Vec<usize>) = (Dir::new(), (0..23).map(|k| k * 7 % MAX).collect());
+    let dir: Dir = Dir::new();
+    let lens: Vec<usize> = (0..23).map(|k| k * 7 % MAX).collect();
     let make = || {
         Loader::builder(tar(&dir, &lens))
             .order(Order::shuffled(5))
@@ -291,7 +295,8 @@ fn a_state_of_padded_batches_resumes_ragged_ones() {
 
 #[test]
 fn substitutes_have_their_own_values_or_none_in_limited_batches() {
-    let (dir, lens) = (Dir::new(), [3, 4, 2, 5]);
+    let dir = Dir::new();
+    let lens = [3, 4, 2, 5];
     let make = |limit| {
         let bad = |row: &mut feedline::Row<'_>| row.len_of(0) == Some(2);
         let loader = Loader::builder(tar(&dir, &lens))
@@ -342,11 +347,13 @@ fn bytemuck_bytes(values: &[u16]) -> Vec<u8> {
 
 #[test]
 fn limited_batches_reserve_no_more_and_refuse_a_sample_that_does_not_fit() {
-    let (dir, lens) = (Dir::new(), [30, 20, 10]);
+    let dir = Dir::new();
+    let lens = [30, 20, 10];
     let make = || Loader::builder(tar(&dir, &lens)).batch_size(3);
     let slot = |loader: &Loader| loader.plan().term(MemoryTerm::SLOTS).each;
     let wide = |builder: LoaderBuilder| builder.batch_size(1000).build().unwrap();
-    let (padded, whole) = (slot(&wide(make())), slot(&wide(make().ragged("tok", None))));
+    let padded = slot(&wide(make()));
+    let whole = slot(&wide(make().ragged("tok", None)));
     let limited = slot(&wide(make().ragged("tok", Some(MAX * UNIT))));
     assert!(
         whole >= padded && whole < padded + 3 * 8192,

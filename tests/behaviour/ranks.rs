@@ -47,7 +47,8 @@ fn check(run: &Run, ranks: Ranks, draws: &mut Draws, what: &str) {
     let what = format!("{what}, {ranks:?}, {:?}", run.naive);
     let cut = ranks.cut();
     let order = run.ids(0);
-    let (len, batches) = (order.len() as u64, cut.count(order.len() as u64));
+    let len = order.len() as u64;
+    let batches = cut.count(order.len() as u64);
     if batches == 0 {
         // It would train on nothing, silently.
         for rank in every_rank(ranks.world) {
@@ -328,7 +329,8 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
                     lanes,
                 },
             };
-            let (run, slots) = (Run::new(&data, naive), 1 + draws.below(2) as usize);
+            let run = Run::new(&data, naive);
+            let slots = 1 + draws.below(2) as usize;
             let global = u64::from([world, 2 * world + 1, 400][draws.below(3) as usize]);
             let cut = Cut::whole(
                 global,
@@ -350,7 +352,8 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
                             .memory_budget(budget)
                             .build()
                     };
-                    let (mut refused, mut legal) = (0, 64 << 20);
+                    let mut refused = 0;
+                    let mut legal = 64 << 20;
                     while legal - refused > 64 {
                         let middle = (refused + legal) / 2;
                         if make(middle).is_ok() {
@@ -380,7 +383,9 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
 
 /// Samples opened by all ranks in an epoch: planned, and measured by their reports (samples in opened chunks, samples).
 fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
-    let (mut opened, mut samples, mut planned) = (0, 0, Vec::new());
+    let mut opened = 0;
+    let mut samples = 0;
+    let mut planned = Vec::new();
     for loader in ranks.build(run, draws) {
         same(
             &parts(loader.epoch(0).unwrap()),
@@ -388,15 +393,14 @@ fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
             "amplification",
         );
         let report = loader.report();
-        let (chunks, received) = (
-            report.total.decode.chunks.unwrap(),
-            report.total.consumer.samples,
-        );
+        let chunks = report.total.decode.chunks.unwrap();
+        let received = report.total.consumer.samples;
         assert_eq!(
             report.total.read_amplification().unwrap(),
             chunks.samples as f64 / received as f64
         );
-        (opened, samples) = (opened + chunks.samples, samples + received);
+        opened = opened + chunks.samples;
+        samples = samples + received;
         planned.push(report.planned_amplification.unwrap());
     }
     assert!(planned.iter().all(|one| *one == planned[0]), "{planned:?}");
@@ -822,7 +826,8 @@ fn the_last_parts_of_a_masked_batch_hold_no_sample() {
 fn illegal_settings_of_ranks_are_refused_by_build() {
     let dir = Dir::new();
     let data = many_chunks(&dir, 1, 50, 9, false);
-    let (start, records) = (|| data.builder(), || Data::memory(10, 4).builder());
+    let start = || data.builder();
+    let records = || Data::memory(10, 4).builder();
     let rank = |rank, world| Rank::new(rank, world).unwrap();
     let windowed = |lanes| Order::windowed(1, 2).lanes(lanes);
     let cases = [
@@ -1045,7 +1050,8 @@ fn the_epoch_after_a_dropped_one_is_whole_on_every_rank() {
             for loader in ranks.build(&run, &mut draws) {
                 let rank = loader.rank().number();
                 for round in 0..6 {
-                    let (epoch, taken) = (draws.below(3), draws.below(12) as usize);
+                    let epoch = draws.below(3);
+                    let taken = draws.below(12) as usize;
                     let right = run.parts(&ranks.cut(), epoch, rank);
                     let found = parts(loader.epoch(epoch).unwrap().take(taken));
                     same(
@@ -1183,10 +1189,8 @@ fn check_format(make: impl Fn() -> Arc<dyn Dataset>, check: impl Fn(&Batch, usiz
             },
         ] {
             for last in ALL_LAST {
-                let (len, cut) = (
-                    starts[starts.len() - 1],
-                    Cut::whole(len_global(&starts), last, world),
-                );
+                let len = starts[starts.len() - 1];
+                let cut = Cut::whole(len_global(&starts), last, world);
                 for rank in every_rank(world) {
                     let builder = Loader::builder(make())
                         .order(naive.order())

@@ -174,7 +174,8 @@ impl Case {
 }
 
 fn naive(data: &Data, draws: &mut Draws) -> Naive {
-    let (samples, seed) = (data.len(), draws.next_u64());
+    let samples = data.len();
+    let seed = draws.next_u64();
     let lanes = [1, 2, 3, 4, 8][draws.below(5) as usize];
     let shuffled = draws.bool(0.5).then_some(seed);
     match draws.below(if data.toy.is_some() { 9 } else { 6 }) {
@@ -274,7 +275,8 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
             (state.steps(), state.global_batch()),
             (done as u64, case.global)
         );
-        let (world, left) = (case.any_world(draws), (all.len() - done) as u64);
+        let world = case.any_world(draws);
+        let left = (all.len() - done) as u64;
         let mut ranks = Vec::new();
         for loader in case.resumed(state, world, draws) {
             assert_eq!(loader.state().unwrap(), *state);
@@ -297,7 +299,8 @@ fn resume_everywhere(case: &Case, all: &[Global], states: &[State], draws: &mut 
 
 /// Resumes five times, each time after some batches; gives the number of resumes.
 fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut Draws) -> u64 {
-    let (mut state, mut done) = (states[0].clone(), 0);
+    let mut state = states[0].clone();
+    let mut done = 0;
     if all.is_empty() {
         return 0;
     }
@@ -309,7 +312,8 @@ fn resume_in_a_chain(case: &Case, all: &[Global], states: &[State], draws: &mut 
             draws.below(left as u64 + 1).min(1 + draws.below(6)) as usize
         };
         let world = case.any_world(draws);
-        let (mut ranks, mut after) = (Vec::new(), Vec::new());
+        let mut ranks = Vec::new();
+        let mut after = Vec::new();
         for loader in case.resumed(&state, world, draws) {
             ranks.push(case.take(&loader, steps as u64, left as u64, draws));
             after.push(loader.state().unwrap());
@@ -338,7 +342,10 @@ fn random_runs() -> u64 {
 /// Makes random runs, resumes them, and prints the counts.
 fn resume_random_runs(kind: Kind) {
     let runs = random_runs();
-    let (start, mut resumes, mut batches, mut loaders) = (Instant::now(), 0, 0, 0);
+    let start = Instant::now();
+    let mut resumes = 0;
+    let mut batches = 0;
+    let mut loaders = 0;
     for number in 0..runs {
         let dir = Dir::new();
         let mut draws = Draws::new(number, 0, kind as u64, "resume");
@@ -371,7 +378,8 @@ fn resume_random_runs(kind: Kind) {
                 all.len(),
             )
         });
-        (resumes, batches) = (resumes + more, batches + count);
+        resumes = resumes + more;
+        batches = batches + count;
         loaders += built.load(Ordering::Relaxed);
     }
     println!(
@@ -647,7 +655,8 @@ fn a_state_moved_to_another_epoch_starts_at_its_beginning() {
 #[test]
 fn a_state_is_refused_while_an_iterator_is_alive() {
     let run = Run::new(&Data::memory(50, 8), Naive::Shuffled { seed: 4 });
-    let (loader, state) = (build(run.builder().batch_size(10)), state_after(&run, 3));
+    let loader = build(run.builder().batch_size(10));
+    let state = state_after(&run, 3);
     let mut epoch = loader.epoch(0).unwrap();
     drop(epoch.next().unwrap().unwrap());
     let error = loader.resume(&state).unwrap_err();
@@ -710,7 +719,8 @@ fn an_epoch_ended_by_a_transform_resumes_at_its_place() {
                             Ok(())
                         }
                     }));
-                    let (mut received, mut errors) = (Vec::new(), 0);
+                    let mut received = Vec::new();
+                    let mut errors = 0;
                     let mut epochs = loader.epochs(0..3).unwrap();
                     while let Some(batch) = epochs.next() {
                         match batch {
@@ -848,8 +858,10 @@ fn steps_deliver_the_exact_number_of_batches() {
                 );
                 done += steps;
                 a_moment();
-                let (total, samples) = (loader.report().total, 4 * done as u64);
-                let (reads, lookups) = (total.storage.counts.ops, total.storage.page_cache);
+                let total = loader.report().total;
+                let samples = 4 * done as u64;
+                let reads = total.storage.counts.ops;
+                let lookups = total.storage.page_cache;
                 assert_eq!(
                     (run.mapped.load(Ordering::Relaxed), total.consumer.samples),
                     (samples, samples),
@@ -1009,7 +1021,9 @@ fn a_run_resumes_in_batches_of_another_size() {
             );
             // To the end, epoch by epoch; and some steps, then `resume` from there.
             let steps = draws.below(right.len() as u64 + 1);
-            let (mut ranks, mut some, mut after) = (Vec::new(), Vec::new(), Vec::new());
+            let mut ranks = Vec::new();
+            let mut some = Vec::new();
+            let mut after = Vec::new();
             for rank in every_rank(world) {
                 let make = |draws: &mut Draws| {
                     let builder = any_settings(case.run.builder().rank(rank), draws);
@@ -1193,10 +1207,8 @@ fn a_resume_with_another_order_or_seed_is_refused() {
         step,
     };
     let windowed = |window, lanes| Order::windowed(4, window).lanes(lanes);
-    let (sampler, indices) = (
-        |step| Order::sampler(steps(step)),
-        |ids: &[u64]| Order::indices(ids.to_vec()),
-    );
+    let sampler = |step| Order::sampler(steps(step));
+    let indices = |ids: &[u64]| Order::indices(ids.to_vec());
     let longer = Order::sampler(Steps {
         len: 31,
         ..steps(3)
@@ -1458,7 +1470,8 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
             .epoch_len(60)
             .unwrap()
     };
-    let (old, new) = ([0.7, 0.3], [0.1, 0.9]);
+    let old = [0.7, 0.3];
+    let new = [0.1, 0.9];
     build(make(&scheduled(&[(0, old), (20, new), (21, old)], [30, 20])).resume(state.clone()));
     let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
                   loader's schedule";
@@ -1584,11 +1597,14 @@ impl Changing {
 #[test]
 fn a_mix_changes_at_any_resume_and_over_any_world() {
     let mut draws = Draws::new(12, 0, 0, "changing mixes");
-    let (mut resumes, worlds) = (0, [1, 3, 8, 2]);
+    let mut resumes = 0;
+    let worlds = [1, 3, 8, 2];
     let wanted = sweep::size(60, 240, 2000);
     while resumes < wanted {
         let mut changing = Changing::draw(&mut draws);
-        let (global, mut state, mut found) = (8 + draws.below(20), None::<State>, Vec::new());
+        let global = 8 + draws.below(20);
+        let mut state = None::<State>;
+        let mut found = Vec::new();
         for world in worlds {
             let at = state.as_ref().map_or(0, |state| {
                 state.epoch() * changing.epoch_len + state.position()

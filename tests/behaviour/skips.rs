@@ -28,7 +28,8 @@ fn all(run: &Run, cut: &Cut) -> Vec<Global> {
 fn any_skips(count: u64, draws: &mut Draws) -> Vec<(u64, Range<u64>)> {
     let mut skips: Vec<(u64, Range<u64>)> = Vec::new();
     for _ in 0..1 + draws.below(4) {
-        let (epoch, start) = (draws.below(EPOCHS), draws.below(count));
+        let epoch = draws.below(EPOCHS);
+        let start = draws.below(count);
         let end = start + 1 + draws.below(count - start);
         if skips
             .iter()
@@ -110,7 +111,8 @@ fn check(data: &Data, number: u64, what: &str) {
         .iter()
         .map(|loader| loader.epochs(0..EPOCHS).unwrap())
         .collect();
-    let (mut found, mut states) = (vec![Vec::new(); ranks.len()], Vec::new());
+    let mut found = vec![Vec::new(); ranks.len()];
+    let mut states = Vec::new();
     for done in 0..=right.len() {
         assert!(
             epochs.iter().all(|epoch| epoch.len() == right.len() - done),
@@ -150,10 +152,8 @@ fn check(data: &Data, number: u64, what: &str) {
     drop((epochs, ranks));
 
     for _ in 0..3 {
-        let (world, done) = (
-            1 + draws.below(3) as u32,
-            draws.below(states.len() as u64) as usize,
-        );
+        let world = 1 + draws.below(3) as u32;
+        let done = draws.below(states.len() as u64) as usize;
         // Also from places in the middle of a skipped range.
         let further = draws.below(3) * draws.below(2 * count);
         let state = stored(&states[done].clone().advance(further));

@@ -309,7 +309,8 @@ fn many_threads_save_to_one_path_and_readers_see_whole_states() {
     states[0].save(&path).unwrap();
     std::thread::scope(|scope| {
         for thread in 0..8 {
-            let (path, state) = (&path, &states[thread % 2]);
+            let path = &path;
+            let state = &states[thread % 2];
             scope.spawn(move || (0..50).for_each(|_| state.save_unsynced(path).unwrap()));
         }
         for _ in 0..200 {
@@ -899,7 +900,8 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
             .open(&prefix)
             .unwrap()
     };
-    let (a, b) = (windows(0), windows(1));
+    let a = windows(0);
+    let b = windows(1);
     assert_ne!(a.identity(), b.identity());
     let spans = [
         Megatron::builder().documents(1000),
@@ -965,7 +967,8 @@ fn options_of_parquet_that_change_ids_change_the_fingerprint() {
             .open(&file)
             .unwrap()
     };
-    let (first, second) = (pruned((0.0, 1.0)), pruned((31.0, 32.0)));
+    let first = pruned((0.0, 1.0));
+    let second = pruned((31.0, 32.0));
     assert_eq!((first.len(), second.len()), (60, 60));
     let error = difference(&Fingerprint::of(&first).unwrap(), &second);
     assert!(

@@ -25,10 +25,8 @@ fn ours(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
 /// A second implementation of the crate's Feistel network, with any number of double rounds and without the table for
 /// small domains.
 fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
-    let (bits, mut draws) = (
-        n.ilog2().div_ceil(2).max(1),
-        Draws::from_key(Key::new(seed).derive(n)),
-    );
+    let bits = n.ilog2().div_ceil(2).max(1);
+    let mut draws = Draws::from_key(Key::new(seed).derive(n));
     let rows = ((n - 1) >> bits) + 1;
     let rounds: [[[u64; 2]; 2]; DOUBLE] =
         std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| draws.next_u64())));
@@ -39,7 +37,8 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     Box::new(move |position| {
         let mut cell = position;
         loop {
-            let (mut row, mut column) = (cell >> bits, cell & ((1 << bits) - 1));
+            let mut row = cell >> bits;
+            let mut column = cell & ((1 << bits) - 1);
             for [to_row, to_column] in rounds {
                 row = (row + ((u128::from(hash(to_row, column)) * u128::from(rows)) >> 64) as u64)
                     % rows;
@@ -57,7 +56,8 @@ fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
 fn affine(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let mut random = Xoshiro256::new(seed);
     let coprime = |factor: &u64| {
-        let (mut a, mut b) = (*factor, n);
+        let mut a = *factor;
+        let mut b = n;
         while b > 0 {
             (a, b) = (b, a % b);
         }
@@ -228,11 +228,13 @@ fn pairs(family: Family, lengths: &[u64]) -> Scores {
             ("a column", 0, column),
             ("a row", 1, column - 1),
         ] {
-            let (mut high, mut low) = (Table::new(16, 16), Table::new(16, 16));
+            let mut high = Table::new(16, 16);
+            let mut low = Table::new(16, 16);
             let mut differences = vec![0; 64];
             for seed in 0..SEEDS {
                 let get = family(*n, seed);
-                let (a, b) = (get(from), get(to));
+                let a = get(from);
+                let b = get(to);
                 high.add(part(a, *n, 16), part(b, *n, 16));
                 low.add(a % 16, b % 16);
                 // From 1 to n-1, uniformly.
@@ -365,7 +367,8 @@ fn sums_against_the_reference(family: Family, lengths: &[u64]) -> Scores {
     let mut scores = Scores::new();
     for n in lengths {
         // Seeds apart, for when the family is the reference itself.
-        let (tested, reference) = (all(family, *n, 0), all(fisher_yates, *n, 1_000_000));
+        let tested = all(family, *n, 0);
+        let reference = all(fisher_yates, *n, 1_000_000);
         for (at, name) in SUMS.iter().enumerate() {
             let tested: Vec<f64> = tested.iter().map(|sums| sums[at]).collect();
             let reference: Vec<f64> = reference.iter().map(|sums| sums[at]).collect();
@@ -399,7 +402,8 @@ fn mean_and_error(values: &[f64]) -> (f64, f64) {
 
 /// Welch's statistic for equal means; normal for hundreds of values.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
-    let ((mean_a, error_a), (mean_b, error_b)) = (mean_and_error(a), mean_and_error(b));
+    let (mean_a, error_a) = mean_and_error(a);
+    let (mean_b, error_b) = mean_and_error(b);
     if mean_a == mean_b {
         0.0
     } else {
@@ -545,7 +549,8 @@ fn few_entries(family: Family) -> Scores {
 #[test]
 fn the_second_implementation_equals_the_crates() {
     for n in [1025, 4096, 1_000_000_000_000, u64::MAX] {
-        let (ours, network) = (ours(n, 7), network::<4>(n, 7));
+        let ours = ours(n, 7);
+        let network = network::<4>(n, 7);
         (0..1000).for_each(|step| {
             assert_eq!(
                 ours(step * (n / 1000)),
@@ -631,7 +636,8 @@ fn draws_of_samples_epochs_and_purposes_are_independent() {
         }),
     ];
     for (name, pair) in cases {
-        let (mut table, mut counts) = (Table::new(32, 32), vec![0; 32]);
+        let mut table = Table::new(32, 32);
+        let mut counts = vec![0; 32];
         for i in 0..20_000 {
             let [a, b] = pair(i);
             table.add(part(a), part(b));

@@ -187,7 +187,9 @@ impl Kernels {
     /// `stream` copies `len` bytes from the device address `from` to the beginning of `to`.
     pub fn copy(&self, stream: &CudaStream, to: &CudaSlice<u8>, from: u64, len: usize) {
         let (to, _done) = to.device_ptr(stream);
-        let (mut to, mut from, mut len) = (to, from, len as u64);
+        let mut to = to;
+        let mut from = from;
+        let mut len = len as u64;
         let mut params: [*mut c_void; 3] = [
             (&raw mut to).cast(),
             (&raw mut from).cast(),

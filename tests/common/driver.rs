@@ -132,8 +132,11 @@ impl Gpu {
         );
         let list = DeviceBytes::new(self, (8 * offsets.len()).max(8))?;
         list.write(0, bytemuck::cast_slice(offsets))?;
-        let (mut from, mut at, mut to) = (staging.ptr, list.ptr, out.ptr);
-        let (mut bytes, mut rows) = (row_bytes as u64, offsets.len() as u64);
+        let mut from = staging.ptr;
+        let mut at = list.ptr;
+        let mut to = out.ptr;
+        let mut bytes = row_bytes as u64;
+        let mut rows = offsets.len() as u64;
         let mut params = [
             place(&mut from),
             place(&mut at),
@@ -141,7 +144,8 @@ impl Gpu {
             place(&mut bytes),
             place(&mut rows),
         ];
-        let (begin, end) = (self.event()?, self.event()?);
+        let begin = self.event()?;
+        let end = self.event()?;
         begin.record(stream).map_err(said("cuEventRecord"))?;
         (0..count).try_for_each(|_| self.launch(self.gather, stream, grid, block, &mut params))?;
         end.record(stream).map_err(said("cuEventRecord"))?;
@@ -161,7 +165,8 @@ impl Gpu {
         self.context
             .bind_to_thread()
             .map_err(said("cuCtxSetCurrent"))?;
-        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        let [gx, gy, gz] = grid;
+        let [bx, by, bz] = block;
         // SAFETY: the parameters are the kernel's, in order and of its types; they point into allocations whose owners
         // wait for the device before they free them.
         unsafe {
@@ -242,7 +247,8 @@ impl Gpu {
 
 /// Whether the primary context of a GPU exists in this process.
 pub fn is_active(ordinal: i32) -> Result<bool> {
-    let (mut flags, mut active) = (0, 0);
+    let mut flags = 0;
+    let mut active = 0;
     let device = result::device::get(ordinal).map_err(said("cuDeviceGet"))?;
     // SAFETY: the driver writes to two live integers.
     unsafe { sys::cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) }
@@ -266,10 +272,8 @@ pub fn with_bare<T>(
 }
 
 fn load(text: &str, name: &str) -> Result<(sys::CUmodule, sys::CUfunction)> {
-    let (text, name) = (
-        CString::new(text).map_err(said("PTX"))?,
-        CString::new(name).map_err(said("PTX"))?,
-    );
+    let text = CString::new(text).map_err(said("PTX"))?;
+    let name = CString::new(name).map_err(said("PTX"))?;
     // SAFETY: the text ends with a zero, and is read during the call.
     let module = unsafe { result::module::load_data(text.as_ptr().cast()) }
         .map_err(said("cuModuleLoadData"))?;
@@ -580,7 +584,8 @@ pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
         .div_ceil(len)
         .min(most)
         .max(2 * lanes.len());
-    let (started, mut bytes) = (Instant::now(), 0.0);
+    let started = Instant::now();
+    let mut bytes = 0.0;
     while bytes == 0.0 || started.elapsed().as_secs_f64() < seconds {
         h2d(lanes, len, chunk)?;
         bytes += (chunk * len) as f64;

@@ -36,7 +36,9 @@ impl Got {
             let mut bytes = vec![0; field.size_bytes()];
             field.read_into(&mut bytes)?;
             let lens = field.lens().map(<[u64]>::to_vec);
-            let (dtype, shape, strides) = (field.dtype(), field.shape(), field.strides());
+            let dtype = field.dtype();
+            let shape = field.shape();
+            let strides = field.strides();
             fields.push(Array {
                 name: field.name().into(),
                 dtype,
@@ -46,8 +48,12 @@ impl Got {
                 bytes,
             });
         }
-        let (ids, status) = (batch.ids().to_vec(), batch.status().to_vec());
-        let (epoch, index, len, valid) = (batch.epoch(), batch.index(), batch.len(), batch.valid());
+        let ids = batch.ids().to_vec();
+        let status = batch.status().to_vec();
+        let epoch = batch.epoch();
+        let index = batch.index();
+        let len = batch.len();
+        let valid = batch.valid();
         Ok(Self {
             epoch,
             index,

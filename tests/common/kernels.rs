@@ -113,7 +113,8 @@ pub unsafe fn run(
         .map(|words| words.as_ptr_range())
         .map(|range| (range.start as usize, range.end as usize));
     let (from, to) = range.map_or((0, 0), |(from, to)| (from / 4 * 4, to.next_multiple_of(4)));
-    let (grid, block) = ([grid[0], grid[1], 1], [block[0], block[1], 1]);
+    let grid = [grid[0], grid[1], 1];
+    let block = [block[0], block[1], 1];
     // SAFETY: two addresses that are only compared; three sizes each, and the caller's promise.
     unsafe {
         limit(from as *const c_void, to as *const c_void);
@@ -152,7 +153,8 @@ impl Guarded {
     pub fn new(bytes: &[u8], at: At) -> Self {
         let (At::Start(apart) | At::End(apart)) = at;
         let pages = (bytes.len() + apart).next_multiple_of(page_size());
-        let (whole, flags) = (pages + 2 * page_size(), MapFlags::PRIVATE);
+        let whole = pages + 2 * page_size();
+        let flags = MapFlags::PRIVATE;
         // SAFETY: new memory at an address that the kernel chooses.
         let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
             .unwrap();
@@ -188,7 +190,8 @@ impl Guarded {
 
     /// Fails when anything around the bytes has been written.
     pub fn check(&mut self) {
-        let (start, len) = (self.start, self.len);
+        let start = self.start;
+        let len = self.len;
         let all = self.all();
         let intact = all[..start]
             .iter()
@@ -212,7 +215,8 @@ impl Deref for Guarded {
 
 impl DerefMut for Guarded {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let (start, len) = (self.start, self.len);
+        let start = self.start;
+        let len = self.len;
         &mut self.all()[start..start + len]
     }
 }

@@ -300,7 +300,8 @@ impl Lie {
 
     fn send(&self, start: String, body: &[u8], out: &mut TcpStream) -> std::io::Result<bool> {
         let len = body.len();
-        let (third, half) = (len / 3, len / 2);
+        let third = len / 3;
+        let half = len / 2;
         let announced = |count: usize| format!("{start}content-length: {count}\r\n\r\n");
         let chunked = format!("{start}transfer-encoding: chunked\r\n\r\n");
         match self.framing {

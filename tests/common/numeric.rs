@@ -43,7 +43,8 @@ pub fn cases(folder: &str, prefix: &str) -> Vec<Case> {
     let data = std::fs::read(fixture(folder).join("expected.bin")).unwrap();
     let case = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
-        let (start, len): (usize, usize) = (words[4].parse().unwrap(), words[5].parse().unwrap());
+        let start: usize = words[4].parse().unwrap();
+        let len: usize = words[5].parse().unwrap();
         let dims = words[3].split('x').filter(|dim| *dim != "-");
         Case {
             file: words[0].into(),
@@ -195,7 +196,8 @@ pub fn sweep(
             }
         }
     };
-    let (mut cuts, mut flips) = (Sweep::default(), Sweep::default());
+    let mut cuts = Sweep::default();
+    let mut flips = Sweep::default();
     for len in 0..bytes.len() {
         dir.write(name, &bytes[..len]);
         judge(&mut cuts, format!("{name} cut to {len}"));

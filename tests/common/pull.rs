@@ -122,8 +122,10 @@ impl Puller {
         }
         let last = self.next()?;
         self.arrive(last)?;
-        let (started, cpu) = (Instant::now(), copy_thread_ns());
-        let (mut bytes, mut batches) = (0, 0);
+        let started = Instant::now();
+        let cpu = copy_thread_ns();
+        let mut bytes = 0;
+        let mut batches = 0;
         loop {
             let batch = self.next()?;
             batches += 1;

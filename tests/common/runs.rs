@@ -161,7 +161,8 @@ impl Run {
                 builder.map_adding([Field::fixed("drawn", DType::U64, [])], move |row, ctx| {
                     assert_ne!(ctx.id(), u64::MAX, "a transform of a blank row");
                     seen.fetch_add(1, Ordering::Relaxed);
-                    let (draw, field) = (ctx.draws("drawn").next_u64(), row.index_of("drawn")?);
+                    let draw = ctx.draws("drawn").next_u64();
+                    let field = row.index_of("drawn")?;
                     row.slice_mut::<u64>(field)?[0] = draw ^ ctx.id();
                     row.bytes_mut(0)[0] ^= draw as u8;
                     Ok(())
@@ -170,11 +171,9 @@ impl Run {
         if self.map_batch {
             builder =
                 builder.map_batch_adding([Field::fixed("mixed", DType::U64, [])], |batch, ctx| {
-                    let (draw, field, ids) = (
-                        ctx.draws("mixed").next_u64(),
-                        batch.index_of("mixed")?,
-                        batch.ids().to_vec(),
-                    );
+                    let draw = ctx.draws("mixed").next_u64();
+                    let field = batch.index_of("mixed")?;
+                    let ids = batch.ids().to_vec();
                     for (row, value) in batch
                         .slice_mut::<u64>(field)?
                         .iter_mut()
@@ -198,7 +197,8 @@ impl Run {
             position,
             ..
         } = spot;
-        let (mut bytes, blank) = (self.data.row(id), id == u64::MAX);
+        let mut bytes = self.data.row(id);
+        let blank = id == u64::MAX;
         let seed = self.seed.unwrap_or(self.naive.seed());
         if self.map {
             let key = Key::new(seed).derive(epoch).derive(id);
@@ -408,10 +408,8 @@ fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64>
     for chunk in chunks {
         samples.extend((starts[chunk as usize]..starts[chunk as usize + 1]).map(|id| (chunk, id)));
     }
-    let (each, more) = (
-        samples.len() / lanes as usize,
-        samples.len() % lanes as usize,
-    );
+    let each = samples.len() / lanes as usize;
+    let more = samples.len() % lanes as usize;
     let mut by_lane = Vec::new();
     for lane in 0..lanes as usize {
         let rest = samples.split_off(each + usize::from(lane < more));
@@ -556,7 +554,8 @@ impl Cut {
         in_turn: bool,
         content: impl Fn(Spot) -> Vec<u8>,
     ) -> Vec<Part> {
-        let (len, world) = (ids.len() as u64, u64::from(self.world));
+        let len = ids.len() as u64;
+        let world = u64::from(self.world);
         let mut parts = Vec::new();
         for (number, (first, real)) in self.batches(len).into_iter().enumerate() {
             // Equal on every rank, except that some ranks have one row less of a full batch.
@@ -614,7 +613,8 @@ pub fn union(ranks: &[Vec<Part>], in_turn: bool) -> Vec<Global> {
     );
     let global = |number: usize| {
         let parts: Vec<&Part> = ranks.iter().map(|parts| &parts[number]).collect();
-        let (epoch, index) = (parts[0].epoch, parts[0].index);
+        let epoch = parts[0].epoch;
+        let index = parts[0].index;
         assert!(
             parts
                 .iter()

@@ -207,10 +207,8 @@ fn head_of(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
         return Ok(None);
     }
     let mut words = line.split_whitespace();
-    let (method, target) = (
-        words.next().unwrap_or("").to_string(),
-        words.next().unwrap_or("").to_string(),
-    );
+    let method = words.next().unwrap_or("").to_string();
+    let target = words.next().unwrap_or("").to_string();
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
     let mut headers = BTreeMap::new();
     loop {
@@ -230,7 +228,8 @@ fn head_of(reader: &mut impl BufRead) -> std::io::Result<Option<Head>> {
 }
 
 fn decoded(text: &str) -> String {
-    let (mut out, mut bytes) = (Vec::new(), text.bytes());
+    let mut out = Vec::new();
+    let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         match byte {
             b'%' => {
@@ -246,7 +245,8 @@ fn decoded(text: &str) -> String {
 impl Inner {
     fn serve(&self, stream: TcpStream) -> std::io::Result<()> {
         stream.set_nodelay(true)?;
-        let (mut reader, mut out) = (BufReader::new(stream.try_clone()?), stream);
+        let mut reader = BufReader::new(stream.try_clone()?);
+        let mut out = stream;
         while let Some(head) = head_of(&mut reader)? {
             if self.stop.load(Ordering::Relaxed) {
                 return Ok(());
@@ -516,12 +516,12 @@ impl Inner {
                 .find_map(|pair| pair.strip_prefix(&format!("{name}=")));
             found.map(|text| decoded(&text.replace('+', " ")))
         };
-        let (prefix, after) = (
-            value("prefix").unwrap_or_default(),
-            value("continuation-token").unwrap_or_default(),
-        );
+        let prefix = value("prefix").unwrap_or_default();
+        let after = value("continuation-token").unwrap_or_default();
         let delimiter = value("delimiter").unwrap_or_default();
-        let (mut keys, mut folders, mut next) = (String::new(), Vec::new(), None);
+        let mut keys = String::new();
+        let mut folders = Vec::new();
+        let mut next = None;
         let objects = self.objects.lock().unwrap();
         let mut count = 0;
         for (name, (bytes, version)) in objects.iter() {

@@ -65,7 +65,8 @@ pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     // A private folder, and a rename at the end: other processes see the whole file or none.
     let own = folder.join(format!("{name}-standin-{}", std::process::id()));
     std::fs::create_dir_all(&own).unwrap();
-    let (text, made) = (own.join(format!("{name}.rs")), own.join("made.so"));
+    let text = own.join(format!("{name}.rs"));
+    let made = own.join("made.so");
     std::fs::write(&text, source).unwrap();
     let mut command = Command::new(&rustc);
     command
@@ -480,7 +481,8 @@ impl Standin {
 /// without an end also ends the process.
 #[track_caller]
 pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Send + 'static) {
-    let (standin, title) = (cuda(), name.clone());
+    let standin = cuda();
+    let title = name.clone();
     let (send, done) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let session = standin.session(config);

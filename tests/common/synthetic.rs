@@ -75,8 +75,9 @@ pub fn latency(mut ns: Vec<f64>) -> Latency {
     let quantile = |share: f64| ns[((ns.len() - 1) as f64 * share) as usize];
     latency.count = ns.len() as u64;
     latency.mean_ns = ns.iter().sum::<f64>() / ns.len() as f64;
-    (latency.p50_ns, latency.p90_ns, latency.p99_ns) =
-        (quantile(0.5), quantile(0.9), quantile(0.99));
+    latency.p50_ns = quantile(0.5);
+    latency.p90_ns = quantile(0.9);
+    latency.p99_ns = quantile(0.99);
     latency.max_ns = *last;
     for ns in &ns {
         let bucket = 1.03_f64.powf((ns.max(1.0).ln() / 1.03_f64.ln()).floor());
@@ -100,7 +101,8 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     let start = records.first().map_or(0, |record| record.got_ns);
     let steady = end - start;
     let mut snapshot = Snapshot::default();
-    (snapshot.at_ns, snapshot.steady_ns) = (end, steady);
+    snapshot.at_ns = end;
+    snapshot.steady_ns = steady;
     let waits: Vec<u64> = records
         .iter()
         .skip(1)
@@ -115,24 +117,27 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
         .map_or(0, |record| record.got_ns - record.asked_ns);
     consumer.user_ns = steady.saturating_sub(consumer.waited_ns);
     consumer.waits = latency(waits.iter().map(|ns| *ns as f64 + 800.0).collect());
-    let (count, samples) = (batches as u64, consumer.samples);
+    let count = batches as u64;
+    let samples = consumer.samples;
     let part = |us: u64| (us * 1000 * count).min(steady);
     snapshot.order.busy_ns = 90_000 * count;
     snapshot.order.no_slot_ns = steady / 2;
     snapshot.storage.busy_ns = part(machine.read);
     snapshot.storage.blocked_ns = steady / 50;
-    (snapshot.storage.depth, snapshot.storage.in_flight_ns) = (DEPTH, part(machine.read) * 27);
-    (
-        snapshot.storage.counts.ops,
-        snapshot.storage.counts.bytes_moved,
-    ) = (samples, samples * 112_000);
+    snapshot.storage.depth = DEPTH;
+    snapshot.storage.in_flight_ns = part(machine.read) * 27;
+    snapshot.storage.counts.ops = samples;
+    snapshot.storage.counts.bytes_moved = samples * 112_000;
     snapshot.storage.latency = latency(
         (0..5000)
             .map(|_| draws.about(machine.read / 8) as f64)
             .collect(),
     );
-    let (decode, all) = (&mut snapshot.decode, steady * u64::from(WORKERS));
-    (decode.workers, decode.cores, decode.samples) = (WORKERS, WORKERS, count * u64::from(ROWS));
+    let decode = &mut snapshot.decode;
+    let all = steady * u64::from(WORKERS);
+    decode.workers = WORKERS;
+    decode.cores = WORKERS;
+    decode.samples = count * u64::from(ROWS);
     decode.busy_ns = part(machine.decode) * u64::from(WORKERS);
     decode.starved_ns = (all - decode.busy_ns) * u64::from(machine.read > machine.step) * 9 / 10;
     decode.ahead_ns = all - decode.busy_ns - decode.starved_ns;
@@ -144,18 +149,19 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
     snapshot.slots.count = machine.slots as u32;
     if let Some(us) = machine.copy {
         let mut copy = CopyStage::default();
-        (copy.busy_ns, copy.batches, copy.buffers) = (part(us), count, 2);
+        copy.busy_ns = part(us);
+        copy.batches = count;
+        copy.buffers = 2;
         copy.bytes = snapshot.consumer.bytes;
         copy.blocked_ns = steady / 40;
         copy.starved_ns = steady - copy.busy_ns - copy.blocked_ns.min(steady - copy.busy_ns);
         copy.latency = latency((0..batches).map(|_| draws.about(us) as f64).collect());
         snapshot.copy = Some(copy);
         let mut gpu = GpuIdle::default();
-        (gpu.steps, gpu.starved_ns) = (
-            count.saturating_sub(1),
-            snapshot.consumer.waited_ns * 9 / 10,
-        );
-        (gpu.late_ns, gpu.span_ns) = (steady / 30, steady);
+        gpu.steps = count.saturating_sub(1);
+        gpu.starved_ns = snapshot.consumer.waited_ns * 9 / 10;
+        gpu.late_ns = steady / 30;
+        gpu.span_ns = steady;
         snapshot.consumer.gpu = Some(gpu);
     }
     let mut timeline = Timeline::default();
@@ -170,12 +176,17 @@ pub fn measured(machine: &Machine, batches: usize) -> (Snapshot, Timeline) {
 fn run(machine: &Machine, batches: usize) -> Vec<BatchRecord> {
     let mut draws = Draws(1);
     let mut records: Vec<BatchRecord> = Vec::new();
-    let (mut read_free, mut decode_free, mut copy_free, mut now) = (0, 0, 0, 3_000_000);
+    let mut read_free = 0;
+    let mut decode_free = 0;
+    let mut copy_free = 0;
+    let mut now = 3_000_000;
     for at in 0..batches {
         let mut record = BatchRecord::default();
         record.first = at == 0;
-        (record.sequence, record.epoch, record.batch, record.rows) =
-            (at as u64, at as u64 / 400, at as u64 % 400, ROWS);
+        record.sequence = at as u64;
+        record.epoch = at as u64 / 400;
+        record.batch = at as u64 % 400;
+        record.rows = ROWS;
         let slot = at.checked_sub(machine.slots).map_or(1_000_000, |before| {
             if machine.copy.is_some() {
                 records[before].got_ns

@@ -119,7 +119,8 @@ fn pixels_of(
 ) -> Option<((usize, usize), Vec<u8>)> {
     let mut handle = Handle::of(picture, strict)?;
     let (width, height) = handle.size();
-    let (width, height) = (width.div_ceil(scale), height.div_ceil(scale));
+    let width = width.div_ceil(scale);
+    let height = height.div_ceil(scale);
     let colours = handle.get(sys::TJPARAM_TJPARAM_COLORSPACE);
     let inks = [sys::TJCS_TJCS_CMYK, sys::TJCS_TJCS_YCCK]
         .iter()
@@ -184,7 +185,8 @@ impl Turbo {
         assert!(self.handle.read(input));
         let (width, height) = self.handle.size();
         assert!(width * height * 3 <= self.pixels.len());
-        let (width, height) = (width as u32, height as u32);
+        let width = width as u32;
+        let height = height as u32;
         let region = region(width, height).unwrap_or([0, 0, width, height]);
         let left = region[0] / 16 * 16;
         let there = [left, region[1], region[0] + region[2] - left, region[3]];
@@ -228,8 +230,11 @@ pub fn encoded(pixels: &[u8], (width, height): (u32, u32), written: Written) -> 
         sys::TJPARAM_TJPARAM_PROGRESSIVE,
         c_int::from(written.progressive),
     );
-    let (mut start, mut length) = (std::ptr::null_mut(), 0);
-    let (width, height, format) = (width as c_int, height as c_int, sys::TJPF_TJPF_RGB as c_int);
+    let mut start = std::ptr::null_mut();
+    let mut length = 0;
+    let width = width as c_int;
+    let height = height as c_int;
+    let format = sys::TJPF_TJPF_RGB as c_int;
     // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate the output; the
     // returned length of it is copied, and it is freed once.
     unsafe {

@@ -266,17 +266,16 @@ fn npy(dir: &Dir) -> Arc<dyn Dataset> {
 
 /// A zip of stored members.
 fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
-    let (mut out, mut directory) = (Vec::new(), Vec::new());
+    let mut out = Vec::new();
+    let mut directory = Vec::new();
     for (name, bytes) in members {
         let crc = bytes.iter().fold(!0_u32, |crc, byte| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
                 crc >> 1 ^ if crc & 1 == 1 { 0xedb8_8320 } else { 0 }
             })
         });
-        let (size, offset) = (
-            (bytes.len() as u32).to_le_bytes(),
-            (out.len() as u32).to_le_bytes(),
-        );
+        let size = (bytes.len() as u32).to_le_bytes();
+        let offset = (out.len() as u32).to_le_bytes();
         // Version 20, no flags, stored, no time; the fields of both headers.
         let shared = [
             &[20, 0, 0, 0, 0, 0, 0, 0, 33, 0][..],
@@ -310,10 +309,8 @@ fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
             .concat(),
         );
     }
-    let (count, start) = (
-        (members.len() as u16).to_le_bytes(),
-        (out.len() as u32).to_le_bytes(),
-    );
+    let count = (members.len() as u16).to_le_bytes();
+    let start = (out.len() as u32).to_le_bytes();
     let size = (directory.len() as u32).to_le_bytes();
     out.extend(directory);
     out.extend(

@@ -28,7 +28,8 @@ pub(crate) struct Bucket {
 
 impl Bucket {
     pub(crate) fn new() -> Self {
-        let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 21));
+        let server = Server::new();
+        let bytes = noise(RECORD * COUNT, 21);
         server.put("bucket/a.bin", bytes[..bytes.len() / 2].to_vec());
         server.put("bucket/b.bin", bytes[bytes.len() / 2..].to_vec());
         Self {
@@ -161,7 +162,8 @@ fn a_loader_downloads_each_block_once() {
 
 #[test]
 fn one_epoch_keeps_small_objects_of_a_shuffled_order() {
-    let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 22));
+    let bucket = Bucket::new();
+    let bytes = noise(RECORD * COUNT, 22);
     let names: Vec<_> = (0..COUNT)
         .map(|index| format!("small/{index}.bin"))
         .collect();
@@ -221,8 +223,12 @@ fn blocks_are_downloaded_ahead_of_sequential_reads() {
 
 #[test]
 fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
-    let (record, count, block) = (64 << 10, 2048, 8 << 20);
-    let (server, dir, bytes) = (Server::new(), Dir::new(), noise(record * count, 23));
+    let record = 64 << 10;
+    let count = 2048;
+    let block = 8 << 20;
+    let server = Server::new();
+    let dir = Dir::new();
+    let bytes = noise(record * count, 23);
     // Objects of a block each: those of the next window are looked up first.
     let names: Vec<_> = (0..count * record / block)
         .map(|number| format!("{number:02}.bin"))
@@ -381,7 +387,8 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
     foreign
         .iter()
         .for_each(|path| std::fs::write(path, vec![7; 100_000]).unwrap());
-    let (other, bytes) = (Server::new(), noise(RECORD * 100, 3));
+    let other = Server::new();
+    let bytes = noise(RECORD * 100, 3);
     let used = std::fs::OpenOptions::new()
         .write(true)
         .open(bucket.dir.path("cache/v1/used"))
@@ -559,11 +566,10 @@ fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
 
 #[test]
 fn objects_and_files_on_a_mount_share_a_cache() {
-    let (bucket, bytes) = (Bucket::new(), noise(RECORD * COUNT, 21));
-    let (mount, local) = (
-        bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]),
-        bucket.dir.write("c.bin", &bytes),
-    );
+    let bucket = Bucket::new();
+    let bytes = noise(RECORD * COUNT, 21);
+    let mount = bucket.dir.write("mount/b.bin", &bytes[bytes.len() / 2..]);
+    let local = bucket.dir.write("c.bin", &bytes);
     let time = std::time::SystemTime::now() - Duration::from_secs(60);
     std::fs::File::options()
         .write(true)
@@ -636,10 +642,8 @@ fn child(bucket: &Bucket, once: bool, capacity: u64) -> Child {
 #[test]
 #[ignore = "a part of other tests, which start it as a process of its own"]
 fn part() {
-    let (url, dir) = (
-        std::env::var("CACHE_URL").unwrap(),
-        std::env::var("CACHE_DIR").unwrap(),
-    );
+    let url = std::env::var("CACHE_URL").unwrap();
+    let dir = std::env::var("CACHE_DIR").unwrap();
     let records = Records::builder(RECORD)
         .open_files(&["a.bin", "b.bin"].map(|name| format!("{url}{name}")))
         .unwrap();
@@ -746,16 +750,14 @@ fn kills_leak_no_room(capacity: u64) {
         .unwrap()
         .read_exact_at(&mut sum, 0)
         .unwrap();
-    let (sum, on_disk): (u64, u64) = (
-        u64::from_le_bytes(sum),
-        bucket
-            .cache()
-            .entries()
-            .unwrap()
-            .iter()
-            .map(|entry| entry.bytes)
-            .sum(),
-    );
+    let sum: u64 = u64::from_le_bytes(sum);
+    let on_disk: u64 = bucket
+        .cache()
+        .entries()
+        .unwrap()
+        .iter()
+        .map(|entry| entry.bytes)
+        .sum();
     println!("{kills} kills, capacity {capacity}: {sum} bytes in the sum, {on_disk} on the disk");
     // A killed child may have had a block of each thread on its way.
     assert!(
@@ -844,7 +846,8 @@ fn eight_processes_on_one_cache_download_each_block_once() {
 /// The rights of all that a cache holds.
 fn rights(dir: &std::path::Path, found: &mut Vec<(PathBuf, u32)>) {
     for entry in std::fs::read_dir(dir).unwrap().flatten() {
-        let (path, meta) = (entry.path(), entry.path().symlink_metadata().unwrap());
+        let path = entry.path();
+        let meta = entry.path().symlink_metadata().unwrap();
         if meta.is_dir() {
             rights(&path, found);
         }
@@ -897,10 +900,8 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
     let bucket = Bucket::new();
     let expected = bucket.expected(Order::sequential());
     fill(&bucket.loader(Order::sequential(), bucket.cache()));
-    let (victim, root) = (
-        bucket.dir.write("victim", b"untouched bytes"),
-        bucket.dir.path("cache/v1"),
-    );
+    let victim = bucket.dir.write("victim", b"untouched bytes");
+    let root = bucket.dir.path("cache/v1");
     let pipe = |path: &std::path::Path| {
         let done = Command::new("mkfifo").arg(path).status().unwrap();
         assert!(done.success());
@@ -953,12 +954,14 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
         u64::from_le_bytes(bytes)
     };
     // As a killed loader leaves it: a file without a lock, and its bytes in the sum.
-    let (before, lost) = (number(&used, 0), 1_u64 << 20);
+    let before = number(&used, 0);
+    let lost = 1_u64 << 20;
     std::fs::write(root.join("booked/1.2.3"), lost.to_le_bytes()).unwrap();
     used.write_all_at(&(before + lost).to_le_bytes(), 0)
         .unwrap();
     // The count that looks for room.
-    let (server, bytes) = (Server::new(), noise(RECORD * 20, 3));
+    let server = Server::new();
+    let bytes = noise(RECORD * 20, 3);
     server.put("bucket/c.bin", bytes);
     let late = Records::builder(RECORD)
         .open_files(&[server.s3("c.bin")])
@@ -989,7 +992,8 @@ impl Large {
     const COUNT: usize = 100;
 
     fn new() -> Self {
-        let (server, bytes) = (Server::new(), noise(Self::RECORD * Self::COUNT, 33));
+        let server = Server::new();
+        let bytes = noise(Self::RECORD * Self::COUNT, 33);
         server.put("bucket/large.bin", bytes.clone());
         Self {
             server,
@@ -1177,7 +1181,8 @@ fn a_piece_that_rots_never_becomes_a_block() {
         .write(true)
         .open(&data)
         .unwrap();
-    let (place, mut byte) = (got[0].ids[0] * Large::RECORD as u64 + 30_000, [0]);
+    let place = got[0].ids[0] * Large::RECORD as u64 + 30_000;
+    let mut byte = [0];
     file.read_exact_at(&mut byte, place).unwrap();
     file.write_all_at(&[byte[0] ^ 1], place).unwrap();
     // Within a boot, a read may meet it. The block is compared when its last piece comes.

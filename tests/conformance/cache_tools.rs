@@ -291,10 +291,8 @@ fn a_trim_removes_what_was_used_longest_ago() {
     let left = bucket.cache().entries().unwrap();
     assert_eq!(left, entries[3..]);
     // The room counts for loaders at once.
-    let (number, mut used) = (
-        std::fs::File::open(bucket.dir.path("cache/v1/used")).unwrap(),
-        [0; 8],
-    );
+    let number = std::fs::File::open(bucket.dir.path("cache/v1/used")).unwrap();
+    let mut used = [0; 8];
     number.read_exact_at(&mut used, 0).unwrap();
     assert!(u64::from_le_bytes(used) <= last + BLOCK, "{used:?}");
 }

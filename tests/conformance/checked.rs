@@ -59,7 +59,8 @@ fn sweep(name: &str, files: &[PathBuf], open: Open) {
     let dir = Dir::new();
     let root = copy(&dir, files);
     let whole = rows(checked(open, &root).unwrap()).unwrap();
-    let (mut errors, mut same) = (0, 0);
+    let mut errors = 0;
+    let mut same = 0;
     for file in std::fs::read_dir(root.join("data")).unwrap() {
         let path = file.unwrap().path();
         let bytes = std::fs::read(&path).unwrap();

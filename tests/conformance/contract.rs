@@ -48,9 +48,11 @@ fn bytes_max(dataset: &Any) -> Vec<u64> {
 #[test]
 fn sizes_and_lengths_are_those_of_the_bytes() {
     for workload in WORKLOADS {
-        let (dir, name) = (Dir::new(), workload.name);
+        let dir = Dir::new();
+        let name = workload.name;
         let dataset = (workload.open)(&dir);
-        let (rows, sizes) = (rows(&*dataset), dataset.sizes());
+        let rows = rows(&*dataset);
+        let sizes = dataset.sizes();
         assert_eq!(rows.len() as u64, dataset.len(), "{name}");
         if dataset.chunked().is_none() {
             let stored = |sample| -> u64 {
@@ -89,7 +91,8 @@ fn sizes_and_lengths_are_those_of_the_bytes() {
 #[test]
 fn a_dataset_opened_again_is_the_same() {
     for workload in WORKLOADS {
-        let (dir, name) = (Dir::new(), workload.name);
+        let dir = Dir::new();
+        let name = workload.name;
         let first = (workload.open)(&dir);
         let print = Fingerprint::of(&*first).unwrap();
         // It writes the files again.
@@ -139,7 +142,8 @@ fn wrappers_forget_nothing() {
                 .collect();
             assert_eq!(lengths(&wrapped), known, "{what}");
             assert_eq!(bytes_max(&wrapped), bytes_max(&dataset), "{what}");
-            let (own, inner) = (wrapped.sizes(), dataset.sizes());
+            let own = wrapped.sizes();
+            let inner = dataset.sizes();
             assert_eq!(own.sample_bytes_max, inner.sample_bytes_max, "{what}");
             assert_eq!(own.opened_bytes_max, inner.opened_bytes_max, "{what}");
             assert!(own.index_bytes >= inner.index_bytes, "{what}");

@@ -207,7 +207,8 @@ fn an_impossible_folder_is_an_error_that_names_the_path() {
 #[test]
 fn links_are_followed_and_a_list_without_end_is_refused() {
     let dir = Dir::new();
-    let (set, other) = (dir.path("set"), dir.path("other"));
+    let set = dir.path("set");
+    let other = dir.path("other");
     let real = dir.write("other/n02/1.jpg", b"x");
     dir.write("set/a/1.jpg", b"x");
     symlink(real, set.join("a/2.jpg")).unwrap();

@@ -95,7 +95,8 @@ fn raw_cases() -> Vec<Case> {
 
 fn image_cases() -> Vec<Case> {
     let random = || Image::random_resized_crop(16).flip(0.5);
-    let (mean, std) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
+    let mean = [0.485, 0.456, 0.406];
+    let std = [0.229, 0.224, 0.225];
     let strict_limits = Limits {
         pixels: 3000,
         ..Limits::default()

@@ -66,7 +66,8 @@ fn rows(dataset: impl Dataset) -> Vec<Got> {
 
 /// Every file below a folder, by its name there.
 fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let (mut found, mut todo) = (BTreeMap::new(), vec![root.to_path_buf()]);
+    let mut found = BTreeMap::new();
+    let mut todo = vec![root.to_path_buf()];
     while let Some(dir) = todo.pop() {
         for entry in std::fs::read_dir(&dir).unwrap().flatten() {
             match entry.file_type().unwrap() {
@@ -84,7 +85,8 @@ fn files(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 /// The golden files in a folder of their own.
 fn copy() -> (Dir, BTreeMap<PathBuf, Vec<u8>>) {
-    let (dir, golden) = (Dir::new(), files(&fixture("golden")));
+    let dir = Dir::new();
+    let golden = files(&fixture("golden"));
     for (name, bytes) in &golden {
         dir.write(name.to_str().unwrap(), bytes);
     }
@@ -423,7 +425,8 @@ fn the_golden_files_are_written() {
 
     #[cfg(feature = "remote")]
     {
-        let (dir, server) = (Dir::new(), crate::common::server::Server::new());
+        let dir = Dir::new();
+        let server = crate::common::server::Server::new();
         server.put("bucket/a.bin", (0..64).collect::<Vec<u8>>());
         let records = Records::builder(16)
             .open_files(&[server.s3("a.bin")])

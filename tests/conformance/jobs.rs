@@ -54,10 +54,8 @@ fn write_goes_on_with_a_plan_and_leaves_what_finish_does() {
     let from = folder(&dir, 30);
     for format in formats() {
         let shards = Shards::new(format).shuffle(3);
-        let (call, job) = (
-            dir.path(&format!("call-{format:?}")),
-            dir.path(&format!("job-{format:?}")),
-        );
+        let call = dir.path(&format!("call-{format:?}"));
+        let job = dir.path(&format!("job-{format:?}"));
         for to in [&call, &job] {
             let plan = shards.plan(&from, to, 6).unwrap();
             run(&plan, &Tasks::list("1,4").unwrap()).unwrap();

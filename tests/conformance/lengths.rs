@@ -195,10 +195,8 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
                 let right: Vec<u64> = ids.iter().map(|id| right[*id as usize]).collect();
                 let found = wrapped.lengths(&dataset.schema()[field].name).unwrap();
                 assert_eq!(found, right, "{name}, {what}: field {field}");
-                let (most, unit) = (
-                    wrapped.field_bytes_max(field).unwrap(),
-                    unit(&dataset.schema()[field]) as u64,
-                );
+                let most = wrapped.field_bytes_max(field).unwrap();
+                let unit = unit(&dataset.schema()[field]) as u64;
                 assert!(
                     right.iter().all(|len| len * unit <= most),
                     "{name}, {what}: field {field}"
@@ -254,7 +252,8 @@ fn a_measured_dataset_delivers_the_same_batches() {
 
 #[test]
 fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
-    let (dir, lens) = (Dir::new(), [5_usize, 9, 7]);
+    let dir = Dir::new();
+    let lens = [5_usize, 9, 7];
     // Examples with a bytes feature `a`; the files have one length.
     let example = |len: usize| {
         let field =
@@ -363,7 +362,8 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
 
 #[test]
 fn a_large_file_of_lengths_takes_no_memory() {
-    let (dir, samples) = (Dir::new(), (16 << 20) / 4 + 1000);
+    let dir = Dir::new();
+    let samples = (16 << 20) / 4 + 1000;
     let bytes = noise(samples * 2, 5);
     let path = dir.write("toy.bin", &bytes);
     let rows: Vec<u64> = (0..samples as u64)
@@ -391,16 +391,12 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
     use crate::common::got::Got;
     use feedline::dataset::{Images, Records};
     use feedline::decode::Image;
-    let (dir, folder) = (
-        Dir::new(),
-        concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images"),
-    );
+    let dir = Dir::new();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images");
     for upright in [false, true] {
         let image = || Image::patches(7, 20).exif_orientation(upright);
-        let (dataset, place) = (
-            Images::open(folder).unwrap(),
-            dir.path(&format!("sizes {upright}")),
-        );
+        let dataset = Images::open(folder).unwrap();
+        let place = dir.path(&format!("sizes {upright}"));
         let sizes = dataset.picture_sizes("image", &image(), &place).unwrap();
         assert_eq!(
             dataset.picture_sizes("image", &image(), &place).unwrap(),
@@ -418,7 +414,8 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
         )
         .remove(0);
         let numbers = |name: &str| bytemuck::pod_collect_to_vec::<u8, u32>(got.bytes(name));
-        let (own, grids) = (numbers("image.size"), numbers("image.grid"));
+        let own = numbers("image.size");
+        let grids = numbers("image.grid");
         assert_eq!(
             sizes,
             own.chunks(2)

@@ -705,7 +705,9 @@ proptest! {
 fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
     let oracle = Oracle::small();
     let shard = oracle.shard();
-    let (mut refused, mut failed, mut silent) = (0, 0, 0);
+    let mut refused = 0;
+    let mut failed = 0;
+    let mut silent = 0;
     for at in 0..shard.len() {
         for bits in [0x01, 0x04, 0x20, 0x80, 0xff] {
             let mut bytes = shard.clone();

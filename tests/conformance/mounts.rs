@@ -52,7 +52,8 @@ impl Mount {
 
     fn fuse() -> Option<Self> {
         let mut mount = Self::folder();
-        let (behind, on) = (mount.dir.path("mount"), mount.dir.path("fuse"));
+        let behind = mount.dir.path("mount");
+        let on = mount.dir.path("fuse");
         std::fs::create_dir_all(&on).unwrap();
         let mut command = Command::new("bindfs");
         command

@@ -380,7 +380,8 @@ fn a_member_that_is_no_array_of_numbers_is_named() {
 /// As Python's zipfile, by which `np.load` reads.
 #[test]
 fn bytes_behind_an_archive_and_folders_in_it_are_passed() {
-    let (dir, good) = (Dir::new(), std::fs::read(npy("table.npz")).unwrap());
+    let dir = Dir::new();
+    let good = std::fs::read(npy("table.npz")).unwrap();
     let whole: Row = cases("npy", "table.npz")
         .iter()
         .flat_map(|case| one(&case.member, &case.bytes))
@@ -394,10 +395,12 @@ fn bytes_behind_an_archive_and_folders_in_it_are_passed() {
         out.extend(b"sub/");
         out
     };
-    let (local, mut entry) = (part(b"PK\x03\x04", 30, 26), part(b"PK\x01\x02", 46, 28));
+    let local = part(b"PK\x03\x04", 30, 26);
+    let mut entry = part(b"PK\x01\x02", 46, 28);
     entry[42..46].copy_from_slice(&word(16).to_le_bytes());
     let mut last = end.to_vec();
-    (last[8], last[10]) = (end[8] + 1, end[10] + 1);
+    last[8] = end[8] + 1;
+    last[10] = end[10] + 1;
     last[12..16].copy_from_slice(&(word(12) + 50).to_le_bytes());
     last[16..20].copy_from_slice(&(word(16) + 34).to_le_bytes());
     let folder = [members, &local, directory, &entry, &last].concat();
@@ -514,7 +517,8 @@ fn an_ambiguous_archive_is_refused() {
             .0
     };
     // The name is in the local header and in the directory.
-    let (local, directory) = (find(b"label.npy", 0), find(b"label.npy", 1));
+    let local = find(b"label.npy", 0);
+    let directory = find(b"label.npy", 1);
     let mut cases = Vec::new();
     for (what, at) in [("local name", local), ("name in the directory", directory)] {
         let mut bytes = good.clone();

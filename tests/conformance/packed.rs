@@ -66,7 +66,8 @@ impl Documents {
     }
 
     fn file(path: &Path, lens: &[u64]) -> Self {
-        let (mut sources, bytes) = (Sources::new(), bytes(lens));
+        let mut sources = Sources::new();
+        let bytes = bytes(lens);
         std::fs::write(path, &bytes).unwrap();
         sources.file(path, bytes.len() as u64).unwrap();
         Self::of(sources, lens)
@@ -95,10 +96,8 @@ impl Dataset for Documents {
             .iter()
             .filter(|_| sample == 70_000)
             .for_each(Stop::request);
-        let (offset, len) = (
-            4 * self.starts[sample as usize],
-            4 * self.lens[sample as usize],
-        );
+        let offset = 4 * self.starts[sample as usize];
+        let len = 4 * self.lens[sample as usize];
         parts.extent(
             0,
             Extent {
@@ -126,7 +125,8 @@ type Run = (usize, std::ops::Range<u64>);
 impl Row<'_> {
     /// The documents of the row, by its tokens; the other fields must agree.
     fn runs(&self) -> Vec<Run> {
-        let (mut runs, mut at) = (Vec::<Run>::new(), 0);
+        let mut runs = Vec::<Run>::new();
+        let mut at = 0;
         assert_eq!(self.ends[0], 0);
         for (number, end) in self.ends[1..].iter().enumerate() {
             let own = at..*end as usize;
@@ -139,10 +139,8 @@ impl Row<'_> {
                 );
                 break;
             }
-            let (document, first) = (
-                (self.tokens[at] >> 16) as usize,
-                u64::from(self.tokens[at] & 0xffff),
-            );
+            let document = (self.tokens[at] >> 16) as usize;
+            let first = u64::from(self.tokens[at] & 0xffff);
             for (place, at) in own.clone().enumerate() {
                 assert_eq!(self.tokens[at], token(document, first + place as u64));
                 assert_eq!(
@@ -174,12 +172,11 @@ fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
 fn plain<D: Dataset>(packed: &Packed<D>) -> Vec<Vec<Run>> {
     let row = |sample| {
         let fields = packed.read_sample(sample).unwrap();
-        let (tokens, positions, documents) = (
-            numbers(&fields[0]),
-            numbers(&fields[1]),
-            numbers(&fields[2]),
-        );
-        let (ends, longest) = (numbers(&fields[3]), numbers::<i32>(&fields[4])[0]);
+        let tokens = numbers(&fields[0]);
+        let positions = numbers(&fields[1]);
+        let documents = numbers(&fields[2]);
+        let ends = numbers(&fields[3]);
+        let longest = numbers::<i32>(&fields[4])[0];
         Row {
             tokens: &tokens,
             positions: &positions,
@@ -202,20 +199,18 @@ fn loaded(got: &Got) -> Vec<Vec<Run>> {
         "max_seqlen",
     ]
     .map(|name| got.bytes(name));
-    let (tokens, documents, positions) = (
-        numbers::<u32>(tokens),
-        numbers::<i32>(documents),
-        numbers::<i32>(positions),
-    );
-    let (ends, longest) = (numbers::<i32>(ends), numbers::<i32>(longest));
-    let (room, width) = (tokens.len() / got.len, ends.len() / got.len);
+    let tokens = numbers::<u32>(tokens);
+    let documents = numbers::<i32>(documents);
+    let positions = numbers::<i32>(positions);
+    let ends = numbers::<i32>(ends);
+    let longest = numbers::<i32>(longest);
+    let room = tokens.len() / got.len;
+    let width = ends.len() / got.len;
     let row = |row: usize| {
         let own = row * room..(row + 1) * room;
-        let (tokens, positions, documents) = (
-            &tokens[own.clone()],
-            &positions[own.clone()],
-            &documents[own],
-        );
+        let tokens = &tokens[own.clone()];
+        let positions = &positions[own.clone()];
+        let documents = &documents[own];
         let ends = &ends[row * width..][..width];
         Row {
             tokens,
@@ -288,7 +283,8 @@ proptest! {
 
 /// Documents in this order, one after the other, in rows of `room` tokens and at most `most` documents.
 fn concatenated(order: &[usize], lens: &[u64], room: u64, most: usize) -> Vec<Vec<Run>> {
-    let (mut rows, mut left) = (Vec::<Vec<Run>>::new(), 0);
+    let mut rows = Vec::<Vec<Run>>::new();
+    let mut left = 0;
     for document in order {
         let mut from = 0;
         while from < lens[*document] {
@@ -298,7 +294,8 @@ fn concatenated(order: &[usize], lens: &[u64], room: u64, most: usize) -> Vec<Ve
             }
             let to = lens[*document].min(from + left);
             rows.last_mut().unwrap().push((*document, from..to));
-            (left, from) = (left - (to - from), to);
+            left = left - (to - from);
+            from = to;
         }
     }
     rows
@@ -344,7 +341,8 @@ fn concatenated_rows_are_full_over_groups_of_documents() {
 
 #[test]
 fn concatenated_documents_that_follow_each_other_are_one_read() {
-    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
+    let dir = Dir::new();
+    let lens = some_lens(3000, 90);
     for (name, key) in [("in the file", None), ("shuffled", Some(1))] {
         let open = || {
             let builder =
@@ -368,7 +366,8 @@ fn concatenated_documents_that_follow_each_other_are_one_read() {
                     .eq(right.iter().cloned()),
                 "{name} {mode:?} {direct:?}"
             );
-            let (reads, rows) = (loader.snapshot().storage.counts.ops, open().len());
+            let reads = loader.snapshot().storage.counts.ops;
+            let rows = open().len();
             match mode {
                 Mode::Pread if key.is_none() => {
                     assert!(reads <= rows, "{reads} reads of {rows} rows")
@@ -389,7 +388,8 @@ fn some_lens(count: usize, most: u64) -> Vec<u64> {
 
 #[test]
 fn every_reader_brings_the_rows_of_plain_calls() {
-    let (dir, lens) = (Dir::new(), some_lens(3000, 700));
+    let dir = Dir::new();
+    let lens = some_lens(3000, 700);
     let documents = || builder(Documents::file(&dir.path("documents"), &lens), 1000).shuffled(1);
     let right = plain(&documents().open(dir.path("bins")).unwrap());
     assert_eq!(sorted(&right), expected(&lens, 1000, false));
@@ -445,7 +445,8 @@ fn every_reader_brings_the_rows_of_plain_calls() {
 /// Each document can be read in place, but no second row begins at a multiple of the disk's blocks.
 #[test]
 fn documents_of_whole_blocks_in_rows_of_odd_length_are_read_by_every_reader() {
-    let (dir, lens) = (Dir::new(), vec![128; 500]);
+    let dir = Dir::new();
+    let lens = vec![128; 500];
     let documents = || builder(Documents::file(&dir.path("documents"), &lens), 500);
     let right = plain(&documents().open(dir.path("bins")).unwrap());
     for (mode, direct) in had(READERS) {
@@ -518,8 +519,10 @@ fn a_file_of_rows_is_not_that_of_other_documents_of_the_same_lengths() {
 
 #[test]
 fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
-    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
-    let (bins, rows) = (dir.path("bins"), dir.path("new/rows"));
+    let dir = Dir::new();
+    let lens = some_lens(3000, 90);
+    let bins = dir.path("bins");
+    let rows = dir.path("new/rows");
     let packed = || builder(Documents::memory(&lens), 100).rows(&rows);
     let first = packed().open(&bins).unwrap();
     let right: Vec<u8> = (0..first.len())
@@ -573,16 +576,20 @@ fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
 
 #[test]
 fn ranks_of_1_3_8_and_2_share_the_bins_of_an_epoch() {
-    let (dir, lens) = (Dir::new(), some_lens(2000, 90));
+    let dir = Dir::new();
+    let lens = some_lens(2000, 90);
     let open = || {
         builder(Documents::memory(&lens), 100)
             .shuffled(1)
             .open(dir.path("bins"))
             .unwrap()
     };
-    let (bins, mut draws) = (open().len(), Draws::new(7, 0, 0, "places"));
+    let bins = open().len();
+    let mut draws = Draws::new(7, 0, 0, "places");
     for case in 0..10 {
-        let (mut state, mut all, mut left) = (None, Vec::new(), bins.div_ceil(24));
+        let mut state = None;
+        let mut all = Vec::new();
+        let mut left = bins.div_ceil(24);
         for world in [1, 3, 8, 2] {
             let steps = if world == 2 {
                 left
@@ -639,8 +646,10 @@ fn megatron_index(lens: &[u64]) -> Vec<u8> {
 
 #[test]
 fn documents_are_written_as_megatrons_files() {
-    let (dir, lens) = (Dir::new(), some_lens(300, 90));
-    let (prefix, mut seen) = (dir.path("new/corpus.v1"), 0);
+    let dir = Dir::new();
+    let lens = some_lens(300, 90);
+    let prefix = dir.path("new/corpus.v1");
+    let mut seen = 0;
     let mut write = |lens: &[u64]| {
         prepare::documents(&Documents::memory(lens), "tokens", &prefix, |done| {
             seen = done
@@ -695,9 +704,12 @@ fn megatron_documents_are_packed_and_joined_with_others() {
             .open(dir.path(&format!("{name}.bins")))
             .unwrap()
     };
-    let (first, second) = (some_lens(500, 250), some_lens(300, 60));
-    let (a, b) = (write("a", &first), write("b", &second));
-    let (rows_a, rows_b) = (plain(&a), plain(&b));
+    let first = some_lens(500, 250);
+    let second = some_lens(300, 60);
+    let a = write("a", &first);
+    let b = write("b", &second);
+    let rows_a = plain(&a);
+    let rows_b = plain(&b);
     assert_eq!(
         (sorted(&rows_a), sorted(&rows_b)),
         (expected(&first, 100, false), expected(&second, 100, false))
@@ -795,7 +807,8 @@ fn impossible_bins_are_refused_by_name() {
 
 #[test]
 fn a_file_of_bins_is_replaced_if_damaged_and_refused_if_foreign() {
-    let (dir, lens) = (Dir::new(), some_lens(3000, 90));
+    let dir = Dir::new();
+    let lens = some_lens(3000, 90);
     let place = dir.path("new/bins");
     let open = || builder(Documents::memory(&lens), 100).open(&place);
     let right = plain(&open().unwrap());
@@ -842,7 +855,8 @@ fn a_file_of_bins_is_replaced_if_damaged_and_refused_if_foreign() {
 #[test]
 fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     let dir = Dir::new();
-    let (lens, place) = (some_lens(300, 90), dir.path("bins"));
+    let lens = some_lens(300, 90);
+    let place = dir.path("bins");
     drop(builder(Documents::memory(&lens), 100).open(&place).unwrap());
     // Of the same bytes in all, so that the identity is the same.
     let mut other = lens.clone();
@@ -876,7 +890,8 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
 
 #[test]
 fn an_opening_that_is_stopped_leaves_no_file() {
-    let (dir, lens) = (Dir::new(), vec![1; 200_000]);
+    let dir = Dir::new();
+    let lens = vec![1; 200_000];
     for pass in 0..3 {
         let stop = Stop::new();
         let documents = Documents {
@@ -1084,7 +1099,8 @@ type Door<'d> = (&'static str, Box<dyn Fn(&Path) -> Result<Copied> + 'd>);
 
 #[test]
 fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
-    let (dir, lens) = (Dir::new(), some_lens(700, 300));
+    let dir = Dir::new();
+    let lens = some_lens(700, 300);
     let right = plain(
         &builder(Documents::memory(&lens), 200)
             .split()
@@ -1188,7 +1204,8 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
 
 #[test]
 fn a_copy_is_kept_and_never_replaced() {
-    let (dir, lens) = (Dir::new(), some_lens(300, 90));
+    let dir = Dir::new();
+    let lens = some_lens(300, 90);
     let place = dir.path("copy");
     let copied = |lens: &[u64]| Documents::memory(lens).copied(["tokens"], &place);
     let first = copied(&lens).unwrap();
@@ -1256,7 +1273,8 @@ fn a_copy_is_kept_and_never_replaced() {
 
 #[test]
 fn fields_beside_the_tokens_stand_as_their_tokens_do() {
-    let (dir, lens) = (Dir::new(), some_lens(700, 300));
+    let dir = Dir::new();
+    let lens = some_lens(700, 300);
     let shard = tar(&dir, &lens, |len| len);
     let open = |name: &str, rows: bool| {
         let copied = tar_fields()
@@ -1284,7 +1302,8 @@ fn fields_beside_the_tokens_stand_as_their_tokens_do() {
             .unwrap(),
     );
     let row = |fields: &[Vec<u8>]| {
-        let (tokens, labels) = (numbers::<u32>(&fields[0]), numbers::<i16>(&fields[1]));
+        let tokens = numbers::<u32>(&fields[0]);
+        let labels = numbers::<i16>(&fields[1]);
         assert!(
             tokens
                 .iter()
@@ -1294,11 +1313,9 @@ fn fields_beside_the_tokens_stand_as_their_tokens_do() {
                     token => *label == *token as i16,
                 })
         );
-        let (positions, documents, ends) = (
-            numbers(&fields[2]),
-            numbers(&fields[3]),
-            numbers(&fields[4]),
-        );
+        let positions = numbers(&fields[2]);
+        let documents = numbers(&fields[3]);
+        let ends = numbers(&fields[4]);
         let longest = numbers::<i32>(&fields[5])[0];
         Row {
             tokens: &tokens,

@@ -296,7 +296,8 @@ fn lists<T: feedline::tensor::Element>(column: &str, nulls: Nulls) -> Result<Vec
     let loader = Loader::builder(dataset).batch_size(4).build()?;
     let batch = loader.epoch(0)?.next().unwrap()?;
     let field = batch.field(column)?;
-    let (all, lens) = (field.as_slice::<T>()?, field.lens().unwrap());
+    let all = field.as_slice::<T>()?;
+    let lens = field.lens().unwrap();
     Ok((0..4)
         .map(|row| all[row * 3..][..lens[row] as usize].to_vec())
         .collect())
@@ -482,7 +483,8 @@ fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
     let mut rows = Vec::new();
     for batch in loader.epoch(0)? {
         let batch = batch?;
-        let (f0, i64s) = (batch.field("f0")?, batch.field("i64")?);
+        let f0 = batch.field("f0")?;
+        let i64s = batch.field("i64")?;
         rows.extend(
             f0.as_slice::<f32>()?
                 .iter()
@@ -497,7 +499,9 @@ fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
 fn sweep(bytes: &[u8], damage: impl Iterator<Item = Vec<u8>>) -> (usize, usize, usize) {
     let whole = read_damaged(bytes).unwrap();
     assert_eq!(whole.len(), 40);
-    let (mut errors, mut lost, mut wrong) = (0, 0, 0);
+    let mut errors = 0;
+    let mut lost = 0;
+    let mut wrong = 0;
     for damaged in damage {
         match read_damaged(&damaged) {
             Err(_) => errors += 1,
@@ -574,7 +578,8 @@ fn checked_finds_every_flip_of_a_parquet_file() {
         let mut rows = Vec::new();
         for batch in loader.epoch(0)? {
             let batch = batch?;
-            let (f0, i64s) = (batch.field("f0")?, batch.field("i64")?);
+            let f0 = batch.field("f0")?;
+            let i64s = batch.field("i64")?;
             rows.extend(
                 f0.as_slice::<f32>()?
                     .iter()
@@ -585,7 +590,8 @@ fn checked_finds_every_flip_of_a_parquet_file() {
         Ok(rows)
     };
     let whole = read().unwrap();
-    let (mut errors, mut same) = (0, 0);
+    let mut errors = 0;
+    let mut same = 0;
     for at in places(0..bytes.len(), 7) {
         let mut damaged = bytes.clone();
         damaged[at] ^= if at % 2 == 0 { 0x01 } else { 0xff };

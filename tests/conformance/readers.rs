@@ -83,7 +83,9 @@ fn all_readers() -> Vec<(String, ReaderOptions)> {
                     continue;
                 }
                 let mut options = ReaderOptions::default();
-                (options.mode, options.direct, options.fds) = (mode, direct, fds);
+                options.mode = mode;
+                options.direct = direct;
+                options.fds = fds;
                 all.push((format!("{mode:?} direct {direct:?} fds {fds:?}"), options));
             }
         }
@@ -111,7 +113,8 @@ type Outcome = Result<Vec<u8>, feedline::Error>;
 /// Reads all extents at the reader's full depth, in the order given; the results are in that order too.
 fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec<Outcome> {
     let mut results: HashMap<u64, Outcome> = HashMap::new();
-    let (mut next, mut out) = (0, Vec::new());
+    let mut next = 0;
+    let mut out = Vec::new();
     let started = Instant::now();
     while results.len() < extents.len() {
         assert!(
@@ -137,10 +140,8 @@ fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec
         }
         reader.wait(&mut out, Some(Duration::from_secs(10)));
         for completion in out.drain(..) {
-            let (tag, len) = (
-                completion.tag,
-                extents[completion.tag as usize].len as usize,
-            );
+            let tag = completion.tag;
+            let len = extents[completion.tag as usize].len as usize;
             assert!(
                 results.insert(tag, outcome(completion, len)).is_none(),
                 "completed twice"
@@ -401,7 +402,8 @@ fn an_extent_larger_than_one_call_arrives_whole() {
     let sources = sources(&[path]);
     let ring = ring(len as usize);
     let mut options = ReaderOptions::default();
-    (options.mode, options.direct) = (Mode::Uring, Direct::On);
+    options.mode = Mode::Uring;
+    options.direct = Direct::On;
     let Some(mut opened) = try_open("huge", &sources, &options) else {
         return;
     };
@@ -884,7 +886,8 @@ fn an_empty_reader_moves_to_another_thread() {
         };
         reader.register_ring(&ring);
         for _ in 0..3 {
-            let (extents, ring) = (&extents, &ring);
+            let extents = &extents;
+            let ring = &ring;
             reader = std::thread::scope(|scope| {
                 let work = move || {
                     assert!(
@@ -911,7 +914,8 @@ fn operations_of_an_ended_thread_still_complete() {
         let Some(Opened { mut reader, .. }) = try_open(&name, &sources, &options) else {
             continue;
         };
-        let (sources, ring) = (&sources, &ring);
+        let sources = &sources;
+        let ring = &ring;
         let (mut reader, mut out) = std::thread::scope(|scope| {
             let submit = move || {
                 for tag in 0..16 {
@@ -954,7 +958,8 @@ fn dropping_a_reader_with_reads_in_flight_leaves_nothing() {
     }
     let scratch = Scratch::new("drop");
     let sources = sources(&[scratch.file("a", 16 << 20), scratch.file("b", 5000)]);
-    let (fds, threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
+    let fds = entries("/proc/self/fd");
+    let threads = entries("/proc/self/task");
     for (name, mut options) in all_readers() {
         options.depth = Some(64);
         for sent in [false, true] {
@@ -1123,7 +1128,8 @@ fn missing_o_direct_is_an_error_or_a_reason() {
     let sources = Arc::new(table);
     for mode in [Mode::Uring, Mode::Pread] {
         let mut options = ReaderOptions::default();
-        (options.mode, options.direct) = (mode, Direct::On);
+        options.mode = mode;
+        options.direct = Direct::On;
         let error = open(sources.clone(), &options).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         assert_eq!(

@@ -108,7 +108,8 @@ fn batches_by(
 
 #[test]
 fn every_format_is_the_same_from_a_cache() {
-    let (dir, caches) = (Dir::new(), Dir::new());
+    let dir = Dir::new();
+    let caches = Dir::new();
     let files = folder(&dir);
     let server = Server::of(&files);
     let s3 = server.s3("");
@@ -150,12 +151,12 @@ fn every_format_is_the_same_from_files_http_and_a_bucket() {
     let dir = Dir::new();
     let files = folder(&dir);
     let server = Server::of(&files);
-    let (files, http, s3) = (files.display().to_string(), server.http(""), server.s3(""));
-    let (files, http, s3) = (
-        files.trim_end_matches('/'),
-        http.trim_end_matches('/'),
-        s3.trim_end_matches('/'),
-    );
+    let files = files.display().to_string();
+    let http = server.http("");
+    let s3 = server.s3("");
+    let files = files.trim_end_matches('/');
+    let http = http.trim_end_matches('/');
+    let s3 = s3.trim_end_matches('/');
     for (name, open) in FORMATS {
         let expected = batches(open(files).unwrap_or_else(|error| panic!("{name}: {error}")));
         assert!(
@@ -205,7 +206,8 @@ fn parquet_is_the_same_from_files_and_a_bucket() {
 #[test]
 fn a_dataset_may_mix_files_and_objects() {
     let dir = Dir::new();
-    let (server, bytes) = (Server::new(), noise(64 * 100, 1));
+    let server = Server::new();
+    let bytes = noise(64 * 100, 1);
     let path = dir.write("0.bin", &bytes[..3200]);
     server.put("bucket/1.bin", bytes[3200..].to_vec());
     let paths = [path, PathBuf::from(server.s3("1.bin"))];
@@ -281,10 +283,12 @@ fn shard(number: u8) -> Vec<u8> {
 
 #[test]
 fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
-    let (server, dir) = (Server::new(), Dir::new());
+    let server = Server::new();
+    let dir = Dir::new();
     (0..1000)
         .for_each(|number| server.put(&format!("bucket/set/{number:04}.tar"), shard(number as u8)));
-    let (file, pattern) = (dir.path("set.index"), "set/*.tar");
+    let file = dir.path("set.index");
+    let pattern = "set/*.tar";
     let open = |index: &Path, pattern: &str| {
         Tar::builder()
             .bytes("bin")
@@ -591,7 +595,8 @@ fn connections_are_a_line_of_the_memory_plan() {
         assert_eq!(Got::epoch(&loader, 0).len(), 10);
         loader.plan().clone()
     };
-    let (all, little) = (plan(None), plan(Some(16 << 20)));
+    let all = plan(None);
+    let little = plan(Some(16 << 20));
     let bytes = |plan: &MemoryPlan| plan.term(MemoryTerm::NETWORK).bytes();
     assert!(
         bytes(&all) > 90 << 20 && all.to_string().contains("connections"),
@@ -667,7 +672,9 @@ fn large_tar() -> Vec<u8> {
 
 #[test]
 fn a_tar_of_large_members_is_indexed_by_its_headers() {
-    let (server, dir, bytes) = (Server::new(), Dir::new(), large_tar());
+    let server = Server::new();
+    let dir = Dir::new();
+    let bytes = large_tar();
     server.put("bucket/large.tar", bytes.clone());
     let bin = || feedline::tensor::Field::up_to("bin", feedline::tensor::DType::U8, 200_000);
     let open = |path: &str| {
@@ -685,7 +692,8 @@ fn a_tar_of_large_members_is_indexed_by_its_headers() {
         Some(Fault::Short(3)),
         Some(Fault::Status(503, None, "SlowDown")),
     ] {
-        let (mut asked, one) = (0, fault.clone());
+        let mut asked = 0;
+        let one = fault.clone();
         server.script(move |request| {
             asked += u64::from(request.range.is_some());
             // Now and then a way ends, or begins anew.

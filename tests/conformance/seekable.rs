@@ -17,7 +17,8 @@ const COUNT: usize = 40;
 /// Pictures of several sizes; every seventh has restart markers, every ninth is damaged.
 fn pictures() -> Vec<Vec<u8>> {
     let picture = |id: usize| {
-        let (width, height) = (150 + 37 * (id % 5), 100 + 29 * (id % 4));
+        let width = 150 + 37 * (id % 5);
+        let height = 100 + 29 * (id % 4);
         let mut bytes = Vec::new();
         let mut encoder = Encoder::new(&mut bytes, 90);
         if id % 7 == 6 {
@@ -28,7 +29,8 @@ fn pictures() -> Vec<Vec<u8>> {
             .encode(&pixels, width as u16, height as u16, ColorType::Rgb)
             .unwrap();
         if id % 9 == 8 {
-            let (from, to) = (bytes.len() / 2, bytes.len() / 2 + 300);
+            let from = bytes.len() / 2;
+            let to = bytes.len() / 2 + 300;
             bytes[from..to].fill(0);
         }
         bytes
@@ -92,7 +94,8 @@ type Open = fn(&Path) -> Opened;
 
 /// The same pictures in every format.
 fn formats(dir: &Dir) -> Vec<(&'static str, Open)> {
-    let (mut shard, mut records) = (Vec::new(), Vec::new());
+    let mut shard = Vec::new();
+    let mut records = Vec::new();
     let pictures = pictures();
     for (id, picture) in pictures.iter().enumerate() {
         dir.write(&format!("images/{id:03}.jpg"), picture);
@@ -271,7 +274,8 @@ fn a_replaced_picture_is_decoded_as_it_is() {
             .unwrap();
         bytes
     };
-    let (old, new) = (encode(1), encode(2));
+    let old = encode(1);
+    let new = encode(2);
     // A comment that only pads.
     let pad = |bytes: &[u8], to: usize| [bytes, &vec![0; to - bytes.len()][..]].concat();
     let longest = old.len().max(new.len());

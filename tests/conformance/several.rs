@@ -362,10 +362,8 @@ mod chunked {
                     );
                 }
                 let ids = |place: u64| mix.id(place / 100, place % 100);
-                let (mut found, mut right): (Vec<u64>, Vec<u64>) = (
-                    found.iter().map(|(id, _)| *id).collect(),
-                    (0..300).map(ids).collect(),
-                );
+                let mut found: Vec<u64> = found.iter().map(|(id, _)| *id).collect();
+                let mut right: Vec<u64> = (0..300).map(ids).collect();
                 found.sort_unstable();
                 right.sort_unstable();
                 assert_eq!(found, right, "{name}, {world} ranks");
@@ -472,7 +470,8 @@ fn a_mix_depends_on_its_key_alone() {
     let again = of(1);
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
-            let (again, ids) = (&again, &ids);
+            let again = &again;
+            let ids = &ids;
             scope.spawn(move || {
                 for step in 0..sweep::size(300, 2000, 2000) {
                     let position = (step * 7919 + thread * 13) % 2000;
@@ -567,10 +566,8 @@ fn each_segment_has_exact_shares_and_passes_go_on() {
             walk(&mix, *start..start + len, &mut walked);
             let sum: f64 = table.iter().sum();
             for (source, weight) in table.iter().enumerate() {
-                let (got, share) = (
-                    (walked[source].drawn - before[source]) as f64,
-                    len as f64 * weight / sum,
-                );
+                let got = (walked[source].drawn - before[source]) as f64;
+                let share = len as f64 * weight / sum;
                 assert!((got - share).abs() < 1.0 + 1e-6, "{got} of {share}");
             }
             let place = start + len;

@@ -50,7 +50,8 @@ pub fn write(shards: &Shards, from: &Path, to: &Path) -> Result<Finished> {
 
 /// Every file of the output. Indexes contain modification times: they have no bytes here.
 pub fn content(dir: &Path) -> BTreeMap<String, Vec<u8>> {
-    let (mut out, mut folders) = (BTreeMap::new(), vec![dir.to_path_buf()]);
+    let mut out = BTreeMap::new();
+    let mut folders = vec![dir.to_path_buf()];
     while let Some(folder) = folders.pop() {
         for path in std::fs::read_dir(folder)
             .unwrap()
@@ -83,7 +84,8 @@ fn names(dir: &Path) -> Vec<String> {
 /// Members of a tar, read without any library: name and bytes.
 fn members(path: &Path) -> Vec<(String, Vec<u8>)> {
     let bytes = std::fs::read(path).unwrap();
-    let (mut at, mut out) = (0, Vec::new());
+    let mut at = 0;
+    let mut out = Vec::new();
     while bytes[at] != 0 {
         let header = &bytes[at..at + 512];
         let text = |range: std::ops::Range<usize>| {
@@ -168,7 +170,8 @@ fn inserted(input: &[u8], output: &[u8]) -> usize {
 #[test]
 fn the_tars_hold_every_picture_once_in_folder_order() {
     let dir = Dir::new();
-    let (from, to) = (folder(&dir, 7), dir.path("out"));
+    let from = folder(&dir, 7);
+    let to = dir.path("out");
     let finished = write(&Shards::new(Format::Tar).samples_per_shard(5), &from, &to).unwrap();
     assert_eq!(
         (
@@ -194,7 +197,8 @@ fn the_tars_hold_every_picture_once_in_folder_order() {
     let mut lines = manifest.lines().skip(1);
     let mut sums = (0, 0);
     for (k, (key, bytes, label)) in samples.iter().enumerate() {
-        let (class, number) = (k / 7, k % 7);
+        let class = k / 7;
+        let number = k % 7;
         let source = format!("class{class}/{number:04}.jpg");
         let input = std::fs::read(from.join(&source)).unwrap();
         assert_eq!((key, label), (&format!("{k:08}"), &class.to_string()));
@@ -202,7 +206,8 @@ fn the_tars_hold_every_picture_once_in_folder_order() {
         assert!(more > 0, "{source} has no seek points");
         // Five shards of 21 samples: the last has one more.
         let shard = format!("shard-{:06}.tar", (k / 4).min(4));
-        let (before, after) = (input.len().to_string(), bytes.len().to_string());
+        let before = input.len().to_string();
+        let after = bytes.len().to_string();
         let line: Vec<_> = lines.next().unwrap().split('\t').collect();
         let expected = [key, &*shard, label, &*source, line[4], &*before, &*after];
         assert_eq!(line, expected);
@@ -467,7 +472,8 @@ fn a_damaged_picture_ends_the_work_or_is_in_the_ledger() {
         over.damaged > 3,
         "a picture beyond the limit counts as damaged"
     );
-    let (dir, shards) = (Dir::new(), Shards::new(Format::Tar).skip_damaged(true));
+    let dir = Dir::new();
+    let shards = Shards::new(Format::Tar).skip_damaged(true);
     dir.write("in/a.jpg", b"");
     assert_eq!(
         write(&shards, &dir.path("in"), &dir.path("out"))
@@ -480,7 +486,8 @@ fn a_damaged_picture_ends_the_work_or_is_in_the_ledger() {
 #[test]
 fn a_stopped_write_goes_on_where_it_was() {
     let dir = Dir::new();
-    let (from, to) = (folder(&dir, 200), dir.path("out"));
+    let from = folder(&dir, 200);
+    let to = dir.path("out");
     for format in formats() {
         let shards = Shards::new(format).samples_per_shard(100).shuffle(1);
         let mut seen = Vec::new();
@@ -505,7 +512,8 @@ fn a_stopped_write_goes_on_where_it_was() {
             "{error}"
         );
         assert!(content(&to).keys().all(|name| name != "manifest.tsv"));
-        let (mut done, mut skipped) = (Vec::new(), Vec::new());
+        let mut done = Vec::new();
+        let mut skipped = Vec::new();
         let finished = shards.write(&from, &to, |event| {
             match event {
                 Event::Done(task) => done.push(task),
@@ -530,7 +538,8 @@ fn a_stopped_write_goes_on_where_it_was() {
 #[test]
 fn a_folder_of_something_else_is_refused_and_kept() {
     let dir = Dir::new();
-    let (from, to) = (folder(&dir, 2), dir.path("out"));
+    let from = folder(&dir, 2);
+    let to = dir.path("out");
     let shards = Shards::new(Format::Tar).samples_per_shard(2);
     let stopped = |shards: &Shards| {
         drop(
@@ -670,7 +679,8 @@ fn a_folder_of_something_else_is_refused_and_kept() {
 #[test]
 fn a_second_write_at_the_same_time_is_refused() {
     let dir = Dir::new();
-    let (from, to) = (folder(&dir, 2), dir.path("out"));
+    let from = folder(&dir, 2);
+    let to = dir.path("out");
     let shards = Shards::new(Format::Tar);
     let mut refused = None;
     let first = shards.write(&from, &to, |event| {
@@ -727,7 +737,8 @@ fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
         return;
     }
     let dir = Dir::new();
-    let (from, to) = (folder(&dir, 60), dir.path("out"));
+    let from = folder(&dir, 60);
+    let to = dir.path("out");
     dir.write("in/class1/0033.jpg", b"\xFF\xD8\xFFdamage");
     let test = here!();
     let begun = Instant::now();
@@ -739,7 +750,9 @@ fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
             && right.contains_key("index.fdx")
             && right.len() == 2 * 20 + 3
     );
-    let (mut draws, mut kills, mut half) = (Draws::new(1, 0, 0, "kills"), 0, 0);
+    let mut draws = Draws::new(1, 0, 0, "kills");
+    let mut kills = 0;
+    let mut half = 0;
     while kills < sweep::size(5, 100, 1000) {
         std::fs::remove_dir_all(&to).unwrap();
         // Up to three kills of one write.
@@ -864,10 +877,8 @@ mod parquet_shards {
         let mut out = Vec::new();
         for batch in reader {
             let batch = batch.unwrap();
-            let (images, labels) = (
-                batch.column(0).as_binary::<i32>(),
-                batch.column(1).as_primitive::<Int64Type>(),
-            );
+            let images = batch.column(0).as_binary::<i32>();
+            let labels = batch.column(1).as_primitive::<Int64Type>();
             out.extend(
                 images
                     .iter()

@@ -115,10 +115,8 @@ fn fields_are_taken_from_the_first_sample() {
         .open(fixture(name))
         .unwrap();
     for (id, sample) in samples.iter().enumerate() {
-        let (told, asked) = (
-            told.read_sample(id as u64).unwrap(),
-            asked.read_sample(id as u64).unwrap(),
-        );
+        let told = told.read_sample(id as u64).unwrap();
+        let asked = asked.read_sample(id as u64).unwrap();
         assert!(told[0].starts_with(b"\x89PNG"));
         assert_eq!(told[0], field(sample, "png"));
         assert_eq!(
@@ -249,7 +247,8 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
         .unwrap();
     bytes[at] ^= 0x10;
     damage(&path, &bytes);
-    let (mut rows, mut errors) = (0, Vec::new());
+    let mut rows = 0;
+    let mut errors = Vec::new();
     for batch in loader.epoch(0).unwrap() {
         match batch {
             Ok(batch) => rows += batch.len(),
@@ -300,7 +299,10 @@ fn a_changed_shard_is_detected_or_indexed_again() {
     let (place, saved) = index()
         .map(|file| (file.path(), std::fs::read(file.path()).unwrap()))
         .unwrap();
-    let (mut by_crc, mut anew, mut refused, mut unharmed) = (0, 0, 0, 0);
+    let mut by_crc = 0;
+    let mut anew = 0;
+    let mut refused = 0;
+    let mut unharmed = 0;
     for at in (0..whole.len()).step_by(sweep::size(61, 13, 13)) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);

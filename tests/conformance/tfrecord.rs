@@ -453,7 +453,8 @@ fn small() -> (Vec<u8>, Vec<Vec<Vec<u8>>>) {
 #[test]
 fn every_flipped_byte_costs_its_own_record_alone() {
     let (whole, right) = small();
-    let (mut refused, mut failed) = (0, 0);
+    let mut refused = 0;
+    let mut failed = 0;
     for at in 0..whole.len() {
         for bits in [0x01, 0x02, 0x10, 0x80, 0x55, 0xff] {
             let mut bytes = whole.clone();

@@ -22,7 +22,8 @@ fn bytes_of(name: &str) -> Vec<u8> {
 
 /// Every window of a file, by a walk.
 fn windows(bytes: &[u8], size: usize, window: usize, stride: usize) -> Vec<Row> {
-    let (mut rows, mut at) = (Vec::new(), 0);
+    let mut rows = Vec::new();
+    let mut at = 0;
     while (at + window) * size <= bytes.len() {
         rows.push(one("tokens", &bytes[at * size..(at + window) * size]));
         at += stride;
@@ -68,7 +69,8 @@ fn windows_of_a_flat_file_equal_a_naive_walk() {
 #[test]
 fn windows_do_not_cross_files_and_short_files_are_left_over() {
     let dir = Dir::new();
-    let (mut expected, mut leftover) = (Vec::new(), 0);
+    let mut expected = Vec::new();
+    let mut leftover = 0;
     for (index, tokens) in [30, 3, 0, 16, 47].into_iter().enumerate() {
         let bytes = noise(tokens * 4, index as u64 + 1);
         dir.write(&format!("{index}.bin"), &bytes);
@@ -499,7 +501,8 @@ fn an_impossible_setting_is_a_typed_error() {
 
 #[test]
 fn a_token_that_is_not_in_the_vocabulary_is_an_error_of_its_sample() {
-    let (dir, ids) = (Dir::new(), [5_u32, 7, 70_000, 8, 9, 11]);
+    let dir = Dir::new();
+    let ids = [5_u32, 7, 70_000, 8, 9, 11];
     let bytes = ids.map(u32::to_le_bytes).concat();
     let path = dir.write("a.bin", &bytes);
     let open = |dtype, size| {
@@ -708,16 +711,15 @@ fn a_multimodal_index_is_read_where_all_sequences_are_text() {
 #[test]
 fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
     let dir = Dir::new();
-    let (idx, bin) = (
-        std::fs::read(file("megatron-u16.idx")).unwrap(),
-        std::fs::read(file("megatron-u16.bin")).unwrap(),
-    );
+    let idx = std::fs::read(file("megatron-u16.idx")).unwrap();
+    let bin = std::fs::read(file("megatron-u16.bin")).unwrap();
     let with = |at: usize, bytes: &[u8]| {
         let mut out = idx.clone();
         out[at..at + bytes.len()].copy_from_slice(bytes);
         out
     };
-    let (offsets, documents) = (34 + 6 * 4, 34 + 6 * 12);
+    let offsets = 34 + 6 * 4;
+    let documents = 34 + 6 * 12;
     let negative = (-5_i32).to_le_bytes();
     let cases = [
         (

@@ -369,15 +369,14 @@ impl Rules<'_> {
                 result == code && !symbol.ends_with("Synchronize") && !symbol.contains("DtoH")
             }
         };
-        let (mut culprit, mut others) = (None, BTreeMap::<String, u64>::new());
+        let mut culprit = None;
+        let mut others = BTreeMap::<String, u64>::new();
         for line in self.session.trace().lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let (index, thread, symbol, result) = (
-                words[0].parse::<u64>().unwrap(),
-                words[1],
-                words[2],
-                words[words.len() - 1],
-            );
+            let index = words[0].parse::<u64>().unwrap();
+            let thread = words[1];
+            let symbol = words[2];
+            let result = words[words.len() - 1];
             // Queries of devices need no context, and guards restore the current context.
             if index < self.first
                 || symbol.starts_with("cuDevice")
@@ -477,7 +476,9 @@ impl Sweep {
         let failures = self.failures(&right);
         let own: Vec<_> = failures.into_iter().skip(part).step_by(PARTS).collect();
         for failure in &own {
-            let (failure, life, right) = (*failure, self.life, right.clone());
+            let failure = *failure;
+            let life = self.life;
+            let right = right.clone();
             lived(format!("{failure:?}"), move |session| {
                 life(session, failure, &right)
             });
@@ -520,7 +521,9 @@ impl Sweep {
         let (send, measured) = std::sync::mpsc::channel();
         // Including the calls of the driver's first opening.
         for _ in 0..2 {
-            let (send, right, life) = (send.clone(), right.clone(), self.life);
+            let send = send.clone();
+            let right = right.clone();
+            let life = self.life;
             lived("no failure".into(), move |session| {
                 life(session, Call(u64::MAX / 2, 1, Works), &right);
                 send.send((session.calls(), session.executed())).unwrap();
@@ -614,11 +617,9 @@ fn a_broken_device_hands_out_no_unfinished_batch() {
 
 #[test]
 fn two_calls_that_fail_are_no_worse_than_one() {
-    let (started, right, count) = (
-        std::time::Instant::now(),
-        Arc::new(Right::new(20, 4)),
-        sweep::size(40, 300, 300),
-    );
+    let started = std::time::Instant::now();
+    let right = Arc::new(Right::new(20, 4));
+    let count = sweep::size(40, 300, 300);
     let (calls, _) = SWEEPS[0].measure(&right);
     let mut draws = Draws::new(5, 0, 0, "pairs");
     let codes: Vec<u32> = CODES
@@ -635,7 +636,8 @@ fn two_calls_that_fail_are_no_worse_than_one() {
             first + 1 + draws.below(8)
         };
         let mut code = || codes[draws.below(codes.len() as u64) as usize];
-        let (pair, right) = ([(first, code()), (second, code())], right.clone());
+        let pair = [(first, code()), (second, code())];
+        let right = right.clone();
         lived(format!("{pair:?}"), move |session| {
             pair.iter()
                 .for_each(|(index, code)| session.fail_at(session.calls() + index, *code, false));

@@ -67,7 +67,8 @@ fn life(machine: &Machine, context: &Arc<CudaContext>, path: &Path, right: &[Vec
         }
     };
     for epoch in 0..EPOCHS {
-        let (mut received, mut batches) = (0, loader.epoch(epoch).unwrap());
+        let mut received = 0;
+        let mut batches = loader.epoch(epoch).unwrap();
         for right in &right[epoch as usize] {
             match batches
                 .next()
@@ -104,7 +105,9 @@ fn lives(failures: impl Iterator<Item = Failure>) -> Vec<u64> {
     let double = Arc::new(CuFileMachine::new(Route::P2p));
     let (send, calls) = channel();
     for failure in failures {
-        let (path, right, send) = (path.clone(), right.clone(), send.clone());
+        let path = path.clone();
+        let right = right.clone();
+        let send = send.clone();
         double.reset(Route::P2p);
         lived(format!("{failure:?}"), double.clone(), move |machine| {
             let context = CudaContext::new(0).unwrap();

@@ -64,7 +64,8 @@ impl Made {
 
     /// A whole picture, mirrored or not.
     fn picture(&self, pixels: &[u8], mirrored: bool) -> Vec<u8> {
-        let ([height, width, channels], size) = (self.dims, self.dtype.size());
+        let [height, width, channels] = self.dims;
+        let size = self.dtype.size();
         let mut out = vec![0; self.bytes()];
         for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
             for c in 0..channels {
@@ -106,7 +107,8 @@ fn pictures(count: usize, dims: [usize; 3]) -> (LoaderBuilder, Vec<u8>) {
 
 /// Checks that both devices deliver the same; gives the host's batches.
 fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<Got> {
-    let (host, gpu) = (build(make()), build(machine.on_gpu(make(), Gds::Off)));
+    let host = build(make());
+    let gpu = build(machine.on_gpu(make(), Gds::Off));
     assert_eq!(gpu.spec(), host.spec(), "{what}");
     let right = Got::try_epoch(&host, 0).unwrap();
     same(&Got::try_epoch(&gpu, 0).unwrap(), &right, what);
@@ -247,7 +249,8 @@ fn transforms_see_bytes_before_they_become_floats() {
         // Transforms of whole batches run after the last row, so the host finishes late.
         let map_batch = |builder: LoaderBuilder| {
             builder.map_batch_adding([Field::fixed("sum", DType::U64, [])], |batch, _| {
-                let (image, sum) = (batch.index_of("image")?, batch.index_of("sum")?);
+                let image = batch.index_of("image")?;
+                let sum = batch.index_of("sum")?;
                 let pixels = batch.slice_mut::<u8>(image)?;
                 pixels
                     .iter_mut()
@@ -574,7 +577,9 @@ fn finished_pictures_equal_those_of_the_decoder() {
 fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
     on_machine(|machine| {
         let dims = [32, 32, 3];
-        let (count, batch, bytes) = (40, 8, 32 * 32 * 3);
+        let count = 40;
+        let batch = 8;
+        let bytes = 32 * 32 * 3;
         for (flip, each) in [(0.0, 0), (0.5, 1)] {
             let make = || {
                 let finish = Finish::to(DType::F32).channels_first().flip(flip);
@@ -592,7 +597,8 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             );
             let copies = loader.report().total.copy.unwrap();
             // The gap between two arrays may be copied, too: less than a page per batch.
-            let (least, batches) = (count as u64 * (bytes + each), (count / batch) as u64);
+            let least = count as u64 * (bytes + each);
+            let batches = (count / batch) as u64;
             assert_eq!(copies.batches, batches);
             assert!(
                 (least..least + batches * 4096).contains(&copies.bytes),
@@ -605,10 +611,8 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
                 (8 * bytes as usize).next_multiple_of(4096) + 4096
             );
             // A batch has room for floats alone; two areas hold the bytes of all batches.
-            let (device, staging) = (
-                plan.term(MemoryTerm::DEVICE),
-                plan.term(MemoryTerm::STAGING),
-            );
+            let device = plan.term(MemoryTerm::DEVICE);
+            let staging = plan.term(MemoryTerm::STAGING);
             assert_eq!((device.count, staging.count), (3, 2));
             assert!(
                 device.each < 5 * 8 * bytes as usize
@@ -682,7 +686,8 @@ fn loaders_of_one_device_share_the_module() {
         };
         let device = Device::cuda(0).unwrap();
         let make = || build(finished().device(device.clone()));
-        let (one, other) = (make(), make());
+        let one = make();
+        let other = make();
         assert_eq!(machine.session.count("cuModuleLoadData"), 1);
         let right = Got::try_epoch(&build(finished()), 0).unwrap();
         same(&Got::try_epoch(&one, 0).unwrap(), &right, "one");

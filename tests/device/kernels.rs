@@ -278,12 +278,11 @@ fn every_value_of_every_channel_is_the_same_on_both_sides() {
                 let bytes = (0..=255)
                     .flat_map(|x| (0..channels).map(move |c| value(x, c)))
                     .collect();
-                let (mean, std) = (vec![0.485, 0.1, -0.2, 1.5], vec![0.229, 3.0, 0.01, 1.0]);
-                let (mean, std, flips) = (
-                    mean[..channels].to_vec(),
-                    std[..channels].to_vec(),
-                    Some(vec![1]),
-                );
+                let mean = vec![0.485, 0.1, -0.2, 1.5];
+                let std = vec![0.229, 3.0, 0.01, 1.0];
+                let mean = mean[..channels].to_vec();
+                let std = std[..channels].to_vec();
+                let flips = Some(vec![1]);
                 let pictures = Pictures {
                     dtype,
                     channels_first,
@@ -368,7 +367,8 @@ fn a_picture_finished_late_equals_the_decoders() {
                     .flip(if flip { 1.0 } else { 0.0 });
             let mut finish = Finish::to(dtype);
             if let Some((mean, std)) = moments {
-                (image, finish) = (image.normalize(mean, std), finish.mean_std(&mean, &std));
+                image = image.normalize(mean, std);
+                finish = finish.mean_std(&mean, &std);
             }
             let finish = if channels_first {
                 finish.channels_first()

@@ -27,7 +27,8 @@ fn a_stream_that_is_dropped_after_its_batch_is_not_used_again() {
         let loader = build(data().device(gpu(0)));
         let context = CudaContext::new(0).unwrap();
         for batch in loader.epoch(0).unwrap() {
-            let (batch, stream) = (batch.unwrap(), context.new_stream().unwrap());
+            let batch = batch.unwrap();
+            let stream = context.new_stream().unwrap();
             batch.bind(Stream::from(&stream)).unwrap();
             drop(batch);
             drop(stream);
@@ -101,7 +102,9 @@ fn a_thousand_abandoned_epochs_leave_no_drift_while_others_look() {
             "after all of them",
         );
         let seen = loader.snapshot();
-        let (slots, decode, copy) = (seen.slots, seen.decode, seen.copy.unwrap());
+        let slots = seen.slots;
+        let decode = seen.decode;
+        let copy = seen.copy.unwrap();
         let all = seen.steady_ns as f64;
         let sums = [
             (slots.free_ns + slots.filling_ns + slots.full_ns + slots.held_ns) as f64

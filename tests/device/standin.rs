@@ -122,7 +122,10 @@ fn calls_that_a_gpu_refuses_are_refused() {
         devices,
         ..Config::default()
     });
-    let (there, one, of_one, memory) = (alloc(LEN), stream(), event(), pages(0));
+    let there = alloc(LEN);
+    let one = stream();
+    let of_one = event();
+    let memory = pages(0);
     let inside = at(&memory).wrapping_byte_add(4096);
     ok!(cuMemHostRegister_v2(at(&memory), LEN, 0));
     assert_eq!(
@@ -156,7 +159,8 @@ fn calls_that_a_gpu_refuses_are_refused() {
         [fill(alloc(LEN), one), cu!(cuEventRecord(event(), one))],
         [400; 2]
     );
-    let (mut found, mut other) = (null_mut(), 0);
+    let mut found = null_mut();
+    let mut other = 0;
     ok!(cuCtxPopCurrent_v2(&mut found));
     let calls = [
         cu!(cuMemAlloc_v2(&mut other, 1)),
@@ -176,7 +180,8 @@ fn a_copy_reads_pinned_memory_when_it_runs() {
     let session = begin(Config::default());
     // A copy of pageable memory waits for the work before it.
     let (stream, other, to_pinned, to_pageable) = (stream(), stream(), alloc(LEN), alloc(LEN));
-    let (mut pinned, mut pageable) = (pinned(1), pages(1));
+    let mut pinned = pinned(1);
+    let mut pageable = pages(1);
     session.hold(true);
     assert_eq!(
         (
@@ -190,7 +195,8 @@ fn a_copy_reads_pinned_memory_when_it_runs() {
         (session.peek(to_pinned, LEN), session.executed()),
         (vec![0xa5; LEN], 0)
     );
-    let (pinned_at, pageable_at) = (at(&pinned) as u64, at(&pageable) as u64);
+    let pinned_at = at(&pinned) as u64;
+    let pageable_at = at(&pageable) as u64;
     assert_eq!(
         (
             session.in_flight(pinned_at, LEN),
@@ -238,7 +244,10 @@ fn an_operation_that_waits_holds_up_the_streams_of_its_hardware_queue() {
             ..Config::default()
         });
         OPEN.store(0, Ordering::Release);
-        let (stopped, second, third, mut preferred) = (stream(), stream(), stream(), null_mut());
+        let stopped = stream();
+        let second = stream();
+        let third = stream();
+        let mut preferred = null_mut();
         ok!(cuStreamCreateWithPriority(&mut preferred, 1, -5));
         let places: Vec<_> = (0..4).map(|_| alloc(LEN)).collect();
         ok!(cuLaunchHostFunc(stopped, Some(gate), null_mut()));
@@ -322,8 +331,11 @@ fn capturing(stream: sys::CUstream) -> Result<u32, u32> {
 #[test]
 fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
     let _session = begin(Config::default());
-    let (stream, event) = (stream(), event());
-    let (stream_at, event_at, context) = (stream as usize, event as usize, enter(0) as usize);
+    let stream = stream();
+    let event = event();
+    let stream_at = stream as usize;
+    let event_at = event as usize;
+    let context = enter(0) as usize;
     // Mode of the capture, mode of the thread that calls, whether it is the capturing one, whether the call is refused.
     let cases = [
         (0, 0, false, true),
@@ -365,7 +377,10 @@ fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
 #[test]
 fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
     let session = begin(Config::default());
-    let (memory, captured, other, outside) = (alloc(LEN), stream(), stream(), event());
+    let memory = alloc(LEN);
+    let captured = stream();
+    let other = stream();
+    let outside = event();
     exchange(2);
     begin_capture(captured, 0);
     assert_eq!(fill(memory, captured), 0);
@@ -406,7 +421,9 @@ fn captured_work_does_not_run_and_a_captured_event_is_no_event() {
 #[test]
 fn the_legacy_stream_refuses_work_during_a_capture() {
     let _session = begin(Config::default());
-    let (memory, blocking, free) = (alloc(LEN), stream_with(0), stream());
+    let memory = alloc(LEN);
+    let blocking = stream_with(0);
+    let free = stream();
     assert_eq!(
         cu!(cuStreamBeginCapture_v2(
             null_mut(),
@@ -484,7 +501,9 @@ fn wrong_uses_of_device_memory_are_violations() {
 fn unregistering_before_a_copy_is_seen_complete_is_a_violation() {
     for seen in [false, true] {
         let mut session = begin(Config::default());
-        let (there, host, stream) = (alloc(LEN), pinned(1), stream());
+        let there = alloc(LEN);
+        let host = pinned(1);
+        let stream = stream();
         assert_eq!(upload(there, &host, stream), 0);
         until("it is done", || {
             session.in_flight(at(&host) as u64, LEN) == 0
@@ -519,7 +538,9 @@ fn memory_unmapped_while_registered_is_a_violation() {
     ];
     for (when, expected) in cases {
         let session = begin(Config::default());
-        let (there, host, stream) = (alloc(LEN), pinned(1), stream());
+        let there = alloc(LEN);
+        let host = pinned(1);
+        let stream = stream();
         let gone = at(&host);
         session.hold(true);
         if when == "copy" {
@@ -553,7 +574,11 @@ fn memory_unmapped_while_registered_is_a_violation() {
 #[test]
 fn a_copy_back_into_pinned_memory_that_a_copy_reads_needs_order() {
     let mut session = begin(Config::default());
-    let (there, other, host, one, two) = (alloc(LEN), alloc(LEN), pinned(1), stream(), stream());
+    let there = alloc(LEN);
+    let other = alloc(LEN);
+    let host = pinned(1);
+    let one = stream();
+    let two = stream();
     assert_eq!(upload(there, &host, one), 0);
     ok!(cuMemcpyDtoHAsync_v2(at(&host), other, LEN, two));
     let words = [
@@ -569,7 +594,9 @@ fn a_copy_back_into_pinned_memory_that_a_copy_reads_needs_order() {
 #[test]
 fn a_free_in_stream_order_comes_after_the_uses_of_other_streams() {
     let mut session = begin(Config::default());
-    let (mut there, one, two) = (0, stream(), stream());
+    let mut there = 0;
+    let one = stream();
+    let two = stream();
     ok!(cuMemAllocAsync(&mut there, LEN, one));
     ok!(cuStreamWaitEvent(two, record(one), 0));
     assert_eq!(fill(there, two), 0);
@@ -590,7 +617,8 @@ fn the_legacy_stream_and_blocking_streams_wait_for_each_other() {
     for (flags, ordered) in [(0, true), (1, false)] {
         for legacy_first in [false, true] {
             let mut session = begin(Config::default());
-            let (there, stream) = (alloc(LEN), stream_with(flags));
+            let there = alloc(LEN);
+            let stream = stream_with(flags);
             let streams = if legacy_first {
                 [null_mut(), stream]
             } else {
@@ -758,7 +786,8 @@ proptest! {
 #[test]
 fn a_chosen_call_fails_and_does_nothing() {
     let session = begin(Config::default());
-    let (there, stream) = (alloc(LEN), stream());
+    let there = alloc(LEN);
+    let stream = stream();
     session.fail_at(session.calls() + 1, 999, false);
     session.fail_named("cuMemsetD8Async", 3, 2, false);
     assert_eq!([0; 5].map(|_| fill(there, stream)), [0, 999, 0, 2, 0]);
@@ -773,7 +802,10 @@ fn a_sticky_failure_fails_every_later_call() {
         devices,
         ..Config::default()
     });
-    let (there, host, stream, event) = (alloc(LEN), pinned(1), stream(), event());
+    let there = alloc(LEN);
+    let host = pinned(1);
+    let stream = stream();
+    let event = event();
     session.fail_named("cuMemcpyHtoDAsync_v2", 0, 719, true);
     assert_eq!(upload(there, &host, stream), 719);
     let codes = [
@@ -812,12 +844,10 @@ fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
         devices,
         ..Config::default()
     });
-    let (there, host, one, two) = (
-        [alloc(LEN), alloc(LEN), alloc(LEN)],
-        pinned(7),
-        stream(),
-        stream(),
-    );
+    let there = [alloc(LEN), alloc(LEN), alloc(LEN)];
+    let host = pinned(7);
+    let one = stream();
+    let two = stream();
     session.fail_async(1, 700);
     session.hold(true);
     assert_eq!(there.map(|there| upload(there, &host, one)), [0; 3]);
@@ -846,8 +876,11 @@ fn a_failed_operation_kills_its_context_and_those_that_wait_for_it() {
 #[test]
 fn objects_are_alive_until_they_are_released() {
     let session = begin(Config::default());
-    let (there, host, stream, event, mut memory) =
-        (alloc(LEN), pinned(1), stream(), event(), null_mut());
+    let there = alloc(LEN);
+    let host = pinned(1);
+    let stream = stream();
+    let event = event();
+    let mut memory = null_mut();
     ok!(cuMemHostAlloc(&mut memory, 100, 0));
     let module = module();
     let bytes = LEN as u64;
@@ -901,7 +934,11 @@ fn module() -> sys::CUmodule {
 fn kernels_write_and_read_the_allocations_of_their_pointers() {
     let mut session = begin(Config::default());
     session.register_kernel("add_one", idle, &[8, 8], 0b11, 0b01);
-    let (out, input, one, two, mut add) = (alloc(LEN), alloc(LEN), stream(), stream(), null_mut());
+    let out = alloc(LEN);
+    let input = alloc(LEN);
+    let one = stream();
+    let two = stream();
+    let mut add = null_mut();
     ok!(cuModuleGetFunction(&mut add, module(), c"add_one".as_ptr()));
     let mut params = [
         (&raw const out).cast_mut().cast::<c_void>(),
@@ -945,7 +982,9 @@ fn a_host_function_runs_in_order_and_calls_no_driver() {
         latency: Duration::from_millis(2),
         ..Config::default()
     });
-    let (there, host, stream) = (alloc(LEN), pinned(1), stream());
+    let there = alloc(LEN);
+    let host = pinned(1);
+    let stream = stream();
     ok!(cuMemcpyDtoHAsync_v2(at(&host), there, LEN, stream));
     ok!(cuLaunchHostFunc(stream, Some(look), at(&host)));
     ok!(cuStreamSynchronize(stream));

@@ -120,10 +120,8 @@ fn self_signed() -> (u16, Arc<AtomicUsize>) {
         .with_no_client_auth();
     let config = Arc::new(builder.with_single_cert(vec![certificate], key).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let (port, met) = (
-        listener.local_addr().unwrap().port(),
-        Arc::new(AtomicUsize::new(0)),
-    );
+    let port = listener.local_addr().unwrap().port();
+    let met = Arc::new(AtomicUsize::new(0));
     let count = met.clone();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
@@ -200,7 +198,8 @@ fn no_message_and_no_report_shows_a_credential() {
         let one = fault.clone();
         server.script(move |request| is_read(request).then(|| one.clone()));
         let error = Got::try_epoch(&loader, 0).expect_err(&format!("{fault:?}"));
-        let (report, snapshot) = (loader.report(), loader.snapshot());
+        let report = loader.report();
+        let snapshot = loader.snapshot();
         let exported = prometheus(&[(Names::new("train", 0), &snapshot)]);
         let said = format!(
             "{} {report} {report:?} {snapshot:?} {exported} {:?}",

@@ -174,7 +174,8 @@ fn a_command_that_fails_is_an_error_once_the_old_credentials_end() {
     let Some(home) = in_home(&here!(), 5, 1, &[]) else {
         return;
     };
-    let (run, started) = (Run::new(), Instant::now());
+    let run = Run::new();
+    let started = Instant::now();
     let loader = run.loader("", &[]).unwrap();
     let error = loop {
         match run.epoch(&loader) {
@@ -239,10 +240,8 @@ fn credentials_of_a_container_are_renewed_too() {
     };
     json("POD-1");
     std::fs::write(home.join("token"), "do-not-show-me").unwrap();
-    let (uri, token) = (
-        format!("{}/bucket/pod", run.server.endpoint()),
-        home.join("token"),
-    );
+    let uri = format!("{}/bucket/pod", run.server.endpoint());
+    let token = home.join("token");
     let options = [
         ("container_credentials_full_uri", uri.as_str()),
         (

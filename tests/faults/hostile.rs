@@ -184,7 +184,9 @@ fn a_shard_that_became_an_outward_link_is_not_read() {
     let dir = Dir::new();
     let shards = mds(&dir);
     let open = || Mds::open(dir.path("set")).unwrap();
-    let (loaded, looked, verified) = (open(), open(), open());
+    let loaded = open();
+    let looked = open();
+    let verified = open();
     let first = dir.path("set").join(&shards[0]);
     std::fs::rename(&first, dir.path("outside")).unwrap();
     symlink("../outside", &first).unwrap();

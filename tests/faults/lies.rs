@@ -89,7 +89,8 @@ impl Cell {
             Work::Warming,
             Work::Checksums,
         ];
-        let (work, shuffled) = (works[pick(6) as usize], pick(2) == 0);
+        let work = works[pick(6) as usize];
+        let shuffled = pick(2) == 0;
         // The six choices of a lie need more digits than are left.
         let mut digits = number.wrapping_mul(0xd6e8_feb8_6659_fd93) ^ (number << 32);
         digits ^= digits >> 29;
@@ -105,7 +106,9 @@ impl Cell {
     }
 
     fn script(&self) -> impl FnMut(&Request) -> Option<Fault> + Send + 'static {
-        let (often, lie, mut asked) = (self.often, self.lie, 0);
+        let often = self.often;
+        let lie = self.lie;
+        let mut asked = 0;
         move |_| {
             asked += 1;
             let lies = match often {
@@ -135,7 +138,8 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let (server, records) = (Server::new(), noise(RECORD * COUNT, 7));
+        let server = Server::new();
+        let records = noise(RECORD * COUNT, 7);
         server.put("bucket/a.bin", records[..RECORD * COUNT / 2].to_vec());
         server.put("bucket/b.bin", records[RECORD * COUNT / 2..].to_vec());
         let tar = std::fs::read(
@@ -199,10 +203,8 @@ impl Place {
                 Ok(found == rows(Arc::new(told), cell.order(), None)?)
             }
             Work::Warming => {
-                let (records, own) = (
-                    honest(|| self.records()),
-                    Cache::at(dir.path("warmed")).block_bytes(BLOCK),
-                );
+                let records = honest(|| self.records());
+                let own = Cache::at(dir.path("warmed")).block_bytes(BLOCK);
                 lies();
                 let cache = cache.unwrap_or(&own);
                 let warmed = cache.warm(records.sources(), |_| ControlFlow::Continue(()))?;
@@ -322,13 +324,17 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
 
 /// Runs cells until there are no more; gives those that are wrong, and the longest time of one.
 fn worker(next: &'static AtomicU64, end: u64) -> (Vec<String>, Duration) {
-    let (mut place, mut wrong, mut longest) = (Arc::new(Place::new()), Vec::new(), Duration::ZERO);
+    let mut place = Arc::new(Place::new());
+    let mut wrong = Vec::new();
+    let mut longest = Duration::ZERO;
     loop {
         let number = next.fetch_add(1, Ordering::Relaxed);
         if number >= end {
             return (wrong, longest);
         }
-        let (cell, here, started) = (Cell::of(number), place.clone(), Instant::now());
+        let cell = Cell::of(number);
+        let here = place.clone();
+        let started = Instant::now();
         let (send, done) = sync_channel(1);
         std::thread::spawn(move || {
             let dir = Dir::in_memory(1 << 30);
@@ -365,15 +371,14 @@ fn peak_kib() -> u64 {
 #[test]
 fn a_server_that_lies_gives_right_bytes_or_an_error_that_names_the_object() {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let (from, count) = (
-        number("FEEDLINE_LIES_FROM", 0),
-        number("FEEDLINE_LIES", 400),
-    );
+    let from = number("FEEDLINE_LIES_FROM", 0);
+    let count = number("FEEDLINE_LIES", 400);
     NEXT.store(from, Ordering::Relaxed);
     let workers: Vec<_> = (0..8)
         .map(|_| std::thread::spawn(move || worker(&NEXT, from + count)))
         .collect();
-    let (mut wrong, mut longest) = (Vec::new(), Duration::ZERO);
+    let mut wrong = Vec::new();
+    let mut longest = Duration::ZERO;
     for worker in workers {
         let (more, time) = worker.join().unwrap();
         wrong.extend(more);

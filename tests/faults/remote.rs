@@ -14,7 +14,8 @@ pub(super) const RECORD: usize = 50;
 pub(super) const COUNT: usize = 24;
 
 pub(super) fn server() -> (Server, Vec<u8>) {
-    let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
+    let server = Server::new();
+    let bytes = noise(RECORD * COUNT, 9);
     server.put("bucket/a.bin", bytes.clone());
     (server, bytes)
 }
@@ -31,7 +32,8 @@ pub(super) fn loader(server: &Server) -> LoaderBuilder {
 
 /// An epoch, compared with the object; the ids that were substituted.
 pub(super) fn epoch(loader: &Loader, bytes: &[u8]) -> Result<usize> {
-    let (mut seen, mut substitutes) = (vec![0; COUNT], 0);
+    let mut seen = vec![0; COUNT];
+    let mut substitutes = 0;
     for batch in Got::try_epoch(loader, 0)? {
         for (row, record) in batch.fields[0]
             .bytes
@@ -89,7 +91,9 @@ fn passing() -> Vec<Fault> {
 
 #[test]
 fn a_fault_of_any_read_that_may_pass_is_recovered() {
-    let ((server, bytes), faults, mut recovered) = (server(), passing(), 0);
+    let (server, bytes) = server();
+    let faults = passing();
+    let mut recovered = 0;
     for fault in &faults {
         for at in [0, 1, 3] {
             let loader = loader(&server).build().unwrap();
@@ -150,7 +154,8 @@ fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
             .unwrap()
     };
     for fault in passing() {
-        let (dir, said) = (Dir::new(), format!("{fault:?}"));
+        let dir = Dir::new();
+        let said = format!("{fault:?}");
         let loader = cached(&dir);
         server.script(once(fault, 0));
         epoch(&loader, &bytes).unwrap_or_else(|error| panic!("{said}: {error}"));
@@ -185,7 +190,8 @@ fn a_fault_while_a_cache_fills_is_recovered_or_one_typed_error() {
 
 #[test]
 fn a_dropped_loader_ends_the_downloads_of_its_cache() {
-    let ((server, _), dir) = (server(), Dir::new());
+    let (server, _) = server();
+    let dir = Dir::new();
     ends_at_once(&server, loader(&server).cache(Cache::at(dir.path("cache"))));
 }
 
@@ -351,7 +357,8 @@ fn a_fault_in_mid_run_follows_the_batches_before_it() {
         // With one slot, the reads of the second batch follow the delivery of the first.
         let first = AtomicBool::new(true);
         let first = Arc::new(first);
-        let (is_first, one) = (first.clone(), fault.clone());
+        let is_first = first.clone();
+        let one = fault.clone();
         server.script(move |request| {
             (is_read(request) && !is_first.load(Ordering::SeqCst)).then(|| one.clone())
         });
@@ -448,10 +455,8 @@ fn an_answer_that_is_no_object_is_refused_and_never_kept() {
     let (server, bytes) = server();
     let elsewhere = Server::new();
     elsewhere.put("bucket/a.bin", bytes.clone());
-    let (url, away) = (
-        server.http("a.bin"),
-        Fault::Redirect(elsewhere.http("a.bin")),
-    );
+    let url = server.http("a.bin");
+    let away = Fault::Redirect(elsewhere.http("a.bin"));
     for (header, words, moved) in [
         (
             "content-type: text/html; charset=utf-8",
@@ -495,7 +500,8 @@ fn an_answer_that_is_no_object_is_refused_and_never_kept() {
                 server.script(move |_| Some(away.clone()));
             }
         }
-        let (error, before) = (epoch(&loader, &bytes).unwrap_err(), server.requests());
+        let error = epoch(&loader, &bytes).unwrap_err();
+        let before = server.requests();
         let said = error.to_string();
         assert!(
             error.kind() == ErrorKind::Io && said.contains(words) && said.contains("a.bin"),
@@ -542,7 +548,8 @@ fn an_answer_that_is_no_object_is_refused_and_never_kept() {
 
 #[test]
 fn an_object_that_is_gone_is_substituted_by_policy() {
-    let (server, bytes) = (Server::new(), noise(RECORD * COUNT, 9));
+    let server = Server::new();
+    let bytes = noise(RECORD * COUNT, 9);
     let half = RECORD * COUNT / 2;
     server.put("bucket/a.bin", bytes[..half].to_vec());
     server.put("bucket/b.bin", bytes[half..].to_vec());

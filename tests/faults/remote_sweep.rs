@@ -78,12 +78,14 @@ type Ends = BTreeMap<&'static str, u64>;
 /// epoch.
 fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     let mut random = Random(seed);
-    let (record, shards) = (1 + random.below(500) as usize, 1 + random.below(150));
+    let record = 1 + random.below(500) as usize;
+    let shards = 1 + random.below(150);
     let counts: Vec<_> = (0..shards).map(|_| 1 + random.below(6) as usize).collect();
     let count: usize = counts.iter().sum();
     let bytes = noise(record * count, seed);
     server.script(|_| None);
-    let (mut rest, mut names) = (&bytes[..], Vec::new());
+    let mut rest = &bytes[..];
+    let mut names = Vec::new();
     for (shard, count) in counts.iter().enumerate() {
         let (own, others) = rest.split_at(record * count);
         names.push(format!("{seed}/{shard:03}.bin"));
@@ -126,11 +128,9 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     }
     let loader = builder.build().unwrap();
 
-    let (rate, lasting, counted) = (
-        random.pick(&[10, 25, 35]),
-        random.below(4) == 0,
-        faults.clone(),
-    );
+    let rate = random.pick(&[10, 25, 35]);
+    let lasting = random.below(4) == 0;
+    let counted = faults.clone();
     server.script(move |request| {
         let (first, end) = request.range.filter(|_| is_read(request))?;
         let fault = match random.below(200) {
@@ -171,7 +171,9 @@ fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
 
 /// Compares each delivered sample; gives the number of substitutes.
 fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str) -> Result<usize> {
-    let (mut seen, mut rows, mut substitutes) = (vec![0; bytes.len() / record], 0, 0);
+    let mut seen = vec![0; bytes.len() / record];
+    let mut rows = 0;
+    let mut substitutes = 0;
     for batch in loader.epoch(epoch)? {
         let got = Got::of(&batch?)?;
         for (row, found) in got.fields[0]
@@ -187,7 +189,8 @@ fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str)
             );
             let own = got.status[row] == Status::Real as u8;
             seen[id] += usize::from(own);
-            (rows, substitutes) = (rows + 1, substitutes + usize::from(!own));
+            rows = rows + 1;
+            substitutes = substitutes + usize::from(!own);
         }
         assert!(
             seen.iter().all(|times| *times <= 1),
@@ -224,13 +227,16 @@ fn typed(error: &Error, what: &str) -> &'static str {
 
 #[test]
 fn random_faults_leave_every_sample_right_or_one_typed_error() {
-    let (wanted, started) = (sweep::size(100, 400, 100_000), Instant::now());
-    let (faults, lives) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+    let wanted = sweep::size(100, 400, 100_000);
+    let started = Instant::now();
+    let faults = Arc::new(AtomicU64::new(0));
+    let lives = AtomicU64::new(0);
     let mut all = Ends::new();
     std::thread::scope(|scope| {
         let threads = (0..THREADS).map(|_| {
             scope.spawn(|| {
-                let (server, mut ends) = (Server::new(), Ends::new());
+                let server = Server::new();
+                let mut ends = Ends::new();
                 while faults.load(Ordering::Relaxed) < wanted {
                     let seed = lives.fetch_add(1, Ordering::Relaxed);
                     life(&server, seed, &faults, &mut ends);

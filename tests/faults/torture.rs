@@ -342,7 +342,9 @@ fn broken_promises_are_reported_as_broken() {
         error: fault(phase, named),
         ..ChildReport::default()
     };
-    let (tar, images, tfrecord) = (Source::Tar, Source::Images, Source::Tfrecord);
+    let tar = Source::Tar;
+    let images = Source::Images;
+    let tfrecord = Source::Tfrecord;
     let table = [
         (Exact, tar, all(), Verdict::Ok),
         (Exact, tar, wrong(), Verdict::Broken),
@@ -408,7 +410,8 @@ fn a_flip_changes_one_bit_but_neither_times_nor_other_links() {
     let dir = Dir::new();
     let bytes = noise(9000, 1);
     for seed in 0..20 {
-        let (path, link) = (dir.write("a.bin", &bytes), dir.path("link.bin"));
+        let path = dir.write("a.bin", &bytes);
+        let link = dir.path("link.bin");
         let _ = std::fs::remove_file(&link);
         std::fs::hard_link(&path, &link).unwrap();
         let modified = std::fs::metadata(&link).unwrap().modified().unwrap();

@@ -52,7 +52,8 @@ fn pulled(loader: &mut Puller, stream: &Stream) -> Result<(), String> {
 
 fn beside(ctx: &Ctx, gpu: &Gpu, mode: Captures) -> Result<String, String> {
     let mut loader = puller(sizes(ctx))?;
-    let (captured, own) = (gpu.stream()?, gpu.stream()?);
+    let captured = gpu.stream()?;
+    let own = gpu.stream()?;
     let stream = Stream::from(&own);
     pulled(&mut loader, &stream)?;
     gpu.capture(&captured, mode, || {
@@ -64,7 +65,8 @@ fn beside(ctx: &Ctx, gpu: &Gpu, mode: Captures) -> Result<String, String> {
 }
 
 fn built(ctx: &Ctx, gpu: &Gpu) -> Result<String, String> {
-    let (captured, sizes) = (gpu.stream()?, sizes(ctx));
+    let captured = gpu.stream()?;
+    let sizes = sizes(ctx);
     gpu.capture(&captured, Captures::Global, || {
         gpu.spin(&captured, Duration::from_millis(1))?;
         let build = || {

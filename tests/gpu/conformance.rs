@@ -222,7 +222,8 @@ impl Case<'_> {
                     };
                 }
                 (Some(expected), Some(got)) => {
-                    let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
+                    let expected = expected.map_err(words)?;
+                    let got = got.map_err(words)?;
                     tally.bytes += self.compare(&expected, &got, tally.batches)?;
                     tally.arrays += got.fields().count();
                     tally.batches += 1;
@@ -420,7 +421,8 @@ impl Case<'_> {
                 .build()
         };
         let roomy = make().device(self.device.clone()).build().map_err(words)?;
-        let (mut least, mut most) = (0, roomy.plan().total());
+        let mut least = 0;
+        let mut most = roomy.plan().total();
         drop(roomy);
         while most - least > 1 {
             let middle = least + (most - least) / 2;
@@ -442,7 +444,8 @@ impl Case<'_> {
 
     fn files(&self) -> Result<String, String> {
         let folder = self.ctx.folder()?;
-        let (mut tally, mut refused) = (Tally::default(), Vec::new());
+        let mut tally = Tally::default();
+        let mut refused = Vec::new();
         for (count, record) in self.ctx.either(
             [(700, 150_528), (3000, 4096), (5000, 100)],
             [(9, 150_528), (80, 4096), (300, 100)],
@@ -569,10 +572,8 @@ impl Case<'_> {
                     row_bytes as u64,
                 );
                 let offsets: Vec<u64> = (0..9).map(|row| (from + row * 5) as u64).collect();
-                let (there, out) = (
-                    DeviceBytes::new(self.gpu, staging.len())?,
-                    DeviceBytes::new(self.gpu, 9 * row_bytes)?,
-                );
+                let there = DeviceBytes::new(self.gpu, staging.len())?;
+                let out = DeviceBytes::new(self.gpu, 9 * row_bytes)?;
                 there.write(0, &staging)?;
                 let shape = [[3, 5, 1], [16, 8, 1]];
                 self.gpu
@@ -686,7 +687,8 @@ impl Case<'_> {
                 .map_err(words)?,
         )?;
         let mut epoch = loader.epoch(0).map_err(words)?;
-        let (mut held, mut seen) = (Vec::new(), 0);
+        let mut held = Vec::new();
+        let mut seen = 0;
         loop {
             match epoch.next() {
                 None => break,
@@ -811,7 +813,8 @@ impl Case<'_> {
             .map_err(words)?
             .zip(there.epoch(0).map_err(words)?)
         {
-            let (expected, got) = (expected.map_err(words)?, got.map_err(words)?);
+            let expected = expected.map_err(words)?;
+            let got = got.map_err(words)?;
             // If no stream is named, it is the legacy one.
             let bound = got.index() % 2 == 1;
             let consumer = |tensor| match bound {
@@ -828,7 +831,8 @@ impl Case<'_> {
             let mut consumers = Vec::new();
             for (name, tensor) in fields {
                 let field = expected.field(&name).map_err(words)?;
-                let (shape, right) = (field.shape(), field.as_bytes().map_err(words)?);
+                let shape = field.shape();
+                let right = field.as_bytes().map_err(words)?;
                 consumers.push(self.array(
                     consumer(tensor)?,
                     &name,
@@ -843,7 +847,8 @@ impl Case<'_> {
                     .map_err(words)?
                     .lens()
                     .ok_or("no lengths")?;
-                let (shape, right) = ([right.len()], bytemuck::cast_slice(right));
+                let shape = [right.len()];
+                let right = bytemuck::cast_slice(right);
                 consumers.push(self.array(consumer(tensor)?, &name, &shape, u64::DTYPE, right)?);
             }
             // These stay on the host.
@@ -901,10 +906,8 @@ fn in_file(path: &Path, record: usize, mode: Mode, direct: Direct) -> LoaderBuil
 
 /// Means and deviations that reach far: common ones, one for all channels, and one that makes large values.
 fn finish(dtype: DType, channels: usize, first: bool, flip: f64) -> Finish {
-    let (mean, std) = (
-        [0.485_f32, 0.456, 0.406, 0.1],
-        [0.229_f32, 0.224, 0.225, 0.003],
-    );
+    let mean = [0.485_f32, 0.456, 0.406, 0.1];
+    let std = [0.229_f32, 0.224, 0.225, 0.003];
     let finish = Finish::to(dtype)
         .mean_std(&mean[..channels], &std[..channels])
         .flip(flip);

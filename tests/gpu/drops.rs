@@ -25,7 +25,9 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
         ),
         (12, 1),
     );
-    let (mut at_once, mut waited, mut ratios) = (vec![], vec![], vec![]);
+    let mut at_once = vec![];
+    let mut waited = vec![];
+    let mut ratios = vec![];
     for pair in 0..pairs {
         if pair >= 3 && ctx.left().is_zero() {
             break;

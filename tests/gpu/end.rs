@@ -73,7 +73,10 @@ fn compare(
     )?];
     let seconds = ctx.either(if ctx.full { 3.0 } else { 0.8 }, 0.0);
     let rounds = ctx.either(if ctx.full { 15 } else { 9 }, 1);
-    let (mut bus, mut storage, mut device, mut ratios) = (vec![], vec![], vec![], vec![]);
+    let mut bus = vec![];
+    let mut storage = vec![];
+    let mut device = vec![];
+    let mut ratios = vec![];
     for round in 0..rounds {
         if round >= 3 && ctx.left().is_zero() {
             break;
@@ -162,7 +165,9 @@ pub fn idle(ctx: &Ctx) -> Result<(), String> {
         Duration::from_millis(2),
     );
     let steps = ctx.either((4.0 / step.as_secs_f64()).clamp(20.0, 1000.0) as usize, 8);
-    let (mut idle, mut starved, mut late) = (vec![], vec![], vec![]);
+    let mut idle = vec![];
+    let mut starved = vec![];
+    let mut late = vec![];
     for round in 0..ctx.either(if ctx.full { 9 } else { 5 }, 1) {
         if round >= 3 && ctx.left().is_zero() {
             break;
@@ -210,7 +215,9 @@ fn train(gpu: &Gpu, loader: &mut Puller, step: Duration, steps: usize) -> Result
             .map(|_| gpu.event())
             .collect::<Result<Vec<_>, _>>()
     };
-    let (asked, start, end) = (events()?, events()?, events()?);
+    let asked = events()?;
+    let start = events()?;
+    let end = events()?;
     let record = |event: &CudaEvent| event.record(&stream).map_err(said("cuEventRecord"));
     // The first step is for warming up: its end is where the time begins.
     for at in 0..=steps {
@@ -228,7 +235,9 @@ fn train(gpu: &Gpu, loader: &mut Puller, step: Duration, steps: usize) -> Result
             .map_err(said("cuEventElapsedTime"))
     };
     let whole = ms(&end[0], &end[steps])?;
-    let (mut worked, mut starved, mut late) = (0.0, 0.0, 0.0);
+    let mut worked = 0.0;
+    let mut starved = 0.0;
+    let mut late = 0.0;
     for at in 1..=steps {
         worked += ms(&start[at], &end[at])?;
         starved += ms(&asked[at], &start[at])?;

@@ -55,7 +55,8 @@ fn kept() -> Vec<Kind> {
             Field::rows_up_to("ragged", DType::U16, 3000, [2]),
         ];
         numbers(26, 5000).map_adding(fields, |row, ctx| {
-            let (wide, ragged) = (row.index_of("wide")?, row.index_of("ragged")?);
+            let wide = row.index_of("wide")?;
+            let ragged = row.index_of("ragged")?;
             row.slice_mut::<f32>(wide)?.fill(ctx.id() as f32);
             row.bytes_mut(ragged).fill(ctx.id() as u8);
             row.set_len(ragged, ctx.id() as usize * 40)
@@ -138,7 +139,8 @@ fn transformed() -> LoaderBuilder {
         Ok(())
     });
     builder.map_batch_adding([Field::fixed("mixed", DType::F32, [2])], |batch, ctx| {
-        let (mut draws, field) = (ctx.draws("mixed"), batch.index_of("mixed")?);
+        let mut draws = ctx.draws("mixed");
+        let field = batch.index_of("mixed")?;
         batch
             .slice_mut::<f32>(field)?
             .fill_with(|| draws.next_f64() as f32);
@@ -197,8 +199,12 @@ fn write(folder: &Path) -> std::io::Result<()> {
 fn of_formats(folder: &Path) -> std::io::Result<Vec<Kind>> {
     write(folder)?;
     let at = |name: &str| folder.join(name);
-    let (tokens, tar, npy) = (at("tokens.bin"), at("shard.tar"), at("ragged-*.npy"));
-    let (chunks, packed, groups) = (at("chunks.bin"), at("lengths"), at("lengths"));
+    let tokens = at("tokens.bin");
+    let tar = at("shard.tar");
+    let npy = at("ragged-*.npy");
+    let chunks = at("chunks.bin");
+    let packed = at("lengths");
+    let groups = at("lengths");
     let mut kinds = vec![
         kind("transforms of samples and batches", transformed),
         kind("substitutes of bad samples", || {

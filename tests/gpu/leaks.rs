@@ -75,7 +75,8 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     // The first ones pay for what is made once: modules, thread stacks, the allocator's arenas.
     (0..ctx.either(20, 4)).try_for_each(|number| one(ctx, number, &device))?;
     let before = Have::now(&gpu)?;
-    let (started, mut made) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut made = 0;
     for number in 0..count {
         if ctx.left().is_zero() {
             break;

@@ -123,7 +123,8 @@ fn reader(ctx: &Ctx) {
             let mut sources = Sources::new();
             sources.file(&path, 1 << 16).map_err(words)?;
             let mut options = ReaderOptions::default();
-            (options.mode, options.direct) = (mode, direct);
+            options.mode = mode;
+            options.direct = direct;
             open(Arc::new(sources), &options)
                 .map(|opened| opened.choice.to_string())
                 .map_err(words)

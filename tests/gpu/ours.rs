@@ -79,7 +79,8 @@ fn available() -> u64 {
 /// Bytes without a period, whole or not at all.
 fn make(path: &Path, len: u64) -> std::io::Result<()> {
     let fresh = path.with_extension("part");
-    let (mut state, mut block) = (0x9e37_79b9_7f4a_7c15_u64, vec![0_u8; 1 << 20]);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut block = vec![0_u8; 1 << 20];
     let mut out = BufWriter::with_capacity(0, File::create(&fresh)?);
     let mut left = len;
     while left > 0 {
@@ -100,7 +101,8 @@ fn make(path: &Path, len: u64) -> std::io::Result<()> {
 /// Reads all of it once.
 fn warm(path: &Path) -> std::io::Result<()> {
     let file = File::open(path)?;
-    let (mut block, mut at) = (vec![0; 4 << 20], 0);
+    let mut block = vec![0; 4 << 20];
+    let mut at = 0;
     loop {
         match file.read_at(&mut block, at)? {
             0 => return Ok(()),

@@ -141,9 +141,11 @@ fn tell(ctx: &Ctx, size: usize, flight: usize, kinds: &[(Kind, Vec<Lane>)], rate
 
 fn on_device(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
     let stream = gpu.stream()?;
-    let (start, end) = (gpu.event()?, gpu.event()?);
+    let start = gpu.event()?;
+    let end = gpu.event()?;
     for size in ctx.either([38 * MIB, 1024 * MIB], [MIB / 2, MIB]) {
-        let (from, to) = (DeviceBytes::new(gpu, size)?, DeviceBytes::new(gpu, size)?);
+        let from = DeviceBytes::new(gpu, size)?;
+        let to = DeviceBytes::new(gpu, size)?;
         let mut rates = Vec::new();
         for repetition in 0..8 {
             start.record(&stream).map_err(said("cuEventRecord"))?;
@@ -168,12 +170,11 @@ fn on_device(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
 
 /// A batch whose rows lie at odd places, launched as a loader launches it.
 fn gather(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
-    let (rows, stride) = (ctx.either(BATCH, 2), RECORD + 512);
+    let rows = ctx.either(BATCH, 2);
+    let stride = RECORD + 512;
     let offsets: Vec<u64> = (0..rows).map(|row| (row * stride + 1) as u64).collect();
-    let (staging, out) = (
-        DeviceBytes::new(gpu, rows * stride)?,
-        DeviceBytes::new(gpu, rows * RECORD)?,
-    );
+    let staging = DeviceBytes::new(gpu, rows * stride)?;
+    let out = DeviceBytes::new(gpu, rows * RECORD)?;
     let stream = gpu.stream()?;
     let mut times = Vec::new();
     for _ in 0..9 {

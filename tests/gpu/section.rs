@@ -163,7 +163,8 @@ impl Ctx {
         target: Option<Target>,
         words: impl Into<String>,
     ) {
-        let (what, words) = (what.into(), words.into());
+        let what = what.into();
+        let words = words.into();
         if !self.real() {
             return self.thrown.set(self.thrown.get() + 1);
         }

@@ -65,7 +65,8 @@ fn alone(ctx: &Ctx, gpu: &Gpu, rows: usize, record: usize) -> Result<(), String>
 
 /// Pictures that become floats. Beside bare copies: those of the usual kind.
 fn finish(ctx: &Ctx, gpu: &Gpu, width: usize, dtype: DType, planes: bool) -> Result<(), String> {
-    let (rows, shape) = (ctx.either(BATCH, 8), [width, width, 3]);
+    let rows = ctx.either(BATCH, 8);
+    let shape = [width, width, 3];
     let values = rows * width * width * 3;
     let finish = Finish::to(dtype).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]);
     let finish = if planes {
@@ -122,7 +123,10 @@ fn against_bare(
         loader.loader.plan().term(MemoryTerm::SLOTS).count,
     )?];
     let (seconds, count) = pairs(ctx);
-    let (mut ours, mut theirs, mut ratios, mut times) = (vec![], vec![], vec![], vec![]);
+    let mut ours = vec![];
+    let mut theirs = vec![];
+    let mut ratios = vec![];
+    let mut times = vec![];
     for pair in 0..count {
         if pair >= 3 && ctx.left().is_zero() {
             break;

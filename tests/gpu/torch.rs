@@ -51,7 +51,8 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
 /// The script says in JSON lines what it found; each becomes a row.
 fn tensors(ctx: &Ctx, python: &Path, wheel: &Path) -> Result<(), String> {
     let folder = ctx.folder()?;
-    let (script, data) = (folder.file("look.py"), folder.file("records.bin"));
+    let script = folder.file("look.py");
+    let data = folder.file("records.bin");
     let failed = |error: std::io::Error| format!("{}: {error}", folder.path().display());
     std::fs::write(&script, SCRIPT).map_err(failed)?;
     std::fs::write(&data, noise(RECORD * 500, 5)).map_err(failed)?;

@@ -577,7 +577,8 @@ impl State {
 
     /// A stream to enqueue on: of the current context.
     fn own_stream(&mut self, handle: Handle) -> Result<u64> {
-        let (context, stream) = (self.current()?, self.work_stream(handle)?);
+        let context = self.current()?;
+        let stream = self.work_stream(handle)?;
         if self.streams[&stream].context == context {
             Ok(stream)
         } else {
@@ -737,7 +738,8 @@ fn call(symbol: &'static str, args: &[&dyn Arg], body: impl FnOnce(&mut Held) ->
 
 /// The call is in the trace, and may have to wait.
 fn wait_admitted(s: &mut Held, symbol: &str) {
-    let (number, calling) = (s.counts[symbol], s.calling.clone());
+    let number = s.counts[symbol];
+    let calling = s.calling.clone();
     while s.admitted.get(symbol).is_some_and(|most| number > *most) {
         s.wait();
     }
@@ -874,7 +876,8 @@ impl State {
 
     /// Refuses an unsafe call of this thread, by its mode.
     fn permitted(&mut self) -> Result {
-        let (mode, here) = (self.mode(), thread());
+        let mode = self.mode();
+        let here = thread();
         let hit = self.invalidate(|_, capture| {
             let concerns = capture.thread == here || (mode == GLOBAL && capture.mode == GLOBAL);
             mode != RELAXED && capture.mode != RELAXED && concerns
@@ -1244,8 +1247,13 @@ fn new_stream(s: &mut State, context: u64, blocking: bool, priority: Option<i32>
     let legacy = priority.is_none();
     let id = s.handle(if legacy { "legacy" } else { "stream" });
     let shared = s.share_queue(context, priority.unwrap_or_default());
-    let (clock, queue, closing, last, done, busy, green) =
-        (Clock::new(), VecDeque::new(), false, 0, 0, None, false);
+    let clock = Clock::new();
+    let queue = VecDeque::new();
+    let closing = false;
+    let last = 0;
+    let done = 0;
+    let busy = None;
+    let green = false;
     s.streams.insert(
         id,
         Stream {
@@ -1331,7 +1339,8 @@ entry!(cuStreamSynchronize, |s, stream: Handle| {
 });
 
 fn sync(s: &mut Held, stream: u64) -> Result {
-    let (last, clock) = (s.streams[&stream].last, s.streams[&stream].clock.clone());
+    let last = s.streams[&stream].last;
+    let clock = s.streams[&stream].clock.clone();
     wait_done(s, stream, last, &clock)
 }
 
@@ -1697,7 +1706,9 @@ fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
         .get(&start)
         .filter(|range| range.place == place)
         .ok_or(NOT_REGISTERED)?;
-    let (len, name, calling) = (range.len, range.name.clone(), s.calling());
+    let len = range.len;
+    let name = range.name.clone();
+    let calling = s.calling();
     for text in s.unobserved(start, len) {
         s.violation(format!("{calling}: the host has not seen complete: {text}"));
     }
@@ -1785,7 +1796,9 @@ fn copy(
     wait: bool,
 ) -> Result {
     let id = s.own_stream(stream)?;
-    let ((to, to_device), (from, from_device), len) = (to, from, len as u64);
+    let (to, to_device) = to;
+    let (from, from_device) = from;
+    let len = len as u64;
     if len == 0 {
         return Ok(());
     }
@@ -1921,9 +1934,11 @@ unsafe fn ptx(image: *const c_char) -> Result<String> {
     {
         return Ok(text(image));
     }
-    let (mut at, end) = (16, 16 + number(8, 8));
+    let mut at = 16;
+    let end = 16 + number(8, 8);
     while at < end {
-        let (kind, from) = (number(at, 2), at + number(at + 4, 4));
+        let kind = number(at, 2);
+        let from = at + number(at + 4, 4);
         if kind == 1 {
             // SAFETY: within the image, and PTX ends with a zero byte there, too.
             return Ok(text(unsafe { image.add(from) }));
@@ -1983,16 +1998,15 @@ fn bind(
     params: *const *const u8,
 ) -> Result<(KernelFn, Vec<Vec<u64>>, Vec<Touch>)> {
     let kernel = s.kernels.get(name).ok_or(NOT_FOUND)?;
-    let (function, sizes, pointers, writes) = (
-        kernel.function,
-        kernel.sizes.clone(),
-        kernel.pointers,
-        kernel.writes,
-    );
+    let function = kernel.function;
+    let sizes = kernel.sizes.clone();
+    let pointers = kernel.pointers;
+    let writes = kernel.writes;
     if params.is_null() && !sizes.is_empty() {
         return Err(INVALID_VALUE);
     }
-    let (mut values, mut touches) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut touches = Vec::new();
     for (index, &size) in sizes.iter().enumerate() {
         let mut value = vec![0u64; (size as usize).div_ceil(8).max(1)];
         // SAFETY: the caller passes one pointer for each parameter, to as many bytes as the kernel was registered with.
@@ -2029,7 +2043,8 @@ pub extern "C" fn cuLaunchKernel(
     params: *const *const u8,
     extra: *const c_void,
 ) -> u32 {
-    let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
+    let grid = [grid_x, grid_y, grid_z];
+    let block = [block_x, block_y, block_z];
     let shape = format!("{grid:?} {block:?}");
     call(
         "cuLaunchKernel",
@@ -2103,7 +2118,9 @@ impl State {
         if self.captures.contains_key(&id) {
             return stream.last;
         }
-        let (mut clock, mut after, seq) = (stream.clock.clone(), Vec::new(), stream.last + 1);
+        let mut clock = stream.clock.clone();
+        let mut after = Vec::new();
+        let seq = stream.last + 1;
         join(&mut clock, &self.host);
         if let Some((op, before)) = wait {
             after.push(op);
@@ -2125,7 +2142,8 @@ impl State {
             *seen = clock.clone();
         }
         let stream = self.streams.get_mut(&id).expect("looked up above");
-        (stream.last, stream.clock) = (seq, clock);
+        stream.last = seq;
+        stream.clock = clock;
         stream.queue.push_back(Op {
             seq,
             after,
@@ -2144,7 +2162,8 @@ impl State {
 
     /// Compares an access with the earlier ones of its range, and becomes one of them.
     fn check(&mut self, touch: &Touch, stream: u64, seq: u64, clock: &Clock) {
-        let (text, host) = (self.calling(), &self.host);
+        let text = self.calling();
+        let host = &self.host;
         let Some(range) = self.memory.get_mut(&touch.range) else {
             return;
         };
@@ -2158,8 +2177,10 @@ impl State {
             let meet = access.touch.start < touch.end && touch.start < access.touch.end;
             if meet && (access.touch.write || touch.write) && !knows(clock, access) {
                 let verb = |write: bool| if write { "writes" } else { "reads" };
-                let (first, second) = (verb(access.touch.write), verb(touch.write));
-                let (name, before) = (&range.name, &access.text);
+                let first = verb(access.touch.write);
+                let second = verb(touch.write);
+                let name = &range.name;
+                let before = &access.text;
                 found.push(format!(
                     "unordered use of {name}: {before} {first} it; {text} {second} it"
                 ));
@@ -2245,7 +2266,8 @@ impl State {
         let Some(stream) = self.streams.get(&id) else {
             return Step::Gone;
         };
-        let (context, closing) = (stream.context, stream.closing);
+        let context = stream.context;
+        let closing = stream.closing;
         let Some(op) = stream.queue.front() else {
             if !closing {
                 return Step::Wait;
@@ -2346,7 +2368,8 @@ impl State {
         if let Some(stream) = self.streams.get_mut(&id)
             && let Some(op) = stream.queue.pop_front()
         {
-            (stream.done, stream.busy) = (op.seq, None);
+            stream.done = op.seq;
+            stream.busy = None;
         }
         CHANGED.notify_all();
     }
@@ -2620,8 +2643,12 @@ pub extern "C" fn standin_reset(config: *const c_char) {
         )
         .expect("the range is ours");
     }
-    (s.session, s.initialised, s.kernels) = (old.session + 1, old.initialised, old.kernels);
-    (s.handles, s.window, s.next) = (old.handles, old.window, old.next);
+    s.session = old.session + 1;
+    s.initialised = old.initialised;
+    s.kernels = old.kernels;
+    s.handles = old.handles;
+    s.window = old.window;
+    s.next = old.next;
     s.config.driver_version = 12_040;
     lines
         .lines()
@@ -2635,11 +2662,14 @@ impl State {
         match key {
             "device" => {
                 let mut parts = value.split('|').map(str::to_string);
-                let (name, bytes, bus) = (parts.next(), parts.next(), parts.next());
+                let name = parts.next();
+                let bytes = parts.next();
+                let bus = parts.next();
                 let bytes = bytes
                     .and_then(|bytes| bytes.parse().ok())
                     .unwrap_or_default();
-                let (name, bus) = (name.unwrap_or_default(), bus.unwrap_or_default());
+                let name = name.unwrap_or_default();
+                let bus = bus.unwrap_or_default();
                 self.devices.push(Device {
                     name,
                     bytes,
@@ -2830,7 +2860,8 @@ pub extern "C" fn standin_access(
     let Ok(touch) = s.device_touch(at.0, len as u64, write) else {
         return std::ptr::null_mut();
     };
-    let (range, host) = (&s.memory[&touch.range], &s.host);
+    let range = &s.memory[&touch.range];
+    let host = &s.host;
     let unordered = range.history.iter().filter(|access| {
         let meet = access.touch.start < touch.end && touch.start < access.touch.end;
         let seen = host
@@ -2863,7 +2894,8 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     let device = |leaked| ranges(|place| matches!(place, Place::Device(_)), leaked);
     let (allocations, bytes) = device(false);
     let (registrations, registered) = ranges(|place| place == Place::Registered, false);
-    let (registrations, registered) = (registrations + s.abandoned.0, registered + s.abandoned.1);
+    let registrations = registrations + s.abandoned.0;
+    let registered = registered + s.abandoned.1;
     let (host, _) = ranges(|place| place == Place::HostAlloc, false);
     let retains: u64 = s.contexts.values().map(|context| context.retains).sum();
     let streams = s
@@ -2873,7 +2905,9 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
         .count();
     let events = s.events.keys().filter(|id| kept(id)).count();
     let modules = s.modules.keys().filter(|id| kept(id)).count();
-    let (streams, events, modules) = (streams as u64, events as u64, modules as u64);
+    let streams = streams as u64;
+    let events = events as u64;
+    let modules = modules as u64;
     let retains = retains.saturating_sub(s.leaked_retains);
     let leaked = s.leaked.len() as u64 + s.leaked_retains;
     let (_, leaked_bytes) = device(true);

@@ -239,7 +239,8 @@ fn primary_contexts(retain: bool) {
             std::mem::transmute::<*mut c_void, Release>(releases),
         )
     };
-    let (mut gpus, mut context) = (0, 0);
+    let mut gpus = 0;
+    let mut context = 0;
     count(&raw mut gpus);
     for gpu in 0..gpus {
         if retain {
@@ -256,10 +257,8 @@ pub extern "C" fn cuFileDriverClose_v2() -> Status {
         if !state.is_open("cuFileDriverClose") {
             return fail(5001);
         }
-        let (files, buffers) = (
-            state.files.len(),
-            state.buffers.values().filter(|buffer| !buffer.lost).count(),
-        );
+        let files = state.files.len();
+        let buffers = state.buffers.values().filter(|buffer| !buffer.lost).count();
         if state.users == 1 && files + buffers > 0 {
             state.violation(format!(
                 "closed with {files} files and {buffers} buffers registered"
@@ -365,7 +364,9 @@ pub extern "C" fn cuFileHandleDeregister(handle: *mut c_void) {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: c_int) -> Status {
-    let (start, len, current) = (address.addr() as u64, len as u64, has_context());
+    let start = address.addr() as u64;
+    let len = len as u64;
+    let current = has_context();
     with(|state| {
         if !state.is_open("cuFileBufRegister") {
             return fail(5001);
@@ -400,7 +401,8 @@ pub extern "C" fn cuFileBufRegister(address: *const c_void, len: usize, _flags: 
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(address: *const c_void) -> Status {
-    let (start, current) = (address.addr() as u64, has_context());
+    let start = address.addr() as u64;
+    let current = has_context();
     with(|state| {
         if !state.is_open("cuFileBufDeregister") {
             return fail(5001);

@@ -137,7 +137,8 @@ pub unsafe extern "C" fn InitializeInjectionNvtx2(
         (6, 7),
         (7, 0),
     ] {
-        let (mut table, mut size) = (null(), 0);
+        let mut table = null();
+        let mut size = 0;
         // SAFETY: both places can be written.
         let known = unsafe { (callbacks.module_table)(module, &mut table, &mut size) };
         check(

@@ -72,7 +72,8 @@ struct Modelled {
 impl Modelled {
     /// Takes its next batch at `now`; returns the time when its own part of the step is done.
     fn step(&mut self, now: f64) -> f64 {
-        let (rank, batch) = (self.rank, self.asked.len());
+        let rank = self.rank;
+        let batch = self.asked.len();
         self.asked.push(now);
         // All slots are free at the start; the one of an earlier batch is when the batch behind it is asked for.
         let slot = if batch < rank.slots {
@@ -129,12 +130,11 @@ impl Modelled {
         snapshot.consumer.waited_ns = waits.sum();
         (snapshot.consumer.batches, snapshot.consumer.samples) = (batches, 4 * batches);
         snapshot.consumer.delay_ns = Some((0.6 * self.rank.throttled) as u64 * batches);
-        (
-            snapshot.storage.busy_ns,
-            snapshot.storage.in_flight_ns,
-            snapshot.storage.depth,
-        ) = (read, 4 * read, 64);
-        let (workers, samples) = (self.rank.workers as u32, 4 * batches);
+        snapshot.storage.busy_ns = read;
+        snapshot.storage.in_flight_ns = 4 * read;
+        snapshot.storage.depth = 64;
+        let workers = self.rank.workers as u32;
+        let samples = 4 * batches;
         let decode = DecodeStage {
             busy_ns: decode + map,
             map_batch_ns: map,
@@ -209,8 +209,11 @@ struct Case {
 #[rustfmt::skip]
 fn cases() -> Vec<Case> {
     let case = |name, slow, arrives, cause, of_all| Case { name, slow, arrives, cause, of_all };
-    let (decode, map, own) = (Some(Cause::Decode), Some(Cause::MapBatch), Some(Cause::Consumer));
-    let (storage, quota) = (Some(Cause::Storage), Some(Cause::CpuQuota));
+    let decode = Some(Cause::Decode);
+let map = Some(Cause::MapBatch);
+let own = Some(Cause::Consumer);
+    let storage = Some(Cause::Storage);
+let quota = Some(Cause::CpuQuota);
     vec![
         case("map_batch", Rank { map: 700.0 * MS, ..USUAL }, false, map, map),
         case("a slow decoder and few slots", Rank { decode: 1000.0 * MS, slots: 3, ..USUAL }, false, decode, decode),

@@ -52,11 +52,9 @@ fn both_files_make_a_profile_and_the_credentials_file_wins() {
          aws_access_key_id = K\n[other]\nregion = nowhere\n",
         "[two words]\naws_access_key_id = KEYS\naws_secret_access_key = a=b/c+d==\naws_session_token = t\n[default]\n",
     );
-    let (default, two, quoted) = (
-        home.profile("default"),
-        home.profile("two words"),
-        home.profile("quoted"),
-    );
+    let default = home.profile("default");
+    let two = home.profile("two words");
+    let quoted = home.profile("quoted");
     let region = |profile: &Profile| profile.read().unwrap().all.get("region").cloned();
     assert_eq!(
         (region(&default).as_deref(), region(&two).as_deref()),

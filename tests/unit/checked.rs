@@ -51,7 +51,8 @@ fn right(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
 #[test]
 fn every_flip_and_cut_of_records_names_its_sample() {
     let dir = Dir::new();
-    let (path, place) = (dir.0.join("records"), dir.0.join("records.crc"));
+    let path = dir.0.join("records");
+    let place = dir.0.join("records.crc");
     let shard = bytes(16 + 40 * 32);
     std::fs::write(&path, &shard).unwrap();
     let open = || {
@@ -138,7 +139,8 @@ fn every_flip_and_cut_of_records_names_its_sample() {
 #[test]
 fn damaged_checksum_files_are_refused_and_kept() {
     let dir = Dir::new();
-    let (path, place) = (dir.0.join("records"), dir.0.join("records.crc"));
+    let path = dir.0.join("records");
+    let place = dir.0.join("records.crc");
     std::fs::write(&path, bytes(64)).unwrap();
     let open = || {
         Records::builder(8)
@@ -193,7 +195,8 @@ fn damaged_checksum_files_are_refused_and_kept() {
 #[test]
 fn other_lengths_and_labels_are_refused_until_made_again() {
     let dir = Dir::new();
-    let (path, place) = (dir.0.join("records"), dir.0.join("sub/records.crc"));
+    let path = dir.0.join("records");
+    let place = dir.0.join("sub/records.crc");
     std::fs::write(&path, bytes(64)).unwrap();
     let open = |class| {
         Records::builder(8)

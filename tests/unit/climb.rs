@@ -65,10 +65,15 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
     let mut climbs: Vec<_> = (0..processes)
         .map(|_| Climb::at(start, Duration::from_millis(300)))
         .collect();
-    let (mut in_flight, mut came) = (vec![0; processes], vec![0; processes]);
+    let mut in_flight = vec![0; processes];
+    let mut came = vec![0; processes];
     let (mut events, mut queue): (Vec<Event>, BinaryHeap<Reverse<(u64, usize)>>) =
         Default::default();
-    let (mut time, mut free, mut bytes, mut area, mut seed) = (0.0_f64, 0.0_f64, 0, 0.0, 1_u64);
+    let mut time = 0.0_f64;
+    let mut free = 0.0_f64;
+    let mut bytes = 0;
+    let mut area = 0.0;
+    let mut seed = 1_u64;
     let mut random = move || {
         seed ^= seed << 13;
         seed ^= seed >> 7;
@@ -120,10 +125,8 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
             .unwrap()
             .1;
         free = free.max(time);
-        let (wanted, room) = (
-            event.left.min(event.burst),
-            (link.queue - (free - time) * rate).max(0.0) as u64,
-        );
+        let wanted = event.left.min(event.burst);
+        let room = (link.queue - (free - time) * rate).max(0.0) as u64;
         let fits = wanted.min(room);
         free += fits as f64 / rate;
         event.left -= fits;
@@ -146,7 +149,8 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
 
 #[test]
 fn a_link_is_filled_and_its_queue_is_not() {
-    let (records, mixed) = ([RECORD], [4 * KIB, RECORD, 2048 * KIB]);
+    let records = [RECORD];
+    let mixed = [4 * KIB, RECORD, 2048 * KIB];
     // Sizes, rate in MB/s, round trip, queue in MB, the least share of the rate, the most bytes in flight in MB.
     let table = [
         (&records[..], 250.0, 0.02, 1.5, 0.95, 13.0),
@@ -162,7 +166,8 @@ fn a_link_is_filled_and_its_queue_is_not() {
     for (sizes, rate, rtt, queue, share, most) in table {
         let outcome = run(&link(rate, rtt, queue), sizes, 1, REQUESTS_MAX);
         let mean = sizes.iter().sum::<u64>() as f64 / sizes.len() as f64;
-        let (got, bytes) = (outcome.rate / (rate * MB), outcome.in_flight * mean / MB);
+        let got = outcome.rate / (rate * MB);
+        let bytes = outcome.in_flight * mean / MB;
         let case = format!(
             "{sizes:?} {rate} {rtt} {queue}: {got:.3}, {bytes:.1} MB, {:?}",
             outcome.limits
@@ -204,7 +209,8 @@ fn a_link_that_changes_is_followed() {
             1,
             REQUESTS_MAX,
         );
-        let (got, limits) = (outcome.rate / (after * MB), &outcome.limits);
+        let got = outcome.rate / (after * MB);
+        let limits = &outcome.limits;
         println!("{before} to {after}: {got:.3}, {limits:?}");
         assert!(
             got >= 0.95 && outcome.in_flight <= 3.0 * after * MB * 0.02 / RECORD as f64,
@@ -222,7 +228,8 @@ fn processes_share_a_link() {
             processes,
             REQUESTS_MAX,
         );
-        let (got, limits) = (outcome.rate / (250.0 * MB), &outcome.limits);
+        let got = outcome.rate / (250.0 * MB);
+        let limits = &outcome.limits;
         println!(
             "{processes} {queue}: {got:.3}, {:.0}, {limits:?}",
             outcome.in_flight

@@ -123,8 +123,10 @@ struct Bench {
 
 impl Bench {
     fn new(library: StandIn, bytes: &[u8]) -> Self {
-        let (root, mut memory) = (Root::new(), Memory::new(1 << 16));
-        let (cufile, start) = (root.open(&library).unwrap(), memory.address());
+        let root = Root::new();
+        let mut memory = Memory::new(1 << 16);
+        let cufile = root.open(&library).unwrap();
+        let start = memory.address();
         let handle = cufile
             .register_file(direct(&root.write("data", bytes)))
             .unwrap();
@@ -200,7 +202,8 @@ fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
 
 #[test]
 fn open_drivers_close_with_the_last_user() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     let cufile = root.open(&library).unwrap();
     assert_eq!(cufile.version, Some((1, 20)));
     assert_eq!(cufile.api.library, library.path().to_str().unwrap());
@@ -300,7 +303,8 @@ fn missing_requirements_are_found_before_opening() {
 #[test]
 fn complete_or_idle_nvidia_fs_is_accepted() {
     for (count, device) in [("1", true), ("0", false), ("", false), ("many", false)] {
-        let (library, root) = (StandIn::own(), Root::new());
+        let library = StandIn::own();
+        let root = Root::new();
         root.write("proc/driver/nvidia-fs/devcount", count);
         if device {
             root.write("dev/nvidia-fs0", "");
@@ -394,7 +398,8 @@ fn old_libraries_are_refused_and_unversioned_ones_accepted() {
 
 #[test]
 fn open_errors_name_every_code() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     for (number, name) in failure::NAMES
         .into_iter()
         .filter(|(number, _)| *number != failure::DRIVER_ALREADY_OPEN)
@@ -432,7 +437,8 @@ fn open_errors_name_every_code() {
 
 #[test]
 fn a_foreign_driver_is_used_and_left_open() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     library.open(Open::Fails(failure::DRIVER_ALREADY_OPEN));
     drop(root.open(&library).unwrap());
     assert_eq!(
@@ -446,7 +452,8 @@ fn a_foreign_driver_is_used_and_left_open() {
 
 #[test]
 fn a_hanging_open_is_abandoned_and_never_retried() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     library.open(Open::Hangs);
     let options = Options {
         deadline: Duration::from_millis(50),
@@ -474,7 +481,8 @@ fn open_restores_a_closed_standard_input() {
     if !there {
         return;
     }
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     let link = || std::fs::read_link("/proc/self/fd/0").unwrap();
     let flags = || rustix::io::fcntl_getfd(std::io::stdin()).unwrap();
     let before = (link(), flags(), descriptors());
@@ -555,7 +563,8 @@ fn the_process_driver_stays_open_while_in_use() {
 
 #[test]
 fn files_without_direct_reads_are_refused() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     let cufile = root.open(&library).unwrap();
     let path = root.write("data", noise(100));
     let failure = cufile
@@ -590,7 +599,8 @@ fn files_without_direct_reads_are_refused() {
 
 #[test]
 fn memory_registers_only_at_page_boundaries() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     let cufile = root.open(&library).unwrap();
     let mut memory = Memory::new(1 << 16);
     let start = memory.address();
@@ -627,7 +637,8 @@ fn memory_registers_only_at_page_boundaries() {
 
 #[test]
 fn failed_registrations_leave_nothing_behind() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     let cufile = root.open(&library).unwrap();
     let mut memory = Memory::new(1 << 16);
     for number in [5011, 5012, 5016, 5036] {
@@ -672,7 +683,8 @@ fn registrations_end_before_their_files_and_memory() {
         [2, 0, 1],
         [2, 1, 0],
     ] {
-        let (library, root) = (StandIn::own(), Root::new());
+        let library = StandIn::own();
+        let root = Root::new();
         let mut memory = Memory::new(1 << 16);
         let path = root.write("data", noise(100));
         let cufile = root.open(&library).unwrap();
@@ -719,11 +731,9 @@ fn reads_are_whole_short_or_empty_like_the_file() {
     for (len, from, to, expected) in table {
         bench.memory.0.fill(0xee);
         assert_eq!(bench.read(len, from, to), Ok(expected), "{len} at {from}");
-        let (memory, to, from) = (
-            &bench.memory.0,
-            to as usize,
-            (from as usize).min(bytes.len()),
-        );
+        let memory = &bench.memory.0;
+        let to = to as usize;
+        let from = (from as usize).min(bytes.len());
         assert_eq!(memory[to..to + expected], bytes[from..from + expected]);
         assert!(
             memory[..to]
@@ -744,7 +754,8 @@ fn reads_are_whole_short_or_empty_like_the_file() {
 #[test]
 fn read_faults_keep_their_code_and_the_next_read_works() {
     let mut bench = Bench::new(StandIn::own(), &noise(8192));
-    let (library, again) = (&bench.library, || bench.read(8192, 0, 0));
+    let library = &bench.library;
+    let again = || bench.read(8192, 0, 0);
     for errno in [1, 5, 14, 22, 28, 110] {
         library.fail_read_os(library.counts().reads as u64, errno);
         assert_eq!(*again().unwrap_err().cause(), Cause::Os(errno));
@@ -787,7 +798,9 @@ fn read_faults_keep_their_code_and_the_next_read_works() {
 #[test]
 fn invalid_reads_are_refused_without_a_call() {
     let [mut bench, other] = [(); 2].map(|()| Bench::new(StandIn::own(), &noise(8192)));
-    let (own, foreign, start) = (&bench.handle, &other.handle, bench.start);
+    let own = &bench.handle;
+    let foreign = &other.handle;
+    let start = bench.start;
     let table = [
         (foreign, start, 4096, 0, 0, "another driver"),
         (own, start, 4096, u64::MAX, 0, "offset"),
@@ -835,7 +848,8 @@ fn concurrent_reads_keep_the_driver_open() {
     bench.library.hold_reads(true);
     std::thread::scope(|scope| {
         for part in 0..8_u64 {
-            let (bench, at) = (&bench, part * 2 * 4096);
+            let bench = &bench;
+            let at = part * 2 * 4096;
             scope.spawn(move || assert_eq!(bench.read(2 * 4096, at, at), Ok(2 * 4096)));
         }
         // All eight are within the library before the first returns.
@@ -986,7 +1000,8 @@ fn old_libraries_use_the_text_of_nvidia_fs() {
 
 #[test]
 fn statistics_raise_the_level_of_the_library() {
-    let (library, root) = (StandIn::own(), Root::new());
+    let library = StandIn::own();
+    let root = Root::new();
     library.set_level(1);
     drop(root.open(&library).unwrap());
     assert_eq!(library.level(), 3);

@@ -38,7 +38,8 @@ fn field(number: u64, bytes: &[u8], out: &mut Vec<u8>) {
 
 /// Encodes an entry of a map.
 fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
-    let (mut entry, mut out) = (Vec::new(), Vec::new());
+    let mut entry = Vec::new();
+    let mut out = Vec::new();
     field(1, name, &mut entry);
     field(2, value, &mut entry);
     field(1, &entry, &mut out);
@@ -47,13 +48,17 @@ fn entry(name: &[u8], value: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_sequence_example_needs_context_only() {
-    let (mut list, mut feature, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+    let mut list = Vec::new();
+    let mut feature = Vec::new();
+    let mut steps = Vec::new();
     tag(1, 0, &mut list);
     varint(7, &mut list);
     field(3, &list, &mut feature);
     field(1, &feature, &mut steps);
     let lists = [entry(b"f", &steps), entry(b"g", &steps)].concat();
-    let (mut example, mut before, mut empty) = (Vec::new(), Vec::new(), Vec::new());
+    let mut example = Vec::new();
+    let mut before = Vec::new();
+    let mut empty = Vec::new();
     field(1, &entry(b"l", &feature), &mut example);
     field(2, &lists, &mut before);
     field(2, &[], &mut empty);
@@ -331,7 +336,8 @@ fn a_packed_run_of_floats_is_not_copied() {
 #[test]
 fn malformed_examples_are_errors_with_an_offset() {
     let entry = |entry: &[u8]| {
-        let (mut features, mut out) = (Vec::new(), Vec::new());
+        let mut features = Vec::new();
+        let mut out = Vec::new();
         field(1, entry, &mut features);
         field(1, &features, &mut out);
         out

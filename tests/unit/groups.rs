@@ -45,7 +45,8 @@ impl Case {
             .map(|_| draws.below(groups) as u8)
             .collect();
         let shuffled = draws.bool(0.7).then(|| draws.next_u64());
-        let (last, epoch) = (ALL[draws.below(4) as usize], draws.below(3));
+        let last = ALL[draws.below(4) as usize];
+        let epoch = draws.below(3);
         let bounds = draws.bool(0.7).then(|| {
             let steps = (0..groups)
                 .map(|_| 1 + draws.below(9))
@@ -145,9 +146,12 @@ impl Case {
         &self,
         shuffle: &dyn Fn(usize, &str, usize) -> Vec<usize>,
     ) -> Vec<(usize, Vec<u64>, Vec<u64>)> {
-        let (rows, flows) = (self.rows(), self.bounds.is_some());
+        let rows = self.rows();
+        let flows = self.bounds.is_some();
         let largest = usize::from(*self.of.iter().max().unwrap());
-        let (mut line, mut carried, mut all) = (Vec::new(), Vec::new(), Vec::new());
+        let mut line = Vec::new();
+        let mut carried = Vec::new();
+        let mut all = Vec::new();
         for (group, rows) in rows.iter().enumerate().take(largest + 1) {
             let own: Vec<u64> = (0..)
                 .zip(&self.of)
@@ -204,7 +208,8 @@ impl Case {
         };
         let flows = self.bounds.is_some();
         let line: Vec<u64> = self.line(&of_group);
-        let (mut batches, mut short) = (Vec::new(), None);
+        let mut batches = Vec::new();
+        let mut short = None;
         for (group, members, before) in self.members(&of_group) {
             let rows = self.rows()[group];
             for part in members.chunks(rows as usize) {
@@ -242,10 +247,13 @@ impl Case {
         all.extend(short);
         let mut out = Vec::new();
         for (number, (group, real, ids)) in all.iter().enumerate() {
-            let (mut rank, mut row, size) = (0, 0, ids.len() as u64);
+            let mut rank = 0;
+            let mut row = 0;
+            let size = ids.len() as u64;
             for (place, id) in (0..).zip(ids) {
                 while row == (0..size).filter(|place| place % world == rank).count() as u64 {
-                    (rank, row) = (rank + 1, 0);
+                    rank = rank + 1;
+                    row = 0;
                 }
                 out.push((number as u64, *group, rank, row, *id, place < *real));
                 row += 1;
@@ -284,7 +292,8 @@ fn grouped_batches_are_those_of_a_list() {
     for number in 0..cases {
         let case = Case::draw(number);
         let world = 1 + number % case.world_max;
-        let (taken, right) = (case.taken(world, 0), case.naive(world));
+        let taken = case.taken(world, 0);
+        let right = case.naive(world);
         assert_eq!(taken, right, "{number}: {case:?}, {world} ranks");
         let (_, batches) = case.order(0, world);
         // By the list: as many batches and samples as announced, each sample once.
@@ -326,7 +335,8 @@ fn grouped_batches_are_those_of_a_list() {
             left_out,
         };
         assert_eq!(batches.counts(), told, "{number}: {case:?}, {world} ranks");
-        let (rows, largest) = (case.rows(), usize::from(*case.of.iter().max().unwrap()));
+        let rows = case.rows();
+        let largest = usize::from(*case.of.iter().max().unwrap());
         match &case.bounds {
             Some(_) => assert!(
                 repeated + left_out < rows[largest],
@@ -399,7 +409,9 @@ fn what_is_left_of_a_group_is_drawn_anew_each_epoch() {
         epoch,
         world_max: 1,
     };
-    let (mut up, mut rows, mut together) = ([0; 6], [0; 3], 0);
+    let mut up = [0; 6];
+    let mut rows = [0; 3];
+    let mut together = 0;
     for epoch in 0..6_000 {
         let taken = case(epoch).taken(1, 0);
         let moved: Vec<_> = taken
@@ -710,7 +722,8 @@ fn length_groups_save_most_of_the_padding() {
 fn no_other_bounds_leave_less_padding() {
     for number in 0..3_000 {
         let mut draws = Draws::new(number, 0, 0, "bounds");
-        let (values, count) = (1 + draws.below(7), 1 + draws.below(5) as usize);
+        let values = 1 + draws.below(7);
+        let count = 1 + draws.below(5) as usize;
         let most = [9, 100, 5000][draws.below(3) as usize];
         let values: Vec<u64> = (0..values).map(|_| draws.below(most)).collect();
         let lengths: Vec<u64> = (0..1 + draws.below(40))

@@ -184,10 +184,8 @@ fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
 /// Pillow 13 does so if the height shrinks by more than twice as many pixels as the width; ±1 then (found).
 fn vertical_first(case: &Case) -> bool {
     let [width, height] = [3, 4].map(|at| case.words[at].parse::<i64>().unwrap());
-    let (width, height) = (
-        width - i64::from(case.size.width),
-        height - i64::from(case.size.height),
-    );
+    let width = width - i64::from(case.size.width);
+    let height = height - i64::from(case.size.height);
     height > 0 && height > 2 * width
 }
 
@@ -204,7 +202,8 @@ fn crops_and_resizes_are_those_of_torchvision() {
         let allowed = tolerance(&case.picture).0;
         let most = if case.words[0].ends_with("normalize") {
             let values = |bytes: &[u8]| bytemuck::pod_collect_to_vec::<u8, f32>(bytes);
-            let (found, expected) = (values(&found), values(&case.expected));
+            let found = values(&found);
+            let expected = values(&case.expected);
             assert_eq!(found.len(), expected.len());
             // In levels of 1/255, of the channel with the least deviation; rounded up.
             let levels = found
@@ -242,10 +241,8 @@ fn triangle(pitch: f64, output: u32, view: usize) -> Vec<(usize, f64)> {
 fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
     let Size { width, height } = crop.view.size;
     let pitch = |side: u32, whole: u32| f64::from(side) / f64::from(whole);
-    let (pitch_x, pitch_y) = (
-        pitch(width, crop.whole.width),
-        pitch(height, crop.whole.height),
-    );
+    let pitch_x = pitch(width, crop.whole.width);
+    let pitch_y = pitch(height, crop.whole.height);
     let mut out = Vec::new();
     for y in crop.window.top..crop.window.bottom() {
         let rows = triangle(pitch_y, y, height as usize);
@@ -255,10 +252,8 @@ fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
                 let mut sum = 0.0;
                 for (row, row_weight) in &rows {
                     for (column, weight) in &columns {
-                        let (x, y) = (
-                            column + crop.view.left as usize,
-                            row + crop.view.top as usize,
-                        );
+                        let x = column + crop.view.left as usize;
+                        let y = row + crop.view.top as usize;
                         let at = (y * picture.width as usize + x) * 3 + channel;
                         sum += row_weight * weight * f64::from(pixels[at]);
                     }
@@ -272,7 +267,8 @@ fn oracle_resize(pixels: &[u8], picture: Size, crop: Crop) -> Vec<f64> {
 
 /// Resize of the shorter side, then the middle, as torchvision's two steps, in exact numbers.
 fn oracle_center(picture: Size, resize: u32, size: u32) -> Crop {
-    let (w, h) = (f64::from(picture.width), f64::from(picture.height));
+    let w = f64::from(picture.width);
+    let h = f64::from(picture.height);
     let long = |short: f64, long: f64| (f64::from(resize) * long / short).trunc();
     let (scaled_w, scaled_h) = if w <= h {
         (f64::from(resize), long(w, h))
@@ -294,7 +290,10 @@ fn oracle_center(picture: Size, resize: u32, size: u32) -> Crop {
 
 /// The picture by the larger of both factors, then a part of it, in exact numbers.
 fn oracle_cover(picture: Size, size: Size, random: bool, draws: &mut Draws) -> Crop {
-    let (w, h, across, down) = (picture.width, picture.height, size.width, size.height);
+    let w = picture.width;
+    let h = picture.height;
+    let across = size.width;
+    let down = size.height;
     let whole = [
         Size::new(across, h * across / w),
         Size::new(w * down / h, down),
@@ -320,7 +319,8 @@ fn oracle_cover(picture: Size, size: Size, random: bool, draws: &mut Draws) -> C
 
 /// `RandomResizedCrop.get_params`, line by line.
 fn oracle_random(picture: Size, scale: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Rect {
-    let (width, height) = (f64::from(picture.width), f64::from(picture.height));
+    let width = f64::from(picture.width);
+    let height = f64::from(picture.height);
     let area = height * width;
     for _ in 0..10 {
         let target_area = area * draws.range_f64(scale.0, scale.1);
@@ -383,7 +383,8 @@ fn rounding(dtype: DType) -> f64 {
 
 /// Column, row and channel of the element at `at`.
 fn place(at: usize, layout: PixelLayout, size: Size) -> (usize, usize, usize) {
-    let (width, height) = (size.width as usize, size.height as usize);
+    let width = size.width as usize;
+    let height = size.height as usize;
     match layout {
         PixelLayout::Nhwc => (at / 3 % width, at / 3 / width, at % 3),
         PixelLayout::Nchw => (at % width, at / width % height, at / width / height),
@@ -396,7 +397,8 @@ fn oracle_value(level: f64, channel: usize, values: Values) -> (f64, f64) {
         (DType::U8, _) => (level, 1.0),
         (_, None) => (level / 255.0, 1.0 / 255.0),
         (_, Some((mean, std))) => {
-            let (mean, std) = (f64::from(mean[channel]), f64::from(std[channel]));
+            let mean = f64::from(mean[channel]);
+            let std = f64::from(std[channel]);
             ((level / 255.0 - mean) / std, 1.0 / 255.0 / std)
         }
     }
@@ -503,7 +505,8 @@ fn random_crops_are_those_of_torchvision_given_the_same_draws() {
         .flat_map(|size| (0..200).map(move |id| (size, id)))
     {
         let picture = Size::new(width, height);
-        let (scale, ratio) = ((0.08, 1.0), (3.0 / 4.0, 4.0 / 3.0));
+        let scale = (0.08, 1.0);
+        let ratio = (3.0 / 4.0, 4.0 / 3.0);
         let op = Op::RandomResizedCrop {
             size: 8,
             scale,
@@ -531,7 +534,8 @@ fn mean(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
 fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
     const COUNT: u64 = 20_000;
     let picture = Size::new(500, 375);
-    let (scale, ratio) = ((0.08, 1.0), (3.0 / 4.0, 4.0 / 3.0));
+    let scale = (0.08, 1.0);
+    let ratio = (3.0 / 4.0, 4.0 / 3.0);
     let op = Op::RandomResizedCrop {
         size: 8,
         scale,
@@ -624,7 +628,9 @@ fn a_row_depends_on_seed_epoch_and_sample_alone() {
 fn half_of_the_rows_are_flipped_and_the_flip_leaves_the_crop_alone() {
     let input = fixture("rgb.png");
     let image = |flip| single(Image::random_resized_crop(9).flip(flip));
-    let (mut never, mut sometimes, mut always) = (image(0.0), image(0.5), image(1.0));
+    let mut never = image(0.0);
+    let mut sometimes = image(0.5);
+    let mut always = image(1.0);
     let mut flipped = 0;
     for id in 0..400 {
         for single in [&mut never, &mut sometimes, &mut always] {
@@ -724,7 +730,9 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
 #[test]
 fn some_flipped_bits_of_a_jpeg_are_noticed() {
     let mut workspace = Workspace::default();
-    let (mut noticed, mut harmless, mut all) = (0, 0, 0);
+    let mut noticed = 0;
+    let mut harmless = 0;
+    let mut all = 0;
     for name in ["420.jpg", "444.jpg", "420-large.jpg"] {
         let input = fixture(name);
         let (_, good) = whole(&input, &mut workspace).unwrap();
@@ -1078,10 +1086,8 @@ fn jpegs_of_unusual_kinds_are_named() {
         (hierarchical, "DHP: hierarchical"),
     ] {
         for strict in [true, false] {
-            let (image, mut draws) = (
-                Image::resize(8, 8).strict(strict),
-                Draws::new(0, 0, 0, "test"),
-            );
+            let image = Image::resize(8, 8).strict(strict);
+            let mut draws = Draws::new(0, 0, 0, "test");
             let encoded = Encoded::alone(&input);
             let decoded =
                 Workspace::default().decode(encoded, &image, Limits::default(), &mut draws, None);

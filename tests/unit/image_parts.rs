@@ -51,8 +51,10 @@ fn expected() -> Vec<(String, Size, Vec<u8>)> {
 /// A picture with nothing smooth about it: every pixel that is taken for another shows.
 fn noise(seed: u64, size: Size, smooth: bool) -> Vec<u8> {
     let mut draws = Draws::new(seed, 0, 0, "noise");
-    let (width, height) = (size.width as usize, size.height as usize);
-    let (a, b) = (draws.range_f64(0.05, 0.5), draws.range_f64(0.05, 0.5));
+    let width = size.width as usize;
+    let height = size.height as usize;
+    let a = draws.range_f64(0.05, 0.5);
+    let b = draws.range_f64(0.05, 0.5);
     let mut pixels = Vec::with_capacity(3 * width * height);
     for (y, x) in (0..height).flat_map(|y| (0..width).map(move |x| (y, x))) {
         for channel in 0..3 {
@@ -167,15 +169,11 @@ fn an_incomplete_progressive_picture_is_smoothed_as_by_libjpeg_turbo() {
         cut(input, Rect::of(size), 1, true).unwrap_err();
         let mut draws = Draws::new(crc32c::crc32c(input).into(), 0, 0, "part");
         for _ in 0..10 {
-            let (left, top) = (
-                draws.below(size.width.into()) as u32,
-                draws.below(size.height.into()) as u32,
-            );
+            let left = draws.below(size.width.into()) as u32;
+            let top = draws.below(size.height.into()) as u32;
             let side = |rest: u32, draws: &mut Draws| 1 + draws.below(rest.into()) as u32;
-            let (width, height) = (
-                side(size.width - left, &mut draws),
-                side(size.height - top, &mut draws),
-            );
+            let width = side(size.width - left, &mut draws);
+            let height = side(size.height - top, &mut draws);
             let rect = Rect {
                 left,
                 top,
@@ -441,7 +439,8 @@ fn restart_markers_that_are_missing_doubled_or_out_of_order_are_errors() {
     assert_eq!(markers.len(), 5 * 6);
     let mut bad = Vec::new();
     for (index, at) in markers.iter().enumerate().take(29) {
-        let (before, after) = (&good[..*at], &good[at + 2..]);
+        let before = &good[..*at];
+        let after = &good[at + 2..];
         bad.push(("missing", [before, after].concat()));
         bad.push((
             "doubled",
@@ -493,7 +492,8 @@ fn a_lost_restart_interval_leaves_the_others_in_their_places() {
     for lost in 0..4 {
         let bad = [&good[..markers[lost]], &good[markers[lost + 1]..]].concat();
         let found = cut(&bad, Rect::of(size), 1, false).unwrap();
-        let (start, end) = (row * 16 * (lost + 1), row * 16 * (lost + 2));
+        let start = row * 16 * (lost + 1);
+        let end = row * 16 * (lost + 2);
         assert!(found[..start - row] == all[..start - row], "{lost}");
         assert!(found[start..end] != all[start..end], "{lost}");
         assert!(found[end + row..] == all[end + row..], "{lost}");
@@ -595,12 +595,14 @@ fn damage_under_the_crop_is_found_and_beside_it_is_not_looked_at() {
     };
     let decode = |input: &[u8]| cut(input, needed, 1, true).ok();
     let first = decode(&good).unwrap();
-    let (mut within, mut beside) = (0, 0);
+    let mut within = 0;
+    let mut beside = 0;
     for (index, at) in markers(&good).into_iter().enumerate() {
         // Zeros just before a marker: a byte of data at least.
         let mut damaged = good.clone();
         damaged[at - 3..at].copy_from_slice(&[0x55, 0x10, 0x55]);
-        let (row, column) = (index / 5, index % 5);
+        let row = index / 5;
+        let column = index % 5;
         let needs = (0..=2).contains(&row) && (1..=1).contains(&column);
         let same = decode(&damaged).as_ref() == Some(&first);
         assert!(same || needs, "interval {index}");
@@ -898,10 +900,8 @@ mod turbo {
                 "seed {seed}, 1/{scale} of {width}x{height} pixels, {written:?}"
             );
             shown += 1;
-            let (left, top) = (
-                draws.below(size.width.into()) as u32,
-                draws.below(size.height.into()) as u32,
-            );
+            let left = draws.below(size.width.into()) as u32;
+            let top = draws.below(size.height.into()) as u32;
             let rect = Rect {
                 left,
                 top,
@@ -920,7 +920,8 @@ mod turbo {
     #[test]
     fn a_segment_that_libjpeg_turbo_takes_changes_no_pixel() {
         let size = Size::new(40, 30);
-        let (pixels, mut taken) = (noise(3, size, true), 0);
+        let pixels = noise(3, size, true);
+        let mut taken = 0;
         for (progressive, strict) in [(false, true), (true, true), (true, false)] {
             let good = oracle::encoded(
                 &pixels,
@@ -1104,7 +1105,8 @@ mod turbo {
     #[test]
     fn scaled_decoding_is_near_the_whole() {
         for (output, scale) in [(60, 2), (30, 4), (15, 8)] {
-            let (mut most, mut mean) = (0, 0.0_f64);
+            let mut most = 0;
+            let mut mean = 0.0_f64;
             for seed in 0..20 {
                 let size = Size::new(180 + seed as u32, 140);
                 let kind = Kind {
@@ -1126,7 +1128,8 @@ mod turbo {
                     exact.decode(&input, 0, 0, seed).unwrap();
                     scaled.decode(&input, 0, 0, seed).unwrap();
                     let (max, average) = difference(exact.bytes(0), scaled.bytes(0));
-                    (most, mean) = (most.max(max), mean.max(average));
+                    most = most.max(max);
+                    mean = mean.max(average);
                 }
             }
             println!("1/{scale}: most {most}, mean {mean:.2}");

@@ -424,7 +424,8 @@ fn a_shard_that_changed_is_scanned_again() {
 
 #[test]
 fn options_and_shard_paths_have_index_files_of_their_own() {
-    let (dir, cache) = (Dir::new(), Dir::new());
+    let dir = Dir::new();
+    let cache = Dir::new();
     std::fs::create_dir(dir.0.join("sub")).unwrap();
     let files = [dir.shard("s", SHARD), dir.shard("sub/s", b"aaaaaabbbb")];
     let beside = settings(Place::Beside);

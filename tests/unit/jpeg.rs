@@ -129,11 +129,13 @@ fn encoded_as(
 
 #[test]
 fn vector_kernels_equal_the_scalar_ones() {
-    let (best, mut draws) = (Kernels::default(), Draws::new(1, 0, 0, "kernels"));
+    let best = Kernels::default();
+    let mut draws = Draws::new(1, 0, 0, "kernels");
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
     for width in 0..150 {
-        let (near, far) = (bytes(width + 2), bytes(width + 2));
+        let near = bytes(width + 2);
+        let far = bytes(width + 2);
         for out in [2 * width, (2 * width).saturating_sub(1)] {
             let both = [best, kernels::SCALAR].map(|kernels| {
                 let mut rows = [
@@ -155,7 +157,8 @@ fn vector_kernels_equal_the_scalar_ones() {
 
 #[test]
 fn vector_transforms_equal_the_scalar_ones() {
-    let (best, mut draws) = (Kernels::default(), Draws::new(2, 0, 0, "blocks"));
+    let best = Kernels::default();
+    let mut draws = Draws::new(2, 0, 0, "blocks");
     for turn in 0..20_000 {
         // All values that coded data can hold, and tables of 16 bits, at times.
         let (most, table) = if turn % 4 == 0 {
@@ -361,15 +364,13 @@ fn fit(picture: &[u8]) -> bool {
 fn a_crop_with_seek_points_does_not_decode_what_is_above_and_beside_it() {
     let input = encoded(40, (400, 300), 3, 3, 0);
     let points = Decoder::default().seek_points(&input);
-    let (scan, region) = (
-        Header::parse(&input).unwrap().scan,
-        Region {
-            left: 200,
-            top: 200,
-            width: 90,
-            height: 60,
-        },
-    );
+    let scan = Header::parse(&input).unwrap().scan;
+    let region = Region {
+        left: 200,
+        top: 200,
+        width: 90,
+        height: 60,
+    };
     let right = decode(&mut Decoder::default(), &input, Some(region), true).unwrap();
     let mut holed = input.clone();
     holed[scan..scan + (input.len() - scan) / 2].fill(0);
@@ -413,13 +414,11 @@ fn seek_points_stay_with_their_codes() {
     assert!(fit(&changed(quants + 20)));
     assert!(fit(&[&picture[..], &[0; 1000], &picture].concat()));
     // Points, size, tables, codes, and a cut end.
-    let (header, tables) = (
-        Header::parse(&picture).unwrap(),
-        picture
-            .windows(2)
-            .position(|pair| pair == [0xFF, 0xC4])
-            .unwrap(),
-    );
+    let header = Header::parse(&picture).unwrap();
+    let tables = picture
+        .windows(2)
+        .position(|pair| pair == [0xFF, 0xC4])
+        .unwrap();
     let end = header.end_marker(&picture).unwrap();
     for at in [
         app15 + 4 + SEEK.len(),
@@ -452,10 +451,8 @@ fn seek_points_follow_the_first_segments_and_replace_wrong_ones() {
     let (Embedded::Points(bytes), picture) = embedded(&input) else {
         panic!("no points")
     };
-    let (at, points) = (
-        jfif.end + exif.len(),
-        Decoder::default().seek_points(&input),
-    );
+    let at = jfif.end + exif.len();
+    let points = Decoder::default().seek_points(&input);
     assert_eq!(bytes as usize, points.len());
     let segment = &with_segment(&input, &points)[2..][..4 + SEEK.len() + points.len()];
     assert!(picture == [&input[..at], segment, &input[at..]].concat());

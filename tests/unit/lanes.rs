@@ -93,7 +93,8 @@ impl Case {
             (self.starts[chunk]..self.starts[chunk + 1]).map(move |id| (chunk, id))
         });
         let mut all = all.collect::<Vec<_>>().into_iter().peekable();
-        let (mut by_lane, mut chunks_of) = (Vec::new(), ChunksOf::new());
+        let mut by_lane = Vec::new();
+        let mut chunks_of = ChunksOf::new();
         for lane in 0..self.lanes {
             let len = (self.len() + self.lanes - 1 - lane) / self.lanes;
             let samples: Vec<_> = all.by_ref().take(len as usize).collect();
@@ -129,7 +130,8 @@ impl Case {
     /// The list that `needs` must give.
     fn naive_needs(&self, run: &Run) -> Vec<Need> {
         let (spots, chunks_of) = self.naive();
-        let (mut seen, mut needs) = (BTreeSet::new(), Vec::new());
+        let mut seen = BTreeSet::new();
+        let mut needs = Vec::new();
         for position in run.start..run.end {
             let base = position - position % self.len();
             let group = spots[(position - base) as usize].group;
@@ -152,7 +154,8 @@ impl Case {
 
 impl Run {
     fn visited(&self) -> impl Iterator<Item = u64> {
-        let (class, step) = (self.class % self.step, self.step);
+        let class = self.class % self.step;
+        let step = self.step;
         (self.start..self.end).filter(move |position| position % step == class)
     }
 }
@@ -166,7 +169,8 @@ fn walk(needs: &Needs, run: &Run) -> Vec<(u64, u64)> {
     let mut out = Vec::new();
     let mut visited = run.visited().peekable();
     while let Some(position) = visited.peek().copied() {
-        let (piece, places) = (needs.piece(position), needs.places(position));
+        let piece = needs.piece(position);
+        let places = needs.places(position);
         while let Some(position) = visited.next_if(|position| *position < piece.end) {
             out.push((position, places.locate(position).2));
         }

@@ -121,7 +121,9 @@ fn a_slot_is_full_once_and_its_receiver_sees_all_writes() {
             3,
             3,
         );
-        let (mut a, mut b, mut c) = (all.take(1), all.take(1), all.take(1));
+        let mut a = all.take(1);
+        let mut b = all.take(1);
+        let mut c = all.take(1);
         drop(all);
         let write = |places: &Places, rows: &mut Rows| {
             places.rows[rows.first() as usize].write(9);
@@ -339,7 +341,8 @@ fn a_sleeping_planner_hears_of_every_slot_and_of_the_end() {
             threads
                 .into_iter()
                 .for_each(|thread| thread.join().unwrap());
-            let (own, word) = (exchange.clone(), ending.clone());
+            let own = exchange.clone();
+            let word = ending.clone();
             let end = thread::spawn(move || {
                 word.store(true, Ordering::Release);
                 own.ring();
@@ -367,14 +370,16 @@ fn no_wake_or_completion_is_lost_when_many_ring_at_once() {
     every_order("a bell with a wake and a completion", Some(3), || {
         let bell = Bell::futex();
         let done = Arc::new(Queue::with_room(1));
-        let (own, queue) = (bell.clone(), done.clone());
+        let own = bell.clone();
+        let queue = done.clone();
         let reader = thread::spawn(move || {
             queue.push(7);
             own.nudge();
         });
         let waker = bell.waker();
         let other = thread::spawn(move || waker.wake());
-        let (mut woken, mut completions) = (false, 0);
+        let mut woken = false;
+        let mut completions = 0;
         // Loops as in `Threaded::wait`, until both have come.
         while !woken || completions == 0 {
             completions += usize::from(done.pop().is_some());

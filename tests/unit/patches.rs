@@ -234,7 +234,8 @@ fn cut(
 ) -> Vec<u8> {
     let mut out = Vec::new();
     for [row, column] in places {
-        let (top, left) = (*row as usize * size, *column as usize * size);
+        let top = *row as usize * size;
+        let left = *column as usize * size;
         for at in 0..3 * size * size {
             let (y, x, channel) = match layout {
                 PixelLayout::Nhwc => (at / 3 / size, at / 3 % size, at % 3),

@@ -49,12 +49,15 @@ fn random_plan(random: &mut Random, longest: u32) -> ResizePlan {
         let most = [3, 20, longest][random.below(3) as usize];
         Size::new(1 + random.below(most), 1 + random.below(most))
     };
-    let (picture, output) = (size(), size());
-    let ((left, width), (top, height)) = (random.span(picture.width), random.span(picture.height));
+    let picture = size();
+    let output = size();
+    let (left, width) = random.span(picture.width);
+    let (top, height) = random.span(picture.height);
     let window = match random.below(2) {
         0 => Rect::of(output),
         _ => {
-            let (left, top) = (random.below(output.width), random.below(output.height));
+            let left = random.below(output.width);
+            let top = random.below(output.height);
             let width = 1 + random.below(output.width - left);
             Rect {
                 left,
@@ -130,10 +133,12 @@ fn oracle(pixels: &[u8], plan: &ResizePlan) -> Vec<u8> {
         window,
         filter,
     } = *plan;
-    let (width, height) = (picture.width as usize, picture.height as usize);
+    let width = picture.width as usize;
+    let height = picture.height as usize;
     let columns: Vec<Vec<u8>> = (3 * window.left..3 * window.right())
         .map(|k| {
-            let (x, channel) = (k / 3, k as usize % 3);
+            let x = k / 3;
+            let channel = k as usize % 3;
             let row = |y: usize| {
                 (0..width)
                     .map(|x| pixels[3 * (y * width + x) + channel])
@@ -218,10 +223,8 @@ fn the_needed_part_of_a_picture_gives_what_the_whole_gives() {
         let pixels = picture(&mut random, plan.picture);
         let expected = resized(&mut resizer, whole(&pixels, plan.picture), &plan);
         let there = plan.needed();
-        let (stride, row) = (
-            3 * plan.picture.width as usize,
-            3 * there.size.width as usize,
-        );
+        let stride = 3 * plan.picture.width as usize;
+        let row = 3 * there.size.width as usize;
         let start = |y: u32| y as usize * stride + 3 * there.left as usize;
         let part: Vec<u8> = (there.top..there.bottom())
             .flat_map(|y| &pixels[start(y)..][..row])
@@ -319,10 +322,8 @@ fn the_longest_sides_are_legal() {
         ((1, 2), (65_535, 1)),
         ((2, 1), (1, 65_535)),
     ] {
-        let (picture, output) = (
-            Size::new(picture.0, picture.1),
-            Size::new(output.0, output.1),
-        );
+        let picture = Size::new(picture.0, picture.1);
+        let output = Size::new(output.0, output.1);
         let pixels = vec![255; 3 * (picture.width * picture.height) as usize];
         let area = Part {
             left: 0.0,

@@ -20,14 +20,26 @@ pub(in crate::report) fn decoding() -> Snapshot {
         slots,
         ..
     } = &mut snapshot;
-    (consumer.batches, consumer.samples, consumer.bytes) = (100, 10_000, 1_000_000_000);
-    (consumer.user_ns, consumer.waited_ns) = (5_000_000_000, 5_000_000_000);
-    (order.busy_ns, order.no_slot_ns) = (100_000_000, 8_000_000_000);
-    (storage.busy_ns, storage.depth, storage.in_flight_ns) = (4_000_000_000, 32, 120_000_000_000);
-    (storage.counts.ops, storage.counts.bytes_moved) = (10_000, 1_100_000_000);
-    (decode.workers, decode.cores, decode.samples) = (4, 16, 10_000);
-    (decode.busy_ns, decode.cpu_ns) = (39_600_000_000, Some(39_200_000_000));
-    (slots.count, slots.filling_ns, slots.held_ns) = (4, 35_000_000_000, 5_000_000_000);
+    consumer.batches = 100;
+    consumer.samples = 10_000;
+    consumer.bytes = 1_000_000_000;
+    consumer.user_ns = 5_000_000_000;
+    consumer.waited_ns = 5_000_000_000;
+    order.busy_ns = 100_000_000;
+    order.no_slot_ns = 8_000_000_000;
+    storage.busy_ns = 4_000_000_000;
+    storage.depth = 32;
+    storage.in_flight_ns = 120_000_000_000;
+    storage.counts.ops = 10_000;
+    storage.counts.bytes_moved = 1_100_000_000;
+    decode.workers = 4;
+    decode.cores = 16;
+    decode.samples = 10_000;
+    decode.busy_ns = 39_600_000_000;
+    decode.cpu_ns = Some(39_200_000_000);
+    slots.count = 4;
+    slots.filling_ns = 35_000_000_000;
+    slots.held_ns = 5_000_000_000;
     snapshot
 }
 
@@ -118,7 +130,8 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
         said(|s| s.consumer.gpu = gpu(5, 200_000_000)),
     );
     let starved = said(|s| {
-        (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000_000, 0);
+        s.consumer.user_ns = 10_000_000_000;
+        s.consumer.waited_ns = 0;
         s.consumer.gpu = gpu(100, 3_000_000_000);
     });
     assert_said(Cause::Decode, "starved 30.0 %", starved);
@@ -142,13 +155,11 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
     };
     let copies = |gpu| {
         said(move |s| {
-            (s.copy, s.consumer.gpu) = (
-                Some(crate::meter::CopyStage {
-                    busy_ns: 1_000_000,
-                    ..Default::default()
-                }),
-                gpu,
-            );
+            s.copy = Some(crate::meter::CopyStage {
+                busy_ns: 1_000_000,
+                ..Default::default()
+            });
+            s.consumer.gpu = gpu;
         })
     };
     assert_said(
@@ -186,7 +197,9 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
 fn copies_say_their_share_and_rate_on_the_bus() {
     let copied = said(|s| {
         s.consumer.gpu = Some(on_gpu(100, 0));
-        let (busy_ns, blocked_ns, bytes) = (2_000_000_000, 7_000_000_000, 50_000_000_000);
+        let busy_ns = 2_000_000_000;
+        let blocked_ns = 7_000_000_000;
+        let bytes = 50_000_000_000;
         s.copy = Some(crate::meter::CopyStage {
             busy_ns,
             blocked_ns,
@@ -224,7 +237,8 @@ fn little_evidence_is_called_thin() {
         ] {
             *ns /= 100;
         }
-        (decode.cpu_ns, s.order.busy_ns) = (None, 1_000_000);
+        decode.cpu_ns = None;
+        s.order.busy_ns = 1_000_000;
     });
     assert_said(
         Cause::Decode,
@@ -233,7 +247,8 @@ fn little_evidence_is_called_thin() {
     );
     // Most was ready before the first batch was handed out.
     let short = said(|s| {
-        (s.decode.samples, s.decode.busy_ns) = (3_000, 12_000_000_000);
+        s.decode.samples = 3_000;
+        s.decode.busy_ns = 12_000_000_000;
         s.consumer.first_ns = 5_000_000_000;
     });
     assert_said(Cause::Decode, "epochs are too short", short.clone());
@@ -248,7 +263,8 @@ fn little_evidence_is_called_thin() {
 #[test]
 fn workers_that_lack_cores_are_not_told_to_be_more() {
     let crowded = said(|s| {
-        (s.decode.workers, s.decode.cores) = (16, 4);
+        s.decode.workers = 16;
+        s.decode.cores = 4;
         s.decode.busy_ns *= 4;
     });
     assert_said(
@@ -269,7 +285,8 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
         said(|s| s.decode.cores = 4),
     );
     let alone = said(|s| {
-        (s.decode.cpu_ns, s.decode.cores) = (Some(20_000_000_000), 4);
+        s.decode.cpu_ns = Some(20_000_000_000);
+        s.decode.cores = 4;
         s.cpu = Some(Cpu {
             process_ns: 39_000_000_000,
             loaders_ns: 39_000_000_000,
@@ -284,7 +301,8 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
 fn blocked_workers_are_told_to_be_more() {
     // They sleep nine tenths of the time that they work.
     let sleeping = said(|s| {
-        (s.decode.cpu_ns, s.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
+        s.decode.cpu_ns = Some(3_900_000_000);
+        s.decode.delay_ns = Some(100_000_000);
         s.decode.cores = 2;
     });
     assert_said(
@@ -294,8 +312,10 @@ fn blocked_workers_are_told_to_be_more() {
     );
     assert_said(Cause::Decode, "`workers(8)` would give", sleeping);
     let mut snapshot = decoding();
-    (snapshot.decode.cpu_ns, snapshot.decode.delay_ns) = (Some(3_900_000_000), Some(100_000_000));
-    (snapshot.decode.cores, snapshot.consumer.user_ns) = (2, 1_000_000);
+    snapshot.decode.cpu_ns = Some(3_900_000_000);
+    snapshot.decode.delay_ns = Some(100_000_000);
+    snapshot.decode.cores = 2;
+    snapshot.consumer.user_ns = 1_000_000;
     let model = WhatIf::from(&snapshot).unwrap();
     let with = |workers| {
         model
@@ -325,10 +345,14 @@ fn blocked_workers_are_told_to_be_more() {
 #[test]
 fn a_consumer_that_holds_all_slots_is_told_so() {
     let holding = said(|s| {
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (1_000_000_000, None, 100_000_000);
-        (s.consumer.user_ns, s.consumer.waited_ns) = (10_000_000, 9_990_000_000);
-        (s.slots.held_ns, s.slots.filling_ns, s.order.no_slot_ns) =
-            (39_900_000_000, 100_000_000, 9_900_000_000);
+        s.decode.busy_ns = 1_000_000_000;
+        s.decode.cpu_ns = None;
+        s.storage.busy_ns = 100_000_000;
+        s.consumer.user_ns = 10_000_000;
+        s.consumer.waited_ns = 9_990_000_000;
+        s.slots.held_ns = 39_900_000_000;
+        s.slots.filling_ns = 100_000_000;
+        s.order.no_slot_ns = 9_900_000_000;
     });
     assert_said(
         Cause::MemoryBudget,
@@ -343,8 +367,10 @@ fn of_epochs_of_one_batch_nothing_is_said() {
     let verdict = |batches, samples, steady_ns, first_ns| {
         let mut snapshot = decoding();
         snapshot.consumer.steady = Some(Handed { batches, samples });
-        (snapshot.steady_ns, snapshot.consumer.first_ns) = (steady_ns, first_ns);
-        (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) = (steady_ns, 0);
+        snapshot.steady_ns = steady_ns;
+        snapshot.consumer.first_ns = first_ns;
+        snapshot.consumer.user_ns = steady_ns;
+        snapshot.consumer.waited_ns = 0;
         Verdict::of(&snapshot)
     };
     let single = verdict(0, 0, 1_000_000, 10_000_000_000);
@@ -376,13 +402,16 @@ fn of_epochs_of_one_batch_nothing_is_said() {
 #[test]
 fn advice_without_a_gain_makes_no_promise() {
     let short = said(|s| {
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
-            (37_000_000_000, None, 3_000_000_000);
-        (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
+        s.decode.busy_ns = 37_000_000_000;
+        s.decode.cpu_ns = None;
+        s.storage.busy_ns = 3_000_000_000;
+        s.consumer.user_ns = 2_000_000_000;
+        s.consumer.waited_ns = 8_000_000_000;
         s.decode.busy_ns = 33_000_000_000;
         s.order.no_slot_ns = 9_000_000_000;
         s.slots.count = 4096;
-        (s.slots.filling_ns, s.slots.held_ns) = (40_000_000_000_000, 0);
+        s.slots.filling_ns = 40_000_000_000_000;
+        s.slots.held_ns = 0;
     });
     assert!(!short.1.contains("slots(8192)"), "{}", short.1);
 }
@@ -391,8 +420,10 @@ fn advice_without_a_gain_makes_no_promise() {
 fn storage_advice_names_the_limit_of_reads_in_flight() {
     let reading = |in_flight_ns| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
-            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
+            s.decode.busy_ns = 8_000_000_000;
+            s.decode.cpu_ns = None;
+            s.storage.busy_ns = 9_900_000_000;
+            s.storage.in_flight_ns = in_flight_ns;
         })
     };
     let full = reading(310_000_000_000);
@@ -424,8 +455,10 @@ fn storage_advice_names_the_limit_of_reads_in_flight() {
 /// Bound by storage: all of 32 reads are in flight, and took so many milliseconds each.
 fn reading(latencies: &[(f64, u64)]) -> Snapshot {
     let mut snapshot = decoding();
-    (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
-    (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+    snapshot.decode.busy_ns = 8_000_000_000;
+    snapshot.decode.cpu_ns = None;
+    snapshot.storage.busy_ns = 9_900_000_000;
+    snapshot.storage.in_flight_ns = 310_000_000_000;
     let buckets: Vec<(f64, u64)> = latencies
         .iter()
         .map(|(ms, count)| (ms * 1e6, *count))
@@ -480,8 +513,10 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
             false,
         ),
     ] {
-        let (snapshot, now) = (reading(latencies), 1000.0);
-        let (verdict, then) = (Verdict::of(&snapshot), deeper(&snapshot));
+        let snapshot = reading(latencies);
+        let now = 1000.0;
+        let verdict = Verdict::of(&snapshot);
+        let then = deeper(&snapshot);
         assert_eq!(verdict.cause, Cause::Storage, "{name}: {verdict}");
         let place = verdict
             .advice
@@ -522,11 +557,13 @@ fn advice_names_only_changes_that_gain() {
         (36_000_000_000, 9_000_000_000, 2_000),
     ] {
         let mut snapshot = decoding();
-        (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (decoding_ns, Some(decoding_ns));
+        snapshot.decode.busy_ns = decoding_ns;
+        snapshot.decode.cpu_ns = Some(decoding_ns);
         snapshot.decode.samples -= ready;
         (snapshot.consumer.user_ns, snapshot.consumer.waited_ns) =
             (user_ns, 10_000_000_000 - user_ns);
-        let (verdict, model) = (Verdict::of(&snapshot), WhatIf::from(&snapshot).unwrap());
+        let verdict = Verdict::of(&snapshot);
+        let model = WhatIf::from(&snapshot).unwrap();
         let now = model.with(&Change::default()).items_per_s;
         let faster = model
             .with(&Change {
@@ -597,18 +634,18 @@ fn on_mount() -> ReaderInUse {
 fn an_explicit_slow_reader_is_the_first_advice() {
     let first = |reader: ReaderInUse, in_flight_ns| {
         let mut snapshot = decoding();
-        (snapshot.decode.busy_ns, snapshot.decode.cpu_ns) = (8_000_000_000, None);
-        (snapshot.storage.busy_ns, snapshot.storage.in_flight_ns) = (9_900_000_000, in_flight_ns);
+        snapshot.decode.busy_ns = 8_000_000_000;
+        snapshot.decode.cpu_ns = None;
+        snapshot.storage.busy_ns = 9_900_000_000;
+        snapshot.storage.in_flight_ns = in_flight_ns;
         snapshot.storage.reader = Some(reader);
         let verdict = Verdict::of(&snapshot);
         assert_eq!(verdict.cause, Cause::Storage, "{verdict}");
         verdict.advice[0].text.clone()
     };
     for in_flight_ns in [310_000_000_000, 99_000_000_000] {
-        let (mmap, pread) = (
-            ReaderInUse::of(ReaderKind::Mmap, true),
-            ReaderInUse::of(ReaderKind::Pread, true),
-        );
+        let mmap = ReaderInUse::of(ReaderKind::Mmap, true);
+        let pread = ReaderInUse::of(ReaderKind::Pread, true);
         for (reader, lacks) in [
             (mmap, Some("`mmap` has no `O_DIRECT`")),
             (
@@ -671,9 +708,12 @@ fn an_explicit_slow_reader_is_the_first_advice() {
 fn objects_are_advised_on_by_the_share_that_the_network_serves() {
     let reading = |network: Option<Network>, cache: Option<CacheReads>| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
-            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
-            (s.storage.network, s.storage.local_cache) = (network.clone(), cache.clone());
+            s.decode.busy_ns = 8_000_000_000;
+            s.decode.cpu_ns = None;
+            s.storage.busy_ns = 9_900_000_000;
+            s.storage.in_flight_ns = 310_000_000_000;
+            s.storage.network = network.clone();
+            s.storage.local_cache = cache.clone();
         })
     };
     let network = |throttled| {
@@ -733,8 +773,10 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
         assert_said(Cause::Storage, words, reading(network, cache));
     }
     let mount = said(|s| {
-        (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
-        (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, 310_000_000_000);
+        s.decode.busy_ns = 8_000_000_000;
+        s.decode.cpu_ns = None;
+        s.storage.busy_ns = 9_900_000_000;
+        s.storage.in_flight_ns = 310_000_000_000;
         s.storage.reader = Some(on_mount());
     });
     assert_said(
@@ -748,9 +790,11 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
 fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
     let reading = |waiting_ns, filled: bool| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns) = (8_000_000_000, None);
+            s.decode.busy_ns = 8_000_000_000;
+            s.decode.cpu_ns = None;
             let reads = if filled { 31 } else { 15 };
-            (s.storage.busy_ns, s.storage.in_flight_ns) = (9_900_000_000, reads * 10_000_000_000);
+            s.storage.busy_ns = 9_900_000_000;
+            s.storage.in_flight_ns = reads * 10_000_000_000;
             let network = Network {
                 requests: 1000,
                 in_flight_ns: 100_000_000_000,
@@ -761,7 +805,8 @@ fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
         })
     };
     for (filled, setting) in [(true, "depth("), (false, "slots(")] {
-        let ((_, free), (_, full)) = (reading(0, filled), reading(50_000_000_000, filled));
+        let (_, free) = reading(0, filled);
+        let (_, full) = reading(50_000_000_000, filled);
         assert!(
             free.contains(setting) && !free.contains("their turn"),
             "{free}"
@@ -777,8 +822,9 @@ fn more_reads_are_not_advised_where_requests_wait_for_their_turn() {
 fn room_that_lacks_is_named_where_it_lacks() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
-                (12_000_000_000, None, 3_000_000_000);
+            s.decode.busy_ns = 12_000_000_000;
+            s.decode.cpu_ns = None;
+            s.storage.busy_ns = 3_000_000_000;
             s.order.no_slot_ns = 0;
             change(s);
         })
@@ -796,7 +842,8 @@ fn room_that_lacks_is_named_where_it_lacks() {
     );
     let held = idle(|s| {
         s.order.no_slot_ns = 9_000_000_000;
-        (s.slots.held_ns, s.slots.filling_ns) = (32_000_000_000, 8_000_000_000);
+        s.slots.held_ns = 32_000_000_000;
+        s.slots.filling_ns = 8_000_000_000;
     });
     assert_said(budget, "The consumer holds 3.2 of 4 slots", held);
     let buffers = idle(|s| {
@@ -806,7 +853,8 @@ fn room_that_lacks_is_named_where_it_lacks() {
             batches: 100,
             ..Default::default()
         });
-        let (steps, starved_ns) = (100, 5_000_000_000);
+        let steps = 100;
+        let starved_ns = 5_000_000_000;
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(budget, "`tuning(|t| t.device_batches(5))`", buffers);
@@ -815,11 +863,16 @@ fn room_that_lacks_is_named_where_it_lacks() {
 #[test]
 fn tiny_batches_that_only_change_hands_are_bound_by_that() {
     let idle = said(|s| {
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) = (2_000_000_000, None, 500_000_000);
-        (s.consumer.user_ns, s.consumer.waited_ns) = (1_000_000_000, 9_000_000_000);
-        (s.order.no_slot_ns, s.consumer.batches) = (0, 10_000);
-        (s.slots.filling_ns, s.slots.free_ns, s.slots.held_ns) =
-            (9_000_000_000, 30_000_000_000, 1_000_000_000);
+        s.decode.busy_ns = 2_000_000_000;
+        s.decode.cpu_ns = None;
+        s.storage.busy_ns = 500_000_000;
+        s.consumer.user_ns = 1_000_000_000;
+        s.consumer.waited_ns = 9_000_000_000;
+        s.order.no_slot_ns = 0;
+        s.consumer.batches = 10_000;
+        s.slots.filling_ns = 9_000_000_000;
+        s.slots.free_ns = 30_000_000_000;
+        s.slots.held_ns = 1_000_000_000;
     });
     assert_said(Cause::HandOver, "A larger `batch_size`", idle);
 }
@@ -828,25 +881,32 @@ fn tiny_batches_that_only_change_hands_are_bound_by_that() {
 fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
     let idle = |change: fn(&mut Snapshot)| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
-                (12_000_000_000, None, 3_000_000_000);
+            s.decode.busy_ns = 12_000_000_000;
+            s.decode.cpu_ns = None;
+            s.storage.busy_ns = 3_000_000_000;
             change(s);
         })
     };
     let copying = idle(|s| {
-        let (busy_ns, batches, buffers) = (9_500_000_000, 100, 3);
+        let busy_ns = 9_500_000_000;
+        let batches = 100;
+        let buffers = 3;
         s.copy = Some(crate::meter::CopyStage {
             busy_ns,
             batches,
             buffers,
             ..Default::default()
         });
-        let (steps, starved_ns) = (100, 5_000_000_000);
+        let steps = 100;
+        let starved_ns = 5_000_000_000;
         s.consumer.gpu = Some(on_gpu(steps, starved_ns));
     });
     assert_said(Cause::Copy, "(`finish`)", copying);
     let making = idle(|s| {
-        let (busy_ns, ops_ns, batches, buffers) = (1_000_000_000, 9_500_000_000, 100, 3);
+        let busy_ns = 1_000_000_000;
+        let ops_ns = 9_500_000_000;
+        let batches = 100;
+        let buffers = 3;
         s.copy = Some(crate::meter::CopyStage {
             busy_ns,
             ops_ns,
@@ -1021,7 +1081,8 @@ proptest::proptest! {
 fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>) {
     let ns = |seconds: f64| (seconds * 1e9) as u64;
     s.decode.delay_ns = Some(ns(3.96 * delay));
-    (s.order.delay_ns, s.consumer.delay_ns) = (Some(0), Some(0));
+    s.order.delay_ns = Some(0);
+    s.consumer.delay_ns = Some(0);
     let (quota, throttled) = quota.unzip();
     let periods = if quota.is_some() { 100 } else { 0 };
     // The workers' time is all of the loaders'.
@@ -1072,8 +1133,10 @@ fn the_taker_of_the_cores_is_the_cause() {
     assert_said(Cause::CpuQuota, line, crowded(5.0, 14.0, Some((1.5, 46))));
     // One worker of a quota of one and a half.
     let quota = said(|s| {
-        (s.decode.workers, s.decode.cores) = (1, 1);
-        (s.decode.busy_ns, s.decode.cpu_ns) = (9_900_000_000, Some(9_800_000_000));
+        s.decode.workers = 1;
+        s.decode.cores = 1;
+        s.decode.busy_ns = 9_900_000_000;
+        s.decode.cpu_ns = Some(9_800_000_000);
         counted(s, 0.0, 10.0, Some((1.5, 0)));
     });
     assert_said(Cause::Decode, "`workers(2)` would give", quota);
@@ -1091,7 +1154,8 @@ fn the_taker_of_the_cores_is_the_cause() {
         (1_000_000_000, Cause::Decode),
     ] {
         let known = said(|s| {
-            (s.decode.cores, s.decode.cpu_ns) = (4, Some(19_200_000_000));
+            s.decode.cores = 4;
+            s.decode.cpu_ns = Some(19_200_000_000);
             counted(s, 5.0, 20.0, None);
             s.cpu.as_mut().unwrap().others_ns = Some(others);
         });
@@ -1100,10 +1164,12 @@ fn the_taker_of_the_cores_is_the_cause() {
     // Eight ranks that need what this one does.
     for (process, cause) in [(2.0, Cause::LocalRanks), (0.5, Cause::OtherPrograms)] {
         let ranks = said(|s| {
-            (s.decode.cores, s.decode.cpu_ns) = (2, Some(400_000_000));
+            s.decode.cores = 2;
+            s.decode.cpu_ns = Some(400_000_000);
             counted(s, 5.0, process, None);
             let cpu = s.cpu.as_mut().unwrap();
-            (cpu.others_ns, cpu.local_ranks) = (Some(18_000_000_000), 8);
+            cpu.others_ns = Some(18_000_000_000);
+            cpu.local_ranks = 8;
         });
         let line = if cause == Cause::LocalRanks {
             "The 8 ranks of this machine share 2 cores: `workers(1)` in each"
@@ -1119,11 +1185,14 @@ fn threads_that_wait_for_a_core_are_neither_handing_over_nor_slots() {
     // Hardly any work, no room problem, and each thread waits for the scheduler.
     let idle = |delay: u64, batches: u64| {
         said(move |s| {
-            (s.decode.busy_ns, s.decode.cpu_ns, s.storage.busy_ns) =
-                (1_000_000_000, Some(900_000_000), 500_000_000);
-            (s.order.no_slot_ns, s.slots.filling_ns, s.consumer.batches) =
-                (0, 5_000_000_000, batches);
-            (s.consumer.user_ns, s.consumer.waited_ns) = (2_000_000_000, 8_000_000_000);
+            s.decode.busy_ns = 1_000_000_000;
+            s.decode.cpu_ns = Some(900_000_000);
+            s.storage.busy_ns = 500_000_000;
+            s.order.no_slot_ns = 0;
+            s.slots.filling_ns = 5_000_000_000;
+            s.consumer.batches = batches;
+            s.consumer.user_ns = 2_000_000_000;
+            s.consumer.waited_ns = 8_000_000_000;
             counted(s, 0.1, 3.0, None);
             s.order.delay_ns = Some(delay);
         })
@@ -1146,9 +1215,12 @@ fn threads_that_wait_for_a_core_are_neither_handing_over_nor_slots() {
 fn bytes_from_memory_are_not_storage() {
     let reading = |device_bytes: Option<u64>, direct_bytes: u64| {
         said(move |s| {
-            (s.storage.busy_ns, s.storage.in_flight_ns) = (10_000_000_000, 320_000_000_000);
-            (s.decode.busy_ns, s.decode.cpu_ns) = (4_000_000_000, Some(4_000_000_000));
-            (s.storage.device_bytes, s.storage.direct_bytes) = (device_bytes, direct_bytes);
+            s.storage.busy_ns = 10_000_000_000;
+            s.storage.in_flight_ns = 320_000_000_000;
+            s.decode.busy_ns = 4_000_000_000;
+            s.decode.cpu_ns = Some(4_000_000_000);
+            s.storage.device_bytes = device_bytes;
+            s.storage.direct_bytes = direct_bytes;
         })
     };
     assert_said(
@@ -1171,8 +1243,9 @@ fn bytes_from_memory_are_not_storage() {
     let mount = said(|s| {
         s.storage.busy_ns = 10_000_000_000;
         s.storage.in_flight_ns = 320_000_000_000;
-        (s.decode.busy_ns, s.decode.cpu_ns, s.storage.device_bytes) =
-            (4_000_000_000, Some(4_000_000_000), Some(0));
+        s.decode.busy_ns = 4_000_000_000;
+        s.decode.cpu_ns = Some(4_000_000_000);
+        s.storage.device_bytes = Some(0);
         s.storage.reader = Some(on_mount());
     });
     assert_said(Cause::Storage, "bound by storage", mount);

@@ -118,7 +118,8 @@ impl Loader {
                 Some(ShardArg::From(ref launcher)) if launcher == "env" => Ok(Rank::single()),
                 _ => Err(exception(py, &error)),
             })?;
-        let (seed, budget) = (settings.seed, settings.budget);
+        let seed = settings.seed;
+        let budget = settings.budget;
         let open = move || source.open(seed, budget).map(|opened| (source, opened));
         let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
         let recipe = Arc::new(Recipe {
@@ -141,7 +142,8 @@ impl Loader {
 
     /// A loader of the same data and settings for another rank, on a device of its own.
     fn _beside(slf: &Bound<'_, Self>, shard: (u32, u32), device: &str) -> PyResult<Self> {
-        let (py, own) = (slf.py(), slf.get());
+        let py = slf.py();
+        let own = slf.get();
         own._check_fork(py)?;
         let recipe = own.recipe.clone();
         let built = Rank::new(shard.0, shard.1)
@@ -159,14 +161,16 @@ impl Loader {
     /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
     #[pyo3(signature = (epoch=None))]
     fn epoch(slf: &Bound<'_, Self>, epoch: Option<u64>) -> PyResult<Epoch> {
-        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        let py = slf.py();
+        let loader = Self::settled(slf)?;
         slf.get().recipe.code.check(py)?;
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
         let Recipe { settings, code, .. } = &*slf.get().recipe;
         // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
         let stop = settings.stop.clone().filter(|_| loader.rank().world() == 1);
-        let (inner, next) = (Mutex::new(Some(inner)), Mutex::new(()));
+        let inner = Mutex::new(Some(inner));
+        let next = Mutex::new(());
         Ok(Epoch {
             inner,
             kept: Mutex::default(),
@@ -205,7 +209,8 @@ impl Loader {
     /// after the last batch that was received. With `rebatched`, the global batch and `last_batch` may differ.
     #[pyo3(signature = (state, rebatched=false))]
     fn resume(slf: &Bound<'_, Self>, state: &[u8], rebatched: bool) -> PyResult<()> {
-        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        let py = slf.py();
+        let loader = Self::settled(slf)?;
         let go = |state| {
             if rebatched {
                 loader.resume_rebatched(&state)
@@ -251,7 +256,8 @@ impl Loader {
     #[getter]
     fn _batch_sizes(slf: &Bound<'_, Self>) -> PyResult<(u64, u64)> {
         let loader = Self::settled(slf)?;
-        let (global, shard) = (loader.global_batch(), loader.rank());
+        let global = loader.global_batch();
+        let shard = loader.rank();
         Ok((
             global
                 .saturating_sub(shard.number().into())
@@ -262,14 +268,16 @@ impl Loader {
 
     /// Leaves out batches `start` to before `stop` of an epoch.
     fn _skip(slf: &Bound<'_, Self>, epoch: u64, start: u64, stop: u64) -> PyResult<()> {
-        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        let py = slf.py();
+        let loader = Self::settled(slf)?;
         py.detach(|| loader.skip(epoch, start..stop))
             .map_err(|error| exception(py, &error))
     }
 
     /// Ids of this rank's rows in the next batch.
     fn _next_ids(slf: &Bound<'_, Self>) -> PyResult<Vec<u64>> {
-        let (py, loader) = (slf.py(), Self::settled(slf)?);
+        let py = slf.py();
+        let loader = Self::settled(slf)?;
         py.detach(|| loader.next_ids())
             .map_err(|error| exception(py, &error))
     }
@@ -308,7 +316,8 @@ impl Loader {
         file: PathBuf,
     ) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
-        let (dataset, image) = (self.recipe.opened.0.clone(), self.recipe.pictures.upright());
+        let dataset = self.recipe.opened.0.clone();
+        let image = self.recipe.pictures.upright();
         let sizes = move || dataset.picture_sizes(&name, &image, file);
         let sizes = interruptible(py, sizes)?.map_err(|error| exception(py, &error))?;
         let pair = |(width, height)| u64::from(height) | u64::from(width) << 32;
@@ -557,7 +566,8 @@ impl Loader {
 
     /// The loader of this process's rank, which does not change from here on.
     fn settled(slf: &Bound<'_, Self>) -> PyResult<Arc<feedline::Loader>> {
-        let (py, own) = (slf.py(), slf.get());
+        let py = slf.py();
+        let own = slf.get();
         own._check_fork(py)?;
         if own.beside {
             return own.inner(py);
@@ -707,7 +717,8 @@ fn interruptible<T: Send + 'static>(
 ) -> PyResult<T> {
     let caller = std::thread::current();
     let done = Arc::new(AtomicBool::new(false));
-    let (ended, stop) = (done.clone(), Stop::new());
+    let ended = done.clone();
+    let stop = Stop::new();
     let own = stop.clone();
     let thread = feedline::start_thread("dataset's opening", "feedline-open", move || {
         let out = stoppable(&own, read);
@@ -1017,10 +1028,10 @@ fn groups(given: &mut Given<'_>, pictures: &Pictures) -> PyResult<(Option<Groups
     let patches = pictures
         .patch_counts()
         .map_err(|error| exception(given.py(), &error))?;
-    let (bounds, trim): (Option<Bounds>, Option<Vec<String>>) =
-        (given.take("bounds")?, given.take("trim")?);
-    let (budget, multiple): (Option<u64>, Option<u64>) =
-        (given.take("budget")?, given.take("multiple_of")?);
+    let bounds: Option<Bounds> = given.take("bounds")?;
+    let trim: Option<Vec<String>> = given.take("trim")?;
+    let budget: Option<u64> = given.take("budget")?;
+    let multiple: Option<u64> = given.take("multiple_of")?;
     let wrong = |words: &'static str| Err(PyValueError::new_err(words));
     if lengths.is_some() && patches.is_some() {
         return wrong("lengths and sizes are two kinds of groups: say one");

@@ -33,7 +33,8 @@ pub fn narrowed(field: Field) -> Field {
 /// Copies integers of 64 bits into a field of 32.
 pub fn copy(input: &[u8], field: usize, ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
     let (values, []) = input.as_chunks() else {
-        let (name, bytes) = (out.spec().fields()[field].name(), input.len());
+        let name = out.spec().fields()[field].name();
+        let bytes = input.len();
         let message = format!("field `{name}` has {bytes} bytes, and each of its numbers has 8");
         return Err(Error::new(ErrorKind::Shape, Stage::Decode, message));
     };

@@ -173,7 +173,9 @@ pub fn map_batch(
 ) -> impl Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static {
     move |batch, ctx| {
         let seed = ctx.draws("python").next_u64();
-        let (epoch, index, valid) = (ctx.epoch(), batch.index(), batch.valid());
+        let epoch = ctx.epoch();
+        let index = batch.index();
+        let valid = batch.valid();
         code.call(|py| {
             let lease = Lease::new();
             let arrays = lend(py, batch, &lease)?;
@@ -222,7 +224,8 @@ fn lens_are_legal(batch: &mut BatchMut<'_>) -> Result<()> {
             continue;
         };
         if let Some(row) = lens.iter().position(|len| *len > max) {
-            let (len, name) = (lens[row], field.name());
+            let len = lens[row];
+            let name = field.name();
             lens[row] = 0;
             return Err(Error::user(format!(
                 "map_batch: row {row} of `{name}.lens` is {len}; the maximum is {max}"
@@ -245,7 +248,8 @@ impl Decoder for Function {
     }
 
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let (field, seed) = (ctx.fields().start, ctx.draws("python").next_u64());
+        let field = ctx.fields().start;
+        let seed = ctx.draws("python").next_u64();
         self.code.call(|py| {
             let bytes = self
                 .function
@@ -358,7 +362,8 @@ impl Decoder for Items {
     }
 
     fn decode(&self, _input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
-        let (fields, sample) = (ctx.fields(), ctx.id());
+        let fields = ctx.fields();
+        let sample = ctx.id();
         self.code.call(|py| {
             let sample = self.function.bind(py).call1((sample,))?;
             let sample = sample.cast::<PyTuple>()?;

@@ -505,7 +505,8 @@ impl Source {
 
     /// The dataset of all paths, and its order if they are mixed.
     fn joined(&self, seed: Option<u64>) -> Result<Opened> {
-        let (mut parts, mut empty) = (Vec::new(), None);
+        let mut parts = Vec::new();
+        let mut empty = None;
         for path in &self.paths {
             match self.format(path) {
                 // As in a folder, a file may hold no samples.
@@ -846,11 +847,9 @@ impl Source {
     /// number up to `up_to`.
     fn field(&self, words: &str) -> Result<Field> {
         let mut parts = words.splitn(3, ':');
-        let (name, kind, count) = (
-            parts.next().unwrap_or_default(),
-            parts.next().unwrap_or("i64"),
-            parts.next(),
-        );
+        let name = parts.next().unwrap_or_default();
+        let kind = parts.next().unwrap_or("i64");
+        let count = parts.next();
         let dims = match (
             count.unwrap_or("1"),
             self.most().and_then(|up_to| up_to.of(name)),

@@ -174,11 +174,9 @@ unsafe extern "C" fn told(frame: *mut Frame) -> *mut Error {
     // SAFETY: the extensions of the frame.
     if let Some(metadata) = unsafe { metadata(extensions) } {
         let (major, minor) = api.map_or(VERSION, |api| (api.version.major, api.version.minor));
-        (
-            metadata.version.major,
-            metadata.version.minor,
-            metadata.traits,
-        ) = (major, minor, 0);
+        metadata.version.major = major;
+        metadata.version.minor = minor;
+        metadata.traits = 0;
         return ptr::null_mut();
     }
     // Without them not even an error can be made: who asks finds no stream.

@@ -131,7 +131,8 @@ impl Frame {
         // Multiples of 8 are compared at a part of the size, too.
         let step = [1, 8][source.below(2)];
         let mut side = || step * (1 + source.below(200 / usize::from(step)) as u16);
-        let (width, height) = (side(), side());
+        let width = side();
+        let height = side();
         let count = [3, 1, 3, 4][source.below(4)];
         let ids = if source.below(4) == 0 {
             *b"RGBA"
@@ -148,12 +149,14 @@ impl Frame {
             })
             .collect();
         for part in &mut parts[..if usual { 1 } else { count }] {
-            (part.h, part.v) = (1 + source.below(4) as u8, 1 + source.below(4) as u8);
+            part.h = 1 + source.below(4) as u8;
+            part.v = 1 + source.below(4) as u8;
         }
         // More blocks do not fit an MCU.
         if count > 1 && parts.iter().map(|part| part.h * part.v).sum::<u8>() > 10 {
             parts.iter_mut().for_each(|part| (part.h, part.v) = (1, 1));
-            (parts[0].h, parts[0].v) = (2, 2);
+            parts[0].h = 2;
+            parts[0].v = 2;
         }
         let restart = if source.below(3) == 0 {
             1 + source.below(40) as u16
@@ -370,12 +373,10 @@ impl Heat {
 
     /// Steps of quantisation: small ones, a slope, or anything.
     fn write_quants(&self, index: u8, source: &mut Source<'_>, out: &mut Vec<u8>) {
-        let (wide, any, start, slope) = (
-            source.below(3) == 0,
-            source.below(4) == 0,
-            source.byte(),
-            source.byte() % 32,
-        );
+        let wide = source.below(3) == 0;
+        let any = source.below(4) == 0;
+        let start = source.byte();
+        let slope = source.byte() % 32;
         let mut body = vec![u8::from(wide) << 4 | index];
         for k in 0..64 {
             let value = match any {
@@ -397,7 +398,8 @@ impl Heat {
         source: &mut Source<'_>,
         bits: &mut Bits<'_>,
     ) {
-        let (mut size, mut value) = (source.below(self.dc + 1), i32::from(source.word()));
+        let mut size = source.below(self.dc + 1);
+        let mut value = i32::from(source.word());
         if self.calm {
             let next = value % 64 - 32;
             value = next - std::mem::replace(predictor, next);
@@ -418,7 +420,8 @@ impl Heat {
         self.write_dc((&tables.dc, predictor), source, bits);
         let mut next = 1;
         while next < 64 {
-            let (kind, run) = (source.byte(), source.below(self.run + 1));
+            let kind = source.byte();
+            let run = source.below(self.run + 1);
             if kind < self.last || next + run > 63 {
                 return ac.write(0, bits);
             }

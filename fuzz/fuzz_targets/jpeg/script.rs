@@ -38,16 +38,17 @@ pub(super) fn write(
     out: &mut Vec<u8>,
 ) {
     let most = |side: fn(&Part) -> u8| usize::from(frame.parts.iter().map(side).max().unwrap_or(1));
-    let (h, v) = (most(|part| part.h), most(|part| part.v));
-    let (width, height) = (usize::from(frame.width), usize::from(frame.height));
+    let h = most(|part| part.h);
+    let v = most(|part| part.v);
+    let width = usize::from(frame.width);
+    let height = usize::from(frame.height);
     let mcus = (width.div_ceil(8 * h), height.div_ceil(8 * v));
     let plane = |part: &Part| {
-        let (own_h, own_v) = (usize::from(part.h), usize::from(part.v));
+        let own_h = usize::from(part.h);
+        let own_v = usize::from(part.v);
         let padded = mcus.0 * own_h;
-        let (across, down) = (
-            (width * own_h).div_ceil(h).div_ceil(8),
-            (height * own_v).div_ceil(v).div_ceil(8),
-        );
+        let across = (width * own_h).div_ceil(h).div_ceil(8);
+        let down = (height * own_v).div_ceil(v).div_ceil(8);
         Plane {
             part: *part,
             lacks: [UNSEEN; 64],
@@ -225,7 +226,8 @@ impl Scan {
                 .for_each(|_| bits.push(source.byte().into(), 1));
         };
         while self.ended == 0 && next < self.end {
-            let (kind, run) = (source.byte(), source.below(heat.run + 1));
+            let kind = source.byte();
+            let run = source.below(heat.run + 1);
             let run = if kind == 255 { 15 } else { run };
             let place = (next..self.end).filter(|k| old >> k & 1 == 0).nth(run);
             if kind < heat.last || place.is_none() {

@@ -176,7 +176,8 @@ impl Arrays {
     /// files.
     fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let len = given.first().map_or(0, |first| first.arrays.len());
-        let (mut schema, mut columns) = (Vec::new(), Vec::new());
+        let mut schema = Vec::new();
+        let mut columns = Vec::new();
         let mut totals = vec![0_u64; len];
         for mut given in given {
             if given.if_varying
@@ -232,7 +233,9 @@ impl Arrays {
         len: u64,
         sizes: Sizes,
     ) -> Self {
-        let (sources, what, name) = (Arc::new(sources), String::new(), String::new());
+        let sources = Arc::new(sources);
+        let what = String::new();
+        let name = String::new();
         Self {
             sources,
             schema,
@@ -250,8 +253,10 @@ impl Arrays {
     /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields with different
     /// numbers of rows.
     fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
-        let (mut schema, mut columns): (Vec<EncodedField>, Vec<Column>) = (Vec::new(), Vec::new());
-        let (mut len, mut bytes_max) = (0, 0_u64);
+        let mut schema: Vec<EncodedField> = Vec::new();
+        let mut columns: Vec<Column> = Vec::new();
+        let mut len = 0;
+        let mut bytes_max = 0_u64;
         for given in given {
             if given.rule != Rule::Same {
                 let message = format!(
@@ -270,7 +275,8 @@ impl Arrays {
             let row_bytes = given.arrays.first().map_or(0, |first| first.row_bytes());
             bytes_max = bytes_max.saturating_add(row_bytes);
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
-            let (starts, bytes) = (Some(starts), Numbers::Same(row_bytes));
+            let starts = Some(starts);
+            let bytes = Numbers::Same(row_bytes);
             columns.push(Column {
                 field,
                 base: given.base,
@@ -369,7 +375,8 @@ impl Dataset for Arrays {
     }
 
     fn describe(&self) -> String {
-        let (fields, files) = (self.describe_fields(), self.sources.count());
+        let fields = self.describe_fields();
+        let files = self.sources.count();
         let checked = if self.checks.is_some() {
             ", CRC-32 verified"
         } else {
@@ -434,10 +441,8 @@ impl Column {
         starts: &Starts,
     ) -> Result<()> {
         let first = &schema[self.field].name;
-        let (own, rows) = (
-            self.starts.as_ref().map_or(&[][..], Starts::all),
-            starts.len(),
-        );
+        let own = self.starts.as_ref().map_or(&[][..], Starts::all);
+        let rows = starts.len();
         let len = own.last().copied().unwrap_or(0);
         let parted = (self.base == given.base)
             .then(|| own.iter().zip(starts.all()).position(|(a, b)| a != b))
@@ -536,7 +541,8 @@ impl Given {
 
     /// Checks that an array is compatible with the first one.
     fn fits(&self, first: &Array, array: &Array, axes: usize) -> Result<(), String> {
-        let (name, found) = (&self.name, array.described());
+        let name = &self.name;
+        let found = array.described();
         if array.shape.len() < axes {
             return Err(format!("`{name}` is {found}: a scalar has no rows"));
         }

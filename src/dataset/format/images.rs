@@ -113,9 +113,12 @@ impl Images {
             .and_then(|path| path.as_ref().parent())
             .unwrap_or(Path::new(""))
             .to_path_buf();
-        let (sizes, schema) = (sizes_by(&sources), vec![EncodedField::image("image")]);
-        let (classes, starts, labels, left_out) =
-            (Vec::new(), vec![0], Vec::new(), BTreeMap::new());
+        let sizes = sizes_by(&sources);
+        let schema = vec![EncodedField::image("image")];
+        let classes = Vec::new();
+        let starts = vec![0];
+        let labels = Vec::new();
+        let left_out = BTreeMap::new();
         Ok(Self {
             sources: Arc::new(sources),
             schema,
@@ -157,7 +160,8 @@ impl Images {
             schema.push(EncodedField::raw(Field::fixed("label", DType::I64, [])));
         }
         let labels = (0..classes.len() as i64).collect();
-        let (sizes, root) = (sizes_by(&sources), root.to_path_buf());
+        let sizes = sizes_by(&sources);
+        let root = root.to_path_buf();
         Ok(Self {
             sources: Arc::new(sources),
             schema,

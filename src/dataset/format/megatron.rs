@@ -153,10 +153,8 @@ impl MegatronBuilder {
     /// ([`ErrorKind::Empty`]).
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
-        let (idx, bin) = (
-            beside(prefix.as_ref(), ".idx"),
-            beside(prefix.as_ref(), ".bin"),
-        );
+        let idx = beside(prefix.as_ref(), ".idx");
+        let bin = beside(prefix.as_ref(), ".bin");
         let tokens = Blob::open(&bin)?;
         fetched(&tokens)?;
         let bin_meta = tokens.look()?;
@@ -190,7 +188,8 @@ impl MegatronBuilder {
             let message = format!("{} tokens make no sample", index.counts.tokens);
             return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(bin));
         }
-        let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
+        let sources = Arc::new(sources);
+        let schema = vec![EncodedField::raw(field)];
         let vocabulary = self.cut.vocabulary(index.dtype)?;
         Ok(Megatron {
             sources,
@@ -225,7 +224,10 @@ impl MegatronBuilder {
         } else {
             "sequences"
         };
-        let (mut first, mut cut_tokens, mut cut_samples, mut empty) = (None, 0, 0, 0);
+        let mut first = None;
+        let mut cut_tokens = 0;
+        let mut cut_samples = 0;
+        let mut empty = 0;
         for (sample, pair) in index.ends.windows(2).enumerate() {
             let len = pair[1] - pair[0];
             empty += u64::from(len == 0);
@@ -285,7 +287,8 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
         return Err(wrong("not an index of Megatron's, version 1".into()));
     }
     let dtype = dtype_of(head[17]).map_err(wrong)?;
-    let (sequences, starts) = (number(&head[18..26]), number(&head[26..34]));
+    let sequences = number(&head[18..26]);
+    let starts = number(&head[26..34]);
     let lists = sequences.checked_mul(12).zip(starts.checked_mul(8));
     let wanted = lists.and_then(|(a, b)| a.checked_add(b)?.checked_add(HEADER_BYTES));
     let modes =
@@ -388,11 +391,9 @@ impl List {
         }
         let value = number(&self.block[self.used..self.used + self.width as usize]);
         let at = self.at;
-        (self.used, self.at, self.left) = (
-            self.used + self.width as usize,
-            self.at + self.width,
-            self.left - 1,
-        );
+        self.used = self.used + self.width as usize;
+        self.at = self.at + self.width;
+        self.left = self.left - 1;
         Ok(Some((value, at)))
     }
 }
@@ -408,7 +409,8 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Gives the total number of tokens, and the wanted ends.
     fn run(&mut self, sequences: u64, size: u64, keep: EndsKind) -> Result<(u64, Vec<u64>)> {
-        let (mut tokens, mut ends) = (0_u64, Vec::new());
+        let mut tokens = 0_u64;
+        let mut ends = Vec::new();
         let mut document = self.documents.next(self.input)?;
         if document.map(|(first, _)| first) != Some(0) {
             let message = "the first document does not start with the first sequence";
@@ -490,7 +492,8 @@ impl Megatron {
         let size = self.dtype.size() as u64;
         let (start, len) = match &self.samples {
             Samples::Spans { ends, max, .. } => {
-                let (start, end) = (ends[sample as usize], ends[sample as usize + 1]);
+                let start = ends[sample as usize];
+                let end = ends[sample as usize + 1];
                 (start, (end - start).min(*max))
             }
             Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
@@ -557,7 +560,8 @@ impl Dataset for Megatron {
     }
 
     fn describe(&self) -> String {
-        let (len, dtype) = (self.len, self.dtype);
+        let len = self.len;
+        let dtype = self.dtype;
         let what = match &self.samples {
             Samples::Spans {
                 max,

@@ -201,7 +201,8 @@ impl RecordsBuilder {
                 size: dtype.size(),
             }
         });
-        let (record_bytes, header_bytes) = (self.record_bytes, self.header_bytes);
+        let record_bytes = self.record_bytes;
+        let header_bytes = self.header_bytes;
         Ok(Records {
             sources: Arc::new(sources),
             schema,

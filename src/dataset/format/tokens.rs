@@ -144,7 +144,10 @@ pub(super) use cut_setters;
 impl Tokens {
     /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`] or [`TokensBuilder::separator`].
     pub fn builder(dtype: DType) -> TokensBuilder {
-        let (cut, header_bytes, separator, index_file) = (Cut::default(), None, None, None);
+        let cut = Cut::default();
+        let header_bytes = None;
+        let separator = None;
+        let index_file = None;
         TokensBuilder {
             dtype,
             cut,
@@ -239,8 +242,9 @@ impl TokensBuilder {
             let input = Blob::open(path)?;
             Ok((input.look()?, self.tokens_of(&input)?))
         })?;
-        let (mut sources, mut counts, mut header) =
-            (Sources::new(), Vec::with_capacity(paths.len()), None::<u64>);
+        let mut sources = Sources::new();
+        let mut counts = Vec::with_capacity(paths.len());
+        let mut header = None::<u64>;
         for (path, (meta, (bytes, count))) in paths.iter().zip(looked) {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
@@ -284,7 +288,8 @@ impl TokensBuilder {
             let message = format!("{} bytes are less than the header of {bytes}", input.len());
             return Err(input.error(ErrorKind::Truncated, message, 0, input.len()));
         };
-        let (size, over) = (self.dtype.size() as u64, body % self.dtype.size() as u64);
+        let size = self.dtype.size() as u64;
+        let over = body % self.dtype.size() as u64;
         if over != 0 {
             let message = format!(
                 "{body} bytes are not a whole number of {}-byte tokens: {over} over",
@@ -365,10 +370,8 @@ impl TokensBuilder {
                 self.dtype
             ));
         }
-        let (need, body) = (
-            count * dtype.size() as u64,
-            input.len().saturating_sub(LLM_C_BYTES),
-        );
+        let need = count * dtype.size() as u64;
+        let body = input.len().saturating_sub(LLM_C_BYTES);
         if need != body || input.len() < LLM_C_BYTES {
             let kind = if need < body {
                 ErrorKind::Decode
@@ -388,7 +391,8 @@ impl TokensBuilder {
         header: Option<u64>,
         name: String,
     ) -> Result<Tokens> {
-        let (header_bytes, token_bytes) = (header.unwrap_or(0), self.dtype.size() as u64);
+        let header_bytes = header.unwrap_or(0);
+        let token_bytes = self.dtype.size() as u64;
         let tokens = counts.iter().sum();
         let vocabulary = self.cut.vocabulary(self.dtype)?;
         let (starts, samples, field) = match self.separator {
@@ -421,7 +425,8 @@ impl TokensBuilder {
                 (starts, Samples::Documents(documents), field)
             }
         };
-        let (sources, schema) = (Arc::new(sources), vec![EncodedField::raw(field)]);
+        let sources = Arc::new(sources);
+        let schema = vec![EncodedField::raw(field)];
         Ok(Tokens {
             sources,
             schema,
@@ -530,16 +535,16 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
             .map(|(at, _)| first + at as u64 + 1)
             .collect::<Vec<u64>>())
     };
-    let (found, mut ends, mut separators) = (parallel(&all, search)?, Vec::new(), 0);
+    let found = parallel(&all, search)?;
+    let mut ends = Vec::new();
+    let mut separators = 0;
     let mut begin = 0;
     for ((file, first), mut own) in all.into_iter().zip(found) {
         separators += own.len();
         begin = if first == 0 { ends.len() } else { begin };
         ends.append(&mut own);
-        let (last, tokens) = (
-            first + (counts[file] - first).min(STEP / size),
-            counts[file],
-        );
+        let last = first + (counts[file] - first).min(STEP / size);
+        let tokens = counts[file];
         // What follows the last separator of a file.
         if last == tokens && ends[begin..].last() != Some(&tokens) {
             ends.push(tokens);
@@ -572,9 +577,12 @@ fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
             "the ends of documents do not fit the files",
         )
     };
-    let (mut rest, mut longest, mut of_files) = (ends, 0, Vec::with_capacity(counts.len()));
+    let mut rest = ends;
+    let mut longest = 0;
+    let mut of_files = Vec::with_capacity(counts.len());
     for tokens in counts {
-        let (mut before, mut count) = (0, 0);
+        let mut before = 0;
+        let mut count = 0;
         while before < *tokens {
             let end = rest
                 .get(count)
@@ -582,7 +590,8 @@ fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
                 .filter(|end| *end > before && end <= tokens)
                 .ok_or_else(wrong)?;
             longest = (end - before).max(longest);
-            (before, count) = (end, count + 1);
+            before = end;
+            count = count + 1;
         }
         rest = &rest[count..];
         of_files.push(count as u64);

@@ -68,7 +68,9 @@ impl Version {
 
 /// Completes a record for a shard of this version.
 pub(super) fn seal(record: &mut ShardRecord, version: &Version, purpose: u64) {
-    (record.purpose, record.len, record.modified) = (purpose, version.len, version.modified);
+    record.purpose = purpose;
+    record.len = version.len;
+    record.modified = version.modified;
     record.ends = version.ends.into();
 }
 
@@ -205,7 +207,8 @@ fn record(side: &Sidefile, number: u64) -> Option<ShardRecord> {
 }
 
 fn find(side: &Sidefile, hash: u64) -> Option<ShardRecord> {
-    let (mut start, mut end) = (0, side.len(SHARDS) / RECORD);
+    let mut start = 0;
+    let mut end = side.len(SHARDS) / RECORD;
     while start < end {
         let middle = start + (end - start) / 2;
         let record = record(side, middle)?;
@@ -237,7 +240,9 @@ pub(super) fn write_all<'a>(
 
 fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> {
     let mut out = SideWriter::create(target, KIND)?;
-    let (mut entries, mut notes, mut identity) = (0, 0, Digest::new("index file"));
+    let mut entries = 0;
+    let mut notes = 0;
+    let mut identity = Digest::new("index file");
     for (hash, table) in tables {
         let record = ShardRecord {
             hash: *hash,

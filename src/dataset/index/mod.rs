@@ -326,7 +326,8 @@ impl Index {
         let mut rows = Rows::new(settings.fields, input.len());
         scan(&mut input, &mut rows)?;
         let table = rows.finish(Path::new("<memory>"), |_| {})?;
-        let (meta, version) = (blob.look()?, Version::of(&blob)?);
+        let meta = blob.look()?;
+        let version = Version::of(&blob)?;
         let shard = Shard {
             meta,
             version,
@@ -498,7 +499,8 @@ impl Index {
     /// place. Errors: as [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
-        let (mut room, source) = ([0; _], SourceId::at(shard));
+        let mut room = [0; _];
+        let source = SourceId::at(shard);
         let row = self.tables[shard].row(row, &mut room)?;
         let span = row.span();
         for field in 0..self.fields {
@@ -638,7 +640,8 @@ fn open_shard(
     scan: impl Fn(&mut Scan<'_>, &mut Rows) -> Result<()>,
 ) -> Result<Shard> {
     let shard = Blob::open(path)?;
-    let (meta, version) = (shard.look()?, Version::of(&shard)?);
+    let meta = shard.look()?;
+    let version = Version::of(&shard)?;
     let purpose = file::purpose(settings);
     let place = file::place(path, settings, purpose);
     let alone = |place: &Path| {

@@ -57,10 +57,8 @@ impl Notes {
         }
         let value: Value = serde_json::from_slice(bytes).ok()?;
         let mut notes = Self::default();
-        let (damage, left_out) = (
-            value.get("damage")?.as_array()?,
-            value.get("left_out")?.as_object()?,
-        );
+        let damage = value.get("damage")?.as_array()?;
+        let left_out = value.get("left_out")?.as_object()?;
         // One more of each sums up the rest.
         if damage.len() > LEDGER_MAX + 1 || left_out.len() > LEFT_OUT_MAX + 1 {
             return None;
@@ -192,7 +190,8 @@ impl Rows {
             .damage
             .iter_mut()
             .for_each(|damage| damage.path = path.to_path_buf());
-        let (form, notes) = (Form::for_entries(&self.entries), self.notes.to_bytes());
+        let form = Form::for_entries(&self.entries);
+        let notes = self.notes.to_bytes();
         let mut bytes = Vec::with_capacity(self.entries.len() * form.bytes());
         self.entries
             .iter()
@@ -208,7 +207,8 @@ impl Rows {
         for (row, entries) in (0..).zip(self.entries.chunks(self.fields)) {
             let bytes = Span::of(entries.iter().flatten().copied()).bytes();
             if bytes > record.bytes_max {
-                (record.bytes_max, record.largest) = (bytes, row);
+                record.bytes_max = bytes;
+                record.largest = row;
             }
         }
         seal(&mut record);
@@ -293,7 +293,9 @@ const WIDE: u64 = 1 << 8;
 
 impl Form {
     fn for_entries(entries: &[Option<Entry>]) -> Self {
-        let (mut bits, mut offset_max, mut len_max) = (0, 0, 0);
+        let mut bits = 0;
+        let mut offset_max = 0;
+        let mut len_max = 0;
         for entry in entries.iter().flatten() {
             bits |= entry.offset;
             offset_max = offset_max.max(entry.offset);
@@ -395,7 +397,10 @@ pub(super) enum Span {
 
 impl Span {
     fn of(entries: impl Iterator<Item = Entry>) -> Self {
-        let (mut start, mut end, mut bytes, mut count) = (u64::MAX, 0, 0_u64, 0);
+        let mut start = u64::MAX;
+        let mut end = 0;
+        let mut bytes = 0_u64;
+        let mut count = 0;
         for entry in entries {
             start = start.min(entry.offset);
             end = end.max(entry.offset.saturating_add(entry.len));

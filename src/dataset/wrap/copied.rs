@@ -58,7 +58,8 @@ impl Copied {
             .word(fingerprint::ends_of_all(inner.sources())?)
             .end();
         let end = [MARK, digest.to_le_bytes()].concat();
-        let (element_bytes, len) = (fields.element_bytes().collect::<Box<[u64]>>(), inner.len());
+        let element_bytes = fields.element_bytes().collect::<Box<[u64]>>();
+        let len = inner.len();
         let token_bytes = element_bytes.iter().sum();
         let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
         let write = |out: &mut Pending| write(inner, &fields, out);
@@ -140,7 +141,9 @@ fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Resu
 
 /// Reads the ends of `len` documents, in tokens, and their CRC.
 fn ends(blob: &Blob, len: u64) -> Result<(Box<[u64]>, u32)> {
-    let (first, mut crc, mut end) = (blob.len() - TAIL - 4 * len, 0, 0_u64);
+    let first = blob.len() - TAIL - 4 * len;
+    let mut crc = 0;
+    let mut end = 0_u64;
     let mut ends = Vec::with_capacity(len as usize + 1);
     ends.push(0);
     for start in (0..len).step_by(STEP as usize) {
@@ -179,7 +182,8 @@ impl Dataset for Copied {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let (start, end) = (self.ends[sample as usize], self.ends[sample as usize + 1]);
+        let start = self.ends[sample as usize];
+        let end = self.ends[sample as usize + 1];
         let mut offset = start * self.token_bytes;
         for (field, size) in self.element_bytes.iter().enumerate() {
             let len = (end - start) * size;

@@ -33,10 +33,8 @@ impl TokenFields {
     /// Errors: [`ErrorKind::Config`] for a field that is unknown, named twice, or has not one dimension.
     pub(crate) fn of(schema: &[EncodedField], names: &[String]) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
-        let (mut numbers, mut fields) = (
-            Vec::with_capacity(names.len()),
-            Vec::with_capacity(names.len()),
-        );
+        let mut numbers = Vec::with_capacity(names.len());
+        let mut fields = Vec::with_capacity(names.len());
         for name in names {
             let Some(number) = schema.iter().position(|known| known.name == *name) else {
                 return bad(no_field(schema, name));
@@ -81,7 +79,8 @@ impl TokenFields {
                 let message = format!("{bytes} bytes are not a whole number of {size}-byte tokens");
                 return Err(Error::new(ErrorKind::Decode, Stage::Index, message));
             }
-            let (own, first) = (bytes / size, *tokens.get_or_insert(bytes / size));
+            let own = bytes / size;
+            let first = *tokens.get_or_insert(bytes / size);
             if own != first {
                 let names = [field.name(), self.fields[0].name()];
                 let message = format!(
@@ -164,7 +163,8 @@ fn read_samples(
     fields: &TokenFields,
     samples: std::ops::Range<u64>,
 ) -> Result<Documents> {
-    let (mut plain, mut documents) = (Plain::new(dataset), Documents::default());
+    let mut plain = Plain::new(dataset);
+    let mut documents = Documents::default();
     let mut own = vec![Vec::new(); fields.numbers.len()];
     for sample in samples {
         own.iter_mut().for_each(Vec::clear);
@@ -185,7 +185,8 @@ fn read_chunk(
     chunk: usize,
     first: u64,
 ) -> Result<Documents> {
-    let (rows, mut documents) = (Plain::new(dataset).chunk(chunk)?, Documents::default());
+    let rows = Plain::new(dataset).chunk(chunk)?;
+    let mut documents = Documents::default();
     for row in 0..rows.rows() {
         let own = fields
             .numbers

@@ -56,9 +56,11 @@ impl<D: Dataset> Measured<D> {
                 let failed = |error| {
                     Error::os(Stage::Index, "cannot write the lengths", error).with_path(place)
                 };
-                let (mut most, schema) = (vec![0_u64; width], inner.schema());
+                let mut most = vec![0_u64; width];
+                let schema = inner.schema();
                 let one = |rows: usize, all: &mut Rows<'_>| {
-                    let (mut lens, mut long) = (vec![0_u32; rows * width], None);
+                    let mut lens = vec![0_u32; rows * width];
+                    let mut long = None;
                     all(
                         &mut |row, field, bytes| match (columns[field], u32::try_from(bytes.len()))
                         {
@@ -115,7 +117,8 @@ impl<D: Dataset> Measured<D> {
         if measured as usize == found {
             return Ok(());
         }
-        let (name, place) = (&self.schema()[field].name, self.file.path.display());
+        let name = &self.schema()[field].name;
+        let place = self.file.path.display();
         let message = format!(
             "field `{name}` has {found} bytes, and {measured} in the lengths: the data changed, delete {place} to measure them \
              again"

@@ -141,7 +141,9 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
         }));
     }
     parallel(tasks, |_, task| {
-        let (source, offset, len) = (task.source, task.offset, task.place.len() as u64);
+        let source = task.source;
+        let offset = task.offset;
+        let len = task.place.len() as u64;
         read(table, task)
             .map_err(|error| error.with_path(table.path(source)).with_range(offset, len))
     })
@@ -185,7 +187,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("feedline-in-memory-{}", std::process::id()));
         std::fs::write(&path, [7; 100]).unwrap();
         let open = || Records::builder(10).open(&path).unwrap();
-        let (whole, over, within, unknown) = (open(), open(), open(), open());
+        let whole = open();
+        let over = open();
+        let within = open();
+        let unknown = open();
         assert_eq!(
             InMemory::open(whole, usize::MAX, Some(100))
                 .unwrap()

@@ -221,10 +221,8 @@ impl Mix {
     /// assert_eq!((schedule.len(), &schedule[65]), (66, &(50_000, vec![0.5, 0.5])));
     /// ```
     pub fn ramp(positions: Range<u64>, from: &[f64], to: &[f64]) -> Vec<(u64, Vec<f64>)> {
-        let (steps, len) = (
-            STEPS.min(positions.end.saturating_sub(positions.start)),
-            from.len().max(to.len()),
-        );
+        let steps = STEPS.min(positions.end.saturating_sub(positions.start));
+        let len = from.len().max(to.len());
         let weight = |table: &[f64], index| table.get(index).copied().unwrap_or(0.0);
         let step = |step: u64| {
             let start = positions.start
@@ -423,7 +421,8 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
         return bad(message);
     }
     if let Some(at) = segments.windows(2).position(|pair| pair[0].0 >= pair[1].0) {
-        let (before, start) = (segments[at].0, segments[at + 1].0);
+        let before = segments[at].0;
+        let start = segments[at + 1].0;
         let message = format!(
             "segment {} of the mix begins at position {start}, the one before at {before}",
             at + 1
@@ -539,7 +538,8 @@ impl Schedule {
             .map(|ids| (ids.start, ids.end - ids.start))
             .unzip();
         let segments = Vec::with_capacity(tables.len());
-        let (number, kept) = (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::default());
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let kept = Mutex::default();
         let mut schedule = Self {
             key,
             segments,
@@ -585,7 +585,8 @@ impl Schedule {
     fn id(&self, position: u128) -> u64 {
         let (source, drawn) = self.draw(position);
         let len = u128::from(self.lens[source]);
-        let (pass, place) = ((drawn / len) as u64, (drawn % len) as u64);
+        let pass = (drawn / len) as u64;
+        let place = (drawn % len) as u64;
         self.firsts[source] + walked(self, source, pass, place)
     }
 
@@ -835,7 +836,8 @@ impl Segment {
 
     /// Number of the block that has a position, and the place in it.
     fn place(&self, position: u128) -> (u128, u64) {
-        let (len, rest) = (u128::from(self.block()), position - u128::from(self.start));
+        let len = u128::from(self.block());
+        let rest = position - u128::from(self.start);
         (rest / len, (rest % len) as u64)
     }
 
@@ -900,7 +902,8 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
     let window =
         |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
     let pair = |number: u64| {
-        let (mut places, mut draws) = (spread.clone(), Draws::from_key(key.derive(number)));
+        let mut places = spread.clone();
+        let mut draws = Draws::from_key(key.derive(number));
         let mut turns = spread.clone();
         turns.sort_by_cached_key(|_| draws.next_u64());
         for moved in turns {
@@ -1236,7 +1239,8 @@ mod tests {
         });
         assert!(again.iter().rev().eq(&found));
         let ends = super::tests::schedule(&[(0, long.to_vec())], &[1 << 40, 90, 4], 3);
-        let (first, seen) = (ends.until_first_ends(), ends.until_all_seen());
+        let first = ends.until_first_ends();
+        let seen = ends.until_all_seen();
         let drawn = |end: u64| ends.drawn(&ends.segments[0], end.into());
         assert!(
             drawn(first)

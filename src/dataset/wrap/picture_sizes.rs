@@ -27,9 +27,8 @@ pub(crate) fn picture_sizes(
     image: &Image,
     place: &Path,
 ) -> Result<Vec<(u32, u32)>> {
-    let (schema, refused) = (dataset.schema(), |message| {
-        Err(Error::new(ErrorKind::Config, Stage::Index, message))
-    });
+    let schema = dataset.schema();
+    let refused = |message| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     let Some(number) = schema.iter().position(|known| known.name == name) else {
         return refused(no_field(schema, name));
     };

@@ -74,7 +74,9 @@ impl<D: Dataset> Seekable<D> {
         let refused =
             |message: String| Error::new(ErrorKind::Config, Stage::Index, message).with_path(place);
         let copy = |out: &mut PointsWriter<'_>| {
-            let (mut samples, mut lens, mut buffer) = (0, Vec::new(), Vec::new());
+            let mut samples = 0;
+            let mut lens = Vec::new();
+            let mut buffer = Vec::new();
             for part in parts {
                 let part = part?;
                 if part.schema() != inner.schema() {
@@ -171,11 +173,9 @@ impl<D: Dataset> Dataset for Seekable<D> {
             Origin::Made => "made now:",
             Origin::MadeAgain => "made again, since the file was damaged or of an older version:",
         };
-        let (inner, megabytes, place) = (
-            self.inner.describe(),
-            self.bytes() as f64 / 1e6,
-            self.file.path.display(),
-        );
+        let inner = self.inner.describe();
+        let megabytes = self.bytes() as f64 / 1e6;
+        let place = self.file.path.display();
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),
             lost => format!("; {lost} of them could not be read: delete the file to make it again"),
@@ -204,10 +204,8 @@ fn open_or_make(
     width: usize,
     fill: impl FnOnce(&mut PointsWriter<'_>) -> Result<()>,
 ) -> Result<(Sidefile, Origin)> {
-    let (identity, entries) = (
-        kept::identity_of("seek points", dataset).end(),
-        dataset.len() * width as u64,
-    );
+    let identity = kept::identity_of("seek points", dataset).end();
+    let entries = dataset.len() * width as u64;
     let fits = |file: &Sidefile| file.len(ENDS) == 8 * entries;
     kept::open_or_make(place, (KIND, "seek points"), identity, fits, |out| {
         let mut writer = PointsWriter {
@@ -260,7 +258,8 @@ fn make(
     out: &mut PointsWriter<'_>,
 ) -> Result<()> {
     let one = |rows: usize, all: &mut Rows<'_>| {
-        let (mut decoder, mut entries) = (jpeg::Decoder::default(), vec![Vec::new(); rows * width]);
+        let mut decoder = jpeg::Decoder::default();
+        let mut entries = vec![Vec::new(); rows * width];
         all(&mut |row, field, bytes| {
             if let Some(column) = columns[field] {
                 entries[row * width + column] = decoder.seek_points(bytes);

@@ -81,7 +81,8 @@ impl Concat {
             return bad("no datasets to concatenate".into());
         };
         let starts = Starts::of(datasets.iter().map(|part| part.len()))?;
-        let (mut sources, mut parts) = (Sources::new(), Vec::new());
+        let mut sources = Sources::new();
+        let mut parts = Vec::new();
         for (index, dataset) in datasets.into_iter().enumerate() {
             if let Some(message) = unlike(first.schema(), dataset.schema()) {
                 return bad(format!(
@@ -173,7 +174,8 @@ fn unlike(first: &[EncodedField], other: &[EncodedField]) -> Option<String> {
 
 impl Chunks {
     fn new(parts: &[Member], part_starts: &[u64]) -> Result<Self> {
-        let (mut starts, mut before) = (Vec::new(), Vec::new());
+        let mut starts = Vec::new();
+        let mut before = Vec::new();
         for (index, part) in parts.iter().enumerate() {
             before.push(starts.len());
             // Ids of a subset are not those of its chunks.
@@ -218,7 +220,8 @@ impl Dataset for Concat {
             ..Sizes::new(0)
         };
         for (part, first) in self.parts.iter().zip(self.starts.all()) {
-            let (own, table) = (part.dataset.sizes(), part.dataset.sources().table_bytes());
+            let own = part.dataset.sizes();
+            let table = part.dataset.sources().table_bytes();
             // Of several with as many bytes, the last.
             if own.sample_bytes_max >= all.sample_bytes_max {
                 all.sample_bytes_max = own.sample_bytes_max;
@@ -233,7 +236,8 @@ impl Dataset for Concat {
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let (part, local) = self.origin(sample);
-        let (member, before) = (&self.parts[part], parts.len());
+        let member = &self.parts[part];
+        let before = parts.len();
         member.dataset.extents(local, parts)?;
         parts.move_sources(before, member.base);
         Ok(())

@@ -91,7 +91,8 @@ impl Shares {
 
     /// The block of a place. `variant` chooses among equally even ones.
     pub(super) fn block(&self, place: u64, variant: u64, path: &mut Path) -> Block {
-        let (mut part, mut depth) = (0..PERIOD, 0);
+        let mut part = 0..PERIOD;
+        let mut depth = 0;
         let mut first: Arc<[u32]> = vec![0; self.counts.len()].into();
         let mut last: Arc<[u32]> = self.counts.clone().into();
         while part.end - part.start > self.block {
@@ -99,11 +100,14 @@ impl Shares {
                 path.truncate(depth);
                 path.push((part.clone(), self.halve(&part, &first, &last).into()));
             }
-            let (counts, half) = (path[depth].1.clone(), part.start.midpoint(part.end));
+            let counts = path[depth].1.clone();
+            let half = part.start.midpoint(part.end);
             if place < half {
-                (part.end, last) = (half, counts);
+                part.end = half;
+                last = counts;
             } else {
-                (part.start, first) = (half, counts);
+                part.start = half;
+                first = counts;
             }
             depth += 1;
         }
@@ -118,7 +122,8 @@ impl Shares {
 
     /// Places of a source's number `earlier` at which its count is its share, rounded up or down.
     fn window(&self, source: usize, earlier: u32) -> Range<u64> {
-        let (count, earlier) = (u64::from(self.counts[source]), u64::from(earlier));
+        let count = u64::from(self.counts[source]);
+        let earlier = u64::from(earlier);
         earlier * PERIOD / count
             ..((u128::from(earlier) + 1) * u128::from(PERIOD)).div_ceil(count.into()) as u64
     }
@@ -126,7 +131,8 @@ impl Shares {
     /// The counts before the middle of a part, by those before its ends.
     fn halve(&self, part: &Range<u64>, first: &[u32], last: &[u32]) -> Vec<u32> {
         let half = part.start.midpoint(part.end);
-        let (mut counts, mut free) = (first.to_vec(), Vec::new());
+        let mut counts = first.to_vec();
+        let mut free = Vec::new();
         for source in self.used.iter().map(|source| *source as usize) {
             let share = half * u64::from(self.counts[source]);
             let low = ((share >> 32) as u32).clamp(first[source], last[source]);
@@ -172,7 +178,8 @@ impl Shares {
     }
 
     fn free(&self, source: usize, earlier: u32, part: &Range<u64>, half: u64) -> Free {
-        let (count, begin) = (u128::from(self.counts[source]), u128::from(earlier) << 32);
+        let count = u128::from(self.counts[source]);
+        let begin = u128::from(earlier) << 32;
         // In 2^32nds of a place of this source, of which the part may have a piece only.
         let start = (u128::from(part.start) * count).max(begin);
         let end = (u128::from(part.end) * count)
@@ -206,7 +213,8 @@ impl Shares {
             }));
         }
         jobs.sort_unstable();
-        let (mut waiting, mut next) = (BinaryHeap::new(), 0);
+        let mut waiting = BinaryHeap::new();
+        let mut next = 0;
         let mut places: Vec<(Range<u32>, u32, u32)> = Vec::with_capacity(jobs.len());
         for place in 0..jobs.len() as u32 {
             while next < jobs.len() && (jobs[next].0 <= place || waiting.is_empty()) {
@@ -294,7 +302,8 @@ fn level(shares: &mut [u64], sum: u64) {
     // What each could give, or take.
     let room = |share: u64| if raised { PERIOD - share } else { share };
     let all: u64 = shares.iter().map(|share| room(*share)).sum();
-    let (whole, mut left) = (has.abs_diff(sum), has.abs_diff(sum));
+    let whole = has.abs_diff(sum);
+    let mut left = has.abs_diff(sum);
     let mut change = |share: &mut u64, by: u64| {
         let by = by.min(left).min(room(*share));
         left -= by;
@@ -327,7 +336,8 @@ fn round(shares: &mut [u64], orders: [Vec<u32>; 2], key: Key) {
             }
         }
         for index in 0..shares.len() {
-            let (mut at, mut up) = (index, None);
+            let mut at = index;
+            let mut up = None;
             while shares[at] & unit != 0 {
                 let mate = mates[0][at] as usize;
                 let up = *up.get_or_insert_with(|| draws.bool(0.5));
@@ -347,7 +357,8 @@ mod tests {
     /// The places of some parts of the sequence, each by itself: errors, and counts without a gap, are looked at one by one.
     fn checked(counts: &[u64], parts: impl Iterator<Item = u64>, most: u64) -> u64 {
         let shares = Shares::new(counts, Key::new(5));
-        let (mut before, mut draws) = (None, 0);
+        let mut before = None;
+        let mut draws = 0;
         for place in parts {
             let Block {
                 from,
@@ -359,7 +370,8 @@ mod tests {
                 assert_eq!(first, before, "the counts where two parts meet, {counts:?}");
             }
             for (place, (source, earlier)) in (from..).zip(&places) {
-                let (index, count) = (*source as usize, i128::from(counts[*source as usize]));
+                let index = *source as usize;
+                let count = i128::from(counts[*source as usize]);
                 assert_eq!(*earlier, done[index], "source {source} at {place}");
                 done[index] += 1;
                 // The error of a source is greatest before it is drawn, or after.

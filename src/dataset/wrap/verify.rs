@@ -196,7 +196,8 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
     }
 
     fn samples(&self, ids: Range<u64>) {
-        let (mut plain, mut decoders) = (None, Vec::new());
+        let mut plain = None;
+        let mut decoders = Vec::new();
         let count = ids.end - ids.start;
         for id in ids {
             if self.stopped.load(Ordering::Relaxed) {
@@ -287,7 +288,8 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
         let mut plain = Plain::new(self.dataset);
         let opened = plain.chunk(chunk);
         self.bytes.fetch_add(plain.read, Ordering::Relaxed);
-        let (buffer, mut decoders) = (opened?, Vec::new());
+        let buffer = opened?;
+        let mut decoders = Vec::new();
         for id in rows.clone() {
             for field in 0..self.fields.len() {
                 let bytes = buffer

@@ -114,7 +114,8 @@ impl Image {
         let (Some(buckets), Some(group)) = (&self.buckets, group) else {
             return Ok(());
         };
-        let (own, Size { width, height }) = (nearest(buckets, placed.picture), placed.picture);
+        let own = nearest(buckets, placed.picture);
+        let Size { width, height } = placed.picture;
         if own == group {
             return Ok(());
         }
@@ -152,8 +153,9 @@ fn of_sizes<T>(
 
 /// The row of the field of the geometry.
 pub(super) fn write_geometry(placed: &Placed, flip: bool, row: &mut [u8]) {
-    let (Size { width, height }, Rect { left, top, size }, whole) =
-        (placed.picture, placed.window, placed.whole);
+    let Size { width, height } = placed.picture;
+    let Rect { left, top, size } = placed.window;
+    let whole = placed.whole;
     let left = if flip {
         whole.width - left - size.width
     } else {

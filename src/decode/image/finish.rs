@@ -136,7 +136,8 @@ fn interleaved<'a, T: Copy>(
     out: &mut [T],
 ) {
     for (source, out) in rows.zip(out.chunks_exact_mut(3 * width)) {
-        let (source, out) = (source.as_chunks::<3>().0, out.as_chunks_mut::<3>().0);
+        let source = source.as_chunks::<3>().0;
+        let out = out.as_chunks_mut::<3>().0;
         let put = |(out, pixel): (&mut [T; 3], &[u8; 3])| {
             *out = [0, 1, 2].map(|c| table[c][usize::from(pixel[c])])
         };

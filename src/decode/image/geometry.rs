@@ -95,7 +95,8 @@ impl Crop {
     pub(super) fn scaled(self, denominator: u32, picture: Size) -> Self {
         let d = f64::from(denominator);
         let Rect { left, top, size } = self.view;
-        let (x, y) = (left / denominator, top / denominator);
+        let x = left / denominator;
+        let y = top / denominator;
         let right = (left + size.width).div_ceil(denominator).min(picture.width);
         let bottom = (top + size.height)
             .div_ceil(denominator)
@@ -107,7 +108,8 @@ impl Crop {
         };
         let start =
             |view: u32, part: f64, scaled: u32| (f64::from(view) + part) / d - f64::from(scaled);
-        let (part_left, part_top) = (start(left, self.part.left, x), start(top, self.part.top, y));
+        let part_left = start(left, self.part.left, x);
+        let part_top = start(top, self.part.top, y);
         let width = (self.part.width / d).min(f64::from(view.size.width) - part_left);
         let height = (self.part.height / d).min(f64::from(view.size.height) - part_top);
         Self {
@@ -143,7 +145,8 @@ impl Rect {
 
     /// The intersection, which must not be empty.
     pub(super) fn common(&self, other: Self) -> Self {
-        let (left, top) = (self.left.max(other.left), self.top.max(other.top));
+        let left = self.left.max(other.left);
+        let top = self.top.max(other.top);
         let size = Size::new(
             self.right().min(other.right()) - left,
             self.bottom().min(other.bottom()) - top,
@@ -211,7 +214,8 @@ pub(super) fn random_rect(
 ) -> Rect {
     let Size { width, height } = picture;
     let area = picture.pixels() as f64;
-    let (log_low, log_high) = (ratio.0.ln(), ratio.1.ln());
+    let log_low = ratio.0.ln();
+    let log_high = ratio.1.ln();
     for _ in 0..10 {
         let target = area * draws.range_f64(scale.0, scale.1);
         let aspect = draws.range_f64(log_low, log_high).exp();

@@ -62,7 +62,8 @@ pub(super) struct Room<'a> {
 impl Room<'_> {
     /// Refuses a picture with too many pixels.
     pub(super) fn admit(&self, picture: Size) -> Result<()> {
-        let (Size { width, height }, limit) = (picture, self.limits.pixels);
+        let Size { width, height } = picture;
+        let limit = self.limits.pixels;
         match picture.pixels() {
             pixels if pixels > limit => Err(over_limit(format!(
                 "{width}x{height} = {pixels} pixels; the limit is {limit}"
@@ -81,7 +82,8 @@ impl Room<'_> {
     pub(super) fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
         self.admit(picture)?;
         let Size { width, height } = picture;
-        let (resizing, limit) = ((self.resizing)(picture), self.limits.memory as u64);
+        let resizing = (self.resizing)(picture);
+        let limit = self.limits.memory as u64;
         let theirs = theirs.saturating_add(self.encoded as u64);
         let sum = own.saturating_add(theirs).saturating_add(resizing);
         if sum > limit {

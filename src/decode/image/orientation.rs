@@ -83,8 +83,9 @@ impl Orientation {
             },
             false => Rect { left, top, size },
         };
-        let (mut view, whole, mut window) =
-            (swap(crop.view), self.size(crop.whole), swap(crop.window));
+        let mut view = swap(crop.view);
+        let whole = self.size(crop.whole);
+        let mut window = swap(crop.window);
         let mut part = match self.swapped {
             true => Part {
                 left: y,
@@ -116,8 +117,10 @@ impl Orientation {
     /// Writes stored RGB pixels of size `stored` (top row first) upright to `out`.
     pub(super) fn turn(self, pixels: &[u8], stored: Size, out: &mut [u8]) {
         let upright = self.size(stored);
-        let (pixels, out) = (pixels.as_chunks::<3>().0, out.as_chunks_mut::<3>().0);
-        let (width, height) = (stored.width as usize, stored.height as usize);
+        let pixels = pixels.as_chunks::<3>().0;
+        let out = out.as_chunks_mut::<3>().0;
+        let width = stored.width as usize;
+        let height = stored.height as usize;
         for (y, row) in out.chunks_exact_mut(upright.width as usize).enumerate() {
             for (x, pixel) in row.iter_mut().enumerate() {
                 let (column, line) = if self.swapped { (y, x) } else { (x, y) };

@@ -42,7 +42,8 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
 
 /// The size of the decoded picture, by the header.
 pub(super) fn size(format: Format, input: &[u8]) -> Result<Size> {
-    let (reader, refused) = (Cursor::new(input), |error| refused(format, error));
+    let reader = Cursor::new(input);
+    let refused = |error| refused(format, error);
     let (width, height) = match format {
         Format::Png => PngDecoder::with_limits(reader, allowance(SCRATCH))
             .map_err(refused)?
@@ -84,7 +85,8 @@ fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     if !decoder.has_animation() {
         return read(Format::WebP, decoder, room, 0);
     }
-    let ((width, height), frame) = (decoder.dimensions(), first_frame(input));
+    let (width, height) = decoder.dimensions();
+    let frame = first_frame(input);
     let canvas = Size::new(width, height);
     let (left, top, still) =
         frame.ok_or_else(|| Error::decode("damaged WebP: an animation without a frame"))?;
@@ -94,11 +96,9 @@ fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     if left + size.width > canvas.width || top + size.height > canvas.height {
         return Err(Error::decode("damaged WebP: a frame beyond its canvas"));
     }
-    let (from, to, start) = (
-        3 * size.width as usize,
-        3 * canvas.width as usize,
-        3 * left as usize,
-    );
+    let from = 3 * size.width as usize;
+    let to = 3 * canvas.width as usize;
+    let start = 3 * left as usize;
     // From the back, because rows grow.
     for y in (0..canvas.height as usize).rev() {
         let row = y
@@ -122,10 +122,8 @@ fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
         at += 8 + (u32_at(input, at + 4) as usize).next_multiple_of(2);
     }
     let [left, top] = [0, 3].map(|part| 2 * (u32_at(input, at + 8 + part) & 0xFF_FFFF));
-    let (size, end) = (
-        input.get(at + 14..at + 20)?,
-        at + 8 + u32_at(input, at + 4) as usize,
-    );
+    let size = input.get(at + 14..at + 20)?;
+    let end = at + 8 + u32_at(input, at + 4) as usize;
     let frame = input.get(at + 24..end)?;
     // Alpha beside the pixels needs the extended header.
     let header = if frame.starts_with(b"ALPH") {
@@ -178,11 +176,9 @@ fn damaged_gif(error: gif::DecodingError) -> Error {
 /// palette.
 fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let (mut decoder, frame, size) = gif_frame(input)?;
-    let (left, top, elsewhere) = (
-        frame.left,
-        frame.top,
-        usize::from(frame.transparent.unwrap_or(0)),
-    );
+    let left = frame.left;
+    let top = frame.top;
+    let elsewhere = usize::from(frame.transparent.unwrap_or(0));
     let own = Size::new(frame.width.into(), frame.height.into());
     // Colours beyond the palette are black.
     let mut palette = [[0; 3]; 256];

@@ -67,7 +67,8 @@ pub(super) struct Tiles {
 impl Patches {
     /// The fields of a row: patches, their places, the number of patches per side, the picture's size.
     pub(super) fn fields(&self, name: &str, dtype: DType) -> Vec<Field> {
-        let (most, size) = (self.most as usize, self.size as usize);
+        let most = self.most as usize;
+        let size = self.size as usize;
         vec![
             Field::rows_up_to(name, dtype, most, [3 * size * size]),
             Field::rows_up_to(format!("{name}.positions"), DType::I32, most, [2]),
@@ -125,15 +126,18 @@ impl Patches {
 
     /// The patches per side.
     fn naflex(&self, picture: Size) -> [f64; 2] {
-        let (size, most) = (f64::from(self.size), f64::from(self.most));
+        let size = f64::from(self.size);
+        let most = f64::from(self.most);
         let sides = |scale: f64| {
             [picture.width, picture.height]
                 .map(|side| (f64::from(side) * scale / size).ceil().max(1.0))
         };
         let fits = |scale: f64| sides(scale).iter().product::<f64>() <= most;
-        let (mut low, mut high) = (1e-5 / 10.0, 100.0);
+        let mut low = 1e-5 / 10.0;
+        let mut high = 100.0;
         if self.rule == Rule::Native && fits(1.0) {
-            (low, high) = (1.0, 1.0);
+            low = 1.0;
+            high = 1.0;
         }
         while high - low >= 1e-5 {
             let middle = (low + high) / 2.0;
@@ -144,11 +148,10 @@ impl Patches {
 
     /// The blocks per side.
     fn smart_resize(&self, picture: Size, side: u32, least: u32) -> [f64; 2] {
-        let (area, factor) = (
-            f64::from(self.size) * f64::from(self.size),
-            f64::from(self.size) * f64::from(side),
-        );
-        let (most, least) = (f64::from(self.most) * area, f64::from(least) * area);
+        let area = f64::from(self.size) * f64::from(self.size);
+        let factor = f64::from(self.size) * f64::from(side);
+        let most = f64::from(self.most) * area;
+        let least = f64::from(least) * area;
         let sides = [picture.width, picture.height].map(f64::from);
         let pixels = sides[0] * sides[1];
         let near = sides.map(|side| (side / factor).round_ties_even());
@@ -173,10 +176,8 @@ impl Patches {
         first: usize,
         out: &mut Row<'_>,
     ) -> Result<()> {
-        let (long, short) = (
-            picture.width.max(picture.height),
-            picture.width.min(picture.height),
-        );
+        let long = picture.width.max(picture.height);
+        let short = picture.width.min(picture.height);
         if matches!(self.rule, Rule::Merge { .. }) && u64::from(long) > RATIO_MAX * u64::from(short)
         {
             let Size { width, height } = picture;
@@ -211,7 +212,8 @@ impl Tiles {
 
     /// Row and column of each tile, in the order of the output.
     fn places(self) -> impl Iterator<Item = (u32, u32)> {
-        let (grid, block) = (self.grid(), self.block);
+        let grid = self.grid();
+        let block = self.block;
         let blocks = move |side: u32| (0..side).step_by(block as usize);
         blocks(grid.height).flat_map(move |top| {
             blocks(grid.width).flat_map(move |left| {
@@ -227,8 +229,10 @@ impl Tiles {
         pixels: &[u8],
         flip: bool,
     ) -> impl Iterator<Item = impl Iterator<Item = &[u8]>> {
-        let (columns, tile) = (self.grid().width, self.tile);
-        let (stride, run) = (3 * self.whole.width as usize, 3 * tile.width as usize);
+        let columns = self.grid().width;
+        let tile = self.tile;
+        let stride = 3 * self.whole.width as usize;
+        let run = 3 * tile.width as usize;
         self.places().map(move |(y, x)| {
             let x = if flip { columns - 1 - x } else { x };
             let start = stride * (y * tile.height) as usize + run * x as usize;

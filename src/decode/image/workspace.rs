@@ -34,13 +34,15 @@ impl Decoder for Image {
             return Ok(patches.fields(&input.name, self.values.dtype));
         }
         let shape = |size: &Size| {
-            let (width, height) = (size.width as usize, size.height as usize);
+            let width = size.width as usize;
+            let height = size.height as usize;
             match self.layout {
                 PixelLayout::Nhwc => vec![height, width, 3],
                 PixelLayout::Nchw => vec![3, height, width],
             }
         };
-        let (name, dtype) = (&input.name, self.values.dtype);
+        let name = &input.name;
+        let dtype = self.values.dtype;
         Ok(match &self.buckets {
             None => vec![Field::fixed(name, dtype, shape(&self.op.output()))],
             Some(sizes) => vec![
@@ -90,7 +92,8 @@ impl Image {
         } else {
             None
         };
-        let (tile, row) = (image.op.output(), out.bytes_mut(field));
+        let tile = image.op.output();
+        let row = out.bytes_mut(field);
         let in_place = patches.is_none() && finish::in_place(self.values, self.layout);
         let encoded = Encoded {
             bytes: input,
@@ -299,7 +302,8 @@ impl Workspace {
         } else {
             crop.scaled(scale, size)
         };
-        let (pixels, resizer) = (&mut self.pixels, &mut self.resizer);
+        let pixels = &mut self.pixels;
+        let resizer = &mut self.resizer;
         let resizing = |_| resizing(&crop, image);
         let mut room = Room {
             limits,

@@ -253,7 +253,8 @@ impl Buffer {
             return Ok(());
         }
         // Waiting for these events would spin: sleeping needs a blocking event, recorded behind them.
-        let (behind, all) = (CopyStream::new(gpu)?, Event::blocking(gpu)?);
+        let behind = CopyStream::new(gpu)?;
+        let all = Event::blocking(gpu)?;
         users().try_for_each(|event| gpu.stream_waits(behind.raw(), event))?;
         all.record(behind.raw())?;
         all.wait()

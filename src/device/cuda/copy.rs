@@ -190,7 +190,9 @@ impl Copier {
             .into_iter()
             .map(|op| Op::of(gpu, op))
             .collect::<Result<Vec<_>>>()?;
-        let (gpu, freed, closed) = (gpu.clone(), free.clone(), AtomicBool::new(false));
+        let gpu = gpu.clone();
+        let freed = free.clone();
+        let closed = AtomicBool::new(false);
         let home = Arc::new(Home {
             gpu: gpu.clone(),
             slot,
@@ -332,7 +334,8 @@ impl Copier {
         } = &*self.home;
         let mut bytes = 0;
         let mut copy = |run: Stretch| {
-            let (from, to) = (slot.span(run.from), base + run.to as DevicePtr);
+            let from = slot.span(run.from);
+            let to = base + run.to as DevicePtr;
             bytes += from.len();
             // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
             // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
@@ -358,7 +361,8 @@ impl Copier {
         slot: &Filled,
         buffer: &Buffer,
     ) -> Result<()> {
-        let (at, rows) = (|field| self.home.at(buffer, field), real_rows(slot));
+        let at = |field| self.home.at(buffer, field);
+        let rows = real_rows(slot);
         if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
@@ -392,7 +396,8 @@ impl Copier {
         slot: &Filled,
         buffer: &Buffer,
     ) -> Result<()> {
-        let (at, made) = (|field| self.at(buffer, field), real_rows(slot));
+        let at = |field| self.at(buffer, field);
+        let made = real_rows(slot);
         let fields = (at(step.input), at(step.output));
         // SAFETY: the fields lie in the buffer or the staging area with the lengths of the finisher's plan, and only this stream
         // uses them now; the caller has bound the context.
@@ -486,7 +491,8 @@ impl Copier {
         // Before each copy: so at most one batch of events for each buffer is between two readings.
         self.home.idle.read();
         buffer.head.take(&slot, now);
-        let (marks, waits) = (self.in_flight.marks(), !buffer.released.is_empty());
+        let marks = self.in_flight.marks();
+        let waits = !buffer.released.is_empty();
         // Fewer than two slots are left for the stages before, or nobody knows how long a copy takes.
         let rings = !self.timed
             || self.in_flight.len() + 2 >= self.slots
@@ -561,7 +567,9 @@ fn arrays<'a>(
         to,
     };
     let of = move |field: &usize| {
-        let (bytes, from, to) = (used(*field), from.fields()[*field], to.fields()[*field]);
+        let bytes = used(*field);
+        let from = from.fields()[*field];
+        let to = to.fields()[*field];
         let lens = from
             .lens
             .zip(to.lens)

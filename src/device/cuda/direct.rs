@@ -48,7 +48,8 @@ impl DirectReader {
                 CuFile::open_with(&options).map_err(|absent| absent.to_string())?
             }
         };
-        let (required, any_route) = (trial.required, trial.any_route);
+        let required = trial.required;
+        let any_route = trial.any_route;
         let direct = Self::counting(gpu, cufile);
         direct.read_a_little(trial)?;
         let called = direct
@@ -112,10 +113,8 @@ impl DirectReader {
         let read = unsafe { self.cufile.read(&file, target.memory.ptr(), TRIAL, from, 0) };
         drop(bound);
         target.release().map_err(words)?;
-        let (read, least) = (
-            read.map_err(|failure| failure.to_string())?,
-            offset.saturating_add(len) - from,
-        );
+        let read = read.map_err(|failure| failure.to_string())?;
+        let least = offset.saturating_add(len) - from;
         if (read as u64) < least.min(TRIAL as u64) {
             return Err(format!("cuFileRead brought {read} of {least} bytes"));
         }

@@ -185,7 +185,8 @@ impl Driver {
             return Err(Absent::Init(asked, driver.name_of(asked)));
         }
         if version < VERSION_LEAST {
-            let (major, minor) = (version / 1000, version % 1000 / 10);
+            let major = version / 1000;
+            let minor = version % 1000 / 10;
             return Err(Absent::TooOld(format!(
                 "it supports CUDA {major}.{minor}, 12.0 is needed"
             )));
@@ -405,7 +406,8 @@ enum Owner {
 impl Gpu {
     /// The device's primary context, which CUDA's runtime API, PyTorch and cudarc use too.
     pub(crate) fn primary(driver: &'static Driver, ordinal: usize) -> Result<Arc<Self>> {
-        let (count, wanted) = (driver.devices(), ordinal);
+        let count = driver.devices();
+        let wanted = ordinal;
         let ordinal = c_int::try_from(ordinal)
             .ok()
             .filter(|_| wanted < count)
@@ -452,10 +454,8 @@ impl Gpu {
     }
 
     fn new(driver: &'static Driver, device: c_int, context: Handle, owner: Owner) -> Self {
-        let (name, pci) = (
-            driver.text(driver.symbols.device_name, device),
-            driver.pci(device),
-        );
+        let name = driver.text(driver.symbols.device_name, device);
+        let pci = driver.pci(device);
         let mut bytes = 0;
         // SAFETY: the pointer is valid for the call. A failure leaves 0, which is only printed.
         let _ = unsafe { (driver.symbols.device_bytes)(&mut bytes, device) };
@@ -526,7 +526,8 @@ impl Gpu {
 
     /// Fails without a call if the context is broken.
     pub(crate) fn intact(&self) -> Result<()> {
-        let (code, ordinal) = (self.latch.load(Ordering::Acquire), self.ordinal());
+        let code = self.latch.load(Ordering::Acquire);
+        let ordinal = self.ordinal();
         let message = match code {
             0 if !is_leaving() => return Ok(()),
             _ if is_leaving() => "the process exits: the driver is not called any more".into(),
@@ -612,7 +613,8 @@ impl Gpu {
     /// Free and total bytes of device memory.
     pub(crate) fn memory(&self) -> Result<(usize, usize)> {
         let _bound = self.bind()?;
-        let (mut free, mut all) = (0, 0);
+        let mut free = 0;
+        let mut all = 0;
         // SAFETY: the pointers are valid for the call.
         self.check("cuMemGetInfo", unsafe {
             (self.driver.symbols.mem_info)(&mut free, &mut all)
@@ -799,7 +801,8 @@ impl Gpu {
         stream: Handle,
         params: &mut [*mut c_void],
     ) -> Result<()> {
-        let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
+        let [gx, gy, gz] = grid;
+        let [bx, by, bz] = block;
         let launch = self.driver.symbols.launch;
         // SAFETY: the caller's promise; the parameters are copied before the call returns.
         let code = unsafe {

@@ -219,7 +219,8 @@ impl InFlight {
         let queued =
             front.queued || began.is_none() && front.waits && front.marks.queued.is_done()?;
         if let Some(front) = self.queue.front_mut() {
-            (front.began, front.queued) = (began, queued);
+            front.began = began;
+            front.queued = queued;
         }
         Ok(match began {
             None if queued => Oldest::Blocked,

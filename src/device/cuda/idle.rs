@@ -698,7 +698,9 @@ mod tests {
             meter.released(batch, Some((event, stream.raw())));
         };
         let _bound = gpu.enter().unwrap();
-        let (mut truth, mut end, mut first_start) = (Truth::default(), 0, 0);
+        let mut truth = Truth::default();
+        let mut end = 0;
+        let mut first_start = 0;
         for (number, [wait, copy, bind, launch, pause, more, own]) in
             steps.iter().copied().enumerate()
         {
@@ -841,7 +843,8 @@ mod tests {
         longer.extend([[1, 2, 0, 20_000, 0, 0, 1]; 20]);
         let (_, adapted) = play(&longer, Drops::Held, told);
         assert_eq!((adapted.unmeasured.pauses, adapted.steps), (3, 36));
-        (steps[12][6], steps[12][0]) = (1, 50_000);
+        steps[12][6] = 1;
+        steps[12][0] = 50_000;
         let (_, starved) = play(&steps, Drops::Held, told);
         assert_eq!((starved.unmeasured.pauses, starved.steps), (0, usual.steps));
     }

@@ -133,7 +133,8 @@ impl Kernels {
         stream: Handle,
         mut params: [*mut c_void; N],
     ) -> Result<()> {
-        let ([grid_x, grid_y], [block_x, block_y]) = (shape.grid, shape.block);
+        let [grid_x, grid_y] = shape.grid;
+        let [block_x, block_y] = shape.block;
         // SAFETY: the caller's promise.
         unsafe {
             self.gpu.launch(
@@ -197,7 +198,8 @@ impl Finisher {
         let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels]
             .map(|size| size as c_uint);
         let channels_first = c_int::from(plan.channels_first);
-        let (flips, table) = (flips.unwrap_or(0), self.table.ptr());
+        let flips = flips.unwrap_or(0);
+        let table = self.table.ptr();
         let params = [
             place(&input),
             place(&out),
@@ -291,7 +293,8 @@ mod tests {
         let mut images = Vec::new();
         let mut at = 16;
         while at < KERNELS.0.len() {
-            let (from, len) = (at + number(at + 4, 4), number(at + 8, 8));
+            let from = at + number(at + 4, 4);
+            let len = number(at + 8, 8);
             images.push((
                 number(at, 2) as u16,
                 number(at + 28, 4) as u32,

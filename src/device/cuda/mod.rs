@@ -266,10 +266,8 @@ pub(super) fn probe() -> String {
         Err(absent) => return format!("host only: {absent}"),
     };
     let lines = devices.iter().map(|device| {
-        let (bytes, bus) = (
-            device.bytes as f64 / 1e9,
-            device.pci_bus_id.as_deref().unwrap_or("unknown"),
-        );
+        let bytes = device.bytes as f64 / 1e9;
+        let bus = device.pci_bus_id.as_deref().unwrap_or("unknown");
         format!(
             "\n  cuda:{} {}, {bytes:.1} GB, PCI {bus}",
             device.ordinal, device.name

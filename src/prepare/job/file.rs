@@ -122,7 +122,8 @@ impl Writer {
         if !self.block.is_empty() {
             self.end_block()?;
         }
-        let (ends, sums) = (std::mem::take(&mut self.ends), [self.inputs, self.bytes]);
+        let ends = std::mem::take(&mut self.ends);
+        let sums = [self.inputs, self.bytes];
         for section in [
             bytemuck::cast_slice(&ends),
             settings.as_bytes(),
@@ -133,10 +134,8 @@ impl Writer {
         }
         self.put(notes.as_bytes())?;
         self.out.end_section();
-        let (id, target) = (
-            self.id.bytes(settings.as_bytes()).end(),
-            self.out.target().to_path_buf(),
-        );
+        let id = self.id.bytes(settings.as_bytes()).end();
+        let target = self.out.target().to_path_buf();
         output::commit_new(
             self.out
                 .finish(id)
@@ -187,7 +186,8 @@ impl Reader {
             return Err(damaged());
         }
         let text = |section, start| {
-            let (len, mut buffer) = (file.len(section).saturating_sub(start), Vec::new());
+            let len = file.len(section).saturating_sub(start);
+            let mut buffer = Vec::new();
             let bytes = if len > PART_MAX {
                 Err(damaged())
             } else {
@@ -199,7 +199,9 @@ impl Reader {
                     .map_err(|_| damaged())
             })
         };
-        let (settings, notes, id) = (text(SETTINGS, 0)?, text(SUMS, 16)?, file.identity());
+        let settings = text(SETTINGS, 0)?;
+        let notes = text(SUMS, 16)?;
+        let id = file.identity();
         Ok(Self {
             file,
             settings,

@@ -213,8 +213,10 @@ impl Plan {
         } else {
             MANIFEST_HEADING
         };
-        let (mut manifest, mut ledger) = (None, None);
-        let (manifest_at, ledger_at) = (self.dir.join(MANIFEST), self.dir.join(LEDGER));
+        let mut manifest = None;
+        let mut ledger = None;
+        let manifest_at = self.dir.join(MANIFEST);
+        let ledger_at = self.dir.join(LEDGER);
         let mut add = |list: List, line: &str| match list {
             List::Manifest => output::append_line(&mut manifest, &manifest_at, heading, line),
             List::Ledger => output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line),

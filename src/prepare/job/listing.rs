@@ -110,7 +110,9 @@ impl Walk<'_> {
             names: Vec::new(),
             runs: Vec::new(),
         };
-        let (mut folders, left_out, root) = (Vec::new(), &mut self.left_out, self.root);
+        let mut folders = Vec::new();
+        let left_out = &mut self.left_out;
+        let root = self.root;
         each_name(&path, |name, kind: FileKind| {
             match take(&path, &name, kind, root)? {
                 Taken::Picture => names.push(name)?,

@@ -66,7 +66,8 @@ impl Shards {
     /// Errors: as of [`Images::open`](crate::dataset::Images::open); [`ErrorKind::Config`] if `to` is not empty, if one
     /// folder contains the other, or for more tasks than pictures.
     pub fn plan(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64) -> Result<Plan> {
-        let (from, to) = (from.as_ref(), to.as_ref());
+        let from = from.as_ref();
+        let to = to.as_ref();
         let root = root_of(from, to)?;
         in_empty(to, || self.plan_in(&root, to, |_, _| Ok(tasks)))
     }
@@ -177,7 +178,8 @@ impl Plan {
         to: impl AsRef<Path>,
         tasks: u64,
     ) -> Result<Self> {
-        let (files, to) = (expand(pattern, endings)?.files, to.as_ref());
+        let files = expand(pattern, endings)?.files;
+        let to = to.as_ref();
         let work = Work::Files {
             settings: settings.into(),
         };
@@ -313,7 +315,8 @@ fn write(
     };
     let mut writer = Writer::create(dir.join(PLAN))?;
     list(&mut writer, &mut head)?;
-    let (tasks, inputs) = (head.tasks, writer.inputs);
+    let tasks = head.tasks;
+    let inputs = writer.inputs;
     if tasks == 0 {
         return Err(bad("a plan of 0 tasks: name at least 1"));
     }
@@ -326,7 +329,8 @@ fn write(
         .and_then(|head_json| Ok((head_json, serde_json::to_string(&head.notes)?)));
     let (settings, notes) =
         json.map_err(|source| bad("the settings cannot be kept").with_source(source))?;
-    let (id, path) = (writer.id(&settings), dir.join(PLAN));
+    let id = writer.id(&settings);
+    let path = dir.join(PLAN);
     match writer.finish(&settings, &notes) {
         // A plan of equal inputs and settings stays.
         Err(error)
@@ -376,7 +380,8 @@ pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
     check_local(to)?;
     let failed =
         |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
-    let (from, to) = (real_path(folder).map_err(failed)?, real(to));
+    let from = real_path(folder).map_err(failed)?;
+    let to = real(to);
     if from.starts_with(&to) || to.starts_with(&from) {
         let message = format!(
             "the input folder {} and the output folder overlap; use separate ones",

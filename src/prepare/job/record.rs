@@ -198,7 +198,8 @@ pub(super) fn each_line(
     each: &mut dyn FnMut(List, &str) -> Result<()>,
 ) -> Result<()> {
     let mut file = BufReader::with_capacity(1 << 16, Blob::open(path)?.stream(0));
-    let (mut line, mut crc) = (String::new(), 0);
+    let mut line = String::new();
+    let mut crc = 0;
     loop {
         line.clear();
         match file.read_line(&mut line) {
@@ -207,7 +208,8 @@ pub(super) fn each_line(
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => line.clear(),
             Err(source) => return Err(read_failed(source, path)),
         }
-        let (written, damaged) = (line.strip_prefix("w\t"), line.strip_prefix("d\t"));
+        let written = line.strip_prefix("w\t");
+        let damaged = line.strip_prefix("d\t");
         if written.or(damaged).is_some() {
             crc = crc32c::crc32c_append(crc, line.as_bytes());
         }

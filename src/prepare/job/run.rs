@@ -85,7 +85,8 @@ impl Plan {
                 "a plan of files: run it by the program that made it, such as `inspect run`",
             ));
         };
-        let (work, pool) = ((settings, settings.format()?), pool(workers)?);
+        let work = (settings, settings.format()?);
+        let pool = pool(workers)?;
         self.each((tasks, strict), stop, watch, &mut |task, progress| {
             pool.install(|| Task::begin(self, work, task, stop)?.run(progress))
         })
@@ -235,7 +236,8 @@ impl Plan {
                 .map(|input| self.file(input))
                 .collect::<Result<Vec<_>>>()?;
             let (seen, damage) = work(first, &files)?;
-            let (path, count) = (output::escaped(&files[0]), files.len());
+            let path = output::escaped(&files[0]);
+            let count = files.len();
             let Verified {
                 samples,
                 bytes,
@@ -258,7 +260,8 @@ impl Plan {
             first = end;
             progress(first - inputs.start);
         }
-        let (plan, bytes) = (self.id_text(), (sum.bytes, sum.bytes));
+        let plan = self.id_text();
+        let bytes = (sum.bytes, sum.bytes);
         let Verified {
             samples, damaged, ..
         } = sum;

@@ -100,7 +100,8 @@ impl<'a> Task<'a> {
 
     /// Writes the shard, its index, and the record. `progress` gets the number of finished pictures after each window.
     pub(super) fn run(mut self, progress: &mut (dyn FnMut(u64) + Send)) -> Result<()> {
-        let (maker, first) = (self.maker, self.positions.start);
+        let maker = self.maker;
+        let first = self.positions.start;
         let mut position = first;
         let mut made = maker.make(self.window(position)?);
         while !made.is_empty() {
@@ -117,7 +118,8 @@ impl<'a> Task<'a> {
 
     /// The pictures from position `start` on that are made together.
     fn window(&self, start: u64) -> Result<Vec<Picture>> {
-        let (mut window, mut bytes) = (Vec::new(), 0);
+        let mut window = Vec::new();
+        let mut bytes = 0;
         for position in start..self.positions.end.min(start + WINDOW_PICTURES) {
             let sample = self
                 .order
@@ -155,11 +157,9 @@ impl<'a> Task<'a> {
             }
             Err(error) => return Err(error),
         };
-        let (key, before, after) = (
-            self.positions.start + self.done.samples,
-            picture.len,
-            bytes.len() as u64,
-        );
+        let key = self.positions.start + self.done.samples;
+        let before = picture.len;
+        let after = bytes.len() as u64;
         self.append(key, &picture, bytes)?;
         self.done.samples += 1;
         self.done.bytes.0 += before;

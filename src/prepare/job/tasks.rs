@@ -90,7 +90,8 @@ impl Tasks {
             Choice::List(ranges) => match ranges.iter().find(|range| range.end > tasks) {
                 None => Ok(ranges.clone()),
                 Some(range) => {
-                    let (wrong, last) = (Numbers(std::slice::from_ref(range)), tasks.max(1) - 1);
+                    let wrong = Numbers(std::slice::from_ref(range));
+                    let last = tasks.max(1) - 1;
                     Err(bad(format!(
                         "task {wrong} of a plan of {tasks} tasks, counted from 0 to {last}"
                     )))

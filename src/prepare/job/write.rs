@@ -52,7 +52,8 @@ impl Shards {
             _ => error,
         })?;
         if ran.stopped {
-            let (done, tasks) = (ran.done + ran.skipped, plan.tasks());
+            let done = ran.done + ran.skipped;
+            let tasks = plan.tasks();
             let message =
                 format!("stopped after {done} of {tasks} shards: the same call goes on from there");
             return Err(

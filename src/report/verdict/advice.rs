@@ -122,13 +122,16 @@ impl Case<'_> {
         let more = self.better_workers();
         match &more {
             Some((workers, then)) if self.blocked() => {
-                let (set, rate, next) = (Setting::Workers.with(workers), self.rate(then), self.next(then));
+                let set = Setting::Workers.with(workers);
+let rate = self.rate(then);
+let next = self.next(then);
                 let waits = "What workers do waits (sleeps, locks, the network, page faults)";
                 let text = format!("{waits}: {set} would give {rate}{next}, without more cores.");
                 all.push(Advice::new(Remedy::Workers, text).valued(Setting::Workers, workers).predicting(then));
             }
             _ if f64::from(decode.workers) > self.loads.cores.ceil() && !self.blocked() => {
-                let (workers, cores) = (decode.workers, self.loads.cores.ceil() as u32);
+                let workers = decode.workers;
+let cores = self.loads.cores.ceil() as u32;
                 let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
                 all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
             }
@@ -139,7 +142,8 @@ impl Case<'_> {
                  fewer), or other programs.",
             )),
             Some((workers, then)) => {
-                let (rate, next) = (self.rate(then), self.next(then));
+                let rate = self.rate(then);
+let next = self.next(then);
                 // Without work of the consumer there is no limit to the useful cores.
                 let needs = match self.loads.has_demand() {
                     true => format!("{what} {needed:.1} cores, has {}: ", decode.workers),
@@ -169,7 +173,8 @@ impl Case<'_> {
 
     /// The advice to do less for each sample, by the kind of the work.
     fn less_work(&self, cause: Cause) -> Advice {
-        let (consumer, effort) = (&self.snapshot.consumer, self.snapshot.decode.effort);
+        let consumer = &self.snapshot.consumer;
+        let effort = self.snapshot.decode.effort;
         let text = match effort {
             _ if cause == Cause::MapBatch && self.waits_for_python() => {
                 "Less work in `map_batch`: one thread at a time runs Python code, so more workers help only as far as it \
@@ -266,7 +271,8 @@ impl Case<'_> {
     }
 
     fn storage_advice(&self) -> Vec<Advice> {
-        let (loads, storage) = (self.loads, &self.snapshot.storage);
+        let loads = self.loads;
+        let storage = &self.snapshot.storage;
         let mut all = Vec::new();
         let filled = loads.depth_filled >= FILLED && !link_is_full(storage);
         all.extend(self.other_reader());
@@ -305,7 +311,8 @@ impl Case<'_> {
             ));
         }
         if storage.direct_bytes > 0 && storage.cached_bytes == 0 {
-            let (direct, reader) = (Setting::Direct, Setting::Reader);
+            let direct = Setting::Direct;
+            let reader = Setting::Reader;
             let text = format!(
                 "Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it."
             );
@@ -325,7 +332,8 @@ impl Case<'_> {
 
     /// More slots where they keep reads from being in flight.
     fn slots_for_reads(&self) -> Option<Advice> {
-        let (filled, depth) = (self.loads.depth_filled, self.snapshot.storage.depth.max(1));
+        let filled = self.loads.depth_filled;
+        let depth = self.snapshot.storage.depth.max(1);
         let rest = format!(
             " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight of {depth}. If storage has more to give, up to \
              {:.1} times as much.",
@@ -348,10 +356,8 @@ impl Case<'_> {
         if let Some(network) = &storage.network
             && network.throttled > network.requests / 100
         {
-            let (throttled, all_of) = (
-                number(network.throttled as f64),
-                number(network.requests as f64),
-            );
+            let throttled = number(network.throttled as f64);
+            let all_of = number(network.requests as f64);
             let what = "fewer loaders at a time, keys under more prefixes, or a higher quota";
             let text = format!("The store throttled {throttled} of {all_of} requests: {what}.");
             all.push(Advice::new(Remedy::Throttled, text));
@@ -414,7 +420,8 @@ impl Case<'_> {
             depth: Some(twice(depth)),
             ..Change::default()
         });
-        let (rate, next) = (number(then.items_per_s), self.next(&then));
+        let rate = number(then.items_per_s);
+        let next = self.next(&then);
         let rest =
             format!(": all {depth} reads were in flight, {why}. At most {rate} samples/s{next}.");
         let deeper = Advice::set(Remedy::Depth, Setting::Depth, twice(depth), rest)
@@ -457,7 +464,8 @@ impl Case<'_> {
     }
 
     fn memory_advice(&self) -> Vec<Advice> {
-        let (loads, slots) = (self.loads, self.snapshot.slots.count);
+        let loads = self.loads;
+        let slots = self.snapshot.slots.count;
         let mut all = Vec::new();
         if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
             let held = loads.slots[3];

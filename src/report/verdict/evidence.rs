@@ -28,8 +28,10 @@ impl Case<'_> {
     }
 
     fn waits(&self) -> Evidence {
-        let (loads, consumer) = (self.loads, &self.snapshot.consumer);
-        let (all, rate) = (time(loads.steady_ns), number(loads.items_per_s));
+        let loads = self.loads;
+        let consumer = &self.snapshot.consumer;
+        let all = time(loads.steady_ns);
+        let rate = number(loads.items_per_s);
         let batches = grouped(&consumer.batches.to_string());
         let plural = if consumer.batches == 1 { "" } else { "es" };
         let of = format!("of {all} for {batches} batch{plural}, {rate} samples/s");
@@ -53,7 +55,8 @@ impl Case<'_> {
         }
         let mut text = format!("The consumer waited {percent:.1} % {of}");
         if consumer.waits.count > 0 && starved >= FED {
-            let (half, most) = (time(consumer.waits.p50_ns), time(consumer.waits.p99_ns));
+            let half = time(consumer.waits.p50_ns);
+            let most = time(consumer.waits.p99_ns);
             text += &format!("; half of the waits took at most {half}, 99 % of them {most}");
         }
         Evidence::share(Measure::Starved, starved, text + ".")
@@ -61,7 +64,8 @@ impl Case<'_> {
 
     /// A note that the rate cannot be kept up.
     fn read_ahead(&self) -> Option<Evidence> {
-        let (rate, kept) = (self.loads.items_per_s, self.loads.sustained());
+        let rate = self.loads.items_per_s;
+        let kept = self.loads.sustained();
         (rate > AHEAD * kept).then(|| {
             let text = "Some of these samples were ready before the first batch";
             let text = format!("{text}: {} samples/s can be kept up.", number(kept));
@@ -73,7 +77,8 @@ impl Case<'_> {
         let first = self.snapshot.consumer.first_ns as f64;
         let share = first_share(self.snapshot, self.loads);
         (share >= 0.1).then(|| {
-            let (took, percent) = (time(first), 100.0 * share);
+            let took = time(first);
+let percent = 100.0 * share;
             let text = format!(
                 "Beside that, first batches of epochs took {took}, {percent:.0} % of all time; that does not count as starved."
             );
@@ -82,7 +87,8 @@ impl Case<'_> {
     }
 
     fn copies(&self) -> Evidence {
-        let (loads, copy) = (self.loads, self.snapshot.copy.clone().unwrap_or_default());
+        let loads = self.loads;
+        let copy = self.snapshot.copy.clone().unwrap_or_default();
         // Copies that are shorter than a tick of the device's clock have no rate.
         let speed = match copy.busy_ns {
             0 => String::new(),
@@ -134,7 +140,8 @@ impl Case<'_> {
         };
         let mut all = Vec::new();
         if let Some(quota) = cpu.quota.filter(|_| cpu.periods > 0) {
-            let (throttled, periods) = (cpu.throttled, cpu.periods);
+            let throttled = cpu.throttled;
+            let periods = cpu.periods;
             let text = format!(
                 "The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods."
             );
@@ -145,10 +152,8 @@ impl Case<'_> {
             ));
         }
         if self.loads.taken.is_some() {
-            let (lost, used) = (
-                100.0 * self.loads.lost.min(1.0),
-                cpu.process_ns as f64 / self.loads.steady_ns,
-            );
+            let lost = 100.0 * self.loads.lost.min(1.0);
+            let used = cpu.process_ns as f64 / self.loads.steady_ns;
             let enough = if self.cause == Cause::NotStarved {
                 " (batches came in time all the same)"
             } else {
@@ -184,7 +189,8 @@ impl Case<'_> {
     }
 
     fn reads(&self) -> Evidence {
-        let (loads, storage) = (self.loads, &self.snapshot.storage);
+        let loads = self.loads;
+        let storage = &self.snapshot.storage;
         if storage.counts.ops == 0 {
             let cached = storage.cached_bytes as f64;
             let text = format!(
@@ -208,7 +214,8 @@ impl Case<'_> {
             bytes(self.bytes_per_read()),
         );
         if storage.latency.count > 0 {
-            let (half, most) = (time(storage.latency.p50_ns), time(storage.latency.p99_ns));
+            let half = time(storage.latency.p50_ns);
+            let most = time(storage.latency.p99_ns);
             text += &format!(", half of which took at most {half}, 99 % {most}");
         }
         if let (Headroom::Limit { times }, true) = (loads.headroom, loads.depth_filled >= FILLED) {
@@ -233,10 +240,8 @@ impl Case<'_> {
             .as_ref()
             .filter(|network| network.requests > 0)?;
         let steady = self.loads.steady_ns;
-        let (half, most) = (
-            time(network.first_byte.p50_ns),
-            time(network.first_byte.p99_ns),
-        );
+        let half = time(network.first_byte.p50_ns);
+        let most = time(network.first_byte.p99_ns);
         let mut text = format!(
             "Of requests to object stores {:.1} were in flight, on average, with {:.3} GB/s; half of the answers began within \
              {half}, 99 % within {most}",

@@ -164,7 +164,8 @@ impl Verdict {
             Cause::Decode if map_share(snapshot) >= MOSTLY_MAPS => Cause::MapBatch,
             cause => cause,
         };
-        let (cause, also) = (precise(cause), also.map(precise));
+        let cause = precise(cause);
+        let also = also.map(precise);
         let case = Case {
             snapshot,
             loads: &loads,
@@ -276,10 +277,8 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     let reads =
         (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
     // The own loss of a saturated stage bounds the gain of more cores.
-    let (delay, busy) = (
-        snapshot.decode.delay_ns.unwrap_or(0),
-        snapshot.decode.busy_ns,
-    );
+    let delay = snapshot.decode.delay_ns.unwrap_or(0);
+    let busy = snapshot.decode.busy_ns;
     let decoding = loads.decode >= SATURATED && ratio(delay as f64, busy as f64) < 0.5 * LOST;
     if let Some(taken) = loads.taken.filter(|_| {
         !decoding && loads.copy < SATURATED && (reads.is_none() || loads.lost >= MOSTLY_LOST)
@@ -350,20 +349,19 @@ struct Case<'s> {
 
 impl Case<'_> {
     fn strength(&self) -> Strength {
-        let (loads, gpu) = (self.loads, &self.snapshot.consumer.gpu);
+        let loads = self.loads;
+        let gpu = &self.snapshot.consumer.gpu;
         let thin = |why: String| Strength::Thin { why };
         if let Some(why) = self.unmeasured() {
             return thin(why.to_string());
         }
         if loads.batches < BATCHES_LEAST {
-            let (count, verb) = (
-                loads.batches,
-                if loads.batches == 1.0 {
-                    " is"
-                } else {
-                    "es are"
-                },
-            );
+            let count = loads.batches;
+            let verb = if loads.batches == 1.0 {
+                " is"
+            } else {
+                "es are"
+            };
             return thin(format!("{count:.0} batch{verb} too few"));
         }
         if loads.steady_ns < STEADY_LEAST_NS {

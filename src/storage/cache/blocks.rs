@@ -85,15 +85,11 @@ struct DataName {
 
 impl DataName {
     fn of(path: &Path) -> Option<Self> {
-        let (share, name) = (
-            path.parent()?.file_name()?.to_str()?,
-            path.file_name()?.to_str()?,
-        );
+        let share = path.parent()?.file_name()?.to_str()?;
+        let name = path.file_name()?.to_str()?;
         let (hash, number) = name.split_once('.')?;
-        let (hash, number) = (
-            u64::from_str_radix(hash, 16).ok()?,
-            u32::from_str_radix(number, 16).ok()?,
-        );
+        let hash = u64::from_str_radix(hash, 16).ok()?;
+        let number = u32::from_str_radix(number, 16).ok()?;
         Some(Self {
             hash,
             number,
@@ -182,7 +178,8 @@ impl CachedBlocks {
         }
         let set = || {
             if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
-                let (changed, compared) = (AtomicBool::new(false), AtomicU64::new(0));
+                let changed = AtomicBool::new(false);
+                let compared = AtomicU64::new(0);
                 mount.get_or_init(|| MountedFile {
                     version,
                     changed,
@@ -324,10 +321,8 @@ impl CachedBlocks {
         // Whole blocks have no marks.
         missing
             .map(|block| {
-                let (start, end) = (
-                    offset.max(block * self.block),
-                    (offset + len).min((block + 1) * self.block),
-                );
+                let start = offset.max(block * self.block);
+                let end = (offset + len).min((block + 1) * self.block);
                 units_of(start, end - start)
             })
             .all(|range| units.has(&range))

@@ -241,7 +241,8 @@ impl CacheDir {
     /// `freed`: bytes that were just removed. Some file systems free them later.
     fn fits(&self, used: u64, bytes: u64, freed: u64) -> io::Result<bool> {
         let disk = statvfs(&self.root)?;
-        let (free, all) = (disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize);
+        let free = disk.f_bavail * disk.f_frsize;
+        let all = disk.f_blocks * disk.f_frsize;
         let free = free.saturating_add(freed).min(all);
         let spare = self.spare.min(all / FREE);
         Ok(used.saturating_add(bytes) <= self.capacity && free.saturating_sub(bytes) >= spare)
@@ -269,7 +270,9 @@ impl CacheDir {
             return Ok((0, 0));
         }
         found.sort_unstable_by_key(|old| old.used);
-        let (mut removed, mut freed, mut held) = (0, 0, Vec::new());
+        let mut removed = 0;
+        let mut freed = 0;
+        let mut held = Vec::new();
         held.resize_with(SHARES, || None);
         for old in found {
             if self.fits(used.saturating_sub(freed), bytes, freed)? {
@@ -326,7 +329,8 @@ impl CacheDir {
     /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
     pub(super) fn recount(&self) -> io::Result<()> {
         self.locked(|room| {
-            let ((_, total), (living, _)) = (self.all()?, bookings(&self.root)?);
+            let (_, total) = self.all()?;
+            let (living, _) = bookings(&self.root)?;
             write_number(&room.used, USED, total + living)
         })
     }
@@ -398,7 +402,8 @@ fn leads_to(link: &Path, data: &Path) -> bool {
 
 /// Bytes that living loaders have booked, and dead ones. The files of the dead go.
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
-    let (mut living, mut dead) = (0, 0);
+    let mut living = 0;
+    let mut dead = 0;
     for entry in std::fs::read_dir(root.join("booked"))?.flatten() {
         let Ok(file) = open_file(&entry.path(), true) else {
             continue;

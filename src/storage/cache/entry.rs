@@ -81,7 +81,10 @@ impl Identity {
     pub(super) fn parse(header: Vec<u8>) -> Option<(Self, String, String)> {
         let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_le_bytes(*header.get(at..)?.first_chunk()?));
-        let (len, block, url, pin) = (long(8)?, long(16)?, word(24)? as usize, word(28)? as usize);
+        let len = long(8)?;
+        let block = long(16)?;
+        let url = word(24)? as usize;
+        let pin = word(28)? as usize;
         let url = header.get(32..32_usize.checked_add(url)?)?.to_vec();
         let pin = header.get(32 + url.len()..(32 + url.len()).checked_add(pin)?)?;
         let pin = str::from_utf8(pin).ok()?.to_string();
@@ -191,7 +194,8 @@ impl EntryFiles {
 
     /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
     pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, String, String)>> {
-        let (data, map) = (open_file(path, write)?, open_file(&map_of(path), write)?);
+        let data = open_file(path, write)?;
+        let map = open_file(&map_of(path), write)?;
         let mut header = vec![0; HEADER];
         map.read_exact_at(&mut header, 0)?;
         let Some((identity, url, version)) = Identity::parse(header) else {
@@ -371,13 +375,15 @@ impl EntryFiles {
 
     /// Whether pieces have brought all of a block.
     pub(super) fn is_brought(&self, block: u64) -> bool {
-        let (offset, len) = (block * self.layout.block, self.layout.block_len(block));
+        let offset = block * self.layout.block;
+        let len = self.layout.block_len(block);
         Units::find(&self.path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
     }
 
     /// Gives a block its record if pieces have brought all of it, and it is what they brought; false otherwise.
     pub(super) fn complete(&self, block: u64, bytes: &mut Vec<u8>) -> io::Result<bool> {
-        let (offset, len) = (block * self.layout.block, self.layout.block_len(block));
+        let offset = block * self.layout.block;
+        let len = self.layout.block_len(block);
         let range = units_of(offset, len);
         let Some(units) = Units::find(&self.path, self.stamp).filter(|units| units.has(&range))
         else {

@@ -68,7 +68,8 @@ impl Cache {
     pub fn verify(&self, mut seen: impl FnMut(u64) -> ControlFlow<()>) -> Result<Vec<Error>> {
         let dir = self.existing(true)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
-        let (mut damaged, mut bytes) = (Vec::new(), 0);
+        let mut damaged = Vec::new();
+        let mut bytes = 0;
         for old in found
             .iter()
             .filter(|old| old.link.is_some() && old.is_own())

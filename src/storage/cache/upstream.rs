@@ -99,7 +99,8 @@ impl Upstream {
         source: SourceId,
         block: u64,
     ) -> Option<Identity> {
-        let (name, len) = (self.name(sources, source), sources.len_of(source));
+        let name = self.name(sources, source);
+        let len = sources.len_of(source);
         let name = name.as_os_str().as_bytes();
         match self {
             Self::Object(_, pin) => Identity::new(name, pin, len, block),

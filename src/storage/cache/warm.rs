@@ -145,7 +145,8 @@ impl Warm<'_> {
         seen: &mut impl FnMut(&CacheWarmed) -> ControlFlow<()>,
     ) -> Result<CacheWarmed> {
         let mut left = blocks(self.sources, self.cache.block).peekable();
-        let (mut moved, mut said) = (Instant::now(), Instant::now());
+        let mut moved = Instant::now();
+        let mut said = Instant::now();
         loop {
             let before = self.settled;
             self.settle();

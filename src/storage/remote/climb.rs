@@ -151,7 +151,8 @@ impl Climb {
     pub(super) fn moved(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.window.area += self.in_flight as f64 * (now - self.since).as_secs_f64();
         let full = self.in_flight as f64 >= FILLED * self.limit;
-        (self.in_flight, self.since) = (in_flight, now);
+        self.in_flight = in_flight;
+        self.since = now;
         let Some(bytes) = bytes else { return };
         self.window.ended += 1;
         if matches!(self.phase, Phase::Start(_)) && full {
@@ -193,7 +194,9 @@ impl Climb {
                 }
             }
             Phase::Start(_) => {
-                (self.kept, self.next, self.starts) = ((REQUESTS_MAX as f64, 0.0), now, true);
+                self.kept = (REQUESTS_MAX as f64, 0.0);
+                self.next = now;
+                self.starts = true;
                 self.hold_at(window.limit);
             }
             Phase::Hold => self.hold(rate, now),
@@ -211,14 +214,17 @@ impl Climb {
         if self.windows == 2 && self.limit > limit && self.rate < before {
             self.hold_at(limit);
         } else if now >= self.next {
-            (self.kept, self.probed) = ((self.limit, self.rate), now);
+            self.kept = (self.limit, self.rate);
+            self.probed = now;
             self.halve();
         }
     }
 
     fn hold_at(&mut self, limit: f64) {
-        (self.limit, self.phase, self.rate, self.windows) =
-            (limit, Phase::Settle(Then::Hold), 0.0, 0);
+        self.limit = limit;
+        self.phase = Phase::Settle(Then::Hold);
+        self.rate = 0.0;
+        self.windows = 0;
     }
 
     fn halve(&mut self) {
@@ -228,10 +234,12 @@ impl Climb {
 
     /// A probe brought `rate`.
     fn judge(&mut self, rate: f64, filled: bool, now: Instant) {
-        let (most, share) = (REQUESTS_MAX as f64, (rate / self.kept.1).max(0.5));
+        let most = REQUESTS_MAX as f64;
+        let share = (rate / self.kept.1).max(0.5);
         let needs_all = filled && share <= HALF;
         if std::mem::take(&mut self.starts) && needs_all && self.kept.0 < most {
-            (self.limit, self.rate) = (self.kept.0, rate);
+            self.limit = self.kept.0;
+            self.rate = rate;
             self.phase = Phase::Settle(Then::Start);
             return;
         }
@@ -254,10 +262,8 @@ impl Climb {
 
     /// The next time of the system's clock that is a multiple of `seconds`.
     fn after(&self, seconds: u64, now: Instant) -> Instant {
-        let (clock, step) = (
-            (self.clock + (now - self.began)).as_nanos(),
-            u128::from(seconds) * 1_000_000_000,
-        );
+        let clock = (self.clock + (now - self.began)).as_nanos();
+        let step = u128::from(seconds) * 1_000_000_000;
         now + Duration::from_nanos((step - clock % step) as u64)
     }
 }

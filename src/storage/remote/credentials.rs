@@ -151,7 +151,8 @@ impl<C: Send + Sync + 'static> Credentials<C> {
 
     /// What is there, or `None` while a renewal runs that the caller needs.
     fn look(&self, asked: u64) -> Option<Result<(Arc<C>, u64)>> {
-        let (mut state, now) = (self.0.state.hold(), Instant::now());
+        let mut state = self.0.state.hold();
+        let now = Instant::now();
         let passed = |time: Option<Instant>| time.is_some_and(|time| time <= now);
         let current = state.current.as_ref();
         let found = current.map(|current| (current.value.clone(), current.number));
@@ -235,7 +236,8 @@ impl<C: Send + Sync + 'static> Renewed for Credentials<C> {
     }
 
     fn refuse(&self, number: u64, sure: bool) {
-        let (mut state, now) = (self.0.state.hold(), Instant::now());
+        let mut state = self.0.state.hold();
+        let now = Instant::now();
         // Others may have been refused with the same ones, and have them renewed.
         let current = state
             .current

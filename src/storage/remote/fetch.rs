@@ -198,7 +198,8 @@ pub(super) async fn asked<T>(
     let mut tries = Tries::new(store.once());
     loop {
         let number = ready(store, store.patience).await.map_err(site)?;
-        let (permit, note) = (store.limit.enter().await, Note::default());
+        let permit = store.limit.enter().await;
+        let note = Note::default();
         let failure = match tokio::time::timeout(store.patience, ask(note.clone())).await {
             Ok(Ok(answer)) => {
                 permit.done();
@@ -249,7 +250,9 @@ pub(super) async fn fetch(
     patience: Patience,
     sink: &mut impl Sink,
 ) -> Result<()> {
-    let (mut at, mut tries, store) = (range.start, Tries::new(patience), &object.store);
+    let mut at = range.start;
+    let mut tries = Tries::new(patience);
+    let store = &object.store;
     let site = |error: Error| {
         match error.kind() {
             ErrorKind::Changed => store.forget_all(),
@@ -262,7 +265,8 @@ pub(super) async fn fetch(
     loop {
         let number = ready(store, patience.of_try).await.map_err(site)?;
         let waits = object.meter.as_ref().map(|meter| meter.wait());
-        let (permit, begin) = (store.limit.enter().await, at);
+        let permit = store.limit.enter().await;
+        let begin = at;
         drop(waits);
         let Err(mut failure) =
             attempt(object, &mut at, range.end, patience.of_try, sink, &permit).await
@@ -331,10 +335,8 @@ async fn attempt(
     sink: &mut impl Sink,
     permit: &Permit<'_>,
 ) -> Tried<()> {
-    let (note, request) = (
-        Note::default(),
-        object.meter.as_ref().map(|meter| meter.enter()),
-    );
+    let note = Note::default();
+    let request = object.meter.as_ref().map(|meter| meter.enter());
     let options = GetOptions {
         range: Some(GetRange::Bounded(*at..end)),
         if_match: object.condition(),
@@ -359,8 +361,10 @@ async fn attempt(
     same(object, &got, &answer, *at..end)
         .map_err(|(class, kind, what)| wrong(class, kind, what))?;
     let broken = |what: String| wrong(Class::Passing, ErrorKind::Io, what);
-    let (mut body, mut here) = (got.into_stream(), *at);
-    let (mut due, mut goal) = (Instant::now() + patience, here + LEAST);
+    let mut body = got.into_stream();
+    let mut here = *at;
+    let mut due = Instant::now() + patience;
+    let mut goal = here + LEAST;
     let failure = loop {
         match tokio::time::timeout_at(due.into(), body.next()).await {
             Ok(Some(Ok(chunk))) if chunk.len() as u64 > end - here => {
@@ -370,7 +374,8 @@ async fn attempt(
                 sink.take(here, &chunk);
                 here += chunk.len() as u64;
                 if here >= goal {
-                    (due, goal) = (Instant::now() + patience, here + LEAST);
+                    due = Instant::now() + patience;
+                    goal = here + LEAST;
                 }
                 permit.brought(chunk.len());
                 if let Some(request) = &request {

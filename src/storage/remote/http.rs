@@ -292,7 +292,8 @@ impl HttpService for Service {
             .get("range")
             .map(|range| range.to_str().ok().and_then(whole));
         let is_head = request.method().as_str() == "HEAD";
-        let (name, is_object) = (request.uri().path().to_string(), is_head || asked.is_some());
+        let name = request.uri().path().to_string();
+        let is_object = is_head || asked.is_some();
         let mut moved = None;
         let answered = self
             .answered(request, &note, asked.is_some(), &mut moved)
@@ -392,7 +393,8 @@ impl Service {
 
     /// Why no answer came.
     async fn unanswered(&self, error: &HttpError, proxy: Option<&Proxy>, url: &Url) -> Answer {
-        let (mut failure, mut lasting) = (cause(error), is_lasting(error));
+        let mut failure = cause(error);
+        let mut lasting = is_lasting(error);
         if let (true, Some(why)) = (lasting, &self.web.untrusting) {
             failure = format!("{failure} ({why})");
         }
@@ -441,7 +443,8 @@ fn is_redirect(status: u16) -> bool {
 /// An error's answer with at most [`REFUSAL`] bytes of its body.
 async fn refusal(response: HttpResponse) -> HttpResponse {
     let (parts, body) = response.into_parts();
-    let (mut pieces, mut text) = (body.bytes_stream(), Vec::new());
+    let mut pieces = body.bytes_stream();
+    let mut text = Vec::new();
     let read = async {
         while let Some(Ok(piece)) = pieces.next().await {
             text.extend_from_slice(&piece[..piece.len().min(REFUSAL - text.len())]);
@@ -481,7 +484,8 @@ async fn held(
             "the answer is a web page; check the endpoint and its login",
         ));
     }
-    let (mut pieces, mut bytes) = (body.bytes_stream(), Vec::new());
+    let mut pieces = body.bytes_stream();
+    let mut bytes = Vec::new();
     while let Some(piece) = pieces.next().await {
         let piece = piece?;
         if bytes.len() + piece.len() > HELD {
@@ -583,7 +587,8 @@ fn web(shared: &OnceLock<Web>) -> Result<Web> {
     if let Some(web) = shared.get() {
         return Ok(web.clone());
     }
-    let (proxies, (tls, untrusting)) = (Arc::new(Proxies::of_env()?), tls()?);
+    let proxies = Arc::new(Proxies::of_env()?);
+    let (tls, untrusting) = tls()?;
     let known = proxies.clone();
     let built = reqwest::Client::builder()
         // HTTP/2 puts all requests on one connection, which bounds the rate.

@@ -184,7 +184,8 @@ impl Drop for Permit<'_> {
             let mut state = self.limit.state.hold();
             // Under the lock, so that windows see it grow.
             let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
-            let (before, in_flight) = (state.most(), state.in_flight - 1);
+            let before = state.most();
+            let in_flight = state.in_flight - 1;
             state.moves(Instant::now(), in_flight, bytes);
             state.most().saturating_sub(before)
         };
@@ -222,10 +223,12 @@ mod tests {
     /// A store of `workers` that queues requests, with clients that ask whenever they may. Gives the answers in the last
     /// minute of five, and the requests in flight at the end.
     fn queue(workers: usize, service: Duration, patience: Duration) -> (usize, usize) {
-        let (mut state, start) = (Limit::new().state.into_inner().unwrap(), Instant::now());
+        let mut state = Limit::new().state.into_inner().unwrap();
+        let start = Instant::now();
         let mut free: BinaryHeap<_> = vec![Reverse(start); workers].into();
         let mut in_flight = BinaryHeap::new();
-        let (mut now, mut answers) = (start, 0);
+        let mut now = start;
+        let mut answers = 0;
         while now < start + Duration::from_secs(300) {
             while in_flight.len() < state.limit as usize {
                 let mut worker = free.peek_mut().unwrap();
@@ -243,7 +246,8 @@ mod tests {
 
     #[test]
     fn a_queue_at_the_store_lowers_the_limit_and_keeps_the_rate() {
-        let (patience, ms) = (Duration::from_secs(10), Duration::from_millis);
+        let patience = Duration::from_secs(10);
+        let ms = Duration::from_millis;
         // Workers, time per request, and whether 256 requests wait for 2.5 s.
         for (workers, service, queues) in [
             (1, ms(100), true),
@@ -274,7 +278,8 @@ mod tests {
     #[test]
     fn a_slow_store_without_a_queue_keeps_its_requests() {
         let mut state = Limit::new().state.into_inner().unwrap();
-        let (start, slow) = (Instant::now(), Duration::from_secs(3));
+        let start = Instant::now();
+        let slow = Duration::from_secs(3);
         (0..100).for_each(|k| {
             state.answer(
                 start + slow * k,

@@ -71,7 +71,8 @@ impl Store {
             return Ok(meta);
         }
         let asked = fetch::asked(&self, &key, |note: Note| {
-            let (client, key) = (self.client.clone(), key.clone());
+            let client = self.client.clone();
+            let key = key.clone();
             Box::pin(async move {
                 let options = GetOptions {
                     head: true,
@@ -112,16 +113,17 @@ impl Store {
             let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
         };
-        let (mut objects, mut folders, mut odd, mut page_token) =
-            (Vec::new(), Vec::new(), Vec::new(), None);
-        let (mut tokens, mut empty) = (HashSet::new(), 0);
+        let mut objects = Vec::new();
+        let mut folders = Vec::new();
+        let mut odd = Vec::new();
+        let mut page_token = None;
+        let mut tokens = HashSet::new();
+        let mut empty = 0;
         let shown = Key::from(prefix.as_str());
         loop {
             let page = fetch::asked(&self, &shown, |note: Note| {
-                let (lists, prefix) = (
-                    lists.clone(),
-                    Some(prefix.clone()).filter(|prefix| !prefix.is_empty()),
-                );
+                let lists = lists.clone();
+                let prefix = Some(prefix.clone()).filter(|prefix| !prefix.is_empty());
                 let options = PaginatedListOptions {
                     delimiter: folder.then_some("/".into()),
                     page_token: page_token.clone(),
@@ -186,7 +188,8 @@ impl Object {
         if out.is_empty() {
             return Ok(());
         }
-        let (object, range) = (self.clone(), offset..offset + out.len() as u64);
+        let object = self.clone();
+        let range = offset..offset + out.len() as u64;
         // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
         let bytes = wait(async move {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
@@ -208,7 +211,8 @@ impl Object {
         ways: Vec<W>,
         step: impl Fn(&mut W, &[u8]) -> bool + Send + Sync + 'static,
     ) -> Vec<W> {
-        let (object, step) = (self.clone(), Arc::new(step));
+        let object = self.clone();
+        let step = Arc::new(step);
         let walked = wait(async move {
             let each = ways
                 .into_iter()
@@ -278,7 +282,8 @@ impl Object {
 /// Length and version of the object at a URL, lately listed or asked for now.
 pub(crate) fn look(path: &Path) -> Result<Meta> {
     let url = Url::parse(path)?;
-    let (store, key) = (store(&url)?, url.object()?);
+    let store = store(&url)?;
+    let key = url.object()?;
     wait(store.head(key)).map_err(|error| match error.kind() {
         ErrorKind::NotFound => error
             .with_note("a folder's URL ends in `/`")
@@ -323,7 +328,8 @@ pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
         .cloned()
         .collect();
     find_all(&plain)?;
-    let (mut files, mut odd) = (Vec::new(), 0);
+    let mut files = Vec::new();
+    let mut odd = 0;
     for name in names {
         if !is_pattern(name) {
             files.push(name.into());

@@ -22,11 +22,13 @@ const ELEMENTS: [(&str, &str); 4] = [
 /// The page without such keys; `odd` gets them, but for marks of folders.
 pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
     ELEMENTS.iter().fold(page, |page, (element, name)| {
-        let (start, end) = (format!("<{element}>"), format!("</{element}>"));
+        let start = format!("<{element}>");
+        let end = format!("</{element}>");
         if !page.contains(&start) {
             return page;
         }
-        let (mut kept, mut rest) = (String::with_capacity(page.len()), page.as_str());
+        let mut kept = String::with_capacity(page.len());
+        let mut rest = page.as_str();
         while let Some((before, after)) = rest.split_once(&start) {
             kept.push_str(before);
             let Some((inside, behind)) = after.split_once(&end) else {
@@ -116,7 +118,8 @@ mod tests {
                 let folders: String = folders.iter().map(|key| of(prefix, folder, key)).collect();
                 format!("<R><Prefix>set//</Prefix>{keys}{folders}<Next>x//</Next></R>")
             };
-            let (mut odd, good) = (Vec::new(), ["set/a&amp;b", "set/%20 #", "set/&#252;"]);
+            let mut odd = Vec::new();
+            let good = ["set/a&amp;b", "set/%20 #", "set/&#252;"];
             let given = page(
                 &[
                     "set/a&amp;b",

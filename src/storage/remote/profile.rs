@@ -165,7 +165,8 @@ impl Profile {
     /// Errors: a control character, which no header may hold; a line end after a value is left out.
     fn plain(&self, Fresh { value, life }: Fresh<AwsCredential>) -> Result<Fresh<AwsCredential>> {
         let trimmed = |text: &String| text.trim().to_string();
-        let (key_id, secret_key) = (trimmed(&value.key_id), trimmed(&value.secret_key));
+        let key_id = trimmed(&value.key_id);
+        let secret_key = trimmed(&value.secret_key);
         let token = value.token.as_ref().map(trimmed);
         if [Some(&key_id), token.as_ref()]
             .into_iter()
@@ -261,11 +262,9 @@ impl Profile {
         if left == Some(Duration::ZERO) {
             return Err(failed("printed credentials that have expired"));
         }
-        let (key_id, secret_key, token) = (
-            printed.access_key_id,
-            printed.secret_access_key,
-            printed.session_token,
-        );
+        let key_id = printed.access_key_id;
+        let secret_key = printed.secret_access_key;
+        let token = printed.session_token;
         Ok(Fresh::new(
             AwsCredential {
                 key_id,
@@ -305,7 +304,8 @@ fn text(path: &Path) -> Result<String> {
 
 /// The settings of the sections with such a title; later ones win.
 fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, String>> {
-    let (mut found, mut here) = (None, false);
+    let mut found = None;
+    let mut here = false;
     for line in text.lines() {
         if let Some(title) = line.trim().strip_prefix('[') {
             here = title
@@ -331,8 +331,10 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, 
 
 /// Words of a command: quotes and backslashes as of a POSIX shell, nothing else of one.
 fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut quote, mut chars) =
-        (Vec::new(), None::<String>, None, line.chars().peekable());
+    let mut words = Vec::new();
+    let mut word = None::<String>;
+    let mut quote = None;
+    let mut chars = line.chars().peekable();
     while let Some(c) = chars.next() {
         match (quote, c) {
             (None, ' ' | '\t') => words.extend(word.take()),
@@ -367,7 +369,8 @@ fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
     let Some((program, arguments)) = words.split_first() else {
         return Err("is empty".into());
     };
-    let (end, mut command) = (Instant::now() + deadline, Command::new(program));
+    let end = Instant::now() + deadline;
+    let mut command = Command::new(program);
     command
         .args(arguments)
         .stdin(Stdio::null())
@@ -400,7 +403,8 @@ fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
 
 /// All that a process prints; `None` at the deadline.
 fn printed(child: &mut Child, end: Instant) -> Result<Option<Vec<u8>>, String> {
-    let (mut output, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut output = Vec::new();
+    let mut buffer = [0; 4096];
     let lost = |error: std::io::Error| format!("cannot be read: {error}");
     let Some(mut pipe) = child.stdout.take() else {
         return Ok(None);

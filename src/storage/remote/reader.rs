@@ -161,7 +161,8 @@ impl RemoteState {
 
     /// Starts the task of a request: its future and the list of its reads are allocated, beside a request's own cost.
     fn begin(self: &Arc<Self>, reads: Reads) {
-        let (shared, cancels) = (self.clone(), self.cancels.load(Ordering::Acquire));
+        let shared = self.clone();
+        let cancels = self.cancels.load(Ordering::Acquire);
         match runtime() {
             Ok(runtime) => {
                 self.requests.fetch_add(1, Ordering::Relaxed);
@@ -276,7 +277,9 @@ struct Reads {
 
 impl Reads {
     fn new(op: ReadOp) -> Self {
-        let (source, start, end) = (op.extent.source, op.extent.offset, end_of(&op.extent));
+        let source = op.extent.source;
+        let start = op.extent.offset;
+        let end = end_of(&op.extent);
         Self {
             ops: vec![op],
             source,
@@ -333,7 +336,8 @@ impl Sink for Reads {
             if offset >= end {
                 break;
             }
-            let (from, to) = (offset.max(at), (offset + len).min(end));
+            let from = offset.max(at);
+            let to = (offset + len).min(end);
             if from < to {
                 let piece = &chunk[(from - at) as usize..(to - at) as usize];
                 op.buf.as_mut_slice()[(from - offset) as usize..][..piece.len()]
@@ -415,7 +419,8 @@ impl Reader for Remote {
 impl Drop for Remote {
     fn drop(&mut self) {
         self.cancel();
-        let (deadline, mut out) = (Instant::now() + DROP_DEADLINE, Vec::new());
+        let deadline = Instant::now() + DROP_DEADLINE;
+        let mut out = Vec::new();
         while self.in_flight > 0 && Instant::now() < deadline {
             self.wait(&mut out, Some(deadline - Instant::now()));
         }

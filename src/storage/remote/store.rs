@@ -87,7 +87,8 @@ struct Net {
 /// all it takes over are options.
 fn net() -> &'static Net {
     static FIRST: OnceLock<Box<Net>> = OnceLock::new();
-    let (mut place, mut parent) = (&FIRST, None::<&Net>);
+    let mut place = &FIRST;
+    let mut parent = None::<&Net>;
     loop {
         let options = || Some(parent?.options.try_lock().ok()?.clone());
         let new = || Net {
@@ -103,7 +104,8 @@ fn net() -> &'static Net {
         if !net.process.is_forked() {
             return net;
         }
-        (place, parent) = (&net.next, Some(&**net));
+        place = &net.next;
+        parent = Some(&**net);
     }
 }
 
@@ -174,7 +176,8 @@ pub(super) fn lost() -> Error {
 pub(super) type Options = Vec<(String, String)>;
 
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
-    let (net, name) = (net(), url.store());
+    let net = net();
+    let name = url.store();
     let mut stores = net.stores.hold();
     if let Some(store) = stores.get(&name) {
         return Ok(store.clone());
@@ -187,7 +190,8 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
 
 /// Replaces a store by one with these options, for all opens and reads after this.
 pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
-    let (net, url) = (net(), Url::parse(Path::new(name))?);
+    let net = net();
+    let url = Url::parse(Path::new(name))?;
     let store = Arc::new(Store::open(&url, url.store(), &options)?);
     net.stores.hold().insert(url.store(), store);
     net.options.hold().insert(url.store(), options);

@@ -79,7 +79,8 @@ impl Crowd {
     fn judge(&mut self, waited: Duration, now: Instant) {
         let window = now.saturating_duration_since(self.since);
         self.crowded = !self.crowded && waited.saturating_sub(self.waited) * PART > window;
-        (self.waited, self.since) = (waited, now);
+        self.waited = waited;
+        self.since = now;
     }
 }
 
@@ -113,7 +114,8 @@ mod tests {
     #[test]
     fn a_quarter_of_a_window_makes_a_crowd_until_the_next_look() {
         let mut crowd = Crowd::none();
-        let (start, ms) = (crowd.since, Duration::from_millis);
+        let start = crowd.since;
+        let ms = Duration::from_millis;
         // Time, waits so far, crowded.
         for (now, waited, crowded) in [
             (20, 5, false),

@@ -312,7 +312,8 @@ impl Uring {
                     Some(file) => ReadTarget::Kept(file, id.index()),
                     None => ReadTarget::Own,
                 };
-                let (next, align) = (progress.next(), progress.align());
+                let next = progress.next();
+                let align = progress.align();
                 let turn = self
                     .files
                     .fault_hook()
@@ -360,7 +361,8 @@ impl Uring {
         if asked.is_some() {
             self.stats.bytes_moved += result.max(0) as u64;
         }
-        let (extent, cancelled) = (op.extent, op.cancelled);
+        let extent = op.extent;
+        let cancelled = op.cancelled;
         match action {
             Action::Opened(fd) => self.opened(key, fd),
             Action::OpenFailed(Errno::CANCELED)
@@ -428,7 +430,9 @@ impl Uring {
         let Some(op) = self.table.get_mut(key) else {
             return;
         };
-        let (id, extent, cancelled) = (op.extent.source, op.extent, op.cancelled);
+        let id = op.extent.source;
+        let extent = op.extent;
+        let cancelled = op.cancelled;
         let buffered =
             matches!(op.phase, Phase::Open { direct: false, .. }) && self.files.align() > 1;
         if cancelled || self.broken.is_some() {

@@ -330,7 +330,8 @@ impl Ring {
         let buf = slot.buf.as_mut().expect("held since it was started");
         let (region, start) = buf.place();
         let bytes = &mut buf.as_mut_slice()[next.at..next.at + next.len];
-        let (ptr, len) = (bytes.as_mut_ptr(), next.len as u32);
+        let ptr = bytes.as_mut_ptr();
+        let len = next.len as u32;
         let piece = find(&self.pieces, region, start + next.at, next.len);
         let cell = match target {
             ReadTarget::Kept(_, cell) => self
@@ -411,7 +412,8 @@ impl Ring {
             .flags(flags.bits().into())
             .resolve(RESOLVE.bits());
         let root = slot.root.insert(root);
-        let (path, how) = (slot.path.as_ptr().cast(), &raw const slot.how);
+        let path = slot.path.as_ptr().cast();
+        let how = &raw const slot.how;
         let entry = opcode::OpenAt2::new(types::Fd(root.as_raw_fd()), path, how).build();
         slot.small = true;
         self.push_injected(key, entry, turn, 0..0)
@@ -689,7 +691,8 @@ mod tests {
             return eprintln!("skipped: no io_uring here");
         };
         let region = |bytes| Arc::new(Region::new(bytes, "a test").unwrap());
-        let (first, second) = (region(16 << 10), region(16 << 10));
+        let first = region(16 << 10);
+        let second = region(16 << 10);
         ring.register_buffers(std::slice::from_ref(&first)).unwrap();
         assert!(!is_forked(&first) && is_forked(&second));
         ring.register_buffers(std::slice::from_ref(&second))

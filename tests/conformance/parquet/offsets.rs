@@ -84,7 +84,8 @@ fn with_indexes(
             );
             let mut new = encoded(&index, payloads.as_deref());
             bytes(column, &mut new);
-            let (offset, len) = (out.len() as i64, new.len() as i32);
+            let offset = out.len() as i64;
+            let len = new.len() as i32;
             out.extend(new);
             let chunk = chunk
                 .clone()

@@ -76,7 +76,8 @@ fn read_decoded(
     for batch in loader.epoch(0)? {
         let batch = batch?;
         for (rows, field) in columns.iter_mut().zip(batch.fields()) {
-            let (bytes, lens) = (field.as_bytes()?, field.lens());
+            let bytes = field.as_bytes()?;
+            let lens = field.lens();
             let stride = bytes.len() / batch.len();
             let element = lens.map_or(0, |_| {
                 stride / field.shape()[1..].iter().product::<usize>().max(1)
@@ -189,7 +190,9 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
     let files: BTreeMap<String, BTreeMap<String, Value>> =
         serde_json::from_value(expected["files"].clone()).unwrap();
     assert!(!files.is_empty());
-    let (mut wrong, mut equal, mut refused) = (Vec::new(), 0, 0);
+    let mut wrong = Vec::new();
+    let mut equal = 0;
+    let mut refused = 0;
     for (file, columns) in &files {
         let named = columns.iter().filter(|(name, _)| !name.is_empty());
         let list: Vec<_> = named
@@ -213,7 +216,8 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
         } else {
             judge_file(&list, &path)
         };
-        let (mut read, mut reasons) = (0, Vec::new());
+        let mut read = 0;
+        let mut reasons = Vec::new();
         for (index, outcome) in outcomes.into_iter().enumerate() {
             let name = list.get(index).map_or("", |column| column.name);
             match outcome {
@@ -226,7 +230,8 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
         }
         println!("{file:<56} {read:>3} equal, {:>2} refused", reasons.len());
         reasons.iter().for_each(|reason| println!("    {reason}"));
-        (equal, refused) = (equal + read, refused + reasons.len());
+        equal = equal + read;
+        refused = refused + reasons.len();
     }
     (wrong, equal, refused)
 }
@@ -318,7 +323,8 @@ fn a_footer_with_another_row_count_is_refused() {
 
 /// A zigzag number of thrift.
 fn zigzag(number: u64) -> Vec<u8> {
-    let (mut rest, mut out) = (number << 1, Vec::new());
+    let mut rest = number << 1;
+    let mut out = Vec::new();
     while rest > 0x7f {
         out.push(rest as u8 & 0x7f | 0x80);
         rest >>= 7;
@@ -361,7 +367,8 @@ fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
             .position(|bytes| bytes == b"name 0")
             .unwrap();
         let header = (first - 4 - column.dictionary_page_offset().unwrap() as usize) as u64;
-        let (said, wrong) = (zigzag(size), zigzag(size - header));
+        let said = zigzag(size);
+        let wrong = zigzag(size - header);
         assert_eq!(said.len(), wrong.len());
         let footer = bytes.len()
             - 8

@@ -35,7 +35,8 @@ fn rows(tar: &Tar) -> Vec<Vec<Option<(u64, u64)>>> {
 
 /// Fields of a sample as the pipeline reads them if the shard now has these bytes; `None` for fields that are cut off.
 fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
-    let (mut fields, extents) = (Vec::new(), fuzzing::extents(tar, sample)?);
+    let mut fields = Vec::new();
+    let extents = fuzzing::extents(tar, sample)?;
     assert_eq!(
         extents.len(),
         tar.schema().len(),
@@ -93,7 +94,8 @@ fn the_index_of_the_intact_shard_finds_all_damage() {
     for (name, shard) in SMALL {
         let tar = builder().open_bytes(shard).unwrap();
         let right = all(&tar, shard);
-        let (mut cases, mut found) = (0, 0);
+        let mut cases = 0;
+        let mut found = 0;
         damaged(shard, |what, bytes| {
             cases += 1;
             for sample in 0..tar.len() {
@@ -123,12 +125,16 @@ fn the_index_of_the_intact_shard_finds_all_damage() {
 fn no_lost_sample_is_silent_without_an_index() {
     for (name, shard) in SMALL {
         let intact = builder().open_bytes(shard).unwrap();
-        let (right, values) = (rows(&intact), all(&intact, shard));
+        let right = rows(&intact);
+        let values = all(&intact, shard);
         let payload = |at: usize| {
             let mut places = right.iter().flatten().flatten();
             places.any(|(offset, len)| (*offset..offset + len).contains(&(at as u64)))
         };
-        let (mut cases, mut refused, mut same, mut other) = (0, 0, 0, 0);
+        let mut cases = 0;
+        let mut refused = 0;
+        let mut same = 0;
+        let mut other = 0;
         damaged(shard, |what, bytes| {
             cases += 1;
             match builder().open_bytes(bytes) {
@@ -486,7 +492,8 @@ fn ambiguous_members_are_damage() {
 #[test]
 fn members_that_all_readers_see_alike_are_read() {
     let long = format!("{}/m", "d".repeat(200));
-    let (bin, cls) = (format!("{long}.bin"), format!("{long}.cls"));
+    let bin = format!("{long}.bin");
+    let cls = format!("{long}.cls");
     let v7 = |name: &str, data: &str| {
         let mut block = header(name, &octal(data.len()), 0);
         block[257..265].fill(0);
@@ -494,7 +501,8 @@ fn members_that_all_readers_see_alike_are_read() {
     };
     let gnu_size = |name: &str, data: &str| {
         let mut size = [0; 12];
-        (size[0], size[11]) = (0x80, data.len() as u8);
+        size[0] = 0x80;
+        size[11] = data.len() as u8;
         [header(name, &size, b'0'), padded(data.as_bytes())].concat()
     };
     let cases: Vec<Vec<Vec<u8>>> = vec![
@@ -564,8 +572,10 @@ fn members_that_all_readers_see_alike_are_read() {
 #[test]
 fn half_and_doubled_samples_cost_only_themselves() {
     use DamageKind::{Duplicate, Incomplete};
-    let (bin, cls) = (file("m.bin", "M"), file("m.cls", "13"));
-    let (n_bin, n_cls) = (file("n.bin", "N"), file("n.cls", "14"));
+    let bin = file("m.bin", "M");
+    let cls = file("m.cls", "13");
+    let n_bin = file("n.bin", "N");
+    let n_cls = file("n.cls", "14");
     type Expected<'a> = &'a [(DamageKind, u64, u64)];
     let cases: [(&str, &[&[u8]], Expected<'_>, u64); 8] = [
         ("whole", &[&bin, &cls], &[], 3),

@@ -67,7 +67,8 @@ fn the_mode_of_captures_may_need_a_context() {
             ..config()
         },
         |_| {
-            let (right, before) = (Got::epoch(&build(data()), 0), leaked());
+            let right = Got::epoch(&build(data()), 0);
+            let before = leaked();
             let loader = build(data().device(gpu(0)).tuning(|t| t.slots(3)));
             same(&Got::epoch(&loader, 0), &right, "with a context first");
             drop(loader);
@@ -79,7 +80,8 @@ fn the_mode_of_captures_may_need_a_context() {
 #[test]
 fn a_loader_continues_if_a_capture_refuses_its_calls() {
     case(config(), |session| {
-        let (right, before) = (Got::epoch(&build(data()), 0), leaked());
+        let right = Got::epoch(&build(data()), 0);
+        let before = leaked();
         for symbol in [
             "cuEventQuery",
             "cuStreamSynchronize",
@@ -178,7 +180,8 @@ fn next_during_a_capture_of_its_stream_loses_no_batch() {
         let (_context, stream) = stream();
         let right = Got::epoch(&build(data()), 0);
         let loader = build(data().device(gpu(0)).stream(&stream));
-        let (mut epoch, mut found) = (loader.epoch(0).unwrap(), Vec::new());
+        let mut epoch = loader.epoch(0).unwrap();
+        let mut found = Vec::new();
         for _ in 0..3 {
             found.push(Got::of(&epoch.next().unwrap().unwrap()).unwrap());
             let capture = Capture::begin(&stream);
@@ -196,10 +199,12 @@ fn a_batch_dropped_in_a_capture_does_not_poison_its_buffer() {
         case(config(), move |session| {
             let (context, first) = stream();
             let streams = &[first, context.new_stream().unwrap()][..count];
-            let (right, before) = (Got::epoch(&build(data()), 0), leaked());
+            let right = Got::epoch(&build(data()), 0);
+            let before = leaked();
             let builder = data().device(gpu(0)).tuning(|t| t.device_batches(2));
             let loader = build(streams.iter().fold(builder, LoaderBuilder::stream));
-            let (mut epoch, mut found) = (loader.epoch(0).unwrap(), Vec::new());
+            let mut epoch = loader.epoch(0).unwrap();
+            let mut found = Vec::new();
             for _ in 0..4 {
                 let batch = epoch.next().unwrap().unwrap();
                 found.push(Got::of(&batch).unwrap());

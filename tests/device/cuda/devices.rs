@@ -502,7 +502,8 @@ fn the_callers_current_context_stays_what_it_was() {
             drop(batch);
             stays("drop of the last batch");
         };
-        let (own, other) = (CudaContext::new(0).unwrap(), CudaContext::new(2).unwrap());
+        let own = CudaContext::new(0).unwrap();
+        let other = CudaContext::new(2).unwrap();
         other.bind_to_thread().unwrap();
         run(other.cu_ctx() as usize, &own);
         own.bind_to_thread().unwrap();

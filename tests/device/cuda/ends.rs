@@ -119,7 +119,8 @@ fn a_loader_dropped_with_copies_in_flight_leaks_nothing() {
 fn a_stopped_consumer_stream_only_delays_the_loaders_end() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
-        let (stream, kernels) = (context.new_stream().unwrap(), Kernels::new(&context));
+        let stream = context.new_stream().unwrap();
+        let kernels = Kernels::new(&context);
         let loader = build(data().device(gpu(0)).stream(&stream));
         let gate = Gate::close();
         kernels.wait(&stream);
@@ -146,7 +147,8 @@ fn a_stopped_consumer_stream_only_delays_the_loaders_end() {
 fn dropping_a_batch_after_its_loader_does_not_wait() {
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
-        let (stream, kernels) = (context.new_stream().unwrap(), Kernels::new(&context));
+        let stream = context.new_stream().unwrap();
+        let kernels = Kernels::new(&context);
         for tensors in [false, true] {
             let before = leaked();
             let loader = build(data().device(gpu(0)).stream(&stream));

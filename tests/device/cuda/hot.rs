@@ -38,7 +38,8 @@ fn slots_are_pinned_once_and_unpinned_at_the_end() {
         for epoch in 0..3 {
             assert!(loader.epoch(epoch).unwrap().all(|batch| batch.is_ok()));
         }
-        let (live, plan) = (session.live(), loader.plan());
+        let live = session.live();
+        let plan = loader.plan();
         assert_eq!(
             (session.count("cuMemHostRegister_v2"), live.registrations),
             (5, 5)
@@ -303,7 +304,8 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
                     batch.field("record").unwrap().device_ptr().unwrap();
                 }
             };
-            let (before, events) = (counts(session, &NEVER), session.count("cuEventCreate"));
+            let before = counts(session, &NEVER);
+            let events = session.count("cuEventCreate");
             (0..4).for_each(|number| epoch(number, 0));
             // A transfer thread without a core reads marks late: then more steps than usual have events.
             let made = session.count("cuEventCreate") - events;

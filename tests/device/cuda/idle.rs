@@ -117,7 +117,8 @@ fn bare_handles_are_measured_and_not_used_after_the_drop() {
         let context = CudaContext::new(0).unwrap();
         let loader = build(data());
         for batch in loader.epoch(0).unwrap() {
-            let (batch, stream) = (batch.unwrap(), context.new_stream().unwrap());
+            let batch = batch.unwrap();
+            let stream = context.new_stream().unwrap();
             batch.bind(bare(&stream)).unwrap();
             drop(batch);
         }
@@ -135,7 +136,8 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
     const STEP: Duration = Duration::from_secs(1);
     case(config(), |_| {
         let context = CudaContext::new(0).unwrap();
-        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let kernels = Kernels::new(&context);
+        let stream = context.new_stream().unwrap();
         let loader = build(data());
         let mut batches = loader.epoch(0).unwrap();
         for step in 0..3 {
@@ -167,11 +169,9 @@ fn work_behind_a_dropped_bare_handle_is_not_starvation() {
 fn a_step_waits_for_its_request_on_another_stream() {
     case(config(), |_| {
         let context = CudaContext::new(0).unwrap();
-        let (kernels, late, other) = (
-            Kernels::new(&context),
-            context.new_stream().unwrap(),
-            context.new_stream().unwrap(),
-        );
+        let kernels = Kernels::new(&context);
+        let late = context.new_stream().unwrap();
+        let other = context.new_stream().unwrap();
         let loader = build(data());
         let mut batches = loader.epoch(0).unwrap();
         let first = batches.next().unwrap().unwrap();
@@ -220,7 +220,8 @@ fn a_refused_question_loses_its_steps_but_no_event() {
     const INVALID_VALUE: u32 = 1;
     case(config(), |session| {
         let context = CudaContext::new(0).unwrap();
-        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let kernels = Kernels::new(&context);
+        let stream = context.new_stream().unwrap();
         let loader = build(
             data()
                 .stream(&stream)

@@ -60,7 +60,8 @@ fn a_tool_sees_each_range_once_and_a_broken_one_is_told_once() {
     }
     let tool = standin::build("nvtx", include_str!("../../standin/nvtx.rs"), &[]);
     let other = standin::build("no-nvtx", "", &[]);
-    let (tool, other) = (tool.to_str().unwrap(), other.to_str().unwrap());
+    let tool = tool.to_str().unwrap();
+    let other = other.to_str().unwrap();
     let initialized = || vec!["nvtx initialize".to_string()];
     for (path, mood, expected, why) in [
         (tool, "", calls(), None),

@@ -70,7 +70,8 @@ impl Consumer {
 
 /// The same on the host.
 fn right() -> Vec<Vec<u8>> {
-    let (host, validation) = (build(train()), Got::epoch(&build(validate()), 0));
+    let host = build(train());
+    let validation = Got::epoch(&build(validate()), 0);
     let mut right = Vec::new();
     for epoch in 0..EPOCHS {
         for (batch, step) in Got::epoch(&host, epoch).iter().zip(1..) {
@@ -103,12 +104,11 @@ fn training_and_validation_take_turns_on_one_stream() {
     // Watched: the training's numbers before and after each validation are the same; else nothing waits for the stream.
     for (queues, watched) in [(0, false), (1, false), (0, true), (1, true)] {
         case(Config { queues, ..late() }, move |_| {
-            let (right, context) = (right(), CudaContext::new(0).unwrap());
+            let right = right();
+            let context = CudaContext::new(0).unwrap();
             let stream = context.new_stream().unwrap();
-            let (train, validate) = (
-                train().tuning(|t| t.slots(3).device_batches(3)),
-                validate().tuning(|t| t.slots(2).device_batches(2)),
-            );
+            let train = train().tuning(|t| t.slots(3).device_batches(3));
+            let validate = validate().tuning(|t| t.slots(2).device_batches(2));
             let [train, validate] =
                 [train, validate].map(|builder| build(builder.device(gpu(0)).stream(&stream)));
             let mut consumer = Consumer {

@@ -34,8 +34,10 @@ fn a_stopped_stream_holds_up_no_copy_and_no_bell_of_the_loader() {
             ..config()
         },
         |session| {
-            let (right, context) = (Got::epoch(&build(data()), 0), CudaContext::new(0).unwrap());
-            let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+            let right = Got::epoch(&build(data()), 0);
+            let context = CudaContext::new(0).unwrap();
+            let kernels = Kernels::new(&context);
+            let stream = context.new_stream().unwrap();
             let builder = data()
                 .device(gpu(0))
                 .stream(&stream)
@@ -73,7 +75,8 @@ fn read(
     streams: &[Arc<CudaStream>],
     ahead: usize,
 ) -> Vec<Vec<u8>> {
-    let (mut held, mut copies) = (VecDeque::new(), Vec::<(CudaSlice<u8>, _)>::new());
+    let mut held = VecDeque::new();
+    let mut copies = Vec::<(CudaSlice<u8>, _)>::new();
     for (batch, stream) in loader.epoch(0).unwrap().zip(streams.iter().cycle()) {
         let batch = batch.unwrap();
         batch.bind(Stream::from(stream)).unwrap();
@@ -108,7 +111,8 @@ fn streams_that_share_queues_read_the_batches_of_the_host() {
                 .map(|batch| batch.bytes("record").to_vec())
                 .collect();
             let context = CudaContext::new(0).unwrap();
-            let (kernels, streams) = (Kernels::new(&context), streams(&context, count));
+            let kernels = Kernels::new(&context);
+            let streams = streams(&context, count);
             for ahead in [0, 3] {
                 for of_builder in [0, 1, count] {
                     let builder = data()

@@ -30,7 +30,8 @@ fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'stati
         },
         |session| {
             let context = CudaContext::new(0).unwrap();
-            let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+            let kernels = Kernels::new(&context);
+            let stream = context.new_stream().unwrap();
             let loader = build(data().tuning(|t| t.slots(3).device_batches(2)));
             loader.ready().unwrap();
             let gate = Gate::close();

@@ -69,7 +69,8 @@ fn a_stopped_consumer_stream_is_no_stall() {
                         .tuning(|t| t.slots(3).device_batches(2)),
                 );
                 let context = CudaContext::new(0).unwrap();
-                let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+                let kernels = Kernels::new(&context);
+                let stream = context.new_stream().unwrap();
                 let gate = Gate::close();
                 kernels.wait(&stream);
                 let opener = std::thread::spawn(move || {
@@ -145,7 +146,8 @@ fn a_consumer_stream_that_stands_still_is_told_once() {
                 .count()
         };
         let context = CudaContext::new(0).unwrap();
-        let (kernels, stream) = (Kernels::new(&context), context.new_stream().unwrap());
+        let kernels = Kernels::new(&context);
+        let stream = context.new_stream().unwrap();
         // Short enough to wait for, long enough for a busy machine's workers.
         let builder = data().tuning(|t| t.stall_deadline(5 * DEADLINE));
         let loader = build(
@@ -199,7 +201,8 @@ fn breaks(
     (code, name): (u32, &str),
     stopped: bool,
 ) {
-    let (right, kernels) = (Got::epoch(&build(data()), 0), Kernels::new(context));
+    let right = Got::epoch(&build(data()), 0);
+    let kernels = Kernels::new(context);
     let builder = data().tuning(|t| t.stall_deadline(crate::common::wait::DEADLINE));
     let loader = build(
         builder

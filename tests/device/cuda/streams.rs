@@ -500,7 +500,8 @@ fn batches_outlive_the_iterator_the_loader_and_the_device() {
 
 /// Streams that order nothing on GPU 0.
 fn foreign_streams() -> Vec<(&'static str, Arc<CudaStream>)> {
-    let (own, other) = (CudaContext::new(0).unwrap(), CudaContext::new(1).unwrap());
+    let own = CudaContext::new(0).unwrap();
+    let other = CudaContext::new(1).unwrap();
     vec![
         ("another context", other.new_stream().unwrap()),
         ("another context", other.default_stream()),
@@ -685,7 +686,8 @@ fn every_step_of_the_first_stream_is_on_a_track() {
         until("the steps are measured", || {
             loader.snapshot().consumer.gpu.unwrap().steps == 11
         });
-        let (snapshot, timeline) = (loader.snapshot(), loader.timeline());
+        let snapshot = loader.snapshot();
+        let timeline = loader.timeline();
         let idle = snapshot.consumer.gpu.unwrap();
         let names: Vec<_> = timeline
             .tracks

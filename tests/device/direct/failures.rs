@@ -37,10 +37,8 @@ fn right(path: &Path, record: usize) -> Vec<Got> {
 fn check_site(error: &Error, path: &Path, record: usize) {
     let site = error.site();
     assert_eq!(site.path.as_deref(), Some(path), "{error}");
-    let (sample, offset) = (
-        site.sample.expect("a sample"),
-        site.offset.expect("an offset"),
-    );
+    let sample = site.sample.expect("a sample");
+    let offset = site.offset.expect("an offset");
     assert_eq!(offset, sample * record as u64, "{error}");
     assert!(
         site.len
@@ -119,7 +117,8 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
 fn opens_for_cufile_and_the_hosts_reads_of_rows_are_retried() {
     on_machine(|machine| {
         for code in [5, 116] {
-            let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
+            let dir = Dir::new();
+            let faulty = Arc::new(Faulty::new());
             let (path, _) = records_file(&dir, COUNT, 16_384);
             let loader = build(machine.on_gpu(
                 plain(&path, 16_384).tuning(|t| t.faulty(faulty.clone())),
@@ -398,7 +397,8 @@ fn the_host_fills_memory_that_cufile_refuses() {
                 plain(&path, 16_384).tuning(|t| t.device_batches(3)),
                 Gds::Auto,
             ));
-            let (report, counts) = (loader.report(), machine.double.cufile.counts());
+            let report = loader.report();
+            let counts = machine.double.cufile.counts();
             let route = &report.routes[0];
             assert!(
                 route.route == feedline::Route::Staged && route.why.contains(said),

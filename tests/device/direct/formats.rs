@@ -13,7 +13,8 @@ type Any = Arc<dyn Dataset>;
 
 /// Checks that two epochs equal the host's and that cuFile read every row of a direct field. Gives the loader's report.
 fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Report {
-    let (host, loader) = (build(make()), build(machine.direct(make())));
+    let host = build(make());
+    let loader = build(machine.direct(make()));
     assert_eq!(loader.spec(), host.spec(), "{what}");
     for epoch in 0..2 {
         same(
@@ -105,7 +106,8 @@ fn npy(rows: usize, dims: &[usize], seed: u64) -> Vec<u8> {
 
 /// A safetensors file of `rows` rows of each tensor: name, dtype, bytes of an element, elements of a row.
 fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -> Vec<u8> {
-    let (mut end, mut entries) = (0, Vec::new());
+    let mut end = 0;
+    let mut entries = Vec::new();
     for (name, dtype, size, row) in tensors {
         let start = end;
         end += rows * size * row;
@@ -147,13 +149,13 @@ fn formats(dir: &Dir) -> Vec<Format> {
             &safetensors(rows, &tensors, 7),
         );
     }
-    let (tokens, rows, records) = (
-        dir.path("tokens/*.bin"),
-        dir.path("rows/*.npy"),
-        dir.path("records"),
-    );
-    let (tensors, concat) = (dir.path("st/*.safetensors"), dir.path("records"));
-    let (part, split) = (dir.path("records"), dir.path("records"));
+    let tokens = dir.path("tokens/*.bin");
+    let rows = dir.path("rows/*.npy");
+    let records = dir.path("records");
+    let tensors = dir.path("st/*.safetensors");
+    let concat = dir.path("records");
+    let part = dir.path("records");
+    let split = dir.path("records");
     let pages = || Records::builder(8192).field("x", DType::U8, [8192]);
     vec![
         (
@@ -359,7 +361,8 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
                 .batch_size(6)
                 .tuning(|t| t.reader(feedline::storage::Mode::Pread))
         };
-        let (host, loader) = (build(make()), build(machine.on_gpu(make(), Gds::Auto)));
+        let host = build(make());
+        let loader = build(machine.on_gpu(make(), Gds::Auto));
         same(
             &Got::try_epoch(&loader, 0).unwrap(),
             &Got::try_epoch(&host, 0).unwrap(),

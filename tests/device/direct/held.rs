@@ -56,7 +56,8 @@ fn an_epoch_dropped_under_its_reads_spares_the_next() {
                 drop(batch.unwrap());
             }
             drop(begun(machine, &loader));
-            let (held, what) = (machine.double.cufile.held(), format!("{received}"));
+            let held = machine.double.cufile.held();
+            let what = format!("{received}");
             let mut batches = loader.epoch(1).unwrap();
             std::thread::scope(|scope| {
                 // The held reads own buffers that the next run needs.

@@ -71,7 +71,8 @@ impl Setting {
             .ids()
             .map(|id| dataset.sources().path(id))
             .collect();
-        let (right, content_of) = (Vec::new(), BTreeMap::new());
+        let right = Vec::new();
+        let content_of = BTreeMap::new();
         let mut setting = Self {
             workload,
             way,
@@ -186,7 +187,8 @@ impl Setting {
                 None => complaints.push(format!("nobody's read: {:?}", hit.extent)),
             }
         }
-        let (mut wrong, mut missing) = (BTreeSet::new(), Vec::new());
+        let mut wrong = BTreeSet::new();
+        let mut missing = Vec::new();
         for (found, right) in found.iter().zip(&self.right) {
             self.compare(found, right, &mut wrong, &mut missing, complaints);
         }
@@ -241,7 +243,8 @@ impl Setting {
             ));
         }
         for row in 0..right.len {
-            let (id, status) = (found.ids[row], found.status[row]);
+            let id = found.ids[row];
+            let status = found.status[row];
             if (id, status) != (right.ids[row], right.status[row]) {
                 if !self.substitutes || status != Status::Substitute as u8 || id == right.ids[row] {
                     complaints.push(format!(

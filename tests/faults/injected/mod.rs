@@ -239,9 +239,11 @@ fn sweep_part(sweep: Sweep, part: usize, parts: usize) -> Done {
         if !sweep::wanted(&setting.name()) {
             continue;
         }
-        let (started, before) = (Instant::now(), (done.lives, done.faults));
+        let started = Instant::now();
+        let before = (done.lives, done.faults);
         done.sweep(&setting, &driver);
-        let (lives, faults) = (done.lives - before.0, done.faults - before.1);
+        let lives = done.lives - before.0;
+        let faults = done.faults - before.1;
         println!(
             "{}: {lives} lives, {faults} faults, {:.1} s",
             setting.name(),
@@ -291,7 +293,8 @@ fn run(sweep: usize) {
             std::thread::spawn(move || command.output().unwrap())
         })
         .collect();
-    let (mut lives, mut faults) = (0, 0);
+    let mut lives = 0;
+    let mut faults = 0;
     for (number, part) in parts.into_iter().enumerate() {
         let output = part.join().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -100,7 +100,8 @@ impl Running {
             .stderr(Stdio::piped())
             .process_group(0);
         let mut child = command.spawn().unwrap();
-        let (out, mut errors) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let out = child.stdout.take().unwrap();
+        let mut errors = child.stderr.take().unwrap();
         let (send, lines) = channel();
         std::thread::spawn(move || {
             BufReader::new(out)

@@ -170,10 +170,8 @@ fn the_kernel_switch_against_io_uring_is_named() {
         Ok(switch) => switch,
         Err(error) => return skip("kernel.io_uring_disabled", error),
     };
-    let (auto, explicit) = (
-        Task::pull(&set, AUTO).run(),
-        Task::pull(&set, URING_DIRECT).run(),
-    );
+    let auto = Task::pull(&set, AUTO).run();
+    let explicit = Task::pull(&set, URING_DIRECT).run();
     drop(switch);
     assert_eq!(
         std::fs::read_to_string(SWITCH).unwrap(),
@@ -181,7 +179,8 @@ fn the_kernel_switch_against_io_uring_is_named() {
         "not restored"
     );
     auto.whole();
-    let (choice, fault) = (auto.said("choice").unwrap(), explicit.failed());
+    let choice = auto.said("choice").unwrap();
+    let fault = explicit.failed();
     assert!(
         choice.contains("kernel.io_uring_disabled = 2") && choice.contains("pread"),
         "{choice}"

@@ -30,7 +30,8 @@ impl Cut {
         alone_with_mounts()?;
         let mkfs = tool("mkfs.ext4").ok_or("no mkfs.ext4")?;
         let mount = tool("mount").ok_or("no mount")?;
-        let (backing, at) = (dir.path("disk"), dir.path("mount"));
+        let backing = dir.path("disk");
+        let at = dir.path("mount");
         let file = File::create(&backing).map_err(|error| error.to_string())?;
         file.set_len(32 << 20).map_err(|error| error.to_string())?;
         std::fs::create_dir(&at).map_err(|error| error.to_string())?;
@@ -94,10 +95,8 @@ fn a_failing_disk_is_an_error_with_file_offset_and_code() {
 
 /// The role of a child: saves until the disk is full, and on.
 pub fn save(given: &Given) {
-    let (path, filler) = (
-        PathBuf::from(given.text("path").unwrap()),
-        PathBuf::from(given.text("filler").unwrap()),
-    );
+    let path = PathBuf::from(given.text("path").unwrap());
+    let filler = PathBuf::from(given.text("filler").unwrap());
     let records = feedline::dataset::Records::builder(4)
         .open_bytes(vec![7; 400])
         .unwrap();

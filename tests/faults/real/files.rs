@@ -36,7 +36,8 @@ fn change_one(set: &Set, file: usize, how: &str) {
         "forbid" => std::fs::set_permissions(&path, Permissions::from_mode(0o0)).unwrap(),
         "replace" | "replace by a shorter one" => {
             std::fs::write(set.dir.join("replaced"), "").unwrap();
-            let (fresh, bytes) = (path.with_extension("new"), set.bytes(file, 1));
+            let fresh = path.with_extension("new");
+            let bytes = set.bytes(file, 1);
             let len = if how == "replace" {
                 bytes.len()
             } else {

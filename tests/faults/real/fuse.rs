@@ -80,13 +80,13 @@ impl Fuse {
             per_file: 128,
             ..Set::usual(at)
         };
-        let (stop, held) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
+        let stop = Arc::new(AtomicBool::new(false));
+        let held = Arc::new(AtomicU64::new(0));
         let begun = Arc::new(AtomicBool::new(false));
         let files = (0..set.files).map(|file| set.bytes(file, 0)).collect();
-        let (seen, count, ends) = (begun.clone(), held.clone(), stop.clone());
+        let seen = begun.clone();
+        let count = held.clone();
+        let ends = stop.clone();
         let mut server = Server {
             device,
             files,
@@ -219,7 +219,8 @@ impl Server {
                 node: u64_at(&buffer, 16),
                 body: &buffer[HEADER..len],
             };
-            let (unique, answer) = (request.unique, self.answer(&request));
+            let unique = request.unique;
+            let answer = self.answer(&request);
             match answer {
                 None => {}
                 Some(Ok(body)) => self.reply(unique, 0, &body),
@@ -266,7 +267,8 @@ impl Server {
     }
 
     fn read(&mut self, request: &Request<'_>) -> Answer {
-        let (offset, len) = (u64_at(request.body, 8), u32_at(request.body, 16) as usize);
+        let offset = u64_at(request.body, 8);
+        let len = u32_at(request.body, 16) as usize;
         let file = &self.files[(request.node - FIRST) as usize];
         let from = (offset as usize).min(file.len());
         let bytes = file[from..(from + len).min(file.len())].to_vec();

@@ -144,7 +144,8 @@ fn check_that_a_fork_is_told(loader: Loader, mut epoch: Epoch, batch: Batch) {
     told(loader.state().unwrap_err());
     told(loader.preview(0, 1).unwrap_err());
     // What cannot say so has nothing to tell, and waits for no lock.
-    let (nothing, report) = (Snapshot::default(), epoch.report());
+    let nothing = Snapshot::default();
+    let report = epoch.report();
     assert_eq!(
         (loader.snapshot(), loader.timeline(), loader.next_epoch()),
         (nothing, Timeline::default(), 0)
@@ -229,7 +230,8 @@ fn constant_interrupts_by_signals_cost_only_time() {
                 if !child.until("start") {
                     panic!("{way:?}: {:#?}", child.end());
                 }
-                let (pid, mut sent) = (child.pid().as_raw_nonzero().get(), 0);
+                let pid = child.pid().as_raw_nonzero().get();
+                let mut sent = 0;
                 while !child.over() {
                     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
                         .into_iter()

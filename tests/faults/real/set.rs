@@ -120,7 +120,8 @@ impl Set {
             panic!("{text}")
         };
         let number = |text: &str| text.parse::<usize>().unwrap();
-        let (files, per_file) = (number(files), number(per_file));
+        let files = number(files);
+        let per_file = number(per_file);
         Self {
             dir: Path::new(dir).into(),
             files,

@@ -23,7 +23,8 @@ fn storage_that_never_answers_does_not_block_the_drop() {
 }
 
 fn never(reader: usize, reads: Reads, reported: bool) {
-    let (dir, what) = (Dir::new(), format!("{:?}, {reads:?}", READERS[reader]));
+    let dir = Dir::new();
+    let what = format!("{:?}, {reads:?}", READERS[reader]);
     let mut fuse = match Fuse::new(&dir.path("mount"), reads) {
         Ok(fuse) => fuse,
         Err(why) => return skip("storage that never answers", why),
@@ -55,7 +56,8 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     assert!(held > 0, "{what}: nothing was held: {ended:#?}");
     // The batches of the first file, plus any from read-ahead, of 32.
     assert!(ended.number("delivered") >= 8, "{what}: {ended:#?}");
-    let (drop_ms, leaked) = (ended.number("drop_ms"), ended.number("leaked"));
+    let drop_ms = ended.number("drop_ms");
+    let leaked = ended.number("leaked");
     assert!(leaked > 0 && drop_ms < 30_000, "{what}: {ended:#?}");
     if !reported {
         assert!(ended.said("pending").is_some(), "{what}: {ended:#?}");
@@ -80,7 +82,8 @@ fn never(reader: usize, reads: Reads, reported: bool) {
 #[test]
 fn storage_that_stops_before_build_is_an_error() {
     let stops = |reader: usize| {
-        let (dir, what) = (Dir::new(), format!("{:?}", READERS[reader]));
+        let dir = Dir::new();
+        let what = format!("{:?}", READERS[reader]);
         let mut fuse = match Fuse::new(&dir.path("mount"), Reads::Never) {
             Ok(fuse) => fuse,
             Err(why) => return skip("storage that stops before", why),

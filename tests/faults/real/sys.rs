@@ -66,7 +66,10 @@ fn mounted(
     flags: c_ulong,
     options: &str,
 ) -> io::Result<()> {
-    let (source, target, kind, options) = (text(source), text(target), text(kind), text(options));
+    let source = text(source);
+    let target = text(target);
+    let kind = text(kind);
+    let options = text(options);
     // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads them.
     checked(unsafe {
         mount(

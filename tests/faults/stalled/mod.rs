@@ -82,7 +82,8 @@ fn a_deadline_of_less_than_20_ms_is_refused() {
 
 #[test]
 fn polling_and_substitution_do_not_hide_a_stall() {
-    let (dir, gate) = (Dir::new(), Gate::default());
+    let dir = Dir::new();
+    let gate = Gate::default();
     let inside = gate.clone();
     let loader = build(
         file(&dir)

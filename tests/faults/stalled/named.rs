@@ -39,7 +39,8 @@ fn stalls(loader: Loader, gate: &Gate, stage: Stage, sample: Option<u64>) -> Err
 
 #[test]
 fn a_hanging_transform_is_named_with_its_sample() {
-    let (dir, gate) = (Dir::new(), Gate::default());
+    let dir = Dir::new();
+    let gate = Gate::default();
     let inside = gate.clone();
     let loader = build(file(&dir).map(move |_, ctx| {
         if ctx.id() == 41 {
@@ -64,7 +65,8 @@ fn a_hanging_transform_is_named_with_its_sample() {
 
 #[test]
 fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
-    let (dir, gate) = (Dir::new(), Gate::default());
+    let dir = Dir::new();
+    let gate = Gate::default();
     let inside = gate.clone();
     let path = dir.write("chunks", &[7; 400]);
     let builder = Loader::builder(Chunks::open(&path, &[30, 70], 4))
@@ -93,8 +95,11 @@ fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
 /// stuck transform.
 #[test]
 fn a_transform_that_locks_the_dataset_is_named() {
-    let (gate, held) = (Gate::default(), Arc::new(Mutex::new(())));
-    let (inside, lock, dir) = (gate.clone(), held.clone(), Dir::new());
+    let gate = Gate::default();
+    let held = Arc::new(Mutex::new(()));
+    let inside = gate.clone();
+    let lock = held.clone();
+    let dir = Dir::new();
     let wait = move |_| drop(held.lock());
     let dataset = Hooked {
         extents: Box::new(wait),
@@ -127,7 +132,8 @@ fn a_transform_that_locks_the_dataset_is_named() {
 
 #[test]
 fn a_hanging_transform_of_batches_is_named() {
-    let (dir, gate) = (Dir::new(), Gate::default());
+    let dir = Dir::new();
+    let gate = Gate::default();
     let inside = gate.clone();
     let loader = build(file(&dir).map_batch(move |batch, _| {
         if batch.index() == 7 {
@@ -141,7 +147,8 @@ fn a_hanging_transform_of_batches_is_named() {
 #[test]
 fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
     for mode in [Mode::Pread, Mode::Auto] {
-        let (dir, gate) = (Dir::new(), Gate::default());
+        let dir = Dir::new();
+        let gate = Gate::default();
         let inside = gate.clone();
         let wait = move |sample| {
             if sample == 30 {
@@ -169,8 +176,10 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
 /// A substitute is read and decoded: the error names the stage that hangs.
 #[test]
 fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
-    let (gate, armed) = (Gate::default(), Arc::new(AtomicBool::new(false)));
-    let (inside, arm) = (gate.clone(), armed.clone());
+    let gate = Gate::default();
+    let armed = Arc::new(AtomicBool::new(false));
+    let inside = gate.clone();
+    let arm = armed.clone();
     let open = move |_| {
         if armed.load(Ordering::SeqCst) {
             inside.pass();
@@ -229,15 +238,18 @@ fn a_dataset_that_hangs_in_member_is_named() {
 /// afterwards, its own sample is named.
 #[test]
 fn a_transform_that_hangs_after_good_samples_is_named() {
-    let (gate, hung) = (Gate::default(), Arc::new(AtomicU64::new(u64::MAX)));
-    let (inside, who) = (gate.clone(), hung.clone());
+    let gate = Gate::default();
+    let hung = Arc::new(AtomicU64::new(u64::MAX));
+    let inside = gate.clone();
+    let who = hung.clone();
     let loader = build(
         memory()
             .batch_size(40)
             .tuning(|t| t.slots(4).stall_deadline(ms(2000)))
             .workers(3)
             .map(move |_, ctx| {
-                let (id, began) = (ctx.id(), Instant::now());
+                let id = ctx.id();
+                let began = Instant::now();
                 rayon::join(|| std::thread::sleep(ms(1)), || std::thread::sleep(ms(5)));
                 let nested = began.elapsed() > ms(150);
                 if nested

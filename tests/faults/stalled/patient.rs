@@ -71,7 +71,8 @@ fn a_consumer_that_polls_rarely_sees_no_stall() {
             }),
     );
     let mut epoch = loader.epoch(0).unwrap();
-    let (started, mut got) = (Instant::now(), 0);
+    let started = Instant::now();
+    let mut got = 0;
     while started.elapsed() < LATE {
         match epoch.next_within(Duration::ZERO) {
             Poll::Ready(Some(batch)) => got += batch.unwrap().len(),
@@ -173,10 +174,8 @@ fn a_process_that_is_often_stopped_is_not_stalled() {
         send(Signal::CONT);
         std::thread::sleep(ms(110));
     }
-    let (mut words, mut errors) = (
-        lines.collect::<Vec<_>>().join("\n"),
-        process.stderr.take().unwrap(),
-    );
+    let mut words = lines.collect::<Vec<_>>().join("\n");
+    let mut errors = process.stderr.take().unwrap();
     errors.read_to_string(&mut words).unwrap();
     let status = process.wait().unwrap();
     assert!(
@@ -194,7 +193,8 @@ fn works_for_a_second() {
             .map(|_, ctx| {
                 if ctx.id() == 0 {
                     println!("begun");
-                    let (mut own, mut last) = (Duration::ZERO, Instant::now());
+                    let mut own = Duration::ZERO;
+                    let mut last = Instant::now();
                     while own < ms(1200) {
                         std::thread::sleep(ms(1));
                         own += last.elapsed().min(ms(50));

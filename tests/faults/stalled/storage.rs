@@ -43,7 +43,8 @@ fn a_retry_that_hangs_is_named_with_its_place() {
 
 #[test]
 fn a_read_of_a_substitute_that_wedges_is_named_with_its_place() {
-    let (dir, faulty) = (Dir::new(), Arc::new(Faulty::new()));
+    let dir = Dir::new();
+    let faulty = Arc::new(Faulty::new());
     let inject = faulty.clone();
     let loader = build(
         plain(&dir)
@@ -61,10 +62,8 @@ fn a_read_of_a_substitute_that_wedges_is_named_with_its_place() {
 
 #[test]
 fn a_page_cache_read_that_hangs_is_named_with_its_place() {
-    let (dir, faulty) = (
-        Dir::new(),
-        Arc::new(Faulty::new().ever(0, Fault::Late(ms(2500)))),
-    );
+    let dir = Dir::new();
+    let faulty = Arc::new(Faulty::new().ever(0, Fault::Late(ms(2500))));
     let loader = build(plain(&dir).tuning(|t| t.reader(Mode::Auto).faulty(faulty.clone())));
     assert_placed(&stall(&loader), &faulty.hits());
 }

@@ -203,10 +203,8 @@ fn substitutes_of_chunks_do_not_depend_on_workers_or_resume() {
 fn chunks_of_subsets_have_whole_substitutes() {
     let dir = Dir::new();
     // Samples 0 to 13, the last nine in a bad chunk; then 14 to 35, the first in a bad chunk.
-    let (a, b) = (
-        numbered(&dir, &[5, 0, 9], &[2]),
-        numbered(&dir, &[1, 20, 0, 1], &[0]),
-    );
+    let a = numbered(&dir, &[5, 0, 9], &[2]);
+    let b = numbered(&dir, &[1, 20, 0, 1], &[0]);
     let both = Arc::new(Concat::new([a, b]).unwrap());
     let subset = Arc::new(
         both.clone()

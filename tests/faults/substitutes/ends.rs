@@ -32,7 +32,8 @@ fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     assert!(epoch.next_within(Duration::from_millis(300)).is_pending());
     let before = leaked();
     drop((epoch, loader));
-    let (begun, left) = (begun.load(Ordering::Relaxed), leaked() - before);
+    let begun = begun.load(Ordering::Relaxed);
+    let left = leaked() - before;
     assert!(
         begun < 2000 && left == 0,
         "the drop came after {begun} rows and leaked {left}"

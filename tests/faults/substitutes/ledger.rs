@@ -202,7 +202,8 @@ fn memory_stays_near_the_plan_with_only_bad_samples() {
             .on_bad_sample(OnBadSample::Substitute { budget: 0 })
             .map(|_, _| Err(Error::user("bad"))),
     );
-    let (planned, before) = (loader.plan().total(), resident());
+    let planned = loader.plan().total();
+    let before = resident();
     let mut epoch = loader.epoch(0).unwrap();
     let mut most = 0;
     while epoch.next_within(Duration::from_millis(1)).is_pending() {

@@ -243,7 +243,8 @@ fn random_faults_lose_double_or_reorder_nothing() {
         let mut substituted = 0;
         for epoch in 0..3 {
             let planned = loader.preview(epoch, 1000).unwrap();
-            let (stop, mut at) = (chance.below(60) as usize, 0);
+            let stop = chance.below(60) as usize;
+            let mut at = 0;
             for batch in loader.epoch(epoch).unwrap().take(stop) {
                 let batch = batch.unwrap();
                 for ((id, row), status) in rows(&batch).into_iter().zip(batch.status()) {

@@ -133,7 +133,8 @@ impl Scenario {
         let time = SharedTime::new(self.rows, all);
         let (outcome, outcomes) = channel();
         let thread = {
-            let (scenario, time) = (self.clone(), time.clone());
+            let scenario = self.clone();
+            let time = time.clone();
             let consumer = move || drop(outcome.send(scenario.consume(&time, all)));
             std::thread::Builder::new()
                 .name("scenario".into())
@@ -215,10 +216,8 @@ impl Scenario {
             return make(None);
         }
         let (loader, _) = make(None);
-        let (total, ring) = (
-            loader.plan().total(),
-            loader.plan().term(MemoryTerm::RING).bytes(),
-        );
+        let total = loader.plan().total();
+        let ring = loader.plan().term(MemoryTerm::RING).bytes();
         drop(loader);
         // One sample, and the plan's addition for its alignment.
         make(Some(total - ring + 4 * SAMPLE as usize))
@@ -238,7 +237,9 @@ impl Scenario {
         let mut held = VecDeque::<(u64, Batch)>::new();
         let mut drops = Vec::new();
         let mut queued = VecDeque::new();
-        let (mut first, mut waited, mut own) = (0, 0, 0);
+        let mut first = 0;
+        let mut waited = 0;
+        let mut own = 0;
         for number in 0..self.batches {
             let asked = time.now();
             time.asks(number);
@@ -274,9 +275,12 @@ impl Scenario {
         // Waits until the present moment has no more events.
         time.sleep(0);
         let window = (first, time.now());
-        let (mut snapshot, report) = (loader.snapshot(), loader.report().to_string());
+        let mut snapshot = loader.snapshot();
+        let report = loader.report().to_string();
         // Workers in virtual time use no cores, and virtual storage is no device.
-        (snapshot.decode.cpu_ns, snapshot.decode.cores, snapshot.cpu) = (None, 1024, None);
+        snapshot.decode.cpu_ns = None;
+        snapshot.decode.cores = 1024;
+        snapshot.cpu = None;
         snapshot.storage.device_bytes = None;
         let holding = held
             .iter()
@@ -299,10 +303,11 @@ impl Scenario {
         let mut truth = self.truth(time, &log, window);
         (truth.waited, truth.own, truth.stepped) = (waited, own, own);
         if let Some(gpu) = &gpu {
-            (truth.stepped, truth.copying) =
-                (added(&gpu.steps(), window), added(&gpu.copies(), window));
+            truth.stepped = added(&gpu.steps(), window);
+            truth.copying = added(&gpu.copies(), window);
         }
-        (truth.held, truth.filling) = (added(&holding, window), added(&filling, window));
+        truth.held = added(&holding, window);
+        truth.filling = added(&filling, window);
         truth.starved = self.starved(&time.lock().decodes, &filling, window);
         time.end();
         drop((epoch, loader));
@@ -324,13 +329,17 @@ impl Scenario {
         // Decodes count as 1, batches as 1 << 20.
         let mut events = [ends(decodes, 1), ends(filling, 1 << 20)].concat();
         events.sort_unstable();
-        let (mut inside, mut since, mut sum) = (0_i64, 0, 0);
+        let mut inside = 0_i64;
+        let mut since = 0;
+        let mut sum = 0;
         for (at, change) in events {
-            let (working, batches) = (inside & 0xf_ffff, inside >> 20);
+            let working = inside & 0xf_ffff;
+            let batches = inside >> 20;
             if batches > 0 {
                 sum += (self.workers as u64 - working as u64) * within((since, at), window);
             }
-            (inside, since) = (inside + change, at);
+            inside = inside + change;
+            since = at;
         }
         sum
     }
@@ -365,7 +374,8 @@ fn added(spans: &[Span], window: Span) -> u64 {
 fn covered(spans: &[Span], window: Span) -> u64 {
     let mut spans = spans.to_vec();
     spans.sort_unstable();
-    let (mut sum, mut end) = (0, 0);
+    let mut sum = 0;
+    let mut end = 0;
     for (from, to) in spans {
         sum += within((from.max(end), to.max(end)), window);
         end = end.max(to);

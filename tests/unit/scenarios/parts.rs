@@ -115,7 +115,8 @@ impl Storage {
             let begins = now.max(*server);
             let served = begins + self.device.service.of(op.tag_of_sample());
             *server = served;
-            let (mut channel, mut done) = (served, served);
+            let mut channel = served;
+            let mut done = served;
             if self.device.channel > 0.0 {
                 channel = served.max(self.channel_free);
                 done = channel + self.device.channel.round() as u64;

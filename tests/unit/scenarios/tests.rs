@@ -123,7 +123,8 @@ fn two_slow(batches: u64) -> Vec<Scenario> {
             }
             for (slots, varies) in [(4, false), (8, true)] {
                 let mut demands = [SLOWEST / 5.0, SLOWEST / 5.0, SLOWEST / 5.0, 0.0];
-                (demands[first], demands[second]) = (SLOWEST, SLOWEST / apart);
+                demands[first] = SLOWEST;
+                demands[second] = SLOWEST / apart;
                 let seed = 1000 + all.len() as u64;
                 let scenario = Scenario {
                     slots,
@@ -293,7 +294,8 @@ fn one_slow_on_gpu(batches: u64) -> Vec<Scenario> {
                 .flat_map(|ahead| [Given::Builder, Given::EachBatch].map(|given| (ahead, given)))
             {
                 let mut demands = [SLOWEST / strength; 5];
-                (demands[3], demands[at]) = (0.0, SLOWEST);
+                demands[3] = 0.0;
+                demands[at] = SLOWEST;
                 let seed = 4000 + all.len() as u64;
                 let gpu = Some(on_gpu(demands[4], ahead, given));
                 let scenario = Scenario {
@@ -325,10 +327,8 @@ fn random_on_gpu(batches: u64) -> Vec<Scenario> {
         let pick = |at: u64, of: usize| times.of(at) as usize % of;
         // From 1 to 20 ms per batch.
         let demand = |at: u64| 1e6 * 20_f64.powf((times.of(at) % 1000) as f64 / 1000.0);
-        let (given, ahead) = (
-            [Given::Builder, Given::EachBatch][pick(1, 2)],
-            [0, 1, 4, usize::MAX][pick(2, 4)],
-        );
+        let given = [Given::Builder, Given::EachBatch][pick(1, 2)];
+        let ahead = [0, 1, 4, usize::MAX][pick(2, 4)];
         let gpu = OnGpu {
             copy: demand(3),
             buffers: [2, 3, 4, 8][pick(4, 4)],
@@ -355,7 +355,8 @@ fn random_on_gpu(batches: u64) -> Vec<Scenario> {
 
 /// Runs all scenarios, two at a time.
 fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
@@ -376,7 +377,8 @@ fn run_all(scenarios: &[Scenario]) -> Vec<Outcome> {
 
 /// Differences between the snapshot's times and the truth; tolerates a microsecond.
 fn misaccounted(scenario: &Scenario, outcome: &Outcome) -> Vec<String> {
-    let (s, truth) = (&outcome.snapshot, &outcome.truth);
+    let s = &outcome.snapshot;
+    let truth = &outcome.truth;
     let mut wrong = Vec::new();
     let mut about = |what: &str, measured: u64, truth: u64, off: u64| {
         if measured.abs_diff(truth) > off {
@@ -452,7 +454,8 @@ struct Expected {
 fn expected(loads: [f64; 5]) -> Expected {
     let mut order: Vec<usize> = (0..STAGES.len()).collect();
     order.sort_by(|a, b| loads[*b].total_cmp(&loads[*a]));
-    let (first, second) = (order[0], order[1]);
+    let first = order[0];
+    let second = order[1];
     let top = loads[first];
     let near = loads[second] * APART > top;
     let mut causes = vec![STAGES[first]];
@@ -486,10 +489,12 @@ fn expected(loads: [f64; 5]) -> Expected {
 
 /// Number of wrong verdicts, and a table of true and named causes.
 fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Cause, Cause), usize>) {
-    let (mut wrong, mut matrix) = (0, BTreeMap::new());
+    let mut wrong = 0;
+    let mut matrix = BTreeMap::new();
     for (scenario, outcome) in scenarios.iter().zip(outcomes) {
         let loads = loads(scenario, &outcome.truth);
-        let (expected, said) = (expected(loads), named(&outcome.snapshot));
+        let expected = expected(loads);
+        let said = named(&outcome.snapshot);
         let right = expected.causes.contains(&said[0])
             && expected.named.iter().all(|cause| said.contains(cause));
         let shown = if expected.causes.contains(&said[0]) {
@@ -501,7 +506,8 @@ fn judge(scenarios: &[Scenario], outcomes: &[Outcome]) -> (usize, BTreeMap<(Caus
         wrong += usize::from(!right);
         if !right || is_full() {
             let verdict = if right { "" } else { "WRONG " };
-            let (name, stages) = (&scenario.name, Verdict::of(&outcome.snapshot).stages);
+            let name = &scenario.name;
+            let stages = Verdict::of(&outcome.snapshot).stages;
             let seen: Vec<_> = stages
                 .iter()
                 .map(|stage| (stage.stage, stage.utilisation))
@@ -548,7 +554,8 @@ fn snapshots_and_verdicts_match_the_truth() {
     }
     let (wrong, matrix) = judge(&scenarios, &outcomes);
     print(&matrix);
-    let (count, took) = (scenarios.len(), started.elapsed());
+    let count = scenarios.len();
+    let took = started.elapsed();
     println!(
         "{count} scenarios, {misaccounted_for} misaccounted, {wrong} wrong verdicts, {took:?}"
     );
@@ -748,21 +755,23 @@ fn predictions_come_true() {
     let rate = |outcome: &Outcome| {
         outcome.snapshot.consumer.samples as f64 / outcome.truth.steady as f64 * 1e9
     };
-    let (mut checked, mut wrong) = (0, 0);
+    let mut checked = 0;
+    let mut wrong = 0;
     for (scenario, outcomes) in scenarios.iter().zip(outcomes.chunks(1 + changes.len())) {
         for ((workers, storage), outcome) in changes.iter().zip(&outcomes[1..]) {
             let change = Change {
                 workers: *workers,
                 storage: *storage,
             };
-            let ((prediction, at_least), truth) =
-                (predicted(&outcomes[0].snapshot, change), rate(outcome));
+            let (prediction, at_least) = predicted(&outcomes[0].snapshot, change);
+            let truth = rate(outcome);
             let off = prediction / truth - 1.0;
             let right = off <= 0.1 && (at_least || off >= -0.1);
             checked += 1;
             wrong += usize::from(!right);
             if !right || is_full() {
-                let (from, least) = (rate(&outcomes[0]), if at_least { "at least " } else { "" });
+                let from = rate(&outcomes[0]);
+                let least = if at_least { "at least " } else { "" };
                 println!(
                     "{}: {from:.0}/s, with {workers} workers, storage × {storage}: {least}{prediction:.0}, was {truth:.0} ({:+.1} %)",
                     scenario.name,
@@ -811,7 +820,8 @@ fn operations_run_beside_the_next_copies() {
         for batch in loader.epoch(0).unwrap() {
             batch.unwrap().bind(stream.clone()).unwrap();
         }
-        let (copies, kernels) = (simulated.copies().split_off(before), simulated.kernels());
+        let copies = simulated.copies().split_off(before);
+        let kernels = simulated.kernels();
         assert_eq!((copies.len(), kernels.len()), (40, 40));
         let took = kernels[39].1 - copies[0].0;
         assert_eq!(

@@ -176,7 +176,8 @@ impl SharedTime {
 
     /// Lets the calling thread work for `ns`. For the consumer, 0 waits until the present moment has no more events.
     pub(super) fn sleep(&self, ns: u64) {
-        let (party, woken) = (Party::here(), Arc::new(AtomicBool::new(false)));
+        let party = Party::here();
+        let woken = Arc::new(AtomicBool::new(false));
         let mut state = self.lock();
         let from = self.now();
         if state.ended || (ns == 0 && party != Party::Consumer) {

@@ -138,10 +138,8 @@ impl Chosen {
             Err(message) => return bad(message),
         };
         if meaning.size() != column.size.map(u64::from) {
-            let (has, says) = (
-                bytes_or_any(meaning.size()),
-                bytes_or_any(column.size.map(u64::from)),
-            );
+            let has = bytes_or_any(meaning.size());
+            let says = bytes_or_any(column.size.map(u64::from));
             return bad(format!(
                 "values of encoding `{}` have {has}, the index says {says}",
                 column.encoding
@@ -297,7 +295,8 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
         }
     }
     let code = *bytes.get(at).ok_or_else(short)?;
-    let (axes, width) = (usize::from(code >> 2), 1 << (code & 3));
+    let axes = usize::from(code >> 2);
+    let width = 1 << (code & 3);
     let dims = bytes.get(at + 1..at + 1 + axes * width).ok_or_else(short)?;
     at += 1 + axes * width;
     let mut found = [0_u64; AXES_MAX];

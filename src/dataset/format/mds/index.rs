@@ -75,16 +75,15 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
 
 /// Columns of a shard, by its index entry or the shard's copy of it.
 pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
-    let (version, format): (u64, &str) = (entry(shard, "version")?, entry(shard, "format")?);
+    let version: u64 = entry(shard, "version")?;
+    let format: &str = entry(shard, "format")?;
     if (version, format) != (2, "mds") {
         return Err(format!(
             "format `{format}` {version}, only `mds` 2 is supported"
         ));
     }
-    let (names, encodings): (Vec<String>, Vec<String>) = (
-        entry(shard, "column_names")?,
-        entry(shard, "column_encodings")?,
-    );
+    let names: Vec<String> = entry(shard, "column_names")?;
+    let encodings: Vec<String> = entry(shard, "column_encodings")?;
     let sizes: Vec<Option<NonZeroU32>> = entry(shard, "column_sizes")?;
     if names.is_empty() || names.len() != encodings.len() || names.len() != sizes.len() {
         let lens = (names.len(), encodings.len(), sizes.len());

@@ -438,7 +438,8 @@ fn offsets_of(
         return Err(wrong(format!("{count} samples, the index says {samples}")).with_range(0, 4));
     }
     let offsets: Vec<u32> = words.collect();
-    let (first, end) = (offsets[0], offsets[offsets.len() - 1]);
+    let first = offsets[0];
+    let end = offsets[offsets.len() - 1];
     if u64::from(first) < table
         || u64::from(first) > table + CONFIG_MAX
         || first > bytes
@@ -482,7 +483,8 @@ fn offsets_of(
 impl Mds {
     /// Finds the largest sample, or chunk.
     fn measure(&mut self) {
-        let (mut most, mut largest) = (0, None);
+        let mut most = 0;
+        let mut largest = None;
         if self.chunks {
             most = self
                 .sources
@@ -494,7 +496,8 @@ impl Mds {
             for sample in 0..self.len() {
                 let len = self.extent(sample).len;
                 if len > most {
-                    (most, largest) = (len, Some(sample));
+                    most = len;
+                    largest = Some(sample);
                 }
             }
         }
@@ -519,16 +522,15 @@ impl Mds {
             bytes,
             compressed,
         } = self.shards[number];
-        let (source, table) = (SourceId::at(number), 4 * (u64::from(samples) + 2));
+        let source = SourceId::at(number);
+        let table = 4 * (u64::from(samples) + 2);
         if table > u64::from(bytes) {
             let message = format!("{bytes} bytes are too few for the offsets of {samples} samples");
             let error = Error::new(ErrorKind::Truncated, Stage::Index, message);
             return Err(error.with_path(self.sources.path(source)));
         }
-        let (blob, len) = (
-            Blob::of_source(&self.sources, source)?,
-            self.sources.len_of(source),
-        );
+        let blob = Blob::of_source(&self.sources, source)?;
+        let len = self.sources.len_of(source);
         let mut part = if compressed {
             table.next_multiple_of(ZSTD_BLOCK) + ZSTD_BLOCK
         } else {
@@ -564,7 +566,8 @@ impl Mds {
         let (shard, _) = self.starts.locate(sample);
         // Every shard has one offset more than samples.
         let at = sample as usize + shard;
-        let (start, end) = (self.offsets[at], self.offsets[at + 1]);
+        let start = self.offsets[at];
+        let end = self.offsets[at + 1];
         Extent {
             source: SourceId::at(shard),
             offset: u64::from(start),

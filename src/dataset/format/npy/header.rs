@@ -86,7 +86,8 @@ fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
         let found = foreign(head).map_or_else(bytes, |name| format!("it is {name}"));
         return wrong(format!("not an npy array: {found}"), MAGIC.len() as u64);
     }
-    let (major, minor) = (*head.get(6).ok_or_else(cut)?, *head.get(7).ok_or_else(cut)?);
+    let major = *head.get(6).ok_or_else(cut)?;
+    let minor = *head.get(7).ok_or_else(cut)?;
     let end = match (major, minor) {
         (1, 0) => 10,
         (2 | 3, 0) => 12,
@@ -103,7 +104,9 @@ fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
 /// Parses the dict literal and the padding after it.
 fn parse(text: &[u8]) -> Result<(DType, Vec<u64>), String> {
     let mut cursor = Cursor { text, at: 0 };
-    let (mut descr, mut fortran, mut shape) = (None, None, None);
+    let mut descr = None;
+    let mut fortran = None;
+    let mut shape = None;
     cursor.expect(b'{')?;
     while !cursor.take(b'}') {
         let key = cursor.string()?;

@@ -242,7 +242,8 @@ impl NpyBuilder {
                 (Some(array), _) => array,
                 (None, Some((first, Some(array)))) if first.len == meta.len => array.clone(),
                 (None, first) => {
-                    let (len, first) = (meta.len, first.as_ref().map_or(0, |(first, _)| first.len));
+                    let len = meta.len;
+                    let first = first.as_ref().map_or(0, |(first, _)| first.len);
                     let message = format!(
                         "the file has {len} bytes, the first of files said to be uniform {first}"
                     );
@@ -291,7 +292,8 @@ fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
 /// Two names without their common start and end.
 fn difference<'a>(a: &'a [u8], b: &'a [u8]) -> (&'a [u8], &'a [u8]) {
     let start = a.iter().zip(b).take_while(|(a, b)| a == b).count();
-    let (a, b) = (&a[start..], &b[start..]);
+    let a = &a[start..];
+    let b = &b[start..];
     let end = a
         .iter()
         .rev()

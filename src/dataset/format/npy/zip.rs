@@ -104,7 +104,8 @@ pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     }
     let head: [u8; LOCAL_BYTES as usize] = input.array(member.local, "a local header")?;
     let field = |at: usize, bytes: usize| number(&head[at..at + bytes]);
-    let (name_len, extra_len) = (field(26, 2), field(28, 2));
+    let name_len = field(26, 2);
+    let extra_len = field(28, 2);
     let rest = input.read(
         member.local + LOCAL_BYTES,
         name_len + extra_len,
@@ -158,8 +159,10 @@ impl Directory {
         let (end_at, end) = end_record(input)?;
         let field = |at: usize, bytes: usize| number(&end[at..at + bytes]);
         let mut counts = [field(8, 2), field(10, 2)];
-        let (mut size, mut start) = (field(12, 4), field(16, 4));
-        let (mut disks, mut behind) = ([field(4, 2), field(6, 2)], end_at);
+        let mut size = field(12, 4);
+        let mut start = field(16, 4);
+        let mut disks = [field(4, 2), field(6, 2)];
+        let mut behind = end_at;
         if let Some((at, end64)) = end64_record(input, end_at)? {
             let field = |at: usize, bytes: usize| number(&end64[at..at + bytes]);
             let fuller = [field(24, 8), field(32, 8), field(40, 8), field(48, 8)];
@@ -176,7 +179,8 @@ impl Directory {
                 ));
             }
             counts = [fuller[0], fuller[1]];
-            (size, start) = (fuller[2], fuller[3]);
+            size = fuller[2];
+            start = fuller[3];
             if disks.iter().all(|disk| matches!(disk, 0 | 0xffff)) {
                 disks = [field(16, 4), field(20, 4)];
             }
@@ -261,11 +265,9 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
         return wrong("an entry of the directory is broken or missing".into());
     };
     let field = |at: usize, bytes: usize| number(&head[at..at + bytes]);
-    let (name_len, extra_len, comment_len) = (
-        field(28, 2) as usize,
-        field(30, 2) as usize,
-        field(32, 2) as usize,
-    );
+    let name_len = field(28, 2) as usize;
+    let extra_len = field(30, 2) as usize;
+    let comment_len = field(32, 2) as usize;
     let used = ENTRY_BYTES + name_len + extra_len + comment_len;
     let Some(tail) = rest.get(ENTRY_BYTES..used) else {
         return wrong("an entry of the directory is cut".into());
@@ -282,7 +284,9 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
         return wrong(format!("`{name}` lies on another disk"));
     }
     let [unpacked, packed, local] = wide;
-    let (flags, method, crc) = (field(8, 2), field(10, 2), field(16, 4) as u32);
+    let flags = field(8, 2);
+    let method = field(10, 2);
+    let crc = field(16, 4) as u32;
     Ok((
         Member {
             name: name.into(),

@@ -203,7 +203,8 @@ impl Column<'_> {
     fn plain(&self, scratch: &mut Scratch, arena: usize) -> Result<Option<Vec<Segment>>> {
         let width = self.width();
         let compressed = self.place.compression != Compression::UNCOMPRESSED;
-        let (mut segments, mut fits) = (Vec::new(), true);
+        let mut segments = Vec::new();
+        let mut fits = true;
         let mut unpacked = std::mem::take(&mut scratch.arenas[arena]);
         unpacked.clear();
         // Sixteen interleaved buffers that all start on a memory page would compete for the same L1 cache ways.
@@ -294,7 +295,8 @@ impl Column<'_> {
                 match page.header.kind {
                     PageKind::Dictionary => {
                         self.check_dictionary(&page)?;
-                        (dictionary, plain) = (true, false);
+                        dictionary = true;
+                        plain = false;
                     }
                     PageKind::Other => {}
                     PageKind::Data | PageKind::DataV2 { .. } if plain => {
@@ -347,7 +349,8 @@ impl Column<'_> {
         scratch: &mut Scratch,
         unpacked: &'p mut Vec<u8>,
     ) -> Result<Option<&'p [u8]>> {
-        let (header, max) = (&page.header, self.descr.max_def_level());
+        let header = &page.header;
+        let max = self.descr.max_def_level();
         if header.encoding != PLAIN {
             return Ok(None);
         }
@@ -454,9 +457,11 @@ impl Column<'_> {
                 format!("no memory for {most} values"),
             )
         })?;
-        let (mut rows, wanted) = (0, self.len());
+        let mut rows = 0;
+        let wanted = self.len();
         while rows < wanted {
-            let (def, rep) = (Some(&mut read.def), Some(&mut read.rep));
+            let def = Some(&mut read.def);
+            let rep = Some(&mut read.rep);
             let (more, _, _) = reader
                 .read_records(wanted - rows, def, rep, &mut read.values)
                 .map_err(unread)?;
@@ -481,7 +486,8 @@ impl Column<'_> {
         read: &Read<V>,
         mut row: impl FnMut(usize, Option<&[V]>) -> Result<()>,
     ) -> Result<()> {
-        let (max_def, max_rep) = (self.descr.max_def_level(), self.descr.max_rep_level());
+        let max_def = self.descr.max_def_level();
+        let max_rep = self.descr.max_rep_level();
         if max_rep > 1 {
             return Err(Error::decode("lists of lists are not supported"));
         }
@@ -492,10 +498,13 @@ impl Column<'_> {
         };
         // Lowest definition level at which a list has an element.
         let element = self.descr.repeated_ancestor_def_level();
-        let (mut value, mut level, mut number) = (0, 0, 0);
+        let mut value = 0;
+        let mut level = 0;
+        let mut number = 0;
         while level < levels {
             let start = value;
-            let (mut there, mut missing) = (false, false);
+            let mut there = false;
+            let mut missing = false;
             loop {
                 match read.def.get(level) {
                     Some(def) if *def == max_def => (there, value) = (true, value + 1),

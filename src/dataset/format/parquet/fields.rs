@@ -205,7 +205,8 @@ fn encoded_field(
         let others = unreadable(leaf).map_or(String::new(), |_| {
             format!("; {} takes other columns", Setting::Columns)
         });
-        let (name, described) = (&leaf.name, leaf.described());
+        let name = &leaf.name;
+        let described = leaf.described();
         Err(config(format!(
             "column `{name}` ({described}, stored as {stored}): {}{others}",
             refusal(leaf)
@@ -323,7 +324,9 @@ pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize
         let index = find(footer, &leaf.name)?;
         let here = &footer.leaves[index];
         if !same_values(here, leaf) {
-            let (name, here, first) = (&leaf.name, here.words(), leaf.words());
+            let name = &leaf.name;
+            let here = here.words();
+            let first = leaf.words();
             let message = format!("column `{name}` is {here} here, {first} in the first file");
             return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
         }

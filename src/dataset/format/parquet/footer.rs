@@ -59,7 +59,8 @@ impl Leaf {
 
     /// Description of everything in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
-        let (stored, len) = (self.descr.physical_type(), self.descr.type_length());
+        let stored = self.descr.physical_type();
+        let len = self.descr.type_length();
         let len = if stored == Type::FIXED_LEN_BYTE_ARRAY {
             format!(" of {len} bytes")
         } else {
@@ -220,10 +221,8 @@ const UNREAD: DataType = DataType::Null;
 
 /// The types of all leaves.
 fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
-    let (descr, hints) = (
-        meta.file_metadata().schema_descr(),
-        meta.file_metadata().key_value_metadata(),
-    );
+    let descr = meta.file_metadata().schema_descr();
+    let hints = meta.file_metadata().key_value_metadata();
     let of = |mask: ProjectionMask, leaves: usize| {
         // The schema that Arrow's writers add is a hint.
         [hints, None].into_iter().find_map(|hints| {

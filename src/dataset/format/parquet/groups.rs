@@ -42,7 +42,8 @@ impl Cut<'_> {
 
     /// Place of the whole column `index`.
     fn whole(&self, index: usize) -> Result<Place> {
-        let (meta, rows) = (self.column(index), self.rows()?);
+        let meta = self.column(index);
+        let rows = self.rows()?;
         let name = meta.column_path().string();
         let number = |what: &str, value: i64| {
             u64::try_from(value)
@@ -70,10 +71,8 @@ impl Cut<'_> {
             uncompressed = unpacked.unwrap_or(0);
         }
         let uncounted = self.uncounted_header(start, len);
-        (len, uncompressed) = (
-            len.saturating_add(uncounted),
-            uncompressed.saturating_add(uncounted),
-        );
+        len = len.saturating_add(uncounted);
+        uncompressed = uncompressed.saturating_add(uncounted);
         let values = number("values", meta.num_values())?;
         if values < rows {
             return Err(self.wrong(format!(
@@ -337,13 +336,15 @@ impl Parquet {
     /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and the memory for
     /// reading one column.
     fn scratch_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> u64 {
-        let (mut together, mut reader) = (0, 0);
+        let mut together = 0;
+        let mut reader = 0;
         for field in &self.fields {
             for columns in field.columns.clone().collect::<Vec<_>>().chunks(TOGETHER) {
                 let arena = |leaf: &usize| match field.kind {
                     FieldKind::Ragged { .. } => 0,
                     FieldKind::Array { width, list, .. } => {
-                        let (meta, plain) = (cut.column(*leaf), is_plain(cut.column(*leaf)));
+                        let meta = cut.column(*leaf);
+                        let plain = is_plain(cut.column(*leaf));
                         let in_place = plain && meta.compression() == Compression::UNCOMPRESSED;
                         if in_place {
                             0

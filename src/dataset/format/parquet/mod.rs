@@ -447,7 +447,8 @@ fn interleave_columns<'c>(
     };
     let elements = if width == keep { 1 } else { list };
     let mut cursors: Vec<(usize, usize)> = vec![(0, 0); segments.len()];
-    let (mut done, count) = (0, rows.len() / row_bytes);
+    let mut done = 0;
+    let count = rows.len() / row_bytes;
     while done < count {
         // Rows until the first column's segment ends.
         let left = |(list, cursor): (&Vec<column::Segment>, &(usize, usize))| {
@@ -460,7 +461,8 @@ fn interleave_columns<'c>(
             slices[place] = &bytes[*row * width * elements..(*row + step) * width * elements];
             *row += step;
             if *row == list[*segment].rows {
-                (*segment, *row) = (*segment + 1, 0);
+                *segment = *segment + 1;
+                *row = 0;
             }
         }
         let slices = &slices[..segments.len()];

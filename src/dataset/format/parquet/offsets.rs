@@ -119,16 +119,17 @@ impl Claim<'_> {
 
     /// The pages, if they follow each other from the chunk's start to its end, and their rows too.
     fn pages(&self) -> Checked<Pages> {
-        let (start, end) = (self.whole.data.0, self.whole.data.0 + self.whole.data.1);
+        let start = self.whole.data.0;
+        let end = self.whole.data.0 + self.whole.data.1;
         let payloads = self.index.unencoded_byte_array_data_bytes();
-        let (mut data, mut dictionary) = (Vec::new(), 0);
-        let (mut at, mut row) = (start, 0);
+        let mut data = Vec::new();
+        let mut dictionary = 0;
+        let mut at = start;
+        let mut row = 0;
         for (number, said) in self.index.page_locations().iter().enumerate() {
             let place = || {
-                let (offset, len) = (
-                    u64::try_from(said.offset).ok()?,
-                    u64::try_from(said.compressed_page_size).ok()?,
-                );
+                let offset = u64::try_from(said.offset).ok()?;
+                let len = u64::try_from(said.compressed_page_size).ok()?;
                 Some((offset, len, u64::try_from(said.first_row_index).ok()?))
             };
             let (offset, len, first_row) =
@@ -150,7 +151,8 @@ impl Claim<'_> {
                     self.rows
                 ));
             }
-            (at, row) = (at.saturating_add(len), first_row);
+            at = at.saturating_add(len);
+            row = first_row;
             let payload = payloads.and_then(|all| u64::try_from(*all.get(number)?).ok());
             data.push(DataPage {
                 offset,
@@ -327,7 +329,8 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
 
 /// Number of zeros among the first `count` levels of one bit, in the hybrid of runs and packed bits; the first is one.
 fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
-    let (mut left, mut zeros) = (count, 0_usize);
+    let mut left = count;
+    let mut zeros = 0_usize;
     while left > 0 {
         let mut thrift = Thrift::new(levels);
         let run = thrift.varint().ok()?;
@@ -340,7 +343,8 @@ fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
                 return None;
             }
             zeros += if *value == 0 { here } else { 0 };
-            (levels, left) = (rest, left - here);
+            levels = rest;
+            left = left - here;
         } else {
             let here = long.saturating_mul(8).min(left);
             let (packed, rest) = bytes.split_at(long.min(bytes.len()));
@@ -356,7 +360,8 @@ fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
                 .get(here / 8)
                 .map_or(0, |byte| byte & ((1 << (here % 8)) - 1));
             zeros += here - ones - last.count_ones() as usize;
-            (levels, left) = (rest, left - here);
+            levels = rest;
+            left = left - here;
         }
     }
     Some(zeros as u64)

@@ -191,8 +191,13 @@ impl Header {
     /// Parses the header at the start of `bytes`; gives it with its length.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
         let mut thrift = Thrift::new(bytes);
-        let (mut kind, mut uncompressed, mut compressed, mut crc) = (None, None, None, None);
-        let (mut data, mut data_v2, mut dictionary) = (None, None, None);
+        let mut kind = None;
+        let mut uncompressed = None;
+        let mut compressed = None;
+        let mut crc = None;
+        let mut data = None;
+        let mut data_v2 = None;
+        let mut dictionary = None;
         thrift.fields(0, |thrift, id, of| {
             match (id, of) {
                 (1, 5) => kind = Some(thrift.zigzag()?),
@@ -226,8 +231,8 @@ impl Header {
                 header.kind = PageKind::Data;
                 header.values = number("values", values)?;
                 header.encoding = encoding as i32;
-                (header.def_encoding, header.rep_encoding) =
-                    (def_encoding as i32, rep_encoding as i32);
+                header.def_encoding = def_encoding as i32;
+                header.rep_encoding = rep_encoding as i32;
             }
             2 => {
                 let [values, encoding, ..] = dictionary.ok_or_else(|| missing("its dictionary"))?;
@@ -383,10 +388,8 @@ fn row_group(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> 
 fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Result<()> {
     let mut before = 0;
     thrift.fields(3, |thrift, id, of| {
-        let (start, step) = (
-            thrift.field_at,
-            id.saturating_sub(std::mem::replace(&mut before, id)),
-        );
+        let start = thrift.field_at;
+        let step = id.saturating_sub(std::mem::replace(&mut before, id));
         let defined = usize::try_from(id.saturating_sub(1))
             .ok()
             .and_then(|place| METADATA.get(place));
@@ -407,7 +410,9 @@ fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
     if foreign.is_empty() {
         return Ok(None);
     }
-    let (mut out, mut at, mut longer) = (Vec::with_capacity(footer.len()), 0, 0_u8);
+    let mut out = Vec::with_capacity(footer.len());
+    let mut at = 0;
+    let mut longer = 0_u8;
     for (index, Foreign { bytes, step }) in foreign.iter().enumerate() {
         out.extend_from_slice(&footer[at..bytes.start]);
         at = bytes.end;
@@ -441,9 +446,13 @@ fn schema(
     annotated: &mut Vec<Annotated>,
 ) -> Result<()> {
     // Children left in each open group.
-    let (mut open, mut leaf): (Vec<usize>, usize) = (Vec::new(), 0);
+    let mut open: Vec<usize> = Vec::new();
+    let mut leaf: usize = 0;
     for element in 0..len {
-        let (mut children, mut before, mut fields, start) = (0, 0, Vec::new(), thrift.at);
+        let mut children = 0;
+        let mut before = 0;
+        let mut fields = Vec::new();
+        let start = thrift.at;
         if kind != 12 {
             return Err(Error::decode(
                 "the schema has an element that is not a structure",
@@ -593,7 +602,8 @@ impl Pages {
             return Err(Error::decode(message)
                 .with_range(self.base + start as u64, header.compressed as u64));
         }
-        (self.room, self.at) = (room, end);
+        self.room = room;
+        self.at = end;
         Ok(Some(Page {
             header,
             body: &self.bytes[start..end],
@@ -624,7 +634,8 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
             if run == 0 || value != max as u32 {
                 return false;
             }
-            (levels, count) = (rest, count.saturating_sub(run));
+            levels = rest;
+            count = count.saturating_sub(run);
         } else {
             // A group of `bits` bytes holds eight values.
             let groups = usize::try_from(header >> 1).unwrap_or(usize::MAX);
@@ -644,7 +655,8 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
             if (0..here).any(|index| value(index) != max as u32) {
                 return false;
             }
-            (levels, count) = (&levels[bytes.len()..], count - here);
+            levels = &levels[bytes.len()..];
+            count = count - here;
         }
     }
     true
@@ -741,9 +753,11 @@ pub(super) mod tests {
 
     /// The naive oracle: decodes all levels one after the other.
     fn levels(bytes: &[u8], bits: usize, count: usize) -> Option<Vec<u32>> {
-        let (mut out, mut at) = (Vec::new(), 0);
+        let mut out = Vec::new();
+        let mut at = 0;
         while out.len() < count {
-            let (mut header, mut shift) = (0_u64, 0);
+            let mut header = 0_u64;
+            let mut shift = 0;
             loop {
                 let byte = *bytes.get(at)?;
                 at += 1;

@@ -52,7 +52,9 @@ pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64
 
 /// Unpacked bytes of all pages in these bytes, with their headers.
 pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
-    let (mut buffer, mut end, mut sum) = (Vec::new(), 0, 0_u64);
+    let mut buffer = Vec::new();
+    let mut end = 0;
+    let mut sum = 0_u64;
     while end < len {
         let (header, bytes) = header(blob, offset.checked_add(end)?, len - end, &mut buffer)?;
         end = end
@@ -67,9 +69,13 @@ pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
 
 /// Maximum bytes of the byte arrays in the pages of `place`, without dictionary entries.
 pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
-    let (mut buffer, mut unpacked, mut codec) = (Vec::new(), Vec::new(), Codec::default());
-    let (mut at, end) = (place.data.0, place.data.0.checked_add(place.data.1)?);
-    let (mut room, mut sum) = (place.uncompressed, 0_u64);
+    let mut buffer = Vec::new();
+    let mut unpacked = Vec::new();
+    let mut codec = Codec::default();
+    let mut at = place.data.0;
+    let end = place.data.0.checked_add(place.data.1)?;
+    let mut room = place.uncompressed;
+    let mut sum = 0_u64;
     while at < end {
         let (header, len) = header(blob, at, end - at, &mut buffer)?;
         let body = at + len;
@@ -155,12 +161,15 @@ fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
             .ok()
             .and_then(|word| usize::try_from(word).ok())
     };
-    let (block, parts, count) = (word()?, word()?, word()?);
+    let block = word()?;
+    let parts = word()?;
+    let count = word()?;
     let mut value = thrift.zigzag().ok()?;
     if parts == 0 || !block.is_multiple_of(parts) || count > most {
         return None;
     }
-    let (each, mut left) = (block / parts, count);
+    let each = block / parts;
+    let mut left = count;
     let mut sum = 0_u64;
     let mut add = |value: i64| -> Option<()> {
         sum = sum.checked_add(u64::try_from(value).ok()?)?;

@@ -84,16 +84,15 @@ impl Codec {
 fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     while !body.is_empty() {
         let ([a, b, c, d, e, f, g, h], rest) = body.split_first_chunk::<8>()?;
-        let (unpacked, packed) = (
-            u32::from_be_bytes([*a, *b, *c, *d]),
-            u32::from_be_bytes([*e, *f, *g, *h]),
-        );
+        let unpacked = u32::from_be_bytes([*a, *b, *c, *d]);
+        let packed = u32::from_be_bytes([*e, *f, *g, *h]);
         let (block, rest) = rest.split_at_checked(packed as usize)?;
         let (place, left) = out.split_at_mut_checked(unpacked as usize)?;
         if lz4_flex::block::decompress_into(block, place).ok()? != place.len() {
             return None;
         }
-        (body, out) = (rest, left);
+        body = rest;
+        out = left;
     }
     out.is_empty().then_some(())
 }
@@ -170,7 +169,8 @@ impl Unpacked {
         let Some(page) = pages.next()? else {
             return Ok(None);
         };
-        let (header, body) = (page.header, page.body);
+        let header = page.header;
+        let body = page.body;
         let (levels, packed) = match header.kind {
             PageKind::DataV2 {
                 def_bytes,
@@ -217,7 +217,8 @@ fn encoding(number: i32) -> Result<Encoding> {
 }
 
 fn page_of(header: Header, buf: Bytes) -> Result<Page> {
-    let (num_values, encoded) = (header.values as u32, encoding(header.encoding)?);
+    let num_values = header.values as u32;
+    let encoded = encoding(header.encoding)?;
     Ok(match header.kind {
         PageKind::Dictionary => Page::DictionaryPage {
             buf,

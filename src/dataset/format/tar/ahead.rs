@@ -43,11 +43,14 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
         return Ok(());
     }
     let front = scan.bytes(0, FRONT as usize)?;
-    let (mut at, mut requests, mut here) = (0, 0, 0);
+    let mut at = 0;
+    let mut requests = 0;
+    let mut here = 0;
     while let Some((_, next)) = header_at(front, at) {
         // The headers of small members come with others.
         if next + BLOCK > here {
-            (requests, here) = (requests + 1, next + HEADERS);
+            requests = requests + 1;
+            here = next + HEADERS;
         }
         at = next;
     }
@@ -126,7 +129,8 @@ impl Follow {
                 self.at += bytes.len() as u64;
                 return self.at < self.end;
             };
-            (self.searches, here) = (false, first);
+            self.searches = false;
+            here = first;
         }
         let from = here;
         while let Some((end, next)) = header_at(bytes, here) {

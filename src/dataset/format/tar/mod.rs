@@ -541,7 +541,8 @@ impl Dataset for Tar {
     }
 
     fn describe(&self) -> String {
-        let (samples, shards) = (self.len(), self.sources().count());
+        let samples = self.len();
+        let shards = self.sources().count();
         let mut text = format!("{samples} samples in {shards} tar shards, {}", self.name);
         if !self.damage().is_empty() {
             text += &format!("; {}", cost(self.damage()));

@@ -237,7 +237,8 @@ impl<'a> Samples<'a> {
             self.flush(rows)?;
             self.sample = Some(self.begin(key, at));
         }
-        let (rules, checksums) = (self.rules, self.checksums);
+        let rules = self.rules;
+        let checksums = self.checksums;
         let Some(sample) = &mut self.sample else {
             return Ok(());
         };

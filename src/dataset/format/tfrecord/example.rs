@@ -69,7 +69,9 @@ impl<'a> Feature<'a> {
             .ok_or_else(|| missing(example, name, kind))?;
         // A list of another kind discards those before it.
         let mut pieces = lists.clone();
-        let (mut found, mut index, mut start) = (None, 0, 0);
+        let mut found = None;
+        let mut index = 0;
+        let mut start = 0;
         while let Some((kind, _)) = pieces.next()? {
             if found.replace(kind) != Some(kind) {
                 start = index;
@@ -126,7 +128,8 @@ impl<'a> Feature<'a> {
     /// The only value of a bytes list. Errors: [`ErrorKind::Shape`] for none or several values.
     pub(crate) fn one_bytes(&self) -> Result<&'a [u8]> {
         let mut lists = self.lists.clone();
-        let (mut count, mut value) = (0, None);
+        let mut count = 0;
+        let mut value = None;
         while let Some((_, mut list)) = lists.next()? {
             while let Some(bytes) = list.message(1, "value")? {
                 value.get_or_insert(bytes.bytes);
@@ -143,7 +146,9 @@ impl<'a> Feature<'a> {
     ///
     /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn floats(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        let (mut runs, mut len, mut only) = (0, 0_usize, None);
+        let mut runs = 0;
+        let mut len = 0_usize;
+        let mut only = None;
         self.each_floats(|run| {
             runs += 1;
             len += run.len();
@@ -454,7 +459,8 @@ fn sequence(lists: &[u8]) -> Error {
 
 /// The first names of the entries of these messages, and how many more there are.
 fn names<'a>(messages: impl IntoIterator<Item = Wire<'a>>) -> Option<String> {
-    let (mut names, mut count) = (Vec::new(), 0);
+    let mut names = Vec::new();
+    let mut count = 0;
     for mut entries in messages {
         while let Ok(Some(entry)) = entries.message(1, "") {
             count += 1;

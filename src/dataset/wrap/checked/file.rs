@@ -45,7 +45,8 @@ impl Head {
 
     /// Writes the file. Errors: the system's.
     pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
-        let (head, crcs) = (bytemuck::bytes_of(&self), bytemuck::cast_slice(crcs));
+        let head = bytemuck::bytes_of(&self);
+        let crcs = bytemuck::cast_slice(crcs);
         // Of the content, so that an equal file stays and any other one goes.
         let identity = Digest::new("checksums")
             .bytes(head)
@@ -99,7 +100,8 @@ pub(super) fn hashes(sources: &Sources) -> Result<[u64; 2]> {
     let runs = runs(sources.count() as u64);
     let start = Digest::new("sources").word(sources.count() as u64);
     let hashes = parallel(&runs, |_, run| {
-        let (mut lengths, mut state) = (start, start);
+        let mut lengths = start;
+        let mut state = start;
         for id in run.clone().map(|id| SourceId::at(id as usize)) {
             lengths = lengths.word(sources.len_of(id));
             state = with_state(state, sources, id)?;

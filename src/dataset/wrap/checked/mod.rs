@@ -67,7 +67,8 @@ impl<D: Dataset> Checked<D> {
             let message = "samples of several extents for one field, such as packed documents, have no checksums";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let (hashes, outline) = (hashes(inner.sources())?, Outline::of(&inner)?);
+        let hashes = hashes(inner.sources())?;
+        let outline = Outline::of(&inner)?;
         let Outline {
             count,
             fields,
@@ -173,10 +174,8 @@ impl<D: Dataset> Dataset for Checked<D> {
     }
 
     fn sizes(&self) -> Sizes {
-        let (inner, pieces) = (
-            self.inner.sizes(),
-            self.pieces.capacity() * size_of::<usize>(),
-        );
+        let inner = self.inner.sizes();
+        let pieces = self.pieces.capacity() * size_of::<usize>();
         Sizes {
             index_bytes: inner.index_bytes + self.sums.heap() + pieces,
             ..inner

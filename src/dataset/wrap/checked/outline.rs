@@ -28,7 +28,9 @@ pub(super) struct Outline {
 impl Outline {
     pub(super) fn of(dataset: &dyn Dataset) -> Result<Self> {
         if dataset.chunked().is_none() {
-            let (count, fields, shape) = (dataset.len(), dataset.schema().len(), survey(dataset)?);
+            let count = dataset.len();
+            let fields = dataset.schema().len();
+            let shape = survey(dataset)?;
             return Ok(Self {
                 count,
                 fields,
@@ -42,10 +44,8 @@ impl Outline {
         extents
             .iter()
             .for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
-        let (count, shape) = (
-            pieces[pieces.len() - 1] as u64,
-            chunk_shape(dataset, &extents),
-        );
+        let count = pieces[pieces.len() - 1] as u64;
+        let shape = chunk_shape(dataset, &extents);
         // Each extent counts as a sample of one field.
         Ok(Self {
             count,
@@ -84,7 +84,8 @@ impl Outline {
             let chunk = self.pieces.partition_point(|start| *start <= at) - 1;
             return Ok(Some((self.extents[chunk][at - self.pieces[chunk]], None)));
         }
-        let (sample, field) = ((at / self.fields) as u64, at % self.fields);
+        let sample = (at / self.fields) as u64;
+        let field = at % self.fields;
         let mut parts = Parts::new();
         parts.ask_all(dataset, sample)?;
         let extent = parts
@@ -108,7 +109,9 @@ impl Outline {
                 differ.push(at);
             }
         }
-        let (mut first, mut files, mut seen) = (None, Vec::new(), std::collections::HashSet::new());
+        let mut first = None;
+        let mut files = Vec::new();
+        let mut seen = std::collections::HashSet::new();
         for at in &differ {
             let Some((extent, sample)) = self.place(dataset, *at)? else {
                 continue;
@@ -181,7 +184,8 @@ fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
 /// the index.
 fn survey(dataset: &dyn Dataset) -> Result<u32> {
     let found = parallel(&runs(dataset.len()), |_, run| {
-        let (mut crc, mut parts) = (0, Parts::new());
+        let mut crc = 0;
+        let mut parts = Parts::new();
         for sample in run.clone() {
             parts.ask_all(dataset, sample)?;
             for (field, part) in parts.iter() {

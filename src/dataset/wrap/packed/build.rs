@@ -134,7 +134,8 @@ impl<D: Dataset> PackedBuilder<D> {
             .zip(&paddings)
             .map(|(field, element)| padding_row(*element, field, self.room))
             .collect::<Result<_>>()?;
-        let (key, by_key) = (self.key.unwrap_or(0), self.key.is_some().into());
+        let key = self.key.unwrap_or(0);
+        let by_key = self.key.is_some().into();
         let numbers = fields.numbers.iter().map(|number| *number as u64);
         let settings = [
             numbers.clone().next().unwrap_or(0),
@@ -333,20 +334,16 @@ fn pack<D: Dataset>(
     place: &Path,
 ) -> Result<()> {
     let failed = |error| Error::os(Stage::Index, "cannot write the bins", error).with_path(place);
-    let (len, threads) = (
-        documents.inner.len(),
-        std::thread::available_parallelism().map_or(2, usize::from),
-    );
+    let len = documents.inner.len();
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
     // A group has many bins, of which the last ones are not full.
     let step = u64::from(documents.size.room)
         .saturating_mul(16)
         .clamp(1 << 16, 1 << 19);
     let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
     // A bin that is filled in turn depends on those before.
-    let (in_turn, is_in_turn) = (
-        Mutex::new(InTurn::default()),
-        documents.long == Long::Concatenate,
-    );
+    let in_turn = Mutex::new(InTurn::default());
+    let is_in_turn = documents.long == Long::Concatenate;
     let threads = if is_in_turn {
         1
     } else {

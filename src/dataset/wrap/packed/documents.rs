@@ -95,10 +95,8 @@ impl<D: Dataset> Documents<D> {
             return Ok(None);
         }
         let before = places.len();
-        let (whole, room) = (
-            self.find(document, parts, places)?,
-            u64::from(self.size.room),
-        );
+        let whole = self.find(document, parts, places)?;
+        let room = u64::from(self.size.room);
         let (from, len) = match (part, self.long) {
             (first, Long::Concatenate) => {
                 let from = u64::from(first.unwrap_or(0));
@@ -126,8 +124,11 @@ impl<D: Dataset> Documents<D> {
         positions: Range<u64>,
         order: Option<&Permutation>,
     ) -> Result<Group> {
-        let (room, mut places) = (u64::from(self.size.room), Vec::new());
-        let (mut items, mut counts, mut parts) = (Vec::new(), Counts::default(), Parts::new());
+        let room = u64::from(self.size.room);
+        let mut places = Vec::new();
+        let mut items = Vec::new();
+        let mut counts = Counts::default();
+        let mut parts = Parts::new();
         for position in positions {
             let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
             let item = |part, len: u64| Item {
@@ -171,11 +172,9 @@ impl<D: Dataset> Documents<D> {
         order: Option<&Permutation>,
         in_turn: &mut InTurn,
     ) -> Result<Group> {
-        let (mut counts, mut parts, last) = (
-            Counts::default(),
-            Parts::new(),
-            positions.end == self.inner.len(),
-        );
+        let mut counts = Counts::default();
+        let mut parts = Parts::new();
+        let last = positions.end == self.inner.len();
         let mut places = Vec::new();
         for position in positions {
             let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;

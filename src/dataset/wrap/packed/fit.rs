@@ -40,7 +40,8 @@ pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
         let at = key as u32 as usize;
         bin_of[at] = open.put(items[at].len);
     }
-    let (mut renamed, mut count) = (vec![u32::MAX; open.sizes.len()], 0);
+    let mut renamed = vec![u32::MAX; open.sizes.len()];
+    let mut count = 0;
     for bin in &mut bin_of {
         let name = &mut renamed[*bin as usize];
         if *name == u32::MAX {
@@ -65,7 +66,8 @@ pub(super) struct InTurn {
 impl InTurn {
     /// Puts a document of `len` tokens into the last bin, and what does not fit into new ones. Returns whether it was split.
     pub(super) fn put(&mut self, document: u32, len: u64, size: Bin) -> bool {
-        let (mut from, first) = (0, self.items.len());
+        let mut from = 0;
+        let first = self.items.len();
         while from < len {
             if self.is_full() {
                 self.bins += 1;
@@ -127,7 +129,8 @@ struct Open {
 impl Open {
     fn new(size: Bin) -> Self {
         let rooms = size.room as usize + 1;
-        let (mut levels, mut bits) = (Vec::new(), rooms);
+        let mut levels = Vec::new();
+        let mut bits = rooms;
         while bits > 1 {
             bits = bits.div_ceil(64);
             levels.push(vec![0; bits]);
@@ -212,7 +215,8 @@ mod tests {
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(items[*at].len));
         // Room of each bin, when it was touched last, and its items.
-        let (mut bins, mut bin_of) = (Vec::<(u32, usize, u32)>::new(), vec![0; items.len()]);
+        let mut bins = Vec::<(u32, usize, u32)>::new();
+        let mut bin_of = vec![0; items.len()];
         for (time, at) in order.into_iter().enumerate() {
             let len = items[at].len;
             let fits = bins

@@ -139,8 +139,9 @@ impl<D: Dataset> Packed<D> {
     ///
     /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
     fn look_up(&self, bin: u64, row: &mut Row) -> Result<()> {
-        let (mut left, mut check, mut parts) =
-            (self.documents.size.room, Check::default(), Parts::new());
+        let mut left = self.documents.size.room;
+        let mut check = Check::default();
+        let mut parts = Parts::new();
         let changed = || {
             let message = format!(
                 "the documents of bin {bin} have other lengths than when they were packed: delete {}, and a file of rows, to pack them again",
@@ -238,7 +239,8 @@ fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
         }
         ENDS => {
             out.resize(4 * (size.most as usize + 1), 0);
-            let (mut end, places) = (0, out.as_chunks_mut::<4>().0.iter_mut().skip(1));
+            let mut end = 0;
+            let places = out.as_chunks_mut::<4>().0.iter_mut().skip(1);
             for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
                 end += len;
                 *place = end.to_ne_bytes();
@@ -260,8 +262,10 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn sizes(&self) -> Sizes {
-        let (items, size) = (self.counts.items_max as usize, self.documents.size);
-        let (fields, row_bytes) = (self.padding.len(), self.row_bytes());
+        let items = self.counts.items_max as usize;
+        let size = self.documents.size;
+        let fields = self.padding.len();
+        let row_bytes = self.row_bytes();
         let row = items * (fields * size_of::<Extent>() + size_of::<u32>());
         Sizes {
             sample_bytes_max: row_bytes,
@@ -304,7 +308,8 @@ impl<D: Dataset> Dataset for Packed<D> {
                             0 => parts.extent(field, read),
                             _ => parts.append(field, read),
                         }
-                        (filled, place) = (filled + read.len as usize, read);
+                        filled = filled + read.len as usize;
+                        place = read;
                     }
                     if filled < padding.len() {
                         parts.append_inline(field, &padding[filled..]);
@@ -337,7 +342,8 @@ impl<D: Dataset> Dataset for Packed<D> {
             cut,
             ..
         } = self.counts;
-        let (room, place) = (self.documents.size.room, self.file.path.display());
+        let room = self.documents.size.room;
+        let place = self.file.path.display();
         let filled = 100.0 * tokens as f64 / (bins as f64 * f64::from(room));
         let why = self.why_empty(filled);
         let rows = self.rows.as_ref().map_or(String::new(), |rows| {

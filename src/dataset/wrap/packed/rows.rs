@@ -34,14 +34,17 @@ impl<D: Dataset> Packed<D> {
         let (blob, _) = kept::open_or_write(&place, what, &end, |blob| blob.len() == len, fill)?;
         let mut sources = Sources::new();
         sources.add(&place, &blob.look()?)?;
-        (self.sources, self.rows) = (Arc::new(sources), Some(place));
+        self.sources = Arc::new(sources);
+        self.rows = Some(place);
         Ok(())
     }
 
     fn write_rows(&self, out: &mut Pending) -> Result<()> {
-        let (bins, run) = (self.counts.bins, (RUN / self.row_bytes()).max(1));
+        let bins = self.counts.bins;
+        let run = (RUN / self.row_bytes()).max(1);
         let rows = |_, first: &u64| {
-            let (mut plain, mut bytes) = (Plain::new(self), Vec::new());
+            let mut plain = Plain::new(self);
+            let mut bytes = Vec::new();
             for bin in *first..(first + run).min(bins) {
                 plain.sample(bin, |field, own| {
                     bytes.extend_from_slice(if field < self.padding.len() { own } else { &[] });

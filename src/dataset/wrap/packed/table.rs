@@ -80,7 +80,8 @@ impl Group {
         counts: Counts,
     ) -> Self {
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
-        let (mut places, mut filled) = (vec![0_u32; bins + 1], vec![Bin::default(); bins]);
+        let mut places = vec![0_u32; bins + 1];
+        let mut filled = vec![Bin::default(); bins];
         for (item, bin) in items.iter().zip(&bin_of) {
             places[*bin as usize + 1] += words_of(item);
             let own = &mut filled[*bin as usize];
@@ -91,8 +92,8 @@ impl Group {
         }
         (0..bins).for_each(|bin| places[bin + 1] += places[bin]);
         let mut heads: Vec<u32> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        let (mut words, mut checks) =
-            (vec![0; places[bins] as usize], vec![Check::default(); bins]);
+        let mut words = vec![0; places[bins] as usize];
+        let mut checks = vec![Check::default(); bins];
         for (item, bin) in items.iter().zip(&bin_of) {
             let place = &mut places[*bin as usize];
             words[*place as usize] = item.document | if item.part.is_some() { PART } else { 0 };
@@ -228,13 +229,16 @@ pub(super) fn items(
     bin: u64,
     mut each: impl FnMut(u64, Option<u32>) -> Result<()>,
 ) -> Result<u16> {
-    let (block, number) = (bin / BLOCK as u64, (bin % BLOCK as u64) as usize);
+    let block = bin / BLOCK as u64;
+    let number = (bin % BLOCK as u64) as usize;
     let start = file.value::<u64>(STARTS, 8 * block)?;
     let heads: [u32; BLOCK] = file.value(BINS, start)?;
     let words = |head: &u32| u64::from(head & 0xffff);
     let first =
         start.saturating_add(4 * (BLOCK as u64 + heads[..number].iter().map(words).sum::<u64>()));
-    let (mut left, mut at, mut marked) = (words(&heads[number]) as usize, first, None);
+    let mut left = words(&heads[number]) as usize;
+    let mut at = first;
+    let mut marked = None;
     while left > 0 {
         let some: [u32; STEP] = file.value(BINS, at)?;
         for word in &some[..left.min(STEP)] {
@@ -244,7 +248,8 @@ pub(super) fn items(
                 None => each(u64::from(*word), None)?,
             }
         }
-        (left, at) = (left.saturating_sub(STEP), at + 4 * STEP as u64);
+        left = left.saturating_sub(STEP);
+        at = at + 4 * STEP as u64;
     }
     match marked {
         None => Ok((heads[number] >> 16) as u16),

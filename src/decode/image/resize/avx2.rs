@@ -62,11 +62,10 @@ const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
     let mut picks = [[0x80; LOAD]; 3 * (APART as usize + 1)];
     let mut k = 0;
     while k < 4 * picks.len() {
-        let (pick, value) = (k / 4, k % 4);
-        let (channel, apart) = (
-            pick / (APART as usize + 1) + value,
-            pick % (APART as usize + 1),
-        );
+        let pick = k / 4;
+        let value = k % 4;
+        let channel = pick / (APART as usize + 1) + value;
+        let apart = pick % (APART as usize + 1);
         let byte = channel % 3 + if channel < 3 { 0 } else { 3 * apart };
         picks[pick][4 * value] = byte as u8;
         picks[pick][4 * value + 2] = byte as u8 + 3;
@@ -80,7 +79,8 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     let near = axis.starts.windows(2).all(|two| two[1] - two[0] <= APART);
     to.stride = if near { 4 } else { 3 };
     let width = axis.starts.len();
-    let (steps, pairs) = ((3 * width).div_ceil(to.stride), axis.taps.div_ceil(2));
+    let steps = (3 * width).div_ceil(to.stride);
+    let pairs = axis.taps.div_ceil(2);
     to.offsets.clear();
     to.offsets.reserve_exact(steps);
     to.picks.clear();
@@ -88,7 +88,8 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     to.weights.clear();
     to.weights.reserve_exact(steps * pairs);
     for step in 0..steps {
-        let (pixel, channel) = (step * to.stride / 3, step * to.stride % 3);
+        let pixel = step * to.stride / 3;
+        let channel = step * to.stride % 3;
         let next = if near && pixel + 1 < width {
             pixel + 1
         } else {
@@ -194,7 +195,8 @@ fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
         .zip(by.weights.chunks_exact(pairs));
     for (step, ((offset, pick), weights)) in steps.enumerate() {
         let pick = twice(pick);
-        let (mut high, mut low) = ([_mm256_setzero_si256(); 2], [start; 2]);
+        let mut high = [_mm256_setzero_si256(); 2];
+        let mut low = [start; 2];
         let mut at = *offset as usize;
         assert!(
             at + 6 * (pairs - 1) + LOAD <= reach,

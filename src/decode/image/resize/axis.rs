@@ -50,7 +50,8 @@ impl Side {
             let start = self.from as u32 + at;
             return (start, start + 1);
         }
-        let (center, support) = (self.center(at), self.support());
+        let center = self.center(at);
+        let support = self.support();
         // A cast to unsigned gives 0 for negative values.
         let start = (center - support + 0.5) as u32;
         (start, ((center + support + 0.5) as u32).min(self.source))
@@ -60,7 +61,8 @@ impl Side {
     ///
     /// Pillow adds the scale from pixel to pixel; products would round differently on ties.
     fn nearest(&self) -> impl Iterator<Item = u32> {
-        let (side, scale) = (*self, self.scale());
+        let side = *self;
+        let scale = self.scale();
         // Too many steps would take long; sums and products then round differently anyway.
         let skipped = if side.first > 1 << 16 { side.first } else { 0 };
         let mut at = f64::from(side.from) + scale * (f64::from(skipped) + 0.5);
@@ -78,7 +80,8 @@ impl Side {
     /// The source pixels that the wanted output pixels need: start and end.
     pub(super) fn needed(&self) -> Taps {
         if self.filter == Filter::Nearest {
-            let (mut all, first) = (self.nearest(), self.first);
+            let mut all = self.nearest();
+            let first = self.first;
             let start = all.next().unwrap_or(first);
             return (start, all.last().unwrap_or(start) + 1);
         }
@@ -134,7 +137,8 @@ impl Axis {
     }
 
     fn reserve(&mut self, side: &Side) {
-        let (count, most) = (side.count as usize, side.most_taps());
+        let count = side.count as usize;
+        let most = side.most_taps();
         for list in [&mut self.starts, &mut self.counts] {
             list.clear();
             list.reserve_exact(count);
@@ -201,7 +205,8 @@ impl Axis {
 
     /// Heap bytes of an axis for `side`.
     pub(super) fn bound(side: &Side) -> u64 {
-        let (count, most) = (u64::from(side.count), side.most_taps() as u64);
+        let count = u64::from(side.count);
+        let most = side.most_taps() as u64;
         4 * count * (2 + most) + 8 * most
     }
 

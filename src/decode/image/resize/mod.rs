@@ -76,7 +76,8 @@ impl Crop {
 impl ResizePlan {
     /// The pixels of the picture that the window depends on.
     pub(super) fn needed(&self) -> Rect {
-        let ((left, right), (top, bottom)) = (self.across().needed(), self.down().needed());
+        let (left, right) = self.across().needed();
+        let (top, bottom) = self.down().needed();
         Rect {
             left,
             top,
@@ -86,8 +87,10 @@ impl ResizePlan {
 
     /// The most heap bytes that a new [`Resizer`] takes for this.
     pub(super) fn heap_bytes(&self) -> u64 {
-        let (across, down) = (self.across(), self.down());
-        let (width, taps) = (u64::from(across.count), across.most_taps() as u64);
+        let across = self.across();
+        let down = self.down();
+        let width = u64::from(across.count);
+        let taps = across.most_taps() as u64;
         let ring = 4 * (ring_rows(&down) * padded(across.count as usize)) as u64;
         let slots = 8 * down.most_taps() as u64;
         // A row's pixels, and as many as its last step reads behind them.
@@ -119,7 +122,8 @@ impl ResizePlan {
     fn side(&self, (from, length): (f64, f64), of: impl Fn(Size) -> u32, first: u32) -> Side {
         let source = of(self.picture);
         let to = ((from + length) as f32).min(source as f32);
-        let (whole, count) = (of(self.output), of(self.window.size));
+        let whole = of(self.output);
+        let count = of(self.window.size);
         assert!(source <= SIDE_MAX, "{self:?}: sides are limited");
         assert!(
             count > 0 && first < whole && count <= whole - first,
@@ -254,7 +258,8 @@ impl Resizer {
 
     /// Frees what it holds.
     pub(super) fn release(&mut self) {
-        (self.passes, self.band) = (Passes::with(self.passes.kernels), Vec::new());
+        self.passes = Passes::with(self.passes.kernels);
+        self.band = Vec::new();
     }
 
     /// Writes the plan's window to `out`, RGB without gaps.
@@ -294,7 +299,8 @@ impl Resizer {
 impl RowSink for Resizing<'_> {
     fn row(&mut self, y: u32) -> &mut [u8] {
         if y == 0 {
-            (self.came, self.passes.written) = (0, 0);
+            self.came = 0;
+            self.passes.written = 0;
         }
         assert_eq!(self.came, y, "rows come in order");
         if y > 0 && y.is_multiple_of(ROWS as u32) {
@@ -347,8 +353,10 @@ impl Passes {
             3 * width as usize * height as usize,
             "a buffer of the window's size"
         );
-        (self.first, self.written) = (first, 0);
-        let (across, down) = (plan.across(), plan.down());
+        self.first = first;
+        self.written = 0;
+        let across = plan.across();
+        let down = plan.down();
         let renewed =
             self.across.update(across) || self.left != left || self.kind != RowWork::Weigh;
         self.left = left;
@@ -380,7 +388,8 @@ impl Passes {
             (self.kernels.prepare)(&self.across, left, &mut self.prepared);
         }
         self.kind = RowWork::Weigh;
-        (self.rows, self.stride) = (ring_rows(&down), padded(width as usize));
+        self.rows = ring_rows(&down);
+        self.stride = padded(width as usize);
         grow(&mut self.ring, self.rows * self.stride);
         self.slots.clear();
         self.slots.reserve_exact(down.most_taps());
@@ -409,7 +418,8 @@ impl Passes {
             .chunks_exact_mut(3 * across.starts.len())
             .skip(self.written)
         {
-            let (start, count) = (down.starts[self.written], down.counts[self.written]);
+            let start = down.starts[self.written];
+            let count = down.counts[self.written];
             if start + count > there {
                 break;
             }

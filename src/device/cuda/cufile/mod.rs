@@ -207,7 +207,9 @@ impl CuFile {
                 });
             }
         };
-        let (root, deadline, reads) = (options.root.clone(), options.deadline, AtomicU64::new(0));
+        let root = options.root.clone();
+        let deadline = options.deadline;
+        let reads = AtomicU64::new(0);
         Ok(Arc::new(Self {
             api,
             version,
@@ -371,7 +373,8 @@ fn open(api: &Api, count: bool) -> Result<Opened, Cause> {
 
 impl Drop for CuFile {
     fn drop(&mut self) {
-        let (api, opened) = (self.api.clone(), self.opened);
+        let api = self.api.clone();
+        let opened = self.opened;
         let close = move || {
             if opened.stats {
                 api.stop_statistics();

@@ -139,7 +139,8 @@ pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Sta
         .filter(|count| (1..=GPUS_MAX).contains(count))?;
     let pattern = PATTERN.to_ne_bytes()[0];
     let written = room.iter().rposition(|byte| *byte != pattern)? + 1;
-    let (least, most) = (start + count * GPU, start + GPUS_MAX * GPU);
+    let least = start + count * GPU;
+    let most = start + GPUS_MAX * GPU;
     let known = if version <= LAST_SEEN {
         (least..=most).contains(&written)
     } else {

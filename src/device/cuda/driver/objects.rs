@@ -126,7 +126,8 @@ impl CopyStream {
     /// A stream of the highest priority: its kernels get the next free multiprocessors before other streams' kernels.
     pub(crate) fn preferred(gpu: &Arc<Gpu>) -> Result<Self> {
         let _bound = gpu.bind()?;
-        let (mut least, mut greatest) = (0, 0);
+        let mut least = 0;
+        let mut greatest = 0;
         // SAFETY: the pointers are valid for the call.
         let code = unsafe { (gpu.driver.symbols.stream_priorities)(&mut least, &mut greatest) };
         gpu.check("cuCtxGetStreamPriorityRange", code)?;
@@ -135,7 +136,8 @@ impl CopyStream {
 
     fn with(gpu: &Arc<Gpu>, priority: c_int) -> Result<Self> {
         let _bound = gpu.bind()?;
-        let (mut raw, create) = (0, gpu.driver.symbols.stream_create);
+        let mut raw = 0;
+        let create = gpu.driver.symbols.stream_create;
         // SAFETY: the pointer is valid for the call.
         gpu.check("cuStreamCreateWithPriority", unsafe {
             create(&mut raw, STREAM_NON_BLOCKING, priority)

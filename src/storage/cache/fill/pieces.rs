@@ -25,7 +25,8 @@ impl Keep for FillState {
         offset: u64,
         len: u64,
     ) -> std::result::Result<Option<Range<u64>>, NoRoom> {
-        let (all, size) = (self.sources.len_of(source), self.blocks.block);
+        let all = self.sources.len_of(source);
+        let size = self.blocks.block;
         let Some(Some(_)) = self.blocks.object(source.index()) else {
             return Ok(None);
         };
@@ -82,10 +83,8 @@ impl FillState {
             requested,
             ..
         } = &self.flow;
-        let (requests, bytes) = (
-            requests.load(Ordering::Relaxed),
-            requested.load(Ordering::Relaxed),
-        );
+        let requests = requests.load(Ordering::Relaxed);
+        let bytes = requested.load(Ordering::Relaxed);
         self.pieces && (requests < FIRST || bytes >= SMALL * requests)
     }
 

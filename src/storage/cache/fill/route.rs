@@ -46,7 +46,8 @@ impl Fill {
 impl Announcer {
     /// Queues the blocks of a read to come.
     pub(crate) fn announce(&self, extent: &Extent) {
-        let (state, source) = (&*self.0, extent.source);
+        let state = &*self.0;
+        let source = extent.source;
         let is_kept = extent.len > 0
             && state.sources.is_staged(source)
             && state.sources.check(extent).is_ok();
@@ -137,13 +138,11 @@ impl FillState {
 
     /// Queues the look at an object that no read waits for; later announcements of it find the object.
     fn look_soon(&self, source: SourceId) {
-        let (mut queue, id) = (
-            self.queue.hold(),
-            BlockId {
-                source,
-                block: LOOKUP,
-            },
-        );
+        let mut queue = self.queue.hold();
+        let id = BlockId {
+            source,
+            block: LOOKUP,
+        };
         let is_known = queue.waiting.contains_key(&id) || queue.running.contains_key(&id);
         if !is_known && queue.lookups.len() < QUEUE && !queue.lookups.contains(&id) {
             queue.lookups.push_back(id);

@@ -196,10 +196,8 @@ impl FillState {
 
     /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
     pub(super) fn compare_soon(&self, source: SourceId) {
-        let (now, pause) = (
-            self.started.elapsed().as_millis() as u64,
-            COMPARE.as_millis() as u64,
-        );
+        let now = self.started.elapsed().as_millis() as u64;
+        let pause = COMPARE.as_millis() as u64;
         let several = self.sources.len_of(source) > self.blocks.block;
         if several && self.blocks.is_due(source.index(), now, pause) {
             self.queue.hold().lookups.push_back(BlockId {
