@@ -113,17 +113,16 @@ impl Case {
         let what = format!("{:.1} MB batches", self.size as f64 / 1e6);
         let size = self.size;
         let mut times = Vec::new();
-        let ours = || {
-            let pulled = self.loader.pull(seconds).unwrap();
-            times.extend(pulled.copy_us);
-            pulled.gb_per_s
-        };
         let limit = || bare(&self.pinned, size, seconds);
         compare(
             &format!("{what}: copy stage / bare copies (≥ {SHARE})"),
             "GB/s",
             pairs,
-            ours,
+            || {
+                let pulled = self.loader.pull(seconds).unwrap();
+                times.extend(pulled.copy_us);
+                pulled.gb_per_s
+            },
             limit,
         );
         let pageable = || bare(&self.pageable, size, seconds);
@@ -156,12 +155,11 @@ fn compare_drops((slots, buffers): (usize, usize), pairs: usize, seconds: f64) {
     let records = Records::builder(ROW)
         .open_bytes(vec![7; ROW << 12])
         .unwrap();
-    let slow = |_: &mut feedline::Row<'_>, _: &mut feedline::decode::Ctx<'_>| {
-        std::thread::sleep(WORK);
-        Ok(())
-    };
     let loader = Loader::builder(records)
-        .map(slow)
+        .map(|_, _| {
+            std::thread::sleep(WORK);
+            Ok(())
+        })
         .batch_size(1)
         .workers(WORKERS)
         .tuning(|t| t.slots(slots));

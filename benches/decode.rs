@@ -213,28 +213,30 @@ fn loaders(plain: &[Vec<u8>]) -> Vec<Contestant> {
         &EncodedField::image("image"),
     )
     .unwrap();
-    let seeking = move |id: usize, plain: &[u8], _: &[u8]| {
-        single
-            .decode_seeking(plain, &points[id], 1, 0, id as u64)
-            .unwrap();
-    };
     out.push((
         String::from("Image, u8 NHWC, seek points"),
-        Box::new(seeking),
+        Box::new(move |id, plain, _| {
+            single
+                .decode_seeking(plain, &points[id], 1, 0, id as u64)
+                .unwrap();
+        }),
     ));
     // At their own sizes: nothing is resized.
     let mut sized: HashMap<(u32, u32), Single> = HashMap::new();
-    let full = move |_: usize, plain: &[u8], _: &[u8]| {
-        let size = size_of(plain);
-        let make =
-            || Single::new(Image::resize(size.0, size.1), &EncodedField::image("image")).unwrap();
-        sized
-            .entry(size)
-            .or_insert_with(make)
-            .decode(plain, 1, 0, 0)
-            .unwrap();
-    };
-    out.push((String::from("Image, full decode"), Box::new(full)));
+    out.push((
+        String::from("Image, full decode"),
+        Box::new(move |_, plain, _| {
+            let size = size_of(plain);
+            sized
+                .entry(size)
+                .or_insert_with(|| {
+                    Single::new(Image::resize(size.0, size.1), &EncodedField::image("image"))
+                        .unwrap()
+                })
+                .decode(plain, 1, 0, 0)
+                .unwrap();
+        }),
+    ));
     out
 }
 
@@ -285,15 +287,19 @@ fn libraries() -> Vec<Contestant> {
     #[cfg(turbojpeg)]
     {
         let mut turbo = turbo::Turbo::default();
-        let full = move |_: usize, plain: &[u8], _: &[u8]| {
-            turbo.decode(plain, |_, _| None);
-        };
-        out.push((String::from("libjpeg-turbo, full decode"), Box::new(full)));
+        out.push((
+            String::from("libjpeg-turbo, full decode"),
+            Box::new(move |_, plain, _| {
+                turbo.decode(plain, |_, _| None);
+            }),
+        ));
         let mut turbo = turbo::Turbo::default();
-        let region = move |id, plain: &[u8], _: &[u8]| {
-            turbo.decode(plain, |w, h| Some(crop_of(id, w, h)));
-        };
-        out.push((String::from("libjpeg-turbo, crop region"), Box::new(region)));
+        out.push((
+            String::from("libjpeg-turbo, crop region"),
+            Box::new(move |id, plain, _| {
+                turbo.decode(plain, |w, h| Some(crop_of(id, w, h)));
+            }),
+        ));
         let mut turbo = turbo::Turbo::default();
         let mut resizer = fir::Resizer::new();
         let mut target = fir::images::Image::new(224, 224, fir::PixelType::U8x3);

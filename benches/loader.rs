@@ -222,7 +222,6 @@ fn tokens(count: usize, seconds: f64) {
     let loader = shuffled(Loader::builder(open())).build().unwrap();
     let loader_speed = || windows(&loader, seconds);
     let opened = std::fs::File::open(&path).unwrap();
-    let by_pread = |at: u64, row: &mut [u8]| opened.read_exact_at(row, at).unwrap();
     let what = "tokens: shuffled windows of 2048 u16, loader, auto, 2 workers";
     let unit = "M windows/s";
     compare(
@@ -230,7 +229,11 @@ fn tokens(count: usize, seconds: f64) {
         unit,
         count,
         loader_speed,
-        || bare_windows(total, seconds, by_pread),
+        || {
+            bare_windows(total, seconds, |at, row| {
+                opened.read_exact_at(row, at).unwrap()
+            })
+        },
     );
     // Replaces a populated map of the file, which needs unsafe code: populated pages of the same size.
     let mut pages = memmap2::MmapMut::map_anon(len as usize).unwrap();

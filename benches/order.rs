@@ -164,14 +164,15 @@ fn first_index_of_an_epoch(criterion: &mut Criterion) {
             BenchmarkId::new("8 lanes over chunks, and a rank's schedule", chunks),
             |bencher| {
                 bencher.iter_custom(|rounds| {
-                    let start = |epoch| {
-                        let started = Instant::now();
-                        let epoch = loader.epoch(epoch).unwrap();
-                        let time = started.elapsed();
-                        drop(epoch);
-                        time
-                    };
-                    (0..rounds).map(start).sum::<Duration>()
+                    (0..rounds)
+                        .map(|epoch| {
+                            let started = Instant::now();
+                            let epoch = loader.epoch(epoch).unwrap();
+                            let time = started.elapsed();
+                            drop(epoch);
+                            time
+                        })
+                        .sum::<Duration>()
                 });
             },
         );

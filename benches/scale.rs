@@ -104,15 +104,22 @@ fn one(kind: &str, n: u64) {
         }
         "ranks" => {
             let dataset = Arc::new(Made::samples(Made::memory(1 << 20), n, 64));
-            let builder = || Loader::builder(dataset.clone()).order(Order::shuffled(1));
-            measure(kind, n, || start(builder, true));
+            measure(kind, n, || {
+                start(
+                    || Loader::builder(dataset.clone()).order(Order::shuffled(1)),
+                    true,
+                )
+            });
         }
         "lanes" => {
             let dataset = Arc::new(Made::chunks(Made::memory(1 << 20), n, 1_000_000, 1));
             let lanes = RANKS.min(n as u32);
-            let builder =
-                || Loader::builder(dataset.clone()).order(Order::windowed(1, 4).lanes(lanes));
-            measure(kind, n, || start(builder, false));
+            measure(kind, n, || {
+                start(
+                    || Loader::builder(dataset.clone()).order(Order::windowed(1, 4).lanes(lanes)),
+                    false,
+                )
+            });
         }
         "shards" => {
             let mut sources = Sources::new();
@@ -127,8 +134,12 @@ fn one(kind: &str, n: u64) {
                     .unwrap();
             }
             let dataset = Arc::new(Made::samples(sources, n * (1 << 20), 1024));
-            let builder = || Loader::builder(dataset.clone()).order(Order::shuffled(1));
-            measure(kind, n, || start(builder, false));
+            measure(kind, n, || {
+                start(
+                    || Loader::builder(dataset.clone()).order(Order::shuffled(1)),
+                    false,
+                )
+            });
         }
         other => panic!("no case {other}"),
     }

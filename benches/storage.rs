@@ -250,11 +250,13 @@ fn compare_with_fio(path: &Path, pairs: usize, seconds: f64) {
 
 fn cases() -> Vec<(u64, u32)> {
     let text = std::env::var("FEEDLINE_BENCH_CASES").unwrap_or_default();
-    let parse = |case: &str| {
-        let (block, depth) = case.split_once(':')?;
-        Some((block.parse().ok()?, depth.parse().ok()?))
-    };
-    let named: Vec<_> = text.split(',').filter_map(parse).collect();
+    let named: Vec<_> = text
+        .split(',')
+        .filter_map(|case| {
+            let (block, depth) = case.split_once(':')?;
+            Some((block.parse().ok()?, depth.parse().ok()?))
+        })
+        .collect();
     if named.is_empty() {
         TARGETS
             .iter()

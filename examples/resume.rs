@@ -838,11 +838,12 @@ fn entries(folder: &Path, attempt: usize, rank: u32) -> Anyhow<Vec<Entry>> {
     let lines = text
         .split_inclusive('\n')
         .filter_map(|line| line.strip_suffix('\n'));
-    let entry = |line| {
-        serde_json::from_str(line)
-            .map_err(|error| format!("{}: {line:?}: {error}", path.display()).into())
-    };
-    lines.map(entry).collect()
+    lines
+        .map(|line| {
+            serde_json::from_str(line)
+                .map_err(|error| format!("{}: {line:?}: {error}", path.display()).into())
+        })
+        .collect()
 }
 
 /// The counted samples of all ranks and attempts, joined step by step.
@@ -869,10 +870,9 @@ fn union(
                 .into());
             }
             for entry in log.iter().skip_while(|entry| entry.step <= *kept) {
-                let part = |all: &Entry| {
+                let again = expected.get(entry.step as usize - 1).map(|all| {
                     all.part(rank as usize, *world as usize, args.global_batch as usize)
-                };
-                let again = expected.get(entry.step as usize - 1).map(part);
+                });
                 if again.as_ref() != Some(entry) {
                     return Err(format!(
                         "{of_rank}: step {} was repeated with other samples",

@@ -750,9 +750,6 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 /// Gives `path` these bytes, as a whole or not at all.
 fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
-    let failed = |source: io::Error| {
-        Error::os(Stage::State, "cannot save the state", source).with_path(path)
-    };
     if path.file_name().is_none() {
         return Err(Error::new(
             ErrorKind::Config,
@@ -790,7 +787,9 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         }
         Err(_) => None,
     };
-    publish(path, bytes, sync).map_err(failed)?;
+    publish(path, bytes, sync).map_err(|source| {
+        Error::os(Stage::State, "cannot save the state", source).with_path(path)
+    })?;
     let Some(folder) = folder.filter(|_| sync) else {
         return Ok(());
     };

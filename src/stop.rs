@@ -208,14 +208,12 @@ mod signals {
         }
 
         pub(super) fn first(&self) -> Option<Signal> {
-            let came = |signal: &&Signal| signal.came().load(Ordering::Acquire);
-            let fresh = || {
+            self.first.get().copied().or_else(|| {
                 self.watched
                     .iter()
-                    .find(came)
+                    .find(|signal| signal.came().load(Ordering::Acquire))
                     .map(|signal| *self.first.get_or_init(|| *signal))
-            };
-            self.first.get().copied().or_else(fresh)
+            })
         }
     }
 

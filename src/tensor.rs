@@ -167,14 +167,13 @@ impl Field {
         dtype: DType,
         shapes: Vec<Vec<usize>>,
     ) -> Self {
-        let elements = |shape: &&Vec<usize>| {
-            shape
-                .iter()
-                .fold(1, |all: usize, dim| all.saturating_mul(*dim))
-        };
         let largest = shapes
             .iter()
-            .max_by_key(elements)
+            .max_by_key(|shape| {
+                shape
+                    .iter()
+                    .fold(1, |all: usize, dim| all.saturating_mul(*dim))
+            })
             .cloned()
             .unwrap_or_default();
         Self {
@@ -579,8 +578,13 @@ impl GroupShapes {
     /// Bytes of a row of `field` in a batch of each group, if they differ.
     fn row_bytes(&self, field: &Field) -> Option<Box<[usize]>> {
         if field.varies_by_group() && !self.rows.is_empty() {
-            let bytes = |dims: &Vec<usize>| dims.iter().product::<usize>() * field.dtype.size();
-            return Some(field.of_groups.iter().map(bytes).collect());
+            return Some(
+                field
+                    .of_groups
+                    .iter()
+                    .map(|dims| dims.iter().product::<usize>() * field.dtype.size())
+                    .collect(),
+            );
         }
         let (_, most) = self.most.iter().find(|(name, _)| name == field.name())?;
         Some(most.iter().map(|most| most * field.unit_bytes()).collect())
@@ -713,15 +717,14 @@ impl Layout {
 
     /// Bytes from row to row of field `field` in a batch of `group`; 0 for a packed field.
     pub(crate) fn row_bytes(&self, field: usize, group: Option<u8>) -> usize {
-        let of_group = |group: u8| {
-            let (_, strides) = self
-                .of_groups
-                .iter()
-                .find(|(differs, _)| *differs == field)?;
-            strides.get(usize::from(group)).copied()
-        };
         group
-            .and_then(of_group)
+            .and_then(|group| {
+                let (_, strides) = self
+                    .of_groups
+                    .iter()
+                    .find(|(differs, _)| *differs == field)?;
+                strides.get(usize::from(group)).copied()
+            })
             .unwrap_or(self.fields[field].row_bytes)
     }
 

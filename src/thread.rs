@@ -112,18 +112,17 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
             .num_threads(count)
             .spawn_handler(|thread| {
                 let enter = enter.clone();
-                let body = move || {
+                let name = format!("{name}-{}", threads.len());
+                spawn(&name, move || {
                     enter();
                     thread.run();
-                };
-                let name = format!("{name}-{}", threads.len());
-                spawn(&name, body)
-                    .map(|thread| threads.push(thread))
-                    .map_err(|error| {
-                        let again = io::Error::from(error.kind());
-                        why = Some(error);
-                        again
-                    })
+                })
+                .map(|thread| threads.push(thread))
+                .map_err(|error| {
+                    let again = io::Error::from(error.kind());
+                    why = Some(error);
+                    again
+                })
             });
         let built = builder.build().ok().filter(|_| {
             // The process needs one more, such as the planner. A pool that took the last one would leave it none.
@@ -181,13 +180,12 @@ pub(crate) fn fewer(what: &'static str, wanted: usize, started: usize) {
 /// For the report: the groups of this process that went on with fewer threads than wanted, each as it was last.
 pub(crate) fn fewer_in_words() -> Option<String> {
     let groups = FEWER.hold();
-    let line = |(what, (wanted, started, limits)): (&&str, &(usize, usize, String))| {
-        format!("{started} of {wanted} threads of the {what}; {limits}")
-    };
     (!groups.is_empty()).then(|| {
         groups
             .iter()
-            .map(line)
+            .map(|(what, (wanted, started, limits))| {
+                format!("{started} of {wanted} threads of the {what}; {limits}")
+            })
             .collect::<Vec<_>>()
             .join("\n          ")
     })

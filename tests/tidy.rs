@@ -636,21 +636,22 @@ fn messages_name_settings_by_the_table_alone() {
         .next()
         .unwrap()
         .lines();
-    let row = |line: &str| {
-        let name = line
-            .split('"')
-            .nth(1)
-            .unwrap()
-            .trim_start_matches("tuning(|t| t.");
-        name.split("({}")
-            .next()
-            .unwrap()
-            .split("(LastBatch")
-            .next()
-            .unwrap()
-            .to_string()
-    };
-    let table: Vec<String> = rows.map(row).collect();
+    let table: Vec<String> = rows
+        .map(|line| {
+            let name = line
+                .split('"')
+                .nth(1)
+                .unwrap()
+                .trim_start_matches("tuning(|t| t.");
+            name.split("({}")
+                .next()
+                .unwrap()
+                .split("(LastBatch")
+                .next()
+                .unwrap()
+                .to_string()
+        })
+        .collect();
     let tools = ["throughput", "profile", "inspect", "prepare", "pytorch/src"]
         .map(|tool| format!("examples/{tool}"));
     let dirs = std::iter::once("src".to_string()).chain(tools);

@@ -174,14 +174,13 @@ impl PlanArgs {
         };
         if self.checks.verify {
             let verify = self.checks.verification(&*dataset, workers);
-            let go_on = |_| {
+            let (verified, ledger) = verify.run(&*dataset, |_| {
                 if stop.requested() {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
                 }
-            };
-            let (verified, ledger) = verify.run(&*dataset, go_on)?;
+            })?;
             if stop.requested() {
                 return Err(Error::new(
                     ErrorKind::Cancelled,

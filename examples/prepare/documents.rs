@@ -54,8 +54,9 @@ pub fn run(mut args: DocumentsArgs) -> Result<ExitCode, Box<dyn Error>> {
     };
     let bar = progress("{elapsed_precise} {wide_bar} {pos}/{len} documents ({eta})")?;
     bar.set_length(dataset.len());
-    let write = || prepare::documents(&dataset, field, &args.output, |done| bar.set_position(done));
-    let written = stoppable(&stop, write);
+    let written = stoppable(&stop, || {
+        prepare::documents(&dataset, field, &args.output, |done| bar.set_position(done))
+    });
     bar.finish_and_clear();
     match written {
         Err(error) if error.kind() == ErrorKind::Cancelled => {

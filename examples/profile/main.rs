@@ -273,8 +273,9 @@ fn measured(given: &Given, loader: &Arc<Loader>, step: Step, data: &Data) -> Any
     let stop = stop()?;
     let watch = Watch::start(&args.settings.device);
     let live = args.live.then(|| dashboard(given, loader)).transpose()?;
-    let quit = || stop.requested() || live.as_ref().is_some_and(Live::quit);
-    let tally = measure::run(loader, step, given.limit(), quit)?;
+    let tally = measure::run(loader, step, given.limit(), || {
+        stop.requested() || live.as_ref().is_some_and(Live::quit)
+    })?;
     drop(live);
     let (gpu, nvml) = watch.map(Watch::end).unzip();
     let snapshot = loader.snapshot();

@@ -247,7 +247,8 @@ mod tests {
             .workers(1)
             .build()
             .unwrap();
-        let cut = || {
+        let step = || Step::Host(HostStep::new(Duration::ZERO));
+        let tally = run(&loader, step(), Limit::Time(Duration::MAX), || {
             if loader.snapshot().consumer.batches > 0 {
                 std::fs::File::options()
                     .write(true)
@@ -257,9 +258,8 @@ mod tests {
                     .unwrap();
             }
             false
-        };
-        let step = || Step::Host(HostStep::new(Duration::ZERO));
-        let tally = run(&loader, step(), Limit::Time(Duration::MAX), cut).unwrap();
+        })
+        .unwrap();
         assert!(
             tally.batches > 0 && tally.samples == 10 * tally.batches,
             "{tally:?}"
@@ -300,8 +300,10 @@ mod tests {
     fn interrupted_steps_count_in_no_rate() {
         let loader = loader();
         let step = Step::Host(HostStep::new(Duration::from_millis(5)));
-        let third = || loader.report().total.consumer.batches == 3;
-        let tally = run(&loader, step, Limit::Epochs(2), third).unwrap();
+        let tally = run(&loader, step, Limit::Epochs(2), || {
+            loader.report().total.consumer.batches == 3
+        })
+        .unwrap();
         assert!(
             tally.interrupted && tally.batches == 3 && tally.stretch.steps == 1,
             "{tally:?}"

@@ -72,9 +72,9 @@ fn answer(request: Request, loader: &Served) -> std::io::Result<()> {
         return request
             .respond(Response::from_string("only GET is supported\n").with_status_code(405));
     }
-    let metrics =
-        |loader: &Arc<Loader>| prometheus(&[(Names::new("profile", 0), &loader.snapshot())]);
-    let mut response = Response::from_string(loader.get().map_or_else(String::new, metrics));
+    let mut response = Response::from_string(loader.get().map_or_else(String::new, |loader| {
+        prometheus(&[(Names::new("profile", 0), &loader.snapshot())])
+    }));
     if let Ok(format) = FORMAT.parse::<Header>() {
         response.add_header(format);
     }

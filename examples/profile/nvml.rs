@@ -64,14 +64,13 @@ impl Watch {
         let bus_id = device.pci_bus_id()?.to_string();
         let over = Arc::new(AtomicBool::new(false));
         let ended = over.clone();
-        let look = move || {
-            let named = std::env::var_os("FEEDLINE_NVML").filter(|path| !path.is_empty());
-            let nvml = open(named.as_deref()).map_err(|error| error.to_string())?;
-            look(&nvml, &bus_id, &ended).map_err(|error| format!("GPU {bus_id}: {error}"))
-        };
         let thread = std::thread::Builder::new()
             .name("profile-nvml".into())
-            .spawn(look);
+            .spawn(move || {
+                let named = std::env::var_os("FEEDLINE_NVML").filter(|path| !path.is_empty());
+                let nvml = open(named.as_deref()).map_err(|error| error.to_string())?;
+                look(&nvml, &bus_id, &ended).map_err(|error| format!("GPU {bus_id}: {error}"))
+            });
         Some(Self {
             over,
             thread: thread.map_err(|error| error.to_string()),
@@ -289,13 +288,12 @@ impl GpuState {
             .iter()
             .any(|way| self.get(way) >= Some(FLOWS_KB_S));
         let limit = LANE_GB_S.get((generation as usize).checked_sub(1)?)? * lanes;
-        let words = || {
+        (less && flows && limit > 0.0).then(|| {
             format!(
                 "PCIe {}: copies at most {limit:.1} GB/s",
                 self.link().unwrap_or_default()
             )
-        };
-        (less && flows && limit > 0.0).then(words)
+        })
     }
 }
 

@@ -88,9 +88,10 @@ impl Page<'_> {
 
     /// Whether the trainer starves: the GPU if it was measured, or else the host.
     fn hot(&self) -> bool {
-        let on_host = || self.snapshot.copy.is_none() && self.starved() >= HOT;
-        self.gpu_starved()
-            .map_or_else(on_host, |starved| starved >= HOT)
+        self.gpu_starved().map_or_else(
+            || self.snapshot.copy.is_none() && self.starved() >= HOT,
+            |starved| starved >= HOT,
+        )
     }
 
     fn tiles(&mut self) {

@@ -96,16 +96,18 @@ const fn of(
 impl Benchmark {
     /// Errors: an unknown combination, with the known ones.
     pub fn find(workload: Workload, accelerator: Accelerator) -> Result<&'static Self, String> {
-        let same = |benchmark: &&Self| {
-            benchmark.workload == workload && benchmark.accelerator == accelerator
-        };
-        BENCHMARKS.iter().find(same).ok_or_else(|| {
-            let all: Vec<String> = BENCHMARKS.iter().map(ToString::to_string).collect();
-            format!(
-                "MLPerf Storage has no {workload} for {accelerator}: use one of {}",
-                all.join(", ")
-            )
-        })
+        BENCHMARKS
+            .iter()
+            .find(|benchmark| {
+                benchmark.workload == workload && benchmark.accelerator == accelerator
+            })
+            .ok_or_else(|| {
+                let all: Vec<String> = BENCHMARKS.iter().map(ToString::to_string).collect();
+                format!(
+                    "MLPerf Storage has no {workload} for {accelerator}: use one of {}",
+                    all.join(", ")
+                )
+            })
     }
 
     pub fn step(&self) -> Duration {

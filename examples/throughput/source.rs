@@ -502,11 +502,12 @@ impl SourceArgs {
         if let Some(name) = &self.stack {
             return builder.stack(name, &self.columns).open(&self.path);
         }
-        let column =
-            |builder: feedline::dataset::ParquetBuilder, name: &String| match self.up_to_of(name) {
+        self.columns
+            .iter()
+            .fold(builder, |builder, name| match self.up_to_of(name) {
                 Some(max) => builder.up_to(name, max),
                 None => builder.column(name),
-            };
-        self.columns.iter().fold(builder, column).open(&self.path)
+            })
+            .open(&self.path)
     }
 }

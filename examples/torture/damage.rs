@@ -49,8 +49,9 @@ fn one(kind: Kind, path: &Path, source: Source, draws: &mut Draws) -> io::Result
         Kind::Forbidden => fs::set_permissions(path, Permissions::from_mode(0o000)),
         Kind::Flipped => {
             let header = self_description(source, path)?;
-            let outside = |at: u64| !header.iter().any(|range| range.contains(&at));
-            flip(path, draws, &only(0..fs::metadata(path)?.len()), outside)
+            flip(path, draws, &only(0..fs::metadata(path)?.len()), |at| {
+                !header.iter().any(|range| range.contains(&at))
+            })
         }
         Kind::FlippedHeader => flip(path, draws, &self_description(source, path)?, |_| true),
     }

@@ -393,12 +393,15 @@ impl Run {
         let source = self.args.source.source;
         self.copy.renew()?;
         let files = self.copy.files();
-        let describes = |path: &PathBuf| {
-            path.to_str().is_some()
-                && damage::self_description(source, path).is_ok_and(|ranges| !ranges.is_empty())
-        };
         let files = spread(
-            &files.into_iter().filter(describes).collect::<Vec<_>>(),
+            &files
+                .into_iter()
+                .filter(|path| {
+                    path.to_str().is_some()
+                        && damage::self_description(source, path)
+                            .is_ok_and(|ranges| !ranges.is_empty())
+                })
+                .collect::<Vec<_>>(),
             self.args.places as usize,
         );
         if files.is_empty() {

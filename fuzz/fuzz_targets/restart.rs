@@ -38,14 +38,15 @@ impl Recipe {
     fn encode(&self, bytes: &[u8], marked: bool) -> Vec<u8> {
         let channels = if self.gray { 1 } else { 3 };
         let count = usize::from(self.width) * usize::from(self.height) * channels;
-        let value = |at: usize| {
-            bytes
-                .get(at % bytes.len().max(1))
-                .copied()
-                .unwrap_or(0)
-                .wrapping_add((at / 7) as u8)
-        };
-        let pixels: Vec<u8> = (0..count).map(value).collect();
+        let pixels: Vec<u8> = (0..count)
+            .map(|at| {
+                bytes
+                    .get(at % bytes.len().max(1))
+                    .copied()
+                    .unwrap_or(0)
+                    .wrapping_add((at / 7) as u8)
+            })
+            .collect();
         let mut out = Vec::new();
         let mut encoder = Encoder::new(&mut out, 85);
         encoder.set_sampling_factor(self.factor);

@@ -224,8 +224,10 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(
 /// Whether the index has the lengths of a field. Some samples tell: formats know those of all or of none.
 pub(crate) fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> bool {
     let last = dataset.len().saturating_sub(1);
-    let unknown = |sample| matches!(field_bytes(dataset, sample, field), Ok(None));
-    dataset.len() == 0 || ![0, last / 2, last].into_iter().any(unknown)
+    dataset.len() == 0
+        || ![0, last / 2, last]
+            .into_iter()
+            .any(|sample| matches!(field_bytes(dataset, sample, field), Ok(None)))
 }
 
 /// Name of the sample within its file, for people.

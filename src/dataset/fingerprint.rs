@@ -243,11 +243,10 @@ impl Hashes {
             let bucket = &mut buckets[bucket_of(place, count)];
             *bucket = bucket.word(hash);
         }
-        let word = |four: &[Digest; 4]| {
+        let mut words = buckets.as_chunks::<4>().0.iter().map(|four| {
             four.iter()
                 .fold(0, |word, bucket| word << 16 | bucket.end() >> 48)
-        };
-        let mut words = buckets.as_chunks::<4>().0.iter().map(word);
+        });
         Ok(Self {
             total: total.end(),
             buckets: std::array::from_fn(|_| words.next().unwrap_or_default()),
@@ -267,11 +266,10 @@ impl Hashes {
 
 /// Places of the shards to open among `count`, ascending.
 fn looks(count: u64) -> impl Iterator<Item = u64> {
-    let spread = move |k: u64| match count <= LOOKS {
+    (0..count.min(LOOKS)).map(move |k| match count <= LOOKS {
         true => k,
         false => (u128::from(k) * u128::from(count - 1) / u128::from(LOOKS - 1)) as u64,
-    };
-    (0..count.min(LOOKS)).map(spread)
+    })
 }
 
 fn bucket_of(place: u64, count: u64) -> usize {
@@ -371,21 +369,24 @@ fn fields(schema: &[EncodedField]) -> u64 {
 
 /// Description such as `image (a picture), label i64 []`.
 fn described(schema: &[EncodedField]) -> String {
-    let one = |field: &EncodedField| match &field.encoding {
-        Encoding::Image => format!("{} (a picture)", field.name),
-        Encoding::Bytes => format!("{} (bytes)", field.name),
-        Encoding::Raw {
-            dtype,
-            shape: Shape::Fixed(dims),
-        } => format!("{} {dtype} {dims:?}", field.name),
-        Encoding::Raw {
-            dtype,
-            shape: Shape::UpTo { max, inner },
-        } => {
-            format!("{} {dtype} up to {max} of {inner:?}", field.name)
-        }
-    };
-    schema.iter().map(one).collect::<Vec<_>>().join(", ")
+    schema
+        .iter()
+        .map(|field| match &field.encoding {
+            Encoding::Image => format!("{} (a picture)", field.name),
+            Encoding::Bytes => format!("{} (bytes)", field.name),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::Fixed(dims),
+            } => format!("{} {dtype} {dims:?}", field.name),
+            Encoding::Raw {
+                dtype,
+                shape: Shape::UpTo { max, inner },
+            } => {
+                format!("{} {dtype} up to {max} of {inner:?}", field.name)
+            }
+        })
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The path of a shard on one line.
@@ -452,10 +453,11 @@ impl TryFrom<Text> for Fingerprint {
 
 /// Parses `N` numbers of 16 lower-case hexadecimal digits each.
 fn numbers<const N: usize>(text: &str, name: &str) -> Result<[u64; N]> {
-    let legal = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let mut out = [0; N];
     let read = text.len() == N * 16
-        && text.bytes().all(legal)
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
         && out.iter_mut().enumerate().all(|(index, number)| {
             u64::from_str_radix(&text[index * 16..][..16], 16)
                 .map(|read| *number = read)

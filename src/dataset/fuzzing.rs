@@ -37,17 +37,18 @@ pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let fields = dataset.schema().len();
     let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
     let buffer = super::sample::Plain::new(dataset).chunk(chunk)?;
-    let row = |row| {
-        (0..fields)
-            .map(|field| {
-                buffer
-                    .row(field, row)
-                    .expect("every field has every row")
-                    .to_vec()
-            })
-            .collect()
-    };
-    Ok((0..rows as usize).map(row).collect())
+    Ok((0..rows as usize)
+        .map(|row| {
+            (0..fields)
+                .map(|field| {
+                    buffer
+                        .row(field, row)
+                        .expect("every field has every row")
+                        .to_vec()
+                })
+                .collect()
+        })
+        .collect())
 }
 
 /// Opens an MDS index with one shard in memory.

@@ -100,15 +100,14 @@ where
         }
         out
     };
-    let helper = || {
-        STOP.set(stop.clone());
-        work()
-    };
     let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
         let mut handles = Vec::new();
         while handles.len() + 1 < threads {
             // Fewer threads do the same.
-            let Ok(handle) = thread::scoped(scope, "feedline-help", helper) else {
+            let Ok(handle) = thread::scoped(scope, "feedline-help", || {
+                STOP.set(stop.clone());
+                work()
+            }) else {
                 thread::fewer("opening", threads, handles.len() + 1);
                 break;
             };

@@ -104,12 +104,11 @@ impl<'a> Parts<'a> {
         sample: u64,
     ) -> Result<()> {
         self.clear();
-        let ask = || {
+        caught_in("the dataset's `extents`", Stage::Read, || {
             dataset
                 .extents(sample, self)
                 .map_err(|error| error.in_stage(Stage::Read))
-        };
-        caught_in("the dataset's `extents`", Stage::Read, ask)?;
+        })?;
         let name = |field: usize| dataset.schema().get(field).map_or("?", |field| &field.name);
         if fields > Spec::FIELDS_MAX {
             return lie(format!(
@@ -313,16 +312,18 @@ pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) 
 /// place, whatever their fields. Fields that are made of no bytes do not count.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
-    let framed = |sample| {
-        let mut parts = Parts::new();
-        let goes = |part: Part<'_>| {
-            part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
-        };
-        dataset.extents(sample, &mut parts).is_err() || parts.iter().any(|(_, part)| goes(part))
-    };
     // A user's dataset may panic here; planning the sample meets the panic again and names it.
     let asked = std::panic::AssertUnwindSafe(|| {
-        [0, len / 2, len.saturating_sub(1)].into_iter().any(framed)
+        [0, len / 2, len.saturating_sub(1)]
+            .into_iter()
+            .any(|sample| {
+                let mut parts = Parts::new();
+                let goes = |part: Part<'_>| {
+                    part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
+                };
+                dataset.extents(sample, &mut parts).is_err()
+                    || parts.iter().any(|(_, part)| goes(part))
+            })
     });
     dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)
 }

@@ -79,9 +79,10 @@ impl<'d> Plain<'d> {
                         return Ok(());
                     }
                     if part.is_checked() {
-                        let check = || framed.check(sample, field, &self.bytes);
-                        caught_in("the dataset's `check`", Stage::Decode, check)
-                            .map_err(|error| placed(error, &self.bytes, &self.bytes, &extent))?;
+                        caught_in("the dataset's `check`", Stage::Decode, || {
+                            framed.check(sample, field, &self.bytes)
+                        })
+                        .map_err(|error| placed(error, &self.bytes, &self.bytes, &extent))?;
                     }
                     self.open(sample, field, part, &mut each)
                 }

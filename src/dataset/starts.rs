@@ -9,14 +9,11 @@ pub(super) struct Starts(Vec<u64>);
 impl Starts {
     /// From the number of samples in each file. Errors: [`ErrorKind::Limit`] above 2^64 samples in all.
     pub(super) fn of(counts: impl IntoIterator<Item = u64>) -> Result<Self> {
-        let limit = || Error::new(ErrorKind::Limit, Stage::Index, "more than 2^64 samples");
         let mut starts = vec![0_u64];
         for count in counts {
-            starts.push(
-                starts[starts.len() - 1]
-                    .checked_add(count)
-                    .ok_or_else(limit)?,
-            );
+            starts.push(starts[starts.len() - 1].checked_add(count).ok_or_else(|| {
+                Error::new(ErrorKind::Limit, Stage::Index, "more than 2^64 samples")
+            })?);
         }
         starts.shrink_to_fit();
         Ok(Self(starts))

@@ -139,11 +139,10 @@ impl FromStr for Device {
                 .strip_prefix("cuda:")
                 .and_then(|number| number.parse().ok()),
         };
-        let unknown = || {
+        Self::cuda(ordinal.ok_or_else(|| {
             let message = format!("no device is called {words:?}: use auto, cpu, cuda or cuda:N");
             Error::new(ErrorKind::Config, Stage::Build, message)
-        };
-        Self::cuda(ordinal.ok_or_else(unknown)?)
+        })?)
     }
 }
 

@@ -410,14 +410,13 @@ fn store_pixels(colours: [__m256i; 3], out: &mut [u8]) {
     });
     // Where each third of the output takes its bytes from: -1 for those of another colour.
     let places = |third: usize, colour: usize| -> __m128i {
-        let place = |k: usize| {
+        bytemuck::must_cast::<[i8; 16], __m128i>(std::array::from_fn(|k| {
             if (16 * third + k) % 3 == colour {
                 ((16 * third + k) / 3) as i8
             } else {
                 -1
             }
-        };
-        bytemuck::must_cast::<[i8; 16], __m128i>(std::array::from_fn(place))
+        }))
     };
     for third in 0..3 {
         let part = |colour: __m128i, number| _mm_shuffle_epi8(colour, places(third, number));

@@ -307,10 +307,11 @@ impl<'a> Readers<'a> {
             .zip(&script.scans)
             .for_each(|(tables, scan)| tables.update(scan));
         let readers = script.scans.iter().zip(&*tables).enumerate();
-        let reader = |(number, (scan, tables))| Reader::new(picture, (number, scan), tables);
         Self {
             script,
-            readers: readers.map(reader).collect(),
+            readers: readers
+                .map(|(number, (scan, tables))| Reader::new(picture, (number, scan), tables))
+                .collect(),
         }
     }
 

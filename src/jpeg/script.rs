@@ -151,8 +151,11 @@ impl<'a> Script<'a> {
         if strict {
             odd?;
         }
-        let missing = |lacks: &[u8; 64]| lacks.iter().any(|lacks| *lacks > 0);
-        if strict && lacks[..script.count].iter().any(missing) {
+        if strict
+            && lacks[..script.count]
+                .iter()
+                .any(|lacks| lacks.iter().any(|lacks| *lacks > 0))
+        {
             let scans = script.scans.len();
             return Err(Error::decode(format!(
                 "{DAMAGED}: its {scans} scans leave out coefficients"
@@ -194,16 +197,23 @@ impl<'a> Script<'a> {
         let (h, v) = header.largest_factors();
         let across = u64::from(header.width.div_ceil(8 * h)) * u64::from(h);
         let blocks = across * u64::from(v) * self.count as u64;
-        let scan = |scan: &OneScan<'_>| match scan.coding {
-            Coding::Sequential => 4 * (DC_BYTES + AC_BYTES),
-            Coding::DcFirst => 4 * DC_BYTES,
-            Coding::DcRefine => 0,
-            Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
-        };
-        let scans: usize = self.scans.iter().map(scan).sum();
-        let own = |factors: &Factors| u64::from(factors.h) * u64::from(factors.v);
+        let scans: usize = self
+            .scans
+            .iter()
+            .map(|scan| match scan.coding {
+                Coding::Sequential => 4 * (DC_BYTES + AC_BYTES),
+                Coding::DcFirst => 4 * DC_BYTES,
+                Coding::DcRefine => 0,
+                Coding::AcFirst | Coding::AcRefine => BAND_BYTES,
+            })
+            .sum();
         let mcus = across / u64::from(h) * u64::from(header.height.div_ceil(8 * v));
-        let all: u64 = mcus * header.factors().iter().map(own).sum::<u64>();
+        let all: u64 = mcus
+            * header
+                .factors()
+                .iter()
+                .map(|factors| u64::from(factors.h) * u64::from(factors.v))
+                .sum::<u64>();
         // Each DC coefficient of an incomplete picture.
         let smoothing = if self.lacks.is_some() { 2 * all } else { 0 };
         blocks * (128 + 8) + scans as u64 + smoothing

@@ -568,10 +568,13 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     let count = header.intervals();
     starts.reserve_exact((count + 1).min(2 * coded.len() + 2));
     starts.push(header.scan);
-    let is_restart = |at: &usize| matches!(coded.get(at + 1), Some(0xD0..=0xD7));
     // Nothing is lost then; some encoders number them otherwise.
-    let complete =
-        !strict && memchr::memchr_iter(0xFF, coded).filter(is_restart).count() + 1 == count;
+    let complete = !strict
+        && memchr::memchr_iter(0xFF, coded)
+            .filter(|at| matches!(coded.get(at + 1), Some(0xD0..=0xD7)))
+            .count()
+            + 1
+            == count;
     let damage = |at: usize, message: String| {
         Err(at_offset(format!("{DAMAGED}: {message}"), header.scan + at))
     };

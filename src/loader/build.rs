@@ -342,9 +342,10 @@ impl LoaderBuilder {
         options.connections = self.memory.budget.map(|budget| budget / 4);
         options.locality = self.run.order.locality();
         let deadline = self.faults.stall_deadline;
-        let open = move || storage::open(sources, &options);
         on_node(place, || {
-            runtime::within(deadline, "the storage of the dataset's files", open)
+            runtime::within(deadline, "the storage of the dataset's files", move || {
+                storage::open(sources, &options)
+            })
         })??
     }
 

@@ -106,9 +106,8 @@ impl Routes {
                 _ => Err("no file to read".into()),
             }
         })?;
-        let is_direct = |index: &usize| routes[*index].route == Route::Direct;
         let fields = (0..routes.len())
-            .filter(is_direct)
+            .filter(|index| routes[*index].route == Route::Direct)
             .map(|handler| DirectField {
                 handler,
                 unaligned: first(handler)

@@ -174,8 +174,9 @@ impl Epoch {
         let mut left = epoch.total;
         let next = Box::new(move || {
             left = left.saturating_sub(skips.stop(&whole, &at) - at.batch);
-            let last = || config(format!("epoch {} cannot be used", u64::MAX));
-            at = skips.after(&whole, &at).ok_or_else(last)?;
+            at = skips
+                .after(&whole, &at)
+                .ok_or_else(|| config(format!("epoch {} cannot be used", u64::MAX)))?;
             jobs.job(&at, skips.stop(&whole, &at), left, (generation, &current))
         });
         epoch.shared.runtime.core().to_io.start(Start {

@@ -352,12 +352,13 @@ impl Loader {
             .shared
             .jobs
             .job(&at, u64::MAX, 1, (0, &Arc::default()))?;
-        let id = |row| match row < job.batches.filled(at.batch) {
-            true => job.order.id(job.batches.position(at.batch, row)),
-            false => Ok(u64::MAX),
-        };
         caught(Stage::Order, || {
-            (0..job.batches.rows(at.batch)).map(id).collect()
+            (0..job.batches.rows(at.batch))
+                .map(|row| match row < job.batches.filled(at.batch) {
+                    true => job.order.id(job.batches.position(at.batch, row)),
+                    false => Ok(u64::MAX),
+                })
+                .collect()
         })
     }
 
@@ -614,10 +615,6 @@ impl LoaderState {
 
     fn measured(&self) -> Snapshot {
         let core = self.runtime.core();
-        let lookups = |cache: &PageCache| Lookups {
-            hits: cache.hits(),
-            misses: cache.misses(),
-        };
         let mut snapshot = core.meters.snapshot(&self.facts.settings);
         let Counts {
             samples,
@@ -630,7 +627,10 @@ impl LoaderState {
         snapshot.consumer.substituted = self.ledger().ledger.substituted;
         snapshot.consumer.skipped_batches = self.place.hold().skipped;
         snapshot.storage.recovered = core.again.recovered();
-        snapshot.storage.page_cache = core.cache.as_deref().map(lookups);
+        snapshot.storage.page_cache = core.cache.as_deref().map(|cache| Lookups {
+            hits: cache.hits(),
+            misses: cache.misses(),
+        });
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
         snapshot.storage.network = network.flatten();
         snapshot.storage.local_cache = cache.flatten();

@@ -189,9 +189,11 @@ mod tests {
         let mut places = Vec::new();
         while at.epoch < 4 {
             let rest = rest(whole, &at);
-            let left_out =
-                |skip: &Skip| skip.epoch == at.epoch && (skip.start..skip.end).contains(&at.batch);
-            if at.batch < rest.end() && !skips.iter().any(left_out) {
+            if at.batch < rest.end()
+                && !skips.iter().any(|skip| {
+                    skip.epoch == at.epoch && (skip.start..skip.end).contains(&at.batch)
+                })
+            {
                 places.push(at);
             }
             at = match rest.after(at.batch) {

@@ -34,8 +34,10 @@ fn of_rank(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = cgroup::folders(&groups, "memory")
         .into_iter()
         .flat_map(|folder| {
-            let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
-            LIMITS.into_iter().filter_map(number).collect::<Vec<_>>()
+            LIMITS
+                .into_iter()
+                .filter_map(|name| read(&folder.join(name))?.trim().parse::<u64>().ok())
+                .collect::<Vec<_>>()
         });
     let status = read(Path::new("/proc/self/status")).unwrap_or_default();
     let own = value(&status, "RssAnon:").map_or(0, |kib| kib * 1024);

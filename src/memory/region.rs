@@ -224,12 +224,11 @@ impl Region {
         }
         let mut all = WITHHELD.hold();
         let address = self.start.as_ptr().expose_provenance();
-        let new = || WithheldRegion {
+        let kept = all.entry(address).or_insert_with(|| WithheldRegion {
             len: self.len,
             users: 0,
             held: self.held.clone(),
-        };
-        let kept = all.entry(address).or_insert_with(new);
+        });
         let advice = match (kept.users, start) {
             (0, true) => Some(Advice::DontFork),
             (1, false) => Some(Advice::DoFork),
@@ -377,8 +376,9 @@ mod tests {
             drop(second);
             assert!(is_forked(&region));
             {
-                let refused = || Err(Error::new(ErrorKind::Device, Stage::Device, "refused"));
-                region.pin(refused).unwrap_err();
+                region
+                    .pin(|| Err(Error::new(ErrorKind::Device, Stage::Device, "refused")))
+                    .unwrap_err();
                 assert!(
                     is_forked(&region),
                     "a failed registration withholds nothing"

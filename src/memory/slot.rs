@@ -111,21 +111,23 @@ impl Pool {
         let regions = (0..count)
             .map(|_| Region::new(plan.layout.bytes(), "a batch slot").map(Arc::new))
             .collect::<Result<Vec<_>>>()?;
-        let slot = |region: &Arc<Region>| {
-            FreeSlot(Arc::new(Slot {
-                plan: plan.clone(),
-                region: region.clone(),
-                remaining: AtomicU32::new(0),
-                ticket: Default::default(),
-                rows: AtomicU32::new(0),
-                valid: AtomicU32::new(0),
-                times: SlotTimes::default(),
-                failure: Mutex::default(),
-                bad: Mutex::default(),
-                draws: Mutex::default(),
-            }))
-        };
-        let slots = regions.iter().map(slot).collect();
+        let slots = regions
+            .iter()
+            .map(|region| {
+                FreeSlot(Arc::new(Slot {
+                    plan: plan.clone(),
+                    region: region.clone(),
+                    remaining: AtomicU32::new(0),
+                    ticket: Default::default(),
+                    rows: AtomicU32::new(0),
+                    valid: AtomicU32::new(0),
+                    times: SlotTimes::default(),
+                    failure: Mutex::default(),
+                    bad: Mutex::default(),
+                    draws: Mutex::default(),
+                }))
+            })
+            .collect();
         Ok(Self { slots, regions })
     }
 

@@ -175,14 +175,18 @@ impl<const N: usize> Stretches<N> {
                 self.since.load(Ordering::Acquire),
             )
         };
-        let all = |(state, since): (u64, u64)| {
-            let present = adds(state, now.saturating_sub(since));
-            (
-                since,
-                std::array::from_fn(|at| self.sums[at].load(Ordering::Acquire) + present[at]),
-            )
-        };
-        settled(state, all, |(since, _)| *since != BETWEEN).1
+        settled(
+            state,
+            |(state, since)| {
+                let present = adds(state, now.saturating_sub(since));
+                (
+                    since,
+                    std::array::from_fn(|at| self.sums[at].load(Ordering::Acquire) + present[at]),
+                )
+            },
+            |(since, _)| *since != BETWEEN,
+        )
+        .1
     }
 }
 
@@ -612,17 +616,20 @@ mod tests {
     fn a_pool_counts_all_time_once_while_it_changes() {
         let pool = Pool::new(3);
         let clock = AtomicU64::new(1);
-        let change = |number| {
-            let by = if number % 2 == 0 { 1 } else { -1 };
-            pool.change(by, number % 3 == 0, clock.fetch_add(1, Ordering::SeqCst));
-        };
-        while_it_changes(3, change, || {
-            let now = clock.load(Ordering::SeqCst);
-            let (busy, starved, ahead) = pool.read(now);
-            let sum = busy + starved + ahead;
-            let later = clock.load(Ordering::SeqCst);
-            sum % 3 == 0 && (now..=later).contains(&(sum / 3))
-        });
+        while_it_changes(
+            3,
+            |number| {
+                let by = if number % 2 == 0 { 1 } else { -1 };
+                pool.change(by, number % 3 == 0, clock.fetch_add(1, Ordering::SeqCst));
+            },
+            || {
+                let now = clock.load(Ordering::SeqCst);
+                let (busy, starved, ahead) = pool.read(now);
+                let sum = busy + starved + ahead;
+                let later = clock.load(Ordering::SeqCst);
+                sum % 3 == 0 && (now..=later).contains(&(sum / 3))
+            },
+        );
         assert_eq!(pool.working(), 0);
     }
 
@@ -631,12 +638,15 @@ mod tests {
         let flow = Flow::default();
         let clock = AtomicU64::new(2);
         flow.change(2, 1);
-        let change = |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst));
-        while_it_changes(1, change, || {
-            let now = clock.load(Ordering::SeqCst);
-            let [area, busy] = flow.read(now);
-            area == 2 * busy && (now - 2..=clock.load(Ordering::SeqCst)).contains(&busy)
-        });
+        while_it_changes(
+            1,
+            |_| flow.change(2, clock.fetch_add(1, Ordering::SeqCst)),
+            || {
+                let now = clock.load(Ordering::SeqCst);
+                let [area, busy] = flow.read(now);
+                area == 2 * busy && (now - 2..=clock.load(Ordering::SeqCst)).contains(&busy)
+            },
+        );
     }
 
     #[test]
@@ -663,18 +673,21 @@ mod tests {
         const START: u64 = 1 << 40;
         let area = Area::default();
         let clock = AtomicU64::new(START);
-        let change = |number| {
-            let now = clock.fetch_add(1, Ordering::SeqCst);
-            if number % 2 == 0 {
-                area.enter(1, now)
-            } else {
-                area.leave(1, now)
-            }
-        };
-        while_it_changes(2, change, || {
-            let total = area.total_ns(clock.load(Ordering::SeqCst));
-            total <= 2 * (clock.load(Ordering::SeqCst) - START)
-        });
+        while_it_changes(
+            2,
+            |number| {
+                let now = clock.fetch_add(1, Ordering::SeqCst);
+                if number % 2 == 0 {
+                    area.enter(1, now)
+                } else {
+                    area.leave(1, now)
+                }
+            },
+            || {
+                let total = area.total_ns(clock.load(Ordering::SeqCst));
+                total <= 2 * (clock.load(Ordering::SeqCst) - START)
+            },
+        );
         assert_eq!(area.inside(), 0);
     }
 

@@ -49,13 +49,12 @@ impl Threads {
     /// such a thread that lives, or when the kernel does not count.
     pub(crate) fn times(&self, stage: PipelineStage) -> Option<(u64, u64)> {
         let threads = self.all.hold();
-        let times = |(of, id, before): &Enlisted| {
-            let (cpu, delay) = (*of == stage).then(|| scheduled(*id)).flatten()?;
-            Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
-        };
         threads
             .iter()
-            .filter_map(times)
+            .filter_map(|(of, id, before)| {
+                let (cpu, delay) = (*of == stage).then(|| scheduled(*id)).flatten()?;
+                Some((cpu.saturating_sub(before.0), delay.saturating_sub(before.1)))
+            })
             .reduce(|a, b| (a.0.saturating_add(b.0), a.1.saturating_add(b.1)))
     }
 }
@@ -241,7 +240,6 @@ mod tests {
             ("/sys/fs/cgroup/cpu/free/cpu.cfs_quota_us", "-1\n"),
             ("/sys/fs/cgroup/cpu/free/cpu.cfs_period_us", "100000\n"),
         ]);
-        let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
         let table = [
             ("0::/pod/own\n", Some(1.5), (126, 46, 3500)),
             ("5:cpu,cpuacct:/docker\n0::/\n", Some(0.5), (10, 9, 2)),
@@ -249,7 +247,9 @@ mod tests {
             ("nonsense", None, (0, 0, 0)),
         ];
         for (groups, quota, counts) in table {
-            let found = Cpu::of_groups(groups, 2, read);
+            let found = Cpu::of_groups(groups, 2, |path| {
+                files.get(path.to_str()?).map(|text| text.to_string())
+            });
             let told = (found.periods, found.throttled, found.throttled_ns);
             assert_eq!((found.quota, told), (quota, counts), "{groups}");
         }

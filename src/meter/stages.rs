@@ -204,11 +204,6 @@ impl DecodeMeters {
         chunks: Option<u64>,
     ) -> DecodeStage {
         let (busy_ns, starved_ns, ahead_ns) = self.pool.read(now);
-        let opened = |count| Chunks {
-            opened: self.chunks.get(),
-            samples: self.chunk_rows.get(),
-            count,
-        };
         DecodeStage {
             busy_ns,
             map_batch_ns: self.map_batch_ns.get(),
@@ -218,7 +213,11 @@ impl DecodeMeters {
             ahead_ns,
             queued_ns: self.queued.total_ns(now),
             samples: self.samples.get(),
-            chunks: chunks.map(opened),
+            chunks: chunks.map(|count| Chunks {
+                opened: self.chunks.get(),
+                samples: self.chunk_rows.get(),
+                count,
+            }),
             latency: self.latency.read(),
             ..DecodeStage::default()
         }

@@ -98,7 +98,10 @@ impl Groups {
                 pair[0], pair[1]
             )));
         }
-        let group = |(sample, length): (usize, u64)| match bounds
+        let numbers = lengths
+            .into_iter()
+            .enumerate()
+            .map(|(sample, length)| match bounds
             .partition_point(|bound| *bound < length)
         {
             group if group < bounds.len() => Ok(group as u8),
@@ -109,11 +112,7 @@ impl Groups {
                 );
                 Err(config(message).with_sample(sample as u64))
             }
-        };
-        let numbers = lengths
-            .into_iter()
-            .enumerate()
-            .map(group)
+        })
             .collect::<Result<Box<_>>>()?;
         Ok(Self {
             flows: true,

@@ -149,10 +149,9 @@ impl Lanes {
             lanes,
             ..
         } = &*self.0;
-        let rows = |turn: usize| u128::from(starts[sequence[turn] + 1] - starts[sequence[turn]]);
         let once: u128 = (0..self.len().min(*lanes))
             .flat_map(|lane| self.turns(lane))
-            .map(rows)
+            .map(|turn| u128::from(starts[sequence[turn] + 1] - starts[sequence[turn]]))
             .sum();
         // So many ranks read each lane.
         let ranks = world.max(1) / gcd(*lanes, step.max(1));

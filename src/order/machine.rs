@@ -143,11 +143,13 @@ fn cores_of_group() -> Option<usize> {
 
 /// Counts a list of CPUs in the kernel's format: `0-3,8`.
 fn count(list: &str) -> Option<usize> {
-    let cpus = |part: &str| {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        (last.parse::<usize>().ok()? + 1).checked_sub(first.parse().ok()?)
-    };
-    list.trim().split(',').map(cpus).sum()
+    list.trim()
+        .split(',')
+        .map(|part| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            (last.parse::<usize>().ok()? + 1).checked_sub(first.parse().ok()?)
+        })
+        .sum()
 }
 
 #[cfg(test)]
@@ -181,8 +183,9 @@ mod tests {
         ];
         for (variables, expected) in table {
             let find = |name: &str| {
-                let of = |pair: &str| pair.strip_prefix(name)?.strip_prefix('=').map(String::from);
-                variables.split(' ').find_map(of)
+                variables
+                    .split(' ')
+                    .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('=').map(String::from))
             };
             assert_eq!(local_ranks_of(Env(&find)), expected, "{variables}");
         }

@@ -46,12 +46,14 @@ impl Skips {
 
     /// Whether they are what [`add`](Self::add) makes.
     pub(crate) fn are_legal(&self) -> bool {
-        let apart = |pair: &[Skip]| (pair[0].epoch, pair[0].end) < (pair[1].epoch, pair[1].start);
         // The last epoch cannot be used: none follows it.
         self.0
             .iter()
             .all(|skip| skip.start < skip.end && skip.epoch < u64::MAX)
-            && self.0.windows(2).all(apart)
+            && self
+                .0
+                .windows(2)
+                .all(|pair| (pair[0].epoch, pair[0].end) < (pair[1].epoch, pair[1].start))
     }
 
     /// Adds batches, of which none is left out yet. Errors: the ones that are.

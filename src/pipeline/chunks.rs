@@ -180,8 +180,11 @@ pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 impl Encoded {
     /// Allocates nothing for 0 bytes.
     pub(crate) fn new(bytes: usize, what: &str) -> Result<Self> {
-        let region = || RegionBytes::new(bytes, what).map(Arc::new);
-        Ok(Self((bytes > 0).then(region).transpose()?))
+        Ok(Self(
+            (bytes > 0)
+                .then(|| RegionBytes::new(bytes, what).map(Arc::new))
+                .transpose()?,
+        ))
     }
 
     /// Allocates the buffer if there is none, or if a piece of the last chunk is still held.
@@ -225,19 +228,22 @@ impl Encoded {
             .0
             .clone()
             .map_or_else(Bytes::new, |bytes| Bytes::from_owner(SharedBytes(bytes)));
-        let bytes = |piece: &mut Piece| {
-            let len = piece.len() as usize;
-            match std::mem::replace(&mut piece.place, Place::Storage) {
-                Place::Ring(span, start) => Bytes::from_owner(span).slice(start..start + len),
-                Place::Buffer(start) => all.slice(start..start + len),
-                Place::Memory => piece
-                    .extent
-                    .and_then(|extent| samples.sources.shared(&extent))
-                    .unwrap_or_default(),
-                _ => Bytes::new(),
-            }
-        };
-        sample.pieces.iter_mut().map(bytes).collect()
+        sample
+            .pieces
+            .iter_mut()
+            .map(|piece| {
+                let len = piece.len() as usize;
+                match std::mem::replace(&mut piece.place, Place::Storage) {
+                    Place::Ring(span, start) => Bytes::from_owner(span).slice(start..start + len),
+                    Place::Buffer(start) => all.slice(start..start + len),
+                    Place::Memory => piece
+                        .extent
+                        .and_then(|extent| samples.sources.shared(&extent))
+                        .unwrap_or_default(),
+                    _ => Bytes::new(),
+                }
+            })
+            .collect()
     }
 }
 
@@ -373,12 +379,14 @@ impl Chunks {
 
     /// The chunks of `entries`, once all of them are open or failed.
     fn held(&self, entries: &[usize]) -> Option<Arc<Held>> {
-        let open = |number: &usize| {
-            let entry = self.entries.get(number.checked_sub(self.base)?)?.as_ref()?;
-            entry.open.get().is_some().then(|| entry.open.clone())
-        };
         Some(Arc::new(Held(
-            entries.iter().map(open).collect::<Option<_>>()?,
+            entries
+                .iter()
+                .map(|number| {
+                    let entry = self.entries.get(number.checked_sub(self.base)?)?.as_ref()?;
+                    entry.open.get().is_some().then(|| entry.open.clone())
+                })
+                .collect::<Option<_>>()?,
         )))
     }
 

@@ -457,11 +457,13 @@ impl Direct {
             Err(error) if may_pass(&error) => return Err(refused(&error.to_string())),
             opened => opened,
         };
-        let register = || {
-            self.reader
-                .register(opened.map_err(|error| error.to_string())?)
-        };
-        handle.get_or_init(register).as_ref().map_err(refused)
+        handle
+            .get_or_init(|| {
+                self.reader
+                    .register(opened.map_err(|error| error.to_string())?)
+            })
+            .as_ref()
+            .map_err(refused)
     }
 
     /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.

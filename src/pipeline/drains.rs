@@ -67,9 +67,10 @@ impl Drains {
 
     /// Counts one more drain, if fewer than `count` run.
     fn enter(&self) -> bool {
-        let more = |active: usize| (active < self.count).then_some(active + 1);
         self.active
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |active| {
+                (active < self.count).then_some(active + 1)
+            })
             .is_ok()
     }
 }

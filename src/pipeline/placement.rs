@@ -521,9 +521,11 @@ pub(crate) mod tests {
     fn workers_beyond_the_near_cpus_run_anywhere() {
         let (cpu, _) = own_cpus();
         let sysfs = Sysfs::around(&cpu);
-        let find = || Placing::new(Numa::Auto, Some(GPU), sysfs.root()).unwrap();
         // Runs on a thread with one CPU, so that this machine's CPUs do not matter.
-        let auto = on_node(Some(&placement(&cpu)), find).unwrap();
+        let auto = on_node(Some(&placement(&cpu)), || {
+            Placing::new(Numa::Auto, Some(GPU), sysfs.root()).unwrap()
+        })
+        .unwrap();
         let placed = format!("the NUMA node of the device at PCI {GPU} (1 CPUs: {cpu})");
         assert_eq!(
             auto.line(Numa::Auto, 1).unwrap(),

@@ -334,8 +334,11 @@ impl Reads {
     fn fill(&mut self, mut fetch: Fetch) {
         let samples = &self.core.samples;
         if let Whose::Row(run) = &mut fetch.whose {
-            let fill = |scratch: &mut Scratch| samples.fill_fetched(run, &fetch.sample, scratch);
-            if let Err(error) = Scratch::guarded(&mut self.scratch, |own| own, fill) {
+            if let Err(error) = Scratch::guarded(
+                &mut self.scratch,
+                |own| own,
+                |scratch| samples.fill_fetched(run, &fetch.sample, scratch),
+            ) {
                 let error = samples.in_field(error, &self.scratch);
                 return self.fail(fetch, error);
             }

@@ -189,15 +189,17 @@ impl Recipe {
         pack(&steps.ragged, &mut fields, last)?;
         let packed = packed_fields(dataset, &handlers, &mut fields)?;
         let mut keep = every(&Spec::new(fields.clone())?);
-        let wanted = |handler: &Handler| match &steps.keep {
-            Some(names) => fields[handler.outputs.clone()]
-                .iter()
-                .any(|field| names.iter().any(|name| name == field.name())),
-            None => true,
-        };
         let transforms = !maps.is_empty() || !map_batches.is_empty();
         let draft = Draft {
-            wanted: handlers.iter().map(wanted).collect(),
+            wanted: handlers
+                .iter()
+                .map(|handler| match &steps.keep {
+                    Some(names) => fields[handler.outputs.clone()]
+                        .iter()
+                        .any(|field| names.iter().any(|name| name == field.name())),
+                    None => true,
+                })
+                .collect(),
             handlers: &handlers,
             transforms,
         };
@@ -219,10 +221,12 @@ impl Recipe {
             Some(names) => kept(&keep, &names)?,
             None => keep,
         };
-        let is_picture = |(handler, field): (&Handler, &EncodedField)| {
-            matches!(handler.how, How::Decode(_)) && field.encoding == Encoding::Image
-        };
-        let pictures = handlers.iter().zip(dataset.schema()).any(is_picture);
+        let pictures = handlers
+            .iter()
+            .zip(dataset.schema())
+            .any(|(handler, field)| {
+                matches!(handler.how, How::Decode(_)) && field.encoding == Encoding::Image
+            });
         Ok(Self {
             spec,
             handlers,
@@ -640,12 +644,17 @@ fn finishings(
     if !on_device {
         slot.append(&mut made);
     }
-    let finishing = |(step, flip, purpose)| Finishing {
-        step: Arc::new(step),
-        flip,
-        purpose,
-    };
-    Ok((finishings.into_iter().map(finishing).collect(), made))
+    Ok((
+        finishings
+            .into_iter()
+            .map(|(step, flip, purpose)| Finishing {
+                step: Arc::new(step),
+                flip,
+                purpose,
+            })
+            .collect(),
+        made,
+    ))
 }
 
 fn no_field<'f, T>(

@@ -147,8 +147,9 @@ pub(crate) fn within<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
     let (send, done) = crossbeam_channel::bounded(1);
-    let body = move || drop(send.send(catch_unwind(AssertUnwindSafe(work))));
-    let thread = thread::start("look at the dataset", "feedline-look", body)?;
+    let thread = thread::start("look at the dataset", "feedline-look", move || {
+        drop(send.send(catch_unwind(AssertUnwindSafe(work))))
+    })?;
     let Ok(did) = done.recv_timeout(deadline) else {
         ABANDONED.fetch_add(1, Ordering::Relaxed);
         let see = Setting::StallDeadline.hint(|deadline| format!("; see {deadline}"));
@@ -172,8 +173,10 @@ pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     };
     let holder = core.clone();
     let error = stalled.clone_lossy();
-    let look = move || holder.samples.named_by_id(error, sample);
-    within(Duration::from_secs(1), "the dataset", look).unwrap_or(stalled)
+    within(Duration::from_secs(1), "the dataset", move || {
+        holder.samples.named_by_id(error, sample)
+    })
+    .unwrap_or(stalled)
 }
 
 /// Starts a thread whose panic becomes the error of the loader.
@@ -190,7 +193,7 @@ fn spawn_guarded(
     } else {
         Stage::Read
     };
-    let body = move || {
+    thread::start(&format!("pipeline ({name})"), &name, move || {
         core.meters.threads.enlist(of);
         if let Err(error) = caught(stage, || {
             body();
@@ -202,8 +205,7 @@ fn spawn_guarded(
                 format!("thread {called}: {}", error.message()),
             ));
         }
-    };
-    thread::start(&format!("pipeline ({name})"), &name, body)
+    })
 }
 
 impl Drop for Runtime {

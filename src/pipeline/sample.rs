@@ -343,8 +343,11 @@ impl Samples {
         chunk: &'b ChunkBuf,
         row: usize,
     ) -> impl Iterator<Item = Result<Given<'b>>> + use<'b> {
-        let given =
-            move |(field, handler): (usize, &super::recipe::Handler)| match chunk.row(field, row) {
+        self.recipe
+            .handlers
+            .iter()
+            .enumerate()
+            .map(move |(field, handler)| match chunk.row(field, row) {
                 Some(bytes) => Ok(Given {
                     field,
                     bytes,
@@ -357,8 +360,7 @@ impl Samples {
                     let message = format!("the chunk has no row {row} of field `{}`", handler.name);
                     Err(Error::new(ErrorKind::Decode, Stage::Decode, message))
                 }
-            };
-        self.recipe.handlers.iter().enumerate().map(given)
+            })
     }
 
     /// Fills the first row with sample `id`: every field from its bytes, then the added and mapped fields.

@@ -404,14 +404,13 @@ fn fill_from_storage(
     worker: &mut Worker,
 ) -> Result<()> {
     encoded.make_free(room.encoded, "the sample of a substitute")?;
-    let read = |extent: &Extent, to: &mut [u8]| by_plain_calls(core, extent, to);
     if worker.fill_by(
         &core.samples,
         &run.job,
         id,
         &mut run.rows,
         encoded.bytes_mut(),
-        read,
+        |extent, to| by_plain_calls(core, extent, to),
     )? {
         return Ok(());
     }

@@ -41,12 +41,11 @@ impl Workers {
         room: SpareRoom,
         (cached_bytes, chunk_bytes): (usize, usize),
     ) -> Result<Arc<Self>> {
-        let worker = |number| {
-            let chunk = Encoded::new(chunk_bytes, "a worker's encoded chunk")?;
-            Ok(Mutex::new(Worker::new(number, cached_bytes, chunk)))
-        };
         let each = (0..pool.current_num_threads())
-            .map(worker)
+            .map(|number| {
+                let chunk = Encoded::new(chunk_bytes, "a worker's encoded chunk")?;
+                Ok(Mutex::new(Worker::new(number, cached_bytes, chunk)))
+            })
             .collect::<Result<_>>()?;
         let workers = Arc::new(Self {
             core,

@@ -457,11 +457,17 @@ impl Steps {
         let rest = |place: usize| ranks[place].step_ns - mean(&arrivals, place);
         let met = arrivals.len() >= STEPS_LEAST
             && (0..ranks.len()).any(|place| rest(place) > 0.01 * step_ns);
-        let behind_first = |of_step: &Vec<f64>| {
-            let first = of_step.iter().copied().fold(f64::INFINITY, f64::min);
-            of_step.iter().map(|arrival| arrival - first).collect()
-        };
-        let late = met.then(|| without_pauses(arrivals.iter().map(behind_first).collect()));
+        let late = met.then(|| {
+            without_pauses(
+                arrivals
+                    .iter()
+                    .map(|of_step| {
+                        let first = of_step.iter().copied().fold(f64::INFINITY, f64::min);
+                        of_step.iter().map(|arrival| arrival - first).collect()
+                    })
+                    .collect(),
+            )
+        });
         Self {
             waits,
             late,
@@ -698,9 +704,8 @@ fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
 impl Found {
     /// With the ranks whose stage is as slow: of equally slow ones the slowest alone waits, since the others get ahead meanwhile.
     fn widened(self, ranks: &[RankReport], steps: &Steps) -> Self {
-        let is_rest = |place: &usize| !self.places.contains(place);
         let rest: Vec<&RankReport> = (0..ranks.len())
-            .filter(is_rest)
+            .filter(|place| !self.places.contains(place))
             .map(|place| &ranks[place])
             .collect();
         let own = self
@@ -725,8 +730,9 @@ impl Found {
         if least <= 0.0 || !full(first) {
             return self;
         }
-        let widened = |place: &usize| self.places.contains(place) || is_as_slow(&ranks[*place]);
-        let places: Vec<usize> = (0..ranks.len()).filter(widened).collect();
+        let places: Vec<usize> = (0..ranks.len())
+            .filter(|place| self.places.contains(place) || is_as_slow(&ranks[*place]))
+            .collect();
         let lateness = steps
             .late
             .as_ref()
@@ -766,7 +772,6 @@ impl Found {
             false => limit(&ranks[*place], &rest, EXPLAINS * self.cost_ns),
         };
         let causes: Vec<Option<Cause>> = late.iter().map(cause).collect();
-        let count = |one: &Cause| causes.iter().filter(|cause| **cause == Some(*one)).count();
         let host = &theirs[0].host;
         let is_there = |rank: &&RankReport| rank.host == *host;
         let whole = late.len() > 1
@@ -788,7 +793,7 @@ impl Found {
                 .iter()
                 .copied()
                 .flatten()
-                .max_by_key(count)
+                .max_by_key(|one| causes.iter().filter(|cause| **cause == Some(*one)).count())
                 .unwrap_or(Cause::Unknown),
             without_core: self.without_core,
             bad_share: (bad > 2.0 * bad_share(&rest)).then_some(bad),
@@ -975,20 +980,21 @@ mod tests {
 
     /// Eight ranks on two hosts with these waits in microseconds: of rank and step.
     fn job(wait: impl Fn(u32, u64) -> u32) -> Vec<RankReport> {
-        let report = |rank| RankReport {
-            rank,
-            world: 8,
-            host: format!("node{}", rank / 4),
-            step_ns: 10e6,
-            cause: Some(if rank == 5 {
-                Cause::Storage
-            } else {
-                Cause::NotStarved
-            }),
-            waits: vec![(3, 40, (0..100).map(|step| wait(rank, step)).collect())],
-            ..RankReport::default()
-        };
-        (0..8).map(report).collect()
+        (0..8)
+            .map(|rank| RankReport {
+                rank,
+                world: 8,
+                host: format!("node{}", rank / 4),
+                step_ns: 10e6,
+                cause: Some(if rank == 5 {
+                    Cause::Storage
+                } else {
+                    Cause::NotStarved
+                }),
+                waits: vec![(3, 40, (0..100).map(|step| wait(rank, step)).collect())],
+                ..RankReport::default()
+            })
+            .collect()
     }
 
     /// A value that looks random.

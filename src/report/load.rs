@@ -325,17 +325,16 @@ impl Loads {
 
     /// Those with work of the stages, which have these loads at the measured rate.
     pub(super) fn with_work(&self, loads: [(PipelineStage, f64); 5]) -> Vec<StageLoad> {
-        let stage = |(stage, load): (PipelineStage, f64)| StageLoad {
-            stage,
-            utilisation: load.min(1.0),
-            demand_ns_per_batch: (load * self.steady_ns / self.batches).min(f64::MAX),
-            ceiling_items_per_s: (self.items_per_s / load).min(f64::MAX),
-            at_least: self.at_least(stage),
-        };
         loads
             .into_iter()
             .filter(|(_, load)| *load > 0.0)
-            .map(stage)
+            .map(|(stage, load)| StageLoad {
+                stage,
+                utilisation: load.min(1.0),
+                demand_ns_per_batch: (load * self.steady_ns / self.batches).min(f64::MAX),
+                ceiling_items_per_s: (self.items_per_s / load).min(f64::MAX),
+                at_least: self.at_least(stage),
+            })
             .collect()
     }
 }

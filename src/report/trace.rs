@@ -306,10 +306,9 @@ fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecor
 /// Spans in order of time, disjoint or nested, none of them empty: a span that reaches beyond the one around it is cut off. A
 /// worker's spans can overlap so, since short gaps between spans are closed.
 fn nested(spans: &[Span]) -> Vec<Span> {
-    let near = |span: &Span| Span::new(span.begin_ns.min(FAR), span.end_ns.min(FAR), span.what);
     let mut all: Vec<Span> = spans
         .iter()
-        .map(near)
+        .map(|span| Span::new(span.begin_ns.min(FAR), span.end_ns.min(FAR), span.what))
         .filter(|span| span.end_ns > span.begin_ns)
         .collect();
     all.sort_by_key(|span| (span.begin_ns, Reverse(span.end_ns)));

@@ -78,11 +78,13 @@ impl Blob {
                 len,
             });
         }
-        let open = || {
-            rustix::fs::open(&path, OPEN_FLAGS, Mode::empty())
-                .map_err(|errno| unopened(errno, false))
-        };
-        Self::of_fd(patiently(open), path)
+        Self::of_fd(
+            patiently(|| {
+                rustix::fs::open(&path, OPEN_FLAGS, Mode::empty())
+                    .map_err(|errno| unopened(errno, false))
+            }),
+            path,
+        )
     }
 
     /// Opens the regular file `name` beneath `root`; `name` came from a file.

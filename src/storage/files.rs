@@ -306,7 +306,6 @@ impl Files {
     pub(crate) fn adopt(&self, id: SourceId, fd: OwnedFd, buffered: bool) -> Result<Handle<'_>> {
         add(&self.opens, 1);
         let site = |error: Error| error.with_path(self.sources.path(id));
-        let failed = |errno: Errno| site(Error::os(Stage::Open, "", errno.into()));
         self.check_opened(id, &fd).map_err(site)?;
         let kept_flags = if self.align > 1 && !buffered {
             OFlags::DIRECT
@@ -314,7 +313,8 @@ impl Files {
             OFlags::empty()
         };
         if !self.nonblocking {
-            rustix::fs::fcntl_setfl(&fd, kept_flags).map_err(failed)?;
+            rustix::fs::fcntl_setfl(&fd, kept_flags)
+                .map_err(|errno| site(Error::os(Stage::Open, "", errno.into())))?;
         }
         if buffered {
             add(&self.fallbacks, 1);
@@ -710,11 +710,14 @@ mod tests {
         let (sources, files) = table(1);
         let id = sources.ids().next().unwrap();
         let fds: Vec<_> = std::thread::scope(|scope| {
-            let open = || match files.get(id).unwrap() {
-                Handle::Kept(file) => std::ptr::from_ref(file) as usize,
-                Handle::Once(_) => 0,
-            };
-            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            let threads: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| match files.get(id).unwrap() {
+                        Handle::Kept(file) => std::ptr::from_ref(file) as usize,
+                        Handle::Once(_) => 0,
+                    })
+                })
+                .collect();
             threads
                 .into_iter()
                 .map(|thread| thread.join().unwrap())

@@ -282,13 +282,14 @@ impl Found<'_> {
 /// What matches a pattern without `**`.
 fn looked_up(name: &str) -> Result<Vec<PathBuf>> {
     let found = glob::glob_with(name, OPTIONS).map_err(|error| bad_pattern(name, error))?;
-    let listed = |found: glob::GlobResult| {
-        found.map_err(|error| {
-            let path = error.path().to_path_buf();
-            Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
+    found
+        .map(|found| {
+            found.map_err(|error| {
+                let path = error.path().to_path_buf();
+                Error::os(Stage::Index, "cannot list the folder", error.into()).with_path(path)
+            })
         })
-    };
-    found.map(listed).collect()
+        .collect()
 }
 
 /// Whether a name of this kind is a folder, or a link to one.
@@ -328,13 +329,12 @@ pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
         |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
     let target = real_path(link).map_err(failed)?;
     let kind = look(&target)?.kind;
-    let is_around = |dir: &Path| real_path(dir).is_ok_and(|dir| dir.starts_with(&target));
     if kind == FileKind::Folder
         && link
             .ancestors()
             .skip(1)
             .take_while(|dir| dir.starts_with(root))
-            .any(is_around)
+            .any(|dir| real_path(dir).is_ok_and(|dir| dir.starts_with(&target)))
     {
         let message = format!("the link leads to {target:?}, which it lies in: remove the link");
         return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(link));
@@ -357,9 +357,9 @@ pub(crate) fn look(path: &Path) -> Result<Meta> {
         };
     }
     let meta = std::fs::metadata(path);
-    let failed =
-        |source| Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path);
-    meta.map(|meta| Meta::of(&meta)).map_err(failed)
+    meta.map(|meta| Meta::of(&meta)).map_err(|source| {
+        Error::os(Stage::Index, "cannot read the file's metadata", source).with_path(path)
+    })
 }
 
 /// Metadata of a regular file or an object.

@@ -117,9 +117,9 @@ impl Mmap {
         let mut done = 0;
         let mut retries = 0;
         while done < dst.len() {
-            let copy =
-                |next: Next, dst: &mut [u8]| copy_once(map, (next.offset - base) as usize, dst);
-            match turn(Call::Copy, next(done)).around(next(done), dst, copy) {
+            match turn(Call::Copy, next(done)).around(next(done), dst, |next, dst| {
+                copy_once(map, (next.offset - base) as usize, dst)
+            }) {
                 Ok(0) | Err(Errno::FAULT) => break,
                 Ok(count) => done += count,
                 Err(Errno::INTR | Errno::AGAIN) if retries < RETRIES_MAX => retries += 1,

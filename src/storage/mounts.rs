@@ -113,8 +113,9 @@ impl Mounts {
             return Some(&TEST);
         }
         let mut devices = self.devices.hold();
-        let ask = || by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device);
-        *devices.entry(device).or_insert_with(ask)
+        *devices
+            .entry(device)
+            .or_insert_with(|| by_magic(rustix::fs::statfs(path).ok()?.f_type as u32, device))
     }
 
     /// The folders of `sources` on mounts, by their first files; of at most `dirs_max` folders.

@@ -27,8 +27,9 @@ const TRIES: u32 = 16;
 
 /// Whether a name from a file is allowed: relative, of plain components.
 pub(crate) fn is_plain(name: &[u8]) -> bool {
-    let plain = |part: &[u8]| !part.is_empty() && part != b"." && part != b"..";
-    name.split(|byte| *byte == b'/').all(plain) && !name.contains(&0)
+    name.split(|byte| *byte == b'/')
+        .all(|part| !part.is_empty() && part != b"." && part != b"..")
+        && !name.contains(&0)
 }
 
 /// Opens the folder of a root.

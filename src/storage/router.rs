@@ -33,12 +33,14 @@ pub(super) enum Route {
 
 /// The route of each source.
 pub(super) fn plan_routes(sources: &Sources) -> Box<[Route]> {
-    let route = |id| match (sources.is_remote(id), sources.is_staged(id)) {
-        (true, _) => Route::Object,
-        (false, true) => Route::Mount,
-        (false, false) => Route::File,
-    };
-    sources.ids().map(route).collect()
+    sources
+        .ids()
+        .map(|id| match (sources.is_remote(id), sources.is_staged(id)) {
+            (true, _) => Route::Object,
+            (false, true) => Route::Mount,
+            (false, false) => Route::File,
+        })
+        .collect()
 }
 
 pub(super) struct Router {

@@ -337,12 +337,15 @@ impl Pages {
             let start = (at % ROOM) as usize;
             let len = out.len().min(ROOM as usize - start);
             let (now, later) = out.split_at_mut(len);
-            let copy = |bytes: &Vec<u8>| {
-                bytes
-                    .get(start..start + len)
-                    .map(|found| now.copy_from_slice(found))
-            };
-            let copied = recent.with(number, |bytes| page(blob, number, bytes), copy)?;
+            let copied = recent.with(
+                number,
+                |bytes| page(blob, number, bytes),
+                |bytes| {
+                    bytes
+                        .get(start..start + len)
+                        .map(|found| now.copy_from_slice(found))
+                },
+            )?;
             copied.ok_or_else(|| wrong(blob, number))?;
             at = at + len as u64;
             out = later;
@@ -489,13 +492,13 @@ impl SideWriter {
         let lens = self.end(identity)?;
         let kind = self.kind;
         let target = self.out.target.clone();
-        let is_equal = || match Sidefile::open(&target, kind) {
-            Ok(SideFound::Whole(there)) => {
-                there.identity == identity && (0..SECTIONS).all(|at| there.len(at) == lens[at])
-            }
-            _ => false,
-        };
-        self.out.commit_unless(self.at > HELD_MAX, is_equal)
+        self.out
+            .commit_unless(self.at > HELD_MAX, || match Sidefile::open(&target, kind) {
+                Ok(SideFound::Whole(there)) => {
+                    there.identity == identity && (0..SECTIONS).all(|at| there.len(at) == lens[at])
+                }
+                _ => false,
+            })
     }
 
     fn end(&mut self, identity: u64) -> io::Result<[u64; SECTIONS]> {
@@ -557,12 +560,15 @@ mod tests {
         let SideFound::Whole(file) = open(bytes, KIND, held_max) else {
             return None;
         };
-        let section = |number| {
-            file.read(number, 0, file.len(number) as usize, &mut Vec::new())
-                .ok()
-                .map(<[u8]>::to_vec)
-        };
-        Some((0..SECTIONS).map(section).collect())
+        Some(
+            (0..SECTIONS)
+                .map(|number| {
+                    file.read(number, 0, file.len(number) as usize, &mut Vec::new())
+                        .ok()
+                        .map(<[u8]>::to_vec)
+                })
+                .collect(),
+        )
     }
 
     #[test]

@@ -283,22 +283,22 @@ impl Sources {
         );
         self.names.extend_from_slice(&other.names);
         self.memory.extend_from_slice(&other.memory);
-        let moved = |entry: &SourceEntry| match entry.dir {
-            MEMORY => SourceEntry {
-                name: entry.name + memory,
-                ..*entry
-            },
-            dir => SourceEntry {
-                dir: dir + dirs,
-                name: entry.name + (names << 16),
-                ..*entry
-            },
-        };
         if !(self.resident.is_empty() && other.resident.is_empty()) {
             self.resident.resize(base, None);
             self.resident.extend_from_slice(&other.resident);
         }
-        self.entries.extend(other.entries.iter().map(moved));
+        self.entries
+            .extend(other.entries.iter().map(|entry| match entry.dir {
+                MEMORY => SourceEntry {
+                    name: entry.name + memory,
+                    ..*entry
+                },
+                dir => SourceEntry {
+                    dir: dir + dirs,
+                    name: entry.name + (names << 16),
+                    ..*entry
+                },
+            }));
         self.bytes = self.bytes.saturating_add(other.bytes);
         Ok(base)
     }
@@ -524,13 +524,12 @@ impl Sources {
     /// The first file of each folder that no cache stages, for at most `dirs_max` folders.
     pub(crate) fn first_of_dirs(&self, dirs_max: usize) -> Vec<SourceId> {
         let mut seen = vec![false; self.dirs.len()];
-        let first = |(index, entry): &(usize, &SourceEntry)| {
+        let files = self.entries.iter().enumerate().filter(|(index, entry)| {
             self.owned(SourceId(*index as u32)).is_none()
                 && entry.dir != MEMORY
                 && !self.is_staged(SourceId(*index as u32))
                 && !std::mem::replace(&mut seen[entry.dir as usize], true)
-        };
-        let files = self.entries.iter().enumerate().filter(first);
+        });
         files
             .take(dirs_max.min(self.dirs.len()))
             .map(|(index, _)| SourceId(index as u32))

@@ -223,9 +223,11 @@ impl<W: BlockingRead> ThreadsState<W> {
             extent,
             mut buf,
         } = op;
-        let read = || self.work.read(&extent, buf.as_mut_slice(), &self.counters);
         // A panic here would be a bug of this crate. It must not cost the caller a completion.
-        let result = catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            self.work.read(&extent, buf.as_mut_slice(), &self.counters)
+        }))
+        .unwrap_or_else(|_| {
             Err(Error::new(
                 ErrorKind::Panicked,
                 Stage::Read,

@@ -18,15 +18,14 @@ fn dropping_a_loader_at_any_point_leaves_nothing_behind() {
     for (mode, direct) in readers() {
         for taken in [0, 1, 2, 7, 39, 40] {
             for hold in [false, true] {
-                let slow = move |_: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| {
-                    if ctx.id() % 50 == 0 {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                    Ok(())
-                };
                 let builder = Loader::builder(records(&path, 4096))
                     .order(Order::shuffled(1))
-                    .map(slow);
+                    .map(move |_, ctx| {
+                        if ctx.id() % 50 == 0 {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                        Ok(())
+                    });
                 let loader = build(
                     builder
                         .batch_size(10)

@@ -639,14 +639,13 @@ impl Chunked for Liar {
         }
         if self.is(Lie::ManyPieces) {
             let whole = std::mem::take(extents);
-            let bytes = |extent: Extent| {
+            extents.extend(whole.into_iter().flat_map(|extent| {
                 (0..extent.len).map(move |at| Extent {
                     offset: extent.offset + at,
                     len: 1,
                     ..extent
                 })
-            };
-            extents.extend(whole.into_iter().flat_map(bytes));
+            }));
         }
         Ok(())
     }
@@ -855,14 +854,13 @@ fn an_undecodable_row_is_replaced_from_an_open_chunk() {
             .order(order)
             .batch_size(8)
             .workers(2);
-        let odd = |_: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| match ctx.id() {
-            7 | 50 | 144 => Err(Error::user("odd")),
-            _ => Ok(()),
-        };
         // Chunk 1 holds only sample 7, and a sequential order has no other chunk open.
         let loader = build(
             builder
-                .map(odd)
+                .map(|_, ctx| match ctx.id() {
+                    7 | 50 | 144 => Err(Error::user("odd")),
+                    _ => Ok(()),
+                })
                 .on_bad_sample(OnBadSample::Substitute { budget: 3 }),
         );
         let planned = loader.preview(0, 1000).unwrap();

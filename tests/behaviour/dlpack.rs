@@ -143,14 +143,13 @@ fn of_ids() -> Loader {
         Field::fixed("zero", DType::F32, [3]),
         Field::up_to("some", DType::U16, 4),
     ];
-    let some = |row: &mut Row<'_>, ctx: &mut Ctx<'_>| {
-        let field = row.index_of("some")?;
-        let len = ctx.id() as usize % 5;
-        row.slice_mut::<u16>(field)?[..len].fill(ctx.id() as u16);
-        row.set_len(field, len)
-    };
     let builder = Loader::builder(records)
-        .map_adding(more, some)
+        .map_adding(more, |row, ctx| {
+            let field = row.index_of("some")?;
+            let len = ctx.id() as usize % 5;
+            row.slice_mut::<u16>(field)?[..len].fill(ctx.id() as u16);
+            row.set_len(field, len)
+        })
         .order(Order::shuffled(1));
     builder
         .batch_size(5)

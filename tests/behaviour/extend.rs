@@ -842,16 +842,14 @@ fn an_added_field_without_a_length_is_an_error() {
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 20, 8);
     let start = |sized: bool| {
-        let map = move |row: &mut Row<'_>, _: &mut Ctx<'_>| {
-            let field = row.index_of("list")?;
-            row.slice_mut::<u8>(field)?[0] = 7;
-            if sized { row.set_len(field, 1) } else { Ok(()) }
-        };
-        build(
-            Loader::builder(records(&path, 8))
-                .batch_size(4)
-                .map_adding([Field::up_to("list", DType::U8, 3)], map),
-        )
+        build(Loader::builder(records(&path, 8)).batch_size(4).map_adding(
+            [Field::up_to("list", DType::U8, 3)],
+            move |row, _| {
+                let field = row.index_of("list")?;
+                row.slice_mut::<u8>(field)?[0] = 7;
+                if sized { row.set_len(field, 1) } else { Ok(()) }
+            },
+        ))
     };
     let error = pull(&start(false), 0).unwrap_err();
     assert_eq!(

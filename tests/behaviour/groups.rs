@@ -241,12 +241,15 @@ fn check_random(number: u64) {
             (epoch, start..start + 1 + draws.below(count - start))
         })
         .collect();
-    let left_out = |batch: &&(u64, u64, usize, Vec<u64>)| {
-        !skips
-            .iter()
-            .any(|(epoch, range)| batch.0 == *epoch && range.contains(&batch.1))
-    };
-    let right: Union = whole.iter().filter(left_out).cloned().collect();
+    let right: Union = whole
+        .iter()
+        .filter(|batch| {
+            !skips
+                .iter()
+                .any(|(epoch, range)| batch.0 == *epoch && range.contains(&batch.1))
+        })
+        .cloned()
+        .collect();
     let mut done = 0;
     let mut state = None;
     for world in [1, 3, 8, 2] {
@@ -390,17 +393,18 @@ fn repeated_and_left_out_samples_are_told_before_the_first_batch() {
         .flat_map(|order| ALL_LAST.map(|last| (order, last)))
         .flat_map(|(order, last)| [1, 3].map(|world| (order, last, world)))
     {
-        let build = |rank| {
-            build(
-                data.builder()
-                    .order(order.clone())
-                    .global_batch(7)
-                    .last_batch(last)
-                    .last_batch_share(1.0)
-                    .rank(rank),
-            )
-        };
-        let loaders: Vec<Loader> = every_rank(world).map(build).collect();
+        let loaders: Vec<Loader> = every_rank(world)
+            .map(|rank| {
+                build(
+                    data.builder()
+                        .order(order.clone())
+                        .global_batch(7)
+                        .last_batch(last)
+                        .last_batch_share(1.0)
+                        .rank(rank),
+                )
+            })
+            .collect();
         let told: Vec<_> = loaders
             .iter()
             .map(|loader| loader.snapshot().epoch)

@@ -11,12 +11,14 @@ use proptest::prelude::*;
 
 /// Files of these lengths in one class; their bytes are not pictures.
 fn files(dir: &Dir, lens: &[usize]) -> Vec<Vec<u8>> {
-    let file = |(number, len): (usize, &usize)| {
-        let bytes = noise(*len, number as u64 + 1);
-        dir.write(&format!("class/{number:05}.jpg"), &bytes);
-        bytes
-    };
-    lens.iter().enumerate().map(file).collect()
+    lens.iter()
+        .enumerate()
+        .map(|(number, len)| {
+            let bytes = noise(*len, number as u64 + 1);
+            dir.write(&format!("class/{number:05}.jpg"), &bytes);
+            bytes
+        })
+        .collect()
 }
 
 fn packed(dir: &Dir, decoder: Bytes) -> LoaderBuilder {

@@ -897,14 +897,17 @@ fn ranks_that_stopped_at_other_steps_are_named() {
 
 /// A world whose ranks do not wait for each other: rank *i* leaves after `steps[i]`.
 fn halt(run: &Run, steps: &[u64]) {
-    let start = |(rank, step): (usize, &u64)| {
-        let task = Task {
-            halt: Some(*step),
-            ..run.task(0)
-        };
-        Process::start(&task, rank as u32, steps.len() as u32)
-    };
-    let mut ranks: Vec<Process> = steps.iter().enumerate().map(start).collect();
+    let mut ranks: Vec<Process> = steps
+        .iter()
+        .enumerate()
+        .map(|(rank, step)| {
+            let task = Task {
+                halt: Some(*step),
+                ..run.task(0)
+            };
+            Process::start(&task, rank as u32, steps.len() as u32)
+        })
+        .collect();
     ranks
         .iter_mut()
         .for_each(|rank| assert_eq!(rank.end().code(), Some(LEFT)));
@@ -975,16 +978,15 @@ fn a_process_killed_anywhere_loses_and_doubles_nothing() {
 
 impl Met {
     fn count(&mut self, run: &Run, status: ExitStatus) {
-        let ending = |entry: &std::fs::DirEntry| {
-            entry
-                .path()
-                .extension()
-                .is_some_and(|ending| ending == "tmp")
-        };
         let left = std::fs::read_dir(run.dir.path(""))
             .unwrap()
             .flatten()
-            .filter(ending);
+            .filter(|entry| {
+                entry
+                    .path()
+                    .extension()
+                    .is_some_and(|ending| ending == "tmp")
+            });
         let saving = left
             .map(|entry| std::fs::remove_file(entry.path()).unwrap())
             .count()

@@ -19,19 +19,21 @@ const UNIT: usize = 6;
 
 /// Members of so many elements.
 fn tar(dir: &Dir, lens: &[usize]) -> Tar {
-    let member = |(number, len): (usize, &usize)| {
-        let class = tar_member(&format!("k{number}.cls"), b"7");
-        [
-            tar_member(
-                &format!("k{number}.tok"),
-                &noise(*len * UNIT, number as u64 + 1),
-            ),
-            class,
-        ]
-        .concat()
-    };
     let bytes = [
-        lens.iter().enumerate().flat_map(member).collect::<Vec<_>>(),
+        lens.iter()
+            .enumerate()
+            .flat_map(|(number, len)| {
+                let class = tar_member(&format!("k{number}.cls"), b"7");
+                [
+                    tar_member(
+                        &format!("k{number}.tok"),
+                        &noise(*len * UNIT, number as u64 + 1),
+                    ),
+                    class,
+                ]
+                .concat()
+            })
+            .collect::<Vec<_>>(),
         vec![0; 1024],
     ]
     .concat();
@@ -60,8 +62,10 @@ fn same(ragged: &Batch, padded: &Batch, name: &str) {
     let lens = right.lens().unwrap();
     let unit = right.size_bytes() / right.shape()[..2].iter().product::<usize>();
     let width = right.shape()[1] * unit;
-    let row = |row: usize| &right.as_bytes().unwrap()[row * width..][..lens[row] as usize * unit];
-    let bytes: Vec<u8> = (0..padded.len()).flat_map(row).copied().collect();
+    let bytes: Vec<u8> = (0..padded.len())
+        .flat_map(|row| &right.as_bytes().unwrap()[row * width..][..lens[row] as usize * unit])
+        .copied()
+        .collect();
     assert!(values.as_bytes().unwrap() == bytes, "{name}: {values:?}");
     let mut offsets = vec![0];
     lens.iter()

@@ -30,15 +30,16 @@ impl Ranks {
 
     /// A loader for every rank, each with settings of its own.
     fn build(self, run: &Run, draws: &mut Draws) -> Vec<Loader> {
-        let loader = |rank| {
-            let builder = run
-                .builder()
-                .global_batch(self.global)
-                .last_batch(self.last)
-                .rank(rank);
-            build(any_settings(builder, draws))
-        };
-        every_rank(self.world).map(loader).collect()
+        every_rank(self.world)
+            .map(|rank| {
+                let builder = run
+                    .builder()
+                    .global_batch(self.global)
+                    .last_batch(self.last)
+                    .rank(rank);
+                build(any_settings(builder, draws))
+            })
+            .collect()
     }
 }
 
@@ -1082,8 +1083,9 @@ fn one_iterator_over_epochs_equals_single_epochs() {
                 world: 3,
             };
             let of = |epoch| {
-                let of_rank = |rank| run.parts(&ranks.cut(), epoch, rank);
-                (0..3).map(of_rank).collect::<Vec<_>>()
+                (0..3)
+                    .map(|rank| run.parts(&ranks.cut(), epoch, rank))
+                    .collect::<Vec<_>>()
             };
             let loaders = ranks.build(&run, &mut draws);
             let batches = loaders[0].batches_per_epoch() as usize;
@@ -1153,11 +1155,10 @@ fn eight_ranks_on_eight_threads_share_a_dataset() {
             world: 8,
         };
         let found: Vec<Vec<Part>> = std::thread::scope(|scope| {
-            let start = |loader: Loader| scope.spawn(move || parts(loader.epochs(0..3).unwrap()));
             let threads: Vec<_> = ranks
                 .build(&run, &mut Draws::new(12, 0, 0, ""))
                 .into_iter()
-                .map(start)
+                .map(|loader| scope.spawn(move || parts(loader.epochs(0..3).unwrap())))
                 .collect();
             threads
                 .into_iter()
@@ -1245,24 +1246,26 @@ fn len_global(starts: &[u64]) -> u64 {
 fn row_groups_of_parquet_come_over_all_ranks_in_lanes() {
     let files = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/parquet/{plain,zstd_v2}.parquet");
-    let make = || -> Arc<dyn Dataset> {
-        let builder = Parquet::builder()
-            .columns(["i64"])
-            .up_to("text", 12)
-            .chunk_bytes(700);
-        Arc::new(builder.open(&files).unwrap())
-    };
-    check_format(make, |batch, row| {
-        let number = batch.ids()[row] % 150;
-        assert_eq!(
-            batch.field("i64").unwrap().row::<i64>(row).unwrap(),
-            [number as i64 * 1_000_003 - 5]
-        );
-        assert_eq!(
-            batch.field("text").unwrap().row::<u8>(row).unwrap(),
-            format!("row {number}").as_bytes()
-        );
-    });
+    check_format(
+        || -> Arc<dyn Dataset> {
+            let builder = Parquet::builder()
+                .columns(["i64"])
+                .up_to("text", 12)
+                .chunk_bytes(700);
+            Arc::new(builder.open(&files).unwrap())
+        },
+        |batch, row| {
+            let number = batch.ids()[row] % 150;
+            assert_eq!(
+                batch.field("i64").unwrap().row::<i64>(row).unwrap(),
+                [number as i64 * 1_000_003 - 5]
+            );
+            assert_eq!(
+                batch.field("text").unwrap().row::<u8>(row).unwrap(),
+                format!("row {number}").as_bytes()
+            );
+        },
+    );
 }
 
 #[test]

@@ -105,13 +105,14 @@ impl Case {
     /// Expected batches of all ranks, by definition.
     fn right(&self) -> Vec<Global> {
         let cut = Cut::whole(self.global, self.last, self.world);
-        let of_rank = |rank| {
-            (0..self.epochs)
-                .flat_map(|epoch| self.run.parts(&cut, epoch, rank))
-                .collect()
-        };
         union(
-            &(0..self.world).map(of_rank).collect::<Vec<_>>(),
+            &(0..self.world)
+                .map(|rank| {
+                    (0..self.epochs)
+                        .flat_map(|epoch| self.run.parts(&cut, epoch, rank))
+                        .collect()
+                })
+                .collect::<Vec<_>>(),
             self.run.naive.in_turn(),
         )
     }
@@ -1447,12 +1448,16 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         "the seed of the order is 5 in the state, 6 in the loader",
     );
     let reseeded = mix([0.7, 0.3], 6);
-    let reseeded = || {
-        Loader::builder(reseeded.dataset())
-            .order(reseeded.order().with_seed(5))
-            .batch_size(10)
-    };
-    refused(reseeded, &state, ErrorKind::State, other);
+    refused(
+        || {
+            Loader::builder(reseeded.dataset())
+                .order(reseeded.order().with_seed(5))
+                .batch_size(10)
+        },
+        &state,
+        ErrorKind::State,
+        other,
+    );
     let longer = mix([0.7, 0.3], 5).epoch_len(70).unwrap();
     refused(
         || make(&longer),
@@ -1565,12 +1570,16 @@ impl Changing {
     }
 
     fn mix(&self) -> Mix {
-        let part = |(source, len): (usize, &usize)| {
-            Records::builder(4)
-                .open_bytes(noise(len * 4, source as u64 + 1))
-                .unwrap()
-        };
-        let parts: Vec<Records> = self.lens.iter().enumerate().map(part).collect();
+        let parts: Vec<Records> = self
+            .lens
+            .iter()
+            .enumerate()
+            .map(|(source, len)| {
+                Records::builder(4)
+                    .open_bytes(noise(len * 4, source as u64 + 1))
+                    .unwrap()
+            })
+            .collect();
         Mix::scheduled(parts, self.segments.clone(), self.key)
             .unwrap()
             .epoch_len(self.epoch_len)

@@ -13,13 +13,14 @@ const EPOCHS: u64 = 3;
 
 /// The batches of all ranks together, by definition.
 fn all(run: &Run, cut: &Cut) -> Vec<Global> {
-    let of_rank = |rank| {
-        (0..EPOCHS)
-            .flat_map(|epoch| run.parts(cut, epoch, rank))
-            .collect()
-    };
     union(
-        &(0..cut.world).map(of_rank).collect::<Vec<_>>(),
+        &(0..cut.world)
+            .map(|rank| {
+                (0..EPOCHS)
+                    .flat_map(|epoch| run.parts(cut, epoch, rank))
+                    .collect()
+            })
+            .collect::<Vec<_>>(),
         run.naive.in_turn(),
     )
 }

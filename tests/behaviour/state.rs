@@ -782,12 +782,15 @@ fn options_that_change_ids_change_the_fingerprint() {
         2,
     );
     let crcs = Dir::new();
-    let checked = |option| {
-        Toy(records(), option as u64)
-            .checked(crcs.path("crc"))
-            .unwrap()
-    };
-    assert_options_count("checked", checked, 2);
+    assert_options_count(
+        "checked",
+        |option| {
+            Toy(records(), option as u64)
+                .checked(crcs.path("crc"))
+                .unwrap()
+        },
+        2,
+    );
     assert_options_count(
         "in memory",
         |option| Toy(records(), option as u64).in_memory().unwrap(),
@@ -795,42 +798,54 @@ fn options_that_change_ids_change_the_fingerprint() {
     );
 
     let classes = |option: i64| (0..10).map(|k| k % 3 + option).collect::<Vec<i64>>();
-    let labelled = |option| {
-        Records::builder(64)
-            .classes(classes(option as i64))
-            .open_bytes(bytes.clone())
-            .unwrap()
-    };
-    assert_options_count("labels", labelled, 2);
+    assert_options_count(
+        "labels",
+        |option| {
+            Records::builder(64)
+                .classes(classes(option as i64))
+                .open_bytes(bytes.clone())
+                .unwrap()
+        },
+        2,
+    );
     let lists: [&[u64]; 4] = [&[0, 1, 2], &[0, 2, 1], &[0, 1, 3], &[0, 1, 1]];
     assert_options_count(
         "subsets",
         |option| records().subset(lists[option]).unwrap(),
         4,
     );
-    let split = |option: usize| {
-        let (first, second) = records().split(0.5, option as u64 / 2).unwrap();
-        if option.is_multiple_of(2) {
-            first
-        } else {
-            second
-        }
-    };
-    assert_options_count("splits", split, 4);
-    let nested = |option| Toy(records(), option as u64).subset([1, 2]).unwrap();
-    assert_options_count("subsets of others", nested, 2);
+    assert_options_count(
+        "splits",
+        |option| {
+            let (first, second) = records().split(0.5, option as u64 / 2).unwrap();
+            if option.is_multiple_of(2) {
+                first
+            } else {
+                second
+            }
+        },
+        4,
+    );
+    assert_options_count(
+        "subsets of others",
+        |option| Toy(records(), option as u64).subset([1, 2]).unwrap(),
+        2,
+    );
     let parts: [[&[u64]; 2]; 3] = [[&[0, 1], &[2, 3]], [&[2, 3], &[0, 1]], [&[0], &[1, 2, 3]]];
-    let concat = |option: usize| {
-        Concat::new(parts[option].map(|ids| {
-            Records::builder(64)
-                .open_bytes(bytes.clone())
-                .unwrap()
-                .subset(ids)
-                .unwrap()
-        }))
-        .unwrap()
-    };
-    assert_options_count("parts", concat, 3);
+    assert_options_count(
+        "parts",
+        |option| {
+            Concat::new(parts[option].map(|ids| {
+                Records::builder(64)
+                    .open_bytes(bytes.clone())
+                    .unwrap()
+                    .subset(ids)
+                    .unwrap()
+            }))
+            .unwrap()
+        },
+        3,
+    );
 
     // 21 tokens of 2 bytes, and 20 behind a header of one: three windows each.
     let tokens = |option: usize| {
@@ -864,11 +879,14 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let text = |option: usize| ["caption", "name"][option];
     let example = fixtures.join("tfrecord/example.tfrecord");
-    let features = |option| {
-        let builder = TfRecord::builder().field(EncodedField::bytes("text"), text(option));
-        builder.index(false).open(&example).unwrap()
-    };
-    assert_options_count("features", features, 2);
+    assert_options_count(
+        "features",
+        |option| {
+            let builder = TfRecord::builder().field(EncodedField::bytes("text"), text(option));
+            builder.index(false).open(&example).unwrap()
+        },
+        2,
+    );
 
     let mut tar = Vec::new();
     for key in ["a", "b"] {
@@ -945,20 +963,23 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
 fn options_of_parquet_that_change_ids_change_the_fingerprint() {
     use feedline::dataset::{Nulls, Parquet};
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/plain.parquet");
-    let parquet = |option: usize| {
-        let columns = [["f0", "f1"], ["f1", "f0"], ["f0", "f1"]][option];
-        let nulls = if option == 2 {
-            Nulls::Zero
-        } else {
-            Nulls::Error
-        };
-        Parquet::builder()
-            .stack("x", &columns)
-            .nulls(nulls)
-            .open(&file)
-            .unwrap()
-    };
-    assert_options_count("columns and nulls", parquet, 3);
+    assert_options_count(
+        "columns and nulls",
+        |option| {
+            let columns = [["f0", "f1"], ["f1", "f0"], ["f0", "f1"]][option];
+            let nulls = if option == 2 {
+                Nulls::Zero
+            } else {
+                Nulls::Error
+            };
+            Parquet::builder()
+                .stack("x", &columns)
+                .nulls(nulls)
+                .open(&file)
+                .unwrap()
+        },
+        3,
+    );
     // The first two row groups of 60 rows, the second alone, and the third; their rows differ.
     let pruned = |range: (f64, f64)| {
         Parquet::builder()

@@ -103,7 +103,7 @@ fn linger() {
 
 #[test]
 fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
-    let child = || {
+    let Some(mut process) = start(&here!(), || {
         let stop = Stop::on_signals().unwrap();
         let clone = stop.clone();
         assert!(!stop.requested() && stop.signal().is_none());
@@ -111,8 +111,7 @@ fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
         wait_for(&stop);
         assert!(clone.requested());
         println!("{:?} {:?}", stop.signal(), clone.signal());
-    };
-    let Some(mut process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     process.answers(&[Number::TERM], "Some(Term) Some(Term)");
@@ -120,7 +119,7 @@ fn sigterm_sets_the_flag_of_every_clone_and_is_named() {
 
 #[test]
 fn a_request_of_the_program_does_not_hide_a_signal() {
-    let child = || {
+    let Some(mut process) = start(&here!(), || {
         let stop = Stop::on_signals().unwrap();
         stop.request();
         assert!(stop.requested() && stop.signal().is_none());
@@ -129,8 +128,7 @@ fn a_request_of_the_program_does_not_hide_a_signal() {
         ready();
         wait_for(&other);
         println!("{:?}", stop.signal());
-    };
-    let Some(mut process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     process.answers(&[Number::USR1], "Some(Usr1)");
@@ -138,7 +136,7 @@ fn a_request_of_the_program_does_not_hide_a_signal() {
 
 #[test]
 fn a_sigterm_after_repeated_sigusr1_counts_as_first() {
-    let child = || {
+    let Some(mut process) = start(&here!(), || {
         let stop = Stop::on_signals().unwrap();
         let term = Stop::on([Signal::Term]).unwrap();
         ready();
@@ -146,8 +144,7 @@ fn a_sigterm_after_repeated_sigusr1_counts_as_first() {
         println!("first {:?}, not {:?}", stop.signal(), term.signal());
         wait_for(&term);
         println!("still {:?}, now {:?}", stop.signal(), term.signal());
-    };
-    let Some(mut process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     process.send(Number::USR1);
@@ -160,15 +157,14 @@ fn a_sigterm_after_repeated_sigusr1_counts_as_first() {
 
 #[test]
 fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
-    let child = || {
+    let Some(mut process) = start(&here!(), || {
         let flags =
             [Signal::Term, Signal::Int, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
         ready();
         flags.iter().for_each(wait_for);
         println!("all came");
         linger();
-    };
-    let Some(mut process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     [Number::HUP, Number::TERM, Number::INT]
@@ -185,7 +181,7 @@ fn a_second_sigint_ends_the_process_and_no_other_signal_does() {
 
 #[test]
 fn asking_for_signals_twice_installs_one_handler() {
-    let child = || {
+    let Some(process) = start(&here!(), || {
         let stops = [
             Stop::on_signals().unwrap(),
             Stop::on_signals().unwrap(),
@@ -196,8 +192,7 @@ fn asking_for_signals_twice_installs_one_handler() {
         let late = Stop::on_signals().unwrap();
         println!("{} {:?}", late.requested(), late.signal());
         linger();
-    };
-    let Some(process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     process.send(Number::TERM);
@@ -206,15 +201,14 @@ fn asking_for_signals_twice_installs_one_handler() {
 
 #[test]
 fn the_signal_listed_first_is_named_of_several() {
-    let child = || {
+    let Some(mut process) = start(&here!(), || {
         let stop = Stop::on([Signal::Usr2, Signal::Usr1, Signal::Hup]).unwrap();
         let each =
             [Signal::Usr2, Signal::Usr1, Signal::Hup].map(|signal| Stop::on([signal]).unwrap());
         ready();
         each.iter().for_each(wait_for);
         println!("{:?}", stop.signal());
-    };
-    let Some(mut process) = start(&here!(), child) else {
+    }) else {
         return;
     };
     process.answers(&[Number::USR2, Number::USR1, Number::HUP], "Some(Usr2)");
@@ -222,13 +216,12 @@ fn the_signal_listed_first_is_named_of_several() {
 
 #[test]
 fn a_signal_without_a_handler_ends_the_process() {
-    let child = || {
-        let stop = Stop::new();
-        ready();
-        wait_for(&stop);
-    };
     for signal in [Number::TERM, Number::USR1] {
-        let Some(mut process) = start(&here!(), child) else {
+        let Some(mut process) = start(&here!(), || {
+            let stop = Stop::new();
+            ready();
+            wait_for(&stop);
+        }) else {
             return;
         };
         process.send(signal);
@@ -238,13 +231,12 @@ fn a_signal_without_a_handler_ends_the_process() {
 
 #[test]
 fn an_unrequested_signal_ends_the_process_at_once() {
-    let child = || {
-        let stop = Stop::on([Signal::Usr2]).unwrap();
-        ready();
-        wait_for(&stop);
-    };
     for signal in [Number::TERM, Number::USR1] {
-        let Some(mut process) = start(&here!(), child) else {
+        let Some(mut process) = start(&here!(), || {
+            let stop = Stop::on([Signal::Usr2]).unwrap();
+            ready();
+            wait_for(&stop);
+        }) else {
             return;
         };
         process.send(signal);

@@ -205,15 +205,17 @@ fn whole_permutations(family: Family) -> Scores {
 
 /// Where each element goes, over many seeds: every (position, index) cell of small domains.
 fn destinations(family: Family) -> Scores {
-    let score = |n: u64| {
-        let mut table = Table::new(n as usize, n as usize);
-        for seed in 0..1500 {
-            let get = family(n, seed);
-            (0..n).for_each(|position| table.add(position, get(position)));
-        }
-        (format!("destinations of {n}"), table.score(Some(n)))
-    };
-    [7, 16, 33, 64].into_iter().map(score).collect()
+    [7, 16, 33, 64]
+        .into_iter()
+        .map(|n| {
+            let mut table = Table::new(n as usize, n as usize);
+            for seed in 0..1500 {
+                let get = family(n, seed);
+                (0..n).for_each(|position| table.add(position, get(position)));
+            }
+            (format!("destinations of {n}"), table.score(Some(n)))
+        })
+        .collect()
 }
 
 /// Two entries of one permutation, over many seeds: are they independent, is their difference uniform? For pairs that

@@ -121,11 +121,12 @@ pub fn alone(test: &str) -> bool {
 /// [`MADE`].
 #[track_caller]
 pub fn in_parts(test: &str, parts: usize, told: impl Fn(usize) -> String) -> usize {
-    let run = |part| {
-        let mut command = process(test, told(part));
-        std::thread::spawn(move || command.output().unwrap())
-    };
-    let children: Vec<_> = (0..parts).map(run).collect();
+    let children: Vec<_> = (0..parts)
+        .map(|part| {
+            let mut command = process(test, told(part));
+            std::thread::spawn(move || command.output().unwrap())
+        })
+        .collect();
     let made = children.into_iter().enumerate().map(|(part, child)| {
         let Output {
             status,

@@ -367,11 +367,13 @@ impl Naive {
             Self::Indices {
                 ids,
                 shuffled: seed,
-            } => {
-                let earlier =
-                    |at: usize| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64;
-                shuffled((0..ids.len()).map(earlier).collect(), *seed, epoch)
-            }
+            } => shuffled(
+                (0..ids.len())
+                    .map(|at| ids[..at].iter().filter(|id| **id == ids[at]).count() as u64)
+                    .collect(),
+                *seed,
+                epoch,
+            ),
             Self::Sampler {
                 steps,
                 shuffled: seed,
@@ -471,12 +473,13 @@ pub fn row_bytes(batch: &Batch, row: usize) -> Vec<u8> {
 }
 
 pub fn part(batch: &Batch) -> Part {
-    let row = |row: usize| Sample {
-        id: batch.ids()[row],
-        status: batch.status()[row],
-        bytes: row_bytes(batch, row),
-    };
-    let rows = (0..batch.len()).map(row).collect();
+    let rows = (0..batch.len())
+        .map(|row| Sample {
+            id: batch.ids()[row],
+            status: batch.status()[row],
+            bytes: row_bytes(batch, row),
+        })
+        .collect();
     Part {
         epoch: batch.epoch(),
         index: batch.index(),

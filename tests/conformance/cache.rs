@@ -74,11 +74,13 @@ impl Bucket {
     /// Downloads of whole blocks since the last call. Reads that pass a slow disk are others: no record ends with a block.
     pub(crate) fn downloads(&self) -> u64 {
         let len = (RECORD * COUNT / 2) as u64;
-        let is_block =
-            |(first, end): (u64, u64)| first % BLOCK == 0 && end == (first + BLOCK).min(len);
         let log = self.server.take_log();
         log.iter()
-            .filter(|request| request.range.is_some_and(is_block))
+            .filter(|request| {
+                request.range.is_some_and(|(first, end)| {
+                    first % BLOCK == 0 && end == (first + BLOCK).min(len)
+                })
+            })
             .count() as u64
     }
 

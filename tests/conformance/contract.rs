@@ -135,10 +135,11 @@ fn wrappers_forget_nothing() {
                     "{what}"
                 );
             }
-            let chosen = |all: Vec<u64>| ids.iter().map(|id| all[*id as usize]).collect::<Vec<_>>();
             let known: Vec<_> = lengths(&dataset)
                 .into_iter()
-                .map(|lengths| lengths.map(chosen))
+                .map(|lengths| {
+                    lengths.map(|all| ids.iter().map(|id| all[*id as usize]).collect::<Vec<_>>())
+                })
                 .collect();
             assert_eq!(lengths(&wrapped), known, "{what}");
             assert_eq!(bytes_max(&wrapped), bytes_max(&dataset), "{what}");

@@ -160,17 +160,19 @@ fn image_cases() -> Vec<Case> {
         (fixture("420-large.jpg"), ErrorKind::Limit),
     ]
     .into();
-    let case_of = |(name, image, random): (&'static str, Image, bool)| Case {
-        good: good.clone(),
-        bad: bad.clone(),
-        ..case(
-            name,
-            image.limits(strict_limits),
-            EncodedField::image("image"),
-            random,
-        )
-    };
-    images.into_iter().map(case_of).collect()
+    images
+        .into_iter()
+        .map(|(name, image, random)| Case {
+            good: good.clone(),
+            bad: bad.clone(),
+            ..case(
+                name,
+                image.limits(strict_limits),
+                EncodedField::image("image"),
+                random,
+            )
+        })
+        .collect()
 }
 
 fn cases() -> Vec<Case> {

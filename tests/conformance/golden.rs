@@ -25,12 +25,15 @@ fn fixture(name: &str) -> PathBuf {
 
 /// The shard whose index and seek points are here.
 fn shard() -> Vec<u8> {
-    let member = |(number, name): (usize, &&str)| {
-        let picture = std::fs::read(fixture("images").join(name)).unwrap();
-        let class = tar_member(&format!("{number}.cls"), number.to_string().as_bytes());
-        [tar_member(&format!("{number}.jpg"), &picture), class].concat()
-    };
-    let members: Vec<Vec<u8>> = PICTURES.iter().enumerate().map(member).collect();
+    let members: Vec<Vec<u8>> = PICTURES
+        .iter()
+        .enumerate()
+        .map(|(number, name)| {
+            let picture = std::fs::read(fixture("images").join(name)).unwrap();
+            let class = tar_member(&format!("{number}.cls"), number.to_string().as_bytes());
+            [tar_member(&format!("{number}.jpg"), &picture), class].concat()
+        })
+        .collect();
     [members.concat(), vec![0; 1024]].concat()
 }
 

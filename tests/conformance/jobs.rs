@@ -123,12 +123,13 @@ fn whole_output_is_skipped_and_damaged_output_made_again() {
         "another bit has no other length"
     );
     let mut again = Vec::new();
-    let watch = |event: Event<'_>| {
-        if let Event::Again(task) = event {
-            again.push(task);
-        }
-    };
-    let ran = plan.run(&Tasks::all(), 1, &Stop::new(), watch).unwrap();
+    let ran = plan
+        .run(&Tasks::all(), 1, &Stop::new(), |event| {
+            if let Event::Again(task) = event {
+                again.push(task);
+            }
+        })
+        .unwrap();
     assert_eq!((ran.done, ran.skipped), (5, 0));
     assert_eq!(
         again,
@@ -261,12 +262,13 @@ fn a_changed_input_fails_its_task_and_no_other() {
         .set_modified(std::time::SystemTime::UNIX_EPOCH)
         .unwrap();
     let mut failed = Vec::new();
-    let watch = |event: Event<'_>| {
-        if let Event::Failed(task, error) = event {
-            failed.push((task, error.kind(), error.site().path.clone().unwrap()));
-        }
-    };
-    let ran = plan.run(&Tasks::all(), 1, &Stop::new(), watch).unwrap();
+    let ran = plan
+        .run(&Tasks::all(), 1, &Stop::new(), |event| {
+            if let Event::Failed(task, error) = event {
+                failed.push((task, error.kind(), error.site().path.clone().unwrap()));
+            }
+        })
+        .unwrap();
     assert_eq!((ran.done, ran.failed), (7, 3));
     let path = |class: &str| {
         from.join(class)
@@ -324,12 +326,13 @@ fn a_stop_leaves_nothing_of_the_unfinished_task() {
         .plan(folder(&dir, 400), dir.path("out"), 2)
         .unwrap();
     let stop = Stop::new();
-    let watch = |event: Event<'_>| {
-        if matches!(event, Event::Inputs { task: 1, .. }) {
-            stop.request();
-        }
-    };
-    let ran = plan.run(&Tasks::all(), 2, &stop, watch).unwrap();
+    let ran = plan
+        .run(&Tasks::all(), 2, &stop, |event| {
+            if matches!(event, Event::Inputs { task: 1, .. }) {
+                stop.request();
+            }
+        })
+        .unwrap();
     assert_eq!((ran.done, ran.stopped), (1, true));
     let names = content(&dir.path("out"))
         .into_keys()
@@ -378,9 +381,13 @@ fn wrong_plans_are_refused() {
             "{error}"
         );
     }
-    let none = |_: u64, _: &[PathBuf]| unreachable!("a plan of shards");
     let error = plan
-        .run_files(&Tasks::all(), &Stop::new(), |_| {}, none)
+        .run_files(
+            &Tasks::all(),
+            &Stop::new(),
+            |_| {},
+            |_, _| unreachable!("a plan of shards"),
+        )
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
 }
@@ -434,16 +441,15 @@ fn files_are_worked_on_once_each_and_in_order() {
     );
     let mut seen = Vec::new();
     for task in [3, 1, 0, 2] {
-        let work = |first: u64, files: &[PathBuf]| {
-            assert_eq!(files.len(), 1);
-            seen.push((first, files[0].clone()));
-            verified(&Tar::open(&files[0])?)
-        };
         plan.run_files(
             &Tasks::list(&task.to_string()).unwrap(),
             &Stop::new(),
             |_| {},
-            work,
+            |first, files| {
+                assert_eq!(files.len(), 1);
+                seen.push((first, files[0].clone()));
+                verified(&Tar::open(&files[0])?)
+            },
         )
         .unwrap();
     }
@@ -472,16 +478,20 @@ fn pictures_are_worked_on_together() {
     std::fs::write(from.join("class1/0123.jpg"), b"no picture").unwrap();
     let plan = Plan::of_pictures(&from, "", dir.path("out"), 1).unwrap();
     let mut firsts = Vec::new();
-    let work = |first: u64, files: &[PathBuf]| {
-        firsts.push((first, files.len()));
-        let images = Images::open_files(files)?;
-        let decoder = feedline::decode::Image::resize(8, 8);
-        Verify::new()
-            .decode_field("image", decoder)
-            .run(&images, |_| ControlFlow::Continue(()))
-    };
-    plan.run_files(&Tasks::all(), &Stop::new(), |_| {}, work)
-        .unwrap();
+    plan.run_files(
+        &Tasks::all(),
+        &Stop::new(),
+        |_| {},
+        |first, files| {
+            firsts.push((first, files.len()));
+            let images = Images::open_files(files)?;
+            let decoder = feedline::decode::Image::resize(8, 8);
+            Verify::new()
+                .decode_field("image", decoder)
+                .run(&images, |_| ControlFlow::Continue(()))
+        },
+    )
+    .unwrap();
     assert_eq!(firsts, [(0, 1024), (1024, 476)]);
     let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.samples, finished.damaged), (1500, 1));
@@ -496,17 +506,21 @@ fn pictures_are_worked_on_together() {
 fn damage_in_every_file_is_a_result() {
     let dir = Dir::new();
     let plan = Plan::of_pictures(folder(&dir, 1), "", dir.path("out"), 3).unwrap();
-    let work = |_: u64, _: &[PathBuf]| {
-        Ok((
-            Verified {
-                damaged: 1,
-                ..Verified::default()
-            },
-            vec![Error::user("bad")],
-        ))
-    };
-    plan.run_files(&Tasks::all(), &Stop::new(), |_| {}, work)
-        .unwrap();
+    plan.run_files(
+        &Tasks::all(),
+        &Stop::new(),
+        |_| {},
+        |_, _| {
+            Ok((
+                Verified {
+                    damaged: 1,
+                    ..Verified::default()
+                },
+                vec![Error::user("bad")],
+            ))
+        },
+    )
+    .unwrap();
     let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!((finished.samples, finished.damaged), (0, 3));
     assert_eq!(
@@ -542,18 +556,22 @@ fn two_calls_of_finish_do_not_mix() {
 fn an_error_of_the_work_fails_its_task() {
     let dir = Dir::new();
     let plan = Plan::of_pictures(folder(&dir, 3), "", dir.path("out"), 3).unwrap();
-    let work = |first: u64, _: &[PathBuf]| match first {
-        3 => Err(Error::user("no")),
-        _ => Ok((
-            Verified {
-                samples: 1,
-                ..Verified::default()
-            },
-            Vec::new(),
-        )),
-    };
     let ran = plan
-        .run_files(&Tasks::all(), &Stop::new(), |_| {}, work)
+        .run_files(
+            &Tasks::all(),
+            &Stop::new(),
+            |_| {},
+            |first, _| match first {
+                3 => Err(Error::user("no")),
+                _ => Ok((
+                    Verified {
+                        samples: 1,
+                        ..Verified::default()
+                    },
+                    Vec::new(),
+                )),
+            },
+        )
         .unwrap();
     assert_eq!((ran.done, ran.failed), (2, 1));
     assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "1");

@@ -57,12 +57,16 @@ fn unit(field: &EncodedField) -> usize {
 /// Lengths of every field, by a naive pass.
 fn naive(dataset: &dyn Dataset) -> Vec<Vec<u64>> {
     let rows = rows(dataset);
-    let of = |(number, field)| {
-        rows.iter()
-            .map(|row| (row[number] / unit(field)) as u64)
-            .collect()
-    };
-    dataset.schema().iter().enumerate().map(of).collect()
+    dataset
+        .schema()
+        .iter()
+        .enumerate()
+        .map(|(number, field)| {
+            rows.iter()
+                .map(|row| (row[number] / unit(field)) as u64)
+                .collect()
+        })
+        .collect()
 }
 
 fn lengths(dataset: &Any) -> Vec<Option<Vec<u64>>> {

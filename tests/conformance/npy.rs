@@ -587,8 +587,9 @@ fn a_damaged_npz_archive_never_changes_samples_silently() {
     let bytes = std::fs::read(npy("unet-0.npz")).unwrap();
     dir.write("a.npz", &bytes);
     for verify in [false, true] {
-        let look = || seen(Npz::builder().verify(verify).open(dir.path("a.npz")));
-        let (cuts, flips) = sweep(&dir, "a.npz", 0..bytes.len(), look);
+        let (cuts, flips) = sweep(&dir, "a.npz", 0..bytes.len(), || {
+            seen(Npz::builder().verify(verify).open(dir.path("a.npz")))
+        });
         assert_eq!(
             (cuts.refused, cuts.structure.len()),
             (bytes.len(), 0),

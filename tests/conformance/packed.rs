@@ -29,10 +29,10 @@ struct Documents {
 const PADDING: u32 = u32::MAX;
 
 fn bytes(lens: &[u64]) -> Vec<u8> {
-    let tokens = |(document, len): (usize, &u64)| {
-        (0..*len).flat_map(move |at| token(document, at).to_ne_bytes())
-    };
-    lens.iter().enumerate().flat_map(tokens).collect()
+    lens.iter()
+        .enumerate()
+        .flat_map(|(document, len)| (0..*len).flat_map(move |at| token(document, at).to_ne_bytes()))
+        .collect()
 }
 
 fn token(document: usize, at: u64) -> u32 {
@@ -226,14 +226,16 @@ fn loaded(got: &Got) -> Vec<Vec<Run>> {
 
 /// The parts of documents that the rows must have, sorted.
 fn expected(lens: &[u64], room: u64, cut: bool) -> Vec<Run> {
-    let parts = |(document, len): (usize, &u64)| {
-        let len = if cut { (*len).min(room) } else { *len };
-        (0..len)
-            .step_by(room as usize)
-            .map(move |from| (document, from..(from + room).min(len)))
-            .collect::<Vec<_>>()
-    };
-    lens.iter().enumerate().flat_map(parts).collect()
+    lens.iter()
+        .enumerate()
+        .flat_map(|(document, len)| {
+            let len = if cut { (*len).min(room) } else { *len };
+            (0..len)
+                .step_by(room as usize)
+                .map(move |from| (document, from..(from + room).min(len)))
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 fn sorted(rows: &[Vec<Run>]) -> Vec<Run> {

@@ -430,12 +430,14 @@ fn files_over_the_descriptor_budget_are_opened_for_each_read() {
         .map(|index| scratch.file(&format!("{index}"), 100 + index))
         .collect();
     let sources = sources(&paths);
-    let whole = |source| Extent {
-        source,
-        offset: 10,
-        len: sources.len_of(source) - 10,
-    };
-    let mut extents: Vec<_> = sources.ids().map(whole).collect();
+    let mut extents: Vec<_> = sources
+        .ids()
+        .map(|source| Extent {
+            source,
+            offset: 10,
+            len: sources.len_of(source) - 10,
+        })
+        .collect();
     let ring = ring(8 << 20);
     for (name, mut options) in all_readers() {
         if options.fds.is_none() {
@@ -813,12 +815,13 @@ fn a_cancelled_reader_completes_everything_and_reads_on() {
     let scratch = Scratch::new("cancel");
     let sources = sources(&[scratch.file("a", 4 << 20)]);
     let ring = ring(8 << 20);
-    let part = |index: u64| Extent {
-        source: id(&sources, 0),
-        offset: index << 16,
-        len: 1 << 16,
-    };
-    let extents: Vec<_> = (0..64).map(part).collect();
+    let extents: Vec<_> = (0..64)
+        .map(|index| Extent {
+            source: id(&sources, 0),
+            offset: index << 16,
+            len: 1 << 16,
+        })
+        .collect();
     for (name, mut options) in all_readers() {
         options.depth = Some(64);
         for sent in [false, true] {
@@ -889,15 +892,17 @@ fn an_empty_reader_moves_to_another_thread() {
             let extents = &extents;
             let ring = &ring;
             reader = std::thread::scope(|scope| {
-                let work = move || {
-                    assert!(
-                        read_all(&mut *reader, ring, extents)
-                            .iter()
-                            .all(Result::is_ok)
-                    );
-                    reader
-                };
-                scope.spawn(work).join().unwrap()
+                scope
+                    .spawn(move || {
+                        assert!(
+                            read_all(&mut *reader, ring, extents)
+                                .iter()
+                                .all(Result::is_ok)
+                        );
+                        reader
+                    })
+                    .join()
+                    .unwrap()
             });
         }
         assert_eq!(reader.stats().failed, 0, "{name}");
@@ -1157,11 +1162,12 @@ fn a_file_that_refuses_o_direct_later_is_read_buffered() {
         return eprintln!("skipped: no {}", path.display());
     };
     let scratch = Scratch::new("fallback");
-    let in_folder = |index: usize| {
-        std::fs::create_dir(scratch.0.join(index.to_string())).unwrap();
-        scratch.file(&format!("{index}/a"), 5000)
-    };
-    let mut paths: Vec<_> = (0..64).map(in_folder).collect();
+    let mut paths: Vec<_> = (0..64)
+        .map(|index| {
+            std::fs::create_dir(scratch.0.join(index.to_string())).unwrap();
+            scratch.file(&format!("{index}/a"), 5000)
+        })
+        .collect();
     paths.push(path.to_path_buf());
     let sources = sources(&paths);
     if sources.len_of(id(&sources, 64)) != bytes.len() as u64 {

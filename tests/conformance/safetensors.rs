@@ -14,13 +14,14 @@ fn file(name: &str) -> std::path::PathBuf {
 /// Row by row, the fields in this order.
 fn rows(cases: &[Case], names: &[&str]) -> Vec<Row> {
     let find = |name: &str| cases.iter().find(|case| case.member == name).unwrap();
-    let row = |row| {
-        names
-            .iter()
-            .flat_map(|name| one(name, &find(name).row(row)))
-            .collect()
-    };
-    (0..find(names[0]).shape[0]).map(row).collect()
+    (0..find(names[0]).shape[0])
+        .map(|row| {
+            names
+                .iter()
+                .flat_map(|name| one(name, &find(name).row(row)))
+                .collect()
+        })
+        .collect()
 }
 
 fn names(dataset: &SafeTensors) -> Vec<String> {
@@ -215,14 +216,13 @@ fn damaged_headers_never_change_samples_silently() {
     // bf16 [5, 2], half [5], f8 [5, 3], label [5] of 8 bytes.
     let data = 5 * 2 * 2 + 5 * 2 + 5 * 3 + 5 * 8;
     assert_eq!(bytes.len() - header, data);
-    let look = || {
+    let (cuts, flips) = sweep(&dir, "a.safetensors", 0..bytes.len(), || {
         seen(
             SafeTensors::builder()
                 .tensors(names)
                 .open(dir.path("a.safetensors")),
         )
-    };
-    let (cuts, flips) = sweep(&dir, "a.safetensors", 0..bytes.len(), look);
+    });
     assert_eq!(cuts.refused, bytes.len(), "{cuts:?}");
     assert!(flips.structure.is_empty(), "{:?}", flips.structure);
     // The data has no checksum.

@@ -84,16 +84,18 @@ fn concatenations_nest_and_empty_parts_take_no_ids() {
         .split(0.0, 1)
         .unwrap();
     assert_eq!((none.len(), all.len()), (0, 1));
-    let open = || {
-        let inner: Any = Arc::new(Concat::new(datasets[..2].to_vec())?);
-        Concat::new([
-            inner,
-            Arc::new(none.clone()) as Any,
-            datasets[2].clone(),
-            Arc::new(all.clone()) as Any,
-        ])
-    };
-    check(open, &[rows, vec![one("x", &[9; 6])]].concat());
+    check(
+        || {
+            let inner: Any = Arc::new(Concat::new(datasets[..2].to_vec())?);
+            Concat::new([
+                inner,
+                Arc::new(none.clone()) as Any,
+                datasets[2].clone(),
+                Arc::new(all.clone()) as Any,
+            ])
+        },
+        &[rows, vec![one("x", &[9; 6])]].concat(),
+    );
 }
 
 #[test]
@@ -361,9 +363,10 @@ mod chunked {
                         "{name}: sample {id}"
                     );
                 }
-                let ids = |place: u64| mix.id(place / 100, place % 100);
                 let mut found: Vec<u64> = found.iter().map(|(id, _)| *id).collect();
-                let mut right: Vec<u64> = (0..300).map(ids).collect();
+                let mut right: Vec<u64> = (0..300)
+                    .map(|place| mix.id(place / 100, place % 100))
+                    .collect();
                 found.sort_unstable();
                 right.sort_unstable();
                 assert_eq!(found, right, "{name}, {world} ranks");
@@ -395,16 +398,18 @@ mod chunked {
 
 /// Datasets of these numbers of bytes; each byte is a sample.
 fn bytes(lens: &[usize]) -> Vec<Records> {
-    let one = |(part, len): (usize, &usize)| {
-        Records::builder(1)
-            .open_bytes(
-                (0..*len)
-                    .map(|at| (part * 50 + at) as u8)
-                    .collect::<Vec<_>>(),
-            )
-            .unwrap()
-    };
-    lens.iter().enumerate().map(one).collect()
+    lens.iter()
+        .enumerate()
+        .map(|(part, len)| {
+            Records::builder(1)
+                .open_bytes(
+                    (0..*len)
+                        .map(|at| (part * 50 + at) as u8)
+                        .collect::<Vec<_>>(),
+                )
+                .unwrap()
+        })
+        .collect()
 }
 
 fn mix(sources: &[(usize, f64)], key: u64) -> Result<Mix> {
@@ -520,21 +525,22 @@ struct Walked {
 fn walk(mix: &Mix, positions: std::ops::Range<u64>, walked: &mut Vec<Walked>) -> Vec<u64> {
     let len = Sampler::len(mix);
     walked.resize_with(mix.dataset().parts(), Walked::default);
-    let step = |position: u64| {
-        let id = mix.id(position / len, position % len);
-        let (source, local) = mix.dataset().origin(id);
-        let (source, samples) = (&mut walked[source], mix.dataset().ids_of(source));
-        assert!(
-            source.pass.insert(local),
-            "sample {local} of {samples:?} again in a pass, at position {position}"
-        );
-        source.drawn += 1;
-        if source.pass.len() as u64 == samples.end - samples.start {
-            source.pass.clear();
-        }
-        id
-    };
-    positions.map(step).collect()
+    positions
+        .map(|position| {
+            let id = mix.id(position / len, position % len);
+            let (source, local) = mix.dataset().origin(id);
+            let (source, samples) = (&mut walked[source], mix.dataset().ids_of(source));
+            assert!(
+                source.pass.insert(local),
+                "sample {local} of {samples:?} again in a pass, at position {position}"
+            );
+            source.drawn += 1;
+            if source.pass.len() as u64 == samples.end - samples.start {
+                source.pass.clear();
+            }
+            id
+        })
+        .collect()
 }
 
 #[test]
@@ -720,19 +726,21 @@ fn impossible_mixes_are_refused() {
 #[test]
 fn the_fixtures_of_two_formats_are_one_dataset() {
     let flat = &cases("tokens", "flat.bin")[0].bytes;
-    let open = || {
-        let file: Any = Arc::new(
-            Tokens::builder(DType::U16)
-                .window(10)
-                .open(fixture("tokens").join("flat.bin"))?,
-        );
-        let memory: Any = Arc::new(
-            Tokens::builder(DType::U16)
-                .window(10)
-                .open_bytes(flat.clone())?,
-        );
-        Concat::new([memory, file])
-    };
     let rows: Vec<Row> = flat.chunks(20).map(|bytes| one("tokens", bytes)).collect();
-    check(open, &[rows.clone(), rows].concat());
+    check(
+        || {
+            let file: Any = Arc::new(
+                Tokens::builder(DType::U16)
+                    .window(10)
+                    .open(fixture("tokens").join("flat.bin"))?,
+            );
+            let memory: Any = Arc::new(
+                Tokens::builder(DType::U16)
+                    .window(10)
+                    .open_bytes(flat.clone())?,
+            );
+            Concat::new([memory, file])
+        },
+        &[rows.clone(), rows].concat(),
+    );
 }

@@ -176,17 +176,16 @@ fn judge(out: &Outcome, failure: Failure, left: u64, counted: u64) {
 /// Makes every failure of this part; gives their number.
 fn calls_that_fail(part: usize) -> usize {
     let calls = lives([None].into_iter())[0];
-    let failure = |call: u64| {
-        let (code, after) = CODES[call as usize % CODES.len()];
-        Some((call, code, after != After::Works))
-    };
     // A few more, since threads are not always in the same order.
     lives(
         (0..calls + 10)
             .step_by(sweep::size(8, 1, 1))
             .skip(part)
             .step_by(PARTS)
-            .map(failure),
+            .map(|call| {
+                let (code, after) = CODES[call as usize % CODES.len()];
+                Some((call, code, after != After::Works))
+            }),
     )
     .len()
 }

@@ -238,11 +238,12 @@ fn transforms_see_bytes_before_they_become_floats() {
             flip: 0.0,
             normal: true,
         };
-        let invert = |byte: &mut u8| *byte = 255 - *byte;
         let map = |builder: LoaderBuilder| {
             builder.map(move |row, _| {
                 let image = row.index_of("image")?;
-                row.slice_mut::<u8>(image)?.iter_mut().for_each(invert);
+                row.slice_mut::<u8>(image)?
+                    .iter_mut()
+                    .for_each(|byte| *byte = 255 - *byte);
                 Ok(())
             })
         };

@@ -207,13 +207,12 @@ fn samples_that_decoders_refuse_are_substituted() {
     let dir = Dir::new();
     let dataset = Files::new(&dir, 50);
     let bad = BTreeSet::from([3, 4, 5, 29]);
-    let map = |row: &mut feedline::Row<'_>, ctx: &mut feedline::decode::Ctx<'_>| match ctx.id() {
+    let loader = build(files(&dataset).map(|row, ctx| match ctx.id() {
         3 | 4 => Err(Error::user("not this one")),
         5 => panic!("nor this"),
         29 => row.copy_from(0, &[1]),
         _ => Ok(()),
-    };
-    let loader = build(files(&dataset).map(map));
+    }));
     let mut stand_ins = Vec::new();
     for epoch in 0..3 {
         let got = deliver(&loader, epoch).unwrap();

@@ -33,13 +33,12 @@ fn told(error: &Error) -> String {
 fn a_redirect_of_an_http_server_is_followed() {
     let (server, bytes) = server();
     server.put("bucket/b.bin", bytes.clone());
-    let away = |request: &Request| {
+    server.script(|request| {
         request
             .path
             .ends_with("/a.bin")
             .then(|| Fault::Redirect("/bucket/b.bin?token=do-not-show-me".into()))
-    };
-    server.script(away);
+    });
     let records = opened(&server.http("a.bin")).unwrap();
     assert_eq!(records.len(), COUNT as u64);
     let loader = Loader::builder(records).batch_size(COUNT).build().unwrap();

@@ -231,9 +231,10 @@ impl Place {
         cache: Option<&Cache>,
     ) -> Result<bool> {
         let found = rows(dataset, cell.order(), cache)?;
-        let is_right =
-            |(id, row): &(u64, Vec<u8>)| *row == self.records[*id as usize * RECORD..][..RECORD];
-        Ok(found.len() == COUNT && found.iter().all(is_right))
+        Ok(found.len() == COUNT
+            && found
+                .iter()
+                .all(|(id, row)| *row == self.records[*id as usize * RECORD..][..RECORD]))
     }
 }
 
@@ -289,8 +290,10 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
         (cell.kept != Kept::Nowhere).then(|| Cache::at(dir.path("cache")).block_bytes(BLOCK));
     place.server.script(|_| None);
     if let (Kept::Warm, Some(cache)) = (cell.kept, &cache) {
-        let warm = || cache.warm(place.records()?.sources(), |_| ControlFlow::Continue(()));
-        while honest(warm).missing() > 0 {}
+        while honest(|| cache.warm(place.records()?.sources(), |_| ControlFlow::Continue(())))
+            .missing()
+            > 0
+        {}
     }
     let judge = |done: Result<bool>| match done {
         Ok(true) => Ok(()),
@@ -301,8 +304,9 @@ fn run(place: &Place, cell: &Cell, dir: &Dir) -> Result<(), String> {
     let together = Barrier::new(4);
     let done = match cell.kept {
         Kept::Shared if cell.work == Work::Samples => std::thread::scope(|scope| {
-            let work = || place.work(cell, cache.as_ref(), dir, &together);
-            let all: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+            let all: Vec<_> = (0..4)
+                .map(|_| scope.spawn(|| place.work(cell, cache.as_ref(), dir, &together)))
+                .collect();
             all.into_iter()
                 .try_for_each(|one| judge(one.join().map_err(|_| "a panic")?))
         }),

@@ -77,13 +77,15 @@ fn is_empty(folder: &Path) -> bool {
 fn verdicts(json: &Path) -> BTreeMap<(String, String), (String, String)> {
     let lines: Vec<Value> = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
     let text = |line: &Value, name: &str| line[name].as_str().unwrap().to_string();
-    let row = |line: &Value| {
-        (
-            (text(line, "scenario"), text(line, "policy")),
-            (text(line, "verdict"), text(line, "summary")),
-        )
-    };
-    lines.iter().map(row).collect()
+    lines
+        .iter()
+        .map(|line| {
+            (
+                (text(line, "scenario"), text(line, "policy")),
+                (text(line, "verdict"), text(line, "summary")),
+            )
+        })
+        .collect()
 }
 
 fn printed(output: &Output) -> String {
@@ -453,13 +455,16 @@ fn copied(dir: &Dir, path: &Path) -> Result<Vec<String>, String> {
     let copy = copy::Copy::make(&args.source, &dir.path("work"), 1000, None, &stop)
         .map_err(|error| error.to_string())?;
     copy.renew().unwrap();
-    let name = |path: PathBuf| {
-        path.strip_prefix(copy.work().join("data"))
-            .unwrap()
-            .display()
-            .to_string()
-    };
-    Ok(copy.files().into_iter().map(name).collect())
+    Ok(copy
+        .files()
+        .into_iter()
+        .map(|path| {
+            path.strip_prefix(copy.work().join("data"))
+                .unwrap()
+                .display()
+                .to_string()
+        })
+        .collect())
 }
 
 #[derive(clap::Parser)]

@@ -40,14 +40,17 @@ fn sizes(ctx: &Ctx) -> (usize, usize) {
 
 /// Batches that a thread of its own takes, binds to a stream and drops.
 fn pulled(loader: &mut Puller, stream: &Stream) -> Result<(), String> {
-    let pull = || {
-        (0..BATCHES).try_for_each(|_| {
-            let batch = loader.next()?;
-            batch.bind(stream).map_err(words)
-        })
-    };
-    std::thread::scope(|scope| scope.spawn(pull).join())
-        .map_err(|_| "the pulling thread panicked")?
+    std::thread::scope(|scope| {
+        scope
+            .spawn(|| {
+                (0..BATCHES).try_for_each(|_| {
+                    let batch = loader.next()?;
+                    batch.bind(stream).map_err(words)
+                })
+            })
+            .join()
+    })
+    .map_err(|_| "the pulling thread panicked")?
 }
 
 fn beside(ctx: &Ctx, gpu: &Gpu, mode: Captures) -> Result<String, String> {
@@ -69,13 +72,16 @@ fn built(ctx: &Ctx, gpu: &Gpu) -> Result<String, String> {
     let sizes = sizes(ctx);
     gpu.capture(&captured, Captures::Global, || {
         gpu.spin(&captured, Duration::from_millis(1))?;
-        let build = || {
-            let mut loader = puller(sizes)?;
-            let batch = loader.next()?;
-            batch.bind(Stream::legacy()).map_err(words)
-        };
-        std::thread::scope(|scope| scope.spawn(build).join())
-            .map_err(|_| "the building thread panicked")?
+        std::thread::scope(|scope| {
+            scope
+                .spawn(|| {
+                    let mut loader = puller(sizes)?;
+                    let batch = loader.next()?;
+                    batch.bind(Stream::legacy()).map_err(words)
+                })
+                .join()
+        })
+        .map_err(|_| "the building thread panicked")?
     })?;
     let mut loader = puller(sizes)?;
     right(&loader.next()?)?;

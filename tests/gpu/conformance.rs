@@ -346,20 +346,23 @@ impl Case<'_> {
         let mut tally = Tally::default();
         for keep in keeps.into_iter().step_by(self.thin(3)) {
             for last in ALL_LAST.into_iter().step_by(self.thin(2)) {
-                let make = || {
-                    let builder = mixed(41)
-                        .order(Order::shuffled(5))
-                        .batch_size(6)
-                        .last_batch(last);
-                    if keep.is_empty() {
-                        builder
-                    } else {
-                        builder.keep(keep.iter().copied())
-                    }
-                };
                 tally.add(
-                    self.same(make, 1, last == LastBatch::Pad)
-                        .map_err(|error| format!("{keep:?}: {error}"))?,
+                    self.same(
+                        || {
+                            let builder = mixed(41)
+                                .order(Order::shuffled(5))
+                                .batch_size(6)
+                                .last_batch(last);
+                            if keep.is_empty() {
+                                builder
+                            } else {
+                                builder.keep(keep.iter().copied())
+                            }
+                        },
+                        1,
+                        last == LastBatch::Pad,
+                    )
+                    .map_err(|error| format!("{keep:?}: {error}"))?,
                 );
             }
         }
@@ -547,13 +550,11 @@ impl Case<'_> {
                     }
                     let flip = [0.0, 0.5, 1.0][at % 3];
                     let finish = finish(dtype, channels, first, flip);
-                    let make = || pictures([height, width, channels], finish.clone());
-                    let said = |error| {
+                    tally.add(self.same(|| pictures([height, width, channels], finish.clone()), 2, false).map_err(|error| {
                         format!(
                             "{dtype} {height}×{width}×{channels}, first {first}, flip {flip}: {error}"
                         )
-                    };
-                    tally.add(self.same(make, 2, false).map_err(said)?);
+                    })?);
                 }
             }
         }
@@ -942,17 +943,19 @@ fn pictures([height, width, channels]: [usize; 3], finish: Finish) -> LoaderBuil
 fn head(expected: &Batch, got: &Batch) -> Result<(), String> {
     let numbers = |batch: &Batch| (batch.epoch(), batch.index(), batch.len(), batch.valid());
     let fields = |batch: &Batch| -> Vec<_> {
-        let of = |field: FieldView<'_>| {
-            let lens = field.lens().map(<[u64]>::to_vec);
-            (
-                field.name().to_string(),
-                field.dtype(),
-                field.shape(),
-                field.strides(),
-                lens,
-            )
-        };
-        batch.fields().map(of).collect()
+        batch
+            .fields()
+            .map(|field| {
+                let lens = field.lens().map(<[u64]>::to_vec);
+                (
+                    field.name().to_string(),
+                    field.dtype(),
+                    field.shape(),
+                    field.strides(),
+                    lens,
+                )
+            })
+            .collect()
     };
     let same = numbers(expected) == numbers(got)
         && (expected.ids(), expected.status()) == (got.ids(), got.status())

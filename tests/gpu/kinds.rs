@@ -36,12 +36,14 @@ fn of_sizes() -> Vec<Kind> {
         (5, 150_528),
     ] {
         for rows in [1, 7, 64] {
-            let make = move || {
-                numbers(count, record)
-                    .order(Order::shuffled(3))
-                    .batch_size(rows)
-            };
-            kinds.push(kind(format!("{count} × {record}, batches of {rows}"), make));
+            kinds.push(kind(
+                format!("{count} × {record}, batches of {rows}"),
+                move || {
+                    numbers(count, record)
+                        .order(Order::shuffled(3))
+                        .batch_size(rows)
+                },
+            ));
         }
     }
     kinds
@@ -87,8 +89,10 @@ fn kept() -> Vec<Kind> {
                 make,
             ));
             if keep.contains(&"ragged") && last == LastBatch::Keep {
-                let make = move || make().ragged("ragged", None);
-                kinds.push(kind(format!("{keep:?} of batches of {rows}, ragged"), make));
+                kinds.push(kind(
+                    format!("{keep:?} of batches of {rows}, ragged"),
+                    move || make().ragged("ragged", None),
+                ));
             }
         }
     }
@@ -101,21 +105,19 @@ fn parts_of_orders() -> Vec<Kind> {
     let mut kinds = Vec::new();
     for last in ALL_LAST {
         for record in [24, 9000] {
-            let make = move || {
+            kinds.push(kind(format!("53 × {record}, {last:?}"), move || {
                 numbers(53, record)
                     .order(Order::shuffled(9))
                     .batch_size(8)
                     .last_batch(last)
-            };
-            kinds.push(kind(format!("53 × {record}, {last:?}"), make));
+            }));
         }
     }
     for (rank, world) in [(0, 2), (1, 2), (0, 3), (1, 3), (2, 3)] {
-        let make = move || {
+        kinds.push(kind(format!("rank {rank} of {world}"), move || {
             let rank = Rank::new(rank, world).expect("below the world");
             all().global_batch(7).rank(rank).last_batch(LastBatch::Mask)
-        };
-        kinds.push(kind(format!("rank {rank} of {world}"), make));
+        }));
     }
     let first = all().batch_size(7).build().expect("a loader on the host");
     first

@@ -218,12 +218,14 @@ fn libcuda() -> Vec<String> {
     let paths = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| &line[at..]));
-    let named = |path: &&str| {
-        Path::new(path)
-            .file_name()
-            .is_some_and(|name| is_libcuda(&name.to_string_lossy()))
-    };
-    let found: BTreeSet<_> = paths.filter(named).map(String::from).collect();
+    let found: BTreeSet<_> = paths
+        .filter(|path| {
+            Path::new(path)
+                .file_name()
+                .is_some_and(|name| is_libcuda(&name.to_string_lossy()))
+        })
+        .map(String::from)
+        .collect();
     found.into_iter().collect()
 }
 
@@ -270,19 +272,20 @@ fn gds(ctx: &Ctx) {
     };
     ctx.note("kernel modules", loaded);
     ctx.note("nvidia-fs", text("/proc/driver/nvidia-fs/version"));
-    let there = |path: &str| {
-        format!(
-            "{path} {}",
-            if Path::new(path).exists() {
-                "is there"
-            } else {
-                "is not there"
-            }
-        )
-    };
     ctx.note(
         "files that cuFile wants",
-        ["/run/udev", "/dev/nvidia-fs0"].map(there).join(", "),
+        ["/run/udev", "/dev/nvidia-fs0"]
+            .map(|path| {
+                format!(
+                    "{path} {}",
+                    if Path::new(path).exists() {
+                        "is there"
+                    } else {
+                        "is not there"
+                    }
+                )
+            })
+            .join(", "),
     );
 }
 

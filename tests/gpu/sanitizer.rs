@@ -82,10 +82,10 @@ fn errors(text: &str) -> Option<u64> {
             .parse::<u64>()
             .ok()
     };
-    let of =
-        |line: &str| number(line, "ERROR SUMMARY:").or_else(|| number(line, "RACECHECK SUMMARY:"));
     text.lines()
-        .filter_map(of)
+        .filter_map(|line| {
+            number(line, "ERROR SUMMARY:").or_else(|| number(line, "RACECHECK SUMMARY:"))
+        })
         .reduce(|sum, more| sum.saturating_add(more))
 }
 

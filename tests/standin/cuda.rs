@@ -894,13 +894,16 @@ impl State {
         let Stream {
             legacy, context, ..
         } = self.streams[&id];
-        let waits = |of: &u64| {
-            self.streams
-                .get(of)
-                .is_some_and(|of| of.blocking && of.context == context)
-        };
         if legacy {
-            self.captures.keys().copied().filter(waits).collect()
+            self.captures
+                .keys()
+                .copied()
+                .filter(|of| {
+                    self.streams
+                        .get(of)
+                        .is_some_and(|of| of.blocking && of.context == context)
+                })
+                .collect()
         } else {
             Vec::new()
         }
@@ -2206,19 +2209,17 @@ impl State {
 
     /// Operations on the bytes that the host has not seen complete, though they may be.
     fn unobserved(&self, start: u64, len: u64) -> Vec<Arc<str>> {
-        let seen = |access: &&Access| {
-            self.host
-                .get(&access.stream)
-                .is_none_or(|seq| *seq < access.seq)
-        };
-        let meets = |access: &&Access| access.touch.start < start + len && start < access.touch.end;
         let ranges = self.memory.range(..start + len).map(|(_, range)| range);
         let history = ranges
             .filter(|range| range.start + range.len > start)
             .flat_map(|range| &range.history);
         history
-            .filter(meets)
-            .filter(seen)
+            .filter(|access| access.touch.start < start + len && start < access.touch.end)
+            .filter(|access| {
+                self.host
+                    .get(&access.stream)
+                    .is_none_or(|seq| *seq < access.seq)
+            })
             .map(|access| access.text.clone())
             .collect()
     }
@@ -2813,15 +2814,14 @@ pub extern "C" fn standin_executed() -> u64 {
 pub extern "C" fn standin_in_flight(at: Address, len: usize) -> usize {
     let s = Held::lock();
     let end = at.0.saturating_add(len as u64);
-    let meets = |op: &&Op| {
-        op.touches
-            .iter()
-            .any(|touch| touch.start < end && at.0 < touch.end)
-    };
     s.streams
         .values()
         .flat_map(|stream| &stream.queue)
-        .filter(meets)
+        .filter(|op| {
+            op.touches
+                .iter()
+                .any(|touch| touch.start < end && at.0 < touch.end)
+        })
         .count()
 }
 

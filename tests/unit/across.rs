@@ -168,16 +168,19 @@ impl Modelled {
 
 /// A job of these ranks, and its mean step.
 fn job(ranks: &[Rank], seed: u64) -> (Vec<Modelled>, f64) {
-    let modelled = |(number, rank): (usize, &Rank)| Modelled {
-        rank: *rank,
-        random: Random(1000 * seed + number as u64),
-        read_until: 0.0,
-        workers: vec![0.0; rank.workers],
-        asked: Vec::new(),
-        records: Vec::new(),
-        busy: [0.0; 3],
-    };
-    let mut all: Vec<Modelled> = ranks.iter().enumerate().map(modelled).collect();
+    let mut all: Vec<Modelled> = ranks
+        .iter()
+        .enumerate()
+        .map(|(number, rank)| Modelled {
+            rank: *rank,
+            random: Random(1000 * seed + number as u64),
+            read_until: 0.0,
+            workers: vec![0.0; rank.workers],
+            asked: Vec::new(),
+            records: Vec::new(),
+            busy: [0.0; 3],
+        })
+        .collect();
     let mut now = 0.0;
     for _ in 0..BATCHES {
         now = MS
@@ -296,9 +299,8 @@ fn late_ranks_are_named_with_their_cost_and_cause() {
             runs.extend(told);
         }
     }
-    let share =
-        |what: usize| runs.iter().filter(|told| told[what]).count() as f64 / runs.len() as f64;
-    let [ranks, cause, shares] = [0, 1, 2].map(share);
+    let [ranks, cause, shares] = [0, 1, 2]
+        .map(|what| runs.iter().filter(|told| told[what]).count() as f64 / runs.len() as f64);
     assert!(
         ranks >= 0.95 && cause >= 0.95 && shares >= 0.95,
         "{ranks:.3} {cause:.3} {shares:.3}\n{wrong}"

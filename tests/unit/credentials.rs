@@ -251,8 +251,10 @@ impl CredentialProvider for Provider {
 fn the_provider_of_the_library_is_kept_until_the_store_refuses() {
     run(async {
         let made = AtomicUsize::new(0);
-        let make = move || Ok(Arc::new(Provider(made.fetch_add(1, Ordering::SeqCst) + 1)) as _);
-        let source = Library::<usize>::new(make).unwrap();
+        let source = Library::<usize>::new(move || {
+            Ok(Arc::new(Provider(made.fetch_add(1, Ordering::SeqCst) + 1)) as _)
+        })
+        .unwrap();
         for (anew, value) in [(false, 1), (false, 1), (true, 2), (false, 2)] {
             assert_eq!(*source.get(anew).await.unwrap().value, value);
         }

@@ -548,12 +548,13 @@ fn the_process_driver_stays_open_while_in_use() {
     assert_eq!(counts(), none);
     // Threads that open and close repeatedly find it open, or reopen it after the close.
     std::thread::scope(|scope| {
-        let again = || {
-            (0..50).for_each(|_| {
-                assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.opened.stats), used)
-            })
-        };
-        (0..4).for_each(|_| drop(scope.spawn(again)));
+        (0..4).for_each(|_| {
+            drop(scope.spawn(|| {
+                (0..50).for_each(|_| {
+                    assert_eq!(CuFile::get().is_ok_and(|cufile| cufile.opened.stats), used)
+                })
+            }))
+        });
     });
     let (opens, closes, users) = counts();
     assert!(opens == closes && users == 0, "{opens} {closes} {users}");

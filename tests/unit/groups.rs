@@ -265,19 +265,18 @@ impl Case {
 
     /// All samples by group, each group in its order.
     fn line(&self, shuffle: &dyn Fn(usize, &str, usize) -> Vec<usize>) -> Vec<u64> {
-        let own = |group: usize| -> Vec<u64> {
-            let own: Vec<u64> = (0..)
-                .zip(&self.of)
-                .filter(|(_, of)| usize::from(**of) == group)
-                .map(|(id, _)| id)
-                .collect();
-            shuffle(own.len(), "samples", group)
-                .into_iter()
-                .map(|k| own[k])
-                .collect()
-        };
         (0..=usize::from(*self.of.iter().max().unwrap()))
-            .flat_map(own)
+            .flat_map(|group| -> Vec<u64> {
+                let own: Vec<u64> = (0..)
+                    .zip(&self.of)
+                    .filter(|(_, of)| usize::from(**of) == group)
+                    .map(|(id, _)| id)
+                    .collect();
+                shuffle(own.len(), "samples", group)
+                    .into_iter()
+                    .map(|k| own[k])
+                    .collect()
+            })
             .collect()
     }
 }
@@ -681,8 +680,9 @@ fn padding(lengths: &[u64], bounds: &[u64]) -> f64 {
 fn length_groups_save_most_of_the_padding() {
     let mut draws = Draws::new(5, 0, 0, "lengths");
     let normal = |draws: &mut Draws| (0..12).map(|_| draws.next_f64()).sum::<f64>() - 6.0;
-    let length = |_| ((6.2 + 1.1 * normal(&mut draws)).exp() as u64).clamp(8, 4096);
-    let lengths: Vec<u64> = (0..200_000).map(length).collect();
+    let lengths: Vec<u64> = (0..200_000)
+        .map(|_| ((6.2 + 1.1 * normal(&mut draws)).exp() as u64).clamp(8, 4096))
+        .collect();
     let mut sorted = lengths.clone();
     sorted.sort_unstable();
     let equal = |count: usize| {

@@ -91,23 +91,22 @@ struct Case {
 fn cases() -> Vec<Case> {
     let expected = fixture("expected.bin");
     let text = String::from_utf8(fixture("cases.txt")).unwrap();
-    let case = |line: &str| {
-        let (operation, result) = line.split_once(": ").unwrap();
-        let mut words = operation.split(' ').map(String::from);
-        let result: Vec<_> = result.split(' ').collect();
-        let number = |at: usize| result[at].parse::<usize>().unwrap();
-        let picture = words.next().unwrap();
-        let expected = expected[number(3)..][..number(4)].to_vec();
-        Case {
-            picture,
-            words: words.collect(),
-            size: Size::new(number(0) as u32, number(1) as u32),
-            expected,
-        }
-    };
     text.lines()
         .filter(|line| !line.starts_with('#'))
-        .map(case)
+        .map(|line| {
+            let (operation, result) = line.split_once(": ").unwrap();
+            let mut words = operation.split(' ').map(String::from);
+            let result: Vec<_> = result.split(' ').collect();
+            let number = |at: usize| result[at].parse::<usize>().unwrap();
+            let picture = words.next().unwrap();
+            let expected = expected[number(3)..][..number(4)].to_vec();
+            Case {
+                picture,
+                words: words.collect(),
+                size: Size::new(number(0) as u32, number(1) as u32),
+                expected,
+            }
+        })
         .collect()
 }
 
@@ -880,7 +879,7 @@ fn bombs() -> Vec<(&'static str, Vec<u8>)> {
 }
 
 fn png_crc(bytes: &[u8]) -> u32 {
-    let step = |crc: u32, byte: &u8| {
+    !bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
             if crc & 1 == 1 {
                 (crc >> 1) ^ 0xEDB8_8320
@@ -888,8 +887,7 @@ fn png_crc(bytes: &[u8]) -> u32 {
                 crc >> 1
             }
         })
-    };
-    !bytes.iter().fold(u32::MAX, step)
+    })
 }
 
 #[test]

@@ -29,22 +29,21 @@ fn fixture(name: &str) -> Vec<u8> {
 fn expected() -> Vec<(String, Size, Vec<u8>)> {
     let pixels = std::fs::read(folder("jpeg").join("expected.bin")).unwrap();
     let text = String::from_utf8(std::fs::read(folder("jpeg").join("cases.txt")).unwrap()).unwrap();
-    let case = |line: &str| {
-        let (name, numbers) = line.split_once(": ").unwrap();
-        let numbers: Vec<usize> = numbers
-            .split(' ')
-            .map(|word| word.parse().unwrap())
-            .collect();
-        let size = Size::new(numbers[0] as u32, numbers[1] as u32);
-        (
-            name.to_string(),
-            size,
-            pixels[numbers[2]..][..numbers[3]].to_vec(),
-        )
-    };
     text.lines()
         .filter(|line| !line.starts_with('#'))
-        .map(case)
+        .map(|line| {
+            let (name, numbers) = line.split_once(": ").unwrap();
+            let numbers: Vec<usize> = numbers
+                .split(' ')
+                .map(|word| word.parse().unwrap())
+                .collect();
+            let size = Size::new(numbers[0] as u32, numbers[1] as u32);
+            (
+                name.to_string(),
+                size,
+                pixels[numbers[2]..][..numbers[3]].to_vec(),
+            )
+        })
         .collect()
 }
 
@@ -849,14 +848,16 @@ mod turbo {
             let data =
                 (u64::from(bits & 0x1FFF) << 50 | u64::from(bits & 0xFFF) << 37 | 0b10 << 35)
                     | ((1 << 35) - 1);
-            let stuffed = |byte: &u8| {
-                if *byte == 0xFF {
-                    vec![0xFF, 0]
-                } else {
-                    vec![*byte]
-                }
-            };
-            let data: Vec<u8> = data.to_be_bytes()[..4].iter().flat_map(stuffed).collect();
+            let data: Vec<u8> = data.to_be_bytes()[..4]
+                .iter()
+                .flat_map(|byte| {
+                    if *byte == 0xFF {
+                        vec![0xFF, 0]
+                    } else {
+                        vec![*byte]
+                    }
+                })
+                .collect();
             let tables = [table(0, [1, 0], &[13]), table(0x10, [1, 1], &[12, 0])].concat();
             let input = [&quants, &tables, &frame[..], &data, b"\xFF\xD9"].concat();
             assert!(whole(&input) == right(&input), "{bits:x}");

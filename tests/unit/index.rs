@@ -207,8 +207,7 @@ fn a_second_open_finds_all_samples_in_the_cache() {
             (index.sizes().sample_bytes_max, index.sizes().largest_sample),
             (10, Some(0))
         );
-        let read = |extent: Extent| from(shards[extent.source.index()])(extent);
-        let fields = all(&index, read).unwrap();
+        let fields = all(&index, |extent| from(shards[extent.source.index()])(extent)).unwrap();
         assert_eq!(fields[2], [b"eeeeee".to_vec(), vec![]]);
         assert_eq!(fields[4], [b"123456".to_vec(), b"7890".to_vec()]);
         let [damage] = index.damage() else {
@@ -364,8 +363,12 @@ fn a_large_index_file_is_read_in_place() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&place, &bytes).unwrap();
-    let never = |_: &mut Scan<'_>, _: &mut Rows| -> Result<()> { panic!("the file is used") };
-    let index = Index::open_or_build(&files, &settings(Place::File(place.clone())), never).unwrap();
+    let index = Index::open_or_build(
+        &files,
+        &settings(Place::File(place.clone())),
+        |_, _| -> Result<()> { panic!("the file is used") },
+    )
+    .unwrap();
     let wrong: Vec<_> = (0..rows)
         .filter_map(|row| index.entry(row, 0).err())
         .collect();
@@ -480,24 +483,23 @@ fn open_takes_the_shared_extent_or_the_bytes_of_the_entry() {
     let dir = Dir::new();
     let bytes: Vec<u8> = (0..200).collect();
     let files = [dir.shard("s", &bytes)];
-    let scan = |_: &mut Scan<'_>, rows: &mut Rows| {
-        let entry = |offset: usize, len| {
-            let crc = crc32c::crc32c(&bytes[offset..offset + len]);
-            Some(Entry {
-                offset: offset as u64,
-                len: len as u64,
-                crc,
-            })
-        };
-        rows.push(&[entry(10, 4), entry(30, 7)])
-    };
     let index = Index::open_or_build(
         &files,
         &Settings {
             checksums: true,
             ..settings(Place::Off)
         },
-        scan,
+        |_, rows| {
+            let entry = |offset: usize, len| {
+                let crc = crc32c::crc32c(&bytes[offset..offset + len]);
+                Some(Entry {
+                    offset: offset as u64,
+                    len: len as u64,
+                    crc,
+                })
+            };
+            rows.push(&[entry(10, 4), entry(30, 7)])
+        },
     )
     .unwrap();
     assert_eq!(index.open(0, 1, &bytes[10..37]).unwrap(), &bytes[30..37]);
@@ -537,10 +539,11 @@ fn the_first_failing_shard_is_named() {
     let files: Vec<_> = (0..20)
         .map(|k| dir.shard(&format!("s{k:02}"), SHARD))
         .collect();
-    let fail = |input: &mut Scan<'_>, _: &mut Rows| input.bytes(40, 4).map(drop);
-    let error = Index::open_or_build(&files, &settings(Place::Off), fail)
-        .err()
-        .unwrap();
+    let error = Index::open_or_build(&files, &settings(Place::Off), |input, _| {
+        input.bytes(40, 4).map(drop)
+    })
+    .err()
+    .unwrap();
     assert_eq!(error.kind(), ErrorKind::Truncated);
     assert!(error.to_string().contains("s00 offset=40 len=4"), "{error}");
     let gone = [files[0].clone(), dir.0.join("gone"), dir.0.clone()];

@@ -121,10 +121,14 @@ impl Case {
             }
             by_lane.push(spots);
         }
-        let spot = |position: u64| {
-            by_lane[(position % self.lanes) as usize][(position / self.lanes) as usize]
-        };
-        ((0..self.len()).map(spot).collect(), chunks_of)
+        (
+            (0..self.len())
+                .map(|position| {
+                    by_lane[(position % self.lanes) as usize][(position / self.lanes) as usize]
+                })
+                .collect(),
+            chunks_of,
+        )
     }
 
     /// The list that `needs` must give.

@@ -175,14 +175,15 @@ fn with(kernels: Kernels) -> Resizer {
 
 fn picture(random: &mut Random, size: Size) -> Vec<u8> {
     let extreme = random.below(2) == 0;
-    let value = |_| {
-        if extreme {
-            255 * random.below(2) as u8
-        } else {
-            random.below(256) as u8
-        }
-    };
-    (0..3 * size.width * size.height).map(value).collect()
+    (0..3 * size.width * size.height)
+        .map(|_| {
+            if extreme {
+                255 * random.below(2) as u8
+            } else {
+                random.below(256) as u8
+            }
+        })
+        .collect()
 }
 
 fn whole(pixels: &[u8], size: Size) -> Pixels<'_> {

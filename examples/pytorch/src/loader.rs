@@ -211,15 +211,16 @@ impl Loader {
     fn resume(slf: &Bound<'_, Self>, state: &[u8], rebatched: bool) -> PyResult<()> {
         let py = slf.py();
         let loader = Self::settled(slf)?;
-        let go = |state| {
-            if rebatched {
-                loader.resume_rebatched(&state)
-            } else {
-                loader.resume(&state)
-            }
-        };
-        py.detach(|| State::from_bytes(state).and_then(go))
-            .map_err(|error| exception(py, &error))
+        py.detach(|| {
+            State::from_bytes(state).and_then(|state| {
+                if rebatched {
+                    loader.resume_rebatched(&state)
+                } else {
+                    loader.resume(&state)
+                }
+            })
+        })
+        .map_err(|error| exception(py, &error))
     }
 
     /// Asks for the end of loops, as a signal does with `stop_on_signals`.
@@ -546,12 +547,11 @@ impl Loader {
 
     fn inner(&self, py: Python<'_>) -> PyResult<Arc<feedline::Loader>> {
         self._check_fork(py)?;
-        let again = || {
+        self.built().loader.clone().ok_or_else(|| {
             PyRuntimeError::new_err(
                 "another thread builds this loader again, for the ranks of the process",
             )
-        };
-        self.built().loader.clone().ok_or_else(again)
+        })
     }
 
     /// What `ask` makes of the loader, without the GIL: questions to a GPU's driver may wait for another thread's call.

@@ -760,9 +760,11 @@ impl Source {
             self.index_file.is_some(),
             &["tar", "tfrecord", "tokens"],
         );
-        let foreign =
-            |(_, given, kinds): &&Owned<'_>| *given && !kinds.contains(&self.kind.as_str());
-        match given.iter().chain([&index]).find(foreign) {
+        match given
+            .iter()
+            .chain([&index])
+            .find(|(_, given, kinds)| *given && !kinds.contains(&self.kind.as_str()))
+        {
             Some((name, _, kinds)) => Err(config(format!(
                 "{name} is for source {}, not {:?}",
                 kinds.join(", "),

@@ -76,10 +76,11 @@ struct Source<'a> {
 
 impl<'a> Source<'a> {
     fn new(bytes: &'a [u8]) -> Self {
-        let mix = |state: u64, byte: &u8| (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3);
         Self {
             bytes,
-            state: bytes.iter().fold(1, mix),
+            state: bytes.iter().fold(1, |state, byte| {
+                (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3)
+            }),
         }
     }
 

@@ -150,10 +150,9 @@ impl Arrays {
 
     /// Verifies every array on each read. `checks`: for the first file's arrays, then for the next file's.
     pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
-        let headers = |checks: &[Check]| checks.iter().map(|check| u64::from(check.header)).sum();
         let most = checks
             .chunks(self.columns.len())
-            .map(headers)
+            .map(|checks| checks.iter().map(|check| u64::from(check.header)).sum())
             .max()
             .unwrap_or(0);
         self.sizes.sample_bytes_max = self.sizes.sample_bytes_max.saturating_add(most);
@@ -297,21 +296,24 @@ impl Arrays {
 
     /// Description such as `x f32 [3, 4], y i64 []`.
     fn describe_fields(&self) -> String {
-        let one = |field: &EncodedField| match &field.encoding {
-            Encoding::Raw {
-                dtype,
-                shape: Shape::Fixed(dims),
-            } => format!("{} {dtype} {dims:?}", field.name),
-            Encoding::Raw {
-                dtype,
-                shape: Shape::UpTo { max, inner },
-            } => {
-                let inner: String = inner.iter().map(|dim| format!(", {dim}")).collect();
-                format!("{} {dtype} [up to {max}{inner}]", field.name)
-            }
-            _ => field.name.clone(),
-        };
-        self.schema.iter().map(one).collect::<Vec<_>>().join(", ")
+        self.schema
+            .iter()
+            .map(|field| match &field.encoding {
+                Encoding::Raw {
+                    dtype,
+                    shape: Shape::Fixed(dims),
+                } => format!("{} {dtype} {dims:?}", field.name),
+                Encoding::Raw {
+                    dtype,
+                    shape: Shape::UpTo { max, inner },
+                } => {
+                    let inner: String = inner.iter().map(|dim| format!(", {dim}")).collect();
+                    format!("{} {dtype} [up to {max}{inner}]", field.name)
+                }
+                _ => field.name.clone(),
+            })
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 

@@ -376,10 +376,11 @@ impl Dataset for Images {
     }
 
     fn identity(&self) -> u64 {
-        let class = |digest: Digest, name: &String| digest.bytes(name.as_bytes());
         self.classes
             .iter()
-            .fold(Digest::new("images").words(&self.starts), class)
+            .fold(Digest::new("images").words(&self.starts), |digest, name| {
+                digest.bytes(name.as_bytes())
+            })
             .end()
     }
 

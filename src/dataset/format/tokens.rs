@@ -474,21 +474,19 @@ impl TokensBuilder {
                         .words(&lens)
                         .words(&[separator, size as u64, header]);
                 let identity = identity.word(fingerprint::ends_of_all(sources)?).end();
-                let fill = |out: &mut SideWriter| {
-                    let failed = |error| {
-                        Error::os(Stage::Index, "cannot write the ends", error).with_path(place)
-                    };
-                    out.put(bytemuck::cast_slice(&find()?)).map_err(failed)?;
-                    out.end_section();
-                    Ok(())
-                };
                 let what = (KIND, "ends of documents");
                 let (file, _) = kept::open_or_make(
                     place,
                     what,
                     identity,
                     |file| file.len(0).is_multiple_of(8),
-                    fill,
+                    |out| {
+                        out.put(bytemuck::cast_slice(&find()?)).map_err(|error| {
+                            Error::os(Stage::Index, "cannot write the ends", error).with_path(place)
+                        })?;
+                        out.end_section();
+                        Ok(())
+                    },
                 )?;
                 let mut ends = vec![0_u64; file.len(0) as usize / 8];
                 file.fill(0, 0, bytemuck::cast_slice_mut(&mut ends))?;
@@ -519,13 +517,16 @@ impl TokensBuilder {
 /// Errors: of reading; [`ErrorKind::Config`] for a separator that is nowhere.
 fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -> Result<Vec<u64>> {
     let size = separator.len() as u64;
-    let steps = |(file, tokens): (usize, &u64)| {
-        (0..*tokens)
-            .step_by((STEP / size) as usize)
-            .map(move |first| (file, first))
-    };
-    let all: Vec<(usize, u64)> = counts.iter().enumerate().flat_map(steps).collect();
-    let search = |_, (file, first): &(usize, u64)| {
+    let all: Vec<(usize, u64)> = counts
+        .iter()
+        .enumerate()
+        .flat_map(|(file, tokens)| {
+            (0..*tokens)
+                .step_by((STEP / size) as usize)
+                .map(move |first| (file, first))
+        })
+        .collect();
+    let found = parallel(&all, |_, (file, first)| {
         let count = (counts[*file] - first).min(STEP / size);
         let blob = Blob::of_source(sources, SourceId::at(*file))?;
         let bytes = blob.read(header + first * size, count * size, "the tokens")?;
@@ -534,8 +535,7 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
             .filter(|(_, token)| *token == separator)
             .map(|(at, _)| first + at as u64 + 1)
             .collect::<Vec<u64>>())
-    };
-    let found = parallel(&all, search)?;
+    })?;
     let mut ends = Vec::new();
     let mut separators = 0;
     let mut begin = 0;

@@ -282,12 +282,12 @@ impl Index {
             Place::File(path) => file::open_all(path)?,
             _ => None,
         };
-        let open = |_: usize, path: &PathBuf| {
-            let shard = || open_shard(path, settings, pack.as_ref(), &scan);
-            let opened = caught_in("the scan of a shard", Stage::Index, shard);
+        let mut shards = parallel_paths(files, |_, path| {
+            let opened = caught_in("the scan of a shard", Stage::Index, || {
+                open_shard(path, settings, pack.as_ref(), &scan)
+            });
             opened.map_err(|error| error.in_stage(Stage::Index).with_path(path))
-        };
-        let mut shards = parallel_paths(files, open)?;
+        })?;
         let new = shards
             .iter()
             .position(|shard| shard.from != IndexOrigin::Cache);
@@ -299,13 +299,12 @@ impl Index {
             });
             // From now on in place, if it is large.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
-                let in_file = |(path, shard): (&PathBuf, &mut Shard)| {
+                files.iter().zip(&mut shards).for_each(|(path, shard)| {
                     let place = (file::purpose(settings), settings.fields);
                     if let Some(table) = file::load(&all, path, false, &shard.version, place) {
                         shard.table = table;
                     }
-                };
-                files.iter().zip(&mut shards).for_each(in_file);
+                });
             }
         }
         let mut sources = Sources::new();
@@ -657,11 +656,9 @@ fn open_shard(
         Place::File(_) => {
             let among = all
                 .and_then(|all| file::load(all, path, false, &version, (purpose, settings.fields)));
-            let beside =
-                || alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside));
-            among
-                .map(|table| (table, IndexOrigin::Cache))
-                .or_else(beside)
+            among.map(|table| (table, IndexOrigin::Cache)).or_else(|| {
+                alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside))
+            })
         }
         _ => place
             .as_deref()

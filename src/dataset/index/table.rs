@@ -44,8 +44,11 @@ impl Notes {
         if self.damage.is_empty() && self.left_out.is_empty() {
             return Vec::new();
         }
-        let entry = |d: &Damage| json!([d.kind.as_str(), d.offset, d.len, d.samples, d.message]);
-        let damage: Vec<Value> = self.damage.iter().map(entry).collect();
+        let damage: Vec<Value> = self
+            .damage
+            .iter()
+            .map(|d| json!([d.kind.as_str(), d.offset, d.len, d.samples, d.message]))
+            .collect();
         json!({ "damage": damage, "left_out": self.left_out })
             .to_string()
             .into_bytes()

@@ -62,13 +62,12 @@ impl Copied {
         let len = inner.len();
         let token_bytes = element_bytes.iter().sum();
         let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
-        let write = |out: &mut Pending| write(inner, &fields, out);
         let (blob, built) = kept::open_or_write(
             place,
             ("copied documents", "this dataset"),
             &end,
             fits,
-            write,
+            |out| write(inner, &fields, out),
         )?;
         let (ends, crc) = ends(&blob, len)?;
         let tokens = ends[len as usize];
@@ -86,16 +85,19 @@ impl Copied {
             .map(|pair| pair[1] - pair[0])
             .max()
             .unwrap_or(0);
-        let of = |field: &Field| {
-            EncodedField::raw(Field::up_to(
-                field.name(),
-                field.dtype(),
-                longest.max(1) as usize,
-            ))
-        };
         Ok(Self {
             sources: Arc::new(sources),
-            schema: fields.fields.iter().map(of).collect(),
+            schema: fields
+                .fields
+                .iter()
+                .map(|field| {
+                    EncodedField::raw(Field::up_to(
+                        field.name(),
+                        field.dtype(),
+                        longest.max(1) as usize,
+                    ))
+                })
+                .collect(),
             element_bytes,
             token_bytes,
             ends,

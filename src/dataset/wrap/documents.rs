@@ -135,12 +135,13 @@ pub(crate) fn read_all(
     let Some(chunks) = dataset.chunked() else {
         let run = (RUN_BYTES / dataset.sizes().sample_bytes_max.max(1)).clamp(1, RUN);
         let runs: Vec<u64> = (0..dataset.len()).step_by(run as usize).collect();
-        let read = |_, first: &u64| {
-            read_samples(dataset, fields, *first..(first + run).min(dataset.len()))
-        };
-        return runs
-            .chunks(TOGETHER)
-            .try_for_each(|some| parallel(some, read)?.into_iter().try_for_each(&mut out));
+        return runs.chunks(TOGETHER).try_for_each(|some| {
+            parallel(some, |_, first| {
+                read_samples(dataset, fields, *first..(first + run).min(dataset.len()))
+            })?
+            .into_iter()
+            .try_for_each(&mut out)
+        });
     };
     if !chunks.is_whole() {
         let way = Setting::Copied
@@ -149,12 +150,13 @@ pub(crate) fn read_all(
         return Err(Error::new(ErrorKind::Config, Stage::Index, message));
     }
     let starts = chunks.starts();
-    let read = |_, chunk: &usize| read_chunk(dataset, fields, *chunk, starts[*chunk]);
     let all: Vec<usize> = (0..starts.len().saturating_sub(1)).collect();
     all.chunks(CHUNKS).try_for_each(|some| {
-        by_threads(CHUNKS, some, read)?
-            .into_iter()
-            .try_for_each(&mut out)
+        by_threads(CHUNKS, some, |_, chunk| {
+            read_chunk(dataset, fields, *chunk, starts[*chunk])
+        })?
+        .into_iter()
+        .try_for_each(&mut out)
     })
 }
 

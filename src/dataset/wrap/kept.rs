@@ -37,13 +37,17 @@ pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
 /// For each field of the schema, its place among those that `keeps` something; the number of these.
 pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Option<usize>>, usize) {
     let mut width = 0;
-    let column = |field| {
-        keeps(field).then(|| {
-            width += 1;
-            width - 1
-        })
-    };
-    ((0..fields).map(column).collect(), width)
+    (
+        (0..fields)
+            .map(|field| {
+                keeps(field).then(|| {
+                    width += 1;
+                    width - 1
+                })
+            })
+            .collect(),
+        width,
+    )
 }
 
 /// Opens the file of `what`, or lets `fill` make its sections.

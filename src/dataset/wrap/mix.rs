@@ -922,10 +922,11 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
                 at = next;
             }
         }
-        let reverse = |(source, earlier): &(u16, u16)| {
-            (*source, counts[usize::from(*source)] as u16 - 1 - earlier)
-        };
-        let reversed: Vec<_> = places.iter().rev().map(reverse).collect();
+        let reversed: Vec<_> = places
+            .iter()
+            .rev()
+            .map(|(source, earlier)| (*source, counts[usize::from(*source)] as u16 - 1 - earlier))
+            .collect();
         [places, reversed].concat()
     };
     (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2)
@@ -950,9 +951,9 @@ fn walked(schedule: &Schedule, source: usize, pass: u64, place: u64) -> u64 {
             .wrapping_mul(31)
             .wrapping_add(source)
             % WALKS];
-        let fits =
-            |walk: &Walk| (walk.mix, walk.source, walk.pass) == (schedule.number, source, pass);
-        if !slot.as_ref().is_some_and(fits) {
+        if !slot.as_ref().is_some_and(|walk| {
+            (walk.mix, walk.source, walk.pass) == (schedule.number, source, pass)
+        }) {
             let key = schedule.key.derive(source as u64).derive(pass);
             let permutation = Permutation::new(schedule.lens[source], key);
             *slot = Some(Walk {
@@ -1229,13 +1230,15 @@ mod tests {
         assert_eq!(found[3].1, next[found[3].0]);
         // Other threads and later calls find the same.
         let again = std::thread::scope(|scope| {
-            let look = || {
-                (start - 3..start + 3)
-                    .rev()
-                    .map(|position| schedule.draw(position))
-                    .collect::<Vec<_>>()
-            };
-            scope.spawn(look).join().unwrap()
+            scope
+                .spawn(|| {
+                    (start - 3..start + 3)
+                        .rev()
+                        .map(|position| schedule.draw(position))
+                        .collect::<Vec<_>>()
+                })
+                .join()
+                .unwrap()
         });
         assert!(again.iter().rev().eq(&found));
         let ends = super::tests::schedule(&[(0, long.to_vec())], &[1 << 40, 90, 4], 3);

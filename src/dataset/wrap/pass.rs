@@ -55,11 +55,11 @@ pub(crate) fn pass<R: Send>(
             (ends[0]..ends[1])
                 .enumerate()
                 .try_for_each(|(row, sample)| {
-                    let each = |field, bytes: &[u8]| {
+                    intact(plain.sample(sample, |field, bytes| {
                         put(row, field, bytes);
                         Ok(())
-                    };
-                    intact(plain.sample(sample, each)).map(drop)
+                    }))
+                    .map(drop)
                 })
         })
     };

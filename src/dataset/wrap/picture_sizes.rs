@@ -46,18 +46,20 @@ pub(crate) fn picture_sizes(
         kept::open_or_make(place, (KIND, "sizes of pictures"), identity, fits, |out| {
             let failed =
                 |error| Error::os(Stage::Index, "cannot write the sizes", error).with_path(place);
-            let one = |rows: usize, all: &mut Rows<'_>| {
-                let mut sizes = vec![DAMAGED; rows];
-                all(&mut |row, field, bytes| {
-                    if field == number {
-                        sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
-                    }
-                })?;
-                Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
-            };
-            pass(dataset, "sizes", one, |sizes| {
-                out.put(bytemuck::cast_slice(&sizes)).map_err(failed)
-            })?;
+            pass(
+                dataset,
+                "sizes",
+                |rows, all| {
+                    let mut sizes = vec![DAMAGED; rows];
+                    all(&mut |row, field, bytes| {
+                        if field == number {
+                            sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
+                        }
+                    })?;
+                    Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
+                },
+                |sizes| out.put(bytemuck::cast_slice(&sizes)).map_err(failed),
+            )?;
             out.end_section();
             Ok(())
         })?;

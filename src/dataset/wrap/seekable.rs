@@ -52,8 +52,9 @@ pub struct Seekable<D> {
 impl<D: Dataset> Seekable<D> {
     pub(crate) fn open(inner: D, place: &Path) -> Result<Self> {
         let (columns, width) = columns(&inner);
-        let make = |out: &mut PointsWriter<'_>| make(&inner, &columns, width, out);
-        let (file, origin) = open_or_make(&inner, place, width, make)?;
+        let (file, origin) = open_or_make(&inner, place, width, |out| {
+            make(&inner, &columns, width, out)
+        })?;
         Ok(Self {
             inner,
             columns,
@@ -206,17 +207,22 @@ fn open_or_make(
 ) -> Result<(Sidefile, Origin)> {
     let identity = kept::identity_of("seek points", dataset).end();
     let entries = dataset.len() * width as u64;
-    let fits = |file: &Sidefile| file.len(ENDS) == 8 * entries;
-    kept::open_or_make(place, (KIND, "seek points"), identity, fits, |out| {
-        let mut writer = PointsWriter {
-            out,
-            ends: Vec::new(),
-            end: 0,
-            place,
-        };
-        fill(&mut writer)?;
-        writer.finish()
-    })
+    kept::open_or_make(
+        place,
+        (KIND, "seek points"),
+        identity,
+        |file| file.len(ENDS) == 8 * entries,
+        |out| {
+            let mut writer = PointsWriter {
+                out,
+                ends: Vec::new(),
+                end: 0,
+                place,
+            };
+            fill(&mut writer)?;
+            writer.finish()
+        },
+    )
 }
 
 /// Writes the entries.
@@ -235,10 +241,9 @@ impl PointsWriter<'_> {
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        let failed = |error| {
+        self.out.put(bytes).map_err(|error| {
             Error::os(Stage::Index, "cannot write the seek points", error).with_path(self.place)
-        };
-        self.out.put(bytes).map_err(failed)
+        })
     }
 
     fn finish(mut self) -> Result<()> {
@@ -257,17 +262,19 @@ fn make(
     width: usize,
     out: &mut PointsWriter<'_>,
 ) -> Result<()> {
-    let one = |rows: usize, all: &mut Rows<'_>| {
-        let mut decoder = jpeg::Decoder::default();
-        let mut entries = vec![Vec::new(); rows * width];
-        all(&mut |row, field, bytes| {
-            if let Some(column) = columns[field] {
-                entries[row * width + column] = decoder.seek_points(bytes);
-            }
-        })?;
-        Ok(entries)
-    };
-    pass(dataset, "seek points", one, |entries| {
-        entries.iter().try_for_each(|points| out.push(points))
-    })
+    pass(
+        dataset,
+        "seek points",
+        |rows, all| {
+            let mut decoder = jpeg::Decoder::default();
+            let mut entries = vec![Vec::new(); rows * width];
+            all(&mut |row, field, bytes| {
+                if let Some(column) = columns[field] {
+                    entries[row * width + column] = decoder.seek_points(bytes);
+                }
+            })?;
+            Ok(entries)
+        },
+        |entries| entries.iter().try_for_each(|points| out.push(points)),
+    )
 }

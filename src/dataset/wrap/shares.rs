@@ -148,10 +148,9 @@ impl Shares {
             .map(|at| u64::from(counts[at] - first[at]))
             .sum();
         let open = (half - part.start) as i64 - placed as i64;
-        let heavy = |free: &Free| {
+        let light = free.partition_point(|free| {
             u64::from(self.counts[free.source]) >= LIGHT * (PERIOD / (part.end - part.start))
-        };
-        let light = free.partition_point(heavy);
+        });
         for (source, up) in rounded(
             &free,
             open.clamp(0, free.len() as i64) as u64,

@@ -92,16 +92,15 @@ impl Image {
             return Ok(None);
         };
         let size = group.and_then(|group| buckets.get(group)).copied();
-        let lacking = || {
-            Error::new(
-                ErrorKind::Config,
-                Stage::Decode,
-                "buckets of pictures need a batch of a group",
-            )
-        };
         Ok(Some(Self {
             op: Op::Cover {
-                size: size.ok_or_else(lacking)?,
+                size: size.ok_or_else(|| {
+                    Error::new(
+                        ErrorKind::Config,
+                        Stage::Decode,
+                        "buckets of pictures need a batch of a group",
+                    )
+                })?,
                 random,
             },
             buckets: None,
@@ -131,11 +130,10 @@ impl Image {
 fn nearest(buckets: &[Size], picture: Size) -> usize {
     let ratio = |size: &Size| (f64::from(size.width) / f64::from(size.height)).ln();
     let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();
-    let nearer = |a: &(usize, &Size), b: &(usize, &Size)| distance(a.1).total_cmp(&distance(b.1));
     buckets
         .iter()
         .enumerate()
-        .min_by(nearer)
+        .min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)))
         .map_or(0, |(number, _)| number)
 }
 
@@ -144,11 +142,13 @@ fn of_sizes<T>(
     sizes: impl IntoIterator<Item = (u32, u32)>,
     number: impl Fn(Size) -> T,
 ) -> Result<Vec<T>> {
-    let of = |(sample, (width, height)): (u64, (u32, u32))| match width.min(height) {
-        0 => Err(config(format!("a picture of {width}x{height} pixels")).with_sample(sample)),
-        _ => Ok(number(Size::new(width, height))),
-    };
-    (0..).zip(sizes).map(of).collect()
+    (0..)
+        .zip(sizes)
+        .map(|(sample, (width, height))| match width.min(height) {
+            0 => Err(config(format!("a picture of {width}x{height} pixels")).with_sample(sample)),
+            _ => Ok(number(Size::new(width, height))),
+        })
+        .collect()
 }
 
 /// The row of the field of the geometry.

@@ -403,12 +403,14 @@ impl Image {
         if !self.scaling {
             return 1;
         }
-        let fits = |scale: &u32| {
-            let scaled = |side: f64| side / f64::from(*scale);
-            let Size { width, height } = crop.whole;
-            scaled(crop.part.width) >= f64::from(width)
-                && scaled(crop.part.height) >= f64::from(height)
-        };
-        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
+        [8, 4, 2]
+            .into_iter()
+            .find(|scale| {
+                let scaled = |side: f64| side / f64::from(*scale);
+                let Size { width, height } = crop.whole;
+                scaled(crop.part.width) >= f64::from(width)
+                    && scaled(crop.part.height) >= f64::from(height)
+            })
+            .unwrap_or(1)
     }
 }

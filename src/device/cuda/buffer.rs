@@ -232,11 +232,10 @@ impl Buffer {
     ///
     /// Queries captured streams first, because waiting for their context would end the capture.
     pub(super) fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
-        let captures = |stream: &Stream| {
+        self.captured.retain(|stream| {
             gpu.check_uncaptured(stream.raw())
                 .is_err_and(|error| error.kind() == ErrorKind::Config)
-        };
-        self.captured.retain(captures);
+        });
         if self.unsure && self.captured.is_empty() {
             self.unsure = !gpu.try_synchronize()?;
         }
@@ -371,7 +370,6 @@ fn free_elsewhere(buffer: Box<Buffer>) {
     if driver::is_leaving() {
         return buffer.leak();
     }
-    let free = move || drop(buffer);
     // If no thread starts, `spawn` drops the buffer here.
-    let _ = thread::spawn("feedline-free", free);
+    let _ = thread::spawn("feedline-free", move || drop(buffer));
 }

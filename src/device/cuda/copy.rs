@@ -53,8 +53,11 @@ struct Part {
 
 impl Part {
     fn new(slot: &Layout, to: &Layout, fields: Vec<usize>) -> Self {
-        let full = |field: usize| slot.fields()[field].row_bytes * slot.rows();
-        let whole = (!slot.varies()).then(|| runs(arrays(slot, to, &fields, slot.rows(), full)));
+        let whole = (!slot.varies()).then(|| {
+            runs(arrays(slot, to, &fields, slot.rows(), |field| {
+                slot.fields()[field].row_bytes * slot.rows()
+            }))
+        });
         Self { fields, whole }
     }
 }
@@ -566,23 +569,22 @@ fn arrays<'a>(
         from: from..from + len,
         to,
     };
-    let of = move |field: &usize| {
-        let bytes = used(*field);
-        let from = from.fields()[*field];
-        let to = to.fields()[*field];
-        let lens = from
-            .lens
-            .zip(to.lens)
-            .map(|(from, to)| run(from, to, 8 * rows));
-        let packed = from.packed.zip(to.packed);
-        let offsets = packed.map(|(from, to)| run(from.offsets, to.offsets, 8 * (rows + 1)));
-        std::iter::once(run(from.offset, to.offset, bytes))
-            .chain(lens)
-            .chain(offsets)
-    };
     fields
         .iter()
-        .flat_map(of)
+        .flat_map(move |field| {
+            let bytes = used(*field);
+            let from = from.fields()[*field];
+            let to = to.fields()[*field];
+            let lens = from
+                .lens
+                .zip(to.lens)
+                .map(|(from, to)| run(from, to, 8 * rows));
+            let packed = from.packed.zip(to.packed);
+            let offsets = packed.map(|(from, to)| run(from.offsets, to.offsets, 8 * (rows + 1)));
+            std::iter::once(run(from.offset, to.offset, bytes))
+                .chain(lens)
+                .chain(offsets)
+        })
         .filter(|run| !run.from.is_empty())
 }
 

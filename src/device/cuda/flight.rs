@@ -230,15 +230,13 @@ impl InFlight {
 
     /// Host time of `event`, for a copy submitted at `submitted`: at most `most`.
     fn place(&self, event: &Event, submitted: u64, most: u64) -> u64 {
-        let expected =
-            |(last, end): &(Marks, u64)| Some(end.saturating_add(last.ended.until(event).ok()?));
         let least = self
             .past
             .back()
             .map_or(submitted, |(_, end)| submitted.max(*end));
         self.past
             .back()
-            .and_then(expected)
+            .and_then(|(last, end)| Some(end.saturating_add(last.ended.until(event).ok()?)))
             .unwrap_or(most)
             .max(least)
             .min(most)

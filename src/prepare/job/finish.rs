@@ -156,8 +156,9 @@ impl Plan {
 
     /// Removes hidden files of killed processes, and refuses shards that are not of this plan.
     fn clean(&self, shards: u64) -> Result<()> {
-        let ours = |name: &str| is_ours(name) || [NAMES, INDEX].contains(&name);
-        sweep(&self.dir, ours)?;
+        sweep(&self.dir, |name| {
+            is_ours(name) || [NAMES, INDEX].contains(&name)
+        })?;
         sweep(&self.records(), |name| name.ends_with(".tsv"))?;
         let Some(format) = self.format()? else {
             return Ok(());

@@ -229,11 +229,10 @@ fn next_name(file: &mut impl Read, run: &Pending) -> Result<Option<OsString>> {
             file.read_exact(&mut name).map(|()| name)
         }
     };
-    let failed = |source| {
-        Error::os(Stage::Index, "cannot read the sorted names", source).with_path(&run.hidden)
-    };
     read.map(|name| Some(OsString::from_vec(name)))
-        .map_err(failed)
+        .map_err(|source| {
+            Error::os(Stage::Index, "cannot read the sorted names", source).with_path(&run.hidden)
+        })
 }
 
 #[cfg(test)]

@@ -378,9 +378,9 @@ fn write_pictures(
 /// output would be listed as input.
 pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
     check_local(to)?;
-    let failed =
-        |source| Error::os(Stage::Index, "cannot open the folder", source).with_path(folder);
-    let from = real_path(folder).map_err(failed)?;
+    let from = real_path(folder).map_err(|source| {
+        Error::os(Stage::Index, "cannot open the folder", source).with_path(folder)
+    })?;
     let to = real(to);
     if from.starts_with(&to) || to.starts_with(&from) {
         let message = format!(

@@ -107,8 +107,10 @@ impl<'a> Task<'a> {
         while !made.is_empty() {
             position += made.len() as u64;
             let next = self.window(position)?;
-            let take = || made.into_iter().try_for_each(|made| self.take(made));
-            let (taken, following) = rayon::join(take, || maker.make(next));
+            let (taken, following) = rayon::join(
+                || made.into_iter().try_for_each(|made| self.take(made)),
+                || maker.make(next),
+            );
             taken?;
             made = following;
             progress(position - first);
@@ -250,15 +252,14 @@ impl<'a> Task<'a> {
 
 impl Maker<'_> {
     fn make(self, pictures: Vec<Picture>) -> Vec<Made> {
-        let one = |decoder: &mut Decoder, picture: Picture| {
-            let made = self.make_one(decoder, &picture);
-            let result =
-                made.map_err(|error| error.with_path(&picture.path).with_sample(picture.sample));
-            Made { picture, result }
-        };
         pictures
             .into_par_iter()
-            .map_init(Decoder::default, one)
+            .map_init(Decoder::default, |decoder, picture| {
+                let made = self.make_one(decoder, &picture);
+                let result = made
+                    .map_err(|error| error.with_path(&picture.path).with_sample(picture.sample));
+                Made { picture, result }
+            })
             .collect()
     }
 

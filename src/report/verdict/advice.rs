@@ -80,11 +80,15 @@ impl Case<'_> {
             }
             Cause::Unknown if self.unmeasured() == Some(WhyUnmeasured::NoStream) => {
                 let bind = Setting::Bind.hint(|bind| format!(", or {bind} for each batch"));
-                let give = |stream| {
-                    let text = format!("Give the loader the stream of the steps: {stream}{bind}.");
-                    Advice::new(Remedy::Stream, text).about(stream)
-                };
-                Setting::Stream.there().map(give).into_iter().collect()
+                Setting::Stream
+                    .there()
+                    .map(|stream| {
+                        let text =
+                            format!("Give the loader the stream of the steps: {stream}{bind}.");
+                        Advice::new(Remedy::Stream, text).about(stream)
+                    })
+                    .into_iter()
+                    .collect()
             }
             Cause::Unknown => Vec::new(),
         }
@@ -298,9 +302,9 @@ let next = self.next(then);
                 ..Change::default()
             });
             let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
-            let advice =
-                || Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached);
-            all.extend(self.gains(&cached).then(advice));
+            all.extend(self.gains(&cached).then(|| {
+                Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached)
+            }));
         }
         if slots_bound_reads(loads, self.snapshot) && loads.depth_filled > MUCH_FILLED {
             all.extend(self.slots_for_reads());
@@ -395,12 +399,11 @@ let next = self.next(then);
         } else {
             Setting::CacheBytes
         };
-        let advice = || {
+        all.extend(misses.then(|| {
             Advice::new(Remedy::Cache, self.all_cached(&how, &local))
                 .about(setting)
                 .predicting(&local)
-        };
-        all.extend(misses.then(advice));
+        }));
         all
     }
 
@@ -583,15 +586,14 @@ fn order_advice() -> Vec<Advice> {
         Setting::BatchSize,
         packed()
     );
-    let own = |sampler| {
-        Advice::new(
-            Remedy::Sampler,
-            format!("A {sampler} of your own runs on this thread: make it cheaper."),
-        )
-    };
     let larger = Advice::new(Remedy::BatchSize, larger).about(Setting::BatchSize);
     std::iter::once(larger)
-        .chain(Setting::Sampler.there().map(own))
+        .chain(Setting::Sampler.there().map(|sampler| {
+            Advice::new(
+                Remedy::Sampler,
+                format!("A {sampler} of your own runs on this thread: make it cheaper."),
+            )
+        }))
         .collect()
 }
 

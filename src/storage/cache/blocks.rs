@@ -176,19 +176,20 @@ impl CachedBlocks {
         if let Some(object) = &object {
             mark(object);
         }
-        let set = || {
-            if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
-                let changed = AtomicBool::new(false);
-                let compared = AtomicU64::new(0);
-                mount.get_or_init(|| MountedFile {
-                    version,
-                    changed,
-                    compared,
-                });
-            }
-            object
-        };
-        self.objects[source].get_or_init(set).as_ref()
+        self.objects[source]
+            .get_or_init(|| {
+                if let (Some(mount), Some(version)) = (self.mounts.get(source), version) {
+                    let changed = AtomicBool::new(false);
+                    let compared = AtomicU64::new(0);
+                    mount.get_or_init(|| MountedFile {
+                        version,
+                        changed,
+                        compared,
+                    });
+                }
+                object
+            })
+            .as_ref()
     }
 
     /// The object's file cannot be read: from now on, it comes from the network.

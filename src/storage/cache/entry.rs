@@ -368,9 +368,9 @@ impl EntryFiles {
 
     /// Bytes of a block that pieces have brought.
     pub(super) fn brought(&self, offset: u64, len: u64) -> u64 {
-        let count =
-            |units: Units| units.count(&units_of(offset, len.min(self.layout.len - offset)));
-        Units::find(&self.path, self.stamp).map_or(0, count) * UNIT
+        Units::find(&self.path, self.stamp).map_or(0, |units| {
+            units.count(&units_of(offset, len.min(self.layout.len - offset)))
+        }) * UNIT
     }
 
     /// Whether pieces have brought all of a block.

@@ -353,10 +353,9 @@ fn objects(sources: &Sources) -> impl Iterator<Item = SourceId> {
 }
 
 fn blocks(sources: &Sources, block: u64) -> impl Iterator<Item = BlockId> {
-    let of = move |source| {
+    objects(sources).flat_map(move |source| {
         (0..sources.len_of(source).div_ceil(block)).map(move |block| BlockId { source, block })
-    };
-    objects(sources).flat_map(of)
+    })
 }
 
 fn tag_of(id: BlockId) -> u64 {

@@ -109,13 +109,14 @@ impl Profile {
     /// cannot be read.
     fn read(&self) -> Result<Settings> {
         let name = self.name.as_str();
-        let in_config = |title: &str| match title.strip_prefix("profile") {
-            Some(rest) if rest.starts_with([' ', '\t']) => {
-                rest.trim().trim_matches(['"', '\'']) == name
+        let config = section(&text(&self.config)?, |title| {
+            match title.strip_prefix("profile") {
+                Some(rest) if rest.starts_with([' ', '\t']) => {
+                    rest.trim().trim_matches(['"', '\'']) == name
+                }
+                _ => title == "default" && name == "default",
             }
-            _ => title == "default" && name == "default",
-        };
-        let config = section(&text(&self.config)?, in_config);
+        });
         let keys = section(&text(&self.credentials)?, |title| title == name);
         if self.named && config.is_none() && keys.is_none() {
             let message = format!(

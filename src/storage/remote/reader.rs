@@ -87,11 +87,11 @@ impl Remote {
         keep: Option<Arc<dyn Keep>>,
     ) -> Result<Box<dyn Reader>> {
         runtime()?;
-        let fits = |bytes: usize| ((bytes / CONNECTION) as u32).clamp(4, DEPTH);
-        let depth = options
-            .depth
-            .unwrap_or_else(|| options.connections.map_or(DEPTH, fits))
-            as usize;
+        let depth = options.depth.unwrap_or_else(|| {
+            options
+                .connections
+                .map_or(DEPTH, |bytes| ((bytes / CONNECTION) as u32).clamp(4, DEPTH))
+        }) as usize;
         let shared = RemoteState {
             sources,
             counters: Counters::default(),

@@ -230,13 +230,10 @@ macro_rules! bucket {
 
 /// Variables of the environment with these beginnings; those of the last one win.
 fn environment(prefixes: &[&str]) -> Result<Options> {
-    let text = |(name, value): (OsString, OsString)| {
-        Some((name.into_string().ok()?, value.into_string().ok()?))
-    };
     let of = |prefix: &'_ str| {
         let prefix = prefix.to_string();
         std::env::vars_os()
-            .filter_map(text)
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .filter(move |(name, _)| name.starts_with(&prefix))
     };
     let found: Options = prefixes.iter().flat_map(|prefix| of(prefix)).collect();

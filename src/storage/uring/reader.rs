@@ -402,10 +402,13 @@ impl Uring {
 
     /// The error of an operation that is not continued.
     fn cut_short(&self, extent: &Extent) -> Error {
-        let cancelled = || {
-            Error::new(ErrorKind::Cancelled, Stage::Read, "").with_range(extent.offset, extent.len)
-        };
-        self.broken.map_or_else(cancelled, broken_error)
+        self.broken.map_or_else(
+            || {
+                Error::new(ErrorKind::Cancelled, Stage::Read, "")
+                    .with_range(extent.offset, extent.len)
+            },
+            broken_error,
+        )
     }
 
     fn go_on(&mut self, key: Key, extent: &Extent, step: Step, short: bool) {
@@ -624,8 +627,11 @@ impl Reader for Uring {
 
     fn cancel(&mut self) {
         self.unsent.clear();
-        let mark = |(key, op): (Key, &mut Op)| (key, std::mem::replace(&mut op.cancelled, true));
-        let keys: Vec<_> = self.table.iter_mut().map(mark).collect();
+        let keys: Vec<_> = self
+            .table
+            .iter_mut()
+            .map(|(key, op)| (key, std::mem::replace(&mut op.cancelled, true)))
+            .collect();
         for (key, already) in keys {
             if !self.ring.is_busy(key.index()) {
                 self.end(key, Err(Error::new(ErrorKind::Cancelled, Stage::Read, "")));
@@ -760,11 +766,12 @@ mod tests {
             reader.wait(&mut out, None);
         }
         out.sort_by_key(|completion| completion.tag);
-        let bytes = |mut done: Completion| {
-            done.result
-                .map(|from| done.buf.as_mut_slice()[from..][..1000].to_vec())
-        };
-        out.into_iter().map(bytes).collect()
+        out.into_iter()
+            .map(|mut done| {
+                done.result
+                    .map(|from| done.buf.as_mut_slice()[from..][..1000].to_vec())
+            })
+            .collect()
     }
 
     #[test]

@@ -224,13 +224,15 @@ impl Ring {
                 .find(|region| region.id() == id)
                 .map(|region| region.ptr().as_ptr())
         };
-        let vector = |piece: &Piece| {
-            Some(IoVec {
-                base: start_of(piece.region)?.wrapping_add(piece.start),
-                len: piece.len,
+        let vectors: Vec<IoVec> = pieces
+            .iter()
+            .filter_map(|piece| {
+                Some(IoVec {
+                    base: start_of(piece.region)?.wrapping_add(piece.start),
+                    len: piece.len,
+                })
             })
-        };
-        let vectors: Vec<IoVec> = pieces.iter().filter_map(vector).collect();
+            .collect();
         // Must happen before the kernel pins them.
         let withheld: Vec<_> = regions.iter().map(Withheld::new).collect();
         // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names. The vectors lie in
@@ -604,14 +606,16 @@ fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
     let mut regions = regions.to_vec();
     regions.sort_unstable();
     regions.dedup();
-    let pieces = |(region, bytes): (u64, usize)| {
-        (0..bytes).step_by(READ_MAX).map(move |start| Piece {
-            region,
-            start,
-            len: READ_MAX.min(bytes - start),
+    regions
+        .into_iter()
+        .flat_map(|(region, bytes)| {
+            (0..bytes).step_by(READ_MAX).map(move |start| Piece {
+                region,
+                start,
+                len: READ_MAX.min(bytes - start),
+            })
         })
-    };
-    regions.into_iter().flat_map(pieces).collect()
+        .collect()
 }
 
 /// The registered buffer that holds `len` bytes from `start` of the region; `None` if they cross a piece's end.

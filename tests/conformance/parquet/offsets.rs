@@ -208,12 +208,18 @@ fn no_row_follows_an_offset_index_that_the_pages_contradict() {
         for (words, damage) in damages {
             for columns in [0..1, 1..2, 2..3, 4..5, 6..7, 0..7] {
                 let case = format!("{name}, {words}, columns {columns:?}");
-                let edit = |column, index: &mut _, _: &mut [i64]| {
-                    if columns.contains(&column) {
-                        damage(index)
-                    }
-                };
-                let said = rows_are_right(&with_indexes(&file, edit, |_, _| {}), &case);
+                let said = rows_are_right(
+                    &with_indexes(
+                        &file,
+                        |column, index, _| {
+                            if columns.contains(&column) {
+                                damage(index)
+                            }
+                        },
+                        |_, _| {},
+                    ),
+                    &case,
+                );
                 assert!(
                     said.contains("2 row groups read whole") && said.contains(words),
                     "{case}: {said}"

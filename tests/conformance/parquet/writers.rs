@@ -153,11 +153,14 @@ fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
         .filter(|column| column.holds.is_some())
         .collect();
     for some in readable.chunks(64) {
-        let add = |builder: ParquetBuilder, column: &&Column<'_>| match column.bytes() {
-            Some(_) => builder.column(column.name),
-            None => column.add(builder),
-        };
-        let all = some.iter().fold(Parquet::builder().nulls(Nulls::Zero), add);
+        let all =
+            some.iter().fold(
+                Parquet::builder().nulls(Nulls::Zero),
+                |builder, column| match column.bytes() {
+                    Some(_) => builder.column(column.name),
+                    None => column.add(builder),
+                },
+            );
         let decoded: Vec<_> = some
             .iter()
             .filter_map(|column| Some((column.name, column.bytes()?)))
@@ -443,7 +446,6 @@ fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
         .map(|entry| entry.unwrap().path())
         .collect();
     assert_eq!(files.len(), 10);
-    let twice = |rows: &Vec<String>| [&rows[..], &rows[..]].concat();
     for (first, second) in files
         .iter()
         .flat_map(|first| files.iter().map(move |second| (first, second)))
@@ -458,7 +460,7 @@ fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
         let expected: Vec<_> = pair(&fixture("pairs/pyarrow.parquet"), lists)
             .unwrap()
             .iter()
-            .map(twice)
+            .map(|rows| [&rows[..], &rows[..]].concat())
             .collect();
         let rows = pair(&dir.path("set"), lists)
             .unwrap_or_else(|error| panic!("{first:?}, {second:?}: {error}"));

@@ -237,17 +237,20 @@ fn extension(flag: u8, data: &[u8]) -> Vec<u8> {
 }
 
 fn pax(records: &[(&str, &str)]) -> Vec<u8> {
-    let record = |(key, value): &(&str, &str)| {
-        let rest = key.len() + value.len() + 3;
-        let mut len = rest + 1;
-        while len.to_string().len() + rest > len {
-            len += 1;
-        }
-        format!("{len} {key}={value}\n")
-    };
     extension(
         b'x',
-        records.iter().map(record).collect::<String>().as_bytes(),
+        records
+            .iter()
+            .map(|(key, value)| {
+                let rest = key.len() + value.len() + 3;
+                let mut len = rest + 1;
+                while len.to_string().len() + rest > len {
+                    len += 1;
+                }
+                format!("{len} {key}={value}\n")
+            })
+            .collect::<String>()
+            .as_bytes(),
     )
 }
 
@@ -269,8 +272,13 @@ fn ledger(middle: &[&[u8]]) -> (Vec<(DamageKind, u64, u64)>, u64) {
     let tar = open(&shard, true).unwrap();
     let refused = open(&shard, false);
     assert_eq!(refused.is_err(), !tar.damage().is_empty(), "{refused:?}");
-    let entry = |damage: &Damage| (damage.kind, damage.offset, damage.samples);
-    (tar.damage().iter().map(entry).collect(), tar.len())
+    (
+        tar.damage()
+            .iter()
+            .map(|damage| (damage.kind, damage.offset, damage.samples))
+            .collect(),
+        tar.len(),
+    )
 }
 
 #[test]

@@ -261,8 +261,13 @@ fn operations_on_the_device_have_a_time_of_their_own() {
             return println!("skipped: no kernels");
         }
         let records = Records::builder(16).field("image", DType::U8, [2, 2, 4]);
-        let finished = |builder: LoaderBuilder| builder.finish("image", Finish::to(DType::F32));
-        for (name, change) in [("none", None), ("finish", Some(finished))] {
+        for (name, change) in [
+            ("none", None),
+            (
+                "finish",
+                Some(|builder| builder.finish("image", Finish::to(DType::F32))),
+            ),
+        ] {
             let records = records
                 .clone()
                 .open_bytes(noise(BATCHES as usize * 4 * 16, 3))

@@ -44,8 +44,9 @@ fn calls() -> Vec<String> {
     ] {
         ranges.extend(["start", "end"].map(|call| format!("nvtx {call} {name} {count}")));
         for name in ["wait", "copy", "operations"] {
-            let calls = |batch| ["push", "pop"].map(|call| format!("nvtx {call} {name} {batch}"));
-            ranges.extend((0..count).flat_map(calls));
+            ranges.extend((0..count).flat_map(|batch| {
+                ["push", "pop"].map(|call| format!("nvtx {call} {name} {batch}"))
+            }));
         }
     }
     let mut all = [ranges.clone(), ranges, vec!["nvtx initialize".into()]].concat();

@@ -145,11 +145,14 @@ fn a_bound_stream_reads_the_batches_of_the_host() {
                     },
                     Consumer::read,
                 );
-                let bind = |consumer: &mut Consumer, batch: &Batch| {
-                    batch.bind(Stream::from(&consumer.stream)).unwrap();
-                    consumer.read(batch);
-                };
-                reads(ahead, |_| on_gpu(), bind);
+                reads(
+                    ahead,
+                    |_| on_gpu(),
+                    |consumer, batch| {
+                        batch.bind(Stream::from(&consumer.stream)).unwrap();
+                        consumer.read(batch);
+                    },
+                );
                 reads(ahead, |_| on_gpu(), Consumer::read_slice);
                 // Binding twice has no further effect.
                 reads(

@@ -91,19 +91,20 @@ pub fn watch() {
         PANICS.fetch_add(1, Ordering::Relaxed);
         before(info);
     }));
-    let watch = || loop {
-        std::thread::sleep(Duration::from_millis(100));
-        let Some((since, what)) = NOW.lock().unwrap().clone() else {
-            continue;
-        };
-        if since.elapsed() > DEADLINE {
-            println!("no end: {what}; threads: {:?}", loader_threads());
-            std::process::exit(101);
-        }
-    };
     std::thread::Builder::new()
         .name("watch".into())
-        .spawn(watch)
+        .spawn(|| {
+            loop {
+                std::thread::sleep(Duration::from_millis(100));
+                let Some((since, what)) = NOW.lock().unwrap().clone() else {
+                    continue;
+                };
+                if since.elapsed() > DEADLINE {
+                    println!("no end: {what}; threads: {:?}", loader_threads());
+                    std::process::exit(101);
+                }
+            }
+        })
         .unwrap();
 }
 

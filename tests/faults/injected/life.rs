@@ -360,19 +360,24 @@ impl Setting {
         }
         let place = site.offset.zip(site.len);
         let read = matches!(error.stage(), Stage::Read | Stage::Open);
-        let of_hit =
-            |hit: &Hit| hit.extent.len == 0 || Some((hit.extent.offset, hit.extent.len)) == place;
-        if place.is_none() || read && !hits.iter().any(of_hit) {
+        if place.is_none()
+            || read
+                && !hits.iter().any(|hit| {
+                    hit.extent.len == 0 || Some((hit.extent.offset, hit.extent.len)) == place
+                })
+        {
             lacks("not the place");
         }
-        let coded = |hit: &Hit| {
-            if let Fault::Error(code) = hit.fault {
-                Some(code)
-            } else {
-                None
-            }
-        };
-        let mut codes: BTreeSet<i32> = hits.iter().filter_map(coded).collect();
+        let mut codes: BTreeSet<i32> = hits
+            .iter()
+            .filter_map(|hit| {
+                if let Fault::Error(code) = hit.fault {
+                    Some(code)
+                } else {
+                    None
+                }
+            })
+            .collect();
         // An unreadable page of a map is EFAULT in a kernel copy, and EIO elsewhere.
         if self.way.0 == Mode::Mmap && codes.contains(&14) {
             codes.insert(5);
@@ -410,12 +415,14 @@ fn receive(loader: &Loader, complaints: &mut Complaints) -> (Vec<Got>, Option<Er
 
 /// Bytes and lengths of a row, field by field.
 fn content(got: &Got, row: usize) -> Content {
-    let field = |field: &Array| {
-        let each = field.bytes.len() / got.len;
-        (
-            field.bytes[row * each..][..each].to_vec(),
-            field.lens.as_ref().map(|lens| lens[row]),
-        )
-    };
-    got.fields.iter().map(field).collect()
+    got.fields
+        .iter()
+        .map(|field| {
+            let each = field.bytes.len() / got.len;
+            (
+                field.bytes[row * each..][..each].to_vec(),
+                field.lens.as_ref().map(|lens| lens[row]),
+            )
+        })
+        .collect()
 }

@@ -100,9 +100,8 @@ fn a_transform_that_locks_the_dataset_is_named() {
     let inside = gate.clone();
     let lock = held.clone();
     let dir = Dir::new();
-    let wait = move |_| drop(held.lock());
     let dataset = Hooked {
-        extents: Box::new(wait),
+        extents: Box::new(move |_| drop(held.lock())),
         ..Hooked::in_file(&dir.write("records", &[7; 400]))
     };
     let builder = Loader::builder(dataset)
@@ -150,13 +149,12 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
         let dir = Dir::new();
         let gate = Gate::default();
         let inside = gate.clone();
-        let wait = move |sample| {
-            if sample == 30 {
-                inside.pass();
-            }
-        };
         let dataset = Hooked {
-            extents: Box::new(wait),
+            extents: Box::new(move |sample| {
+                if sample == 30 {
+                    inside.pass();
+                }
+            }),
             ..Hooked::in_file(&dir.write("records", &[7; 400]))
         };
         let builder = Loader::builder(dataset)
@@ -180,13 +178,12 @@ fn a_decoder_that_hangs_on_a_substitute_is_named_as_one() {
     let armed = Arc::new(AtomicBool::new(false));
     let inside = gate.clone();
     let arm = armed.clone();
-    let open = move |_| {
-        if armed.load(Ordering::SeqCst) {
-            inside.pass();
-        }
-    };
     let dataset = Hooked {
-        open: Box::new(open),
+        open: Box::new(move |_| {
+            if armed.load(Ordering::SeqCst) {
+                inside.pass();
+            }
+        }),
         ..Hooked::in_memory()
     };
     let builder = Loader::builder(dataset)
@@ -224,11 +221,12 @@ fn a_dataset_that_hangs_in_member_is_named() {
         .workers(1)
         .order(Order::sequential())
         .on_bad_sample(ALL);
-    let bad = |_: &mut Row<'_>, ctx: &mut Ctx<'_>| match ctx.id() {
-        3 => Err(Error::user("three")),
-        _ => Ok(()),
-    };
-    let loader = build(builder.tuning(|t| t.stall_deadline(ms(300))).map(bad));
+    let loader = build(builder.tuning(|t| t.stall_deadline(ms(300))).map(
+        |_, ctx| match ctx.id() {
+            3 => Err(Error::user("three")),
+            _ => Ok(()),
+        },
+    ));
     let error = stall(&loader);
     gate.open();
     assert_eq!(error.site().sample, Some(3), "{error}");

@@ -69,13 +69,11 @@ fn the_ledger_counts_no_rows_of_the_batch_over_the_budget() {
             .on_bad_sample(OnBadSample::Substitute { budget: 1 })
             .map(refuse(&[2, 12, 13])),
     );
-    let substitutes =
-        |batch: Batch| batch.status().iter().filter(|status| **status == 2).count() as u64;
     let delivered: u64 = loader
         .epoch(0)
         .unwrap()
         .map_while(Result::ok)
-        .map(substitutes)
+        .map(|batch| batch.status().iter().filter(|status| **status == 2).count() as u64)
         .sum();
     assert_eq!((delivered, loader.ledger().substituted), (1, 1));
     assert_eq!(std::fs::read_to_string(path).unwrap().lines().count(), 1);

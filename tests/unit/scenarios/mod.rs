@@ -135,10 +135,9 @@ impl Scenario {
         let thread = {
             let scenario = self.clone();
             let time = time.clone();
-            let consumer = move || drop(outcome.send(scenario.consume(&time, all)));
             std::thread::Builder::new()
                 .name("scenario".into())
-                .spawn(consumer)
+                .spawn(move || drop(outcome.send(scenario.consume(&time, all))))
                 .unwrap()
         };
         let mut tries = 0;

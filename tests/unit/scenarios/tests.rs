@@ -813,8 +813,9 @@ fn operations_run_beside_the_next_copies() {
         let (simulated, gpu) =
             Simulated::new(Arc::new(AtomicU64::new(super::time::START)), move |_| copy);
         simulated.kernels_take(kernel);
-        let finish = |builder: LoaderBuilder| builder.finish("image", Finish::to(DType::F16));
-        let loader = forty(gpu, finish);
+        let loader = forty(gpu, |builder| {
+            builder.finish("image", Finish::to(DType::F16))
+        });
         let stream = Stream::promised(simulated.stream());
         let before = simulated.copies().len();
         for batch in loader.epoch(0).unwrap() {

@@ -95,16 +95,15 @@ pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
     if let Some(name) = twice(names.iter().map(String::as_str)) {
         return Err(format!("two columns are called `{name}`"));
     }
-    let column = |((name, encoding), size): ((_, _), Option<NonZeroU32>)| Column {
-        name,
-        encoding,
-        size: size.map(NonZeroU32::get),
-    };
     Ok(names
         .into_iter()
         .zip(encodings)
         .zip(sizes)
-        .map(column)
+        .map(|((name, encoding), size)| Column {
+            name,
+            encoding,
+            size: size.map(NonZeroU32::get),
+        })
         .collect())
 }
 

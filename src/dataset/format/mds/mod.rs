@@ -198,24 +198,31 @@ impl MdsBuilder {
         let offsets = match chunks {
             true => Vec::new(),
             false => parallel(&infos, |_, info| {
-                let read = |offset, len| home.read(&info.raw.name, offset, len);
-                offsets_of(info.samples, info.raw.bytes as u32, &columns, read)
-                    .map_err(|error| error.with_path(home.path(&info.raw.name)))
+                offsets_of(
+                    info.samples,
+                    info.raw.bytes as u32,
+                    &columns,
+                    |offset, len| home.read(&info.raw.name, offset, len),
+                )
+                .map_err(|error| error.with_path(home.path(&info.raw.name)))
             })?,
         };
         let sources = home.sources(&files)?;
         let starts = Starts::of(infos.iter().map(|info| u64::from(info.samples)))?;
-        let shard = |(info, file): (&ShardInfo, &ShardFile)| Shard {
-            samples: info.samples,
-            bytes: info.raw.bytes as u32,
-            compressed: file.compressed,
-        };
         let mut mds = Mds {
             sources: Arc::new(sources),
             schema: chosen.iter().map(|chosen| chosen.field.clone()).collect(),
             columns,
             chosen,
-            shards: infos.iter().zip(&files).map(shard).collect(),
+            shards: infos
+                .iter()
+                .zip(&files)
+                .map(|(info, file)| Shard {
+                    samples: info.samples,
+                    bytes: info.raw.bytes as u32,
+                    compressed: file.compressed,
+                })
+                .collect(),
             starts,
             offsets: offsets.concat(),
             chunks,
@@ -278,8 +285,10 @@ impl MdsBuilder {
             };
             named(&column.name).or_else(|| named("*"))
         };
-        let chosen = |index| Chosen::new(index, &all[index], raw(&all[index]), up_to(&all[index]));
-        wanted.into_iter().map(chosen).collect()
+        wanted
+            .into_iter()
+            .map(|index| Chosen::new(index, &all[index], raw(&all[index]), up_to(&all[index])))
+            .collect()
     }
 }
 
@@ -840,12 +849,12 @@ impl Chunked for Mds {
         out: &mut ChunkBuf,
     ) -> Result<()> {
         let source = SourceId::at(chunk);
-        let placed = |error: Error| {
-            error
-                .with_path(self.sources.path(source))
-                .with_range(0, self.sources.len_of(source))
-        };
-        self.open_shard(chunk, pieces, scratch, out).map_err(placed)
+        self.open_shard(chunk, pieces, scratch, out)
+            .map_err(|error| {
+                error
+                    .with_path(self.sources.path(source))
+                    .with_range(0, self.sources.len_of(source))
+            })
     }
 
     fn chunk_name(&self, chunk: usize) -> String {

@@ -82,8 +82,10 @@ fn preamble(input: &Blob, head: &[u8], start: u64) -> Result<(usize, u64)> {
     };
     let magic = &head[..MAGIC.len().min(head.len())];
     if !MAGIC.starts_with(magic) {
-        let bytes = || format!("it starts with {magic:02x?}");
-        let found = foreign(head).map_or_else(bytes, |name| format!("it is {name}"));
+        let found = foreign(head).map_or_else(
+            || format!("it starts with {magic:02x?}"),
+            |name| format!("it is {name}"),
+        );
         return wrong(format!("not an npy array: {found}"), MAGIC.len() as u64);
     }
     let major = *head.get(6).ok_or_else(cut)?;
@@ -239,8 +241,10 @@ impl<'a> Cursor<'a> {
             .iter()
             .position(|byte| *byte == quote)
             .ok_or("a string of the header has no end")?;
-        let plain = |byte: &u8| (b' '..=b'~').contains(byte) && *byte != b'\\';
-        if !rest[..len].iter().all(plain) {
+        if !rest[..len]
+            .iter()
+            .all(|byte| (b' '..=b'~').contains(byte) && *byte != b'\\')
+        {
             return Err(self.unexpected("a plain ASCII string"));
         }
         self.at += len + 2;

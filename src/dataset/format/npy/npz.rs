@@ -172,27 +172,30 @@ impl Archive {
                 over.name
             )));
         }
-        let find = |name: &String| {
-            let Some(member) = members.iter().find(|member| field_name(member) == name) else {
-                let there: Vec<&str> = members.iter().take(16).map(field_name).collect();
-                return Err(wrong(format!(
-                    "there is no member `{name}`; there are {}",
-                    there.join(", ")
-                )));
-            };
-            array_of(input, member)
-        };
         Ok(Self {
             meta: input.look()?,
-            members: names.iter().map(find).collect::<Result<_>>()?,
+            members: names
+                .iter()
+                .map(|name| {
+                    let Some(member) = members.iter().find(|member| field_name(member) == name)
+                    else {
+                        let there: Vec<&str> = members.iter().take(16).map(field_name).collect();
+                        return Err(wrong(format!(
+                            "there is no member `{name}`; there are {}",
+                            there.join(", ")
+                        )));
+                    };
+                    array_of(input, member)
+                })
+                .collect::<Result<_>>()?,
         })
     }
 }
 
 fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
     let start = zip::data_of(input, member)?;
-    let named = |error: Error| error.within(format_args!("`{}`", member.name));
-    let array = header::read(input, start, member.packed).map_err(named)?;
+    let array = header::read(input, start, member.packed)
+        .map_err(|error| error.within(format_args!("`{}`", member.name)))?;
     // A header has at most 64 KiB.
     let check = Check {
         header: (array.offset - start) as u32,

@@ -31,12 +31,15 @@ impl SchemaPlan {
         let all: Vec<Wanted>;
         let skip = skip && wanted.is_empty();
         let wanted = if wanted.is_empty() {
-            let one = |leaf: &Leaf| Wanted {
-                name: leaf.name.clone(),
-                columns: vec![leaf.name.clone()],
-                how: How::Stored,
-            };
-            all = footer.leaves.iter().map(one).collect();
+            all = footer
+                .leaves
+                .iter()
+                .map(|leaf| Wanted {
+                    name: leaf.name.clone(),
+                    columns: vec![leaf.name.clone()],
+                    how: How::Stored,
+                })
+                .collect();
             &all
         } else {
             wanted
@@ -320,19 +323,21 @@ fn find(footer: &Footer, name: &str) -> Result<usize> {
 
 /// Finds the chosen columns in this file. Errors: a column is missing or has another type.
 pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize>> {
-    let place = |leaf: &Leaf| {
-        let index = find(footer, &leaf.name)?;
-        let here = &footer.leaves[index];
-        if !same_values(here, leaf) {
-            let name = &leaf.name;
-            let here = here.words();
-            let first = leaf.words();
-            let message = format!("column `{name}` is {here} here, {first} in the first file");
-            return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
-        }
-        Ok(index)
-    };
-    leaves.iter().map(place).collect()
+    leaves
+        .iter()
+        .map(|leaf| {
+            let index = find(footer, &leaf.name)?;
+            let here = &footer.leaves[index];
+            if !same_values(here, leaf) {
+                let name = &leaf.name;
+                let here = here.words();
+                let first = leaf.words();
+                let message = format!("column `{name}` is {here} here, {first} in the first file");
+                return Err(Error::new(ErrorKind::Shape, Stage::Index, message));
+            }
+            Ok(index)
+        })
+        .collect()
 }
 
 /// Whether two files store values of one type alike. Writers differ in what does not matter: whether nulls may occur, the
@@ -367,17 +372,19 @@ pub(super) fn prune_columns(
     prune: &[(String, f64, f64)],
     footer: &Footer,
 ) -> Result<Vec<(usize, f64, f64)>> {
-    let place = |(name, min, max): &(String, f64, f64)| {
-        let index = find(footer, name)?;
-        match number(&footer.leaves[index]) {
-            Some((DType::U32 | DType::U64, ..)) | None => Err(config(format!(
-                "column `{name}` ({}) has no statistics to prune by",
-                footer.leaves[index].arrow
-            ))),
-            Some(_) => Ok((index, *min, *max)),
-        }
-    };
-    prune.iter().map(place).collect()
+    prune
+        .iter()
+        .map(|(name, min, max)| {
+            let index = find(footer, name)?;
+            match number(&footer.leaves[index]) {
+                Some((DType::U32 | DType::U64, ..)) | None => Err(config(format!(
+                    "column `{name}` ({}) has no statistics to prune by",
+                    footer.leaves[index].arrow
+                ))),
+                Some(_) => Ok((index, *min, *max)),
+            }
+        })
+        .collect()
 }
 
 /// Whether the statistics exclude all values within `min ..= max`.

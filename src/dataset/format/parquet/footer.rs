@@ -238,14 +238,15 @@ fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
     let all = of(ProjectionMask::all(), descr.num_columns());
     all.unwrap_or_else(|| {
         let roots = 0..descr.root_schema().get_fields().len();
-        let one = |root: usize| {
-            let leaves = (0..descr.num_columns())
-                .filter(|leaf| descr.get_column_root_idx(*leaf) == root)
-                .count();
-            of(ProjectionMask::roots(descr, [root]), leaves)
-                .unwrap_or_else(|| vec![(UNREAD, List::No); leaves])
-        };
-        roots.flat_map(one).collect()
+        roots
+            .flat_map(|root| {
+                let leaves = (0..descr.num_columns())
+                    .filter(|leaf| descr.get_column_root_idx(*leaf) == root)
+                    .count();
+                of(ProjectionMask::roots(descr, [root]), leaves)
+                    .unwrap_or_else(|| vec![(UNREAD, List::No); leaves])
+            })
+            .collect()
     })
 }
 

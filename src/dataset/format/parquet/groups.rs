@@ -161,14 +161,17 @@ fn leaves_out_headers(writer: &str) -> bool {
         return false;
     };
     let version = rest.trim_start().strip_prefix("version ").unwrap_or("0");
-    let number = |part: &str| {
-        part.chars()
-            .take_while(char::is_ascii_digit)
-            .collect::<String>()
-            .parse()
-            .unwrap_or(0_u32)
-    };
-    let numbers: Vec<u32> = version.split('.').take(3).map(number).collect();
+    let numbers: Vec<u32> = version
+        .split('.')
+        .take(3)
+        .map(|part| {
+            part.chars()
+                .take_while(char::is_ascii_digit)
+                .collect::<String>()
+                .parse()
+                .unwrap_or(0_u32)
+        })
+        .collect();
     numbers.as_slice() < [1, 2, 9].as_slice()
 }
 
@@ -246,18 +249,24 @@ impl Parquet {
         let mut runs = Vec::new();
         for start in (0..rows).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
             let range = start..(start + step).min(rows);
-            let place = |(leaf, whole): (usize, &Place)| {
-                let (mut place, payload) = pages_of(whole, &columns[leaf], &range);
-                if outgrows_pages(cut.column(leaf)) {
-                    let summed = payload_of(&columns[leaf].data)
-                        .is_some_and(|sum| Some(sum) == whole.payload);
-                    place.payload = payload
-                        .filter(|_| summed)
-                        .or_else(|| cut.counted_payload(leaf, &place));
-                }
-                place
-            };
-            runs.push((range.clone(), whole.iter().enumerate().map(place).collect()));
+            runs.push((
+                range.clone(),
+                whole
+                    .iter()
+                    .enumerate()
+                    .map(|(leaf, whole)| {
+                        let (mut place, payload) = pages_of(whole, &columns[leaf], &range);
+                        if outgrows_pages(cut.column(leaf)) {
+                            let summed = payload_of(&columns[leaf].data)
+                                .is_some_and(|sum| Some(sum) == whole.payload);
+                            place.payload = payload
+                                .filter(|_| summed)
+                                .or_else(|| cut.counted_payload(leaf, &place));
+                        }
+                        place
+                    })
+                    .collect(),
+            ));
         }
         Ok(Some(runs))
     }
@@ -340,22 +349,21 @@ impl Parquet {
         let mut reader = 0;
         for field in &self.fields {
             for columns in field.columns.clone().collect::<Vec<_>>().chunks(TOGETHER) {
-                let arena = |leaf: &usize| match field.kind {
-                    FieldKind::Ragged { .. } => 0,
-                    FieldKind::Array { width, list, .. } => {
-                        let meta = cut.column(*leaf);
-                        let plain = is_plain(cut.column(*leaf));
-                        let in_place = plain && meta.compression() == Compression::UNCOMPRESSED;
-                        if in_place {
-                            0
-                        } else {
-                            rows.saturating_mul((width * list) as u64)
-                        }
-                    }
-                };
                 together = columns
                     .iter()
-                    .map(arena)
+                    .map(|leaf| match field.kind {
+                        FieldKind::Ragged { .. } => 0,
+                        FieldKind::Array { width, list, .. } => {
+                            let meta = cut.column(*leaf);
+                            let plain = is_plain(cut.column(*leaf));
+                            let in_place = plain && meta.compression() == Compression::UNCOMPRESSED;
+                            if in_place {
+                                0
+                            } else {
+                                rows.saturating_mul((width * list) as u64)
+                            }
+                        }
+                    })
                     .fold(0, u64::saturating_add)
                     .max(together);
             }
@@ -397,14 +405,15 @@ fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
 
 /// Whether values can be copied straight from every page, according to the footer.
 fn is_plain(meta: &ColumnChunkMetaData) -> bool {
-    let plain = |encoding| matches!(encoding, Encoding::PLAIN | Encoding::RLE);
     let descr = meta.column_descr();
     let defined = descr.max_def_level() == 0
         || meta.statistics().and_then(Statistics::null_count_opt) == Some(0);
     descr.max_rep_level() == 0
         && meta.column_type() != Type::BOOLEAN
         && defined
-        && meta.encodings().all(plain)
+        && meta
+            .encodings()
+            .all(|encoding| matches!(encoding, Encoding::PLAIN | Encoding::RLE))
 }
 
 /// Bytes per value in the column reader's memory.

@@ -520,13 +520,15 @@ impl Dataset for Parquet {
             })
         };
         let digest = self.fields.iter().fold(digest, field);
-        let chunk = |digest: Digest, chunk: &Chunk| {
-            digest
-                .word(u64::from(chunk.file))
-                .word(u64::from(chunk.group))
-                .word(chunk.rows.start)
-        };
-        self.chunks.iter().fold(digest, chunk).end()
+        self.chunks
+            .iter()
+            .fold(digest, |digest, chunk| {
+                digest
+                    .word(u64::from(chunk.file))
+                    .word(u64::from(chunk.group))
+                    .word(chunk.rows.start)
+            })
+            .end()
     }
 
     fn describe(&self) -> String {
@@ -560,13 +562,16 @@ impl Framed for Parquet {
     /// Reads the field's column: neither footer nor index has the lengths of rows.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let FieldPlan { columns, kind } = &self.fields[field];
-        let stored = |chunk: &Chunk| {
-            chunk.places[columns.clone()]
-                .iter()
-                .map(|place| place.data.1)
-                .sum::<u64>()
-        };
-        let bytes = self.chunks.iter().map(stored).fold(0, u64::saturating_add);
+        let bytes = self
+            .chunks
+            .iter()
+            .map(|chunk| {
+                chunk.places[columns.clone()]
+                    .iter()
+                    .map(|place| place.data.1)
+                    .sum::<u64>()
+            })
+            .fold(0, u64::saturating_add);
         if bytes > LENGTHS_MAX {
             let name = &self.schema[field].name;
             let message = format!(

@@ -255,14 +255,17 @@ impl TfRecordBuilder {
         }
         index.not_empty("there are no records", &name)?;
         let (schema, features) = self.fields()?;
-        let list = |take: &Take| {
-            if let Take::List { row_bytes, .. } = take {
-                *row_bytes as u64
-            } else {
-                0
-            }
-        };
-        let opened_bytes_max = features.iter().map(list).max().unwrap_or(0);
+        let opened_bytes_max = features
+            .iter()
+            .map(|take| {
+                if let Take::List { row_bytes, .. } = take {
+                    *row_bytes as u64
+                } else {
+                    0
+                }
+            })
+            .max()
+            .unwrap_or(0);
         let Self {
             context_only,
             missing_zero,

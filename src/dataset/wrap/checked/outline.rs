@@ -155,17 +155,18 @@ fn chunk_extents(dataset: &dyn Dataset) -> Result<Vec<Vec<Extent>>> {
     let Some(chunks) = dataset.chunked() else {
         return Ok(Vec::new());
     };
-    let of = |chunk: usize| {
-        let mut extents = Vec::new();
-        chunks.chunk_extents(chunk, &mut extents)?;
-        let inside = extents
-            .iter()
-            .try_for_each(|extent| dataset.sources().check(extent));
-        inside
-            .map(|()| extents)
-            .map_err(|error| error.within(chunks.chunk_name(chunk)))
-    };
-    (0..chunks.starts().len() - 1).map(of).collect()
+    (0..chunks.starts().len() - 1)
+        .map(|chunk| {
+            let mut extents = Vec::new();
+            chunks.chunk_extents(chunk, &mut extents)?;
+            let inside = extents
+                .iter()
+                .try_for_each(|extent| dataset.sources().check(extent));
+            inside
+                .map(|()| extents)
+                .map_err(|error| error.within(chunks.chunk_name(chunk)))
+        })
+        .collect()
 }
 
 fn schema_crc(dataset: &dyn Dataset) -> u32 {
@@ -176,8 +177,9 @@ fn schema_crc(dataset: &dyn Dataset) -> u32 {
 fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     let starts = dataset.chunked().map_or(&[][..], |chunks| chunks.starts());
     let crc = crc32c::crc32c_append(schema_crc(dataset), bytemuck::cast_slice(starts));
-    let append = |crc, extent| crc32c::crc32c_append(crc, bytemuck::cast_slice(&place_of(extent)));
-    extents.iter().flatten().fold(crc, append)
+    extents.iter().flatten().fold(crc, |crc, extent| {
+        crc32c::crc32c_append(crc, bytemuck::cast_slice(&place_of(extent)))
+    })
 }
 
 /// Asks for the parts of every sample. Gives a CRC of the dataset: its schema, its samples' places, and all bytes in

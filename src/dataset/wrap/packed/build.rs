@@ -172,13 +172,12 @@ impl<D: Dataset> PackedBuilder<D> {
             let message = "bins and rows in one file: name two";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
         }
-        let fill = |out: &mut SideWriter| pack(&documents, order.as_ref(), out, place);
         let (file, origin) = kept::open_or_make(
             place,
             (KIND, "bins"),
             digest.end(),
             |file| table::fits(file, size),
-            fill,
+            |out| pack(&documents, order.as_ref(), out, place),
         )?;
         let mut packed = Packed {
             schema,
@@ -257,15 +256,18 @@ impl<D: Dataset> PackedBuilder<D> {
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }
-        let of = |field: &Field| {
-            let own = self
-                .paddings
-                .iter()
-                .rev()
-                .find(|(name, _)| name == field.name());
-            own.map_or(self.padding, |(_, element)| *element)
-        };
-        Ok(fields.fields.iter().map(of).collect())
+        Ok(fields
+            .fields
+            .iter()
+            .map(|field| {
+                let own = self
+                    .paddings
+                    .iter()
+                    .rev()
+                    .find(|(name, _)| name == field.name());
+                own.map_or(self.padding, |(_, element)| *element)
+            })
+            .collect())
     }
 }
 

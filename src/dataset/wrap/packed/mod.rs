@@ -167,12 +167,15 @@ impl<D: Dataset> Packed<D> {
 
     /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
     fn with<T>(&self, bin: u64, take: impl FnOnce(&Row) -> T) -> Result<T> {
-        let fill = |row: &mut Row| {
-            row.places.clear();
-            row.lens.clear();
-            self.look_up(bin, row)
-        };
-        self.recent.with(bin, fill, take)
+        self.recent.with(
+            bin,
+            |row| {
+                row.places.clear();
+                row.lens.clear();
+                self.look_up(bin, row)
+            },
+            take,
+        )
     }
 
     fn row_bytes(&self) -> u64 {

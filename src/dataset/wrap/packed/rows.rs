@@ -30,8 +30,13 @@ impl<D: Dataset> Packed<D> {
         let end = [END, identity.to_le_bytes()].concat();
         let len = self.counts.bins * self.row_bytes() + end.len() as u64;
         let what = ("rows", "these bins and documents");
-        let fill = |out: &mut Pending| self.write_rows(out);
-        let (blob, _) = kept::open_or_write(&place, what, &end, |blob| blob.len() == len, fill)?;
+        let (blob, _) = kept::open_or_write(
+            &place,
+            what,
+            &end,
+            |blob| blob.len() == len,
+            |out| self.write_rows(out),
+        )?;
         let mut sources = Sources::new();
         sources.add(&place, &blob.look()?)?;
         self.sources = Arc::new(sources);

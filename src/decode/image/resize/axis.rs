@@ -186,9 +186,10 @@ impl Axis {
             .zip(self.weights.chunks_exact_mut(self.taps));
         for (at, ((start, count), weights)) in (side.first..).zip(pixels) {
             let center = side.center(at);
-            let one = |x: u32| filter((f64::from(x) - center + 0.5) * shrink);
             self.exact.clear();
-            self.exact.extend((*start..start + count).map(one));
+            self.exact.extend(
+                (*start..start + count).map(|x| filter((f64::from(x) - center + 0.5) * shrink)),
+            );
             // In this order, as Pillow adds them.
             let sum: f64 = self.exact.iter().sum();
             for (weight, exact) in weights.iter_mut().zip(&self.exact) {

@@ -326,12 +326,14 @@ fn candidates(
         .map(PathBuf::from)
     {
         let lib = root.join("lib");
-        let python = |path: &PathBuf| {
-            path.file_name()
-                .and_then(OsStr::to_str)
-                .is_some_and(|name| name.starts_with("python3"))
-        };
-        let packages: Vec<_> = list(&lib).into_iter().filter(python).collect();
+        let packages: Vec<_> = list(&lib)
+            .into_iter()
+            .filter(|path| {
+                path.file_name()
+                    .and_then(OsStr::to_str)
+                    .is_some_and(|name| name.starts_with("python3"))
+            })
+            .collect();
         folders.push(lib);
         for folder in packages
             .into_iter()

@@ -340,9 +340,11 @@ impl CuFile {
     /// device's.
     pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
         let counted = self.version.filter(|_| self.opened.stats);
-        let of_gpu =
-            |version| stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu);
-        counted.and_then(of_gpu).or_else(|| self.machine())
+        counted
+            .and_then(|version| {
+                stats::of_gpu(bytemuck::cast_slice(&self.api.statistics()?), version, gpu)
+            })
+            .or_else(|| self.machine())
     }
 
     fn machine(&self) -> Option<Stats> {

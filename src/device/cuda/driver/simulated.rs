@@ -384,12 +384,14 @@ extern "C" fn event_synchronize(_: Handle) -> c_int {
 }
 
 extern "C" fn event_elapsed(ms: *mut f32, from: Handle, to: Handle) -> c_int {
-    let elapsed = |_: &Simulated, state: &mut DriverState| {
-        let from = *state.events.get(&from)?;
-        let to = *state.events.get(&to)?;
-        Some(((to as f64 - from as f64) / 1e6) as f32)
-    };
-    give(ms, with(from, elapsed))
+    give(
+        ms,
+        with(from, |_, state| {
+            let from = *state.events.get(&from)?;
+            let to = *state.events.get(&to)?;
+            Some(((to as f64 - from as f64) / 1e6) as f32)
+        }),
+    )
 }
 
 extern "C" fn event_destroy(event: Handle) -> c_int {

@@ -118,11 +118,10 @@ impl FillState {
             return 0;
         };
         let start = id.block * self.blocks.block;
-        let within = |op: &ReadOp| {
+        let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(|op| {
             op.extent.offset >= start
                 && op.extent.offset + op.extent.len <= start + bytes.len() as u64
-        };
-        let (here, others): (Vec<_>, Vec<_>) = waiting.ops.into_iter().partition(within);
+        });
         let count = here.len() as u64;
         self.done.extend(here.into_iter().map(|mut op| {
             let piece = &bytes[(op.extent.offset - start) as usize..][..op.extent.len as usize];

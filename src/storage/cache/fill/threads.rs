@@ -102,10 +102,9 @@ impl FillState {
     fn sweep(&self) {
         let moved = self.started + Duration::from_millis(self.flow.moved.load(Ordering::Relaxed));
         let late = |waiting: &Waiting| {
-            let since = |since: Instant| {
+            waiting.since.is_some_and(|since| {
                 since.max(moved).elapsed() > PATIENCE || since.elapsed() > 4 * PATIENCE
-            };
-            waiting.since.is_some_and(since)
+            })
         };
         let mut queue = self.queue.hold();
         let late: Vec<_> = queue
