@@ -126,9 +126,11 @@
 //!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
 //!         // The fields of `outputs` have numbers in the batch, in this order. `out.index_of(name)` finds those of other decoders, for `.map`.
-//!         let (numbers, sum) = (ctx.fields().start, ctx.fields().start + 1);
+//!         let numbers = ctx.fields().start;
+//!         let sum = ctx.fields().start + 1;
 //!         let mut fields = out.split();
-//!         let (places, total) = (fields.take::<f32>(numbers)?, fields.take::<f32>(sum)?);
+//!         let places = fields.take::<f32>(numbers)?;
+//!         let total = fields.take::<f32>(sum)?;
 //!         let mut len = 0;
 //!         for word in text.split_whitespace() {
 //!             let place = places.get_mut(len).ok_or_else(|| Error::decode("more numbers than the field holds"))?;
@@ -164,9 +166,11 @@
 //! let loader = Loader::builder(records)
 //!     .order(Order::shuffled(1))
 //!     .map_adding([Field::fixed("target", DType::F32, [3])], |row, _| {
-//!         let (label, target) = (row.index_of("label")?, row.index_of("target")?);
+//!         let label = row.index_of("label")?;
+//!         let target = row.index_of("target")?;
 //!         let mut fields = row.split();
-//!         let (label, target) = (fields.take::<i64>(label)?, fields.take::<f32>(target)?);
+//!         let label = fields.take::<i64>(label)?;
+//!         let target = fields.take::<f32>(target)?;
 //!         target[label[0] as usize] = 1.0;
 //!         Ok(())
 //!     })

@@ -27,7 +27,7 @@ pub fn start<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
-    spawn(name, body).map_err(|source| refused(what, (1, 0), source))
+    spawn(name, body).map_err(|source| refused(what, 1, 0, source))
 }
 
 /// As [`start`], for a caller with its own answer to a refusal.
@@ -90,7 +90,7 @@ pub(crate) fn or_fewer<T>(
                 }
                 return Ok(all);
             }
-            Err((0, source)) => return Err(refused(what, (wanted, 0), source)),
+            Err((0, source)) => return Err(refused(what, wanted, 0, source)),
             Err((started, _)) => count = started.div_ceil(2),
         }
     }
@@ -192,7 +192,7 @@ pub(crate) fn fewer_in_words() -> Option<String> {
 }
 
 /// The error where the system refuses a thread of `what`, of which so many were wanted and have started.
-pub(crate) fn refused(what: &str, (wanted, started): (usize, usize), source: io::Error) -> Error {
+pub(crate) fn refused(what: &str, wanted: usize, started: usize, source: io::Error) -> Error {
     let message = format!(
         "no thread can be started for the {what}: {wanted} wanted, {started} started; {}: raise the limit, end other threads, or \
          lower {} and {}",

@@ -86,7 +86,8 @@
 //!         Sizes::new(self.starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0))
 //!     }
 //!     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-//!         let (offset, end) = (self.starts[sample as usize], self.starts[sample as usize + 1]);
+//!         let offset = self.starts[sample as usize];
+//!         let end = self.starts[sample as usize + 1];
 //!         parts.framed(0, Extent { source: self.source, offset, len: end - offset });
 //!         Ok(())
 //!     }
@@ -111,7 +112,9 @@
 //! #     }
 //! # }
 //!
-//! let (mut bytes, mut starts, mut sources) = (Vec::new(), vec![0], Sources::new());
+//! let mut bytes = Vec::new();
+//! let mut starts = vec![0];
+//! let mut sources = Sources::new();
 //! for text in ["one", "two", "three"] {
 //!     bytes.extend_from_slice(text.as_bytes());
 //!     bytes.push(sum(text.as_bytes()));

@@ -22,7 +22,8 @@ use crate::tensor::{DType, EncodedField, Encoding, Field};
 /// for batch in loader.epoch(0)? {
 ///     let batch = batch?;
 ///     let jpegs = batch.field("image")?;
-///     let (bytes, offsets) = (jpegs.as_slice::<u8>()?, jpegs.offsets().unwrap());
+///     let bytes = jpegs.as_slice::<u8>()?;
+///     let offsets = jpegs.offsets().unwrap();
 ///     assert_eq!(jpegs.row::<u8>(7)?, &bytes[offsets[7] as usize..offsets[8] as usize]);
 /// }
 /// # Ok::<(), feedline::Error>(())

@@ -183,7 +183,7 @@ impl Decoder {
         picture: Input<'_>,
         scans: &Scans<'_>,
         points: &[u8],
-        (region, scale): (Region, u32),
+        region: Region, scale: u32,
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let Input {
@@ -191,7 +191,7 @@ impl Decoder {
             header,
             ..
         } = picture;
-        let layout = Layout::new(header, scans.components(), (region, scale));
+        let layout = Layout::new(header, scans.components(), region, scale);
         let scan = match scans {
             Scans::One(scan) => scan,
             Scans::Several(script) => return self.run_script(picture, script, &layout, to),
@@ -242,13 +242,13 @@ impl Decoder {
             let needed = layout.mcu_rows.contains(&row);
             readers.row(
                 layout,
-                (row, needed),
+                row, needed,
                 coefficients,
                 smoothing.as_ref(),
-                (rows, kernels),
+                rows, kernels,
             )?;
             if needed {
-                next = write(layout, (row, next), header.colours, (rows, kernels), to);
+                next = write(layout, row, next, header.colours, rows, kernels, to);
             }
         }
         readers.finish()
@@ -343,9 +343,9 @@ impl Decoder {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;
             next = write(
                 layout,
-                (row, next),
+                row, next,
                 scan.colours,
-                (&mut self.rows, &self.kernels),
+                &mut self.rows, &self.kernels,
                 to,
             );
         }
@@ -356,9 +356,9 @@ impl Decoder {
 /// Writes the rows of pixels, from `next` on, that are complete with the samples of a row of MCUs. Gives the first one that is not.
 fn write(
     layout: &Layout,
-    (row, next): (u32, u32),
+    row: u32, next: u32,
     colours: Colours,
-    (rows, kernels): (&mut Rows, &Kernels),
+    rows: &mut Rows, kernels: &Kernels,
     to: &mut dyn RowSink,
 ) -> u32 {
     rows.pad(layout, row);

@@ -59,10 +59,10 @@ impl Layout {
     pub(super) fn new(
         header: &Header,
         components: &[Component],
-        (region, scale): (Region, u32),
+        region: Region, scale: u32,
     ) -> Self {
         let most = header.largest_factors();
-        let plane = |factors: Factors| Plane::new(header, factors, most, (region, scale));
+        let plane = |factors: Factors| Plane::new(header, factors, most, region, scale);
         let count = components.len();
         let mut all = [const { Plane::NONE }; 4];
         for (slot, component) in all.iter_mut().zip(components) {
@@ -140,7 +140,7 @@ impl Plane {
         header: &Header,
         factors: Factors,
         most: (u32, u32),
-        (region, scale): (Region, u32),
+        region: Region, scale: u32,
     ) -> Self {
         let h = u32::from(factors.h);
         let v = u32::from(factors.v);

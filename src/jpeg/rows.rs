@@ -85,7 +85,7 @@ impl Rows {
     pub(super) fn store(
         &mut self,
         component: usize,
-        (column, row): (u32, u32),
+        column: u32, row: u32,
         size: u32,
         samples: &[[u8; 8]; 8],
     ) {
@@ -139,7 +139,7 @@ impl Rows {
         let left = layout.region.left as usize;
         let width = layout.region.width as usize;
         for ((ring, full), plane) in self.rings.iter().zip(&mut self.full).zip(layout.planes()) {
-            ring.widen(plane, y, (left, width), kernels, full);
+            ring.widen(plane, y, left, width, kernels, full);
         }
         let row = |index: usize| {
             let plane = &layout.planes()[index];
@@ -217,7 +217,7 @@ impl Ring {
         &self,
         plane: &Plane,
         y: u32,
-        (left, width): (usize, usize),
+        left: usize, width: usize,
         kernels: &Kernels,
         full: &mut [u8],
     ) {

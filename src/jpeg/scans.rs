@@ -149,7 +149,7 @@ impl Coefficients {
                 let blocks = &mut store.blocks[below as usize * across..][..across];
                 if smoothing.estimate(
                     index,
-                    (store.columns.start, row * v + below),
+                    store.columns.start, row * v + below,
                     &quants[index],
                     blocks,
                 ) {
@@ -174,8 +174,8 @@ impl Coefficients {
             let v = u32::from(plane.factors.v);
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
                 store.transform(
-                    (index, plane.block),
-                    (row * v + below, below),
+                    index, plane.block,
+                    row * v + below, below,
                     &quants[index],
                     rows,
                     kernels,
@@ -197,8 +197,8 @@ impl PlaneRow {
 
     fn transform(
         &self,
-        (component, size): (usize, u32),
-        (y, below): (u32, u32),
+        component: usize, size: u32,
+        y: u32, below: u32,
         quant: &[u16; 64],
         rows: &mut Rows,
         kernels: &Kernels,
@@ -209,7 +209,7 @@ impl PlaneRow {
             if size == 1 {
                 rows.store(
                     component,
-                    (x, y),
+                    x, y,
                     1,
                     &[[kernels::mean(block[0], quant[0]); 8]; 8],
                 );
@@ -220,7 +220,7 @@ impl PlaneRow {
             if only_dc && (size != 2 || product <= kernels::QUARTER_MAX) {
                 rows.store(
                     component,
-                    (x, y),
+                    x, y,
                     size,
                     &[[kernels::flat(block[0], quant[0]); 8]; 8],
                 );
@@ -232,14 +232,14 @@ impl PlaneRow {
             };
             let samples = kernels.samples(size, [first, block], [quant; 2]);
             for (x, samples) in [before, x].into_iter().zip(&samples) {
-                rows.store(component, (x, y), size, bytemuck::must_cast_ref(samples));
+                rows.store(component, x, y, size, bytemuck::must_cast_ref(samples));
             }
         }
         if let Some((x, block)) = waiting {
             let samples = kernels.samples(size, [block; 2], [quant; 2]);
             rows.store(
                 component,
-                (x, y),
+                x, y,
                 size,
                 bytemuck::must_cast_ref(&samples[0]),
             );
@@ -263,21 +263,18 @@ pub(super) fn survey(
     let layout = Layout::new(
         header,
         script.components(),
-        (
-            Region {
+        Region {
                 left: 0,
                 top: 0,
                 width,
                 height,
-            },
-            8,
-        ),
+            }, 8,
     );
     let mut smoothing = Smoothing::new(header, &layout, lacks);
     coefficients.start(header, &layout);
     let mut readers = Readers::new(picture, script, tables);
     for row in 0..layout.mcus.1 {
-        readers.read((row, true), coefficients)?;
+        readers.read(row, true, coefficients)?;
         smoothing
             .planes()
             .zip(&coefficients.planes)
@@ -310,13 +307,13 @@ impl<'a> Readers<'a> {
         Self {
             script,
             readers: readers
-                .map(|(number, (scan, tables))| Reader::new(picture, (number, scan), tables))
+                .map(|(number, (scan, tables))| Reader::new(picture, number, scan, tables))
                 .collect(),
         }
     }
 
     /// Reads a row of MCUs.
-    fn read(&mut self, (row, needed): (u32, bool), to: &mut Coefficients) -> Result<()> {
+    fn read(&mut self, row: u32, needed: bool, to: &mut Coefficients) -> Result<()> {
         to.begin(needed);
         self.readers
             .iter_mut()
@@ -349,12 +346,12 @@ impl<'a> Readers<'a> {
     pub(super) fn row(
         &mut self,
         layout: &Layout,
-        (row, needed): (u32, bool),
+        row: u32, needed: bool,
         to: &mut Coefficients,
         smoothing: Option<&Smoothing>,
-        (rows, kernels): (&mut Rows, &Kernels),
+        rows: &mut Rows, kernels: &Kernels,
     ) -> Result<()> {
-        self.read((row, needed), to)?;
+        self.read(row, needed, to)?;
         if needed {
             if let Some(smoothing) = smoothing {
                 to.smooth(layout, row, &self.script.quants, smoothing);
@@ -401,7 +398,7 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(
         picture: Input<'a>,
-        (number, scan): (usize, &'a OneScan<'a>),
+        number: usize, scan: &'a OneScan<'a>,
         tables: &'a ScanTables,
     ) -> Self {
         let Input {
@@ -502,9 +499,9 @@ impl<'a> Reader<'a> {
                     reader.ended = ac_first::<STRICT>(
                         &table.table,
                         bits,
-                        (band.clone(), low),
+                        band.clone(), low,
                         reader.ended,
-                        (filled, block),
+                        filled, block,
                     )?;
                     Ok(())
                 })
@@ -514,9 +511,9 @@ impl<'a> Reader<'a> {
                     reader.ended = ac_refine::<STRICT>(
                         &table.table,
                         bits,
-                        (band.clone(), low),
+                        band.clone(), low,
                         reader.ended,
-                        (filled, block),
+                        filled, block,
                     )?;
                     Ok(())
                 })
@@ -739,9 +736,9 @@ fn zero(bits: &mut Bits<'_>) -> i32 {
 fn ac_first<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
-    (band, low): (Range<usize>, u32),
+    band: Range<usize>, low: u32,
     ended: u32,
-    (filled, mut block): (&mut u64, Option<&mut [i16; 64]>),
+    filled: &mut u64, mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
     if ended > 0 {
         return Ok(ended - 1);
@@ -781,9 +778,9 @@ fn ac_first<const STRICT: bool>(
 fn ac_refine<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
-    (band, low): (Range<usize>, u32),
+    band: Range<usize>, low: u32,
     mut ended: u32,
-    (filled, mut block): (&mut u64, Option<&mut [i16; 64]>),
+    filled: &mut u64, mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
     let old = *filled;
     let mut next = band.start;

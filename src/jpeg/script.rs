@@ -133,8 +133,8 @@ impl<'a> Script<'a> {
                     }
                     let data = end..end_of_data(picture, end);
                     at = data.end;
-                    let scan = script.scan(picture, (body, start), &state, (restart, data))?;
-                    script.latch(&scan, &state, (&have, &mut latched))?;
+                    let scan = script.scan(picture, body, start, &state, restart, data)?;
+                    script.latch(&scan, &state, &have, &mut latched)?;
                     for part in scan.parts() {
                         before[part.component] = if script.scans.is_empty() {
                             [0; 64]
@@ -237,9 +237,9 @@ impl<'a> Script<'a> {
     fn scan(
         &self,
         Input { header, strict, .. }: Input<'_>,
-        (body, start): (&[u8], usize),
+        body: &[u8], start: usize,
         state: &Scan<'a>,
-        (restart, data): (u32, Range<usize>),
+        restart: u32, data: Range<usize>,
     ) -> Result<OneScan<'a>> {
         let wrong = |what: &str| Err(at_offset(format!("JPEG with a scan {what}"), start));
         let Some((count, rest)) = body.split_first() else {
@@ -329,7 +329,7 @@ impl<'a> Script<'a> {
         &mut self,
         scan: &OneScan<'_>,
         state: &Scan<'_>,
-        (have, latched): (&[bool; 4], &mut [bool; 4]),
+        have: &[bool; 4], latched: &mut [bool; 4],
     ) -> Result<()> {
         for part in scan.parts() {
             let quant = self.components[part.component].quant;

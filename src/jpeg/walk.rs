@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
             if self.broken {
                 // Blocks of this MCU may wait, and must not come after the grey.
                 self.pending.flush(rows, kernels);
-                self.grey(layout, (column, row), rows);
+                self.grey(layout, column, row, rows);
             }
             self.mcu += 1;
         }
@@ -441,8 +441,8 @@ impl<'a> Walk<'a> {
     ) -> Result<(), Fault> {
         let mut bits = self.bits.clone();
         let done = match layout.scale {
-            1 => self.decode_blocks::<true>(&mut bits, layout, place, (rows, kernels)),
-            _ => self.decode_blocks::<false>(&mut bits, layout, place, (rows, kernels)),
+            1 => self.decode_blocks::<true>(&mut bits, layout, place, rows, kernels),
+            _ => self.decode_blocks::<false>(&mut bits, layout, place, rows, kernels),
         };
         self.bits = bits;
         done
@@ -454,8 +454,8 @@ impl<'a> Walk<'a> {
         &mut self,
         bits: &mut Bits<'a>,
         layout: &Layout,
-        (column, row): (u32, u32),
-        (rows, kernels): (&mut Rows, &Kernels),
+        column: u32, row: u32,
+        rows: &mut Rows, kernels: &Kernels,
     ) -> Result<(), Fault> {
         for block in &self.blocks[..self.count] {
             let coding = &self.codings[block.component];
@@ -472,7 +472,7 @@ impl<'a> Walk<'a> {
             if size == 1 {
                 coding.ac.skip(bits)?;
                 let sample = kernels::mean(*predictor as i16, coding.quant[0]);
-                rows.store(block.component, (x, y), 1, &[[sample; 8]; 8]);
+                rows.store(block.component, x, y, 1, &[[sample; 8]; 8]);
                 continue;
             }
             let pending = &mut self.pending;
@@ -490,7 +490,7 @@ impl<'a> Walk<'a> {
                 if size != 2 || product <= kernels::QUARTER_MAX {
                     rows.store(
                         block.component,
-                        (x, y),
+                        x, y,
                         size,
                         &[[kernels::flat(dc, quant); 8]; 8],
                     );
@@ -512,13 +512,13 @@ impl<'a> Walk<'a> {
     }
 
     #[cold]
-    fn grey(&mut self, layout: &Layout, (column, row): (u32, u32), rows: &mut Rows) {
+    fn grey(&mut self, layout: &Layout, column: u32, row: u32, rows: &mut Rows) {
         for block in &self.blocks[..self.count] {
             let plane = &layout.planes()[block.component];
             let x = column * u32::from(plane.factors.h) + block.x;
             let y = row * u32::from(plane.factors.v) + block.y;
             if plane.columns.contains(&x) && plane.rows.contains(&y) {
-                rows.store(block.component, (x, y), plane.block, &GREY);
+                rows.store(block.component, x, y, plane.block, &GREY);
             }
         }
     }
@@ -536,7 +536,7 @@ impl Pending<'_> {
         let [first, second] = &self.coefficients;
         let samples = kernels.samples(size, [first, second], self.quants);
         for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {
-            rows.store(component, (x, y), size, bytemuck::must_cast_ref(samples));
+            rows.store(component, x, y, size, bytemuck::must_cast_ref(samples));
         }
         self.coefficients = [[0; 64]; 2];
         self.count = 0;

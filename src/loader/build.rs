@@ -772,7 +772,7 @@ impl Assembly {
         let (core, reader) = self.core(exchange, to_workers, watch, idle);
         handles.keep(Workers::start(core.clone(), pool, room, cached)?);
         let io = Planner::new(core.clone(), reader, side, pending);
-        let runtime = DeviceStage::start(stage, core, io, handles, (slots, pinning))?;
+        let runtime = DeviceStage::start(stage, core, io, handles, slots, pinning)?;
         closing.defuse();
         Ok(Started {
             runtime,

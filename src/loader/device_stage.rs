@@ -289,7 +289,7 @@ impl DeviceStage {
         core: Arc<Core>,
         io: Planner,
         workers: Handles,
-        (pool, pinning): (Pool, Sender<Infallible>),
+        pool: Pool, pinning: Sender<Infallible>,
     ) -> Result<Runtime> {
         let Some(stage) = stage else {
             pool.announce();
@@ -298,14 +298,14 @@ impl DeviceStage {
         };
         // After an error, nothing here may keep a reference to the workers, which are then joined.
         let mut runtime = Runtime::start(core, io, workers)?;
-        stage.spawn(runtime.core().clone(), (pool, pinning), &mut runtime)?;
+        stage.spawn(runtime.core().clone(), pool, pinning, &mut runtime)?;
         Ok(runtime)
     }
 
     fn spawn(
         self,
         core: Arc<Core>,
-        (pool, pinning): (Pool, Sender<Infallible>),
+        pool: Pool, pinning: Sender<Infallible>,
         runtime: &mut Runtime,
     ) -> Result<()> {
         let Self {

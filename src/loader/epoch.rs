@@ -209,7 +209,8 @@ impl Epoch {
     ///
     /// # let loader = Loader::builder(Records::builder(4).open_bytes([7; 400])?).batch_size(10).build()?;
     /// # let interrupted = || false;
-    /// let (mut epoch, mut batches) = (loader.epoch(0)?, 0);
+    /// let mut epoch = loader.epoch(0)?;
+    /// let mut batches = 0;
     /// while !interrupted() {
     ///     match epoch.next_within(Duration::from_millis(100)) {
     ///         Poll::Ready(Some(batch)) => batches += u32::from(batch?.len() == 10),

@@ -219,7 +219,7 @@ impl MemoryPlan {
             .iter_mut()
             .for_each(|term| *term = term.at_least());
         if plan.total() > budget {
-            return Err(plan.too_small(&limits.largest, (budget, "allowed"), plan.total()));
+            return Err(plan.too_small(&limits.largest, budget, "allowed", plan.total()));
         }
         if let Some(free) = lacking(&plan) {
             let have = match limits.ranks {
@@ -228,7 +228,7 @@ impl MemoryPlan {
                     "free for one of the {ranks} ranks here, limits of the container included"
                 ),
             };
-            return Err(plan.too_small(&limits.largest, (free, &have), plan.needs()));
+            return Err(plan.too_small(&limits.largest, free, &have, plan.needs()));
         }
         plan.free = lacking(&most);
         let usable = |free: usize| free - free / 512 - PROCESS;
@@ -272,7 +272,7 @@ impl MemoryPlan {
     }
 
     /// The error: `have` bytes are `what`.
-    fn too_small(&self, largest: &str, (have, what): (usize, &str), need: usize) -> Error {
+    fn too_small(&self, largest: &str, have: usize, what: &str, need: usize) -> Error {
         let part = self
             .part
             .filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);

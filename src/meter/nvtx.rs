@@ -251,7 +251,7 @@ impl Tool {
 }
 
 impl Event {
-    fn new((message_type, message): (i32, usize), payload: u64) -> Self {
+    fn new(message_type: i32, message: usize, payload: u64) -> Self {
         Self {
             version: NVTX_VERSION as u16,
             size: size_of::<Self>() as u16,
@@ -279,7 +279,7 @@ pub(crate) fn range(name: impl FnOnce() -> String, payload: u64) -> Option<Range
     let tool = TOOL.get()?;
     let (start, end) = tool.ranges?;
     let name = CString::new(name()).ok()?;
-    let event = Event::new((MESSAGE_ASCII, name.as_ptr() as usize), payload);
+    let event = Event::new(MESSAGE_ASCII, name.as_ptr() as usize, payload);
     // SAFETY: the event and its text live during the call, as NVTX asks.
     Some(Range {
         domain: tool.domain,

@@ -21,7 +21,7 @@ pub(super) fn gather(core: &Core, run: RowRun, held: &Arc<Held>, worker: &mut Wo
     let mut ids = std::mem::take(&mut worker.ids);
     places.clear();
     ids.clear();
-    gather_at(core, run, held, worker, (&mut places, &mut ids));
+    gather_at(core, run, held, worker, &mut places, &mut ids);
     worker.places = places;
     worker.ids = ids;
 }
@@ -31,7 +31,7 @@ fn gather_at(
     mut run: RowRun,
     held: &Arc<Held>,
     worker: &mut Worker,
-    (places, ids): (&mut Vec<(u32, u32)>, &mut Vec<u64>),
+    places: &mut Vec<(u32, u32)>, ids: &mut Vec<u64>,
 ) {
     let samples = &core.samples;
     worker.begins(samples, Doing::Planning, None);

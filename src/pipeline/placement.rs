@@ -228,7 +228,7 @@ pub(crate) fn on_node<T: Send>(
             placement.apply_here().map(|()| work())
         });
         let started =
-            started.map_err(|source| thread::refused("building on a NUMA node", (1, 0), source))?;
+            started.map_err(|source| thread::refused("building on a NUMA node", 1, 0, source))?;
         started
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))

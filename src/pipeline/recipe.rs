@@ -101,7 +101,7 @@ pub(crate) struct Finishing {
 
 impl Finishing {
     /// Whether this draw of a sample is mirrored.
-    fn flipped(&self, seed: u64, epoch: u64, (id, draw): (u64, u64)) -> bool {
+    fn flipped(&self, seed: u64, epoch: u64, id: u64, draw: u64) -> bool {
         self.flip > 0.0
             && Draws::of_draw(seed, epoch, id, draw, &self.purpose).next_f64() < self.flip
     }
@@ -115,7 +115,7 @@ impl Finishing {
             if id == u64::MAX {
                 continue;
             }
-            let flip = self.flipped(seed, epoch, (id, slot.draw_of(row)));
+            let flip = self.flipped(seed, epoch, id, slot.draw_of(row));
             let (input, output) = slot.two_arrays(self.step.input, self.step.output);
             let from = self.step.plan.input_bytes();
             let to = self.step.plan.output_bytes();

@@ -147,7 +147,7 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
                 .order
                 .id(first + u64::from(row) * run.job.batches.stride())?;
             samples.parts(id, &mut parts)?;
-            match copy_row(core, &parts, (id, row), &mut run.rows, worker)? {
+            match copy_row(core, &parts, id, row, &mut run.rows, worker)? {
                 Copied::All => ids.push(id),
                 other => return Ok(other),
             }
@@ -167,7 +167,7 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
 fn copy_row(
     core: &Core,
     parts: &Parts<'_>,
-    (id, row): (u64, u32),
+    id: u64, row: u32,
     rows: &mut Rows,
     worker: &mut Worker,
 ) -> Result<Copied> {
@@ -184,7 +184,7 @@ fn copy_row(
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
         if matches!(part, Part::Framed(Extent { len: 0, .. })) {
-            match make_field(core, (id, field), &mut out[..row_bytes], worker)? {
+            match make_field(core, id, field, &mut out[..row_bytes], worker)? {
                 true => continue,
                 false => return Ok(Copied::Unusual),
             }
@@ -227,7 +227,7 @@ fn copy_row(
 /// Makes a field that takes no bytes. False if it does not fill its row.
 fn make_field(
     core: &Core,
-    (id, field): (u64, usize),
+    id: u64, field: usize,
     row: &mut [u8],
     worker: &mut Worker,
 ) -> Result<bool> {

@@ -68,7 +68,7 @@ impl Samples {
                 (_, How::Skip | How::Direct) => continue,
                 _ if part.follows() || !is_last => {
                     let start = if part.follows() { at } else { 0 };
-                    at = self.join((field, part), start, is_last, sample, rows)?;
+                    at = self.join(field, part, start, is_last, sample, rows)?;
                     continue;
                 }
                 (Part::Inline(bytes), How::Decode(_)) => {
@@ -102,7 +102,7 @@ impl Samples {
     /// Places one of several parts of a field in the first row, from byte `start` on, and returns its end.
     fn join(
         &self,
-        (field, part): (usize, Part<'_>),
+        field: usize, part: Part<'_>,
         start: usize,
         is_last: bool,
         sample: &mut Sample,
@@ -382,9 +382,9 @@ impl Samples {
             false => 0,
         };
         for given in given {
-            self.fill_field(job, (id, draw), rows, scratch, framed, given?)?;
+            self.fill_field(job, id, draw, rows, scratch, framed, given?)?;
         }
-        self.finish(job, (id, draw), rows, scratch)
+        self.finish(job, id, draw, rows, scratch)
     }
 
     /// Fills the row from its fetched sample. All bytes must be there.
@@ -410,7 +410,7 @@ impl Samples {
     fn fill_field(
         &self,
         job: &EpochJob,
-        (id, draw): (u64, u64),
+        id: u64, draw: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
         framed: Option<&dyn Framed>,
@@ -527,7 +527,7 @@ impl Samples {
     fn finish(
         &self,
         job: &EpochJob,
-        (id, draw): (u64, u64),
+        id: u64, draw: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
     ) -> Result<()> {

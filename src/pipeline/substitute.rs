@@ -293,11 +293,11 @@ impl Search<'_> {
             worker.begins(samples, Doing::Decoding, candidate);
             match (pick.row, held) {
                 (Some((InChunk::Held(entry), row)), Some((held, _))) => {
-                    fill_from_chunk(samples, run, pick.id, (opened(held, entry)?, row), worker)?;
+                    fill_from_chunk(samples, run, pick.id, opened(held, entry)?, row, worker)?;
                 }
                 (Some((InChunk::Chunk(chunk), row)), _) => {
                     let buffer = open_spare(core, room, chunk, spare, worker)?;
-                    fill_from_chunk(samples, run, pick.id, (buffer, row), worker)?;
+                    fill_from_chunk(samples, run, pick.id, buffer, row, worker)?;
                 }
                 _ => fill_from_storage(core, room, run, pick.id, &mut spare.encoded, worker)?,
             }
@@ -387,7 +387,7 @@ fn fill_from_chunk(
     samples: &Samples,
     run: &mut RowRun,
     id: u64,
-    (buffer, row): (&ChunkBuf, usize),
+    buffer: &ChunkBuf, row: usize,
     worker: &mut Worker,
 ) -> Result<()> {
     let given = samples.given_by_chunk(buffer, row);

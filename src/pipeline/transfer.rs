@@ -68,7 +68,7 @@ type Doors = (
 impl Dozing {
     fn begin(
         &self,
-        (bell, full): (&Receiver<()>, &Receiver<Filled>),
+        bell: &Receiver<()>, full: &Receiver<Filled>,
         free: Option<&Receiver<Box<Buffer>>>,
     ) {
         *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));
@@ -197,7 +197,7 @@ impl Transfer {
             }
             drop(pinning.take());
             #[cfg(test)]
-            core.dozing.begin((&bell, &full), (!room).then_some(&free));
+            core.dozing.begin(&bell, &full, (!room).then_some(&free));
             // This call receives nothing: items stay in their channel until this thread runs again.
             let look = self
                 .copier

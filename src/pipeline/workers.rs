@@ -39,7 +39,7 @@ impl Workers {
         core: Arc<Core>,
         pool: rayon::ThreadPool,
         room: SpareRoom,
-        (cached_bytes, chunk_bytes): (usize, usize),
+        cached_bytes: usize, chunk_bytes: usize,
     ) -> Result<Arc<Self>> {
         let each = (0..pool.current_num_threads())
             .map(|number| {

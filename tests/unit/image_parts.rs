@@ -263,7 +263,7 @@ fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
         strict,
     };
     let scans = jpeg::Scans::of(picture, 100)?;
-    jpeg::Decoder::default().decode(picture, &scans, &[], (region, scale), &mut cut)?;
+    jpeg::Decoder::default().decode(picture, &scans, &[], region, scale, &mut cut)?;
     Ok(cut.0)
 }
 

@@ -24,7 +24,7 @@ fn load(record: ShardRecord, entries: &[u8], notes: &[u8]) -> Option<Table> {
         entries,
         notes,
     ]));
-    file::load(&side, Path::new("shard"), true, &VERSION, (7, 2))
+    file::load(&side, Path::new("shard"), true, &VERSION, 7, 2)
 }
 
 fn record() -> ShardRecord {

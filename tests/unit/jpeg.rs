@@ -55,7 +55,7 @@ fn decode(
         picture,
         &Scans::of(picture, 100)?,
         &[],
-        (region, 1),
+        region, 1,
         &mut out,
     )?;
     Ok(out.0)
@@ -72,7 +72,7 @@ fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
         picture,
         &Scans::of(picture, 100)?,
         points,
-        (region, 1),
+        region, 1,
         &mut out,
     )?;
     Ok(out.0)

@@ -163,7 +163,7 @@ pub(super) fn load(
     path: &Path,
     is_alone: bool,
     version: &Version,
-    (purpose, fields): (u64, usize),
+    purpose: u64, fields: usize,
 ) -> Option<Table> {
     let record = if is_alone {
         record(side, 0)?
@@ -299,7 +299,7 @@ pub(crate) fn fuzz(bytes: &[u8]) -> bool {
     };
     seal(&mut record, &version, 7);
     let side = Arc::new(Sidefile::held(&[bytemuck::bytes_of(&record), rest, rest]));
-    let Some(table) = load(&side, Path::new("shard"), true, &version, (7, 2)) else {
+    let Some(table) = load(&side, Path::new("shard"), true, &version, 7, 2) else {
         return false;
     };
     for row in 0..table.rows() as usize {

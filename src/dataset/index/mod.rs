@@ -22,7 +22,8 @@
 //!     fn open(pattern: &str) -> Result<Self> {
 //!         let shards = storage::list(pattern, &[".txt"])?.files; // paths or URLs
 //!         let index = Index::open_or_build(&shards, &Settings::new("lines 1", 1), |shard, rows| {
-//!             let (mut start, len) = (0, shard.len());
+//!             let mut start = 0;
+//!             let len = shard.len();
 //!             for at in 0..len {
 //!                 if shard.bytes(at, 1)?[0] == b'\n' {
 //!                     rows.push(&[Some(Entry { offset: start, len: at - start, crc: 0 })])?;
@@ -649,13 +650,13 @@ fn open_shard(
             path,
             true,
             &version,
-            (purpose, settings.fields),
+            purpose, settings.fields,
         )
     };
     let found = match &settings.place {
         Place::File(_) => {
             let among = all
-                .and_then(|all| file::load(all, path, false, &version, (purpose, settings.fields)));
+                .and_then(|all| file::load(all, path, false, &version, purpose, settings.fields));
             among.map(|table| (table, IndexOrigin::Cache)).or_else(|| {
                 alone(&file::beside(path, purpose)?).map(|table| (table, IndexOrigin::Beside))
             })

@@ -52,7 +52,7 @@ impl<D: Dataset> Measured<D> {
         let sizes = [inner.len() * 4 * width as u64, 8 * width as u64];
         let fits = |file: &Sidefile| [file.len(LENGTHS), file.len(MOST)] == sizes;
         let (file, origin) =
-            kept::open_or_make(place, (KIND, "lengths"), digest.end(), fits, |out| {
+            kept::open_or_make(place, KIND, "lengths", digest.end(), fits, |out| {
                 let failed = |error| {
                     Error::os(Stage::Index, "cannot write the lengths", error).with_path(place)
                 };

@@ -47,7 +47,8 @@ const WALKS: usize = 256;
 /// # use feedline::dataset::{Mix, Records};
 /// # use feedline::Loader;
 /// # let records = |count: usize| Records::builder(1).open_bytes(vec![7; count]);
-/// let (web, code) = (records(9000)?, records(500)?);
+/// let web = records(9000)?;
+/// let code = records(500)?;
 /// let mix = Mix::new([(web, 0.7), (code, 0.3)], 42)?.epoch_len(1000)?;
 /// let loader = Loader::builder(mix.dataset()).order(mix.order()).batch_size(100).build()?;
 /// let code = mix.dataset().ids_of(1);
@@ -152,7 +153,8 @@ impl Mix {
     /// ```
     /// # use feedline::dataset::{Mix, Records};
     /// # let records = |count: usize| Records::builder(1).open_bytes(vec![7; count]);
-    /// let (web, code) = (records(90_000)?, records(5000)?);
+    /// let web = records(90_000)?;
+    /// let code = records(5000)?;
     /// let mix = Mix::scheduled([web, code], [(0, vec![0.9, 0.1]), (50_000, vec![0.5, 0.5])], 42)?;
     /// # Ok::<(), feedline::Error>(())
     /// ```
@@ -216,7 +218,8 @@ impl Mix {
     ///
     /// ```
     /// # use feedline::dataset::Mix;
-    /// let (web, code) = ([0.9, 0.1], [0.5, 0.5]);
+    /// let web = [0.9, 0.1];
+    /// let code = [0.5, 0.5];
     /// let schedule: Vec<_> = [(0, web.to_vec())].into_iter().chain(Mix::ramp(10_000..50_000, &web, &code)).collect();
     /// assert_eq!((schedule.len(), &schedule[65]), (66, &(50_000, vec![0.5, 0.5])));
     /// ```
@@ -607,7 +610,7 @@ impl Schedule {
                 let (source, earlier) = self.variant(segment, table, block)[place as usize];
                 (usize::from(source), u128::from(earlier))
             }
-            Places::Parts(shares) => self.in_part(segment, shares, (block, place), |part| {
+            Places::Parts(shares) => self.in_part(segment, shares, block, place, |part| {
                 let (source, earlier) = part.block.places[(place - part.block.from) as usize];
                 (source as usize, u128::from(earlier))
             }),
@@ -640,7 +643,7 @@ impl Schedule {
         &self,
         segment: &Segment,
         shares: &Shares,
-        (number, place): (u128, u64),
+        number: u128, place: u64,
         get: impl FnOnce(&Part) -> T,
     ) -> T {
         thread_local!(static LAST: RefCell<Option<(u64, Arc<Part>)>> = const { RefCell::new(None) });
@@ -694,7 +697,7 @@ impl Schedule {
                     .for_each(|(source, _)| drawn[usize::from(*source)] += 1);
             }
             Places::Parts(shares) => {
-                self.in_part(segment, shares, (block, place), |Part { block, .. }| {
+                self.in_part(segment, shares, block, place, |Part { block, .. }| {
                     drawn
                         .iter_mut()
                         .zip(&block.first)

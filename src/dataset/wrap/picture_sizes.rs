@@ -43,7 +43,7 @@ pub(crate) fn picture_sizes(
         .end();
     let fits = |file: &Sidefile| file.len(SIZES) == 8 * dataset.len();
     let (file, _) =
-        kept::open_or_make(place, (KIND, "sizes of pictures"), identity, fits, |out| {
+        kept::open_or_make(place, KIND, "sizes of pictures", identity, fits, |out| {
             let failed =
                 |error| Error::os(Stage::Index, "cannot write the sizes", error).with_path(place);
             pass(

@@ -149,7 +149,7 @@ impl<D: Dataset> Framed for Seekable<D> {
         let entry = sample * self.width as u64 + *column as u64;
         let points = self
             .file
-            .entry((ENTRIES, ENDS), entry, jpeg::POINTS_MAX as u64, buffer);
+            .entry(ENTRIES, ENDS, entry, jpeg::POINTS_MAX as u64, buffer);
         points.inspect_err(|_| {
             self.lost.fetch_add(1, Ordering::Relaxed);
         })
@@ -209,7 +209,7 @@ fn open_or_make(
     let entries = dataset.len() * width as u64;
     kept::open_or_make(
         place,
-        (KIND, "seek points"),
+        KIND, "seek points",
         identity,
         |file| file.len(ENDS) == 8 * entries,
         |out| {

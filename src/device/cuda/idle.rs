@@ -249,7 +249,7 @@ impl IdleMeter {
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         clock: Clock,
-        (slots, batches): (usize, usize),
+        slots: usize, batches: usize,
         measured: bool,
     ) -> Result<Self> {
         // Each buffer: its copy, its release. Each step: asked, now, start, two marks, and what its buffer has given up, a copy
@@ -687,7 +687,7 @@ mod tests {
     ) -> (Truth, GpuIdle) {
         let now = Arc::new(AtomicU64::new(1_000_000));
         let (simulated, gpu) = Simulated::new(now.clone(), |_| 0);
-        let meter = IdleMeter::new(&gpu, Clock::shown(now.clone()), (2, 2), true).unwrap();
+        let meter = IdleMeter::new(&gpu, Clock::shown(now.clone()), 2, 2, true).unwrap();
         let stream = Stream::promised(simulated.stream());
         let copies = simulated.stream();
         let pass = |units: u64| now.fetch_add(units * 200_000, Ordering::AcqRel);

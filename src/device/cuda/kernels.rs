@@ -106,7 +106,7 @@ impl Kernels {
     pub(crate) unsafe fn gather(
         &self,
         stream: Handle,
-        (staging, offsets, out): (DevicePtr, DevicePtr, DevicePtr),
+        staging: DevicePtr, offsets: DevicePtr, out: DevicePtr,
         row_bytes: u64,
         rows: u64,
     ) -> Result<()> {
@@ -183,7 +183,7 @@ impl Finisher {
         &self,
         stream: Handle,
         plan: &FinishPlan,
-        (input, out): (DevicePtr, DevicePtr),
+        input: DevicePtr, out: DevicePtr,
         flips: Option<DevicePtr>,
         rows: usize,
     ) -> Result<()> {

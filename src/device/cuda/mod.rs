@@ -135,7 +135,8 @@
 //!     let empty = Tensor::<1>::empty([values], &Device::cuda(0)).try_into_primitive::<Cube>().expect("a tensor of CUDA");
 //!     let memory = empty.client.get_resource::<<CudaRuntime as Runtime>::Server>(empty.handle.clone())?;
 //!     cubecl::future::block_on(empty.client.sync())?; // earlier users of this memory have finished
-//!     let (to, from) = (memory.resource().ptr, field.device_ptr()?);
+//!     let to = memory.resource().ptr;
+//!     let from = field.device_ptr()?;
 //!     unsafe { result::memcpy_dtod_async(to, from, field.size_bytes(), stream.cu_stream()) }?;
 //!     stream.synchronize()?;
 //!     let x: Tensor<2> = Tensor::<1>::from_primitive::<Cube>(empty).reshape([batch.len(), 1024]);

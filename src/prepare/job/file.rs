@@ -221,7 +221,7 @@ impl Reader {
             *last = None;
             let block = self
                 .file
-                .entry((INPUTS, ENDS), number, PART_MAX, &mut Vec::new())?
+                .entry(INPUTS, ENDS, number, PART_MAX, &mut Vec::new())?
                 .to_vec();
             *last = Some((number, block));
         }

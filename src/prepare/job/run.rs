@@ -87,7 +87,7 @@ impl Plan {
         };
         let work = (settings, settings.format()?);
         let pool = pool(workers)?;
-        self.each((tasks, strict), stop, watch, &mut |task, progress| {
+        self.each(tasks, strict, stop, watch, &mut |task, progress| {
             pool.install(|| Task::begin(self, work, task, stop)?.run(progress))
         })
     }
@@ -107,7 +107,7 @@ impl Plan {
             Work::Pictures { .. } => PICTURES,
             Work::Shards(_) => return Err(bad("a plan of shards: run it by `prepare run`")),
         };
-        self.each((tasks, false), stop, &mut watch, &mut |task, progress| {
+        self.each(tasks, false, stop, &mut watch, &mut |task, progress| {
             self.files(task, together, stop, progress, &mut work)
         })
     }
@@ -115,7 +115,7 @@ impl Plan {
     /// Runs `one` for each task that is not done. It is given the task, and where to put the number of its inputs that are done.
     fn each(
         &self,
-        (tasks, strict): (&Tasks, bool),
+        tasks: &Tasks, strict: bool,
         stop: &Stop,
         watch: &mut (dyn FnMut(Event<'_>) + Send),
         one: &mut dyn FnMut(u64, &mut Progress<'_>) -> Result<()>,

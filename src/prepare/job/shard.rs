@@ -73,7 +73,7 @@ enum Writer {
 impl<'a> Task<'a> {
     pub(super) fn begin(
         plan: &'a Plan,
-        (settings, format): (&'a Settings, Format),
+        settings: &'a Settings, format: Format,
         task: u64,
         stop: &'a Stop,
     ) -> Result<Self> {

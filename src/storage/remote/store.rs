@@ -125,7 +125,7 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     if room < 2 {
         return Err(thread::refused(
             "network",
-            (THREADS + 1, room),
+            THREADS + 1, room,
             std::io::ErrorKind::WouldBlock.into(),
         ));
     }
@@ -144,7 +144,7 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     let built = guarded("the start of its threads", Stage::Build, || {
         let built = builder
             .build()
-            .map_err(|source| thread::refused("network", (THREADS + 1, 0), source))?;
+            .map_err(|source| thread::refused("network", THREADS + 1, 0, source))?;
         drop(built.spawn_blocking(|| ()));
         Ok(built)
     });

@@ -587,8 +587,8 @@ impl Column<'_> {
     pub(super) fn ragged(
         &self,
         scratch: &mut Scratch,
-        (width, keep): (usize, usize),
-        (out, field): (&mut ChunkBuf, usize),
+        width: usize, keep: usize,
+        out: &mut ChunkBuf, field: usize,
     ) -> Result<()> {
         if self.descr.physical_type() == Type::BYTE_ARRAY {
             return self

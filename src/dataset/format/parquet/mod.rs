@@ -405,7 +405,7 @@ impl Parquet {
                         let at = (first - field.columns.start) * keep * list;
                         interleave_columns(
                             columns.map(column),
-                            (width, keep, list),
+                            width, keep, list,
                             arenas,
                             rows,
                             row_bytes,
@@ -416,8 +416,8 @@ impl Parquet {
                 FieldKind::Ragged { width, keep } => {
                     column(field.columns.start).ragged(
                         arenas,
-                        (width, keep),
-                        (&mut *out, number),
+                        width, keep,
+                        &mut *out, number,
                     )?;
                 }
             }
@@ -429,7 +429,7 @@ impl Parquet {
 /// Decodes up to 16 columns and writes them side by side.
 fn interleave_columns<'c>(
     columns: impl Iterator<Item = Column<'c>>,
-    (width, keep, list): (usize, usize, usize),
+    width: usize, keep: usize, list: usize,
     arenas: &mut Arenas,
     rows: &mut [u8],
     row_bytes: usize,

@@ -174,7 +174,7 @@ impl<D: Dataset> PackedBuilder<D> {
         }
         let (file, origin) = kept::open_or_make(
             place,
-            (KIND, "bins"),
+            KIND, "bins",
             digest.end(),
             |file| table::fits(file, size),
             |out| pack(&documents, order.as_ref(), out, place),

@@ -75,7 +75,7 @@ impl Group {
     /// The items in their bins. `counts` has those of the documents.
     pub(super) fn new(
         items: &[Item],
-        (bin_of, bins): (Vec<u32>, usize),
+        bin_of: Vec<u32>, bins: usize,
         size: Bin,
         counts: Counts,
     ) -> Self {

@@ -105,7 +105,7 @@ impl ResizePlan {
 
     fn across(&self) -> Side {
         self.side(
-            (self.area.left, self.area.width),
+            self.area.left, self.area.width,
             |size| size.width,
             self.window.left,
         )
@@ -113,13 +113,13 @@ impl ResizePlan {
 
     fn down(&self) -> Side {
         self.side(
-            (self.area.top, self.area.height),
+            self.area.top, self.area.height,
             |size| size.height,
             self.window.top,
         )
     }
 
-    fn side(&self, (from, length): (f64, f64), of: impl Fn(Size) -> u32, first: u32) -> Side {
+    fn side(&self, from: f64, length: f64, of: impl Fn(Size) -> u32, first: u32) -> Side {
         let source = of(self.picture);
         let to = ((from + length) as f32).min(source as f32);
         let whole = of(self.output);
@@ -270,7 +270,7 @@ impl Resizer {
         pixels.check(needed);
         let reach = self
             .passes
-            .start(plan, (pixels.there.left, needed.top), out);
+            .start(plan, pixels.there.left, needed.top, out);
         grow(&mut self.band, ROWS * reach);
         for next in (needed.top..needed.bottom()).step_by(ROWS) {
             let from = sources(pixels, next, needed.bottom(), reach, &mut self.band);
@@ -283,7 +283,7 @@ impl Resizer {
     /// Panics if sizes do not fit.
     pub(super) fn start<'a>(&'a mut self, plan: &ResizePlan, out: &'a mut [u8]) -> Resizing<'a> {
         let needed = plan.needed();
-        let reach = self.passes.start(plan, (needed.left, needed.top), out);
+        let reach = self.passes.start(plan, needed.left, needed.top, out);
         let len = ROWS * reach.max(3 * needed.size.width as usize);
         grow(&mut self.band, len);
         Resizing {
@@ -346,7 +346,7 @@ impl Passes {
 
     /// Prepares for source rows from `first` on, that start at source pixel `left`. Returns the bytes of each that
     /// [`step`](Self::step) may read.
-    fn start(&mut self, plan: &ResizePlan, (left, first): (u32, u32), out: &[u8]) -> usize {
+    fn start(&mut self, plan: &ResizePlan, left: u32, first: u32, out: &[u8]) -> usize {
         let Size { width, height } = plan.window.size;
         assert_eq!(
             out.len(),
