@@ -171,9 +171,10 @@ pub trait DatasetExt: Dataset + Sized {
                 Err(Error::new(ErrorKind::Decode, Stage::Index, message))
             }
         };
-        let located = |error: Error, sample| error.in_stage(Stage::Index).with_sample(sample);
         (0..self.len())
-            .map(|sample| length(sample).map_err(|error| located(error, sample)))
+            .map(|sample| {
+                length(sample).map_err(|error| error.in_stage(Stage::Index).with_sample(sample))
+            })
             .collect()
     }
 

@@ -346,24 +346,26 @@ fn fields(schema: &[EncodedField]) -> u64 {
         }
         .as_bytes()
     };
-    let field = |digest: Digest, field: &EncodedField| {
-        let digest = digest.bytes(field.name.as_bytes());
-        match &field.encoding {
-            Encoding::Image => digest.word(0),
-            Encoding::Bytes => digest.word(1),
-            Encoding::Raw {
-                dtype,
-                shape: Shape::Fixed(fixed),
-            } => dims(digest.word(2).bytes(name(*dtype)), fixed),
-            Encoding::Raw {
-                dtype,
-                shape: Shape::UpTo { max, inner },
-            } => dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner),
-        }
-    };
     schema
         .iter()
-        .fold(Digest::new("fields").word(schema.len() as u64), field)
+        .fold(
+            Digest::new("fields").word(schema.len() as u64),
+            |digest, field| {
+                let digest = digest.bytes(field.name.as_bytes());
+                match &field.encoding {
+                    Encoding::Image => digest.word(0),
+                    Encoding::Bytes => digest.word(1),
+                    Encoding::Raw {
+                        dtype,
+                        shape: Shape::Fixed(fixed),
+                    } => dims(digest.word(2).bytes(name(*dtype)), fixed),
+                    Encoding::Raw {
+                        dtype,
+                        shape: Shape::UpTo { max, inner },
+                    } => dims(digest.word(3).bytes(name(*dtype)).word(*max as u64), inner),
+                }
+            },
+        )
         .end()
 }
 

@@ -103,8 +103,12 @@ fn idct(blocks: Blocks<'_>) {
 
 fn idct4(blocks: Blocks<'_>) {
     // The fifth row is not read.
-    let flat = |block: &[i16; 64]| (8..64).filter(|k| k / 8 != 4).all(|k| block[k] == 0);
-    transform(blocks, flat, pass4, 1);
+    transform(
+        blocks,
+        |block| (8..64).filter(|k| k / 8 != 4).all(|k| block[k] == 0),
+        pass4,
+        1,
+    );
 }
 
 fn idct2((coefficients, quants, out): Blocks<'_>) {

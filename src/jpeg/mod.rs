@@ -183,7 +183,8 @@ impl Decoder {
         picture: Input<'_>,
         scans: &Scans<'_>,
         points: &[u8],
-        region: Region, scale: u32,
+        region: Region,
+        scale: u32,
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let Input {
@@ -242,10 +243,12 @@ impl Decoder {
             let needed = layout.mcu_rows.contains(&row);
             readers.row(
                 layout,
-                row, needed,
+                row,
+                needed,
                 coefficients,
                 smoothing.as_ref(),
-                rows, kernels,
+                rows,
+                kernels,
             )?;
             if needed {
                 next = write(layout, row, next, header.colours, rows, kernels, to);
@@ -343,9 +346,11 @@ impl Decoder {
             walk.row(layout, row, &mut self.rows, &self.kernels)?;
             next = write(
                 layout,
-                row, next,
+                row,
+                next,
                 scan.colours,
-                &mut self.rows, &self.kernels,
+                &mut self.rows,
+                &self.kernels,
                 to,
             );
         }
@@ -356,9 +361,11 @@ impl Decoder {
 /// Writes the rows of pixels, from `next` on, that are complete with the samples of a row of MCUs. Gives the first one that is not.
 fn write(
     layout: &Layout,
-    row: u32, next: u32,
+    row: u32,
+    next: u32,
     colours: Colours,
-    rows: &mut Rows, kernels: &Kernels,
+    rows: &mut Rows,
+    kernels: &Kernels,
     to: &mut dyn RowSink,
 ) -> u32 {
     rows.pad(layout, row);

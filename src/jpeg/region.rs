@@ -59,7 +59,8 @@ impl Layout {
     pub(super) fn new(
         header: &Header,
         components: &[Component],
-        region: Region, scale: u32,
+        region: Region,
+        scale: u32,
     ) -> Self {
         let most = header.largest_factors();
         let plane = |factors: Factors| Plane::new(header, factors, most, region, scale);
@@ -104,21 +105,20 @@ impl Layout {
     /// End of the rows of pixels whose samples are there after a row of MCUs.
     pub(super) fn ready(&self, row: u32) -> u32 {
         let end = self.region.top + self.region.height;
-        let ready = |plane: &Plane| {
-            let there = (row + 1) * plane.block * u32::from(plane.factors.v);
-            if there >= plane.height {
-                return end;
-            }
-            match plane.up {
-                Up::Same | Up::H2V1 => there,
-                // The last row's second half needs the next row.
-                Up::H1V2 | Up::H2V2 => 2 * there - 1,
-                Up::Box(_, v) => v * there,
-            }
-        };
         self.planes()
             .iter()
-            .map(ready)
+            .map(|plane| {
+                let there = (row + 1) * plane.block * u32::from(plane.factors.v);
+                if there >= plane.height {
+                    return end;
+                }
+                match plane.up {
+                    Up::Same | Up::H2V1 => there,
+                    // The last row's second half needs the next row.
+                    Up::H1V2 | Up::H2V2 => 2 * there - 1,
+                    Up::Box(_, v) => v * there,
+                }
+            })
             .min()
             .unwrap_or(end)
             .clamp(self.region.top, end)
@@ -140,7 +140,8 @@ impl Plane {
         header: &Header,
         factors: Factors,
         most: (u32, u32),
-        region: Region, scale: u32,
+        region: Region,
+        scale: u32,
     ) -> Self {
         let h = u32::from(factors.h);
         let v = u32::from(factors.v);

@@ -85,7 +85,8 @@ impl Rows {
     pub(super) fn store(
         &mut self,
         component: usize,
-        column: u32, row: u32,
+        column: u32,
+        row: u32,
         size: u32,
         samples: &[[u8; 8]; 8],
     ) {
@@ -217,7 +218,8 @@ impl Ring {
         &self,
         plane: &Plane,
         y: u32,
-        left: usize, width: usize,
+        left: usize,
+        width: usize,
         kernels: &Kernels,
         full: &mut [u8],
     ) {

@@ -149,7 +149,8 @@ impl Coefficients {
                 let blocks = &mut store.blocks[below as usize * across..][..across];
                 if smoothing.estimate(
                     index,
-                    store.columns.start, row * v + below,
+                    store.columns.start,
+                    row * v + below,
                     &quants[index],
                     blocks,
                 ) {
@@ -174,8 +175,10 @@ impl Coefficients {
             let v = u32::from(plane.factors.v);
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
                 store.transform(
-                    index, plane.block,
-                    row * v + below, below,
+                    index,
+                    plane.block,
+                    row * v + below,
+                    below,
                     &quants[index],
                     rows,
                     kernels,
@@ -197,8 +200,10 @@ impl PlaneRow {
 
     fn transform(
         &self,
-        component: usize, size: u32,
-        y: u32, below: u32,
+        component: usize,
+        size: u32,
+        y: u32,
+        below: u32,
         quant: &[u16; 64],
         rows: &mut Rows,
         kernels: &Kernels,
@@ -209,7 +214,8 @@ impl PlaneRow {
             if size == 1 {
                 rows.store(
                     component,
-                    x, y,
+                    x,
+                    y,
                     1,
                     &[[kernels::mean(block[0], quant[0]); 8]; 8],
                 );
@@ -220,7 +226,8 @@ impl PlaneRow {
             if only_dc && (size != 2 || product <= kernels::QUARTER_MAX) {
                 rows.store(
                     component,
-                    x, y,
+                    x,
+                    y,
                     size,
                     &[[kernels::flat(block[0], quant[0]); 8]; 8],
                 );
@@ -237,12 +244,7 @@ impl PlaneRow {
         }
         if let Some((x, block)) = waiting {
             let samples = kernels.samples(size, [block; 2], [quant; 2]);
-            rows.store(
-                component,
-                x, y,
-                size,
-                bytemuck::must_cast_ref(&samples[0]),
-            );
+            rows.store(component, x, y, size, bytemuck::must_cast_ref(&samples[0]));
         }
     }
 }
@@ -264,11 +266,12 @@ pub(super) fn survey(
         header,
         script.components(),
         Region {
-                left: 0,
-                top: 0,
-                width,
-                height,
-            }, 8,
+            left: 0,
+            top: 0,
+            width,
+            height,
+        },
+        8,
     );
     let mut smoothing = Smoothing::new(header, &layout, lacks);
     coefficients.start(header, &layout);
@@ -346,10 +349,12 @@ impl<'a> Readers<'a> {
     pub(super) fn row(
         &mut self,
         layout: &Layout,
-        row: u32, needed: bool,
+        row: u32,
+        needed: bool,
         to: &mut Coefficients,
         smoothing: Option<&Smoothing>,
-        rows: &mut Rows, kernels: &Kernels,
+        rows: &mut Rows,
+        kernels: &Kernels,
     ) -> Result<()> {
         self.read(row, needed, to)?;
         if needed {
@@ -398,7 +403,8 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn new(
         picture: Input<'a>,
-        number: usize, scan: &'a OneScan<'a>,
+        number: usize,
+        scan: &'a OneScan<'a>,
         tables: &'a ScanTables,
     ) -> Self {
         let Input {
@@ -499,9 +505,11 @@ impl<'a> Reader<'a> {
                     reader.ended = ac_first::<STRICT>(
                         &table.table,
                         bits,
-                        band.clone(), low,
+                        band.clone(),
+                        low,
                         reader.ended,
-                        filled, block,
+                        filled,
+                        block,
                     )?;
                     Ok(())
                 })
@@ -511,9 +519,11 @@ impl<'a> Reader<'a> {
                     reader.ended = ac_refine::<STRICT>(
                         &table.table,
                         bits,
-                        band.clone(), low,
+                        band.clone(),
+                        low,
                         reader.ended,
-                        filled, block,
+                        filled,
+                        block,
                     )?;
                     Ok(())
                 })
@@ -736,9 +746,11 @@ fn zero(bits: &mut Bits<'_>) -> i32 {
 fn ac_first<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
-    band: Range<usize>, low: u32,
+    band: Range<usize>,
+    low: u32,
     ended: u32,
-    filled: &mut u64, mut block: Option<&mut [i16; 64]>,
+    filled: &mut u64,
+    mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
     if ended > 0 {
         return Ok(ended - 1);
@@ -778,9 +790,11 @@ fn ac_first<const STRICT: bool>(
 fn ac_refine<const STRICT: bool>(
     table: &Band,
     bits: &mut Bits<'_>,
-    band: Range<usize>, low: u32,
+    band: Range<usize>,
+    low: u32,
     mut ended: u32,
-    filled: &mut u64, mut block: Option<&mut [i16; 64]>,
+    filled: &mut u64,
+    mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
     let old = *filled;
     let mut next = band.start;

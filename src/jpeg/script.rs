@@ -237,9 +237,11 @@ impl<'a> Script<'a> {
     fn scan(
         &self,
         Input { header, strict, .. }: Input<'_>,
-        body: &[u8], start: usize,
+        body: &[u8],
+        start: usize,
         state: &Scan<'a>,
-        restart: u32, data: Range<usize>,
+        restart: u32,
+        data: Range<usize>,
     ) -> Result<OneScan<'a>> {
         let wrong = |what: &str| Err(at_offset(format!("JPEG with a scan {what}"), start));
         let Some((count, rest)) = body.split_first() else {
@@ -329,7 +331,8 @@ impl<'a> Script<'a> {
         &mut self,
         scan: &OneScan<'_>,
         state: &Scan<'_>,
-        have: &[bool; 4], latched: &mut [bool; 4],
+        have: &[bool; 4],
+        latched: &mut [bool; 4],
     ) -> Result<()> {
         for part in scan.parts() {
             let quant = self.components[part.component].quant;

@@ -147,7 +147,8 @@ impl Smoothing {
     pub(super) fn estimate(
         &self,
         component: usize,
-        x: u32, y: u32,
+        x: u32,
+        y: u32,
         quant: &[u16; 64],
         blocks: &mut [[i16; 64]],
     ) -> bool {

@@ -454,8 +454,10 @@ impl<'a> Walk<'a> {
         &mut self,
         bits: &mut Bits<'a>,
         layout: &Layout,
-        column: u32, row: u32,
-        rows: &mut Rows, kernels: &Kernels,
+        column: u32,
+        row: u32,
+        rows: &mut Rows,
+        kernels: &Kernels,
     ) -> Result<(), Fault> {
         for block in &self.blocks[..self.count] {
             let coding = &self.codings[block.component];
@@ -490,7 +492,8 @@ impl<'a> Walk<'a> {
                 if size != 2 || product <= kernels::QUARTER_MAX {
                     rows.store(
                         block.component,
-                        x, y,
+                        x,
+                        y,
                         size,
                         &[[kernels::flat(dc, quant); 8]; 8],
                     );

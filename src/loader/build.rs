@@ -86,8 +86,9 @@ impl LoaderBuilder {
         if self.dataset.chunked().is_none() {
             let sources = self.dataset.sources();
             // The same in memory as on a disk.
-            let bytes = || sources.ids().map(|id| sources.len_of(id)).sum();
-            self.run.order = self.run.order.in_blocks(self.dataset.len(), bytes);
+            self.run.order = self.run.order.in_blocks(self.dataset.len(), || {
+                sources.ids().map(|id| sources.len_of(id)).sum()
+            });
         }
         let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;
@@ -959,12 +960,10 @@ mod tests {
 
     /// A name with fewer threads than expected.
     fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
-        let wanted = |name: &str| names.iter().filter(|other| **other == name).count();
-        let found = |name: &str| threads.iter().filter(|other| *other == name).count();
-        names
-            .iter()
-            .copied()
-            .find(|name| found(name) < wanted(name))
+        names.iter().copied().find(|name| {
+            threads.iter().filter(|other| *other == name).count()
+                < names.iter().filter(|other| **other == name).count()
+        })
     }
 
     #[test]
@@ -1090,8 +1089,8 @@ mod tests {
             builder.build()
         };
         // The data is there already; all else counts. Slots: as many as have room, or as were set.
-        let needs = |slots| free(usize::MAX, slots).unwrap().plan().needs();
-        let [all, nine, two] = [None, Some(9), Some(2)].map(needs);
+        let [all, nine, two] =
+            [None, Some(9), Some(2)].map(|slots| free(usize::MAX, slots).unwrap().plan().needs());
         assert!(two > 2 << 20 && nine > two + (7 << 20) && all > nine);
         for (bytes, slots) in [(usize::MAX, 16), (all, 16), (all - 1, 15), (two, 2)] {
             let loader = free(bytes, None).unwrap();

@@ -289,7 +289,8 @@ impl DeviceStage {
         core: Arc<Core>,
         io: Planner,
         workers: Handles,
-        pool: Pool, pinning: Sender<Infallible>,
+        pool: Pool,
+        pinning: Sender<Infallible>,
     ) -> Result<Runtime> {
         let Some(stage) = stage else {
             pool.announce();
@@ -305,7 +306,8 @@ impl DeviceStage {
     fn spawn(
         self,
         core: Arc<Core>,
-        pool: Pool, pinning: Sender<Infallible>,
+        pool: Pool,
+        pinning: Sender<Infallible>,
         runtime: &mut Runtime,
     ) -> Result<()> {
         let Self {

@@ -87,9 +87,13 @@ fn of_groups(
         let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
         let stat = read(&folder.join("memory.stat")).unwrap_or_default();
         // v1 does not tell slabs from the kernel's other memory.
-        let slabs =
-            || value(&stat, "slab_reclaimable").or_else(|| number("memory.kmem.usage_in_bytes"));
-        let reclaimed = file_pages(&stat) + swap.and_then(|_| slabs()).unwrap_or(0);
+        let reclaimed = file_pages(&stat)
+            + swap
+                .and_then(|_| {
+                    value(&stat, "slab_reclaimable")
+                        .or_else(|| number("memory.kmem.usage_in_bytes"))
+                })
+                .unwrap_or(0);
         // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
         let left = |limit: &str, usage: &str, reclaimed| {
             Some(number(limit)?.saturating_sub(number(usage)?.saturating_sub(reclaimed)))

@@ -231,10 +231,9 @@ impl MemoryPlan {
             return Err(plan.too_small(&limits.largest, free, &have, plan.needs()));
         }
         plan.free = lacking(&most);
-        let usable = |free: usize| free - free / 512 - PROCESS;
-        let limit = plan
-            .free
-            .map_or(budget, |free| budget.min(usable(free).saturating_add(data)));
+        let limit = plan.free.map_or(budget, |free| {
+            budget.min((free - free / 512 - PROCESS).saturating_add(data))
+        });
         let mut turns: Vec<usize> = (0..plan.terms.len()).collect();
         turns.sort_by_key(|index| plan.terms[*index].turn);
         for index in turns {

@@ -80,16 +80,17 @@ extern "C" fn before_fork() {
     let held = withheld
         .iter()
         .filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
-    let copy = |(start, kept): (&usize, &WithheldRegion)| {
-        // Without memory for it, the child lacks the region.
-        let mut copy = Region::map(kept.len, "a forked child").ok()?;
-        let from = std::ptr::with_exposed_provenance::<u8>(*start);
-        // SAFETY: the region is mapped as long as it is listed, which the lock ensures, and the new mapping is as long.
-        // What the user's other threads write meanwhile may come torn, as from any fork.
-        unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), kept.len) };
-        Some((*start, copy))
-    };
-    let copies = held.filter_map(copy).collect();
+    let copies = held
+        .filter_map(|(start, kept)| {
+            // Without memory for it, the child lacks the region.
+            let mut copy = Region::map(kept.len, "a forked child").ok()?;
+            let from = std::ptr::with_exposed_provenance::<u8>(*start);
+            // SAFETY: the region is mapped as long as it is listed, which the lock ensures, and the new mapping is as long.
+            // What the user's other threads write meanwhile may come torn, as from any fork.
+            unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), kept.len) };
+            Some((*start, copy))
+        })
+        .collect();
     let _ = FORKING.try_with(|forking| forking.replace(Some(Forking { withheld, copies })));
 }
 

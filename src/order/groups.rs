@@ -534,7 +534,6 @@ impl Table {
         let block = before.partition_point(|before| u64::from(*before) <= k) - 1;
         let mut left = (k - u64::from(before[block])) as usize;
         let mut at = block * self.block;
-        let is_own = |other: &u8| usize::from(*other) == group;
         for samples in self.of[at..].chunks(STRIDE) {
             let own = usize::from(
                 samples
@@ -546,7 +545,7 @@ impl Table {
                 let mut places = samples
                     .iter()
                     .enumerate()
-                    .filter(|(_, other)| is_own(other));
+                    .filter(|(_, other)| usize::from(*other) == group);
                 at += places.nth(left).map_or(0, |(place, _)| place);
                 break;
             }

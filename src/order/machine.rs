@@ -34,7 +34,7 @@ pub(crate) fn local_ranks() -> usize {
 fn local_ranks_of(env: Env<'_>) -> usize {
     let of = |name: &str| env.get(name)?.parse::<usize>().ok();
     // Slurm counts per node: `4(x2),3` is 4, 4 and 3.
-    let slurm = || {
+    let said = SIZES.into_iter().find_map(of).or_else(|| {
         let tasks = env
             .get("SLURM_STEP_TASKS_PER_NODE")
             .filter(|_| !env.outside_of_srun())?;
@@ -51,8 +51,7 @@ fn local_ranks_of(env: Env<'_>) -> usize {
             )
         });
         nodes.nth(node)?
-    };
-    let said = SIZES.into_iter().find_map(of).or_else(slurm);
+    });
     said.filter(|ranks| (1..=RANKS_MAX).contains(ranks))
         .unwrap_or(1)
 }

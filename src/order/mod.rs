@@ -784,8 +784,12 @@ impl EpochOrder {
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
             Source::Sampler(sampler) => {
                 let id = in_sampler(|| sampler.id(self.epoch, index));
-                let place = || format!("epoch {}, position {index}", self.epoch);
-                self.checked(position, id.map_err(|error| error.within(place()))?)
+                self.checked(
+                    position,
+                    id.map_err(|error| {
+                        error.within(format!("epoch {}, position {index}", self.epoch))
+                    })?,
+                )
             }
         }
     }

@@ -31,7 +31,8 @@ fn gather_at(
     mut run: RowRun,
     held: &Arc<Held>,
     worker: &mut Worker,
-    places: &mut Vec<(u32, u32)>, ids: &mut Vec<u64>,
+    places: &mut Vec<(u32, u32)>,
+    ids: &mut Vec<u64>,
 ) {
     let samples = &core.samples;
     worker.begins(samples, Doing::Planning, None);

@@ -159,14 +159,15 @@ impl Recipe {
         direct: impl FnOnce(&Draft<'_>) -> Result<Vec<DirectField>>,
     ) -> Result<Self> {
         // Fields that no later step can see need not be made.
-        let known = |name: &String| dataset.schema().iter().any(|field| field.name == *name);
         let unseen = steps.maps.is_empty()
             && steps.map_batches.is_empty()
             && steps.finishes.is_empty()
-            && steps
-                .keep
-                .as_ref()
-                .is_some_and(|keep| !keep.is_empty() && keep.iter().all(known));
+            && steps.keep.as_ref().is_some_and(|keep| {
+                !keep.is_empty()
+                    && keep
+                        .iter()
+                        .all(|name| dataset.schema().iter().any(|field| field.name == *name))
+            });
         let (mut handlers, mut fields) = handlers(
             dataset.schema(),
             steps.decoders,

@@ -167,7 +167,8 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
 fn copy_row(
     core: &Core,
     parts: &Parts<'_>,
-    id: u64, row: u32,
+    id: u64,
+    row: u32,
     rows: &mut Rows,
     worker: &mut Worker,
 ) -> Result<Copied> {
@@ -227,7 +228,8 @@ fn copy_row(
 /// Makes a field that takes no bytes. False if it does not fill its row.
 fn make_field(
     core: &Core,
-    id: u64, field: usize,
+    id: u64,
+    field: usize,
     row: &mut [u8],
     worker: &mut Worker,
 ) -> Result<bool> {

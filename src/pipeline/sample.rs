@@ -102,7 +102,8 @@ impl Samples {
     /// Places one of several parts of a field in the first row, from byte `start` on, and returns its end.
     fn join(
         &self,
-        field: usize, part: Part<'_>,
+        field: usize,
+        part: Part<'_>,
         start: usize,
         is_last: bool,
         sample: &mut Sample,
@@ -165,13 +166,13 @@ impl Samples {
                 None
             };
             for (number, field) in &self.recipe.packed {
-                let ask =
-                    |number| id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number));
                 let len = number.map(|number| {
-                    caught(Stage::Read, || ask(number))
-                        .ok()
-                        .flatten()
-                        .unwrap_or(0)
+                    caught(Stage::Read, || {
+                        id.map_or(Ok(None), |id| field_bytes(&*self.dataset, id, number))
+                    })
+                    .ok()
+                    .flatten()
+                    .unwrap_or(0)
                 });
                 rows.place(*field, row, if row < count { len } else { Some(0) });
             }
@@ -410,7 +411,8 @@ impl Samples {
     fn fill_field(
         &self,
         job: &EpochJob,
-        id: u64, draw: u64,
+        id: u64,
+        draw: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
         framed: Option<&dyn Framed>,
@@ -489,9 +491,8 @@ impl Samples {
                 };
                 decoded.map_err(|error| {
                     // A row of a packed field has no room if its length could not be had: then that is the error.
-                    let length = || field_bytes(&*self.dataset, id, given.field);
                     site(
-                        caught(Stage::Read, length)
+                        caught(Stage::Read, || field_bytes(&*self.dataset, id, given.field))
                             .err()
                             .filter(|_| by_index)
                             .unwrap_or(error),
@@ -527,7 +528,8 @@ impl Samples {
     fn finish(
         &self,
         job: &EpochJob,
-        id: u64, draw: u64,
+        id: u64,
+        draw: u64,
         rows: &mut Rows,
         scratch: &mut Scratch,
     ) -> Result<()> {

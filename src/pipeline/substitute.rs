@@ -387,7 +387,8 @@ fn fill_from_chunk(
     samples: &Samples,
     run: &mut RowRun,
     id: u64,
-    buffer: &ChunkBuf, row: usize,
+    buffer: &ChunkBuf,
+    row: usize,
     worker: &mut Worker,
 ) -> Result<()> {
     let given = samples.given_by_chunk(buffer, row);

@@ -68,7 +68,8 @@ type Doors = (
 impl Dozing {
     fn begin(
         &self,
-        bell: &Receiver<()>, full: &Receiver<Filled>,
+        bell: &Receiver<()>,
+        full: &Receiver<Filled>,
         free: Option<&Receiver<Box<Buffer>>>,
     ) {
         *self.0.lock().unwrap() = Some((bell.clone(), full.clone(), free.cloned()));

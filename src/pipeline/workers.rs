@@ -39,7 +39,8 @@ impl Workers {
         core: Arc<Core>,
         pool: rayon::ThreadPool,
         room: SpareRoom,
-        cached_bytes: usize, chunk_bytes: usize,
+        cached_bytes: usize,
+        chunk_bytes: usize,
     ) -> Result<Arc<Self>> {
         let each = (0..pool.current_num_threads())
             .map(|number| {
@@ -88,29 +89,29 @@ impl Workers {
             None => spare.insert(Worker::new(index, self.cached_bytes, Encoded::default())),
         };
         let meters = &core.meters;
-        let work = || {
-            let mut before = meters.clock.now();
-            meters.change_working(1, before);
-            while let Some(what) = self.step(worker, before) {
-                let now = meters.clock.now();
-                if meters.on {
-                    meters.decode.latency.record(now.saturating_sub(before));
-                    meters.rings.worked(index, before, now, what);
+        to_workers.drains.drain(
+            || {
+                let mut before = meters.clock.now();
+                meters.change_working(1, before);
+                while let Some(what) = self.step(worker, before) {
+                    let now = meters.clock.now();
+                    if meters.on {
+                        meters.decode.latency.record(now.saturating_sub(before));
+                        meters.rings.worked(index, before, now, what);
+                    }
+                    before = now;
                 }
-                before = now;
-            }
-            meters.change_working(-1, before);
-            if let Some(cell) = core.watch.workers.get(index) {
-                // A nested drain returns to its caller, which continues.
-                match outer {
-                    Some((doing, sample)) => cell.begin(doing, sample),
-                    None => cell.end(),
+                meters.change_working(-1, before);
+                if let Some(cell) = core.watch.workers.get(index) {
+                    // A nested drain returns to its caller, which continues.
+                    match outer {
+                        Some((doing, sample)) => cell.begin(doing, sample),
+                        None => cell.end(),
+                    }
                 }
-            }
-        };
-        to_workers
-            .drains
-            .drain(work, || to_workers.is_empty() && to_workers.bad.is_idle());
+            },
+            || to_workers.is_empty() && to_workers.bad.is_idle(),
+        );
     }
 
     /// Does one piece of work and returns its kind; `None` if there is none.

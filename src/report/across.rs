@@ -397,11 +397,10 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
             .map(|(_, _, waits)| waits.len())
             .sum::<usize>()
     };
-    let known = |rank: &RankReport| !rank.on_device || rank.cause != Some(Cause::Unknown);
     ranks.len() > 1
-        && ranks
-            .iter()
-            .all(|rank| waits(rank) >= STEPS_LEAST && known(rank))
+        && ranks.iter().all(|rank| {
+            waits(rank) >= STEPS_LEAST && (!rank.on_device || rank.cause != Some(Cause::Unknown))
+        })
 }
 
 /// The common steps of all ranks, in nanoseconds: of step and place of the rank.
@@ -454,9 +453,9 @@ impl Steps {
         };
         let arrivals: Vec<Vec<f64>> = steps.iter().filter_map(arrivals).collect();
         // Without a wait for each other behind them, arrivals were noted too late to tell anything.
-        let rest = |place: usize| ranks[place].step_ns - mean(&arrivals, place);
         let met = arrivals.len() >= STEPS_LEAST
-            && (0..ranks.len()).any(|place| rest(place) > 0.01 * step_ns);
+            && (0..ranks.len())
+                .any(|place| (ranks[place].step_ns - mean(&arrivals, place)) > 0.01 * step_ns);
         let late = met.then(|| {
             without_pauses(
                 arrivals
@@ -566,15 +565,17 @@ fn all(steps: &[Vec<f64>], least_ns: f64) -> Option<Found> {
 /// stream.
 fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
     let usual = median(ranks, |rank| rank.without_core_ns);
-    let lack = |rank: &RankReport| {
-        if rank.on_device || rank.cores_taken_by != Some(Cause::CpuQuota) {
-            return 0.0;
-        }
-        // Other threads do work of the step, too, as that of a collective operation.
-        let own = rank.without_core_ns - usual + rank.starved_share * rank.step_ns;
-        own.max(rank.throttled_ns).clamp(0.0, step_ns)
-    };
-    let means = [ranks.iter().map(lack).collect()];
+    let means = [ranks
+        .iter()
+        .map(|rank| {
+            if rank.on_device || rank.cores_taken_by != Some(Cause::CpuQuota) {
+                return 0.0;
+            }
+            // Other threads do work of the step, too, as that of a collective operation.
+            let own = rank.without_core_ns - usual + rank.starved_share * rank.step_ns;
+            own.max(rank.throttled_ns).clamp(0.0, step_ns)
+        })
+        .collect()];
     let found = larger(
         by_steps(&means, step_ns, LACKS_CORES),
         all(&means, LACKS_CORES * step_ns),
@@ -590,12 +591,13 @@ fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
 fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     // One half of the steps chooses the ranks, the other one tests them: of many ranks some were always last by chance. The halves
     // have no period.
-    let half = |place: usize| (place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0;
     let part = |first: bool| {
         steps
             .iter()
             .enumerate()
-            .filter(move |(place, _)| half(*place) == first)
+            .filter(move |(place, _)| {
+                (((*place) as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0) == first
+            })
             .map(|(_, times)| times)
     };
     let all: Vec<_> = steps.iter().collect();
@@ -834,21 +836,20 @@ fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cau
         verdict,
         Some(Cause::CpuQuota | Cause::OtherPrograms | Cause::LocalRanks | Cause::OwnThreads)
     );
-    let beyond = |(cause, ns): &(Cause, f64)| {
-        // The least, since some of the others may be as slow.
-        (
-            *cause,
-            ns - others
-                .iter()
-                .map(|rank| rank.work_of(*cause))
-                .reduce(f64::min)
-                .unwrap_or(0.0),
-        )
-    };
     let more = rank
         .work_ns
         .iter()
-        .map(beyond)
+        .map(|(cause, ns)| {
+            // The least, since some of the others may be as slow.
+            (
+                *cause,
+                ns - others
+                    .iter()
+                    .map(|rank| rank.work_of(*cause))
+                    .reduce(f64::min)
+                    .unwrap_or(0.0),
+            )
+        })
         .max_by(|a, b| a.1.total_cmp(&b.1));
     let more = more.filter(|(_, ns)| *ns >= least_ns);
     // The workers' time is without their waits for a core.

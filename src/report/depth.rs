@@ -84,12 +84,9 @@ const TURNS: f64 = 0.1;
 
 /// Whether object stores and their links take no more requests at a time than they got: more reads would wait.
 pub(super) fn link_is_full(storage: &StorageStage) -> bool {
-    let waits =
-        |network: &Network| network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64;
-    storage
-        .network
-        .as_ref()
-        .is_some_and(|network| network.waiting_ns > 0 && waits(network))
+    storage.network.as_ref().is_some_and(|network| {
+        network.waiting_ns > 0 && (network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64)
+    })
 }
 
 /// Whether a reader without a cache reads files on a network mount.

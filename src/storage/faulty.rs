@@ -447,7 +447,6 @@ mod tests {
     fn a_fault_affects_only_wanted_bytes_that_exist() {
         let plain = || attempt(1000, 2000, 1);
         let direct = || attempt(512, 2560, 512);
-        let tail = || attempt(1500, 1500, 1);
         let table = [
             (
                 Fault::Error(5),
@@ -464,7 +463,11 @@ mod tests {
                 direct(),
                 Some((Change::Instead(0), 1000, 2000)),
             ),
-            (Fault::Zero, tail(), Some((Change::Instead(0), 1500, 1500))),
+            (
+                Fault::Zero,
+                attempt(1500, 1500, 1),
+                Some((Change::Instead(0), 1500, 1500)),
+            ),
             (Fault::Short(0), plain(), Some((Change::Len(1), 1000, 2000))),
             (
                 Fault::Short(1999),

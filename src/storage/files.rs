@@ -480,7 +480,6 @@ pub(crate) fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error
 }
 
 pub(super) fn unopened(errno: Errno, rooted: bool) -> Error {
-    let os = |message: String| Error::os(Stage::Open, message, errno.into());
     let typed = |kind, message: &str| {
         Error::new(kind, Stage::Open, message).with_source(std::io::Error::from(errno))
     };
@@ -499,7 +498,7 @@ pub(super) fn unopened(errno: Errno, rooted: bool) -> Error {
         Errno::LOOP => typed(ErrorKind::NotAFile, "a loop of symbolic links"),
         Errno::NXIO | Errno::NODEV => typed(ErrorKind::NotAFile, "a socket or device"),
         Errno::NOTDIR => typed(ErrorKind::NotFound, ""),
-        _ => os(String::new()),
+        _ => Error::os(Stage::Open, String::new(), errno.into()),
     }
 }
 

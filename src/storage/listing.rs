@@ -48,9 +48,8 @@ pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
         left_out: BTreeMap::new(),
     };
     // Stores have no folders; a URL that ends with `/` means one.
-    let ends = || pattern.as_os_str().as_encoded_bytes().ends_with(b"/");
     let is_folder = if is_url(pattern) {
-        ends()
+        pattern.as_os_str().as_encoded_bytes().ends_with(b"/")
     } else {
         pattern.is_dir()
     };
@@ -165,15 +164,18 @@ impl Found<'_> {
         };
         all.folder(Path::new(dir), Inner::All)?;
         // The working folder is not in the pattern.
-        let named = |path: PathBuf| {
-            if fixed.contains('/') {
-                path
-            } else {
-                path.strip_prefix(".")
-                    .map_or(path.clone(), Path::to_path_buf)
-            }
-        };
-        let mut files: Vec<_> = all.files.into_iter().map(named).collect();
+        let mut files: Vec<_> = all
+            .files
+            .into_iter()
+            .map(|path| {
+                if fixed.contains('/') {
+                    path
+                } else {
+                    path.strip_prefix(".")
+                        .map_or(path.clone(), Path::to_path_buf)
+                }
+            })
+            .collect();
         files.retain(|path| pattern.matches_path_with(path, options));
         files.sort();
         self.files.append(&mut files);

@@ -112,8 +112,8 @@ impl Mmap {
         // First start the reads of all pages, then wait for them: page faults alone would read page by page. Both calls
         // are hints. The copy brings the pages that they miss, and reports pages that are not available.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
-        let populate = || map.advise_range(Advice::PopulateRead, start, dst.len());
-        let _ = turn(Call::Populate, next(0)).opened(|| Ok(populate()));
+        let _ = turn(Call::Populate, next(0))
+            .opened(|| Ok(map.advise_range(Advice::PopulateRead, start, dst.len())));
         let mut done = 0;
         let mut retries = 0;
         while done < dst.len() {

@@ -120,16 +120,15 @@ impl Mounts {
 
     /// The folders of `sources` on mounts, by their first files; of at most `dirs_max` folders.
     pub(super) fn slow_folders(&self, sources: &Sources, dirs_max: usize) -> Vec<Slow> {
-        let slow = |first| {
-            let path = sources.path(first);
-            // A file that cannot be looked at has an error of its own when it is read.
-            let mount = self.of(&path, std::fs::metadata(&path).ok()?.dev())?;
-            Some(Slow { first, path, mount })
-        };
         sources
             .first_of_dirs(dirs_max)
             .into_iter()
-            .filter_map(slow)
+            .filter_map(|first| {
+                let path = sources.path(first);
+                // A file that cannot be looked at has an error of its own when it is read.
+                let mount = self.of(&path, std::fs::metadata(&path).ok()?.dev())?;
+                Some(Slow { first, path, mount })
+            })
             .collect()
     }
 }

@@ -289,7 +289,8 @@ impl Sidefile {
     /// entry of more than `most` bytes.
     pub(crate) fn entry<'a>(
         &'a self,
-        section: usize, ends: usize,
+        section: usize,
+        ends: usize,
         number: u64,
         most: u64,
         buffer: &'a mut Vec<u8>,

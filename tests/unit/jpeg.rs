@@ -51,13 +51,7 @@ fn decode(
         header: &header,
         strict,
     };
-    decoder.decode(
-        picture,
-        &Scans::of(picture, 100)?,
-        &[],
-        region, 1,
-        &mut out,
-    )?;
+    decoder.decode(picture, &Scans::of(picture, 100)?, &[], region, 1, &mut out)?;
     Ok(out.0)
 }
 
@@ -72,7 +66,8 @@ fn decode_with(points: &[u8], input: &[u8], region: Region) -> Result<Vec<u8>> {
         picture,
         &Scans::of(picture, 100)?,
         points,
-        region, 1,
+        region,
+        1,
         &mut out,
     )?;
     Ok(out.0)

@@ -353,24 +353,28 @@ fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
             before.map(|line| line.len() + 1).sum::<usize>() + error.column().saturating_sub(1);
         (error.to_string(), at.min(text.len()))
     })?;
-    let tensor = |(
-        name,
-        TensorEntry(Fields {
-            dtype,
-            shape,
-            data_offsets: [start, end],
-        }),
-    )| match DTYPES.iter().find(|(known, _, _)| *known == dtype) {
-        Some(dtype) => Ok(Tensor {
-            name,
-            dtype: *dtype,
-            shape: shape.0,
-            start,
-            end,
-        }),
-        None => Err((format!("`{name}`: the dtype `{dtype}` is not known"), 0)),
-    };
-    entries.into_iter().map(tensor).collect()
+    entries
+        .into_iter()
+        .map(
+            |(
+                name,
+                TensorEntry(Fields {
+                    dtype,
+                    shape,
+                    data_offsets: [start, end],
+                }),
+            )| match DTYPES.iter().find(|(known, _, _)| *known == dtype) {
+                Some(dtype) => Ok(Tensor {
+                    name,
+                    dtype: *dtype,
+                    shape: shape.0,
+                    start,
+                    end,
+                }),
+                None => Err((format!("`{name}`: the dtype `{dtype}` is not known"), 0)),
+            },
+        )
+        .collect()
 }
 
 impl Dataset for SafeTensors {

@@ -346,11 +346,12 @@ impl TokensBuilder {
         };
         let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
             // By chance less than once in 2^60 files of tokens of 16 bits; those of 8 bits may be texts.
-            let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
             let text = self.dtype.size() > 1
-                && head
-                    .get(..64)
-                    .is_some_and(|start| start.iter().all(is_text));
+                && head.get(..64).is_some_and(|start| {
+                    start
+                        .iter()
+                        .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
+                });
             return match foreign(&head).or(text.then_some("a text: make tokens of it first")) {
                 Some(name) => wrong(format!("no tokens, but {name}{}", all())),
                 None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),

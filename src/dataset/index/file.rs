@@ -163,7 +163,8 @@ pub(super) fn load(
     path: &Path,
     is_alone: bool,
     version: &Version,
-    purpose: u64, fields: usize,
+    purpose: u64,
+    fields: usize,
 ) -> Option<Table> {
     let record = if is_alone {
         record(side, 0)?

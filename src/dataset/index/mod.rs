@@ -650,7 +650,8 @@ fn open_shard(
             path,
             true,
             &version,
-            purpose, settings.fields,
+            purpose,
+            settings.fields,
         )
     };
     let found = match &settings.place {

@@ -82,18 +82,16 @@ impl<'a> Scan<'a> {
         if let Some(bytes) = self.blob.in_memory() {
             return Ok(&bytes[offset as usize..offset as usize + len]);
         }
-        let has = |at: u64, page: &Vec<u8>| offset + len as u64 <= at + page.len() as u64;
         let page = self
             .pages
             .range(..=offset)
             .next_back()
-            .filter(|(at, page)| has(**at, page))
+            .filter(|(at, page)| offset + len as u64 <= (**at) + page.len() as u64)
             .map(|(at, _)| *at);
         if let Some(at) = page {
             return Ok(&self.pages[&at][(offset - at) as usize..][..len]);
         }
-        let inside = |at: u64, have: usize| offset >= at && offset + len as u64 <= at + have as u64;
-        if !inside(self.at, self.window.len()) {
+        if !(offset >= self.at && offset + len as u64 <= self.at + self.window.len() as u64) {
             self.fill(offset, len.max(self.ahead))?;
         }
         let start = (offset - self.at) as usize;

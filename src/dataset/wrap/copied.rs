@@ -64,7 +64,8 @@ impl Copied {
         let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
         let (blob, built) = kept::open_or_write(
             place,
-            "copied documents", "this dataset",
+            "copied documents",
+            "this dataset",
             &end,
             fits,
             |out| write(inner, &fields, out),

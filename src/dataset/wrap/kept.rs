@@ -55,7 +55,8 @@ pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Opti
 /// Errors: it cannot be read or written, is another kind of file or a newer one, or is not for this identity or does not fit.
 pub(crate) fn open_or_make(
     place: &Path,
-    kind: SideKind, what: &str,
+    kind: SideKind,
+    what: &str,
     identity: u64,
     fits: impl Fn(&Sidefile) -> bool,
     fill: impl FnOnce(&mut SideWriter) -> Result<()>,
@@ -106,7 +107,8 @@ pub(crate) fn open_or_make(
 /// Errors: as of [`open_or_make`]; a damaged file is not replaced.
 pub(crate) fn open_or_write(
     place: &Path,
-    what: &str, of: &str,
+    what: &str,
+    of: &str,
     end: &[u8],
     fits: impl Fn(&Blob) -> bool,
     fill: impl FnOnce(&mut Pending) -> Result<()>,

@@ -58,30 +58,34 @@ impl<D: Dataset> Measured<D> {
                 };
                 let mut most = vec![0_u64; width];
                 let schema = inner.schema();
-                let one = |rows: usize, all: &mut Rows<'_>| {
-                    let mut lens = vec![0_u32; rows * width];
-                    let mut long = None;
-                    all(
-                        &mut |row, field, bytes| match (columns[field], u32::try_from(bytes.len()))
-                        {
-                            (Some(column), Ok(len)) => lens[row * width + column] = len,
-                            (Some(_), Err(_)) => {
-                                long = Some(too_long(&schema[field].name, bytes.len()))
+                if width > 0 {
+                    pass(
+                        &inner,
+                        "lengths",
+                        |rows, all| {
+                            let mut lens = vec![0_u32; rows * width];
+                            let mut long = None;
+                            all(&mut |row, field, bytes| match (
+                                columns[field],
+                                u32::try_from(bytes.len()),
+                            ) {
+                                (Some(column), Ok(len)) => lens[row * width + column] = len,
+                                (Some(_), Err(_)) => {
+                                    long = Some(too_long(&schema[field].name, bytes.len()))
+                                }
+                                (None, _) => {}
+                            })?;
+                            long.map_or(Ok(lens), Err)
+                        },
+                        |lens| {
+                            for row in lens.chunks_exact(width) {
+                                most.iter_mut()
+                                    .zip(row)
+                                    .for_each(|(most, len)| *most = u64::from(*len).max(*most));
                             }
-                            (None, _) => {}
+                            out.put(bytemuck::cast_slice(&lens)).map_err(failed)
                         },
                     )?;
-                    long.map_or(Ok(lens), Err)
-                };
-                if width > 0 {
-                    pass(&inner, "lengths", one, |lens| {
-                        for row in lens.chunks_exact(width) {
-                            most.iter_mut()
-                                .zip(row)
-                                .for_each(|(most, len)| *most = u64::from(*len).max(*most));
-                        }
-                        out.put(bytemuck::cast_slice(&lens)).map_err(failed)
-                    })?;
                 }
                 out.end_section();
                 out.put(bytemuck::cast_slice(&most)).map_err(failed)?;

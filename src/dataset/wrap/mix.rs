@@ -227,23 +227,22 @@ impl Mix {
         let steps = STEPS.min(positions.end.saturating_sub(positions.start));
         let len = from.len().max(to.len());
         let weight = |table: &[f64], index| table.get(index).copied().unwrap_or(0.0);
-        let step = |step: u64| {
-            let start = positions.start
-                + (u128::from(positions.end - positions.start) * u128::from(step)
-                    / u128::from(steps)) as u64;
-            let share = (step as f64 + 0.5) / steps as f64;
-            let mut table: Vec<f64> = (0..len)
-                .map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share)
-                .collect();
-            let least = table.iter().sum::<f64>() / PERIOD as f64;
-            table
-                .iter_mut()
-                .filter(|weight| (0.0..least).contains(*weight))
-                .for_each(|weight| *weight = 0.0);
-            (start, table)
-        };
         (0..steps)
-            .map(step)
+            .map(|step| {
+                let start = positions.start
+                    + (u128::from(positions.end - positions.start) * u128::from(step)
+                        / u128::from(steps)) as u64;
+                let share = (step as f64 + 0.5) / steps as f64;
+                let mut table: Vec<f64> = (0..len)
+                    .map(|index| weight(from, index) * (1.0 - share) + weight(to, index) * share)
+                    .collect();
+                let least = table.iter().sum::<f64>() / PERIOD as f64;
+                table
+                    .iter_mut()
+                    .filter(|weight| (0.0..least).contains(*weight))
+                    .for_each(|weight| *weight = 0.0);
+                (start, table)
+            })
             .chain([(positions.end, to.to_vec())])
             .collect()
     }
@@ -433,29 +432,33 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
         return bad(message + ": list segments by ascending positions");
     }
     let last = segments.len() - 1;
-    let table = |(index, (start, weights)): (usize, &(u64, Vec<f64>))| {
-        if weights.len() > sources || (index == last && weights.len() < sources) {
-            let message = format!(
-                "{} has {} weights for {sources} datasets",
-                name(index),
-                weights.len()
-            );
-            return bad(
-                message + ": give one for each; a dataset that is to leave stays, with weight 0"
-            );
-        }
-        let mut counts = counts_of(weights, &name(index))?;
-        counts.resize(sources, 0);
-        Ok((*start, counts))
-    };
-    segments.iter().enumerate().map(table).collect()
+    segments
+        .iter()
+        .enumerate()
+        .map(|(index, (start, weights))| {
+            if weights.len() > sources || (index == last && weights.len() < sources) {
+                let message = format!(
+                    "{} has {} weights for {sources} datasets",
+                    name(index),
+                    weights.len()
+                );
+                return bad(message
+                    + ": give one for each; a dataset that is to leave stays, with weight 0");
+            }
+            let mut counts = counts_of(weights, &name(index))?;
+            counts.resize(sources, 0);
+            Ok((*start, counts))
+        })
+        .collect()
 }
 
 /// Whole numbers in the ratios of the weights, without a common divisor if they add up to no more than a table has; else
 /// rounded to parts of the period.
 fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
-    let legal = |weight: &f64| weight.is_finite() && *weight >= 0.0;
-    if let Some(index) = weights.iter().position(|weight| !legal(weight)) {
+    if let Some(index) = weights
+        .iter()
+        .position(|weight| !(weight.is_finite() && *weight >= 0.0))
+    {
         return bad(format!(
             "weight {index} of {name} is {}: it must be finite and not negative",
             weights[index]
@@ -515,11 +518,9 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
 /// These numbers without their common divisor, if they are whole and a table has room for them.
 fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
     // The 1e-9 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
-    let is_whole = |number: &f64| (number - number.round()).abs() <= 1e-9 * number.max(1.0);
-    if !numbers
-        .iter()
-        .all(|number| is_whole(number) && *number < PERIOD as f64)
-    {
+    if !numbers.iter().all(|number| {
+        ((number - number.round()).abs() <= 1e-9 * number.max(1.0)) && *number < PERIOD as f64
+    }) {
         return None;
     }
     let counts: Vec<u64> = numbers.iter().map(|number| number.round() as u64).collect();
@@ -643,7 +644,8 @@ impl Schedule {
         &self,
         segment: &Segment,
         shares: &Shares,
-        number: u128, place: u64,
+        number: u128,
+        place: u64,
         get: impl FnOnce(&Part) -> T,
     ) -> T {
         thread_local!(static LAST: RefCell<Option<(u64, Arc<Part>)>> = const { RefCell::new(None) });

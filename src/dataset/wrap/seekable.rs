@@ -209,7 +209,8 @@ fn open_or_make(
     let entries = dataset.len() * width as u64;
     kept::open_or_make(
         place,
-        KIND, "seek points",
+        KIND,
+        "seek points",
         identity,
         |file| file.len(ENDS) == 8 * entries,
         |out| {

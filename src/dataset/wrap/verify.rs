@@ -138,16 +138,18 @@ impl Verify {
                 ));
             }
         }
-        let check = |field: &EncodedField| {
-            let decoder = self.decoders.iter().find(|(name, _)| *name == field.name);
-            let Some((_, decoder)) = decoder else {
-                return Ok(field.as_raw().map_or(Check::Any, Check::Raw));
-            };
-            // Report a wrong decoder once, not for each sample.
-            decoder.outputs(field)?;
-            Ok(Check::Decode(field.clone(), decoder.clone()))
-        };
-        schema.iter().map(check).collect()
+        schema
+            .iter()
+            .map(|field| {
+                let decoder = self.decoders.iter().find(|(name, _)| *name == field.name);
+                let Some((_, decoder)) = decoder else {
+                    return Ok(field.as_raw().map_or(Check::Any, Check::Raw));
+                };
+                // Report a wrong decoder once, not for each sample.
+                decoder.outputs(field)?;
+                Ok(Check::Decode(field.clone(), decoder.clone()))
+            })
+            .collect()
     }
 }
 

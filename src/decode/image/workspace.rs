@@ -325,9 +325,12 @@ impl Workspace {
         let done = scans.and_then(|(scans, bytes)| {
             self.jpeg.release_beyond(bytes);
             self.decode_rows(
-                picture, &scans, encoded.points,
+                picture,
+                &scans,
+                encoded.points,
                 image.filter,
-                &crop, scale,
+                &crop,
+                scale,
                 row,
             )
         });
@@ -354,9 +357,12 @@ impl Workspace {
     /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
     fn decode_rows(
         &mut self,
-        picture: jpeg::Input<'_>, scans: &jpeg::Scans<'_>, points: &[u8],
+        picture: jpeg::Input<'_>,
+        scans: &jpeg::Scans<'_>,
+        points: &[u8],
         filter: Filter,
-        crop: &Crop, scale: u32,
+        crop: &Crop,
+        scale: u32,
         row: Option<&mut [u8]>,
     ) -> Result<()> {
         let Rect {

@@ -872,8 +872,10 @@ impl Drop for Gpu {
                 return note_leak();
             }
             // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
-            let release = || unsafe { (self.driver.symbols.primary_release)(self.device) };
-            self.released("cuDevicePrimaryCtxRelease", || self.driver.relaxed(release));
+            self.released("cuDevicePrimaryCtxRelease", || {
+                self.driver
+                    .relaxed(|| unsafe { (self.driver.symbols.primary_release)(self.device) })
+            });
         }
     }
 }

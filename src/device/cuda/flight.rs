@@ -66,13 +66,12 @@ impl InFlight {
     /// Makes events for `slots` slots; and, for ended copies, for the last one and for as many as have `operations` under way.
     pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, operations: usize) -> Result<Self> {
         let timed = || Event::timed(gpu);
-        let made = || (operations > 0).then(timed).transpose();
         let marks = || {
             Ok(Marks {
                 queued: Event::new(gpu)?,
                 began: timed()?,
                 ended: timed()?,
-                made: made()?,
+                made: (operations > 0).then(timed).transpose()?,
             })
         };
         let spare = (0..slots + operations + 1)

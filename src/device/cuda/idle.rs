@@ -249,7 +249,8 @@ impl IdleMeter {
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         clock: Clock,
-        slots: usize, batches: usize,
+        slots: usize,
+        batches: usize,
         measured: bool,
     ) -> Result<Self> {
         // Each buffer: its copy, its release. Each step: asked, now, start, two marks, and what its buffer has given up, a copy

@@ -70,12 +70,12 @@ impl<'a, T> FieldSlice<'a, T> {
                 .new_event(None)
                 .map_err(|source| failed().with_source(source))?;
         }
-        let make = || {
+        let slice = catch_unwind(AssertUnwindSafe(|| {
             // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the
             // slice, so that nothing is freed by it. Shared views only are handed out.
             unsafe { stream.upgrade_device_ptr(ptr, len) }
-        };
-        let slice = catch_unwind(AssertUnwindSafe(make)).map_err(|_| failed())?;
+        }))
+        .map_err(|_| failed())?;
         Ok(Self {
             slice: ManuallyDrop::new(slice),
             batch: PhantomData,

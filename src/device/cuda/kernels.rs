@@ -106,7 +106,9 @@ impl Kernels {
     pub(crate) unsafe fn gather(
         &self,
         stream: Handle,
-        staging: DevicePtr, offsets: DevicePtr, out: DevicePtr,
+        staging: DevicePtr,
+        offsets: DevicePtr,
+        out: DevicePtr,
         row_bytes: u64,
         rows: u64,
     ) -> Result<()> {
@@ -183,7 +185,8 @@ impl Finisher {
         &self,
         stream: Handle,
         plan: &FinishPlan,
-        input: DevicePtr, out: DevicePtr,
+        input: DevicePtr,
+        out: DevicePtr,
         flips: Option<DevicePtr>,
         rows: usize,
     ) -> Result<()> {

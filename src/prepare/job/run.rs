@@ -115,7 +115,8 @@ impl Plan {
     /// Runs `one` for each task that is not done. It is given the task, and where to put the number of its inputs that are done.
     fn each(
         &self,
-        tasks: &Tasks, strict: bool,
+        tasks: &Tasks,
+        strict: bool,
         stop: &Stop,
         watch: &mut (dyn FnMut(Event<'_>) + Send),
         one: &mut dyn FnMut(u64, &mut Progress<'_>) -> Result<()>,

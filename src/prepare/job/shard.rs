@@ -73,7 +73,8 @@ enum Writer {
 impl<'a> Task<'a> {
     pub(super) fn begin(
         plan: &'a Plan,
-        settings: &'a Settings, format: Format,
+        settings: &'a Settings,
+        format: Format,
         task: u64,
         stop: &'a Stop,
     ) -> Result<Self> {

@@ -309,10 +309,14 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
         .folders
         .iter()
         .map(|key| (name(key), FileKind::Folder));
-    let rest = |key: &String| OsString::from(key.strip_prefix(&prefix).unwrap_or(key));
     Ok(objects
         .chain(folders)
-        .chain(listed.odd.iter().map(|key| (rest(key), FileKind::Odd)))
+        .chain(listed.odd.iter().map(|key| {
+            (
+                OsString::from(key.strip_prefix(&prefix).unwrap_or(key)),
+                FileKind::Odd,
+            )
+        }))
         .collect())
 }
 

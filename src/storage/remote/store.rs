@@ -125,7 +125,8 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     if room < 2 {
         return Err(thread::refused(
             "network",
-            THREADS + 1, room,
+            THREADS + 1,
+            room,
             std::io::ErrorKind::WouldBlock.into(),
         ));
     }

@@ -62,11 +62,10 @@ impl Url {
             return Err(bad(message).with_path(path));
         };
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
-        let has_port =
-            |port: &str| scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit());
-        let is_port = bucket
-            .rsplit_once(':')
-            .is_none_or(|(host, port)| host.starts_with('[') || has_port(port));
+        let is_port = bucket.rsplit_once(':').is_none_or(|(host, port)| {
+            host.starts_with('[')
+                || (scheme.is_http() && port.bytes().all(|byte| byte.is_ascii_digit()))
+        });
         // A password of digits, then a slash, looks like a port.
         let hides_user = scheme.is_http()
             && bucket.contains(':')

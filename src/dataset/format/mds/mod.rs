@@ -189,11 +189,10 @@ impl MdsBuilder {
         let chosen = self.choose(&all)?;
         let columns = Columns::new(all);
         // Finds each shard's file first: one compressed shard makes all shards chunks.
-        let find = |number, info| {
+        let files = parallel(&infos, |number, info| {
             home.find(info)
                 .map_err(|error| error.within(format_args!("shard {number}")))
-        };
-        let files = parallel(&infos, find)?;
+        })?;
         let chunks = files.iter().any(|file| file.compressed);
         let offsets = match chunks {
             true => Vec::new(),
@@ -275,7 +274,6 @@ impl MdsBuilder {
                 )));
             }
         }
-        let raw = |column: &Column| self.raw.iter().rfind(|field| field.name() == column.name);
         let up_to = |column: &Column| {
             let named = |name: &str| {
                 self.up_to
@@ -287,7 +285,16 @@ impl MdsBuilder {
         };
         wanted
             .into_iter()
-            .map(|index| Chosen::new(index, &all[index], raw(&all[index]), up_to(&all[index])))
+            .map(|index| {
+                Chosen::new(
+                    index,
+                    &all[index],
+                    self.raw
+                        .iter()
+                        .rfind(|field| field.name() == all[index].name),
+                    up_to(&all[index]),
+                )
+            })
             .collect()
     }
 }

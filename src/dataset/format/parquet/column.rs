@@ -587,8 +587,10 @@ impl Column<'_> {
     pub(super) fn ragged(
         &self,
         scratch: &mut Scratch,
-        width: usize, keep: usize,
-        out: &mut ChunkBuf, field: usize,
+        width: usize,
+        keep: usize,
+        out: &mut ChunkBuf,
+        field: usize,
     ) -> Result<()> {
         if self.descr.physical_type() == Type::BYTE_ARRAY {
             return self

@@ -104,7 +104,7 @@ impl Footer {
     }
 
     fn of_blob(blob: &Blob, bytes: Option<Arc<[u8]>>, builder: &ParquetBuilder) -> Result<Self> {
-        let parse = || {
+        guarded("the footer", Stage::Index, || {
             let (meta, odd, clean) = read_meta(blob)?;
             let mut footer = Self::new(blob, meta, &odd, bytes)?;
             // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
@@ -112,8 +112,7 @@ impl Footer {
                 footer.add_offset_index(blob, builder)?;
             }
             Ok(footer)
-        };
-        guarded("the footer", Stage::Index, parse)
+        })
     }
 
     /// `odd`: columns whose annotations are left out.
@@ -298,9 +297,9 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     let mut odd = Vec::new();
     let meta = match ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes)) {
         Err(_) if clean.is_none() => {
-            let alone =
-                |column: &Annotated| ParquetMetaDataReader::decode_metadata(&column.alone(&bytes));
-            annotated.retain(|column| alone(column).is_err());
+            annotated.retain(|column| {
+                ParquetMetaDataReader::decode_metadata(&column.alone(&bytes)).is_err()
+            });
             odd = annotated.iter().map(|column| column.leaf).collect();
             clean = page::without_annotations(&bytes, annotated)?;
             ParquetMetaDataReader::decode_metadata(clean.as_deref().unwrap_or(&bytes))

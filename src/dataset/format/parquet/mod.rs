@@ -405,7 +405,9 @@ impl Parquet {
                         let at = (first - field.columns.start) * keep * list;
                         interleave_columns(
                             columns.map(column),
-                            width, keep, list,
+                            width,
+                            keep,
+                            list,
                             arenas,
                             rows,
                             row_bytes,
@@ -414,11 +416,7 @@ impl Parquet {
                     }
                 }
                 FieldKind::Ragged { width, keep } => {
-                    column(field.columns.start).ragged(
-                        arenas,
-                        width, keep,
-                        &mut *out, number,
-                    )?;
+                    column(field.columns.start).ragged(arenas, width, keep, &mut *out, number)?;
                 }
             }
         }
@@ -429,7 +427,9 @@ impl Parquet {
 /// Decodes up to 16 columns and writes them side by side.
 fn interleave_columns<'c>(
     columns: impl Iterator<Item = Column<'c>>,
-    width: usize, keep: usize, list: usize,
+    width: usize,
+    keep: usize,
+    list: usize,
     arenas: &mut Arenas,
     rows: &mut [u8],
     row_bytes: usize,
@@ -451,10 +451,12 @@ fn interleave_columns<'c>(
     let count = rows.len() / row_bytes;
     while done < count {
         // Rows until the first column's segment ends.
-        let left = |(list, cursor): (&Vec<column::Segment>, &(usize, usize))| {
-            list[cursor.0].rows - cursor.1
-        };
-        let step = segments.iter().zip(&cursors).map(left).min().unwrap_or(0);
+        let step = segments
+            .iter()
+            .zip(&cursors)
+            .map(|(list, cursor)| list[cursor.0].rows - cursor.1)
+            .min()
+            .unwrap_or(0);
         let mut slices: [&[u8]; TOGETHER] = [&[]; TOGETHER];
         for (place, (list, (segment, row))) in segments.iter().zip(&mut cursors).enumerate() {
             let bytes = list[*segment].bytes(&arenas.arenas[place]);

@@ -308,12 +308,11 @@ impl<'a> Samples<'a> {
         let Some(sample) = self.sample.take() else {
             return Ok(());
         };
-        let lacks = |rule: &Rule, entry: &Option<Entry>| rule.required && entry.is_none();
         let missing = self
             .rules
             .iter()
             .zip(&sample.entries)
-            .find(|(rule, entry)| lacks(rule, entry));
+            .find(|(rule, entry)| rule.required && entry.is_none());
         let wrong = sample.wrong.or_else(|| {
             let endings = missing?.0.endings.join(", ");
             let message = format!(

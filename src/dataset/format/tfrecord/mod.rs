@@ -488,15 +488,14 @@ impl Dataset for TfRecord {
     }
 
     fn identity(&self) -> u64 {
-        let feature = |digest: Digest, take: &Take| match take {
-            Take::Payload => digest.word(0),
-            Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
-            // The field's dtype tells the kind of list.
-            Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
-        };
         self.features
             .iter()
-            .fold(Digest::new("tfrecord"), feature)
+            .fold(Digest::new("tfrecord"), |digest, take| match take {
+                Take::Payload => digest.word(0),
+                Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
+                // The field's dtype tells the kind of list.
+                Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
+            })
             .end()
     }
 
@@ -587,11 +586,10 @@ impl Framed for TfRecord {
                 values.len() / size,
                 row_bytes / size
             );
-            let any = || format!("; {} takes any number", Setting::AnyCount);
             let advice = if values.is_empty() {
                 zeros(kind)
             } else {
-                any()
+                format!("; {} takes any number", Setting::AnyCount)
             };
             return Err(of(
                 feature,

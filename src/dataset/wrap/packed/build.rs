@@ -174,7 +174,8 @@ impl<D: Dataset> PackedBuilder<D> {
         }
         let (file, origin) = kept::open_or_make(
             place,
-            KIND, "bins",
+            KIND,
+            "bins",
             digest.end(),
             |file| table::fits(file, size),
             |out| pack(&documents, order.as_ref(), out, place),
@@ -248,8 +249,11 @@ impl<D: Dataset> PackedBuilder<D> {
 
     /// The element of the padding of each field.
     fn paddings(&self, fields: &TokenFields) -> Result<Vec<i64>> {
-        let known = |name: &String| fields.fields.iter().any(|field| field.name() == name);
-        if let Some((name, _)) = self.paddings.iter().find(|(name, _)| !known(name)) {
+        if let Some((name, _)) = self
+            .paddings
+            .iter()
+            .find(|(name, _)| !fields.fields.iter().any(|field| field.name() == name))
+        {
             let message = format!(
                 "a padding of field `{name}`; packed are {}",
                 self.fields.join(", ")

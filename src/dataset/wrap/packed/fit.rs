@@ -95,8 +95,9 @@ impl InTurn {
 
     /// Takes the items of full bins, and with `all` also those of the last one; then as [`bins`].
     pub(super) fn take(&mut self, all: bool) -> (Vec<Item>, (Vec<u32>, usize)) {
-        let is_open = |bin: &u32| !all && !self.is_full() && bin + 1 == self.bins;
-        let full = self.bin_of.partition_point(|bin| !is_open(bin));
+        let full = self
+            .bin_of
+            .partition_point(|bin| !(!all && !self.is_full() && bin + 1 == self.bins));
         let rest = self.items.split_off(full);
         let bins = self.bins - u32::from(!rest.is_empty());
         self.bin_of.truncate(full);

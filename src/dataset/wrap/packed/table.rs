@@ -75,7 +75,8 @@ impl Group {
     /// The items in their bins. `counts` has those of the documents.
     pub(super) fn new(
         items: &[Item],
-        bin_of: Vec<u32>, bins: usize,
+        bin_of: Vec<u32>,
+        bins: usize,
         size: Bin,
         counts: Counts,
     ) -> Self {
@@ -203,13 +204,14 @@ impl TableWriter {
 /// Whether the file has possible counts, and their sections.
 pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
     // Tokens have 8 bytes at most.
-    let possible = |bins: u64| bins.checked_mul(8 * u64::from(size.room)).is_some();
     counts(file).is_ok_and(
         |Counts {
              bins, items_max, ..
          }| {
             let sections = file.len(STARTS) == 8 * bins.div_ceil(BLOCK as u64);
-            sections && possible(bins) && (1..=u64::from(size.most)).contains(&items_max)
+            sections
+                && bins.checked_mul(8 * u64::from(size.room)).is_some()
+                && (1..=u64::from(size.most)).contains(&items_max)
         },
     )
 }

@@ -105,7 +105,8 @@ impl ResizePlan {
 
     fn across(&self) -> Side {
         self.side(
-            self.area.left, self.area.width,
+            self.area.left,
+            self.area.width,
             |size| size.width,
             self.window.left,
         )
@@ -113,7 +114,8 @@ impl ResizePlan {
 
     fn down(&self) -> Side {
         self.side(
-            self.area.top, self.area.height,
+            self.area.top,
+            self.area.height,
             |size| size.height,
             self.window.top,
         )
@@ -268,9 +270,7 @@ impl Resizer {
     pub(super) fn resize(&mut self, pixels: Pixels<'_>, plan: &ResizePlan, out: &mut [u8]) {
         let needed = plan.needed();
         pixels.check(needed);
-        let reach = self
-            .passes
-            .start(plan, pixels.there.left, needed.top, out);
+        let reach = self.passes.start(plan, pixels.there.left, needed.top, out);
         grow(&mut self.band, ROWS * reach);
         for next in (needed.top..needed.bottom()).step_by(ROWS) {
             let from = sources(pixels, next, needed.bottom(), reach, &mut self.band);

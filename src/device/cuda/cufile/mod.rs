@@ -377,7 +377,8 @@ impl Drop for CuFile {
     fn drop(&mut self) {
         let api = self.api.clone();
         let opened = self.opened;
-        let close = move || {
+        // A library that does not return is abandoned.
+        let _ = watch::within(self.deadline, move || {
             if opened.stats {
                 api.stop_statistics();
             }
@@ -385,9 +386,7 @@ impl Drop for CuFile {
                 // If closing fails, the driver stays open.
                 let _ = api.close();
             }
-        };
-        // A library that does not return is abandoned.
-        let _ = watch::within(self.deadline, close);
+        });
     }
 }
 

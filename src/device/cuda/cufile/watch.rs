@@ -33,16 +33,16 @@ pub(super) fn within<T: Send + 'static>(
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Silent> {
     let (answer, wait) = sync_channel(1);
-    let guarded = move || {
+    // The thread is never joined: the library's cleanup at thread exit may hang too.
+    thread::spawn("feedline-cufile", move || {
         let kept = SavedFds::new();
         // The library makes contexts, which would end another thread's capture of a graph.
         let result = beside_captures(call);
         kept.put_back();
         // After the deadline there is no receiver.
         let _ = answer.send(result);
-    };
-    // The thread is never joined: the library's cleanup at thread exit may hang too.
-    thread::spawn("feedline-cufile", guarded).map_err(Silent::NotStarted)?;
+    })
+    .map_err(Silent::NotStarted)?;
     wait.recv_timeout(deadline).map_err(|error| match error {
         RecvTimeoutError::Timeout => Silent::Late,
         RecvTimeoutError::Disconnected => Silent::Died,

@@ -74,12 +74,11 @@ impl Fill {
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
         })?;
         // One more block is for what reads bring.
-        let fits = |bytes: usize| {
+        let count = options.connections.map_or(THREADS, |bytes| {
             (bytes as u64 / cache.block)
                 .saturating_sub(1)
                 .clamp(1, THREADS as u64) as usize
-        };
-        let count = options.connections.map_or(THREADS, fits);
+        });
         let pieces = if options.connections.is_none() {
             PIECES
         } else {

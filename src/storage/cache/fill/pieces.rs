@@ -148,10 +148,9 @@ impl FillState {
             self.in_entry(source, |entry, object| {
                 entry.mark(&pieces)?;
                 add(&self.blocks.counts.bytes, new);
-                let bytes = |marks: &Vec<u32>| marks.len() as u64 * UNIT;
-                let blocks = pieces
-                    .iter()
-                    .flat_map(|(offset, marks)| self.blocks.blocks(*offset, bytes(marks)));
+                let blocks = pieces.iter().flat_map(|(offset, marks)| {
+                    self.blocks.blocks(*offset, marks.len() as u64 * UNIT)
+                });
                 for block in blocks.filter(|block| !object.has(*block)) {
                     // Whoever marks the last piece sees them all, and looks before it claims: a claim for nothing would
                     // keep another from completing the block.
