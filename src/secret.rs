@@ -103,8 +103,10 @@ fn of_user(text: &str) -> String {
             && !port.bytes().all(|byte| byte.is_ascii_digit())
     });
     if !is_url {
-        let is_password = |at: &usize| text[text[..*at].rfind('/').unwrap_or(0)..*at].contains(':');
-        let at = text.rmatch_indices('@').map(|(at, _)| at).find(is_password);
+        let at = text
+            .rmatch_indices('@')
+            .map(|(at, _)| at)
+            .find(|at| text[text[..*at].rfind('/').unwrap_or(0)..*at].contains(':'));
         return at.map_or(text.into(), |at| {
             let start = text[..at].rfind('/').map_or(0, |slash| slash + 1);
             format!("{}{STARS}{}", &text[..start], &text[at..])

@@ -151,11 +151,10 @@ pub(crate) fn room_for(wanted: usize) -> usize {
     let mut threads = Vec::new();
     while threads.len() < wanted {
         let held = held.clone();
-        let body = move || {
+        let Ok(thread) = spawn("feedline-room", move || {
             let _ = held.recv();
             rustix::thread::gettid()
-        };
-        let Ok(thread) = spawn("feedline-room", body) else {
+        }) else {
             break;
         };
         threads.push(thread);

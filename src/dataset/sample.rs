@@ -164,8 +164,10 @@ impl<'d> Plain<'d> {
 
     /// Reads and opens a chunk, and checks that every field has every row.
     pub(super) fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
-        let lacks = || Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks");
-        let chunks = self.dataset.chunked().ok_or_else(lacks)?;
+        let chunks = self
+            .dataset
+            .chunked()
+            .ok_or_else(|| Error::new(ErrorKind::User, Stage::Read, "the dataset has no chunks"))?;
         let fields = self.dataset.schema().len();
         let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
         let mut extents = Vec::new();

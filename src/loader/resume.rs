@@ -71,11 +71,10 @@ impl LoaderState {
             let order = self.jobs.order.settings(self.whole.len())?;
             let groups = self.jobs.order.groups_mark();
             let dataset = self.runtime.core().samples.dataset.clone();
-            let look = move || Fingerprint::of(&*dataset);
             let dataset = within(
                 self.deadlines.stall,
                 "the storage of the dataset's files",
-                look,
+                move || Fingerprint::of(&*dataset),
             )??;
             Ok(RunIdentity {
                 order,

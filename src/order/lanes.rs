@@ -515,10 +515,9 @@ impl Places<'_> {
             None => None,
         };
         let place = index.and_then(|index| self.lanes.get(index)?.as_ref());
-        let here = |place: &&Place<'_>| {
+        let place = place.filter(|place| {
             place.group.lane == lane && place.group.samples.contains(&(place.origin + at))
-        };
-        let place = place.filter(here);
+        });
         let place = place.unwrap_or_else(|| {
             panic!("position {position} is not in the piece, or not the rank's")
         });

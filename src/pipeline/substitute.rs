@@ -148,11 +148,10 @@ impl Substitutes {
             return false;
         };
         let mut spare = self.spare.hold();
-        let like = |bad: &BadRow| {
+        let Some(bad) = turn.take(switch, |bad| {
             bad.instead_of()
                 .is_none_or(|chunk| spare.instead_of == Some(chunk))
-        };
-        let Some(bad) = turn.take(switch, like) else {
+        }) else {
             return false;
         };
         if !bad.run.is_cancelled() {

@@ -524,12 +524,11 @@ fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
     match &steps.late {
         Some(late) => {
             // Ranks that wait by turns are told from those that work by turns.
-            let by_waits = || {
+            let found = by_steps(late, step_ns, COSTS).or_else(|| {
                 let found = by_steps(&steps.waits, step_ns, COSTS)?;
                 let cost_ns = cost_of(&found.places, late);
                 (cost_ns >= COSTS * step_ns).then_some(Found { cost_ns, ..found })
-            };
-            let found = by_steps(late, step_ns, COSTS).or_else(by_waits);
+            });
             larger(found, all_wait, 2.0).or_else(by_cores)
         }
         None => larger(

@@ -327,9 +327,9 @@ pub(crate) fn ending_of(name: &OsStr) -> String {
 /// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that the link lies in, whose
 /// list would never end.
 pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
-    let failed =
-        |source| Error::os(Stage::Index, "a link without a target", source).with_path(link);
-    let target = real_path(link).map_err(failed)?;
+    let target = real_path(link).map_err(|source| {
+        Error::os(Stage::Index, "a link without a target", source).with_path(link)
+    })?;
     let kind = look(&target)?.kind;
     if kind == FileKind::Folder
         && link

@@ -61,13 +61,12 @@ impl Copied {
         let element_bytes = fields.element_bytes().collect::<Box<[u64]>>();
         let len = inner.len();
         let token_bytes = element_bytes.iter().sum();
-        let fits = |blob: &Blob| blob.len() >= 4 * len + TAIL;
         let (blob, built) = kept::open_or_write(
             place,
             "copied documents",
             "this dataset",
             &end,
-            fits,
+            |blob| blob.len() >= 4 * len + TAIL,
             |out| write(inner, &fields, out),
         )?;
         let (ends, crc) = ends(&blob, len)?;

@@ -50,9 +50,13 @@ impl<D: Dataset> Measured<D> {
                 digest.word(u64::from(column.is_some()))
             });
         let sizes = [inner.len() * 4 * width as u64, 8 * width as u64];
-        let fits = |file: &Sidefile| [file.len(LENGTHS), file.len(MOST)] == sizes;
-        let (file, origin) =
-            kept::open_or_make(place, KIND, "lengths", digest.end(), fits, |out| {
+        let (file, origin) = kept::open_or_make(
+            place,
+            KIND,
+            "lengths",
+            digest.end(),
+            |file| [file.len(LENGTHS), file.len(MOST)] == sizes,
+            |out| {
                 let failed = |error| {
                     Error::os(Stage::Index, "cannot write the lengths", error).with_path(place)
                 };
@@ -91,7 +95,8 @@ impl<D: Dataset> Measured<D> {
                 out.put(bytemuck::cast_slice(&most)).map_err(failed)?;
                 out.end_section();
                 Ok(())
-            })?;
+            },
+        )?;
         Ok(Self {
             inner,
             columns,

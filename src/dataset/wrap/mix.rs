@@ -881,12 +881,14 @@ fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     let mut done = vec![0_u64; counts.len()];
     let mut places = Vec::with_capacity(block as usize);
     for place in 0..block {
-        let waits = |source: &usize| {
-            done[*source] < counts[*source]
-                && window(counts[*source], block, done[*source]).start <= place
-        };
-        let deadline = |source: &usize| window(counts[*source], block, done[*source]).end;
-        let source = used.iter().copied().filter(waits).min_by_key(deadline);
+        let source = used
+            .iter()
+            .copied()
+            .filter(|source| {
+                done[*source] < counts[*source]
+                    && window(counts[*source], block, done[*source]).start <= place
+            })
+            .min_by_key(|source| window(counts[*source], block, done[*source]).end);
         let source = source.expect("the counts add up to the block, so some source is always due");
         places.push((source as u16, done[source] as u16));
         done[source] += 1;

@@ -41,27 +41,35 @@ pub(crate) fn picture_sizes(
     let identity = kept::identity_of("sizes", dataset)
         .words(&[number as u64, image.turns().into()])
         .end();
-    let fits = |file: &Sidefile| file.len(SIZES) == 8 * dataset.len();
-    let (file, _) = kept::open_or_make(place, KIND, "sizes of pictures", identity, fits, |out| {
-        let failed =
-            |error| Error::os(Stage::Index, "cannot write the sizes", error).with_path(place);
-        pass(
-            dataset,
-            "sizes",
-            |rows, all| {
-                let mut sizes = vec![DAMAGED; rows];
-                all(&mut |row, field, bytes| {
-                    if field == number {
-                        sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
-                    }
-                })?;
-                Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
-            },
-            |sizes| out.put(bytemuck::cast_slice(&sizes)).map_err(failed),
-        )?;
-        out.end_section();
-        Ok(())
-    })?;
+    let (file, _) = kept::open_or_make(
+        place,
+        KIND,
+        "sizes of pictures",
+        identity,
+        |file| file.len(SIZES) == 8 * dataset.len(),
+        |out| {
+            pass(
+                dataset,
+                "sizes",
+                |rows, all| {
+                    let mut sizes = vec![DAMAGED; rows];
+                    all(&mut |row, field, bytes| {
+                        if field == number {
+                            sizes[row] = image.size_of(bytes).unwrap_or(DAMAGED);
+                        }
+                    })?;
+                    Ok(sizes.into_iter().map(<[u32; 2]>::from).collect::<Vec<_>>())
+                },
+                |sizes| {
+                    out.put(bytemuck::cast_slice(&sizes)).map_err(|error| {
+                        Error::os(Stage::Index, "cannot write the sizes", error).with_path(place)
+                    })
+                },
+            )?;
+            out.end_section();
+            Ok(())
+        },
+    )?;
     let mut sizes = vec![[0_u32; 2]; dataset.len() as usize];
     file.fill(SIZES, 0, bytemuck::cast_slice_mut(&mut sizes))?;
     Ok(sizes.into_iter().map(Into::into).collect())

@@ -61,8 +61,10 @@ impl Image {
     /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
     /// 2^32 samples.
     pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
-        let lacking = || config("pictures of one size have no groups: give buckets");
-        let buckets = self.buckets.as_deref().ok_or_else(lacking)?;
+        let buckets = self
+            .buckets
+            .as_deref()
+            .ok_or_else(|| config("pictures of one size have no groups: give buckets"))?;
         self.check()?;
         let numbers = of_sizes(sizes, |size| nearest(buckets, size) as u8)?;
         Groups::of_lengths(

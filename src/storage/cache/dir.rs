@@ -338,8 +338,9 @@ impl CacheDir {
     /// All entries, and their bytes.
     pub(super) fn all(&self) -> io::Result<(Vec<FoundEntry>, u64)> {
         let mut found = Vec::new();
-        let add = |total, share| Ok::<_, io::Error>(total + self.look(share, &mut found)?);
-        let total = (0..SHARES).try_fold(0, add)?;
+        let total = (0..SHARES).try_fold(0, |total, share| {
+            Ok::<_, io::Error>(total + self.look(share, &mut found)?)
+        })?;
         Ok((found, total))
     }
 

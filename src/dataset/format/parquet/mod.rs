@@ -514,14 +514,13 @@ impl Dataset for Parquet {
 
     fn identity(&self) -> u64 {
         let digest = Digest::new("parquet").word(u64::from(self.nulls == Nulls::Zero));
-        let field = |digest: Digest, field: &FieldPlan| {
+        let digest = self.fields.iter().fold(digest, |digest, field| {
             let columns = &self.leaves[0][field.columns.clone()];
             let digest = digest.word(columns.len() as u64);
             columns.iter().fold(digest, |digest, leaf| {
                 digest.bytes(leaf.path().string().as_bytes())
             })
-        };
-        let digest = self.fields.iter().fold(digest, field);
+        });
         self.chunks
             .iter()
             .fold(digest, |digest, chunk| {
