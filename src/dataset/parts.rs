@@ -318,11 +318,10 @@ pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
             .into_iter()
             .any(|sample| {
                 let mut parts = Parts::new();
-                let goes = |part: Part<'_>| {
-                    part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
-                };
                 dataset.extents(sample, &mut parts).is_err()
-                    || parts.iter().any(|(_, part)| goes(part))
+                    || parts.iter().any(|(_, part)| {
+                        part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
+                    })
             })
     });
     dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)

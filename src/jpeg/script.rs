@@ -173,13 +173,13 @@ impl<'a> Script<'a> {
         let complete = parts
             .clone()
             .all(|part| lacks[part][1..10].iter().all(|lacks| *lacks == 0));
-        let without = |part: usize| {
+        let lacks_steps = parts.clone().any(|part| {
             lacks[part][0] == UNSEEN
                 || ZIGZAG[..10]
                     .iter()
                     .any(|k| self.quants[part][usize::from(*k)] == 0)
-        };
-        if complete || parts.clone().any(without) {
+        });
+        if complete || lacks_steps {
             return;
         }
         let first =
@@ -391,12 +391,11 @@ impl OneScan<'_> {
 /// damage, and data follow.
 fn end_of_data(picture: Input<'_>, at: usize) -> usize {
     let data = &picture.bytes[at..];
-    let ends = |found: &usize| match data.get(found + 1) {
-        Some(0 | 0xD0..=0xD7 | 0xFF) => false,
-        Some(marker) => picture.strict || *marker >= 0xC0,
-        None => true,
-    };
     at + memchr::memchr_iter(0xFF, data)
-        .find(ends)
+        .find(|found| match data.get(found + 1) {
+            Some(0 | 0xD0..=0xD7 | 0xFF) => false,
+            Some(marker) => picture.strict || *marker >= 0xC0,
+            None => true,
+        })
         .unwrap_or(data.len())
 }

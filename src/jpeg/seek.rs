@@ -190,10 +190,9 @@ pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
 
 /// CRC32C of what points depend on, and of their numbers. The coded data end at `end`.
 pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]) -> u32 {
-    let of_codes = |marker| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD);
     let segments = header
         .segments(input)
-        .filter(|(marker, ..)| of_codes(*marker));
+        .filter(|(marker, ..)| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD));
     // From the marker's second byte on: before the body come 2 bytes of length.
     let crc = segments.fold(0, |crc, (_, start, body)| {
         crc32c::crc32c_append(crc, &input[start - 3..start + body.len()])

@@ -177,15 +177,17 @@ impl Smoothing {
                 if *place > 0 && (lacks[*place] == 0 || block[natural] != 0) {
                     continue;
                 }
-                let product = |k: usize| {
-                    let (down, right) = if *turned {
-                        (k % 5, k / 5)
-                    } else {
-                        (k / 5, k % 5)
-                    };
-                    i64::from(weights[k / 5][k % 5]) * i64::from(window[down][right])
-                };
-                let sum = i64::from(quant[0]) * (0..25).map(product).sum::<i64>();
+                let sum = i64::from(quant[0])
+                    * (0..25)
+                        .map(|k| {
+                            let (down, right) = if *turned {
+                                (k % 5, k / 5)
+                            } else {
+                                (k / 5, k % 5)
+                            };
+                            i64::from(weights[k / 5][k % 5]) * i64::from(window[down][right])
+                        })
+                        .sum::<i64>();
                 let lacks = if *place == 0 { UNSEEN } else { lacks[*place] };
                 block[natural] = estimate(sum, quant[natural], lacks);
             }

@@ -246,15 +246,12 @@ impl LoaderBuilder {
                 Setting::BatchSize
             ))),
             (Some(BatchSize::Global(rows)), _) => Ok(rows),
-            (Some(BatchSize::Rank(rows)), _) => {
-                let too_large = || {
-                    format!(
-                        "{} is too large: the global batch exceeds 64 bits",
-                        Setting::BatchSize
-                    )
-                };
-                of_ranks(rows).ok_or_else(|| config(too_large()))
-            }
+            (Some(BatchSize::Rank(rows)), _) => of_ranks(rows).ok_or_else(|| {
+                config(format!(
+                    "{} is too large: the global batch exceeds 64 bits",
+                    Setting::BatchSize
+                ))
+            }),
             (None, Some(state)) => Ok(state.global_batch()),
             (None, None) => of_ranks(BATCH_DEFAULT)
                 .ok_or_else(|| config("too many ranks: the global batch exceeds 64 bits")),

@@ -155,14 +155,16 @@ impl Epoch {
             .count(&whole, &at, from.epoch.saturating_add(epochs))
             .min(steps);
         epoch.span = Some(spans::epoch(at.epoch, epoch.total));
-        let name = || {
-            format!(
-                "{}epoch {}",
-                if epochs > 1 { "from " } else { "" },
-                at.epoch
-            )
-        };
-        epoch.range = nvtx::range(name, epoch.total);
+        epoch.range = nvtx::range(
+            || {
+                format!(
+                    "{}epoch {}",
+                    if epochs > 1 { "from " } else { "" },
+                    at.epoch
+                )
+            },
+            epoch.total,
+        );
         let jobs = epoch.shared.jobs.clone();
         let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
         // A place stays marked as resumed until its first batch is received.

@@ -422,14 +422,14 @@ impl Loader {
         while let Err(RecvTimeoutError::Timeout) =
             self.shared.pinned.recv_timeout(Duration::from_millis(100))
         {
-            let stalled = || {
+            let trouble = core.trouble().or_else(|| {
                 watcher.look(
                     &core.watch,
                     self.shared.deadlines.stall,
                     &core.samples.sources,
                 )
-            };
-            if let Some(error) = core.trouble().or_else(stalled) {
+            });
+            if let Some(error) = trouble {
                 return Err(error);
             }
         }

@@ -255,10 +255,11 @@ impl Groups {
             )),
             (Sizes::Budget(most), Some(bounds)) => {
                 let rows = |bound: &u64| most / (*bound).max(1) / self.multiple * self.multiple;
-                let lacks = |(group, bound): &(usize, &u64)| {
-                    rows(bound) == 0 && self.table.sizes[*group] > 0
-                };
-                if let Some((group, bound)) = bounds.iter().enumerate().find(lacks) {
+                let lacking = bounds
+                    .iter()
+                    .enumerate()
+                    .find(|(group, bound)| rows(bound) == 0 && self.table.sizes[*group] > 0);
+                if let Some((group, bound)) = lacking {
                     let least = u128::from(*bound) * u128::from(self.multiple);
                     let multiple = self.multiple;
                     return Err(config(format!(
@@ -289,8 +290,11 @@ impl Groups {
         }
         let rows = self.rows(global)?;
         let world = u64::from(rank.world());
-        let small = |(group, rows): &(usize, &u64)| **rows < world && table.sizes[*group] > 0;
-        if let Some((group, rows)) = rows.iter().enumerate().find(small) {
+        let small = rows
+            .iter()
+            .enumerate()
+            .find(|(group, rows)| **rows < world && table.sizes[*group] > 0);
+        if let Some((group, rows)) = small {
             return Err(config(format!(
                 "the batches of group {group} have {rows} rows for {world} ranks: some would have none; make them larger, or \
                  take fewer ranks"

@@ -171,12 +171,15 @@ impl DirectReads {
             let direct = direct.clone();
             let todo = todo.clone();
             let mut bounce = direct.reader.bounce(DIRECT_BOUNCE)?;
-            let body = move || {
-                direct
-                    .backend
-                    .within(&mut || work(&direct, &todo, &mut bounce))
-            };
-            match spawn(format!("feedline-gds-{index}"), Box::new(body)) {
+            let started = spawn(
+                format!("feedline-gds-{index}"),
+                Box::new(move || {
+                    direct
+                        .backend
+                        .within(&mut || work(&direct, &todo, &mut bounce))
+                }),
+            );
+            match started {
                 Err(_) if index > 0 => {
                     thread::fewer("direct reads", DIRECT_THREADS, index);
                     break;
@@ -481,14 +484,16 @@ impl Direct {
         };
         let mut to = task.reading.base + place;
         let part = self.part_of(task, step, row)?;
-        let lie = || {
-            Error::new(
-                ErrorKind::User,
-                Stage::Read,
-                "the dataset gave no bytes for the field",
-            )
-        };
-        let (extent, bytes) = match part.ok_or_else(lie).map_err(named)? {
+        let part = part
+            .ok_or_else(|| {
+                Error::new(
+                    ErrorKind::User,
+                    Stage::Read,
+                    "the dataset gave no bytes for the field",
+                )
+            })
+            .map_err(named)?;
+        let (extent, bytes) = match part {
             Part::Inline(bytes) => (None, Some(bytes)),
             Part::Extent(extent) if self.core.samples.is_memory(&extent) => (
                 None,

@@ -109,12 +109,14 @@ impl<T> Turns<T> {
 
     /// The right to serve, until dropped; `None` if no item waits or another worker has the turn.
     pub(crate) fn turn(&self) -> Option<Turn<'_, T>> {
-        let taken = || {
-            self.busy
-                .compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst)
-                .is_err()
-        };
-        if self.waiting.is_empty() || taken() {
+        if self.waiting.is_empty() {
+            return None;
+        }
+        let taken = self
+            .busy
+            .compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err();
+        if taken {
             return None;
         }
         Some(Turn(self))

@@ -107,11 +107,10 @@ fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u3
         let mut start = 0;
         while start < places.len() {
             let (entry, row) = places[start];
-            let follows = |(at, place): (usize, &(u32, u32))| *place == (entry, row + at as u32);
             let run = places[start..]
                 .iter()
                 .enumerate()
-                .take_while(|(at, place)| follows((*at, place)))
+                .take_while(|(at, place)| **place == (entry, row + *at as u32))
                 .count();
             let Some(Ok(buffer)) = held.chunk(entry as usize).get() else {
                 return false;

@@ -91,11 +91,13 @@ impl Placing {
             (Numa::Node(node), _) => own().and_then(|own| Placement::on(sysfs, node, &own)),
         };
         // Some sandboxes forbid the choice of CPUs, so it is tried before anything depends on it.
-        let tried = |placement: Placement| match on_node(Some(&placement), || ()) {
-            Ok(()) => Ok(placement),
-            Err(error) => Err(error.to_string()),
-        };
-        match (found.and_then(tried), numa) {
+        match (
+            found.and_then(|placement| match on_node(Some(&placement), || ()) {
+                Ok(()) => Ok(placement),
+                Err(error) => Err(error.to_string()),
+            }),
+            numa,
+        ) {
             (Ok(placement), _) => Ok(Self::At(placement)),
             (Err(why), Numa::Node(node)) => Err(Error::new(
                 ErrorKind::Unsupported,

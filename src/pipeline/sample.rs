@@ -222,18 +222,16 @@ impl Samples {
                 "the dataset promised a chunk of {said} encoded bytes, but its extents have {bytes}"
             ));
         }
-        let place = |extent: &Extent| {
-            if self.is_memory(extent) {
-                Place::Memory
-            } else {
-                Place::Storage
-            }
-        };
-        sample.pieces.extend(
-            extents
-                .iter()
-                .map(|extent| Piece::new(0, Some(*extent), place(extent))),
-        );
+        sample.pieces.extend(extents.iter().map(|extent| {
+            let place = {
+                if self.is_memory(extent) {
+                    Place::Memory
+                } else {
+                    Place::Storage
+                }
+            };
+            Piece::new(0, Some(*extent), place)
+        }));
         Ok(())
     }
 
@@ -603,15 +601,14 @@ impl Samples {
             let mut parts = Parts::new();
             // Also of answers that break the dataset's word, as far as they name a place.
             self.dataset.extents(id, &mut parts)?;
-            let is_read = |field: &usize| {
-                !matches!(
-                    self.recipe.handlers.get(*field).map(|own| &own.how),
-                    Some(How::Skip)
-                )
-            };
             let mut extents = parts
                 .iter()
-                .filter(|(field, _)| is_read(field))
+                .filter(|(field, _)| {
+                    !matches!(
+                        self.recipe.handlers.get(*field).map(|own| &own.how),
+                        Some(How::Skip)
+                    )
+                })
                 .filter_map(|(_, part)| part.extent());
             Ok(extents.find(|extent| {
                 extent.source.index() < self.sources.count() && !self.is_memory(extent)

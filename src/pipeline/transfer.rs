@@ -82,9 +82,8 @@ impl Dozing {
     /// Whether the thread waits and its channels are empty.
     pub(crate) fn is_asleep(&self) -> bool {
         let waits = self.0.lock().unwrap();
-        let nothing = |free: &Receiver<Box<Buffer>>| free.is_empty();
         waits.as_ref().is_some_and(|(bell, full, free)| {
-            bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(nothing)
+            bell.is_empty() && full.is_empty() && free.as_ref().is_none_or(Receiver::is_empty)
         })
     }
 }

@@ -159,15 +159,16 @@ fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(),
         }
         let (own, later) = rest.split_at(*len as usize * size);
         rest = later;
-        let is_high = |token: &[u8]| {
-            token[if cfg!(target_endian = "little") {
-                size - 1
-            } else {
-                0
-            }] & 0x80
-                != 0
+        let most_significant = if cfg!(target_endian = "little") {
+            size - 1
+        } else {
+            0
         };
-        if is_narrow && own.chunks_exact(size).any(is_high) {
+        let too_large = is_narrow
+            && own
+                .chunks_exact(size)
+                .any(|token| token[most_significant] & 0x80 != 0);
+        if too_large {
             return Err((
                 place,
                 format!(

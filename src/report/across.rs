@@ -686,20 +686,23 @@ fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
 
 /// The mean cost of a step of these ranks.
 fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
-    let gap = |times: &Vec<f64>| {
-        let mut theirs = 0.0_f64;
-        let mut others = 0.0_f64;
-        for (place, time) in times.iter().enumerate() {
-            let longest = if places.contains(&place) {
-                &mut theirs
-            } else {
-                &mut others
-            };
-            *longest = longest.max(*time);
-        }
-        (theirs - others).max(0.0)
-    };
-    steps.iter().map(gap).sum::<f64>() / steps.len().max(1) as f64
+    let gaps: f64 = steps
+        .iter()
+        .map(|times| {
+            let mut theirs = 0.0_f64;
+            let mut others = 0.0_f64;
+            for (place, time) in times.iter().enumerate() {
+                let longest = if places.contains(&place) {
+                    &mut theirs
+                } else {
+                    &mut others
+                };
+                *longest = longest.max(*time);
+            }
+            (theirs - others).max(0.0)
+        })
+        .sum();
+    gaps / steps.len().max(1) as f64
 }
 
 impl Found {

@@ -415,14 +415,14 @@ pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
 /// Whether a name ends in one of `endings`, in upper or lower case; all names do if there are none.
 fn wanted(name: &OsStr, endings: &[&str]) -> bool {
     let name = name.as_encoded_bytes();
-    let ends = |ending: &&str| {
-        let end = name
-            .len()
-            .checked_sub(ending.len())
-            .map(|from| &name[from..]);
-        end.is_some_and(|end| end.eq_ignore_ascii_case(ending.as_bytes()))
-    };
-    endings.is_empty() || endings.iter().any(ends)
+    endings.is_empty()
+        || endings.iter().any(|ending| {
+            let end = name
+                .len()
+                .checked_sub(ending.len())
+                .map(|from| &name[from..]);
+            end.is_some_and(|end| end.eq_ignore_ascii_case(ending.as_bytes()))
+        })
 }
 
 fn is_index(name: &OsStr) -> bool {
@@ -446,9 +446,9 @@ fn write_out(text: &str, out: &mut Vec<String>) {
     };
     match range(inside) {
         Some((first, last, width)) => {
-            let step = |k: u64| if first <= last { first + k } else { first - k };
             for k in 0..=last.abs_diff(first) {
-                write_out(&format!("{before}{:0width$}{after}", step(k)), out);
+                let number = if first <= last { first + k } else { first - k };
+                write_out(&format!("{before}{:0width$}{after}", number), out);
             }
         }
         None => {

@@ -73,13 +73,12 @@ impl Mmap {
 
     /// Copies as much as possible.
     fn read_map(&self, file: &File, extent: &Extent, dst: &mut [u8]) -> Result<usize, Errno> {
-        let whole = || map(file, 0, self.files.sources().len_of(extent.source) as usize);
         if let Some(maps) = &self.maps {
             let cell = &maps[extent.source.index()];
             let map = match cell.get() {
                 Some(map) => map,
                 None => {
-                    let fresh = whole()?;
+                    let fresh = map(file, 0, self.files.sources().len_of(extent.source) as usize)?;
                     cell.get_or_init(|| fresh)
                 }
             };

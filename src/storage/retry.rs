@@ -63,20 +63,25 @@ pub(crate) fn has_other_version(error: &Error) -> bool {
 /// function knows the system's codes for that.
 pub(crate) fn may_pass(error: &Error) -> bool {
     use Errno as E;
-    let storage = |code| {
-        matches!(
-            code,
-            E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO
-        )
+    let Some(code) = code(error) else {
+        return exhausted(error);
     };
-    let network = |code| {
-        let down = matches!(
-            code,
-            E::NETDOWN | E::NETUNREACH | E::HOSTDOWN | E::HOSTUNREACH | E::NOLINK
-        );
-        down || matches!(code, E::CONNRESET | E::CONNABORTED | E::NOTCONN)
-    };
-    exhausted(error) || code(error).is_some_and(|code| storage(code) || network(code))
+    let storage = matches!(
+        code,
+        E::INTR | E::AGAIN | E::IO | E::STALE | E::BUSY | E::TIMEDOUT | E::REMOTEIO
+    );
+    let network = matches!(
+        code,
+        E::NETDOWN
+            | E::NETUNREACH
+            | E::HOSTDOWN
+            | E::HOSTUNREACH
+            | E::NOLINK
+            | E::CONNRESET
+            | E::CONNABORTED
+            | E::NOTCONN
+    );
+    exhausted(error) || storage || network
 }
 
 /// The system's error code.

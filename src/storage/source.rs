@@ -396,8 +396,11 @@ impl Sources {
 
     /// Whether there is a source in an object store, and whether there is a file.
     pub(crate) fn kinds(&self) -> (bool, bool) {
-        let on_disk = |id: &SourceId| self.owned(*id).is_none() && !self.is_remote(*id);
-        (!self.stores.is_empty(), self.ids().any(|id| on_disk(&id)))
+        (
+            !self.stores.is_empty(),
+            self.ids()
+                .any(|id| self.owned(id).is_none() && !self.is_remote(id)),
+        )
     }
 
     /// The object of a remote source, in the version that was listed.

@@ -123,13 +123,13 @@ impl Rows {
                 self.fields
             ));
         }
-        let is_past = |entry: &&Entry| {
+        let past = entries.iter().flatten().find(|entry| {
             entry
                 .offset
                 .checked_add(entry.len)
                 .is_none_or(|end| end > self.shard)
-        };
-        if let Some(Entry { offset, len, .. }) = entries.iter().flatten().find(is_past) {
+        });
+        if let Some(Entry { offset, len, .. }) = past {
             let past = format!(
                 "an entry of {len} bytes at offset {offset}, the shard has {}",
                 self.shard

@@ -49,16 +49,14 @@ impl<D: Dataset> InMemory<D> {
     /// `budget`: maximum bytes of the files. `free`: bytes that the process can still get.
     pub(crate) fn open(inner: D, budget: usize, free: Option<u64>) -> Result<Self> {
         let table = inner.sources().clone();
-        let file_len = |id| {
-            if table.bytes_of(id).is_some() {
+        let total = table.ids().try_fold(0_u64, |sum, id| {
+            let file_len = if table.bytes_of(id).is_some() {
                 0
             } else {
                 table.len_of(id)
-            }
-        };
-        let total = table
-            .ids()
-            .try_fold(0_u64, |sum, id| sum.checked_add(file_len(id)));
+            };
+            sum.checked_add(file_len)
+        });
         let total = total
             .and_then(|total| usize::try_from(total).ok())
             .ok_or_else(|| {

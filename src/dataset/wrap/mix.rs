@@ -763,15 +763,16 @@ impl Schedule {
 
     /// The last end of a block, or of a segment, before any source repeats; at least the first of all.
     fn until_first_ends(&self) -> u64 {
-        let fits = |next: &Segment| {
-            next.before
-                .iter()
-                .zip(&self.lens)
-                .all(|(before, len)| *before <= u128::from(*len))
-        };
         let found = self
             .spans()
-            .find(|(_, next, _)| !next.is_some_and(fits))
+            .find(|(_, next, _)| {
+                !next.is_some_and(|next| {
+                    next.before
+                        .iter()
+                        .zip(&self.lens)
+                        .all(|(before, len)| *before <= u128::from(*len))
+                })
+            })
             .map_or(0, |(segment, _, sources)| {
                 let drawn = sources.iter().filter(|(_, count)| *count > 0);
                 let mut end = drawn
@@ -908,36 +909,37 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
     let block = spread.len() as u64;
     let window =
         |(source, earlier): (u16, u16)| window(counts[usize::from(source)], block, earlier.into());
-    let pair = |number: u64| {
-        let mut places = spread.clone();
-        let mut draws = Draws::from_key(key.derive(number));
-        let mut turns = spread.clone();
-        turns.sort_by_cached_key(|_| draws.next_u64());
-        for moved in turns {
-            let mut all = window(moved);
-            let to = all.start + draws.below(all.end - all.start);
-            let mut at = all
-                .find(|at| places[*at as usize] == moved)
-                .expect("none leaves its window");
-            while at != to {
-                let next = if at < to { at + 1 } else { at - 1 };
-                let met = places[next as usize];
-                if met.0 == moved.0 || !window(met).contains(&at) {
-                    break;
-                }
-                places.swap(at as usize, next as usize);
-                at = next;
-            }
-        }
-        let reversed: Vec<_> = places
-            .iter()
-            .rev()
-            .map(|(source, earlier)| (*source, counts[usize::from(*source)] as u16 - 1 - earlier))
-            .collect();
-        [places, reversed].concat()
-    };
     (0..(PLACES / block).clamp(*VARIANTS.start(), *VARIANTS.end()) / 2)
-        .flat_map(pair)
+        .flat_map(|number| {
+            let mut places = spread.clone();
+            let mut draws = Draws::from_key(key.derive(number));
+            let mut turns = spread.clone();
+            turns.sort_by_cached_key(|_| draws.next_u64());
+            for moved in turns {
+                let mut all = window(moved);
+                let to = all.start + draws.below(all.end - all.start);
+                let mut at = all
+                    .find(|at| places[*at as usize] == moved)
+                    .expect("none leaves its window");
+                while at != to {
+                    let next = if at < to { at + 1 } else { at - 1 };
+                    let met = places[next as usize];
+                    if met.0 == moved.0 || !window(met).contains(&at) {
+                        break;
+                    }
+                    places.swap(at as usize, next as usize);
+                    at = next;
+                }
+            }
+            let reversed: Vec<_> = places
+                .iter()
+                .rev()
+                .map(|(source, earlier)| {
+                    (*source, counts[usize::from(*source)] as u16 - 1 - earlier)
+                })
+                .collect();
+            [places, reversed].concat()
+        })
         .collect()
 }
 

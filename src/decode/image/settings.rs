@@ -336,12 +336,12 @@ impl Image {
                 sizes.len()
             ));
         }
-        let illegal = |size: &&Size| {
+        let illegal = sizes.iter().find(|size| {
             ![size.width, size.height]
                 .iter()
                 .all(|side| (1..=SIDE_MAX).contains(side))
-        };
-        if let Some(Size { width, height }) = sizes.iter().find(illegal) {
+        });
+        if let Some(Size { width, height }) = illegal {
             return config(format!(
                 "an output of {width}x{height} pixels: each side must be 1 to {SIDE_MAX}"
             ));

@@ -124,13 +124,16 @@ let percent = 100.0 * share;
 
     fn map_batch(&self) -> Option<Evidence> {
         let share = map_share(self.snapshot);
-        let text = || {
-            format!(
-                "`map_batch` took {:.0} % of the time that workers worked.",
-                100.0 * share
+        (share > 0.0).then(|| {
+            Evidence::share(
+                Measure::MapBatch,
+                share,
+                format!(
+                    "`map_batch` took {:.0} % of the time that workers worked.",
+                    100.0 * share
+                ),
             )
-        };
-        (share > 0.0).then(|| Evidence::share(Measure::MapBatch, share, text()))
+        })
     }
 
     /// The lack of cores by the kernel's counts.

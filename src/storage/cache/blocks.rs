@@ -222,12 +222,15 @@ impl CachedBlocks {
             return false;
         };
         let last = mount.compared.load(Ordering::Relaxed);
-        let swap = || {
+        if now < last + pause {
+            return false;
+        }
+        // Of several threads, one compares.
+        let swapped =
             mount
                 .compared
-                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed)
-        };
-        now >= last + pause && swap().is_ok()
+                .compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        swapped.is_ok()
     }
 
     fn on_mount(&self, source: usize) -> Option<&MountedFile> {

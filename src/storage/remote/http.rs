@@ -155,15 +155,14 @@ fn short(text: &str) -> String {
 /// `Content-Encoding`, unless the body is as it is stored. Google's store unpacks what it holds as gzip.
 fn coding_of(headers: &HeaderMap) -> Option<String> {
     // Some stores keep the framing of an upload as if it were a coding.
-    let plain = |coding: &str| {
-        ["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str())
-    };
     let named = ["content-encoding", "x-goog-stored-content-encoding"]
         .into_iter()
         .filter(|name| headers.contains_key(*name));
     named
         .map(|name| text_of(headers, name).unwrap_or("unreadable"))
-        .find(|coding| !plain(coding))
+        .find(|coding| {
+            !["", "identity", "aws-chunked"].contains(&coding.to_ascii_lowercase().as_str())
+        })
         .map(short)
 }
 

@@ -218,17 +218,15 @@ impl Ring {
         if pieces.len() > BUFFERS_MAX {
             return Err(Errno::INVAL);
         }
-        let start_of = |id: u64| {
-            regions
-                .iter()
-                .find(|region| region.id() == id)
-                .map(|region| region.ptr().as_ptr())
-        };
         let vectors: Vec<IoVec> = pieces
             .iter()
             .filter_map(|piece| {
                 Some(IoVec {
-                    base: start_of(piece.region)?.wrapping_add(piece.start),
+                    base: regions
+                        .iter()
+                        .find(|region| region.id() == piece.region)
+                        .map(|region| region.ptr().as_ptr())?
+                        .wrapping_add(piece.start),
                     len: piece.len,
                 })
             })

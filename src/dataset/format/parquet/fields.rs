@@ -355,13 +355,12 @@ fn same_values(a: &Leaf, b: &Leaf) -> bool {
         )
     };
     let nested = |leaf: &Leaf| (leaf.list != List::No, leaf.descr.max_rep_level());
-    let fixed = |leaf: &Leaf| matches!(leaf.list, List::Fixed(_));
     let arrow = |leaf: &Leaf| match &leaf.arrow {
         DataType::Timestamp(unit, _) => DataType::Timestamp(*unit, None),
         other => other.clone(),
     };
     // Lists of the first file that may have any length hold those of one length.
-    let lists = a.list == b.list || !fixed(b);
+    let lists = a.list == b.list || !matches!(b.list, List::Fixed(_));
     stored(a) == stored(b)
         && nested(a) == nested(b)
         && lists

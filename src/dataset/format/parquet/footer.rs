@@ -171,12 +171,11 @@ impl Footer {
 
     /// Adds the page locations, if a row group may have to be cut. A malformed index is none.
     fn add_offset_index(&mut self, blob: &Blob, builder: &ParquetBuilder) -> Result<()> {
-        let large = |group: &RowGroupMetaData| {
+        let any_large = self.meta.row_groups().iter().any(|group| {
             u64::try_from(group.total_byte_size())
                 .is_ok_and(|bytes| bytes > builder.chunk_bytes / 2)
-        };
-        if !self.meta.row_groups().iter().any(large) || offset_index_bytes(&self.meta) > FOOTER_MAX
-        {
+        });
+        if !any_large || offset_index_bytes(&self.meta) > FOOTER_MAX {
             return Ok(());
         }
         let meta = self.meta.clone();

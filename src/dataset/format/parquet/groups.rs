@@ -101,13 +101,13 @@ impl Cut<'_> {
             )));
         }
         // Some writers name a dictionary only in the encodings.
-        let coded = |encoding| {
-            matches!(
-                encoding,
-                Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
-            )
-        };
-        let has_dictionary = dictionary.is_some() || meta.encodings().any(coded);
+        let has_dictionary = dictionary.is_some()
+            || meta.encodings().any(|encoding| {
+                matches!(
+                    encoding,
+                    Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
+                )
+            });
         let mut place = Place {
             dictionary: None,
             data: (start, len),

@@ -605,16 +605,15 @@ impl Framed for Parquet {
             name: String::new(),
             ..*self
         };
-        let longest = |chunk: usize| {
+        // Each thread holds the open rows of a chunk.
+        let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| {
             let rows = Plain::new(&alone).chunk(chunk)?;
             Ok((0..rows.rows())
                 .filter_map(|row| rows.row(0, row))
                 .map(<[u8]>::len)
                 .max()
                 .unwrap_or(0))
-        };
-        // Each thread holds the open rows of a chunk.
-        let found = by_threads(4, 0..alone.chunks.len(), |chunk, _| longest(chunk))?;
+        })?;
         Ok(Some(found.into_iter().max().unwrap_or(0) as u64))
     }
 

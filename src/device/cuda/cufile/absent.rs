@@ -113,15 +113,14 @@ pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
 /// allows that. Checked first, because from 1.16 on opening cuFile costs a context on every visible GPU.
 pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-    let on = |value: OsString| {
-        !["0", "false", "no", "off"]
-            .iter()
-            .any(|off| value.eq_ignore_ascii_case(off))
-    };
     let settings =
         set("CUFILE_ENV_PATH_JSON").map_or_else(|| root.join("etc/cufile.json"), PathBuf::from);
     nvidia_fs(root, "").is_dir()
-        || set("CUFILE_USE_PCIP2PDMA").is_some_and(on)
+        || set("CUFILE_USE_PCIP2PDMA").is_some_and(|value| {
+            !["0", "false", "no", "off"]
+                .iter()
+                .any(|off| value.eq_ignore_ascii_case(off))
+        })
         || std::fs::read_to_string(settings).is_ok_and(|text| allows_p2p(&text))
 }
 

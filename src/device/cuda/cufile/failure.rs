@@ -103,15 +103,12 @@ impl From<Failure> for Error {
 pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, Cause> {
     if let Ok(bytes) = usize::try_from(returned) {
         // A library that returns more than requested has written out of bounds, or counts wrongly.
-        let why = || {
-            Cause::Refused(format!(
-                "the library returned {bytes} bytes for a read of {asked}"
-            ))
-        };
         return if bytes <= asked {
             Ok(bytes)
         } else {
-            Err(why())
+            Err(Cause::Refused(format!(
+                "the library returned {bytes} bytes for a read of {asked}"
+            )))
         };
     }
     let code = i32::try_from(returned.unsigned_abs()).unwrap_or(i32::MAX);

@@ -118,11 +118,11 @@ impl Fill {
     fn start_threads(&mut self, count: usize) -> std::result::Result<(), (usize, std::io::Error)> {
         for number in 0..count {
             let shared = self.shared.clone();
-            let body = move || match number {
+            let started = thread::spawn(&format!("feedline-fill-{number}"), move || match number {
                 0 => shared.watch(),
                 _ => shared.work(number > 1),
-            };
-            match thread::spawn(&format!("feedline-fill-{number}"), body) {
+            });
+            match started {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
                     let started = self.threads.len();

@@ -273,15 +273,6 @@ impl FillState {
         match found() {
             Ok((entry, states)) => {
                 // Reads find the object with its blocks.
-                let mark = |object: &CachedObject| {
-                    for (state, block) in states.iter().zip(0..) {
-                        match state {
-                            BlockState::Whole => object.set(block),
-                            BlockState::Unproven(_) => object.doubt(block),
-                            BlockState::Missing => {}
-                        }
-                    }
-                };
                 let EntryFiles {
                     ref path,
                     inode,
@@ -294,7 +285,15 @@ impl FillState {
                     len: layout.len,
                     version: upstream.version(),
                 };
-                self.blocks.set(source.index(), Some(file), mark);
+                self.blocks.set(source.index(), Some(file), |object| {
+                    for (state, block) in states.iter().zip(0..) {
+                        match state {
+                            BlockState::Whole => object.set(block),
+                            BlockState::Unproven(_) => object.doubt(block),
+                            BlockState::Missing => {}
+                        }
+                    }
+                });
             }
             // A full cache has no room for the object in this run; others are looked up.
             Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
