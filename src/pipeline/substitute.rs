@@ -148,10 +148,11 @@ impl Substitutes {
             return false;
         };
         let mut spare = self.spare.hold();
-        let Some(bad) = turn.take(switch, |bad| {
+        let bad = turn.take(switch, |bad| {
             bad.instead_of()
                 .is_none_or(|chunk| spare.instead_of == Some(chunk))
-        }) else {
+        });
+        let Some(bad) = bad else {
             return false;
         };
         if !bad.run.is_cancelled() {
