@@ -372,7 +372,8 @@ impl Batch {
     fn export(self: &Arc<Self>, array: Array, dtype: DType, shape: &[usize]) -> Dlpack {
         // No slot has 2^63 bytes.
         let numbers = |list: &[usize]| list.iter().map(|number| *number as i64).collect::<Vec<_>>();
-        let (shape, strides) = (numbers(shape), numbers(&dense_strides(shape)));
+        let strides = numbers(&dense_strides(shape));
+        let shape = numbers(shape);
         let (data, device, owner): (_, _, Box<dyn dlpack::Owner>) = match self.contents() {
             Contents::Host(filled) => (
                 filled.ptr(array).cast(),

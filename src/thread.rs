@@ -151,12 +151,11 @@ pub(crate) fn room_for(wanted: usize) -> usize {
     let mut threads = Vec::new();
     while threads.len() < wanted {
         let held = held.clone();
-        let Ok(thread) = spawn("feedline-room", move || {
+        let started = spawn("feedline-room", move || {
             let _ = held.recv();
             rustix::thread::gettid()
-        }) else {
-            break;
-        };
+        });
+        let Ok(thread) = started else { break };
         threads.push(thread);
     }
     drop(hold);

@@ -20,7 +20,8 @@ thread_local!(static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) })
 /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
 /// let stop = Stop::new();
 /// stop.request(); // elsewhere
-/// # let (bytes, file) = ([0; 64], std::env::temp_dir().join(format!("feedline-stop-{}", std::process::id())));
+/// # let bytes = [0; 64];
+/// # let file = std::env::temp_dir().join(format!("feedline-stop-{}", std::process::id()));
 /// let dataset = Records::builder(8).open_bytes(bytes)?;
 /// let error = stoppable(&stop, || dataset.checked(&file)).unwrap_err();
 /// assert_eq!(error.kind(), ErrorKind::Cancelled);

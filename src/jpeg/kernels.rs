@@ -199,12 +199,10 @@ fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
     let t0 = wide(i0.wrapping_add(i4)) << BITS;
     let t1 = wide(i0.wrapping_sub(i4)) << BITS;
     let even = [t0 + t3, t1 + t2, t1 - t2, t0 - t3];
-    let z3 = wide(i7.wrapping_add(i3));
-    let z4 = wide(i5.wrapping_add(i1));
-    let (z3, z4) = (
-        z3 * F_1_175_LESS_1_961 + z4 * F_1_175,
-        z3 * F_1_175 + z4 * F_1_175_LESS_0_390,
-    );
+    let odd3 = wide(i7.wrapping_add(i3));
+    let odd4 = wide(i5.wrapping_add(i1));
+    let z3 = odd3 * F_1_175_LESS_1_961 + odd4 * F_1_175;
+    let z4 = odd3 * F_1_175 + odd4 * F_1_175_LESS_0_390;
     let [i1, i3, i5, i7] = [i1, i3, i5, i7].map(wide);
     let odd = [
         i1 * F_1_501_LESS_0_899 - i7 * F_0_899 + z4,

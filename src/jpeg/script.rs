@@ -224,7 +224,8 @@ impl<'a> Script<'a> {
     }
 
     fn take_frame(&mut self, state: &Scan<'_>, header: &Header) -> Result<()> {
-        (self.components, self.count) = (state.components, header.components.into());
+        self.components = state.components;
+        self.count = header.components.into();
         let (h, v) = header.largest_factors();
         state.check_factors(|own| {
             let divides =

@@ -240,7 +240,8 @@ impl Place {
     /// Goes to `cursor`, or to the first delivered batch behind it.
     fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
         let (cursor, skipped) = self.skips.past(whole, cursor);
-        (self.cursor, self.skipped) = (cursor, self.skipped.saturating_add(skipped));
+        self.cursor = cursor;
+        self.skipped = self.skipped.saturating_add(skipped);
     }
 }
 

@@ -232,7 +232,8 @@ impl MemoryPlan {
         }
         plan.free = lacking(&most);
         let limit = plan.free.map_or(budget, |free| {
-            budget.min((free - free / 512 - PROCESS).saturating_add(data))
+            let usable = free - free / 512 - PROCESS;
+            budget.min(usable.saturating_add(data))
         });
         let mut turns: Vec<usize> = (0..plan.terms.len()).collect();
         turns.sort_by_key(|index| plan.terms[*index].turn);

@@ -98,7 +98,8 @@ impl Batches {
     /// The batches of an epoch of `len` positions from the beginning. Errors: [`ErrorKind::Config`] when a rank would have
     /// no row, or too many to count.
     pub(crate) fn new(len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Self> {
-        let (rank, world) = (u64::from(rank.number()), u64::from(rank.world()));
+        let world = u64::from(rank.world());
+        let rank = u64::from(rank.number());
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if global == 0 {
             return bad("a batch of 0 rows".into());

@@ -13,7 +13,8 @@ pub(crate) struct Skip {
 }
 
 impl From<(u64, u64, u64)> for Skip {
-    fn from((epoch, start, end): (u64, u64, u64)) -> Self {
+    fn from(saved: (u64, u64, u64)) -> Self {
+        let (epoch, start, end) = saved;
         Self { epoch, start, end }
     }
 }

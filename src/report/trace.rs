@@ -171,7 +171,8 @@ impl Text {
         args: fmt::Arguments<'_>,
     ) {
         let colour = if red { r#","cname":"terrible""# } else { "" };
-        let (start, length) = (Us(start), Us(end - start));
+        let length = Us(end - start);
+        let start = Us(start);
         self.event(
             'X',
             what,

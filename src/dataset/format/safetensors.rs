@@ -326,7 +326,8 @@ visitor!(
     MapAccess,
     "a map of tensors",
     |map| {
-        let (mut tensors, mut metadata) = (Vec::new(), false);
+        let mut tensors = Vec::new();
+        let mut metadata = false;
         while let Some(name) = map.next_key::<String>()? {
             if name != "__metadata__" {
                 tensors.push((name, map.next_value()?));

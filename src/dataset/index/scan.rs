@@ -86,12 +86,13 @@ impl<'a> Scan<'a> {
             .pages
             .range(..=offset)
             .next_back()
-            .filter(|(at, page)| offset + len as u64 <= (**at) + page.len() as u64)
+            .filter(|(at, page)| offset + len as u64 <= **at + page.len() as u64)
             .map(|(at, _)| *at);
         if let Some(at) = page {
             return Ok(&self.pages[&at][(offset - at) as usize..][..len]);
         }
-        if !(offset >= self.at && offset + len as u64 <= self.at + self.window.len() as u64) {
+        let end = self.at + self.window.len() as u64;
+        if offset < self.at || offset + len as u64 > end {
             self.fill(offset, len.max(self.ahead))?;
         }
         let start = (offset - self.at) as usize;

@@ -518,9 +518,11 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
 /// These numbers without their common divisor, if they are whole and a table has room for them.
 fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
     // The 1e-9 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
-    if !numbers.iter().all(|number| {
-        ((number - number.round()).abs() <= 1e-9 * number.max(1.0)) && *number < PERIOD as f64
-    }) {
+    let fit = numbers.iter().all(|number| {
+        let is_whole = (number - number.round()).abs() <= 1e-9 * number.max(1.0);
+        is_whole && *number < PERIOD as f64
+    });
+    if !fit {
         return None;
     }
     let counts: Vec<u64> = numbers.iter().map(|number| number.round() as u64).collect();

@@ -95,9 +95,10 @@ impl InTurn {
 
     /// Takes the items of full bins, and with `all` also those of the last one; then as [`bins`].
     pub(super) fn take(&mut self, all: bool) -> (Vec<Item>, (Vec<u32>, usize)) {
+        let all = all || self.is_full();
         let full = self
             .bin_of
-            .partition_point(|bin| !(!all && !self.is_full() && bin + 1 == self.bins));
+            .partition_point(|bin| all || bin + 1 < self.bins);
         let rest = self.items.split_off(full);
         let bins = self.bins - u32::from(!rest.is_empty());
         self.bin_of.truncate(full);
