@@ -875,7 +875,10 @@ mod tests {
         #[test]
         fn items_come_out_in_order_for_any_arrival(window in 1_usize..9, count in 0_u64..60, seed in any::<u64>()) {
             let mut reorder = Reorder::new(window);
-            let (mut waiting, mut next_in, mut out, mut state) = (Vec::new(), 0, Vec::new(), seed);
+            let mut waiting = Vec::new();
+            let mut next_in = 0;
+            let mut out = Vec::new();
+            let mut state = seed;
             while (out.len() as u64) < count {
                 // At most `window` numbers are in flight, as slots are.
                 while next_in < count && next_in < out.len() as u64 + window as u64 {

@@ -597,7 +597,8 @@ mod tests {
                 let elements: i64 = shape.iter().product();
                 for number in 0..elements {
                     // From an element's number to its index by division, then by strides to its offset.
-                    let (mut rest, mut place) = (number, 0);
+                    let mut rest = number;
+                    let mut place = 0;
                     for dim in (0..shape.len()).rev() {
                         place += rest % shape[dim] * strides[dim];
                         rest /= shape[dim];

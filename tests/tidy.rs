@@ -714,3 +714,53 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
         assert!(found.is_empty(), "{}: {found:?}", page.display());
     }
 }
+
+/// Habits that make Rust hard to read, and how often each is left in `src`, tests included. The counts may only fall.
+const HABITS: &[(&str, usize)] = &[
+    ("several values in one `let`", 3),
+    ("a tuple as a parameter", 0),
+    ("a closure with a name", 583),
+];
+
+/// `let (a, b) = (x, y);`, whose head is in one line.
+fn binds_several(line: &str) -> bool {
+    let is_pattern = |rest: &str| rest.starts_with(|first: char| first.is_ascii_lowercase());
+    line.strip_prefix("let (").is_some_and(is_pattern) && line.contains(") = (")
+}
+
+/// `(a, b): (A, B),` or `fn name((a, b): (A, B))`.
+fn has_tuple_parameter(line: &str) -> bool {
+    let in_list = line.starts_with('(') && line.ends_with(',');
+    (in_list || line.contains("fn ")) && line.contains("): (")
+}
+
+/// `let name = |a| …`.
+fn names_closure(line: &str) -> bool {
+    let value = line
+        .strip_prefix("let ")
+        .and_then(|rest| rest.split_once(" = "))
+        .map_or("", |(_, value)| value);
+    value.starts_with('|') || value.starts_with("move |")
+}
+
+#[test]
+fn habits_that_make_rust_hard_to_read_only_fall() {
+    let count = |has: fn(&str) -> bool| {
+        let of_file = |path: PathBuf| {
+            let text = code(&std::fs::read_to_string(path).unwrap());
+            text.lines().filter(|line| has(line.trim())).count()
+        };
+        files("src").into_iter().map(of_file).sum::<usize>()
+    };
+    let counts = [binds_several, has_tuple_parameter, names_closure].map(count);
+    for ((habit, known), found) in HABITS.iter().zip(counts) {
+        assert!(
+            found <= *known,
+            "{habit}: {found} times, {known} are allowed (CONTRIBUTING.md, Style)"
+        );
+        assert!(
+            found == *known,
+            "{habit}: write {found} into HABITS, not {known}"
+        );
+    }
+}

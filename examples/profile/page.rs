@@ -419,7 +419,9 @@ mod tests {
             verdict in prop::collection::vec(any::<String>(), 0..3), title in any::<String>(), report in any::<String>()
         ) {
             let [steady_ns, a, b, c, d, e] = numbers;
-            let (mut snapshot, mut gpu, mut copy) = (Snapshot::default(), GpuIdle::default(), CopyStage::default());
+            let mut snapshot = Snapshot::default();
+            let mut gpu = GpuIdle::default();
+            let mut copy = CopyStage::default();
             (snapshot.steady_ns, snapshot.consumer.waited_ns, snapshot.consumer.user_ns) = (steady_ns, a, b);
             (snapshot.storage.busy_ns, snapshot.storage.counts.bytes_moved, snapshot.decode.busy_ns) = (c, d, e);
             (gpu.steps, gpu.starved_ns, gpu.late_ns, gpu.span_ns) = (a, b, c, d);

@@ -15,7 +15,8 @@ fuzz_target!(|bytes: &[u8]| {
     let [samples, kind, shard @ ..] = bytes else {
         return;
     };
-    let (zip, len) = (kind & 1 == 1, shard.len());
+    let zip = kind & 1 == 1;
+    let len = shard.len();
     let raw = if zip { usize::from(*kind) * 64 } else { len };
     let compressed =
         format!(r#""compression":"zstd","zip_data":{{"basename":"a.zstd","bytes":{len}}}"#);

@@ -83,7 +83,8 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     };
     let recipe = Recipe::of(head);
-    let (plain, mut marked) = (recipe.encode(rest, false), recipe.encode(rest, true));
+    let plain = recipe.encode(rest, false);
+    let mut marked = recipe.encode(rest, true);
     let expected = row(true, &plain, recipe.id).expect("a good picture");
     assert!(
         row(true, &marked, recipe.id) == Some(expected),

@@ -230,7 +230,8 @@ mod tests {
             prop_assert!(skips.are_legal());
             let want = naive(&whole, &skips, at);
             // As an iterator walks: from the first place, a job after the other.
-            let (mut found, mut skipped) = (Vec::new(), 0);
+            let mut found = Vec::new();
+            let mut skipped = 0;
             let (first, mut gone) = skips.past(&whole, at);
             let mut job = Some(first);
             while let Some(from) = job.filter(|job| job.epoch < 4) {

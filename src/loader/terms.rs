@@ -250,7 +250,8 @@ mod tests {
             let least = own + own / 512 + PROCESS;
             terms.push(MemoryTerm::DATA.of(1, data));
             let fit = |free| MemoryPlan::fit(terms.clone(), Limits { free, ..LIMITS });
-            let (most, plan) = (fit(None).unwrap(), fit(Some(least + extra)).unwrap());
+            let most = fit(None).unwrap();
+            let plan = fit(Some(least + extra)).unwrap();
             prop_assert!(plan.needs() <= least + extra && fits_slots_and_ring(&plan, encoded));
             prop_assert!(plan == most || most.needs() > least + extra);
             let text = fit(Some(least - 1)).unwrap_err().to_string();

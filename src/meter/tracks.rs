@@ -289,7 +289,9 @@ mod tests {
         /// Every moment of work lies in one span of its kind, and no span is longer than `LONG`.
         #[test]
         fn all_work_lies_in_spans(pieces in prop::collection::vec((0..30_000_u64, 1..40_000_u64, 0..3_usize), 1..200)) {
-            let (ring, mut at, mut all) = (Ring::default(), 1, Vec::new());
+            let ring = Ring::default();
+            let mut at = 1;
+            let mut all = Vec::new();
             for (pause, length, what) in pieces {
                 let span = Span::new(at + pause, at + pause + length, Work::ALL[what]);
                 ring.note(span.begin_ns, span.end_ns, span.what);

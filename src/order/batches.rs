@@ -475,7 +475,8 @@ mod tests {
         fn each_position_comes_once_over_all_ranks_or_as_padding(
             len in 0_u64..300, extra in 0_u64..40, world in 1_u32..10, last in 0_usize..4
         ) {
-            let (global, last) = (u64::from(world) + extra, ALL[last]);
+            let global = u64::from(world) + extra;
+            let last = ALL[last];
             let rows = naive(len, global, last, u64::from(world));
             prop_assert_eq!(taken(len, global, last, world), rows.clone());
             let valid = rows.iter().filter(|row| row.4).count() as u64;
@@ -488,7 +489,8 @@ mod tests {
             prop_assert!(counts.iter().all(|count| *count == counts[0]), "{:?}", counts);
             for batch in 0..counts[0] {
                 let rows: Vec<u32> = (0..world).map(|rank| batches(len, global, last, rank, world).rows(batch)).collect();
-                let (least, most) = (rows.iter().min().unwrap(), rows.iter().max().unwrap());
+                let least = rows.iter().min().unwrap();
+                let most = rows.iter().max().unwrap();
                 prop_assert!(*least > 0 && most - least <= u32::from(global % u64::from(world) != 0), "{:?}", rows);
             }
         }
@@ -497,7 +499,8 @@ mod tests {
         fn the_rest_after_any_batch_is_the_same_for_any_world(
             len in 0_u64..300, extra in 0_u64..30, world in 1_u32..9, other in 1_u32..9, last in 0_usize..4, at in 0_u64..400
         ) {
-            let (global, last) = (u64::from(world.max(other)) + extra, ALL[last]);
+            let global = u64::from(world.max(other)) + extra;
+            let last = ALL[last];
             let whole = batches(len, global, last, 0, world);
             let batch = at % (whole.count() + 1);
             let positions = |batches: Batches, from: u64| -> Vec<u64> {

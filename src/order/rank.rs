@@ -962,9 +962,11 @@ mod tests {
         fn an_outer_claim_agrees_or_divides_the_inner_world(
             inner in 1_u32..40, outer in 1_u32..40, rank in 0_u32..40, outer_rank in 0_u32..40, which in 0_usize..7
         ) {
-            let (rank, outer_rank) = (rank % inner, outer_rank % outer);
+            let rank = rank % inner;
+            let outer_rank = outer_rank % outer;
             let rows: Vec<_> = TABLE.iter().filter(|row| row.launcher != Launcher::Lightning).collect();
-            let (one, other) = (rows[which], rows[which + 1]);
+            let one = rows[which];
+            let other = rows[which + 1];
             let variables = vec![
                 (one.rank, rank.to_string()),
                 (one.world, inner.to_string()),

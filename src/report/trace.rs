@@ -641,7 +641,8 @@ mod tests {
                 at = end;
             }
             for track in &timeline.tracks {
-                let (mut last, mut open) = (0, Vec::new());
+                let mut last = 0;
+                let mut open = Vec::new();
                 for Span { begin_ns, end_ns, .. } in nested(&track.spans) {
                     prop_assert!(begin_ns >= last && end_ns > begin_ns && end_ns <= FAR);
                     last = begin_ns;
@@ -662,7 +663,8 @@ mod tests {
                 match event["ph"].as_str().unwrap() {
                     "b" => open.push(of()),
                     "e" => {
-                        let ((name, start), (ended, end)) = (open.pop().unwrap(), of());
+                        let (name, start) = open.pop().unwrap();
+                        let (ended, end) = of();
                         prop_assert!(name == ended && start <= end);
                     }
                     _ => {}

@@ -274,7 +274,8 @@ proptest! {
         pixels in proptest::collection::vec(any::<u8>(), 3 * 5 * 8 * 4),
     ) {
         let values = height * width * channels;
-        let (pixels, size) = (&pixels[..3 * values], dtype.size());
+        let pixels = &pixels[..3 * values];
+        let size = dtype.size();
         let count = if one { 1 } else { channels };
         let mut finish = Finish::to(dtype).mean_std(&mean[..count], &std[..count]);
         if first {

@@ -274,7 +274,8 @@ proptest! {
             prop_assert!(rows.iter().all(|row| row.is_sorted_by_key(|(document, _)| *document)));
         }
         // The same file again, and the same table anew.
-        let (again, anew) = (open("bins"), open("anew"));
+        let again = open("bins");
+        let anew = open("anew");
         prop_assert!(packed.built() && !again.built() && anew.built());
         prop_assert_eq!(plain(&again), rows.clone());
         prop_assert_eq!(plain(&anew), rows);

@@ -758,7 +758,9 @@ proptest! {
         steps in prop::collection::vec(step(), 1..40)
     ) {
         let mut session = begin(Config::default());
-        let (buffers, streams, mut naive) = ([alloc(64), alloc(64)], [stream(), stream(), stream()], Naive::default());
+        let buffers = [alloc(64), alloc(64)];
+        let streams = [stream(), stream(), stream()];
+        let mut naive = Naive::default();
         let back = pinned(0);
         for (index, step) in steps.iter().enumerate() {
             match *step {

@@ -135,7 +135,8 @@ fn parts_of_orders() -> Vec<Kind> {
 fn transformed() -> LoaderBuilder {
     let builder = numbers(40, 64).order(Order::shuffled(8)).batch_size(6);
     let builder = builder.map_adding([Field::fixed("drawn", DType::U64, [])], |row, ctx| {
-        let (drawn, field) = (ctx.draws("drawn").next_u64(), row.index_of("drawn")?);
+        let drawn = ctx.draws("drawn").next_u64();
+        let field = row.index_of("drawn")?;
         row.slice_mut::<u64>(field)?[0] = drawn;
         row.bytes_mut(0)[0] ^= drawn as u8;
         Ok(())
@@ -254,7 +255,8 @@ fn of_formats(folder: &Path) -> std::io::Result<Vec<Kind>> {
             builder.order(Order::shuffled(3)).batch_size(8)
         }),
         kind("batches of groups", move || {
-            let (images, bounds) = (Images::open(&groups).expect("files"), [1000, 3000, 5000]);
+            let images = Images::open(&groups).expect("files");
+            let bounds = [1000, 3000, 5000];
             let groups =
                 Groups::by(images.lengths("image").expect("lengths"), &bounds).expect("groups");
             let groups = groups.budget(15_000).up_to("image", &bounds);

@@ -1388,7 +1388,8 @@ entry!(cuStreamWaitEvent, |s,
                            flags: u32| {
     s.current()?;
     let id = s.work_stream(stream)?;
-    let (here, there) = (s.capture_of(id), s.event(event)?.captured);
+    let here = s.capture_of(id);
+    let there = s.event(event)?.captured;
     if here != there {
         s.invalidate(|_, capture| [here, there].contains(&Some(capture.number)));
         return Err(CAPTURE_ISOLATION);
@@ -1398,7 +1399,8 @@ entry!(cuStreamWaitEvent, |s,
         stream, seq, clock, ..
     }) = &s.event(event)?.record
     {
-        let (after, clock) = ((*stream, *seq), clock.clone());
+        let after = (*stream, *seq);
+        let clock = clock.clone();
         s.enqueue(id, vec![], Some((after, clock)), Work::Marker);
     }
     Ok(())
@@ -1621,7 +1623,8 @@ entry!(cuMemFree_v2, |s, at: Address| {
         return Ok(());
     }
     s.to_free(at.0)?;
-    let (context, calling) = (s.memory[&at.0].context, s.calling());
+    let context = s.memory[&at.0].context;
+    let calling = s.calling();
     s.alive(context)?;
     s.memory
         .entry(at.0)
@@ -1687,7 +1690,8 @@ entry!(
         if s.config.register_error != SUCCESS {
             return Err(s.config.register_error);
         }
-        let (start, len) = (at.0, len as u64);
+        let start = at.0;
+        let len = len as u64;
         let fits = start != 0 && len != 0 && start % PAGE == 0 && start.checked_add(len).is_some();
         if !fits || s.in_window(start) || !mapped(start, len) {
             return Err(INVALID_VALUE);

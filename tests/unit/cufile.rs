@@ -884,7 +884,9 @@ proptest! {
         let mut oracle = vec![0xee; 1 << 16];
         for (len, from, to, aligned) in reads {
             let unit = if aligned { 4096 } else { 1 };
-            let (len, from, to) = (len / unit * unit, from / unit as u64 * unit as u64, to / unit as u64 * unit as u64);
+            let len = len / unit * unit;
+            let from = from / unit as u64 * unit as u64;
+            let to = to / unit as u64 * unit as u64;
             let source = bytes.get(from as usize..).unwrap_or_default();
             let expected = source.len().min(len);
             oracle[to as usize..to as usize + expected].copy_from_slice(&source[..expected]);

@@ -309,7 +309,8 @@ proptest! {
             prop_assert!(all[0] == all[1] && all[1] == all[2], "{:?}", all.iter().map(Result::is_ok).collect::<Vec<_>>());
             // A part of a damaged picture, too, is a cut of the whole.
             let header = Header::parse(&input).unwrap();
-            let (left, top) = (header.width / 2, header.height / 3);
+            let left = header.width / 2;
+            let top = header.height / 3;
             let region = Region { left, top, width: header.width - left, height: header.height - top };
             let part = decode(&mut Decoder::default(), &input, Some(region), false);
             if let (false, Ok(whole), Ok(part)) = (strict, &all[0], part) {

@@ -218,7 +218,8 @@ proptest! {
     #[test]
     fn entries_before_the_last_needed_are_needed_or_done((case, run) in runs()) {
         let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
-        let (entries, most) = (all_entries(&needs), case.lanes().most(run.step));
+        let entries = all_entries(&needs);
+        let most = case.lanes().most(run.step);
         let mut piece = Piece { end: run.start, entries: vec![usize::MAX] };
         for position in run.start..run.end {
             let next = needs.piece(position);
@@ -244,7 +245,10 @@ proptest! {
     fn a_pipeline_with_the_fewest_buffers_never_stops((case, run) in runs(), whole: bool) {
         let run = if whole { Run { start: 0, end: case.len(), ..run } } else { run };
         let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
-        let (buffers, mut open, mut next, mut end) = (case.lanes().most(run.step), Vec::new(), 0, 0);
+        let buffers = case.lanes().most(run.step);
+        let mut open = Vec::new();
+        let mut next = 0;
+        let mut end = 0;
         for position in run.visited() {
             if position < end {
                 continue;

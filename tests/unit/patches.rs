@@ -212,7 +212,8 @@ proptest! {
     fn every_size_has_one_patch_to_the_budget(
         side in 1_u32..1 << 24, other in 1_u32..1 << 24, size in 1_u32..40, most in 1_u32..5000, block in 1_u32..4, least in 1_u32..99,
     ) {
-        let (most, rules) = (most.max(block * block), [Rule::Native, Rule::Enlarge, Rule::Merge { side: block, least }]);
+        let most = most.max(block * block);
+        let rules = [Rule::Native, Rule::Enlarge, Rule::Merge { side: block, least }];
         for (picture, rule) in [(side, other), (side, 1), (1, other)].into_iter().flat_map(|p| rules.map(|rule| (p, rule))) {
             let how = patches(size, most, rule);
             let output = how.output(Size::new(picture.0, picture.1));

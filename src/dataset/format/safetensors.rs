@@ -636,9 +636,11 @@ mod tests {
             names in prop::collection::btree_set("[a-z\"\\\\é\n]{0,6}", 0..5),
             dims in prop::collection::vec(prop::collection::vec(0_u64..5, 0..4), 5),
         ) {
-            let (mut end, mut parts) = (0, Vec::new());
+            let mut end = 0;
+            let mut parts = Vec::new();
             for (name, dims) in names.iter().zip(&dims) {
-                let (start, bytes) = (end, dims.iter().product::<u64>() * 2);
+                let start = end;
+                let bytes = dims.iter().product::<u64>() * 2;
                 end += bytes;
                 let name = serde_json::to_string(name).unwrap();
                 parts.push(format!(r#"{name}: {{"dtype": "BF16", "shape": {dims:?}, "data_offsets": [{start}, {end}]}}"#));

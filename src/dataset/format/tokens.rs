@@ -913,7 +913,8 @@ mod tests {
         fn count_and_leftover_equal_a_naive_walk(tokens in 0_u64..200, window in 1_u64..40, stride in 1_u64..60) {
             let windows = Windows { window, stride };
             let mut covered = vec![false; tokens as usize];
-            let (mut count, mut at) = (0, 0);
+            let mut count = 0;
+            let mut at = 0;
             while at + window <= tokens {
                 covered[at as usize..(at + window) as usize].fill(true);
                 count += 1;

@@ -1126,7 +1126,8 @@ mod tests {
             let mut position = 0;
             let ends = segments.iter().skip(1).map(|(start, _)| *start).chain([u64::from(u16::MAX)]);
             for (index, ((start, counts), end)) in segments.iter().zip(ends).enumerate() {
-                let (before, block) = (next.clone(), counts.iter().sum::<u64>());
+                let before = next.clone();
+                let block = counts.iter().sum::<u64>();
                 prop_assert_eq!(&schedule.segments[index].before, &before);
                 while position < end.min(start + 300) {
                     let (source, drawn) = schedule.draw(u128::from(position));

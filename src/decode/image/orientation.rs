@@ -266,7 +266,8 @@ mod tests {
                 let start = draws.below(u64::from(side)) as u32;
                 (start, 1 + draws.below(u64::from(side - start)) as u32)
             };
-            let ((left, w), (top, h)) = (part(upright.width), part(upright.height));
+            let (left, w) = part(upright.width);
+            let (top, h) = part(upright.height);
             let rect = Rect { left, top, size: Size::new(w, h) };
             let crop = orientation.stored(Crop::of_view(rect, Size::new(5, 7)), stored);
             let whole = Crop::of_view(crop.view, orientation.size(Size::new(5, 7)));

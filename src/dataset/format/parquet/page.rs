@@ -808,7 +808,8 @@ pub(super) mod tests {
             runs in prop::collection::vec((any::<bool>(), 1_usize..40, prop::bool::weighted(0.9)), 1..5), max in 1_i16..4
         ) {
             let bits = 16 - (max as u16).leading_zeros() as usize;
-            let (mut bytes, mut count) = (Vec::new(), 0);
+            let mut bytes = Vec::new();
+            let mut count = 0;
             for (packed, len, defined) in runs {
                 let value = if defined { max as u32 } else { 0 };
                 if packed {
