@@ -185,7 +185,8 @@ impl Checkpoint {
         if self.global_batch == 0 {
             return Some("a global batch of 0 rows".into());
         }
-        (!self.skips.are_legal()).then(|| "batches to leave out that are none, or overlap".into())
+        (!self.skips.are_legal())
+            .then(|| "ranges of batches to leave out that are empty or overlap".into())
     }
 
     /// The numbers that decide the sequence of samples, with their names.
@@ -1248,7 +1249,7 @@ mod tests {
         behind.cursor.position = behind.order.positions + 1;
         let mut empty = checkpoint();
         empty.global_batch = 0;
-        let overlap = "batches to leave out that are none, or overlap";
+        let overlap = "ranges of batches to leave out that are empty or overlap";
         let mut reversed = checkpoint();
         reversed.skips = serde_json::from_str("[[3,60,50]]").unwrap();
         for (checkpoint, expected) in [

@@ -1025,7 +1025,7 @@ mod tests {
             let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
             builder.reader.unregistered = true;
             builder.reader.cache = cache;
-            // Refused: io_uring is not to be had here.
+            // Refused: io_uring is not available here.
             let loader = builder.build().ok()?;
             assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
             Some(loader.report().choice.to_string())

@@ -338,7 +338,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     } else if now.identity != then.identity {
         let what = match now.kind {
             OrderKind::Indices => {
-                "indices than the loader: only a state between two epochs goes on with another list"
+                "indices than the loader: only a state between two epochs can resume with another list"
             }
             OrderKind::Windowed => "lengths of runs than the loader",
             _ => "settings of the sampler than the loader",
@@ -364,7 +364,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         .filter(|_| !same_batches(own, saved))?;
     let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
     Some(format!(
-        "the state leaves out {skip}, which are no batches of this loader: resume it with {global} until it is past them"
+        "the state leaves out {skip}, which are not batches of this loader: resume it with {global} until it is past them"
     ))
 }
 

@@ -23,7 +23,7 @@ const AT_ONCE: usize = 16;
 /// Bytes that must be free beyond a region that is being populated.
 const MARGIN: usize = 2 << 20;
 /// What a user can do about memory that is not there.
-const LESS: &str = "free memory, or take less data in memory, a smaller batch or fewer slots";
+const LESS: &str = "free memory, or use less in-memory data, a smaller batch or fewer slots";
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
 

@@ -56,9 +56,9 @@ pub struct CacheReads {
     pub blocks: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// Blocks, objects or waiting reads that a full, slow or failing disk did not keep.
+    /// Blocks or objects that the local cache did not keep because its disk was full, slow or failing.
     pub not_kept: u64,
-    /// Objects of other runs that were removed for room.
+    /// Cached objects of other runs that were removed to free space.
     pub removed: u64,
     /// The last reason why something was not kept.
     pub why: Option<String>,
@@ -73,7 +73,7 @@ impl fmt::Display for CacheReads {
         let gb = self.bytes as f64 / 1e9;
         write!(
             f,
-            "{share:.1} % of {} reads from the local disk; ",
+            "{share:.1} % of {} reads served by the local disk; ",
             self.hits + self.misses
         )?;
         write!(f, "{} blocks kept, {gb:.3} GB", self.blocks)?;

@@ -101,9 +101,9 @@ pub struct Consumer {
     pub batches: u64,
     /// Samples handed out, without those that fill up the last batch.
     pub samples: u64,
-    /// Bytes of the fields handed out.
+    /// Bytes of the fields in delivered batches.
     pub bytes: u64,
-    /// Rows of substitutes for bad samples.
+    /// Rows filled by substitutes for bad samples.
     #[serde(default)]
     pub substituted: u64,
     /// Batches of the order that were left out, see [`Loader::skip`](crate::Loader::skip).
@@ -193,7 +193,7 @@ pub struct GpuIdle {
     /// Idle time by the program's own code in the steps for which it is known: the stream had run dry when the host asked for
     /// the next batch, or a batch was there and no stream took it. See [`host_late_ns`](Self::host_late_ns) for that of all steps.
     pub late_ns: u64,
-    /// Steps at whose request the stream had run dry.
+    /// Steps that asked for a batch when the stream had no work left.
     #[serde(default)]
     pub dry_steps: u64,
     /// Those of them without a [mark](crate::Loader::mark) behind their work: how long the host was late is not known.
@@ -250,7 +250,7 @@ pub struct StorageStage {
     /// The reader, if it is known.
     #[serde(default)]
     pub reader: Option<ReaderInUse>,
-    /// At least one read was in flight.
+    /// Time with at least one read in flight.
     pub busy_ns: u64,
     /// Rows waited for room for their bytes: the stages behind did not take bytes away fast enough. Reads may have been in
     /// flight meanwhile.
@@ -404,7 +404,7 @@ pub struct DecodeStage {
     pub cores: u32,
     /// Busy time, summed over the workers.
     pub busy_ns: u64,
-    /// The part of it in `map_batch`.
+    /// Worker time spent in `map_batch`, included in decode_busy.
     #[serde(default)]
     pub map_batch_ns: u64,
     /// CPU time of their threads, summed.
@@ -462,7 +462,7 @@ pub struct CopyStage {
     pub batches: u64,
     /// Bytes that crossed the bus.
     pub bytes: u64,
-    /// Batches in device memory at most.
+    /// Batch buffers in device memory.
     pub buffers: u32,
     /// Pinned slots so far: the device copies from them without the CPU.
     #[serde(default)]

@@ -167,7 +167,7 @@ fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Opt
             ..
         } if gds == Gds::Auto && *bytes < ROW_LEAST => {
             return Some(format!(
-                "rows of {bytes} bytes: the host's way is faster below {ROW_LEAST}"
+                "rows of {bytes} bytes: reads by the host are faster below {ROW_LEAST}"
             ));
         }
         _ if gds == Gds::Auto && context.cached => "the page cache has room for the dataset",

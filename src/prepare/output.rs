@@ -21,7 +21,7 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
             Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)
         }
         io::ErrorKind::NotFound => {
-            let message = "the hidden file of the output is gone: the job was finished meanwhile; run again";
+            let message = "the output's temporary file is gone because the job was finished meanwhile; run again";
             Error::os(Stage::Write, message, source).with_path(&target)
         }
         _ => failed(source, &target),

@@ -256,10 +256,10 @@ impl<'a> Facts<'a> {
             );
             let own = cache.own_mount();
             why.extend(
-                own.map(|name| format!("the cache itself lies on {name}; a local disk is faster")),
+                own.map(|name| format!("the cache itself is on {name}; a local disk is faster")),
             );
         } else if self.options.cache.is_some() {
-            why.push("all data lies on local disks, so nothing is kept in the cache".into());
+            why.push("all data is on local disks, so the cache keeps nothing".into());
         }
         why
     }

@@ -236,9 +236,8 @@ impl Found<'_> {
         }
         if self.holds_data(&dir) {
             let all = dir.parent().unwrap_or(&dir).join("**");
-            let message = format!(
-                "a folder in the folder holds data: give the pattern {all:?} to take its files, too"
-            );
+            let message =
+                format!("a subfolder holds data: give the pattern {all:?} to take its files, too");
             return refused(message);
         }
         self.leave_out("folder".into());
@@ -338,7 +337,9 @@ pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
             .take_while(|dir| dir.starts_with(root))
             .any(|dir| real_path(dir).is_ok_and(|dir| dir.starts_with(&target)))
     {
-        let message = format!("the link leads to {target:?}, which it lies in: remove the link");
+        let message = format!(
+            "the link leads to {target:?}, a folder that contains the link: remove the link"
+        );
         return Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(link));
     }
     Ok(kind)

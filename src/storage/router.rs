@@ -153,10 +153,7 @@ impl Router {
                 add(&cached.fill.blocks().counts.misses, 1);
             }
             let sent = self.send(op, past_cache);
-            debug_assert!(
-                sent.is_ok(),
-                "a read that waited has its place in the depth"
-            );
+            debug_assert!(sent.is_ok(), "a read that waited counts in the depth");
         }
     }
 
@@ -186,7 +183,7 @@ impl Router {
                     }
                     let Completion { tag, buf, .. } = out.swap_remove(at);
                     let sent = self.send(ReadOp { tag, extent, buf }, true);
-                    debug_assert!(sent.is_ok(), "the read has its place in the depth");
+                    debug_assert!(sent.is_ok(), "the read counts in the depth");
                 }
                 _ => at += 1,
             }

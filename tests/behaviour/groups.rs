@@ -958,7 +958,7 @@ fn buckets_without_groups_of_these_sizes_are_refused() {
     );
     assert_eq!(
         Image::resize(8, 8).groups([(1, 1)]).unwrap_err().message(),
-        "pictures of one size have no groups: give buckets"
+        "these settings give pictures of one size, which have no groups: set buckets"
     );
     let grouped = |decoder: &Image, sizes: &[(u32, u32)]| {
         Order::sequential().grouped(decoder.groups(sizes.iter().copied()).unwrap())

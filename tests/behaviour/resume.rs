@@ -1273,7 +1273,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
         (
             indices(&[1, 2, 4, 5]),
             indices(&[2, 1, 4, 5]),
-            others("indices") + ": only a state between two epochs goes on with another list",
+            others("indices") + ": only a state between two epochs can resume with another list",
         ),
         (
             sampler(3),

@@ -563,7 +563,7 @@ fn a_file_of_rows_holds_their_tokens_and_serves_only_its_bins() {
     refused(
         packed().open(&rows),
         ErrorKind::Config,
-        "bins and rows in one file: name two",
+        "bins and rows cannot share one file: name two",
     );
     std::fs::write(&rows, &whole).unwrap();
     let key = builder(Documents::memory(&lens), 100)

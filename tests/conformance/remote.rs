@@ -491,7 +491,7 @@ fn odd_keys_are_left_out_and_counted_by_folders_and_patterns() {
             .err()
             .unwrap()
             .message()
-            .contains("a folder in the folder holds data")
+            .contains("a subfolder holds data")
     );
     for (key, words) in [
         ("set/sub//e.bin", "an empty part"),

@@ -809,7 +809,7 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
     assert!(
         error
             .message()
-            .ends_with("; `strict(false)` takes what can be decoded"),
+            .ends_with("; `strict(false)` decodes the readable part"),
         "{error}"
     );
     decode(&damaged, false).unwrap();

@@ -678,7 +678,7 @@ fn an_explicit_slow_reader_is_the_first_advice() {
                 Some("`pread` needs a thread"),
             ),
             (ReaderInUse::of(ReaderKind::Uring, true), None),
-            // The loader chose it: another is not to be had.
+            // The loader chose it: another is not available.
             (
                 ReaderInUse {
                     explicit: false,

@@ -431,8 +431,7 @@ impl Walk<'_> {
             }
             if let Some((end, at)) = document.filter(|(end, _)| *end < sequence || *end > sequences)
             {
-                let message =
-                    format!("a document ends with sequence {end}, behind or before its place");
+                let message = format!("a document ends with sequence {end}, out of order");
                 return Err(self.input.wrong(message, at, 8));
             }
             if sequence < sequences {

@@ -84,7 +84,7 @@ pub(crate) fn little_endian(format: &str) -> Result<()> {
     Err(Error::new(ErrorKind::Config, Stage::Index, message))
 }
 
-const LFS: &str = "a git-lfs pointer in place of the file: fetch it by git lfs pull";
+const LFS: &str = "a git-lfs pointer instead of the file: run git lfs pull";
 
 /// What these first bytes of a file (12 are enough, for a tar 262) say beyond doubt that it is. Tokens or records begin
 /// like this by chance once in 10^7 files or less.

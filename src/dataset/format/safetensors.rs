@@ -239,7 +239,7 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
             ErrorKind::Decode
         };
         let message =
-            format!("the tensors have {next} bytes, the file has {there} behind its header");
+            format!("the tensors have {next} bytes, the file has {there} after its header");
         return Err(input.error(kind, message, data, there));
     }
     // All offsets are below the file's length now.
@@ -280,7 +280,7 @@ macro_rules! visitor {
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str($wanted)
                     }
-                    #[allow(unused_mut, reason = "one of them hands it on")]
+                    #[allow(unused_mut, reason = "one of them passes it on")]
                     fn $visit<A: $access<'de>>(self, mut $input: A) -> Result<$name, A::Error> $read
                 }
                 from.$by(Reads)

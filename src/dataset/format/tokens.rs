@@ -249,7 +249,7 @@ impl TokensBuilder {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
                     let message = format!(
-                        "a header of {bytes} bytes here, of {others} in the files before: open them apart"
+                        "a header of {bytes} bytes here, of {others} in the files before: open them as separate datasets"
                     );
                     return Err(
                         Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path)
@@ -324,7 +324,7 @@ impl TokensBuilder {
         }
         let token = Setting::Token;
         let message = format!(
-            "every second {} token is 0: they may have twice the bytes, by {token}",
+            "every second {} token is 0: the tokens may be twice as wide; set {token}",
             self.dtype
         );
         Err(input.wrong(message, start, bytes))
@@ -352,7 +352,7 @@ impl TokensBuilder {
                         .iter()
                         .all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
                 });
-            return match foreign(&head).or(text.then_some("a text: make tokens of it first")) {
+            return match foreign(&head).or(text.then_some("a text file: tokenize it first")) {
                 Some(name) => wrong(format!("no tokens, but {name}{}", all())),
                 None if self.llm_c => wrong(format!("magic {magic}: not a token file of llm.c")),
                 None => Ok(0),
@@ -403,7 +403,7 @@ impl TokensBuilder {
                 let leftover = counts.iter().map(|tokens| windows.leftover(*tokens)).sum();
                 if starts.len() == 0 {
                     let message = format!(
-                        "{tokens} tokens in {} files make no window of {}",
+                        "{tokens} tokens in {} files are too few for a window of {}",
                         counts.len(),
                         windows.window
                     );
@@ -558,7 +558,7 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
                 .rev()
                 .fold(0_u64, |token, byte| token << 8 | u64::from(*byte));
             let message = format!(
-                "token {token} is nowhere in {} files: does another one end a document?",
+                "token {token} does not occur in {} files: do documents end with another token?",
                 counts.len()
             );
             Err(Error::new(ErrorKind::Config, Stage::Index, message))
@@ -694,7 +694,7 @@ impl Cut {
         };
         if stride == 0 {
             return bad(format!(
-                "windows of {window} tokens that are {stride} apart: set a stride above 0, or a smaller overlap"
+                "windows of {window} tokens with a stride of {stride}: set a stride above 0, or a smaller overlap"
             ));
         }
         Ok(Windows { window, stride })
@@ -715,7 +715,7 @@ impl Cut {
         if size == 0 || 1_u64.checked_shl(bits).is_some_and(|most| size > most) {
             let vocabulary = Setting::Vocabulary.with(size);
             let message = format!(
-                "{vocabulary}: {dtype} tokens have 1 to 2^{bits} ids; wider ones have another type"
+                "{vocabulary}: {dtype} tokens have 1 to 2^{bits} ids; use a wider dtype for more"
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));
         }

@@ -186,7 +186,7 @@ impl Rows {
     ) -> Result<Table> {
         let len = self.len();
         let Ok(rows) = u32::try_from(len) else {
-            let message = format!("{len} samples in one shard, {} are the limit", u32::MAX);
+            let message = format!("{len} samples in one shard; the limit is {}", u32::MAX);
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message));
         };
         self.notes

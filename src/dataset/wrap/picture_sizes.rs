@@ -34,7 +34,7 @@ pub(crate) fn picture_sizes(
     };
     if schema[number].encoding != Encoding::Image {
         return refused(format!(
-            "field `{name}` is {}; sizes are of pictures",
+            "field `{name}` is {}; only pictures have sizes",
             schema[number].encoding
         ));
     }

@@ -61,10 +61,9 @@ impl Image {
     /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
     /// 2^32 samples.
     pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
-        let buckets = self
-            .buckets
-            .as_deref()
-            .ok_or_else(|| config("pictures of one size have no groups: give buckets"))?;
+        let buckets = self.buckets.as_deref().ok_or_else(|| {
+            config("these settings give pictures of one size, which have no groups: set buckets")
+        })?;
         self.check()?;
         let numbers = of_sizes(sizes, |size| nearest(buckets, size) as u8)?;
         Groups::of_lengths(
@@ -80,7 +79,7 @@ impl Image {
     /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
     pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
         let Op::Patches(patches) = self.op else {
-            return Err(config("these pictures have one size and no patches"));
+            return Err(config("these settings give one size and no patches"));
         };
         self.check()?;
         of_sizes(sizes, |size| {
@@ -100,7 +99,7 @@ impl Image {
                     Error::new(
                         ErrorKind::Config,
                         Stage::Decode,
-                        "buckets of pictures need a batch of a group",
+                        "pictures in buckets need batches of one group each",
                     )
                 })?,
                 random,

@@ -221,7 +221,7 @@ fn check_blocks(input: &[u8]) -> Result<()> {
     match input.get(at) {
         Some(0x2C) => Ok(()),
         _ => Err(Error::decode(format!(
-            "damaged GIF: no picture behind its extensions, at byte {at} of the picture"
+            "damaged GIF: no picture after its extensions, at byte {at} of the picture"
         ))),
     }
 }

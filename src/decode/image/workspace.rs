@@ -342,7 +342,7 @@ impl Workspace {
                 .there()
                 .into_iter()
                 .fold(error, |error, strict| {
-                    error.with_note(&format!("{strict} takes what can be decoded"))
+                    error.with_note(&format!("{strict} decodes the readable part"))
                 }),
             false => error,
         })?;

@@ -55,7 +55,7 @@ impl Shards {
             let done = ran.done + ran.skipped;
             let tasks = plan.tasks();
             let message =
-                format!("stopped after {done} of {tasks} shards: the same call goes on from there");
+                format!("stopped after {done} of {tasks} shards: repeat the call to continue");
             return Err(
                 Error::new(ErrorKind::Cancelled, Stage::Write, message).with_path(to.as_ref())
             );

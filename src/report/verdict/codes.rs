@@ -123,7 +123,7 @@ pub enum Measure {
     WorkersBusy,
     /// Time of the workers' work in `map_batch`.
     MapBatch,
-    /// Periods in which the CPU quota was used up.
+    /// Scheduler periods in which the process used up its CPU quota.
     QuotaUsedUp,
     /// Time in which the loader's threads stood ready without a core.
     WithoutCore,

@@ -150,9 +150,7 @@ impl StagedFile {
             Ok(_) => {}
             // By a server's clock that is ahead, it may have been written just now.
             Err(_) => {
-                return Ok(FoundUpstream::Never(Some(
-                    "a file's time lies in the future",
-                )));
+                return Ok(FoundUpstream::Never(Some("a file's time is in the future")));
             }
         }
         let version = Version::of(&meta, mount.keeps_inodes);

@@ -242,7 +242,7 @@ impl Warm<'_> {
                 let error = Error::new(
                     ErrorKind::Io,
                     Stage::Write,
-                    format!("the object is not kept: {why}"),
+                    format!("the object is not cached: {why}"),
                 );
                 self.note(id.source, error.with_path(self.sources.path(id.source)));
             }

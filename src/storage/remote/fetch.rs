@@ -319,7 +319,7 @@ async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
     Some(format!(
         "or its servers disagree, such as mirrors with etags of their own: for the same {} bytes, {} was listed, and the \
          store now names {}; name one server in the URL, or set {ALL_BY_TIME}=true in the environment, which compares \
-         the time of the last change in place of the etag",
+         the time of the last change instead of the etag",
         object.len,
         object.pin,
         pins.join(", then "),

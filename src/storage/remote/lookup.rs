@@ -165,7 +165,7 @@ impl Store {
             };
             if empty > EMPTY_PAGES || !tokens.insert(token.clone()) {
                 let message = format!(
-                    "the listing does not end: page {} leads on to the same place",
+                    "the listing does not end: page {} continues at the same place",
                     tokens.len() + 1
                 );
                 return Err(

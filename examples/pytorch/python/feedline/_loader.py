@@ -249,7 +249,7 @@ class Pictures(TypedDict, total=False):
     dct_scaling: bool | None
     """JPEGs: decodes at 1/2, 1/4 or 1/8 of the size if the part is that much larger; faster, with other rounding."""
     strict: bool | None
-    """JPEGs: False takes what can be decoded of damaged ones."""
+    """JPEGs: False decodes the readable part of damaged ones."""
     max_pixels: int | None
     """The largest picture; 67,108,864 by default. A worker may take 16 bytes of memory for each pixel."""
     exif_orientation: bool | None

@@ -67,7 +67,7 @@ pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     if !rest.is_empty() {
         let at = directory.start + directory.size - rest.len() as u64;
         let message = format!(
-            "the directory has bytes behind its {} entries",
+            "the directory has bytes after its {} entries",
             directory.count
         );
         return Err(input.wrong(message, at, rest.len() as u64));
@@ -141,7 +141,7 @@ pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
         .is_none_or(|end| end > member.limit)
     {
         return wrong(format!(
-            "`{name}` reaches into what follows it at {}",
+            "`{name}` overlaps the entry that starts at {}",
             member.limit
         ));
     }
@@ -192,7 +192,7 @@ impl Directory {
         }
         if start.checked_add(size) != Some(behind) {
             return wrong(format!(
-                "the directory of {size} bytes at {start} does not end at its end record at {behind}"
+                "the directory of {size} bytes at {start} does not end where its end record starts, at {behind}"
             ));
         }
         if size > DIRECTORY_MAX || counts[0] > MEMBERS_MAX {

@@ -55,7 +55,7 @@ impl SchemaPlan {
             if let Some(before) = named.insert(&field.name, field.how) {
                 let picture = [before, field.how].contains(&How::Image);
                 let why = if picture {
-                    "is the picture, and named again"
+                    "is the picture column and is named a second time"
                 } else {
                     "is named twice"
                 };

@@ -84,7 +84,7 @@ impl Cut<'_> {
             .is_none_or(|end| end > self.footer.len)
         {
             let message = format!(
-                "row group {}: column `{name}` ends behind the end of the file",
+                "row group {}: column `{name}` ends after the end of the file",
                 self.number
             );
             return Err(
@@ -92,7 +92,7 @@ impl Cut<'_> {
             );
         }
         if meta.file_path().is_some_and(|path| !path.is_empty()) {
-            return Err(self.wrong(format!("column `{name}` lies in another file")));
+            return Err(self.wrong(format!("column `{name}` is stored in another file")));
         }
         let compression = meta.compression();
         if !Codec::knows(compression) {

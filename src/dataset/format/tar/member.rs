@@ -112,7 +112,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
                         DamageKind::Header,
                         at,
                         BLOCK,
-                        "a GNU long name with bytes behind its end",
+                        "a GNU long name with bytes after its end",
                     );
                 }
                 let again = if header.flag == b'L' {
@@ -173,7 +173,7 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
             DamageKind::Cut,
             start,
             at - start,
-            "the shard ends behind an extension header",
+            "the shard ends after an extension header",
         ),
         _ => damage(
             DamageKind::Cut,
@@ -187,7 +187,7 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
 /// Reads the payload of an extension header.
 fn extension<'s>(scan: &'s mut Scan<'_>, at: u64, size: u64, limit: u64) -> Result<&'s [u8]> {
     if size > limit {
-        let message = format!("an extension header of {size} bytes, {limit} are the limit");
+        let message = format!("an extension header of {size} bytes; the limit is {limit}");
         return damage(DamageKind::Header, at, BLOCK, message);
     }
     room(scan.len(), at, size)?;
@@ -224,14 +224,14 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
         flag => {
             let what = match flag {
                 b'S' => "a sparse file (GNU)".to_string(),
-                b'M' => "the rest of a file of another volume (GNU)".into(),
+                b'M' => "a file continued from another volume (GNU)".into(),
                 flag => format!("type flag {:?}", flag as char),
             };
             return damage(
                 DamageKind::Unsupported,
                 at,
                 BLOCK,
-                format!("{what}: not read here"),
+                format!("{what}: not supported"),
             );
         }
     };
@@ -240,7 +240,7 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
             DamageKind::Unsupported,
             at,
             BLOCK,
-            "a sparse file (PAX): not read here",
+            "a sparse file (PAX): not supported",
         );
     }
     if long.is_some() && (pax.path.is_some() || pax.size.is_some()) {

@@ -339,7 +339,7 @@ impl TarBuilder {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.len() > FIELDS_MAX {
             return bad(format!(
-                "{} fields, {FIELDS_MAX} are the limit",
+                "{} fields; the limit is {FIELDS_MAX}",
                 self.fields.len()
             ));
         }

@@ -169,7 +169,7 @@ impl<D: Dataset> PackedBuilder<D> {
         documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
         let place = index.as_ref();
         if self.rows.as_deref() == Some(place) {
-            let message = "bins and rows in one file: name two";
+            let message = "bins and rows cannot share one file: name two";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(place));
         }
         let (file, origin) = kept::open_or_make(
@@ -211,12 +211,13 @@ impl<D: Dataset> PackedBuilder<D> {
             .find(|field| MADE.contains(&field.name()))
         {
             return bad(format!(
-                "field `{0}` would stand beside the {0} of a row: give it another name",
+                "field `{0}` has the name of the field {0} that packing adds: rename it",
                 field.name()
             ));
         }
         if self.inner.chunked().is_some() {
-            let message = "the samples come in chunks, and packed documents are read one by one";
+            let message =
+                "the samples are read in chunks, but packed documents are read one by one";
             return bad(format!("{message}{}", copied()));
         }
         if self.room == 0 || self.room > ROOM_MAX {
@@ -255,7 +256,7 @@ impl<D: Dataset> PackedBuilder<D> {
             .find(|(name, _)| !fields.fields.iter().any(|field| field.name() == name))
         {
             let message = format!(
-                "a padding of field `{name}`; packed are {}",
+                "a padding for field `{name}`, which is not packed; packed fields: {}",
                 self.fields.join(", ")
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message));

@@ -61,7 +61,7 @@ impl<D: Dataset> Documents<D> {
                 let why = match part {
                     Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",
                     _ => {
-                        "lies in frames, and only documents that lie in their files unchanged are packed"
+                        "is stored in frames, and only documents stored unchanged in their files can be packed"
                     }
                 };
                 let message = format!("field `{}` {why}{}", field.name(), copied());
@@ -209,7 +209,7 @@ impl<D: Dataset> Documents<D> {
                 format!("documents in more than {PARTS_MAX} parts: take larger bins")
             }
             _ if len > u64::from(u32::MAX) => format!(
-                "a document of {len} tokens; {} at most can be split",
+                "a document of {len} tokens; at most {} can be split",
                 u32::MAX
             ),
             _ => return Ok(()),

@@ -69,7 +69,7 @@ impl fmt::Display for Absent {
             ),
             Self::NoModules { path } => write!(
                 f,
-                "{} cannot be read, and libcufile would spin for ever without it; use a kernel with modules and a full \
+                "{} cannot be read, and libcufile would loop forever without it; use a kernel with modules and a full \
                  /proc",
                 path.display()
             ),

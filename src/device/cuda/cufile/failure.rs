@@ -137,9 +137,9 @@ fn hint(code: i32) -> Option<&'static str> {
         5001 | 5033 => "CUDA or the kernel module nvidia-fs is not usable here",
         5004 | 5005 => "the kernel module nvidia-fs and libcufile are of different releases",
         5008 => "the file system does not support it",
-        5014 | 5017 => "the range leaves the registered memory",
+        5014 | 5017 => "the range exceeds the registered memory",
         5016 | 5036 => {
-            "no more GPU memory can be pinned: register less, or raise the limits in cufile.json"
+            "no more GPU memory can be pinned: register fewer buffers, or raise the limits in cufile.json"
         }
         5019 | 5020 => "the file must be opened with O_DIRECT",
         5024 => "the memory was not registered",

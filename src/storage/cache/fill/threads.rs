@@ -334,7 +334,7 @@ impl FillState {
             let late = started.elapsed() > patience;
             if late && queue.held.insert(id, Instant::now()).is_none() {
                 self.blocks
-                    .dropped("another process holds a block, and does not bring it".into());
+                    .dropped("another process has reserved a block and does not fetch it".into());
             }
             if late || !queue.waiting.contains_key(&id) || self.stop.load(Ordering::Relaxed) {
                 return Ok(None);
