@@ -9,8 +9,8 @@
 //! with one byte per sequence, its mode; modes other than 0 (text) are refused. Invariants, checked
 //! while the index is read once in blocks: sequences follow each other without holes from the first
 //! byte of `.bin` to the last; documents are ascending and end with the last sequence; the index
-//! has exactly the length that its counts require. It keeps 8 bytes of memory per document or
-//! sequence, and none for windows.
+//! has exactly the length that its counts require. Memory: 8 bytes per document or sequence, none
+//! for windows.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Vocabulary, Windows, beside, cut_setters, place};

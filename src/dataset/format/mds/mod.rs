@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If any shard must be
-//! decompressed, all shards are chunks: each is read as a whole, in windowed orders.
+//! decompressed, all shards are chunks: each is read as a whole, within windows of the order.
 //!
 //! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the only compression; no
 //! pickles. Invariants: `index.json`, file lengths, offsets, each shard's columns and the sizes of every sample agree,
