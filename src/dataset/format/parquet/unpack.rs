@@ -112,7 +112,7 @@ fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
     Ok(len + reader.read(&mut [0])?)
 }
 
-/// Returns a column's unpacked pages one after the other, the dictionary first.
+/// Yields a column's unpacked pages one after the other, the dictionary first.
 pub(super) struct Unpacked {
     parts: [Pages; 2],
     compression: Compression,
