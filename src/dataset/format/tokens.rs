@@ -137,7 +137,7 @@ macro_rules! cut_setters {
 
         /// Sets the number of token ids. A sample with an id that is negative, or not below `size`,
         /// is an error, for example if 32-bit tokens are read as 16-bit tokens. The first tokens of
-        /// a flat file are checked when it is opened. Costs a pass over each row, which is then
+        /// a flat file are examined when it is opened. Costs a pass over each row, which is then
         /// copied into the batch. Not for packed documents. Default: any id.
         #[must_use]
         pub fn vocabulary(mut self, size: u64) -> Self {

@@ -268,7 +268,8 @@ impl TarBuilder {
 
     /// `false` makes the index from headers alone, which is faster for large members but does not detect a changed
     /// payload. All checks of structure remain. Default: `true` for files; `false` for objects in
-    /// stores, whose version each request names, and whose bytes would cross the network once more.
+    /// stores, where each request names the object's version, and the bytes would cross the network
+    /// once more.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
         self.checksums = Some(on);
