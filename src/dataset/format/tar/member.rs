@@ -64,7 +64,7 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberKind {
     Regular,
-    /// A member without bytes of its own. The string names its kind.
+    /// A member without bytes of its own. The string says its kind.
     Other(&'static str),
 }
 

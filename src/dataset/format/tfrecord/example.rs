@@ -7,11 +7,11 @@
 //!                                                              └─3─► Int64List   ─1─► varint, … (packed or one by one)
 //! ```
 //!
-//! Limits: five levels, no recursion, no memory except the caller's buffer; time is linear in the bytes. Invariants:
-//! repeated parts follow protobuf: the last entry of a name wins; several pieces of one feature's list are joined,
-//! unless a list of another kind is between them; unknown fields are skipped. Stricter than
-//! protobuf: a known field of the wrong wire type, a group, and a varint over 64 bits are errors,
-//! since damage looks like that.
+//! Limits: five levels, no recursion, no memory except for the caller's buffer; time is linear in
+//! the bytes. Invariants: repeated parts follow protobuf: the last entry of a name wins; several
+//! pieces of one feature's list are joined, unless a list of another kind is between them; unknown
+//! fields are skipped. Stricter than protobuf: a known field of the wrong wire type, a group, and a
+//! varint over 64 bits are errors, since damage looks like that.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;

@@ -497,7 +497,7 @@ impl Dataset for TfRecord {
             .fold(Digest::new("tfrecord"), |digest, take| match take {
                 Take::Payload => digest.word(0),
                 Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
-                // The field's dtype tells the kind of list.
+                // The field's dtype determines the kind of list.
                 Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
             })
             .end()
