@@ -1,10 +1,11 @@
-//! Documents of any dataset as Megatron's files, `prefix.bin` and `prefix.idx`: a sequence for each.
+//! Writes the documents of any dataset as Megatron's files, `prefix.bin` and `prefix.idx`: one
+//! sequence per document.
 //!
 //! ```text
 //! dataset ──all cores──► documents in order ──► .bin │ lengths ──► .idx, named last
 //! ```
 //!
-//! Memory: 4 bytes for each document, and the documents in work.
+//! Memory: 4 bytes for each document, and the documents in progress.
 
 use super::output;
 use crate::dataset::{Dataset, TokenFields, beside, read_all};
@@ -20,17 +21,17 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {
-    /// Documents, with the empty ones.
+    /// Number of documents, including the empty ones.
     pub documents: u64,
-    /// Documents without a token.
+    /// Number of documents without a token.
     pub empty: u64,
-    /// Tokens of all.
+    /// Number of tokens in all documents.
     pub tokens: u64,
-    /// Their element type in the files.
+    /// Element type of the tokens in the files.
     pub dtype: DType,
-    /// The file of the tokens.
+    /// The file with the tokens.
     pub bin: PathBuf,
-    /// The file of their lengths.
+    /// The file with the lengths of the documents.
     pub idx: PathBuf,
 }
 
@@ -53,11 +54,12 @@ impl fmt::Display for Written {
     }
 }
 
-/// Writes the documents of a dataset, its field `field`, as Megatron's `prefix.bin` and `prefix.idx`, which
-/// [`Megatron`](crate::dataset::Megatron) and other programs read. `watch` gets the number of documents so far. Tokens of `u32` and
-/// `u64`, which Megatron lacks, are written as `i32` and `i64`. [`stoppable`](crate::dataset::stoppable) stops it.
+/// Writes the documents in the field `field` of a dataset as Megatron's `prefix.bin` and
+/// `prefix.idx`, which [`Megatron`](crate::dataset::Megatron) and other programs read. `watch` gets
+/// the number of documents so far. Tokens of `u32` and `u64`, which Megatron lacks, are written as
+/// `i32` and `i64`. [`stoppable`](crate::dataset::stoppable) makes the call stoppable.
 ///
-/// The files appear whole, the index last.
+/// The files appear only when they are complete, the index last.
 ///
 /// ```no_run
 /// # #[cfg(feature = "parquet")] {
@@ -68,8 +70,9 @@ impl fmt::Display for Written {
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Errors: of reading, also of damaged samples; [`ErrorKind::Config`] for a field that is unknown, has not one dimension or no whole
-/// numbers, and for files that exist; [`ErrorKind::Limit`] for a token or a document that does not fit; file system errors.
+/// Errors: those of reading, including damaged samples; [`ErrorKind::Config`] for a field that is
+/// unknown, does not have one dimension or does not hold integers, and for files that exist;
+/// [`ErrorKind::Limit`] for a token or a document that does not fit; file system errors.
 pub fn documents(
     dataset: &dyn Dataset,
     field: &str,
@@ -116,7 +119,8 @@ pub fn documents(
     })
 }
 
-/// Megatron's code of a dtype, the dtype in its files, and whether the highest bit of a token must be free for it.
+/// Megatron's code of a dtype, the dtype in its files, and whether the highest bit of a token must
+/// be 0 to fit that dtype.
 fn code_of(dtype: DType) -> Result<(u8, DType, bool)> {
     Ok(match dtype {
         DType::U8 => (1, DType::U8, false),
@@ -134,7 +138,7 @@ fn code_of(dtype: DType) -> Result<(u8, DType, bool)> {
     })
 }
 
-/// Errors: a file is there.
+/// Checks that the file does not exist.
 fn is_free(path: &Path) -> Result<()> {
     match Blob::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -147,7 +151,8 @@ fn is_free(path: &Path) -> Result<()> {
     }
 }
 
-/// Errors: the place of a document that does not fit Megatron's files, and why.
+/// Checks that all documents fit Megatron's files. Errors: the place of the first document that
+/// does not, and the reason.
 fn check(bytes: &[u8], lens: &[u32], size: usize, is_narrow: bool) -> Result<(), (usize, String)> {
     let mut rest = bytes;
     for (place, len) in lens.iter().enumerate() {

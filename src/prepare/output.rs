@@ -1,4 +1,4 @@
-//! Files of the output: lines of lists, and errors that name the file.
+//! Output files: lines of lists, and errors that name the file.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::publish::{Folder, Pending, remove};
@@ -6,13 +6,14 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Begins `target`, which another process may write, too. Errors name it.
+/// Starts to write `target`, which another process may also write. Errors name the file.
 pub(super) fn create_shared(target: PathBuf) -> Result<Pending> {
     Pending::create(&target).map_err(|source| failed(source, &target))
 }
 
-/// Gives the file its name, after its bytes are on the device; the name itself is not synced. An equal file stays. Errors: [`ErrorKind::Config`] for a
-/// file of other bytes, which stays, too.
+/// Gives the file its name, after its bytes are on the device; the name itself is not synced. An
+/// existing file with equal bytes stays. Errors: [`ErrorKind::Config`] for an existing file with
+/// other bytes, which also stays.
 pub(super) fn commit_new(pending: Pending) -> Result<()> {
     let target = pending.target.clone();
     pending.commit_new().map_err(|source| match source.kind() {
@@ -28,7 +29,7 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
     })
 }
 
-/// The line of a ledger.
+/// A line of a ledger.
 pub(super) fn ledger_line(source: &str, error: &Error) -> String {
     format!(
         "{source}\t{}\n",
@@ -45,7 +46,7 @@ pub(super) fn commit(pending: Pending) -> Result<()> {
         .map_err(|source| failed(source, &target))
 }
 
-/// Removes a file; another process may have done so.
+/// Removes a file. A missing file is not an error: another process may have removed it.
 pub(super) fn remove_if_there(path: &Path) -> Result<()> {
     match remove(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -53,7 +54,7 @@ pub(super) fn remove_if_there(path: &Path) -> Result<()> {
     }
 }
 
-/// The error of an output that could not be written.
+/// The error for output that could not be written.
 pub(super) fn failed(source: io::Error, path: &Path) -> Error {
     let message = match source.kind() {
         io::ErrorKind::StorageFull => {

@@ -110,7 +110,7 @@ impl Writer {
     }
 }
 
-/// The error of the operating system, if there is one, so that a full disk is named.
+/// Uses the operating system's error, if there is one, so that the message names a full disk.
 fn failed(error: ParquetError, target: &std::path::Path) -> Error {
     let source = match error {
         ParquetError::External(source) => match source.downcast() {

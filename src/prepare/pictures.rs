@@ -1,4 +1,4 @@
-//! A picture of a plan: found as it was listed, or refused.
+//! Pictures of a plan, which are refused if they have changed since they were listed.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::Blob;
@@ -16,7 +16,7 @@ pub(super) struct Picture {
 }
 
 impl Picture {
-    /// The bytes of the picture, as long as listed and at most `limit`.
+    /// Reads the bytes of the picture: as many as listed, and at most `limit`.
     pub(super) fn read(&self, limit: u64) -> Result<Vec<u8>> {
         let len = self.len;
         if len > limit {
@@ -38,7 +38,8 @@ impl Picture {
         }
     }
 
-    /// Opens the file, which is as it was listed. Errors: [`ErrorKind::Changed`].
+    /// Opens the file, and checks that it has not changed since it was listed. Errors:
+    /// [`ErrorKind::Changed`].
     pub(super) fn check(&self) -> Result<Blob> {
         let file = Blob::open(&self.path)?;
         if file.len() != self.len {

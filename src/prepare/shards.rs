@@ -15,7 +15,7 @@ pub(super) const LEDGER_HEADING: &str = "#source\terror\n";
 #[non_exhaustive]
 pub enum Format {
     /// As in WebDataset: `shard-000000.tar` …. A sample is the members `00000000.jpg` and `00000000.cls` (the label as
-    /// ASCII; absent for a flat folder). A picture that is no JPEG keeps its ending.
+    /// ASCII; absent for a flat folder). A picture that is not a JPEG keeps its ending.
     Tar,
     /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; absent for a flat folder), uncompressed
     /// plain pages without dictionary, row groups of 512 rows or 64 MiB, whichever is less, with an offset index.
@@ -61,21 +61,21 @@ pub struct Shards {
     size: Size,
 }
 
-/// Settings that decide the output, as a plan keeps them.
+/// Settings that determine the output, as stored in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Settings {
-    /// The ending of a shard.
+    /// Ending of a shard's file name.
     pub(super) format: String,
     pub(super) seek_points: bool,
     pub(super) bytes_max: u64,
     pub(super) seed: Option<u64>,
-    /// A task without damage has the same output both ways, so this is among the plan's notes.
+    /// A task without damage has the same output either way, so a plan stores this in its notes.
     #[serde(skip)]
     pub(super) skip_damaged: bool,
 }
 
 impl Settings {
-    /// Errors: a format that this program lacks.
+    /// The output format. Errors: a format that this build lacks.
     pub(super) fn format(&self) -> Result<Format> {
         match &*self.format {
             "tar" => Ok(Format::Tar),
@@ -137,8 +137,8 @@ impl Shards {
     }
 
     /// Sets the mean bytes of a shard for [`write`](Self::write): pictures of *b* bytes in all become ⌈*b* / `bytes`⌉ shards
-    /// (at most one per picture), which differ by at most one sample. Seek points and framing come on top. Replaces the limit of
-    /// samples.
+    /// (at most one per picture), which differ by at most one sample. Seek points and framing are
+    /// not counted. Replaces the limit of samples.
     #[must_use]
     pub fn bytes_per_shard(mut self, bytes: u64) -> Self {
         self.size = Size::Bytes(bytes);
@@ -152,8 +152,8 @@ impl Shards {
         self
     }
 
-    /// Leaves damaged pictures out and lists them in `damaged.tsv`. Otherwise the first one ends [`write`](Self::write), and
-    /// fails its task of a plan.
+    /// Leaves damaged pictures out and lists them in `damaged.tsv`. Otherwise the first damaged
+    /// picture ends [`write`](Self::write), or fails its task of a plan.
     #[must_use]
     pub fn skip_damaged(mut self, skip: bool) -> Self {
         self.settings.skip_damaged = skip;
@@ -167,7 +167,8 @@ impl Shards {
         self
     }
 
-    /// Number of shards for so many pictures of so many bytes. Errors: a shard of nothing.
+    /// Number of shards for `samples` pictures with `bytes` bytes in all. Errors: a limit of 0 per
+    /// shard.
     pub(super) fn count(&self, samples: u64, bytes: u64) -> Result<u64> {
         let (all, each) = match self.size {
             Size::Samples(each) => (samples, each),
@@ -182,7 +183,7 @@ impl Shards {
     }
 }
 
-/// Whether a file of this name, at the top of the folder, may come from an earlier call.
+/// Whether a file with this name, at the top of the folder, may come from an earlier call.
 pub(super) fn is_ours(name: &str) -> bool {
     // The index of a tar shard that was read: `shard-000000.tar.0a1b2c3d.fdx`.
     let index = name

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 
 const BLOCK: usize = 512;
-/// Largest size in its octal digits.
+/// Largest size that fits the octal digits of a header.
 const SIZE_MAX: u64 = 0o77_777_777_777;
 
 /// Appends a member.

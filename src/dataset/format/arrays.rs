@@ -35,8 +35,8 @@ pub(crate) enum Rule {
     Same,
     /// The first dimension varies, up to this maximum.
     UpTo(usize),
-    /// All dimensions vary, but not their number. Delivered as a vector of at most this many elements, with the shape
-    /// beside it.
+    /// All dimensions vary, but not their number. The array is delivered as a vector of at most
+    /// this many elements, with its shape in a second field.
     Flat(usize),
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Given {
     pub(crate) base: usize,
     pub(crate) arrays: Vec<Array>,
     pub(crate) rule: Rule,
-    /// The rule is not for this field by name: where all shapes are the same, it is `Same`.
+    /// The rule does not name this field. If all shapes are equal, it becomes `Same`.
     pub(crate) if_varying: bool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Arrays {
     schema: Vec<EncodedField>,
     columns: Vec<Column>,
     len: u64,
-    /// Without the index.
+    /// Sizes, except the bytes of the index.
     sizes: Sizes,
     /// Checks by sample and column, if checksums are verified.
     checks: Option<Box<[Check]>>,
@@ -148,7 +148,8 @@ impl Arrays {
         })
     }
 
-    /// Verifies every array on each read. `checks`: for the first file's arrays, then for the next file's.
+    /// Verifies every array on each read. `checks` holds those of the first file's arrays, then
+    /// those of the next file's.
     pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
         let most = checks
             .chunks(self.columns.len())
@@ -249,8 +250,8 @@ impl Arrays {
 
     /// Makes sample *k* of row *k* of each field, counted over its files in order.
     ///
-    /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, of different rows, or fields with different
-    /// numbers of rows.
+    /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, arrays whose rows differ, or
+    /// fields with different numbers of rows.
     fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let mut schema: Vec<EncodedField> = Vec::new();
         let mut columns: Vec<Column> = Vec::new();
@@ -434,7 +435,8 @@ impl Column {
         }
     }
 
-    /// Checks that this field has the rows of the first field: as many, and in the same files if they share files.
+    /// Checks that this field has as many rows as the first field, and as many in each file if both
+    /// share files.
     fn check_rows(
         &self,
         schema: &[EncodedField],
@@ -482,7 +484,7 @@ impl Array {
         })
     }
 
-    /// Bytes of the data by the shape; `None` on overflow.
+    /// Bytes of the data, computed from the shape; `None` on overflow.
     pub(crate) fn checked_bytes(&self) -> Option<u64> {
         self.shape
             .iter()

@@ -101,7 +101,8 @@ impl Images {
         Self::index(root, names.collect(), folders)
     }
 
-    /// Indexes these files, in this order, as one flat list without labels. Errors: a missing file, or no regular file.
+    /// Indexes these files, in this order, as one flat list without labels. Errors: a file that is
+    /// missing or not regular.
     pub fn open_files(paths: &[impl AsRef<Path>]) -> Result<Self> {
         let mut sources = Sources::new();
         for path in paths.iter().map(AsRef::as_ref) {
@@ -203,7 +204,7 @@ struct Listing {
     folders: Vec<PathBuf>,
 }
 
-/// The part of a name in the dataset.
+/// The role of a name in the dataset.
 pub(crate) enum Taken {
     Picture,
     Folder,
@@ -211,7 +212,8 @@ pub(crate) enum Taken {
     LeftOut(String),
 }
 
-/// The part of the name `name` in the folder `dir` below `root`. Errors: names that would drop a picture silently.
+/// Decides the role of the name `name` in the folder `dir` below `root`. Errors: names that would
+/// drop a picture silently.
 pub(crate) fn take(dir: &Path, name: &OsString, kind: FileKind, root: &Path) -> Result<Taken> {
     let not_a_file = |message: &str| {
         Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(dir.join(name)))
@@ -264,7 +266,8 @@ fn list(path: &Path, class: usize, root: &Path) -> Result<Listing> {
     Ok(Listing { folder, folders })
 }
 
-/// Lists all folders of a class, in the order of their paths as texts: that of torchvision's `ImageFolder`.
+/// Lists all folders of a class, in the order of their paths as text, as in torchvision's
+/// `ImageFolder`.
 fn walk(path: &Path, class: usize, root: &Path) -> Result<Vec<Folder>> {
     let mut out = Vec::new();
     let mut todo = BTreeMap::from([(path.as_os_str().to_owned(), 0)]);
@@ -292,7 +295,7 @@ pub(crate) fn check_depth(path: &Path, depth: usize) -> Result<()> {
     Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path))
 }
 
-/// The error of a folder without pictures.
+/// The error for a folder without pictures.
 pub(crate) fn no_pictures(path: &Path, left_out: &BTreeMap<String, u64>) -> Error {
     let message = format!(
         "no pictures ({}){}",
@@ -302,7 +305,7 @@ pub(crate) fn no_pictures(path: &Path, left_out: &BTreeMap<String, u64>) -> Erro
     Error::new(ErrorKind::Empty, Stage::Index, message).with_path(path)
 }
 
-/// The error of a picture that belongs to no class.
+/// The error for a picture that belongs to no class.
 pub(crate) fn beside_classes(path: &Path) -> Error {
     let message = "a picture beside class folders belongs to no class";
     Error::new(ErrorKind::Config, Stage::Index, message).with_path(path)
@@ -338,7 +341,7 @@ fn look_at(dir: &Path, names: &[OsString]) -> Result<Vec<(u64, Option<Stamp>)>> 
 }
 
 fn sizes_by(sources: &Sources) -> Sizes {
-    // Of several with as many bytes, the first.
+    // The first of several files with the most bytes.
     let largest = sources.ids().min_by_key(|id| Reverse(sources.len_of(*id)));
     let bytes = largest.map_or(0, |id| sources.len_of(id));
     Sizes {

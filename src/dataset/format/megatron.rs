@@ -5,11 +5,12 @@
 //! bin: sequence 0 | sequence 1 | …           documents are runs of sequences
 //! ```
 //!
-//! Limits: one prefix ([`Concat`](crate::dataset::Concat) joins several). A multimodal index has a byte per sequence
-//! behind all this, its mode; other modes than 0 (text) are refused. Invariants, checked while the index is read once
-//! in blocks: sequences follow each other without holes from the first byte of `.bin` to the last; documents are
-//! ascending and end with the last sequence; the index has exactly the bytes of its counts. In memory stay 8 bytes per
-//! document or sequence, and nothing for windows.
+//! Limits: one prefix ([`Concat`](crate::dataset::Concat) joins several). A multimodal index ends
+//! with one byte per sequence, its mode; modes other than 0 (text) are refused. Invariants, checked
+//! while the index is read once in blocks: sequences follow each other without holes from the first
+//! byte of `.bin` to the last; documents are ascending and end with the last sequence; the index
+//! has exactly the length that its counts require. Memory: 8 bytes per document or sequence, none
+//! for windows.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::tokens::{Cut, Step, Vocabulary, Windows, beside, cut_setters, place};
@@ -136,7 +137,7 @@ impl MegatronBuilder {
     }
 
     /// `true` cuts documents or sequences down to the maximum; [`Megatron::leftover_tokens`] and the report count the
-    /// rest. Default: `false`, where a longer one is an error of `open`.
+    /// rest. Default: `false`; `open` then fails if one is longer.
     #[must_use]
     pub fn cut(mut self, cut: bool) -> Self {
         self.cut_long = cut;
@@ -149,8 +150,8 @@ impl MegatronBuilder {
     /// Opens `prefix.idx` and `prefix.bin`; `prefix` may have either ending.
     ///
     /// Errors: not found, a cut file ([`ErrorKind::Truncated`]), an index that contradicts itself or `.bin`
-    /// ([`ErrorKind::Decode`]), a document above the maximum ([`ErrorKind::Shape`], with the first), no sample at all
-    /// ([`ErrorKind::Empty`]).
+    /// ([`ErrorKind::Decode`]), a document or sequence above the maximum ([`ErrorKind::Shape`],
+    /// which names the first), no sample at all ([`ErrorKind::Empty`]).
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
         let idx = beside(prefix.as_ref(), ".idx");
@@ -266,7 +267,7 @@ pub(crate) struct Index {
     ends: Vec<u64>,
 }
 
-/// Whether this is an index after 8 bytes with the length of its `.bin`.
+/// Whether `input` is the length of a `.bin` file (8 bytes) and then its index.
 #[cfg(feature = "unstable")]
 pub(super) fn is_index(input: &Blob) -> bool {
     let bytes = input.read(0, input.len(), "the index").unwrap_or_default();
@@ -407,7 +408,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Gives the total number of tokens, and the wanted ends.
+    /// Returns the total number of tokens, and the requested ends.
     fn run(&mut self, sequences: u64, size: u64, keep: EndsKind) -> Result<(u64, Vec<u64>)> {
         let mut tokens = 0_u64;
         let mut ends = Vec::new();

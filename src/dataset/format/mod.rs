@@ -19,7 +19,8 @@
 //! | pictures | `decode::Limits`: bytes, pixels, heap, scans |
 //! | a loader's saved state | 64 KiB, its CRC |
 //!
-//! A panic of another crate's parser becomes an error; no parser runs a program or opens a connection.
+//! A panic in another crate's parser becomes an error; no parser runs a program or opens a
+//! connection.
 
 mod arrays;
 pub(crate) mod images;
@@ -46,7 +47,7 @@ pub use tar::{Tar, TarBuilder};
 pub use tfrecord::{TfRecord, TfRecordBuilder};
 pub use tokens::{Tokens, TokensBuilder};
 
-/// Parsers of headers, for a fuzz target: each takes any bytes, and is true if it accepts them.
+/// Header parsers for a fuzz target. Each takes any bytes and returns whether it accepts them.
 #[cfg(feature = "unstable")]
 pub(super) const HEADERS: [fn(&Blob) -> bool; 4] = [
     |file| npy::parse(file).is_ok(),
@@ -86,8 +87,8 @@ pub(crate) fn little_endian(format: &str) -> Result<()> {
 
 const LFS: &str = "a git-lfs pointer instead of the file: run git lfs pull";
 
-/// What these first bytes of a file (12 are enough, for a tar 262) say beyond doubt that it is. Tokens or records begin
-/// like this by chance once in 10^7 files or less.
+/// Names the format that the first bytes of a file identify beyond doubt (12 bytes are enough, 262
+/// for tar). By chance, at most one in 10^7 files of tokens or records begins with such bytes.
 pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     Some(match head {
         _ if head.get(257..262) == Some(b"ustar") => {
@@ -112,7 +113,7 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [b'P', b'K', 3, 4, ..] => {
             "a zip archive (.npz, .pt): read NumPy's as source npz, unpack others"
         }
-        // Method deflate, known flags; time; level and system as gzip knows them.
+        // Method deflate and known flags; any time; a level and system that gzip defines.
         [
             0x1f,
             0x8b,
@@ -142,7 +143,8 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
         [_, _, _, _, 0, 0, 0, 0, b'{', b'"', ..] => {
             "a safetensors file: read it as source safetensors"
         }
-        // Protocol 4 begins with the length of a frame, 2 and 3 with a list, a dict, NumPy's name or PyTorch's magic.
+        // Protocol 4 begins with a frame length; protocols 2 and 3 begin with a list, a dict,
+        // NumPy's name or PyTorch's magic.
         [0x80, 4 | 5, 0x95, _, _, _, _, _, 0, 0, 0, ..]
         | [0x80, 2 | 3, b']' | b'}', b'q', 0, ..]
         | [0x80, 2 | 3, b'c', b'n', b'u', b'm', ..]
@@ -157,10 +159,10 @@ pub(crate) fn foreign(head: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Bytes of a pointer of git-lfs.
+/// Possible lengths of a git-lfs pointer, in bytes.
 pub(crate) const POINTER: std::ops::Range<u64> = 100..1024;
 
-/// Refuses a file that is only git-lfs' pointer to what was asked for. Larger files are not read.
+/// Refuses a file that is only a git-lfs pointer. Files outside `POINTER` are not read.
 pub(crate) fn fetched(input: &Blob) -> Result<()> {
     if !POINTER.contains(&input.len()) {
         return Ok(());
@@ -171,7 +173,7 @@ pub(crate) fn fetched(input: &Blob) -> Result<()> {
     }
 }
 
-/// A name that comes more than once.
+/// Returns a name that occurs more than once.
 pub(crate) fn twice<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let mut seen = HashSet::new();
     names.find(|name| !seen.insert(*name))

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 /// Dataset of fixed-size records in one or more files, in the order of the files.
 ///
-/// Fields: `record` (or the given name, dtype and shape), and `label` if labels are given. Record *k* of a file lies at
-/// `header + k × record_bytes`.
+/// Fields: `record` (or the given name, dtype and shape), and `label` if labels are given. Record
+/// *k* of a file starts at `header + k × record_bytes`.
 ///
 /// ```no_run
 /// # use feedline::{dataset::Records, tensor::DType};
@@ -139,7 +139,7 @@ impl RecordsBuilder {
         self.finish(sources, counts, name)
     }
 
-    /// Opens records that lie in memory: no I/O.
+    /// Opens records in memory, without I/O.
     ///
     /// Errors: as [`Self::open`], for the length of `bytes`.
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Records> {

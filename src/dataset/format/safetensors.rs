@@ -4,10 +4,11 @@
 //! | length (u64) | {"x":{"dtype":"F32","shape":[100,3],"data_offsets":[0,1200]},…}  padding | data … |
 //! ```
 //!
-//! Limits: headers up to 100 MB, as upstream. Invariants, as upstream and stricter: tensors lie one after the other,
-//! from the first byte of the data to the last, without holes or overlaps; dtype × shape is the length of each; no key
-//! of the header is duplicate or unknown. So a cut file, extra bytes, and a header that two readers could read
-//! differently are errors. The data has no checksum: a flipped bit in it goes unnoticed.
+//! Limits: headers up to 100 MB, as upstream. Invariants, as upstream and stricter: tensors follow
+//! each other from the first byte of the data to the last, without holes or overlaps; dtype × shape
+//! is the length of each; no key of the header is duplicate or unknown. So a cut file, extra bytes,
+//! and a header that two readers could read differently are errors. The data has no checksum: a
+//! flipped bit in it goes unnoticed.
 
 use crate::dataset::Dataset;
 use crate::dataset::format::arrays::{Array, Arrays, Given};
@@ -57,8 +58,8 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
 
 /// Dataset of safetensors files: sample *k* is row *k* (first axis) of every chosen tensor. Each tensor is a field.
 ///
-/// The 8-bit floats (`F8_…`) are delivered as `u8`, bit by bit. Complex numbers and floats of fewer bits
-/// have no dtype here and are refused by name.
+/// The 8-bit floats (`F8_…`) are delivered as `u8` with the same bits. Complex numbers and floats
+/// of fewer bits have no dtype here and are refused by name.
 ///
 /// ```no_run
 /// # use feedline::dataset::SafeTensors;
@@ -98,8 +99,8 @@ impl SafeTensorsBuilder {
     /// Opens the files and reads their headers in parallel.
     ///
     /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a malformed header, a missing or extra
-    /// tensor ([`ErrorKind::Decode`]), tensors of other dtypes, shapes or first dimensions ([`ErrorKind::Shape`]); each
-    /// names the file.
+    /// tensor ([`ErrorKind::Decode`]), tensors that differ in dtype, shape or first dimension
+    /// ([`ErrorKind::Shape`]); each names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
         let Listed { files, name, .. } = expand(pattern, &[".safetensors"])?;
@@ -145,7 +146,7 @@ impl SafeTensorsBuilder {
     }
 }
 
-/// Gives every field its tensor of one file.
+/// Adds the tensors of one file to their fields.
 fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::Decode, Stage::Index, message));
     for given in given {
@@ -174,7 +175,7 @@ fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
     }
 }
 
-/// A tensor by its header entry.
+/// A tensor, as its header entry describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tensor {
     name: String,
@@ -341,7 +342,7 @@ visitor!(
     }
 );
 
-/// Parses the tensors of a header's text. Errors: message and byte.
+/// Parses the tensors of a header's text. Errors: a message and a byte offset.
 fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
     if text.first() != Some(&b'{') {
         return Err(("the header does not start with `{`".into(), 0));

@@ -1,4 +1,5 @@
-//! Tokens: flat files of numbers, cut into windows of one length (nanoGPT, llm.c), or into documents that a token ends.
+//! Tokens: flat files of numbers, cut into windows of one length (nanoGPT, llm.c), or into
+//! documents, each ended by a separator token.
 //!
 //! ```text
 //! file:       | header | t0 t1 t2 … |        window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
@@ -6,13 +7,15 @@
 //! documents:  t0 t1 E | t2 E | t3 …          separator E: it ends its document; what follows the last one is a document, too
 //! ```
 //!
-//! The ends of documents are found by one pass over all tokens, and take 8 bytes each in memory; a side file keeps them.
+//! The ends of documents are found by one pass over all tokens, and take 8 bytes each in memory; a
+//! side file can store them.
 //!
-//! Limits: a window or document lies within one file; tokens at a file's end that do not fill a window are left out and counted in
-//! [`Tokens::leftover_tokens`]. The width of a token is the user's word: with a vocabulary each row is compared with it.
-//! Invariants: a file is a whole number of tokens; llm.c's header is never taken for tokens,
-//! nor is a file that another format's magic identifies; finding a window is arithmetic. Flat files have no checksum
-//! and, except llm.c's, no count: a file cut after a whole token looks like a shorter file.
+//! Limits: a window or document is within one file; tokens at a file's end that do not fill a
+//! window are left out and counted in [`Tokens::leftover_tokens`]. The user sets the width of a
+//! token; with a vocabulary, the tokens of each row are checked against it. Invariants: a file is a
+//! whole number of tokens; llm.c's header is never read as tokens, nor is a file that another
+//! format's magic identifies; finding a window is arithmetic. Flat files have no checksum and,
+//! except llm.c's, no count: a file cut after a whole token looks like a shorter file.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::format::{foreign, little_endian, number};
@@ -30,24 +33,25 @@ use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of a file that are looked at.
+/// Bytes at the start of a file, or of its tokens, that are examined.
 const HEAD: u64 = 512;
 /// Headers of llm.c's files: 256 `i32`, the first three are magic, version and number of tokens.
 const LLM_C_BYTES: u64 = 1024;
 /// Magic, version and dtype of llm.c's files.
 const LLM_C: [(u64, u64, DType); 2] = [(20_240_520, 1, DType::U16), (20_240_801, 7, DType::U32)];
 
-/// The side file of ends: one section, 8 bytes for each document.
+/// The side file of document ends: one section, 8 bytes for each document.
 const KIND: SideKind = SideKind {
     name: *b"ends",
     version: 1,
     older: b"",
 };
-/// Bytes that are searched at once.
+/// Bytes that are searched at a time.
 const STEP: u64 = 4 << 20;
 
-/// Dataset of windows over flat files of tokens, or of the documents in them. Field: `tokens`, of the given dtype and the window's
-/// length, for documents up to that of the longest. Samples are in the order of files and offsets.
+/// Dataset of windows over flat files of tokens, or of the documents in them. Field: `tokens`, of
+/// the given dtype. Its length is that of the window; for documents it is up to that of the
+/// longest. Samples are in the order of files and offsets.
 ///
 /// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is recognised: its count and
 /// its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are checked. Files of other formats (NumPy, zip,
@@ -80,17 +84,18 @@ enum Samples {
 /// Documents in flat files.
 struct Documents {
     separator: u64,
-    /// The end of each, in tokens of its file.
+    /// The end of each document, in tokens from the start of its file.
     ends: Box<[u64]>,
     longest: u64,
 }
 
-/// Builder of [`Tokens`]: sets the windows, or the end of documents. Made by [`Tokens::builder`].
+/// Builder of [`Tokens`]: sets the windows, or the separator of documents. Made by
+/// [`Tokens::builder`].
 #[derive(Clone, Debug)]
 pub struct TokensBuilder {
     dtype: DType,
     cut: Cut,
-    /// None: by the files' first bytes.
+    /// `None`: detected from the files' first bytes.
     header_bytes: Option<u64>,
     llm_c: bool,
     separator: Option<u64>,
@@ -121,17 +126,19 @@ macro_rules! cut_setters {
             self
         }
 
-        /// Adds one token to each window, with unchanged distances: the first tokens are the inputs, the last the
-        /// targets, and every token except the first is a target once.
+        /// Adds one token to each window; the distance between windows does not change. All tokens
+        /// except the last are the inputs, all except the first are the targets. Every token except
+        /// the first is a target once.
         #[must_use]
         pub fn next_token(mut self) -> Self {
             self.cut.next_token = true;
             self
         }
 
-        /// Sets the number of token ids: a sample with a larger id, or a negative one, is an error, as where tokens of 32
-        /// bits are read as 16. In a flat file, the first tokens are looked at when it is opened. Costs a pass over each
-        /// row, which then is copied into the batch; not for packed documents. Default: any id.
+        /// Sets the number of token ids. A sample with an id that is negative, or not below `size`,
+        /// is an error, for example if 32-bit tokens are read as 16-bit tokens. The first tokens of
+        /// a flat file are examined when it is opened. Costs a pass over each row, which is then
+        /// copied into the batch. Not for packed documents. Default: any id.
         #[must_use]
         pub fn vocabulary(mut self, size: u64) -> Self {
             self.cut.vocabulary = Some(size);
@@ -176,11 +183,13 @@ impl Tokens {
 impl TokensBuilder {
     cut_setters!();
 
-    /// Makes each document a sample, in place of windows: the tokens up to and with the next `token`, which ends its document
-    /// (GPT-2's end of text: 50256). Tokens behind a file's last one are a document, too. For
-    /// [`packed`](crate::dataset::DatasetExt::packed) rows, or ragged batches.
+    /// Makes each document a sample, instead of windows. A document is the tokens up to and
+    /// including the next `token` (GPT-2's end of text: 50256). The tokens after the last `token`
+    /// of a file are also a document. For [`packed`](crate::dataset::DatasetExt::packed) rows, or
+    /// ragged batches.
     ///
-    /// Opening reads all tokens once, on all cores; [`index_file`](Self::index_file) keeps what it finds.
+    /// Opening reads all tokens once, on all cores; [`index_file`](Self::index_file) stores the
+    /// result.
     ///
     /// ```no_run
     /// # use feedline::{dataset::{DatasetExt, Tokens}, tensor::DType};
@@ -194,8 +203,9 @@ impl TokensBuilder {
         self
     }
 
-    /// Keeps the ends of documents in this file, which is made if it is missing. One of other files, or of other settings, is an
-    /// error ([`ErrorKind::Changed`]). Make it before many processes open it.
+    /// Stores the ends of documents in this file, which is created if it is missing. A file made
+    /// for other token files or settings is an error ([`ErrorKind::Changed`]). Create it before
+    /// many processes open it.
     #[must_use]
     pub fn index_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.index_file = Some(file.into());
@@ -266,7 +276,7 @@ impl TokensBuilder {
         self.finish(sources, &counts, header, name)
     }
 
-    /// Opens tokens that lie in memory: no I/O.
+    /// Opens tokens in memory, without I/O.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Tokens> {
@@ -278,7 +288,8 @@ impl TokensBuilder {
         self.finish(sources, &[count], header, "<memory>".into())
     }
 
-    /// Bytes of a file's header, and its number of tokens. An empty file has none, under any header.
+    /// Bytes of a file's header, and its number of tokens. An empty file has no tokens, and matches
+    /// any header.
     fn tokens_of(&self, input: &Blob) -> Result<(Option<u64>, u64)> {
         if input.len() == 0 && self.header_bytes.is_none() {
             return Ok((None, 0));
@@ -301,7 +312,8 @@ impl TokensBuilder {
         Ok((Some(bytes), body / size))
     }
 
-    /// With a vocabulary, refuses tokens of which every second is 0: ids of 32 bits, read as 16, are in it.
+    /// With a vocabulary, refuses files in which every second token is 0: 32-bit ids read as 16-bit
+    /// tokens may all be in the vocabulary.
     fn has_width(&self, input: &Blob, start: u64, body: u64) -> Result<()> {
         let size = self.dtype.size();
         let bytes = if self.cut.vocabulary(self.dtype)?.is_some() {
@@ -330,7 +342,8 @@ impl TokensBuilder {
         Err(input.wrong(message, start, bytes))
     }
 
-    /// Bytes of a file's header: as set, or by its first bytes. llm.c's is compared with the dtype and the length.
+    /// Bytes of a file's header: as set, or detected from its first bytes. llm.c's header is
+    /// compared with the dtype and the length.
     fn header_of(&self, input: &Blob) -> Result<u64> {
         if let Some(bytes) = self.header_bytes {
             return Ok(bytes);
@@ -345,7 +358,8 @@ impl TokensBuilder {
             )
         };
         let Some((_, known, dtype)) = LLM_C.iter().find(|(known, ..)| *known == magic) else {
-            // By chance less than once in 2^60 files of tokens of 16 bits; those of 8 bits may be texts.
+            // Tokens of 16 bits look like text by chance in less than one of 2^60 files; tokens of
+            // 8 bits may be text.
             let text = self.dtype.size() > 1
                 && head.get(..64).is_some_and(|start| {
                     start
@@ -513,9 +527,9 @@ impl TokensBuilder {
     }
 }
 
-/// The end of each document in tokens of its file, file by file.
+/// The end of each document, file by file, in tokens from the start of its file.
 ///
-/// Errors: of reading; [`ErrorKind::Config`] for a separator that is nowhere.
+/// Errors: those of reading; [`ErrorKind::Config`] for a separator that occurs in no file.
 fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -> Result<Vec<u64>> {
     let size = separator.len() as u64;
     let all: Vec<(usize, u64)> = counts
@@ -546,7 +560,7 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
         ends.append(&mut own);
         let last = first + (counts[file] - first).min(STEP / size);
         let tokens = counts[file];
-        // What follows the last separator of a file.
+        // The tokens after the last separator of a file are a document.
         if last == tokens && ends[begin..].last() != Some(&tokens) {
             ends.push(tokens);
         }
@@ -567,9 +581,9 @@ fn find_ends(sources: &Sources, header: u64, counts: &[u64], separator: &[u8]) -
     }
 }
 
-/// The documents of each file, and the tokens of the longest.
+/// The documents of each file, and the number of tokens in the longest.
 ///
-/// Errors: [`ErrorKind::Decode`] for ends that are not those of these files.
+/// Errors: [`ErrorKind::Decode`] for ends that do not fit these files.
 fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
     let wrong = || {
         Error::new(
@@ -612,7 +626,7 @@ pub(crate) struct Cut {
     pub(crate) vocabulary: Option<u64>,
 }
 
-/// The number of token ids, which the user said.
+/// The number of token ids, as the user set it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vocabulary {
     size: u64,
@@ -833,7 +847,7 @@ impl Dataset for Tokens {
     }
 }
 
-/// Gives the field its extent, framed if its tokens are to be checked.
+/// Gives the field its extent, framed if its tokens must be checked.
 pub(crate) fn place(vocabulary: Option<Vocabulary>, parts: &mut Parts<'_>, extent: Extent) {
     match vocabulary {
         Some(_) => parts.framed(0, extent),

@@ -1,12 +1,15 @@
 //! The file of a plan, a side file: one entry per input, found by its number, and the settings.
 //!
-//! Sections: blocks of 256 inputs, each with its name's length 4, class 4, bytes 8, version 8, name; the ends of the blocks, 8
-//! each; the settings as JSON; the number of inputs and their bytes, 8 each, and notes that decide no output.
+//! Sections: blocks of 256 inputs, where each input has the length of its name (4 bytes), class
+//! (4), bytes (8), version (8) and name; the ends of the blocks, 8 bytes each; the settings as
+//! JSON; the number of inputs and their bytes, 8 bytes each, and notes that do not affect the
+//! output.
 //!
 //! A lookup reads two ends and one block, so memory does not depend on the number of inputs; the writer keeps 8 bytes per
 //! block.
 //!
-//! The identity is a hash of the settings and of all inputs. Two plans of equal identity give the same output.
+//! The identity is a hash of the settings and of all inputs. Two plans with equal identities give
+//! the same output.
 
 use super::super::output;
 use crate::dataset::Digest;
@@ -157,7 +160,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Errors: [`Decode`](crate::ErrorKind::Decode) for another file, another version, or a damaged plan.
+    /// Errors: [`Decode`](crate::ErrorKind::Decode) for a file that is not a plan, another version,
+    /// or a damaged plan.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let wrong = |what: &str| Error::new(ErrorKind::Decode, Stage::Index, what).with_path(path);
         let damaged =
@@ -213,7 +217,7 @@ impl Reader {
         })
     }
 
-    /// The input of this number, which is below `inputs`.
+    /// The input with this number, which is below `inputs`.
     pub(super) fn get(&self, input: u64) -> Result<Input> {
         let number = input / BLOCK;
         let mut last = self.last.hold();

@@ -1,4 +1,4 @@
-//! Ends a job: everything is there and whole, or the missing tasks are named.
+//! Ends a job: checks that all output is present and complete, or names the missing tasks.
 
 use super::super::Format;
 use super::super::output;
@@ -20,15 +20,16 @@ use std::path::{Path, PathBuf};
 
 const FILES_HEADING: &str = "#first file\tfiles\tsamples\tbytes\tdamaged\n";
 const INDEX: &str = "index.fdx";
-/// Tasks whose outcomes are in memory together.
+/// Number of tasks whose outcomes are in memory at a time.
 const TOGETHER: u64 = 4096;
 
-/// How [`Plan::finish`] looks at shards.
+/// How [`Plan::finish`] checks shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Reads them, on all cores, and compares CRCs.
+    /// Reads the shards, on all cores, and compares CRCs.
     Bytes,
-    /// Compares lengths: for output that a second [`Plan::run`] has read, on many machines.
+    /// Compares lengths only. For output that a second [`Plan::run`] has already read, on many
+    /// machines.
     Lengths,
 }
 
@@ -38,38 +39,39 @@ pub enum Check {
 pub struct Finished {
     /// Number of tasks of the plan.
     pub tasks: u64,
-    /// Tasks without whole output, in ranges. If there are any, nothing was merged.
+    /// Tasks without complete output, as ranges. If there are any, nothing was merged.
     pub missing: Vec<Range<u64>>,
     /// Number of samples in the output.
     pub samples: u64,
     /// Number of damaged samples; `damaged.tsv` names them.
     pub damaged: u64,
-    /// Bytes of the samples, before and after.
+    /// Bytes of the samples in the input, and in the output.
     pub bytes: (u64, u64),
     /// Number of pictures that got seek points.
     pub with_points: u64,
-    /// Number of pictures that got none, by reason; empty if none were asked for.
+    /// Number of pictures without seek points, by reason; empty if seek points were not requested.
     pub unchanged: BTreeMap<String, u64>,
-    /// Number of files in the input folder that are no inputs, by ending.
+    /// Number of files in the input folder that are not inputs, by ending.
     pub left_out: BTreeMap<String, u64>,
     /// One file with the indexes of all tar shards, for [`TarBuilder::index_file`](crate::dataset::TarBuilder::index_file).
     pub index: Option<PathBuf>,
 }
 
 impl Plan {
-    /// Checks every task: its record and its shard. If all are there, merges manifests and ledgers in the
-    /// order of the tasks, writes the index of tar shards, and removes leftovers of killed processes. A second call does
-    /// the same again.
+    /// Checks every task: its record and its shard. If all are complete, merges manifests and
+    /// ledgers in the order of the tasks, writes the index of tar shards, and removes leftovers of
+    /// killed processes. A second call repeats this.
     ///
-    /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, records of another plan, or
-    /// another call at work; [`ErrorKind::Empty`] for shards without a sample, after the ledger is written; those of the
-    /// system.
+    /// Errors: [`ErrorKind::Config`] for shards in the folder that the plan does not write, records
+    /// of another plan, or another call in progress; [`ErrorKind::Empty`] for shards without a
+    /// sample, after the ledger is written; system errors.
     pub fn finish(&self, check: Check) -> Result<Finished> {
         let _lock = self.lock()?;
         self.finish_alone(check, 0)
     }
 
-    /// Keeps others from finishing the plan. Errors: [`ErrorKind::Config`] if another call does.
+    /// Keeps other calls from finishing the plan. Errors: [`ErrorKind::Config`] if another call
+    /// holds the lock.
     pub(super) fn lock(&self) -> Result<Lock> {
         let path = self.reader.path();
         Lock::try_of(path)
@@ -125,14 +127,15 @@ impl Plan {
             );
             return Err(Error::new(ErrorKind::Empty, Stage::Write, message).with_path(path));
         }
-        // Tasks sync bytes, not names: a task whose names a crash takes back is missing, and done again.
+        // Tasks sync bytes, not names. If a crash undoes the names of a task, the task is missing
+        // and is done again.
         let names = Folder::of(&self.record(0)).and_then(|folder| folder.sync());
         let names = names.and_then(|()| Folder::of(self.reader.path())?.sync());
         names.map_err(|source| output::failed(source, &self.dir))?;
         Ok(finished)
     }
 
-    /// The outcome of a task, if its output is whole.
+    /// The outcome of a task, if its output is complete.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
         let Found::Done(done) = self.found(task)? else {
             return Ok(None);
@@ -154,7 +157,8 @@ impl Plan {
         }
     }
 
-    /// Removes hidden files of killed processes, and refuses shards that are not of this plan.
+    /// Removes hidden files of killed processes, and refuses shards that do not belong to this
+    /// plan.
     fn clean(&self, shards: u64) -> Result<()> {
         sweep(&self.dir, |name| {
             is_ours(name) || [NAMES, INDEX].contains(&name)
@@ -191,7 +195,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Writes one index of all tar shards, from those beside them.
+    /// Writes one index of all tar shards, from the indexes beside them.
     fn index(&self) -> Result<Option<PathBuf>> {
         if self.format()? != Some(Format::Tar) {
             return Ok(None);
@@ -234,7 +238,7 @@ impl Plan {
                 }
             }
         }
-        // The manifest last: a folder with one is complete.
+        // The manifest is committed last: a folder with a manifest is complete.
         [ledger, manifest]
             .into_iter()
             .flatten()
@@ -242,7 +246,7 @@ impl Plan {
     }
 }
 
-/// Removes the hidden files in a folder whose targets are ours.
+/// Removes the hidden files in a folder whose target names `ours` accepts.
 fn sweep(dir: &Path, ours: impl Fn(&str) -> bool) -> Result<()> {
     for (name, kind) in names_in(dir)? {
         if kind == FileKind::File && target_of(&name.to_string_lossy()).is_some_and(&ours) {

@@ -4,7 +4,8 @@
 //! names of a folder ──► at most 64 MiB, sorted ──► runs on disk ──merge──► pictures, 16,384 at a time ──stat──► each
 //! ```
 //!
-//! Memory: the names above, one batch, and the paths of the folders that wait. A bucket's folder is listed whole.
+//! Memory: the names above, one batch, and the paths of folders that are not yet listed. A folder
+//! in a bucket is listed as a whole.
 
 use super::super::output;
 use super::file::Input;
@@ -24,15 +25,15 @@ use std::path::{Path, PathBuf};
 /// Bytes of names in memory; each name also takes `NAME_COST`.
 const NAMES_BYTES: usize = 64 << 20;
 const NAME_COST: usize = 48;
-/// Target of the hidden files of sorted names, which never get it.
+/// Target name of the hidden files with sorted names. They never get this name.
 pub(super) const NAMES: &str = "names";
 const BATCH: usize = 16_384;
 const STAT_CHUNK: usize = 512;
 
-/// Calls `each` for all pictures of `root`, a path without links; gives the counts of other files, by ending. Sorted runs are kept in the
-/// folder `spill`, and removed.
+/// Calls `each` for all pictures of `root`, a path without links; returns the counts of other
+/// files, by ending. Sorted runs are stored in the folder `spill`, and removed afterwards.
 ///
-/// Errors: as of `Images::open`.
+/// Errors: those of `Images::open`.
 pub(super) fn each_picture(
     root: &Path,
     spill: &Path,
@@ -54,7 +55,7 @@ struct Walk<'a> {
     root: &'a Path,
     spill: &'a Path,
     names_bytes: usize,
-    /// Paths below the root that wait for their sizes.
+    /// Paths below the root whose sizes are not yet read.
     batch: Vec<(PathBuf, Option<u32>)>,
     left_out: BTreeMap<String, u64>,
     each: &'a mut dyn FnMut(Input) -> Result<()>,
@@ -91,7 +92,7 @@ impl Walk<'_> {
         self.measure()
     }
 
-    /// Lists the pictures of one folder, and returns its folders.
+    /// Lists the pictures of one folder, and returns its subfolders.
     fn folder(
         &mut self,
         dir: &Path,
@@ -135,7 +136,7 @@ impl Walk<'_> {
         Ok(folders)
     }
 
-    /// Reads the sizes of the batch, and hands it on.
+    /// Reads the sizes of the batch, and passes its pictures to `each`.
     fn measure(&mut self) -> Result<()> {
         let root = self.root;
         let metas = parallel(self.batch.chunks(STAT_CHUNK), |_, chunk| {
@@ -162,7 +163,7 @@ struct Sorter<'a> {
     limit: usize,
     bytes: usize,
     names: Vec<OsString>,
-    /// Sorted runs. A file goes when its `Pending` is dropped.
+    /// Sorted runs. A file is removed when its `Pending` is dropped.
     runs: Vec<Pending>,
 }
 

@@ -7,16 +7,18 @@
 //! write   plan, or the plan that is there; run all tasks; finish; remove plan.fdp and tasks/
 //! ```
 //!
-//! No process talks to another: a launcher starts them, and the folder holds all state. The output of a task follows
-//! from the plan alone, so it is byte-identical on any machine and for any number of workers. A shuffle needs no
-//! exchange: the order is a keyed permutation, and a task looks up its own positions.
+//! No process talks to another: a launcher starts them, and the folder holds all state. The output
+//! of a task depends only on the plan, so it is byte-identical on any machine and for any number of
+//! workers. A shuffle needs no exchange: the order is a keyed permutation, and a task looks up its
+//! own positions.
 //!
-//! Invariants: a file has its name only when it is whole and on the device. The record is written last: a task with a
-//! record is done. A second run reads the output of such a task, and does it again only if the bytes differ from the
-//! record. A file that no record covers is never replaced. An input that changed since the plan fails its task.
+//! Invariants: a file gets its name only when it is complete and on the device. The record is
+//! written last: a task with a record is done. A second run reads the output of such a task, and
+//! repeats the task only if the bytes differ from the record. A file that no record covers is never
+//! replaced. An input that changed after it was listed fails its task.
 //!
-//! Limits: the folders are reached by the same paths on every machine; the output folder is not a bucket. Memory: two windows of
-//! pictures, whatever the number of inputs.
+//! Limits: the folders have the same paths on every machine; the output folder is not a bucket.
+//! Memory: two windows of pictures, whatever the number of inputs.
 
 mod file;
 mod finish;

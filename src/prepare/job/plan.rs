@@ -33,12 +33,13 @@ pub(super) struct Head {
     pub(super) notes: Notes,
 }
 
-/// What a plan keeps beside what decides the output.
+/// Facts in a plan that do not affect the output.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Notes {
-    /// Files of the folder that are no inputs, by ending.
+    /// Number of files in the folder that are not inputs, by ending.
     left_out: BTreeMap<String, u64>,
-    /// Whether damaged pictures are left out. A task without any gives the same output both ways.
+    /// Whether damaged pictures are left out. A task without damaged pictures gives the same output
+    /// either way.
     skip_damaged: bool,
 }
 
@@ -60,11 +61,11 @@ impl Shards {
     /// writes shard *k*: the pictures from position *k/n* to *(k+1)/n* of the order. Limits of a shard and the number of
     /// workers do not apply.
     ///
-    /// Lists and measures the pictures once, in bounded memory; those of a bucket's folder together. Nodes must reach
-    /// `from` and `to` by the same paths.
+    /// Lists and measures the pictures once, in bounded memory, except that a folder in a bucket is
+    /// listed as a whole. All nodes must reach `from` and `to` by the same paths.
     ///
-    /// Errors: as of [`Images::open`](crate::dataset::Images::open); [`ErrorKind::Config`] if `to` is not empty, if one
-    /// folder contains the other, or for more tasks than pictures.
+    /// Errors: those of [`Images::open`](crate::dataset::Images::open); [`ErrorKind::Config`] if
+    /// `to` is not empty, if one folder contains the other, or for more tasks than pictures.
     pub fn plan(&self, from: impl AsRef<Path>, to: impl AsRef<Path>, tasks: u64) -> Result<Plan> {
         let from = from.as_ref();
         let to = to.as_ref();
@@ -82,7 +83,8 @@ impl Shards {
         write_pictures(root, to, Work::Shards(self.settings.clone()), tasks)
     }
 
-    /// As [`plan`](Self::plan), of so many inputs: the pictures of the folder over and over. For measurements of size.
+    /// As [`plan`](Self::plan), with `inputs` inputs: the pictures of the folder, repeated. For
+    /// measurements at scale.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn plan_repeated(
@@ -118,8 +120,8 @@ impl Shards {
 }
 
 impl Plan {
-    /// Opens `plan.fdp`, or the one in this folder. Errors: of opening; [`ErrorKind::Decode`] for another or a damaged
-    /// file.
+    /// Opens `plan.fdp`; `path` is the file or its folder. Errors: those of opening;
+    /// [`ErrorKind::Decode`] for a file that is not a plan or is damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let reader = match Reader::open(path) {
@@ -167,8 +169,9 @@ impl Plan {
     }
 
     /// Writes `plan.fdp` into the folder `to`, for work on whole files by [`run_files`](Self::run_files). `pattern`: a file,
-    /// a folder (its files with one of `endings`; all if there are none), or a pattern such as `train-{0000..0127}.tar`.
-    /// Task *k* of *n* gets the files from *k/n* to *(k+1)/n*. The plan keeps `settings` for the program.
+    /// a folder (its files with one of `endings`; all files if `endings` is empty), or a pattern
+    /// such as `train-{0000..0127}.tar`. Task *k* of *n* gets the files from *k/n* to *(k+1)/n*.
+    /// The plan stores `settings` for the program.
     ///
     /// Errors: a missing file; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than files.
     pub fn of_files(
@@ -202,7 +205,8 @@ impl Plan {
     }
 
     /// As [`of_files`](Self::of_files), for the pictures of a folder in the order of
-    /// [`Images::open`](crate::dataset::Images::open). Lists them in bounded memory. Errors: as of both.
+    /// [`Images::open`](crate::dataset::Images::open). Lists them in bounded memory. Errors: those
+    /// of both.
     pub fn of_pictures(
         folder: impl AsRef<Path>,
         settings: &str,
@@ -232,12 +236,13 @@ impl Plan {
         self.reader.bytes
     }
 
-    /// Files of the input folder that are no inputs, by ending.
+    /// Number of files in the input folder that are not inputs, by ending.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         &self.head.notes.left_out
     }
 
-    /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures); `None` for a plan of [`Shards::plan`].
+    /// The settings of [`of_files`](Self::of_files) and [`of_pictures`](Self::of_pictures); `None`
+    /// for a plan made by [`Shards::plan`].
     pub fn settings(&self) -> Option<&str> {
         match &self.head.work {
             Work::Files { settings } | Work::Pictures { settings } => Some(settings),
@@ -245,7 +250,7 @@ impl Plan {
         }
     }
 
-    /// A hash of settings and inputs: plans of equal id have the same output.
+    /// A hash of settings and inputs: plans with equal ids have the same output.
     pub fn id(&self) -> u64 {
         self.reader.id
     }
@@ -259,7 +264,7 @@ impl Plan {
         Path::new(&self.head.root)
     }
 
-    /// The input of this number.
+    /// The input with this number.
     pub(super) fn picture(&self, sample: u64) -> Result<Picture> {
         let Input {
             name,
@@ -295,7 +300,8 @@ impl Plan {
 /// The folder of the records.
 const TASKS: &str = "tasks";
 
-/// Writes the inputs that `list` adds, then the settings with its number of tasks, and opens the plan.
+/// Writes the inputs that `list` adds, then the settings with the number of tasks that `list` sets,
+/// and opens the plan.
 fn write(
     dir: &Path,
     root: String,
@@ -332,7 +338,7 @@ fn write(
     let id = writer.id(&settings);
     let path = dir.join(PLAN);
     match writer.finish(&settings, &notes) {
-        // A plan of equal inputs and settings stays.
+        // An existing plan with equal inputs and settings stays.
         Err(error)
             if error.kind() == ErrorKind::Config
                 && !Plan::open(&path).is_ok_and(|there| there.id() == id) =>
@@ -374,8 +380,8 @@ fn write_pictures(
     })
 }
 
-/// The folder without links. Errors: it cannot be opened; [`ErrorKind::Config`] if one of the folders contains the other, since
-/// output would be listed as input.
+/// The folder's path without links. Errors: a folder that cannot be opened; [`ErrorKind::Config`]
+/// if one of the folders contains the other, since output would be listed as input.
 pub(super) fn root_of(folder: &Path, to: &Path) -> Result<PathBuf> {
     check_local(to)?;
     let from = real_path(folder).map_err(|source| {
@@ -404,7 +410,7 @@ fn real(path: &Path) -> PathBuf {
     absolute
 }
 
-/// Works in the output folder, which must be empty. An error leaves no new folder.
+/// Calls `work` if the output folder is empty or new. After an error, a new folder is removed.
 pub(super) fn in_empty(to: &Path, work: impl FnOnce() -> Result<Plan>) -> Result<Plan> {
     check_local(to)?;
     let new = look(to).is_err();
@@ -422,7 +428,8 @@ fn check_local(to: &Path) -> Result<()> {
     }
 }
 
-/// Creates the output folder, or finds it empty except for hidden files of interrupted plans.
+/// Creates the output folder, or checks that it is empty except for hidden files of interrupted
+/// plans.
 fn check_empty(to: &Path) -> Result<()> {
     make_folder(to).map_err(|source| output::failed(source, to))?;
     let names = names_in(to)?.into_iter().map(|(name, _)| name);

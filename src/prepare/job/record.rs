@@ -22,22 +22,22 @@ pub(super) struct Done {
     /// The plan's id, in hexadecimal.
     pub(super) plan: String,
     pub(super) task: u64,
-    /// Samples of the output, and damaged ones.
+    /// Number of samples in the output, and number of damaged samples.
     pub(super) samples: u64,
     pub(super) damaged: u64,
-    /// Bytes of the samples, before and after.
+    /// Bytes of the samples in the input, and in the output.
     pub(super) bytes: (u64, u64),
-    /// Pictures that got seek points, and the others by reason.
+    /// Number of pictures that got seek points, and of the others by reason.
     pub(super) with_points: u64,
     pub(super) unchanged: BTreeMap<String, u64>,
     /// The output file; none if every input is damaged, or the task writes none.
     pub(super) shard: Option<Output>,
-    /// CRC32C of all lines before, and of this one with 0 here.
+    /// CRC32C of all lines before, and of this line with 0 in this field.
     pub(super) lines_crc32c: u32,
 }
 
 impl Done {
-    /// The CRC of a record, from that of the lines before.
+    /// The CRC of a record, continued from the CRC of the lines before.
     fn crc(&self, lines: u32) -> u32 {
         let zeroed = serde_json::to_string(&Self {
             lines_crc32c: 0,
@@ -79,7 +79,7 @@ impl Output {
         }
     }
 
-    /// Whether the file in `dir` has this length. Errors: those of the system, except a missing file.
+    /// Whether the file in `dir` has this length. Errors: system errors, except a missing file.
     pub(super) fn has_length(&self, dir: &Path) -> Result<bool> {
         match Blob::open(dir.join(&self.name)) {
             Ok(blob) => Ok(blob.len() == self.bytes),
@@ -88,7 +88,8 @@ impl Output {
         }
     }
 
-    /// Whether the file in `dir` has these bytes. Errors: as of [`has_length`](Self::has_length).
+    /// Whether the file in `dir` has these bytes. Errors: those of
+    /// [`has_length`](Self::has_length).
     pub(super) fn is_in(&self, dir: &Path) -> Result<bool> {
         Ok(self.has_length(dir)? && Self::of(&dir.join(&self.name), self.name.clone())? == *self)
     }
@@ -115,7 +116,7 @@ impl Record {
         })
     }
 
-    /// Adds a line, with its end.
+    /// Adds a line, which includes its newline.
     pub(super) fn put(&mut self, list: List, line: &str) -> Result<()> {
         let kind = match list {
             List::Manifest => "w\t",
@@ -130,7 +131,7 @@ impl Record {
         Ok(())
     }
 
-    /// Completes the record, whose CRC it sets, and gives it its name.
+    /// Completes the record, sets its CRC, and gives the file its name.
     pub(super) fn finish(mut self, done: Done) -> Result<()> {
         let crc = done.crc(self.crc);
         let json = serde_json::to_string(&Done {
@@ -144,10 +145,10 @@ impl Record {
     }
 }
 
-/// What a record says.
+/// The state of a record.
 pub(super) enum Found {
     Nothing,
-    /// Cut short, or no record.
+    /// Cut short, or not a record.
     Damaged,
     Done(Done),
 }
@@ -191,7 +192,8 @@ pub(super) fn is_sound(path: &Path, done: &Done) -> Result<bool> {
     }
 }
 
-/// Calls `each` for the lines of a record. Errors: a line without a kind, or other lines than were written.
+/// Calls `each` for the lines of a record. Errors: a line without a kind, or lines that differ from
+/// those written.
 pub(super) fn each_line(
     path: &Path,
     done: &Done,

@@ -14,7 +14,7 @@ use crate::storage::publish::make_folder;
 use crate::thread;
 use std::path::PathBuf;
 
-/// Pictures of a plan of pictures that are worked on together.
+/// Maximum pictures per call of the work, for a plan of pictures.
 const PICTURES: u64 = 1024;
 
 /// The outcome of [`Plan::run`].
@@ -23,7 +23,7 @@ const PICTURES: u64 = 1024;
 pub struct Ran {
     /// Number of tasks done now.
     pub done: u64,
-    /// Number of tasks done before, whose output has the bytes of the record.
+    /// Number of tasks done before, whose output matches the record.
     pub skipped: u64,
     /// Number of tasks that failed because of an input.
     pub failed: u64,
@@ -39,7 +39,7 @@ pub enum Event<'a> {
     Inputs {
         /// The task.
         task: u64,
-        /// Number of inputs that are done, of this task and those before it in this call.
+        /// Number of finished inputs, of this task and those before it in this call.
         done: u64,
         /// Number of inputs of all tasks of this call.
         total: u64,
@@ -55,12 +55,13 @@ pub enum Event<'a> {
 }
 
 impl Plan {
-    /// Runs tasks of a plan of [`Shards::plan`](crate::prepare::Shards::plan). `workers`: number of threads; 0: one per core.
-    /// Tasks with whole output are skipped. A task that fails because of an input does not keep the others from running. A
-    /// requested stop ends the run after the pictures in work, and leaves nothing of the unfinished task.
+    /// Runs tasks of a plan made by [`Shards::plan`](crate::prepare::Shards::plan). `workers`:
+    /// number of threads; 0: one per core. Tasks with complete output are skipped. A task that
+    /// fails because of an input does not keep the others from running. A requested stop ends the
+    /// run after the pictures in progress, and leaves nothing of the unfinished task.
     ///
     /// Errors: [`ErrorKind::Config`] for a task that the plan lacks, a plan of files, or a file in the output that this
-    /// plan did not write; the system's errors of writing, with a full disk named.
+    /// plan did not write; system errors of writing, where the message names a full disk.
     pub fn run(
         &self,
         tasks: &Tasks,
@@ -92,9 +93,9 @@ impl Plan {
         })
     }
 
-    /// Runs tasks of a plan of files or pictures. `work` gets inputs in order, with the number of the first: a file, or up
-    /// to 1,024 pictures. It gives their counts and their damage. Otherwise as [`run`](Self::run). An error of `work`
-    /// fails the task.
+    /// Runs tasks of a plan of files or pictures. `work` gets the number of the first input, and
+    /// inputs in order: one file, or up to 1,024 pictures. It returns their counts and their
+    /// damage. Otherwise as [`run`](Self::run). An error of `work` fails the task.
     pub fn run_files(
         &self,
         tasks: &Tasks,
@@ -112,7 +113,8 @@ impl Plan {
         })
     }
 
-    /// Runs `one` for each task that is not done. It is given the task, and where to put the number of its inputs that are done.
+    /// Runs `one` for each task that is not done. `one` gets the task, and a function to call with
+    /// the number of its finished inputs.
     fn each(
         &self,
         tasks: &Tasks,
@@ -160,7 +162,7 @@ impl Plan {
                     ran.stopped = true;
                     break;
                 }
-                // What cannot be written now cannot be written by the next task either.
+                // If this task cannot write, the next one cannot write either.
                 Err(error) if strict || error.stage() == Stage::Write => return Err(error),
                 Err(error) => {
                     ran.failed += 1;
@@ -171,7 +173,8 @@ impl Plan {
         Ok(ran)
     }
 
-    /// Whether the output of a task is whole. Of one that is not, record and output are removed.
+    /// Whether the output of a task is complete. If it is not, the task's record and output are
+    /// removed.
     fn is_done(&self, task: u64, watch: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let path = self.record(task);
         let output = match self.found(task)? {
@@ -187,7 +190,8 @@ impl Plan {
             },
         };
         watch(Event::Again(task));
-        // A folder with a manifest is complete. The record last: until then the output is known to be this plan's.
+        // A folder with a manifest is complete, so the manifest is removed first. The record is
+        // removed last: until then, the output is known to belong to this plan.
         output::remove_if_there(&self.dir.join(MANIFEST))?;
         output
             .iter()
@@ -196,7 +200,7 @@ impl Plan {
         Ok(false)
     }
 
-    /// The record of a task. One that names another output than the task's is damaged.
+    /// The record of a task. A record that names another output than the task's own is damaged.
     pub(super) fn found(&self, task: u64) -> Result<Found> {
         let name = match &self.head.work {
             Work::Shards(settings) => Some(settings.format()?.shard(task)),
@@ -276,7 +280,7 @@ impl Plan {
         })
     }
 
-    /// The path of an input, which has not changed.
+    /// The path of an input, after a check that the input has not changed.
     fn file(&self, input: u64) -> Result<PathBuf> {
         let picture = self.picture(input)?;
         picture
@@ -286,10 +290,10 @@ impl Plan {
     }
 }
 
-/// Maximum threads of a run, as of a loader.
+/// Maximum threads of a run, the same as for a loader.
 const WORKERS_MAX: usize = 1024;
 
-/// Gets the number of a task's inputs that are done.
+/// Called with the number of a task's finished inputs.
 type Progress<'a> = dyn FnMut(u64) + Send + 'a;
 
 /// A pool of this many threads; 0: one per core.

@@ -1,4 +1,4 @@
-//! Writes the shard of a task: pictures are made in parallel, and written in their order.
+//! Writes the shard of a task: pictures are made in parallel, and written in order.
 //!
 //! ```text
 //! plan ──order──► window of pictures ──rayon: read, seek points──► window of bytes ──one writer──► shard-000017.tar
@@ -28,16 +28,16 @@ use std::path::Path;
 const WINDOW_PICTURES: u64 = 256;
 const WINDOW_BYTES: u64 = 32 << 20;
 
-/// A task at work.
+/// A running task.
 pub(super) struct Task<'a> {
     maker: Maker<'a>,
     order: Option<Permutation>,
-    /// Positions of the order.
+    /// The task's positions in the order.
     positions: Range<u64>,
     format: Format,
     /// Name of the shard.
     name: String,
-    /// Begun with the first picture that is written.
+    /// Created with the first picture that is written.
     writer: Option<Writer>,
     record: Record,
     done: Done,
@@ -60,7 +60,7 @@ struct Made {
 enum Outcome {
     /// This many bytes of seek points were added.
     Points(u32),
-    /// For this reason; none if no seek points were asked for.
+    /// No seek points were added, for this reason; `None` if none were requested.
     Unchanged(Option<String>),
 }
 
@@ -119,7 +119,7 @@ impl<'a> Task<'a> {
         self.finish()
     }
 
-    /// The pictures from position `start` on that are made together.
+    /// The pictures of the window that starts at position `start`.
     fn window(&self, start: u64) -> Result<Vec<Picture>> {
         let mut window = Vec::new();
         let mut bytes = 0;
@@ -227,7 +227,7 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Names the shard, makes its index, and then names the record.
+    /// Gives the shard its name, makes its index, and then gives the record its name.
     fn finish(mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
             let pending = match writer {
@@ -243,7 +243,8 @@ impl<'a> Task<'a> {
             let path = self.maker.plan.dir.join(&self.name);
             self.done.shard = Some(Output::of(&path, self.name)?);
             if self.format == Format::Tar {
-                // Its first open scans the shard, while it is in the page cache, and saves the index.
+                // The first open scans the shard, while it is in the page cache, and saves the
+                // index.
                 Tar::open(&path)?;
             }
         }

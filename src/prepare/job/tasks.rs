@@ -1,4 +1,4 @@
-//! The tasks of one process: a part of all, a list, or the choice of a launcher.
+//! The tasks of one process: a part of all tasks, a list, or the launcher's choice.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::Rank;
@@ -57,8 +57,8 @@ impl Tasks {
     /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else the part of
     /// [`Rank::from_env`].
     ///
-    /// Errors: [`ErrorKind::Config`] as of `Rank::from_env`; an array job whose elements have several ranks each; without a
-    /// launcher, where every process would run all tasks.
+    /// Errors: [`ErrorKind::Config`] as in `Rank::from_env`, for an array job whose elements have
+    /// several ranks each, and without a launcher, since every process would then run all tasks.
     pub fn from_env() -> Result<Self> {
         let variable = |name: &str| {
             std::env::var(name)

@@ -1,4 +1,5 @@
-//! Shards by one call: a plan is made or found, all its tasks run, and only their output stays.
+//! Writes shards in one call: makes or finds a plan, runs all its tasks, and leaves only their
+//! output.
 
 use super::super::output::remove_if_there;
 use super::super::shards::{PLAN, Settings, Shards};
@@ -14,16 +15,18 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 impl Shards {
-    /// Writes the pictures of the folder `from` into the folder `to`. `watch` gets every step. If it breaks, the work ends after
-    /// the pictures in work, with [`ErrorKind::Cancelled`].
+    /// Writes the pictures of the folder `from` into the folder `to`. `watch` gets every step. If
+    /// it returns `Break`, the call ends after the pictures in progress, with
+    /// [`ErrorKind::Cancelled`].
     ///
-    /// While it works, `to` also holds `plan.fdp` and `tasks/`. A call that was stopped, killed or failed leaves them, and the
-    /// same call goes on there: it reads the shards that are done, and writes the others. The shards then have the bytes of a call
-    /// that was not disturbed.
+    /// While it works, `to` also holds `plan.fdp` and `tasks/`. A call that was stopped, killed or
+    /// failed leaves them, and the same call continues there: it reads the finished shards, and
+    /// writes the others. The shards then have the same bytes as after an uninterrupted call.
     ///
     /// Errors: those of [`plan`](Self::plan), [`Plan::run`] and [`Plan::finish`]; a damaged picture, with its path (the first in the
-    /// order of writing); [`ErrorKind::Config`] if `to` holds something else, a plan of other settings, or another call works there;
-    /// [`ErrorKind::Changed`] if pictures were added, removed or modified since the call that left the plan.
+    /// order of writing); [`ErrorKind::Config`] if `to` holds something else, holds a plan with
+    /// other settings, or another call is writing there; [`ErrorKind::Changed`] if pictures were
+    /// added, removed or modified since the call that left the plan.
     pub fn write(
         &self,
         from: impl AsRef<Path>,
@@ -31,7 +34,7 @@ impl Shards {
         mut watch: impl FnMut(Event<'_>) -> ControlFlow<()> + Send,
     ) -> Result<Finished> {
         let (mut plan, _lock) = self.planned(from.as_ref(), to.as_ref())?;
-        // The call decides, not the one that left the plan.
+        // This call decides, not the call that left the plan.
         if let Work::Shards(settings) = &mut plan.head.work {
             settings.skip_damaged = self.settings.skip_damaged;
         }
@@ -84,7 +87,7 @@ impl Shards {
         Ok(finished)
     }
 
-    /// The plan of the folder: the one that is there, if it is of these settings and pictures.
+    /// The folder's plan: an existing one if it has these settings and pictures, or a new one.
     fn planned(&self, from: &Path, to: &Path) -> Result<(Plan, Lock)> {
         let root = root_of(from, to)?;
         let tasks = |samples, bytes| self.count(samples, bytes);
@@ -96,7 +99,7 @@ impl Shards {
             }
             old => old?,
         };
-        // First, so that no other call finishes it meanwhile.
+        // Lock first, so that no other call finishes the plan meanwhile.
         let lock = old.lock()?;
         let skip_damaged = matches!(&old.head.work, Work::Shards(there) if there.skip_damaged);
         let work = Work::Shards(Settings {
@@ -126,7 +129,8 @@ impl Shards {
 }
 
 impl Plan {
-    /// Removes records and plan. The plan is the last to go: a call that finds it makes up for what is missing.
+    /// Removes records and plan. The plan is removed last: a call that finds it redoes the missing
+    /// tasks.
     fn remove(&self) -> Result<()> {
         for task in 0..self.tasks() {
             remove_if_there(&self.record(task))?;

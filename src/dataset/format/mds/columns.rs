@@ -1,10 +1,11 @@
-//! Columns of MDS: the meaning of encoding names, and the place of a column's value in a sample. Pure.
+//! MDS columns: the meaning of encoding names, and the location of a column's value in a sample.
+//! Pure.
 //!
 //! ```text
 //! sample   | u32 size of each column without a fixed one | value of column 0 | value of column 1 | …
 //! ```
 //!
-//! Invariants: the sizes must add up to the sample's length; every value lies within the sample.
+//! Invariants: the sizes must add up to the sample's length; every value is within the sample.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -14,19 +15,19 @@ use std::ops::Range;
 /// Maximum axes of an array that stores its shape: the format has six bits.
 const AXES_MAX: usize = 63;
 
-/// A column by its index entry.
+/// A column, as its index entry describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Column {
     pub(super) name: String,
     pub(super) encoding: String,
-    /// Bytes of a value, if all have the same.
+    /// Bytes of a value, if all values have the same size.
     pub(super) size: Option<u32>,
 }
 
 /// Columns of a sample, in order.
 pub(super) struct Columns {
     pub(super) all: Vec<Column>,
-    /// Bytes of the sizes at the sample's start.
+    /// Bytes of the size list at the sample's start.
     head: u64,
     /// Bytes of all fixed columns together.
     fixed: u64,
@@ -42,7 +43,7 @@ impl Columns {
         Self { all, head, fixed }
     }
 
-    /// Whether this is a possible length of a sample.
+    /// Whether a sample may have this length.
     pub(super) fn may_have(&self, bytes: u64) -> bool {
         let least = self.head + self.fixed;
         if self.head == 0 {
@@ -57,8 +58,8 @@ impl Columns {
         sample.saturating_sub(self.head + self.fixed)
     }
 
-    /// Place of the value of `column` in a sample. Errors: [`ErrorKind::Decode`] if the columns' sizes do not add up to
-    /// the sample's length.
+    /// Byte range of the value of `column` in a sample. Errors: [`ErrorKind::Decode`] if the
+    /// columns' sizes do not add up to the sample's length.
     pub(super) fn find(&self, column: usize, sample: &[u8]) -> Result<Range<usize>> {
         let mut sizes = sample.as_chunks().0.iter();
         let mut at = self.head;
@@ -99,9 +100,10 @@ pub(super) struct Chosen {
 
 /// Conversion of a value.
 enum How {
-    /// None.
+    /// No conversion.
     AsIs,
-    /// An array with dtype or shape before the values: compared with the field, then cut off.
+    /// An array with its dtype or shape before the values. They are compared with the field, then
+    /// removed.
     Headed {
         typed: bool,
         dtype: DType,
@@ -222,12 +224,12 @@ impl Chosen {
         matches!(self.how, How::Int | How::Float)
     }
 
-    /// Bytes of the field in a sample of this length; `None` if the sample itself must tell.
+    /// Bytes of the field in a sample of this length; `None` if only the sample contains the size.
     pub(super) fn bytes(&self, columns: &Columns, sample: u64) -> Option<u64> {
         match (&self.how, columns.all[self.column].size) {
             (How::Int | How::Float, _) => Some(8),
             (How::AsIs, Some(size)) => Some(size.into()),
-            // The only one without a fixed size.
+            // The only column without a fixed size.
             (How::AsIs, None) if columns.head == 4 => Some(columns.most(sample)),
             _ => None,
         }
@@ -344,7 +346,7 @@ fn values_start(bytes: &[u8], typed: bool, dtype: DType, shape: &Shape) -> Resul
     Ok(at)
 }
 
-/// NumPy's name, code in arrays that store their dtype, dtype.
+/// NumPy's name; the code in arrays that store their dtype; the dtype.
 const DTYPES: [(&str, u8, DType); 11] = [
     ("uint8", 8, DType::U8),
     ("int8", 9, DType::I8),
@@ -432,7 +434,7 @@ impl Meaning {
         })
     }
 
-    /// Bytes of a value, if all have the same; `u64::MAX` on overflow.
+    /// Bytes of a value, if all values have the same size; `u64::MAX` on overflow.
     fn size(&self) -> Option<u64> {
         match self {
             Self::Scalar(dtype) => Some(dtype.size() as u64),

@@ -1,7 +1,8 @@
 //! `index.json` of MDS: the list of shards with their descriptions. Untrusted.
 //!
 //! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: file names stay within the folder;
-//! all shards have the same columns, and files of their own; numbers fit the shard format (32 bits).
+//! all shards have the same columns; no two shards share a file; numbers fit the shard format (32
+//! bits).
 
 use super::columns::Column;
 use crate::dataset::format::twice;
@@ -14,7 +15,7 @@ use std::path::{Component, Path};
 /// Maximum bytes of an `index.json`: about 100,000 shards.
 pub(super) const INDEX_MAX: u64 = 64 << 20;
 
-/// A file by its index entry.
+/// A file, as its index entry describes it.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct FileInfo {
     #[serde(rename = "basename")]
@@ -22,7 +23,7 @@ pub(super) struct FileInfo {
     pub(super) bytes: u64,
 }
 
-/// A shard by its index entry.
+/// A shard, as its index entry describes it.
 #[derive(Clone, Debug)]
 pub(super) struct ShardInfo {
     pub(super) samples: u32,
@@ -73,7 +74,7 @@ pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     }
 }
 
-/// Columns of a shard, by its index entry or the shard's copy of it.
+/// Columns of a shard, from its index entry or from the shard's copy of that entry.
 pub(super) fn columns_of(shard: &Value) -> Result<Vec<Column>, String> {
     let version: u64 = entry(shard, "version")?;
     let format: &str = entry(shard, "format")?;
@@ -157,7 +158,7 @@ fn clipped(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// The value of `key`. One that is missing is as `null`, if the type has that.
+/// The value of `key`. A missing key counts as `null` if the type accepts `null`.
 fn entry<'a, T: Deserialize<'a>>(object: &'a Value, key: &str) -> Result<T, String> {
     match object.get(key) {
         None => T::deserialize(&Value::Null).map_err(|_| format!("`{key}` is missing")),

@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If any shard must be
-//! decompressed, all shards are chunks: each is read whole, in windows of the order.
+//! decompressed, all shards are chunks: each is read as a whole, within windows of the order.
 //!
 //! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the only compression; no
 //! pickles. Invariants: `index.json`, file lengths, offsets, each shard's columns and the sizes of every sample agree,
-//! else opening fails; decompression ends at the length that the index promises.
+//! else opening fails; decompression stops at the length in the index.
 //!
 //! The format cannot detect a flipped byte of a value. Raw shards have no checksums, Streaming's zstd frames have
 //! none, and this reader does not verify the optional hashes of `index.json`.
@@ -60,8 +60,8 @@ const SCRATCH: u64 = 1 << 20;
 /// | `ndarray:uint8:3,4` | an array of that dtype and shape |
 /// | `jpeg`, `png` | a picture |
 /// | `str_int`, `str_float` | an `i64` or `f64` scalar, parsed from text |
-/// | `ndarray:uint8` | an array of up to [`MdsBuilder::up_to`] elements, or as in [`MdsBuilder::raw`]; else refused |
-/// | `ndarray` | as in [`MdsBuilder::raw`]; else refused |
+/// | `ndarray:uint8` | an array of up to [`MdsBuilder::up_to`] elements, or as in [`MdsBuilder::raw`]; otherwise refused |
+/// | `ndarray` | as in [`MdsBuilder::raw`]; otherwise refused |
 /// | `bytes`, `str`, `json`, `str_decimal`, `pil`, lists | bytes as stored, or as in [`MdsBuilder::raw`] |
 /// | `pkl` | refused |
 ///
@@ -82,7 +82,7 @@ pub struct Mds {
     offsets: Vec<u32>,
     chunks: bool,
     sizes: Sizes,
-    /// Bytes of the largest sample in chunks, once asked for.
+    /// Bytes of the largest sample if shards are chunks, computed on first use.
     longest: OnceLock<u64>,
     name: String,
 }
@@ -125,16 +125,17 @@ impl MdsBuilder {
         self
     }
 
-    /// Takes the column named like `field` as arrays of its dtype and shape. The column holds either `bytes` in the
-    /// memory layout (little-endian), or `ndarray`, whose own dtype and shape are compared and cut off.
+    /// Reads the column with the name of `field` as arrays of its dtype and shape. The column holds
+    /// either `bytes` in memory layout (little-endian), or `ndarray`, whose stored dtype and shape
+    /// are compared with `field` and removed.
     #[must_use]
     pub fn raw(mut self, field: Field) -> Self {
         self.raw.push(field);
         self
     }
 
-    /// Sets the maximum length of arrays in a column `ndarray:DTYPE`, which store their length; `"*"`: in all that have
-    /// none of their own.
+    /// Sets the maximum length of the arrays in a column `ndarray:DTYPE`, which store their length.
+    /// `"*"` applies to all such columns without a maximum of their own.
     #[must_use]
     pub fn up_to(mut self, column: &str, max: usize) -> Self {
         self.up_to.push((column.into(), max));
@@ -142,15 +143,15 @@ impl MdsBuilder {
     }
 
     /// Whether a shard may be a symbolic link out of the folder, as in the caches of download tools. Default: `false`.
-    /// The names of the shards come from `index.json`; each must lie beneath the folder, else opening fails.
+    /// Shard names come from `index.json`; opening fails if one is outside the folder.
     #[must_use]
     pub fn follow_links(mut self, follow: bool) -> Self {
         self.follow_links = follow;
         self
     }
 
-    /// Opens the folder with `index.json` and the shards. If a compressed shard also lies there decompressed, the
-    /// decompressed file is read.
+    /// Opens the folder with `index.json` and the shards. If the folder holds a shard both
+    /// compressed and decompressed, the decompressed file is read.
     ///
     /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that is a link
     /// out of the folder; [`ErrorKind::Decode`] for a damaged index or shard header; [`ErrorKind::Truncated`] or
@@ -313,7 +314,7 @@ enum Home<'a> {
     Memory(&'a Arc<[u8]>),
 }
 
-/// The file of a shard, as it was found.
+/// The file found for a shard.
 struct ShardFile {
     info: FileInfo,
     stamp: Option<Stamp>,
@@ -431,7 +432,8 @@ fn supported(compression: &str) -> Result<()> {
     Ok(())
 }
 
-/// Reads the offsets of a shard's samples and of its end, and checks them against its length. `read` stays within it.
+/// Reads the offsets of a shard's samples and of its end, and checks them against the shard's
+/// length. `read` is called only within that length.
 fn offsets_of(
     samples: u32,
     bytes: u32,
@@ -479,7 +481,7 @@ fn offsets_of(
         }
     }
     let len = u64::from(first) - table;
-    // Other writers may leave the description out.
+    // Other writers may omit the description.
     if len > 0 {
         let config = read(table, len as usize)?;
         let own = serde_json::from_slice(&config).map_err(|error| error.to_string());
@@ -531,7 +533,8 @@ impl Mds {
         };
     }
 
-    /// Bytes of a shard's largest sample, by its offsets. A compressed shard is read and decompressed up to their end.
+    /// Bytes of a shard's largest sample, computed from the offsets. A compressed shard is read and
+    /// decompressed only up to the end of the offsets.
     fn largest_in(&self, number: usize) -> Result<u64> {
         let Shard {
             samples,
@@ -562,7 +565,7 @@ impl Mds {
             } {
                 Some(words) => break words,
                 None if part < len => part *= 2,
-                // Opening the chunk tells why.
+                // Opening the chunk reports the cause.
                 None => return Ok(u64::from(bytes)),
             }
         };
@@ -580,7 +583,7 @@ impl Mds {
     /// Extent of a sample, if shards are not chunks.
     fn extent(&self, sample: u64) -> Extent {
         let (shard, _) = self.starts.locate(sample);
-        // Every shard has one offset more than samples.
+        // Every shard has one more offset than samples.
         let at = sample as usize + shard;
         let start = self.offsets[at];
         let end = self.offsets[at + 1];
@@ -661,7 +664,7 @@ impl Mds {
     }
 }
 
-/// Refuses a frame whose header promises more bytes than the index.
+/// Refuses a frame whose header states more bytes than the index.
 #[cfg(feature = "zstd")]
 fn frame_fits(head: &[u8], bytes: u64) -> Result<()> {
     match zstd::zstd_safe::get_frame_content_size(head) {
@@ -683,7 +686,8 @@ fn frame_fits(_: &[u8], _: u64) -> Result<()> {
     supported("zstd")
 }
 
-/// The first `len` bytes of a frame of which `part` is there; `None` if it holds fewer.
+/// The first `len` decompressed bytes of a frame that starts with `part`; `None` if `part` yields
+/// fewer.
 #[cfg(feature = "zstd")]
 fn beginning(part: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![0; len];
@@ -792,7 +796,8 @@ impl Framed for Mds {
         })
     }
 
-    /// In chunks, a sample may have as many bytes as a shard. The offsets of all shards tell its own maximum.
+    /// If shards are chunks, a sample may be as large as a shard. The offsets of all shards give
+    /// the actual maximum.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let chosen = &self.chosen[field];
         let fixed = self.columns.all[chosen.column].size;
@@ -838,7 +843,7 @@ impl Chunked for Mds {
         let Shard { samples, bytes, .. } = self.shards[chunk];
         let samples = u64::from(samples);
         let made = 8 * samples * self.chosen.iter().filter(|chosen| chosen.makes()).count() as u64;
-        // The offsets, and the place of each row of each field.
+        // The offsets, and the location of each row of each field.
         let lists = samples * 8;
         let encoded = self.sources.len_of(SourceId::at(chunk));
         ChunkBytes {

@@ -20,8 +20,8 @@ macro_rules! rule_setters {
         }
 
         /// Lets the first dimension of `name` vary from file to file, up to `max`; see
-        /// [`Shape::UpTo`](crate::tensor::Shape). `*` is for each field that varies and is not named; those of one
-        /// shape keep it.
+        /// [`Shape::UpTo`](crate::tensor::Shape). `*` applies to each field without a rule of its
+        /// own; a field whose arrays have one shape keeps that shape.
         #[must_use]
         pub fn up_to(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::UpTo(max)));
@@ -55,7 +55,7 @@ use crate::storage::listing::{Listed, expand, regular};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
-/// Number of headers read in spite of [`NpyBuilder::uniform`].
+/// Number of headers read even with [`NpyBuilder::uniform`].
 const UNIFORM_LOOKS: usize = 64;
 
 /// Dataset of `.npy` files: each file is a sample, or each row of the first axis.
@@ -146,9 +146,9 @@ impl Npy {
 impl NpyBuilder {
     /// Adds the field `name`: one array from each file of `pattern`, in the order of the file names.
     ///
-    /// Where several fields come from many files each, the paths of files that belong together must differ at a single
-    /// place, the same for all pairs (`7_x.npy` and `7_y.npy`, or the folder). So a missing file does not shift the
-    /// files after it.
+    /// If several fields have many files each, the paths of paired files must differ at a single
+    /// place, in the same way for all pairs (`7_x.npy` and `7_y.npy`, or the folder). So a missing
+    /// file does not shift the pairs after it.
     #[must_use]
     pub fn field(mut self, name: &str, pattern: impl AsRef<Path>) -> Self {
         self.fields
@@ -219,7 +219,7 @@ impl NpyBuilder {
         .map(Npy)
     }
 
-    /// Adds each file to the sources and gives its array.
+    /// Adds each file to the sources and returns its array.
     fn arrays(&self, files: &[PathBuf], sources: &mut Sources) -> Result<Vec<Array>> {
         let step = if self.uniform {
             files.len().div_ceil(UNIFORM_LOOKS)

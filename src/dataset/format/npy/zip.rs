@@ -1,4 +1,5 @@
-//! The directory of a zip archive, as far as `.npz` needs it: finds stored members without reading them.
+//! The directory of a zip archive, as far as `.npz` needs it. Finds stored members without reading
+//! them.
 //!
 //! ```text
 //! | local header, name, extra | data | … | central directory | (zip64 end, its locator) | end of central directory |
@@ -207,8 +208,8 @@ impl Directory {
     }
 }
 
-/// Finds the end record: the last one whose comment ends exactly at the end of the file, or else, as Python's zipfile, the
-/// last one with bytes behind it. Gives offset and bytes.
+/// Finds the end record: the last one whose comment ends exactly at the end of the file, or else,
+/// like Python's zipfile, the last one with extra bytes after it. Returns its offset and bytes.
 fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
     let mut longer = None;
     // Few archives have a comment.
@@ -258,7 +259,7 @@ fn end64_record(input: &Blob, end_at: u64) -> Result<Option<(u64, [u8; END64_BYT
     Ok(Some((at, end)))
 }
 
-/// Parses the directory entry at the start of `rest`, at offset `at`; gives it with its length.
+/// Parses the directory entry at the start of `rest`, at offset `at`. Returns it and its length.
 fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let wrong = |message: String| Err(input.wrong(message, at, rest.len() as u64));
     let Some(head) = rest.get(..ENTRY_BYTES).filter(|head| &head[..4] == ENTRY) else {
@@ -275,7 +276,8 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let Ok(name) = std::str::from_utf8(&tail[..name_len]) else {
         return wrong("a member's name is not UTF-8".into());
     };
-    // Unpacked, packed, offset: the order of the zip64 extra field, which has those over 32 bits.
+    // Unpacked, packed, offset: the order of the zip64 extra field, which holds the values that
+    // exceed 32 bits.
     let mut wide = [field(24, 4), field(20, 4), field(42, 4)];
     if extend(&tail[name_len..name_len + extra_len], &mut wide).is_none() {
         return wrong(format!("the extra field of `{name}` is broken"));

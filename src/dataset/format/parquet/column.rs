@@ -5,9 +5,9 @@
 //!        └─ dictionary, delta, nulls, lists ──► the parquet crate's column reader ──► values in scratch
 //! ```
 //!
-//! Limits: the sizes of the footer bound every allocation; [`Pages`] has compared them with the page headers before.
-//! Invariants: a column gives exactly the rows of its chunk, or an error; it never invents a missing value unless the
-//! user asked for zeros.
+//! Limits: the footer's sizes bound every allocation; [`Pages`] has compared them with the page
+//! headers first. Invariants: a column gives exactly the rows of its chunk, or an error; it never
+//! invents a missing value unless the user asked for zeros.
 
 use super::page::{
     Header, PLAIN, PLAIN_DICTIONARY, Page, PageKind, Pages, RLE, RLE_DICTIONARY, all_defined,
@@ -37,10 +37,10 @@ pub enum Nulls {
     Zero,
 }
 
-/// Place of a column's bytes, with the footer's statements about them.
+/// Location of a column's bytes, and the footer's facts about them.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
-    /// Offset and length of the dictionary page, unless it lies before `data` in the same extent.
+    /// Offset and length of the dictionary page, unless it is part of `data`.
     pub(super) dictionary: Option<(u64, u64)>,
     /// Offset and length of the pages.
     pub(super) data: (u64, u64),
@@ -59,7 +59,7 @@ pub(super) struct Place {
     pub(super) first_row: u64,
 }
 
-/// Columns interleaved into rows at once: with 4 bytes each they fill a cache line.
+/// Number of columns interleaved at once: with 4 bytes each they fill a cache line.
 pub(super) const TOGETHER: usize = 16;
 
 /// Buffers that a worker reuses between columns and chunks.
@@ -254,7 +254,8 @@ impl Column<'_> {
         ))
     }
 
-    /// Calls `body` for every page up to the first that is not plain. Gives whether all are plain.
+    /// Calls `body` for every page up to the first that is not plain. Returns whether all pages are
+    /// plain.
     fn each_plain(
         &self,
         scratch: &mut Scratch,
@@ -273,7 +274,7 @@ impl Column<'_> {
         let result = (|| {
             while let Some(page) = pages.next()? {
                 if matches!(page.header.kind, PageKind::Data | PageKind::DataV2 { .. }) {
-                    // The column reader allocates by this number.
+                    // The column reader allocates memory for this number of values.
                     values = values
                         .checked_sub(page.header.values as u64)
                         .ok_or_else(|| {
@@ -325,7 +326,8 @@ impl Column<'_> {
         result
     }
 
-    /// Refuses a dictionary with more values than bytes: the reader allocates by the number of values.
+    /// Refuses a dictionary with more values than its bytes can hold: the reader allocates by the
+    /// number of values.
     fn check_dictionary(&self, page: &Page<'_>) -> Result<()> {
         let least = match self.descr.physical_type() {
             Type::BYTE_ARRAY => 4,
@@ -431,7 +433,7 @@ impl Column<'_> {
             rep: Vec::new(),
             dictionary,
         };
-        // One exact allocation, as the plan counts it: growing would take twice as much.
+        // One exact allocation, as the plan counts it: a growing vector could take twice as much.
         let most = usize::try_from(self.place.values).unwrap_or(usize::MAX);
         let most = if self.descr.max_rep_level() == 0 {
             most.min(self.len())
@@ -576,7 +578,7 @@ impl Column<'_> {
                     self.width()
                 )));
             }
-            // Zeros in place of nulls.
+            // Zeros instead of nulls.
             out.resize(end, 0);
             Ok(())
         })
@@ -650,14 +652,14 @@ impl Column<'_> {
     }
 
     fn byte_arrays(&self, scratch: &mut Scratch, out: &mut ChunkBuf, field: usize) -> Result<()> {
-        // Check before the first row is given: a later page may not be plain.
+        // Check before the first row is written: a later page may not be plain.
         if self.descr.max_rep_level() == 0 && self.each_plain(scratch, &mut |_| Ok(()))? {
             return self.plain_byte_arrays(scratch, out, field);
         }
         let read = self.read::<ByteArrayType>()?;
         let dictionary = read.dictionary.clone().unwrap_or_default();
-        // The chunk holds each dictionary entry once, however many rows have it. So the rows take no more
-        // bytes than the pages.
+        // The chunk holds each dictionary entry once, however many rows refer to it. So the rows
+        // take no more bytes than the pages.
         let entries = out.room(dictionary.len())?;
         out.bytes_mut(entries.clone()).copy_from_slice(&dictionary);
         self.each_row_of(&read, |_, values| {

@@ -20,8 +20,8 @@ pub(super) struct SchemaPlan {
 }
 
 impl SchemaPlan {
-    /// `varying`: the maximum length of lists and byte arrays that have none of their own. `skip`: of all columns, those that
-    /// cannot be read are left out.
+    /// `varying`: the maximum length of lists and byte arrays without a maximum of their own.
+    /// `skip`: if all columns are taken, leaves out those that cannot be read.
     pub(super) fn new(
         wanted: &[Wanted],
         varying: Option<usize>,
@@ -159,14 +159,15 @@ fn is_decimal(of: &DataType) -> bool {
     )
 }
 
-/// Whether the values are texts or other bytes of any length. A column whose annotation cannot be read may be neither.
+/// Whether the values are strings or other bytes of any length. `false` if the column's annotation
+/// cannot be read.
 fn is_bytes(leaf: &Leaf) -> bool {
     leaf.descr.physical_type() == Type::BYTE_ARRAY
         && !is_decimal(&leaf.arrow)
         && leaf.arrow != DataType::Null
 }
 
-/// Reason why no setting makes a field of a column.
+/// Reason why no setting can make a field of a column.
 fn unreadable(leaf: &Leaf) -> Option<String> {
     let flat = leaf.list == List::No;
     let bytes = flat && (is_bytes(leaf) || matches!(leaf.arrow, DataType::FixedSizeBinary(_)));
@@ -275,9 +276,9 @@ fn encoded_field(
     }
 }
 
-/// Place of the column of this name in the file.
+/// Index of the column with this name in the file.
 ///
-/// Errors: no such column; those that could be read are named.
+/// Errors: no such column. The message names readable columns.
 fn find(footer: &Footer, name: &str) -> Result<usize> {
     let is = |leaf: &Leaf| leaf.name == name || leaf.descr.path().string() == name;
     footer.leaves.iter().position(is).ok_or_else(|| {
@@ -340,8 +341,9 @@ pub(super) fn same_columns(leaves: &[Leaf], footer: &Footer) -> Result<Vec<usize
         .collect()
 }
 
-/// Whether two files store values of one type alike. Writers differ in what does not matter: whether nulls may occur, the
-/// names within a list, text or bytes, the size of offsets in memory, a time zone beside the same unit.
+/// Whether two files store values of the same type. These differences between writers do not
+/// matter: whether nulls may occur, the names within a list, strings or bytes, the size of offsets
+/// in memory, the time zone of timestamps with the same unit.
 fn same_values(a: &Leaf, b: &Leaf) -> bool {
     let stored = |leaf: &Leaf| {
         let of = leaf.descr.physical_type();
@@ -359,7 +361,7 @@ fn same_values(a: &Leaf, b: &Leaf) -> bool {
         DataType::Timestamp(unit, _) => DataType::Timestamp(*unit, None),
         other => other.clone(),
     };
-    // Lists of the first file that may have any length hold those of one length.
+    // If lists may have any length in the first file, lists of one fixed length also fit.
     let lists = a.list == b.list || !matches!(b.list, List::Fixed(_));
     stored(a) == stored(b)
         && nested(a) == nested(b)
@@ -393,7 +395,7 @@ pub(super) fn outside(statistics: Option<&Statistics>, min: f64, max: f64) -> bo
             s.min_opt().map(|v| f64::from(*v)),
             s.max_opt().map(|v| f64::from(*v)),
         ),
-        // Rounding moves bounds beyond 2^53. Widened bounds never prune a row group by mistake.
+        // Rounding changes bounds above 2^53. Widened bounds never prune a row group by mistake.
         Some(Statistics::Int64(s)) => (
             s.min_opt().map(|v| (*v as f64).next_down()),
             s.max_opt().map(|v| (*v as f64).next_up()),

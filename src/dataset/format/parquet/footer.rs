@@ -1,4 +1,4 @@
-//! Footers: read through a blob and checked before use, with their columns.
+//! Footers, read through a blob and checked before use, and their columns.
 
 use super::ParquetBuilder;
 use super::page::{self, Annotated};
@@ -20,7 +20,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Maximum bytes of a footer, which is refused above it, and of an offset index, which is ignored above it.
+/// Maximum bytes of a footer (a larger one is refused) and of the offset indexes (larger ones are
+/// ignored).
 const FOOTER_MAX: u64 = 256 << 20;
 
 /// A file's footer.
@@ -31,7 +32,7 @@ pub(super) struct Footer {
     pub(super) meta: ParquetMetaData,
     /// All leaf columns, in the order of the file.
     pub(super) leaves: Vec<Leaf>,
-    /// Why its offset index cannot be used.
+    /// Reason why the offset index cannot be used.
     pub(super) no_index: Option<String>,
     /// The whole file, if it is in memory.
     pub(super) bytes: Option<Arc<[u8]>>,
@@ -107,7 +108,8 @@ impl Footer {
         guarded("the footer", Stage::Index, || {
             let (meta, odd, clean) = read_meta(blob)?;
             let mut footer = Self::new(blob, meta, &odd, bytes)?;
-            // The parquet crate would find the offset index by its own parse of the footer, with the removed fields.
+            // To find the offset index, the parquet crate would parse the footer itself, including
+            // the removed fields.
             if clean {
                 footer.add_offset_index(blob, builder)?;
             }
@@ -115,7 +117,7 @@ impl Footer {
         })
     }
 
-    /// `odd`: columns whose annotations are left out.
+    /// `odd`: columns whose annotations were removed.
     fn new(
         blob: &Blob,
         meta: ParquetMetaData,
@@ -169,7 +171,7 @@ impl Footer {
         })
     }
 
-    /// Adds the page locations, if a row group may have to be cut. A malformed index is none.
+    /// Adds the page locations, if a row group may have to be cut. A malformed index is not used.
     fn add_offset_index(&mut self, blob: &Blob, builder: &ParquetBuilder) -> Result<()> {
         let any_large = self.meta.row_groups().iter().any(|group| {
             u64::try_from(group.total_byte_size())
@@ -191,13 +193,13 @@ impl Footer {
         Ok(())
     }
 
-    /// The file, for reads beside the footer.
+    /// The file, for reads of anything but the footer.
     pub(super) fn content(&self) -> Result<Blob> {
         match &self.bytes {
             Some(bytes) => Ok(Blob::memory(Bytes::from_owner(bytes.clone()))),
             None => {
                 let blob = Blob::open(&self.path)?;
-                // A footer tells nothing of another version.
+                // The footer does not describe another version of the file.
                 if blob.look()?.same_bytes(&self.version) {
                     return Ok(blob);
                 }
@@ -208,13 +210,15 @@ impl Footer {
         }
     }
 
-    /// As [`content`](Self::content), for sizes that opening the chunk checks.
+    /// As [`content`](Self::content), but `None` on an error. For sizes that opening the chunk
+    /// checks again.
     pub(super) fn blob(&self) -> Option<Blob> {
         self.content().ok()
     }
 }
 
-/// Type of a column whose annotation cannot be read: it is refused where it is asked for, and harms no other column.
+/// Type of a column whose annotation cannot be read. The column is refused if it is requested;
+/// other columns are not affected.
 const UNREAD: DataType = DataType::Null;
 
 /// The types of all leaves.
@@ -248,8 +252,8 @@ fn types_of(meta: &ParquetMetaData) -> Vec<(DataType, List)> {
     })
 }
 
-/// Reads the footer after checking its length against the file; gives also the columns whose annotations it had to leave
-/// out, and whether nothing was left out.
+/// Reads the footer after checking its length against the file. Also returns the columns whose
+/// annotations had to be removed, and whether nothing was removed.
 fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     let len = blob.len();
     let wrong = |kind, message: String| Err(Error::new(kind, Stage::Index, message));
@@ -322,7 +326,7 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     Ok((meta, odd, clean.is_none()))
 }
 
-/// Whether the bytes are wrong, not their reading.
+/// Whether the bytes are malformed, as opposed to a failed read.
 fn is_malformed(error: &Error) -> bool {
     use ErrorKind::{Decode, Limit, Panicked, Truncated};
     matches!(error.kind(), Decode | Limit | Panicked | Truncated)

@@ -63,7 +63,7 @@ impl Cut<'_> {
         let mut len = number("bytes", meta.compressed_size())?;
         let mut uncompressed = number("bytes when unpacked", meta.uncompressed_size())?;
         if uncompressed == 0 {
-            // DuckDB left it out once.
+            // An earlier DuckDB omitted the size.
             let unpacked = self
                 .footer
                 .blob()
@@ -223,8 +223,8 @@ impl Parquet {
         });
     }
 
-    /// Cuts the row group into runs of rows within the limit, with their pages; `None` without an offset index that the
-    /// pages agree with.
+    /// Cuts the row group into runs of rows within the limit, with their pages. `None` if there is
+    /// no offset index, or if the pages contradict it.
     #[allow(
         clippy::type_complexity,
         reason = "a list of runs, each with its columns"
@@ -271,8 +271,8 @@ impl Parquet {
         Ok(Some(runs))
     }
 
-    /// The pages of all chosen columns; `None` without an offset index, or with one that the pages contradict, which the
-    /// description tells.
+    /// The pages of all chosen columns. `None` if there is no offset index, or if the pages
+    /// contradict it; the dataset's description reports the contradiction.
     ///
     /// Errors: a failed read.
     fn checked_pages(
@@ -382,7 +382,7 @@ fn payload_of(pages: &[DataPage]) -> Option<u64> {
         .try_fold(0_u64, |sum, page| sum.checked_add(page.payload?))
 }
 
-/// Whether values may exceed the unpacked pages, although each dictionary entry counts once.
+/// Whether values may exceed the unpacked pages, even if each dictionary entry counts once.
 fn outgrows_pages(meta: &ColumnChunkMetaData) -> bool {
     meta.column_type() == Type::BYTE_ARRAY && is_prefix_coded(meta)
 }
@@ -474,7 +474,8 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
         .saturating_add(entries.saturating_mul(width))
 }
 
-/// The part of a column with `range` of the row group's `rows`, and the bytes of its byte arrays by the index.
+/// The part of a column that contains the rows `range`, and the bytes of its byte arrays according
+/// to the index.
 fn pages_of(whole: &Place, pages: &offsets::Pages, range: &Range<u64>) -> (Place, Option<u64>) {
     let data = &pages.data;
     let first = data.partition_point(|page| page.first_row <= range.start) - 1;

@@ -27,8 +27,8 @@ pub(super) fn interleave(
     }
 }
 
-/// Sixteen columns of `W` bytes: constant sizes let the compiler unroll it. (Transposing blocks of sixteen rows in
-/// registers or on the stack was tried: slower by 8 and by 40 %.)
+/// Sixteen columns of `W` bytes: constant sizes let the compiler unroll the loop. (Transposing
+/// blocks of sixteen rows in registers or on the stack was tried: slower by 8 and by 40 %.)
 fn lines<const W: usize>(columns: &[&[u8]], rows: &mut [u8], row_bytes: usize, at: usize) {
     let count = rows.len() / row_bytes;
     let columns: [&[[u8; W]]; TOGETHER] =
@@ -57,7 +57,8 @@ fn each(
     }
 }
 
-/// The same for lists of `elements` values that are narrowed. It is rare, so it copies one value at a time.
+/// The same for lists of `elements` values that are narrowed. This case is rare, so values are
+/// copied one at a time.
 pub(super) fn narrow(
     columns: &[&[u8]],
     width: usize,

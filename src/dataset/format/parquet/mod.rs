@@ -11,8 +11,9 @@
 //! shuffled order needs [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
 //!
 //! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers (no lists of lists,
-//! maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group above
-//! [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is cut into runs of rows, if the file has an offset index.
+//! maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group that
+//! takes more than [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is cut into runs of rows,
+//! if the file has an offset index.
 //!
 //! Invariants: the footer's sizes are compared with the file's length before any read, and the pages' sizes with the
 //! footer before any allocation; pages with a CRC are verified; a chunk gives as many rows as the footer says, or an
@@ -52,7 +53,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Maximum stored bytes of a column that is read for its longest row.
+/// Maximum stored bytes of a column that is read to find its longest row.
 const LENGTHS_MAX: u64 = 1 << 30;
 
 /// Default of [`ParquetBuilder::chunk_bytes`].
@@ -89,7 +90,8 @@ pub struct Parquet {
     nulls: Nulls,
     sample_bytes_max: u64,
     pruned: usize,
-    /// Row groups to be cut whose offset index the pages contradict, and the first contradiction.
+    /// Number of row groups that are too large but not cut because the pages contradict the offset
+    /// index, and the first contradiction.
     unindexed: usize,
     index_doubt: String,
     left_out: Vec<String>,
@@ -107,7 +109,7 @@ struct FieldPlan {
 
 #[derive(Clone, Copy)]
 enum FieldKind {
-    /// `columns × list` values of `width` bytes, with the low `keep` taken of each.
+    /// `columns × list` values of `width` bytes, of which the low `keep` are taken.
     Array {
         width: usize,
         keep: usize,
@@ -199,11 +201,11 @@ impl ParquetBuilder {
         self
     }
 
-    /// Takes a column as the field of its name. Nested columns have dotted names (`image.bytes`); a list has the
-    /// column's name. Numbers become scalars, lists of fixed size become vectors, byte arrays and strings become
-    /// encoded bytes.
+    /// Takes a column as a field of the same name. Nested columns have dotted names
+    /// (`image.bytes`); a list has the column's name. Numbers become scalars, lists of fixed size
+    /// become vectors, byte arrays and strings become encoded bytes.
     ///
-    /// Without any named column all columns are taken.
+    /// If no column is named, all columns are taken.
     pub fn column(self, name: &str) -> Self {
         self.wants(name, vec![name.into()], How::Stored)
     }
@@ -227,7 +229,8 @@ impl ParquetBuilder {
         )
     }
 
-    /// Takes a column of encoded pictures as the field of its name. Of a structure (Hugging Face's) it takes `bytes`.
+    /// Takes a column of encoded pictures as a field of the same name. If the column is a
+    /// structure, as in Hugging Face's datasets, its `bytes` are taken.
     pub fn image(self, name: &str) -> Self {
         self.wants(name, vec![name.into()], How::Image)
     }
@@ -237,15 +240,16 @@ impl ParquetBuilder {
         self.wants(name, vec![name.into()], How::UpTo(max))
     }
 
-    /// Takes every list of any length, and every byte array that is no picture, with at most `max` elements, unless it
-    /// has an [`up_to`](Self::up_to) of its own. Other columns stay as they are.
+    /// Takes every list of any length, and every byte array that is not a picture, with at most
+    /// `max` elements, unless it has an [`up_to`](Self::up_to) of its own. Other columns stay as
+    /// they are.
     pub fn varying_up_to(mut self, max: usize) -> Self {
         self.varying = Some(max);
         self
     }
 
-    /// Leaves out the columns that cannot be read, where all columns are taken; the description names them. Default: `false`,
-    /// where such a column is an error.
+    /// If all columns are taken, leaves out those that cannot be read; the description names them.
+    /// Default: `false`; such a column is then an error.
     pub fn skip_unsupported(mut self, skip: bool) -> Self {
         self.skip = skip;
         self
@@ -287,7 +291,7 @@ impl ParquetBuilder {
         self.finish(sources, &footers, name)
     }
 
-    /// Opens one file that lies in memory.
+    /// Opens one file in memory.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<Parquet> {
@@ -362,7 +366,8 @@ impl ParquetBuilder {
 }
 
 impl Parquet {
-    /// Adds the columns of the next file. Equal ones, as most are, are held once.
+    /// Adds the columns of the next file. Columns equal to those of the file before, the usual
+    /// case, are stored once.
     fn add_leaves(&mut self, leaves: Leaves) {
         let same = self.leaves.last().filter(|last| **last == leaves).cloned();
         self.leaves.push(same.unwrap_or(leaves));
@@ -560,7 +565,7 @@ impl Dataset for Parquet {
 }
 
 impl Framed for Parquet {
-    /// Reads the field's column: neither footer nor index has the lengths of rows.
+    /// Reads the field's column: neither the footer nor the index contains the lengths of rows.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         let FieldPlan { columns, kind } = &self.fields[field];
         let bytes = self

@@ -1,13 +1,14 @@
-//! Offset indexes, believed only where the pages agree: before a row group is cut by its index, the place, size and rows
-//! of each page are compared with the page's header, with its neighbours and with the column chunk.
+//! Offset indexes, trusted only if the pages agree: before a row group is cut by its index, the
+//! place, size and rows of each page are compared with the page's header, with its neighbours and
+//! with the column chunk.
 //!
 //! ```text
 //! index:  │ offset, size, first row │ …      every entry ends where the next begins
 //! pages:  │ header: size, values, rows │ …   lists in pages of version 1: rows are counted in the repetition levels
 //! ```
 //!
-//! Limits: a contradiction is no error: the row group is then read whole, as without an index. A failed read is one, so
-//! that the cuts never depend on the storage.
+//! Limits: a contradiction is not an error; the row group is then read as a whole, as without an
+//! index. A failed read is an error, so that cuts never depend on the storage.
 
 use super::column::Place;
 use super::page::{Header, PageKind, RLE, Thrift};
@@ -21,15 +22,15 @@ use parquet::file::page_index::offset_index::OffsetIndexMetaData;
 use parquet::schema::types::ColumnDescPtr;
 use std::io::Read;
 
-/// Bytes of a packed page in which its levels are looked for, before the whole page is read.
+/// Bytes of a compressed page that are searched for its levels before the whole page is read.
 const LEVELS: u64 = 16 << 10;
 const OBJECT_THREADS: usize = 32;
 
-/// A data page, as the index and its header say alike.
+/// A data page, as both the index and its header describe it.
 #[derive(Clone, Debug)]
 pub(super) struct DataPage {
     pub(super) offset: u64,
-    /// With the header.
+    /// Length with the header.
     pub(super) len: u64,
     pub(super) first_row: u64,
     pub(super) uncompressed: u64,
@@ -53,7 +54,7 @@ pub(super) struct Claim<'a> {
     pub(super) rows: u64,
 }
 
-/// Either what was asked for, or why the index is not used.
+/// The result, or the reason why the index is not used.
 pub(super) type Checked<T> = std::result::Result<T, String>;
 
 /// Compares the indexes of all chosen columns of a row group with the pages.
@@ -117,7 +118,8 @@ impl Claim<'_> {
         format!("column `{}`: {reason}", self.descr.path().string())
     }
 
-    /// The pages, if they follow each other from the chunk's start to its end, and their rows too.
+    /// The pages, if they follow each other from the chunk's start to its end, and so do their
+    /// rows.
     fn pages(&self) -> Checked<Pages> {
         let start = self.whole.data.0;
         let end = self.whole.data.0 + self.whole.data.1;
@@ -173,7 +175,7 @@ impl Claim<'_> {
     }
 }
 
-/// Parses the header at `offset`; `len` bytes follow. Gives it with its own length.
+/// Parses the header at `offset`, where `len` bytes follow. Returns it and its length.
 fn header(blob: &Blob, offset: u64, len: u64) -> Result<Checked<(Header, u64)>> {
     let mut most = HEAD;
     loop {
@@ -241,7 +243,7 @@ fn lists(blob: &Blob, header: &Header, body: u64, compression: Compression) -> R
     Ok(levels(header, &bytes, compression).and_then(|levels| zeros(&levels, header.values)))
 }
 
-/// The repetition levels at the start of a page of version 1, of which `bytes` are the first.
+/// The repetition levels at the start of a page of version 1, whose first bytes are `bytes`.
 fn levels(header: &Header, bytes: &[u8], compression: Compression) -> Option<Vec<u8>> {
     let mut levels = front(header, bytes, compression, 4)?;
     let len = u32::from_le_bytes(levels[..4].try_into().ok()?) as usize;
@@ -262,7 +264,7 @@ fn front(header: &Header, bytes: &[u8], compression: Compression, need: usize) -
     match compression {
         Compression::UNCOMPRESSED => out.extend_from_slice(bytes.get(..need)?),
         Compression::SNAPPY => snappy(bytes, need, &mut out)?,
-        // What was unpacked before the end of the packed bytes counts.
+        // Bytes that were unpacked before the input ended are valid.
         Compression::ZSTD(_) => drop(
             zstd::Decoder::new(bytes)
                 .ok()?
@@ -300,7 +302,7 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
     while out.len() < need {
         let (tag, rest) = bytes.split_first()?;
         let high = usize::from(tag >> 2);
-        // Bytes of the element's numbers.
+        // Bytes after the tag: a length or an offset.
         let extra = match tag & 3 {
             0 => high.saturating_sub(59),
             1 => 1,
@@ -310,7 +312,7 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
         let (numbers, rest) = rest.split_at_checked(extra)?;
         if tag & 3 == 0 {
             let len = if extra == 0 { high } else { number(numbers) } + 1;
-            // A literal may be cut where the bytes end.
+            // A literal may be cut at the end of the bytes.
             let here = len.min(rest.len()).min(need - out.len());
             out.extend_from_slice(&rest[..here]);
             bytes = rest.get(len..).unwrap_or_default();
@@ -327,7 +329,8 @@ fn snappy(bytes: &[u8], need: usize, out: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// Number of zeros among the first `count` levels of one bit, in the hybrid of runs and packed bits; the first is one.
+/// Number of zeros among the first `count` one-bit levels in the RLE / bit-packed hybrid. `None`
+/// unless the first level is zero.
 fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
     let mut left = count;
     let mut zeros = 0_usize;

@@ -28,7 +28,7 @@ pub(super) enum PageKind {
     Other,
 }
 
-/// The needed fields of a page header.
+/// The fields of a page header that are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: PageKind,
@@ -43,7 +43,7 @@ pub(super) struct Header {
     pub(super) rep_encoding: i32,
 }
 
-/// Encodings of the format's definition.
+/// Encodings, numbered as in the format's definition.
 pub(super) const PLAIN: i32 = 0;
 pub(super) const PLAIN_DICTIONARY: i32 = 2;
 pub(super) const RLE: i32 = 3;
@@ -188,7 +188,7 @@ fn number(what: &str, value: i64) -> Result<usize> {
 }
 
 impl Header {
-    /// Parses the header at the start of `bytes`; gives it with its length.
+    /// Parses the header at the start of `bytes`. Returns it and its length.
     pub(super) fn parse(bytes: &[u8]) -> Result<(Self, usize)> {
         let mut thrift = Thrift::new(bytes);
         let mut kind = None;
@@ -280,7 +280,8 @@ fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
 
 /// Maximum nesting of columns: the parquet crate recurses per level, and no file may choose the stack's depth.
 const NESTED_MAX: usize = 64;
-/// Maximum elements of the schema, row groups, and notes of a footer, each: memory for all is taken at once.
+/// Maximum number of schema elements, of row groups, and of key-value entries in a footer: memory
+/// for all is allocated at once.
 const ELEMENTS_MAX: usize = 1 << 20;
 
 /// Types of a column's metadata fields, from field 1, as the format defines them.
@@ -288,10 +289,11 @@ const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12
 
 /// Walks a footer before it is parsed: every list has all its elements, and the schema is a tree of bounded depth.
 ///
-/// Gives the footer without column metadata fields of another type than the format's, if it has any. The format tells
-/// readers to skip them (Dremio wrote some), but the parquet crate reads them by number alone.
+/// Returns the footer without the column metadata fields whose type differs from the format's, if
+/// it has any. The format tells readers to skip them (Dremio wrote some), but the parquet crate
+/// identifies fields by number alone.
 ///
-/// `annotated`: gets the leaf columns with an annotation of their type.
+/// `annotated` receives the leaf columns whose type has an annotation.
 ///
 /// Errors: [`ErrorKind::Decode`], [`ErrorKind::Limit`].
 pub(super) fn check_footer(
@@ -323,7 +325,8 @@ pub(super) fn check_footer(
     without(footer, &foreign)
 }
 
-/// A leaf column whose element of the schema has annotations: its number, its element, and the annotations.
+/// A leaf column whose schema element has annotations: its number, its element, and the
+/// annotations.
 pub(super) struct Annotated {
     pub(super) leaf: usize,
     element: std::ops::Range<usize>,
@@ -331,7 +334,7 @@ pub(super) struct Annotated {
 }
 
 impl Annotated {
-    /// The element alone, as the only column of a footer without rows.
+    /// A footer without rows whose only column is this element.
     pub(super) fn alone(&self, footer: &[u8]) -> Vec<u8> {
         let element = footer.get(self.element.clone()).unwrap_or_default();
         // Version 1; two elements: `r` with one child, then the column; no rows, no row groups.
@@ -356,7 +359,7 @@ pub(super) fn without_annotations(
     without(footer, &fields)
 }
 
-/// A field to remove: its place, and its number minus the number of the field before it.
+/// A field to remove: its byte range, and its number minus the number of the field before it.
 struct Foreign {
     bytes: std::ops::Range<usize>,
     step: u8,
@@ -405,7 +408,8 @@ fn column_metadata(thrift: &mut Thrift<'_>, foreign: &mut Vec<Foreign>) -> Resul
     })
 }
 
-/// The footer without these fields. A field's number is relative to the one before, so the next field's step grows.
+/// The footer without these fields. A field's number is stored relative to the field before, so the
+/// next field's step grows.
 fn without(footer: &[u8], foreign: &[Foreign]) -> Result<Option<Vec<u8>>> {
     if foreign.is_empty() {
         return Ok(None);
@@ -517,17 +521,17 @@ fn schema(
     Ok(())
 }
 
-/// A page with the offset of its body.
+/// A page: its header and its body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page<'a> {
     pub(super) header: Header,
-    /// As stored: compressed.
+    /// As stored, possibly compressed.
     pub(super) body: &'a [u8],
 }
 
 /// Walks the pages of (a part of) a column chunk.
 pub(super) struct Pages {
-    /// Of all pages.
+    /// Bytes of all pages.
     pub(super) bytes: Bytes,
     at: usize,
     /// Offset of `bytes` in the file, for errors.

@@ -1,8 +1,9 @@
-//! Sizes that neither footer nor index has, read from the pages themselves when a file is opened.
+//! Sizes that neither the footer nor the index contains, read from the pages themselves when a file
+//! is opened.
 //!
-//! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a value's difference
-//! to the value before), and for files whose writer omitted the sizes. `None` means malformed pages: opening the chunk
-//! names the damage.
+//! Used for columns whose values may exceed their unpacked pages (`DELTA_BYTE_ARRAY` stores only a
+//! value's difference from the value before), and for files whose writer omitted the sizes. `None`
+//! means malformed pages: opening the chunk reports the damage.
 
 use super::column::{Place, levels_v1};
 use super::page::{DELTA_BYTE_ARRAY, Header, PageKind, Thrift};
@@ -36,7 +37,8 @@ fn header(blob: &Blob, offset: u64, len: u64, buffer: &mut Vec<u8>) -> Option<(H
     }
 }
 
-/// Length of the dictionary's header, if the pages from `offset` end exactly that far after `len`.
+/// Length of the dictionary's header, if the pages from `offset` on end exactly that many bytes
+/// after `len`.
 pub(super) fn uncounted_header(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
     let mut buffer = Vec::new();
     let (dictionary, uncounted) = header(blob, offset, len, &mut buffer)?;

@@ -1,7 +1,7 @@
 //! Unpacks pages: the codecs, and the page source for the parquet crate's column reader.
 //!
-//! Invariants: a page unpacks to exactly the bytes of its header, or it is an error; [`Pages`] compares a page's sizes
-//! with the footer before any allocation for it.
+//! Invariants: a page that does not unpack to exactly the size in its header is an error; [`Pages`]
+//! compares a page's sizes with the footer before any allocation for it.
 
 use super::page::{Header, PageKind, Pages};
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ impl Codec {
         )
     }
 
-    /// Unpacks `body` into `out`. Errors: damage, or another length.
+    /// Unpacks `body` into `out`. Errors: damage, or a different length.
     pub(super) fn unpack(
         &mut self,
         compression: Compression,
@@ -80,7 +80,8 @@ impl Codec {
     }
 }
 
-/// Decodes Hadoop's frame: blocks, each after its unpacked and its packed length. `None` if `body` has another form.
+/// Decodes Hadoop's frame: blocks, each preceded by its unpacked and its packed length. `None` if
+/// `body` has another form.
 fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     while !body.is_empty() {
         let ([a, b, c, d, e, f, g, h], rest) = body.split_first_chunk::<8>()?;
@@ -97,7 +98,8 @@ fn hadoop_lz4(mut body: &[u8], mut out: &mut [u8]) -> Option<()> {
     out.is_empty().then_some(())
 }
 
-/// Unpacks one or more gzip members; gives their bytes, or `out.len() + 1` if they do not fit.
+/// Unpacks one or more gzip members; returns the number of their bytes, or `out.len() + 1` if they
+/// do not fit.
 fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
     let mut reader = flate2::read::MultiGzDecoder::new(body);
     let mut len = 0;
@@ -110,7 +112,7 @@ fn gzip(body: &[u8], out: &mut [u8]) -> std::io::Result<usize> {
     Ok(len + reader.read(&mut [0])?)
 }
 
-/// Gives a column's unpacked pages one after the other, the dictionary first.
+/// Yields a column's unpacked pages one after the other, the dictionary first.
 pub(super) struct Unpacked {
     parts: [Pages; 2],
     compression: Compression,
@@ -141,7 +143,7 @@ impl Unpacked {
         Ok(self.dictionary.as_ref().map(|page| page.buffer().clone()))
     }
 
-    /// The part with the next page.
+    /// The part that contains the next page.
     fn part(&mut self) -> &mut Pages {
         let [first, second] = &mut self.parts;
         if first.is_empty() { second } else { first }

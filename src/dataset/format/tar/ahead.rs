@@ -1,5 +1,5 @@
-//! Brings the headers of a shard in a store ahead of its scan, along many ways at a time: the pictures between them stay
-//! where they are.
+//! Fetches the headers of a shard in an object store before its scan. Many walks (*ways*) do so at
+//! a time. Most bytes between the headers are not fetched.
 //!
 //! ```text
 //! shard  [header, data][header, data]…        cut into parts; each way looks for the first header of its part,
@@ -7,10 +7,11 @@
 //!                  └──── headers ────┘ ─► pages of the scan, which follows and checks all of them
 //! ```
 //!
-//! A way may take bytes of a member for a header. Then its pages serve nobody, and the scan reads what it needs itself.
+//! A way may mistake bytes of a member for a header. Its pages are then not used, and the scan
+//! reads what it needs itself.
 //!
-//! Limits: shards with large members ([`GAP`]); a way ends at small members; [`PAGES_MAX`] bytes of headers. The scan reads the
-//! rest itself, in large ranges.
+//! Limits: only shards with large members ([`GAP`]); a way ends where members are small; at most
+//! [`PAGES_MAX`] bytes of headers. The scan reads the rest itself, in large ranges.
 
 use super::member::{BLOCK, Header};
 use crate::dataset::index::Scan;
@@ -18,25 +19,27 @@ use crate::error::Result;
 use crate::storage::Way;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes from the front that tell how large members are.
+/// Bytes at the start of a shard from which the size of its members is estimated.
 const FRONT: u64 = 1 << 20;
 
-/// Bytes for each request for headers in the mean: it takes as long as some 100 KB of the link.
+/// Minimum mean distance in bytes between requests for headers: a request takes as long as some 100
+/// KB of transfer.
 const GAP: u64 = 64 << 10;
 
-/// Length of a part, and the number of parts at most.
+/// Minimum length of a part, and maximum number of parts.
 const PART: u64 = 4 << 20;
 const PARTS: u64 = 256;
 
-/// Bytes of a request that looks for a header, and of one that reads some.
+/// Bytes of a request that searches for a header, and of one that reads headers.
 const SEARCH: u64 = 64 << 10;
 const HEADERS: u64 = 4 << 10;
 
-/// Bytes of headers that ways of the process may hold.
+/// Maximum bytes of headers that all ways of the process hold.
 const PAGES_MAX: usize = 64 << 20;
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
-/// Errors: those of reading the shard's front.
+/// Fetches the headers, if the shard is in a store and its members are large. Errors: those of
+/// reading the shard's start.
 pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
     let len = scan.len();
     if !scan.asks_a_store() || len < 16 * FRONT {
@@ -47,7 +50,7 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
     let mut requests = 0;
     let mut here = 0;
     while let Some((_, next)) = header_at(front, at) {
-        // The headers of small members come with others.
+        // One request returns the headers of several small members.
         if next + BLOCK > here {
             requests = requests + 1;
             here = next + HEADERS;
@@ -79,7 +82,8 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
     Ok(())
 }
 
-/// End of the header at an offset of some bytes, with those of its extensions, and the offset of the next one.
+/// End of the header at offset `start` of `bytes`, after its extension headers, and the offset of
+/// the next header.
 fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
     let mut at = start;
     loop {
@@ -88,7 +92,7 @@ fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
             .first_chunk::<{ BLOCK as usize }>()?;
         let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
         let next = (at + BLOCK).checked_add(header.size.checked_next_multiple_of(BLOCK)?)?;
-        // Beyond any file: the scan names it.
+        // A larger offset is beyond any file; the scan reports it.
         let next = Some(next).filter(|next| *next <= i64::MAX as u64)?;
         if !header.extends() {
             return Some((at + BLOCK, next));
@@ -97,13 +101,13 @@ fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
     }
 }
 
-/// One way.
+/// A way: one walk through a part of the shard.
 struct Follow {
-    /// No header was found yet.
+    /// No header has been found yet.
     searches: bool,
     at: u64,
     end: u64,
-    /// Where it began, and its requests for headers.
+    /// Start of the way, and its number of requests for headers.
     start: u64,
     requests: u64,
     found: Vec<(u64, Vec<u8>)>,
@@ -113,13 +117,14 @@ struct Follow {
 
 impl Drop for Follow {
     fn drop(&mut self) {
-        // A scan goes through its pages at once.
+        // The scan then uses up the pages immediately.
         HELD.fetch_sub(self.held, Ordering::Relaxed);
     }
 }
 
 impl Follow {
-    /// Takes the bytes at its place; the next place is behind them.
+    /// Takes the headers from the bytes at `at`, and moves `at` to the next bytes to read. Returns
+    /// whether the way continues.
     fn step(&mut self, bytes: &[u8], len: u64) -> bool {
         let base = self.at;
         let mut here = 0;
@@ -141,7 +146,7 @@ impl Follow {
         }
         self.at = base.saturating_add(here);
         self.requests += 1;
-        // Small members are read faster in full.
+        // Small members are faster to read in full.
         let is_slow = self.requests > 16 && self.at - self.start < GAP / 4 * self.requests;
         // If there is no header here, the scan reads this part itself.
         here > from

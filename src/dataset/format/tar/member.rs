@@ -7,9 +7,9 @@
 //!
 //! Supported: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256. Every header's
 //! checksum is verified. A shard that two readers could read differently is damaged: a PAX size beside another header
-//! size, GNU and PAX names for one member, bytes after a link, … One of the readers would lose its place or name the
-//! member otherwise. The format has no checksum for the bytes after an extension header, so their records are parsed
-//! without tolerance.
+//! size, GNU and PAX names for one member, bytes after a link, … One of the readers would lose its
+//! place or give the member another name. The format has no checksum for the bytes after an
+//! extension header, so their records are parsed without tolerance.
 
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::Scan;
@@ -44,7 +44,7 @@ fn damage<T>(kind: DamageKind, offset: u64, len: u64, message: impl Into<String>
 /// Content of the shard at an offset.
 pub(super) enum Step {
     Member(Member),
-    /// A block of zeros in place of a header.
+    /// A block of zeros instead of a header.
     End,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MemberKind {
     Regular,
-    /// A member without bytes of its own; holds the word for its kind.
+    /// A member without bytes of its own. The string says its kind.
     Other(&'static str),
 }
 
@@ -149,7 +149,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
                     .map(Step::Member);
             }
         }
-        // `extension` has checked that the bytes lie in the shard.
+        // `extension` has checked that the bytes are within the shard.
         at += BLOCK + header.size.next_multiple_of(BLOCK);
     }
 }

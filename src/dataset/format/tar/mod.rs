@@ -10,13 +10,14 @@
 //! Names are keys, never paths: no file is written or looked up under them.
 //!
 //! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members without ending,
-//! hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. Damage: everything that
-//! loses samples, mixes them up, or gives another reader other samples; see
+//! hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. Damage:
+//! everything that loses samples, mixes them up, or makes another reader see different samples; see
 //! [`DamageKind`](crate::dataset::DamageKind).
 //!
-//! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). Two damaged shards look whole:
-//! one that lost its end on a member's boundary *and* got a new end marker there, and one with less than 10 KiB zeroed
-//! at its very end. Only an index made before the damage detects them.
+//! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). Two kinds
+//! of damaged shards look intact: one that lost its end on a member's boundary *and* got a new end
+//! marker there, and one with less than 10 KiB zeroed at its very end. Only an index made before
+//! the damage detects them.
 
 mod ahead;
 mod member;
@@ -111,7 +112,8 @@ impl Tar {
         }
     }
 
-    /// Counts of the members left out, by ending that no field asks for (`.json`) or by other reason.
+    /// Counts of the members left out, by an ending that no field asks for (`.json`) or by another
+    /// reason.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         self.index.left_out()
     }
@@ -125,8 +127,8 @@ impl Tar {
             .map(|(_, entry)| (entry.offset, entry.len))
     }
 
-    /// Name of the member that holds field `field` of a sample, as in its own header (of a longer name the first 100
-    /// bytes). Reads 512 bytes of the shard.
+    /// Name of the member that holds field `field` of a sample, as in its own header (the first 100
+    /// bytes of a longer name). Reads 512 bytes of the shard.
     ///
     /// Errors: file system errors; [`ErrorKind::Empty`] if the sample lacks the field.
     pub fn member_name(&self, sample: u64, field: usize) -> Result<String> {
@@ -265,8 +267,9 @@ impl TarBuilder {
     }
 
     /// `false` makes the index from headers alone, which is faster for large members but does not detect a changed
-    /// payload. All checks of structure stay. Default: `true` for files; `false` for objects in stores, whose version each
-    /// request names, and whose bytes would cross the network once more.
+    /// payload. All checks of structure remain. Default: `true` for files; `false` for objects in
+    /// stores, where each request names the object's version, and the bytes would cross the network
+    /// once more.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
         self.checksums = Some(on);
@@ -288,7 +291,7 @@ impl TarBuilder {
         self.open_as(&files, name)
     }
 
-    /// Opens a shard that lies in memory: no I/O, no index file. Errors: as [`Tar::open`].
+    /// Opens a shard in memory, without I/O or an index file. Errors: as [`Tar::open`].
     pub fn open_bytes(mut self, bytes: impl Into<Arc<[u8]>>) -> Result<Tar> {
         let bytes = bytes.into();
         if self.fields.is_empty() {
@@ -334,7 +337,8 @@ impl TarBuilder {
         }
     }
 
-    /// Checks the settings. Gives the rules, and a text of all settings that the index depends on.
+    /// Checks the settings. Returns the rules, and a text of all settings that the index depends
+    /// on.
     fn checked(&self) -> Result<(Vec<Rule>, String)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.len() > FIELDS_MAX {
@@ -401,7 +405,7 @@ impl TarBuilder {
     fn infer(mut self, first: First, path: &Path) -> Result<Self> {
         let endings = first.endings();
         if endings.is_empty() {
-            // No sample: the full scan names the reason, whatever the fields.
+            // No sample: the full scan reports the reason, whatever the fields are.
             return Ok(self.image(&EXTENSIONS.join(";")));
         }
         let pictures: Vec<&String> = endings
@@ -481,7 +485,7 @@ impl First {
             let member = match member::next(input, at) {
                 Ok(member::Step::Member(member)) => member,
                 Err(member::Stop::Failed(error)) => return Err(error),
-                // The full scan finds the damage again and names it.
+                // The full scan finds the damage again and reports it.
                 Ok(member::Step::End) | Err(member::Stop::Damage(_)) => return Ok(()),
             };
             at = member.next;
@@ -533,7 +537,8 @@ impl Dataset for Tar {
     }
 
     fn identity(&self) -> u64 {
-        // Hashes the members' places, not the endings that found them: the default endings may grow.
+        // Hashes the members' locations, not the endings that selected them: the list of default
+        // endings may grow.
         Digest::new("tar")
             .word(u64::from(self.classes))
             .word(self.index.places())

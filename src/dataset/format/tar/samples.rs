@@ -1,8 +1,8 @@
 //! From members to samples: a sample is a run of members with the same key.
 //!
-//! Invariant: every sample that the shard shows is either a row or in the ledger, never both; samples in the ledger
-//! are not handed out. Where damage makes the place of the next header uncertain, the scan takes nothing more: bytes
-//! of a payload may look like a member.
+//! Invariant: every sample found in the shard is either a row or in the ledger, never both; samples
+//! in the ledger are not handed out. If damage makes the offset of the next header uncertain, the
+//! scan accepts no more samples: bytes of a payload may look like a member.
 
 use super::ahead::bring_headers;
 use super::member::{self, BLOCK, Header, Member, MemberKind, Step, Stop};
@@ -58,7 +58,7 @@ impl Len {
 }
 
 /// Splits a member's name into its key (the path up to the first dot after the last slash) and its ending (the rest, in
-/// lower case). `Err` is the rule that leaves the name out of all samples.
+/// lower case). `Err` names the rule that keeps the name out of all samples.
 pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
     let base = name
         .iter()
@@ -336,7 +336,8 @@ impl<'a> Samples<'a> {
         }
     }
 
-    /// Ends the scan: no byte after `at` can be trusted. Keeps the sample before `at` if it is surely whole.
+    /// Ends the scan: no byte after `at` can be trusted. Keeps the sample before `at` if it is
+    /// certainly complete.
     fn stop(
         &mut self,
         input: &mut Scan<'_>,
@@ -375,7 +376,8 @@ impl<'a> Samples<'a> {
     }
 }
 
-/// End of what is looked at from `at` on, where nothing is taken any more. A store may name any length.
+/// End of the bytes that are examined from `at` on, once the scan accepts no more samples. It is
+/// limited in a store, which may report any length.
 fn looked_at(input: &Scan<'_>, at: u64) -> u64 {
     const OF_OBJECT: u64 = 64 << 20;
     let most = if input.asks_a_store() {
@@ -402,7 +404,7 @@ fn not_zero(input: &mut Scan<'_>, mut at: u64) -> Result<Option<u64>> {
     Ok(None)
 }
 
-/// Estimates how many samples begin after `at`; `key` belongs to the sample before.
+/// Estimates how many samples begin after `at`; `key` is the key of the sample before.
 fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
     let mut at = at / BLOCK * BLOCK;
     let mut found = 0;

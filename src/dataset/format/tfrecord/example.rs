@@ -7,10 +7,11 @@
 //!                                                              └─3─► Int64List   ─1─► varint, … (packed or one by one)
 //! ```
 //!
-//! Limits: five levels, no recursion, no memory except the caller's buffer; time is linear in the bytes. Invariants:
-//! repeated parts follow protobuf: the last entry of a name wins; several pieces of one feature's list are joined,
-//! unless a list of another kind stands between them; unknown fields are skipped. Stricter than protobuf: a known
-//! field of the wrong wire type, a group, and a varint over 64 bits are errors, since damage looks like that.
+//! Limits: five levels, no recursion, no memory except for the caller's buffer; time is linear in
+//! the bytes. Invariants: repeated parts follow protobuf: the last entry of a name wins; several
+//! pieces of one feature's list are joined, unless a list of another kind is between them; unknown
+//! fields are skipped. Stricter than protobuf: a known field of the wrong wire type, a group, and a
+//! varint over 64 bits are errors, since damage looks like that.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -28,7 +29,7 @@ pub(crate) enum ListKind {
 }
 
 impl ListKind {
-    /// Its name, and what reads it.
+    /// Its name, and the setting that reads it.
     fn words(self) -> (&'static str, Setting) {
         match self {
             Self::Bytes => ("a bytes list", Setting::BytesFeature),
@@ -38,7 +39,7 @@ impl ListKind {
     }
 }
 
-/// Advice for a list without values. A picture must have some.
+/// Hint for a list without values. There is none for bytes, since a picture must have a value.
 pub(super) fn zeros(kind: ListKind) -> String {
     if kind == ListKind::Bytes {
         String::new()
@@ -103,7 +104,7 @@ impl<'a> Feature<'a> {
         };
         while let Some((kind, mut list)) = lists.next()? {
             while let Some((_, _, value)) = list.next()? {
-                // Packed numbers may be none.
+                // A packed list may be empty.
                 if kind == ListKind::Bytes || !matches!(value, Value::Bytes([])) {
                     return Ok(false);
                 }
@@ -284,7 +285,7 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// Reader of a message's fields. Positions in errors count from the example's first byte.
+/// Reader of a message's fields. Positions in errors are counted from the example's first byte.
 #[derive(Clone)]
 struct Wire<'a> {
     bytes: &'a [u8],
@@ -321,8 +322,8 @@ impl<'a> Wire<'a> {
         Ok(None)
     }
 
-    /// The next `features` of an example. In a `tf.train.SequenceExample` its place holds the context; feature lists
-    /// are in field 2, which an example does not have.
+    /// The next `features` of an example. In a `tf.train.SequenceExample` this field holds the
+    /// context; feature lists are in field 2, which an example does not have.
     fn features(&mut self, context_only: bool) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match (number, value) {
@@ -436,7 +437,7 @@ fn too_many(count: usize, max: usize) -> Error {
 #[cold]
 fn missing(example: &[u8], name: &str, kind: ListKind) -> Error {
     let mut features = Wire::new(example, 0);
-    // A first walk over these bytes found no error.
+    // An earlier walk over these bytes found no error.
     let messages = std::iter::from_fn(|| features.message(1, "").ok().flatten());
     let there = names(messages).map_or("there is none".to_string(), |names| {
         format!("there are {names}")

@@ -122,7 +122,8 @@ impl TfRecord {
 impl TfRecordBuilder {
     index_setters!(TfRecord);
 
-    /// Declares the payload, if it is no example: a picture, an array of fixed shape (little-endian) or bytes.
+    /// Declares the type of the payload, if it is not an `Example`: a picture, an array of fixed
+    /// shape (little-endian) or bytes.
     #[must_use]
     pub fn record(mut self, field: EncodedField) -> Self {
         self.record = field;
@@ -135,7 +136,8 @@ impl TfRecordBuilder {
         self.field(EncodedField::image("image"), feature)
     }
 
-    /// Adds a field named like the feature: the only value of the bytes feature `feature`, for your own decoder.
+    /// Adds a field with the name of the feature: the only value of the bytes feature `feature`,
+    /// for your own decoder.
     #[must_use]
     pub fn bytes(self, feature: &str) -> Self {
         self.field(EncodedField::bytes(feature), feature)
@@ -186,8 +188,9 @@ impl TfRecordBuilder {
         self
     }
 
-    /// `true` takes a feature of numbers or bytes that is missing or empty as zeros: as many as a fixed shape needs, else
-    /// none. Default: an error. Pictures and arrays in bytes must be there.
+    /// `true` reads a missing or empty feature of numbers or bytes as zeros: as many as a fixed
+    /// shape needs, otherwise none. Default: an error. Pictures, and arrays in bytes features, must
+    /// be present.
     #[must_use]
     pub fn missing_zero(mut self, zero: bool) -> Self {
         self.missing_zero = zero;
@@ -201,7 +204,8 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Requires this total number of records: otherwise a file cut between two records only has fewer.
+    /// Requires this total number of records. Otherwise a file cut between two records only looks
+    /// shorter.
     #[must_use]
     pub fn records(mut self, count: u64) -> Self {
         self.records = Some(count);
@@ -229,7 +233,7 @@ impl TfRecordBuilder {
         self.finish(index, name)
     }
 
-    /// Opens records that lie in memory: decode workers copy them, without I/O.
+    /// Opens records in memory: decode workers copy them, without I/O.
     ///
     /// Errors: as [`open`](Self::open).
     pub fn open_bytes(self, bytes: impl Into<Arc<[u8]>>) -> Result<TfRecord> {
@@ -329,7 +333,7 @@ impl TfRecordBuilder {
     }
 }
 
-/// Adds a list of numbers; the format fixes its dtype.
+/// Adds a list of numbers, whose dtype the format determines.
 fn list(field: &EncodedField, feature: &str, kind: ListKind, holds: DType) -> Result<Take> {
     let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
     let Encoding::Raw { dtype, shape } = &field.encoding else {
@@ -493,7 +497,7 @@ impl Dataset for TfRecord {
             .fold(Digest::new("tfrecord"), |digest, take| match take {
                 Take::Payload => digest.word(0),
                 Take::Bytes(feature) => digest.word(1).bytes(feature.as_bytes()),
-                // The field's dtype tells the kind of list.
+                // The field's dtype determines the kind of list.
                 Take::List { feature, .. } => digest.word(2).bytes(feature.as_bytes()),
             })
             .end()
@@ -534,7 +538,7 @@ impl Framed for TfRecord {
         }
     }
 
-    /// Of whole records; features have theirs inside.
+    /// Known for whole records; the sizes of features are inside the records.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         match self.features[field] {
             Take::Payload => Ok(self
