@@ -44,8 +44,8 @@ pub struct Snapshot {
     pub cpu: Option<Cpu>,
 }
 
-/// The totals of a whole epoch over all ranks, calculated in advance. [`Snapshot::since`] leaves it
-/// as it is.
+/// The totals of a whole epoch over all ranks, calculated in advance. [`Snapshot::since`] leaves
+/// this unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EpochCounts {
@@ -76,7 +76,8 @@ impl EpochCounts {
 pub struct Cpu {
     /// CPU time of all threads.
     pub process_ns: u64,
-    /// CPU time of the threads of all loaders in the process, with those of readers and stores.
+    /// CPU time of the threads of all loaders in the process, including the threads of readers and
+    /// stores.
     pub loaders_ns: u64,
     /// CPU time of others on the cores that the process may use: other programs, the kernel, guests
     /// of the same host. `None` where the kernel does not report it.
@@ -114,7 +115,7 @@ pub struct Consumer {
     #[serde(default)]
     pub skipped_batches: u64,
     /// For a mixture: what each source has delivered up to the run's current position.
-    /// [`Snapshot::since`] leaves it as it is.
+    /// [`Snapshot::since`] leaves this unchanged.
     #[serde(default)]
     pub sources: Vec<SourceCount>,
     /// Batches and samples of the steady time: all but the first batch of each iterator. `None` if
@@ -562,8 +563,8 @@ impl Snapshot {
         self.combine(before, u64::max);
     }
 
-    /// The measurements after `before`, an earlier snapshot of the same loader. Histograms stay
-    /// those of the whole time, because their quantiles cannot be subtracted.
+    /// The measurements after `before`, an earlier snapshot of the same loader. Histograms still
+    /// cover the whole time, because their quantiles cannot be subtracted.
     pub fn since(&self, before: &Self) -> Self {
         let mut later = self.clone();
         later.combine(before, u64::saturating_sub);

@@ -348,8 +348,9 @@ impl Copier {
             let from = slot.span(run.from);
             let to = base + run.to as DevicePtr;
             bytes += from.len();
-            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
-            // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
+            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until
+            // `ended` is reached. The run is within the buffer or the area, which has no other
+            // user: the events of its last users were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
         match &part.whole {
@@ -378,7 +379,8 @@ impl Copier {
         if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
-            // in `pipeline/direct.rs`. The arrays lie in the buffer, which only this stream uses now.
+            // in `pipeline/direct.rs`. The arrays are in the buffer, which only this stream uses
+            // now.
             unsafe { kernels.gather(self.made.raw(), places, step.row_bytes as u64, rows as u64) }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)
@@ -411,8 +413,8 @@ impl Copier {
         let at = |field| self.at(buffer, field);
         let made = real_rows(slot);
         let fields = (at(step.input), at(step.output));
-        // SAFETY: the fields lie in the buffer or the staging area with the lengths of the finisher's plan, and only this stream
-        // uses them now; the caller has bound the context.
+        // SAFETY: the fields are in the buffer or the staging area, with the lengths of the
+        // finisher's plan, and only this stream uses them now; the caller has bound the context.
         unsafe {
             finisher.run(
                 self.made.raw(),

@@ -72,8 +72,9 @@ impl<'a, T> FieldSlice<'a, T> {
                 .map_err(|source| failed().with_source(source))?;
         }
         let slice = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the
-            // slice, so that it frees nothing. Only shared views are handed out.
+            // SAFETY: the elements are in the buffer of `batch`, which is initialised and lives for
+            // `'a`; `drop` leaks the slice, so that it frees nothing. Only shared views are handed
+            // out.
             unsafe { stream.upgrade_device_ptr(ptr, len) }
         }))
         .map_err(|_| failed())?;
