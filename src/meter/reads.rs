@@ -56,10 +56,9 @@ pub struct CacheReads {
     pub blocks: u64,
     /// Bytes of these blocks.
     pub bytes: u64,
-    /// Blocks, objects or waiting reads that were not kept because the disk was full, slow or
-    /// failing.
+    /// Blocks or objects that the local cache did not keep because its disk was full, slow or failing.
     pub not_kept: u64,
-    /// Objects of other runs that were removed to make room.
+    /// Cached objects of other runs that were removed to free space.
     pub removed: u64,
     /// The last reason why something was not kept.
     pub why: Option<String>,

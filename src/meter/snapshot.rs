@@ -202,7 +202,7 @@ pub struct GpuIdle {
     /// had run dry when the host asked for the next batch, or a batch had arrived and no stream
     /// took it. See [`host_late_ns`](Self::host_late_ns) for the time of all steps.
     pub late_ns: u64,
-    /// Steps for which the stream had run dry at the request.
+    /// Steps that asked for a batch when the stream had no work left.
     #[serde(default)]
     pub dry_steps: u64,
     /// Dry steps without a [mark](crate::Loader::mark) after their work: it is not known how long
@@ -420,7 +420,7 @@ pub struct DecodeStage {
     pub cores: u32,
     /// Busy time, summed over the workers.
     pub busy_ns: u64,
-    /// The part of the busy time in `map_batch`.
+    /// Worker time spent in `map_batch`, included in decode_busy.
     #[serde(default)]
     pub map_batch_ns: u64,
     /// CPU time of their threads, summed.
@@ -480,7 +480,7 @@ pub struct CopyStage {
     pub batches: u64,
     /// Bytes that crossed the bus.
     pub bytes: u64,
-    /// Maximum number of batches in device memory.
+    /// Batch buffers in device memory.
     pub buffers: u32,
     /// Pinned slots so far: the device copies from them without the CPU.
     #[serde(default)]
