@@ -93,22 +93,22 @@ impl Backend for Host {
 
 /// Failure to reserve batch memory.
 pub(crate) enum Unreserved {
-    /// Only direct reads cannot use it, for this reason; the host route can.
+    /// Direct reads cannot use the memory, for this reason; the host route can.
     ForDirect(Error),
     Failed(Error),
 }
 
 /// A trial read that shows the actual route of the bytes.
 pub(crate) struct DirectTrial {
-    /// A file opened with O_DIRECT, or the reason for none.
+    /// Opens a file with O_DIRECT, or returns the reason why it cannot.
     pub(crate) file: Box<dyn FnOnce() -> Result<OwnedFd, String>>,
     pub(crate) offset: u64,
     pub(crate) len: u64,
-    /// Accept a route that cuFile does not count.
+    /// Whether to accept a route that cuFile does not count.
     pub(crate) required: bool,
     /// For tests: a library, and the root of the file system that it sees.
     pub(crate) library: Option<(PathBuf, PathBuf)>,
-    /// For tests: accept a route through host memory.
+    /// For tests: whether to accept a route through host memory.
     pub(crate) any_route: bool,
 }
 
@@ -118,13 +118,14 @@ pub(crate) struct Setup {
     pub(crate) slot: Layout,
     /// The arrays of a device batch: the slot's fields under the same numbers, then the fields made on the device.
     pub(crate) contents: Layout,
-    /// The slot's fields to copy; then the operations on the batch, in order.
+    /// The slot's fields to copy, and the operations on the batch after the copy, in order.
     pub(crate) copied: Vec<usize>,
     pub(crate) ops: Vec<DeviceOp>,
-    /// Arrays of the fields that go no further than the operations, under the same numbers. `copied` does not name them.
+    /// The slot's fields that only operations read, and the layout of their arrays under the same
+    /// numbers. `copied` does not contain these fields.
     pub(crate) staged: Vec<usize>,
     pub(crate) staging: Layout,
-    /// Number of areas of that layout.
+    /// Number of staging areas with that layout.
     pub(crate) areas: usize,
     /// Numbers of device batches and of slots.
     pub(crate) batches: usize,
@@ -146,11 +147,11 @@ pub(crate) enum Copied {
     Broken(Error),
 }
 
-/// What has ended on the device.
+/// Work that has ended on the device.
 pub(crate) enum Landed {
     /// The copy of a batch: its time on the bus by the host's clock, if known.
     Copy(Option<Range<u64>>),
-    /// The operations on a batch, in nanoseconds.
+    /// The operations on a batch: their duration in nanoseconds.
     Operations(u64),
 }
 
@@ -159,9 +160,10 @@ pub(crate) enum Landed {
 pub(crate) enum Oldest {
     /// Nothing is in flight.
     Nothing,
-    /// It waits for consumers' work on the batch that was in its buffer before.
+    /// The copy waits for consumers' work on the previous batch in its buffer.
     Blocked,
-    /// The device alone delays it: copies run since this time of the host's clock.
+    /// Only the device delays the copy: copies have been running since this time of the host's
+    /// clock.
     Runs(u64),
 }
 
@@ -175,16 +177,16 @@ pub(crate) struct BatchHead {
     pub(crate) valid: usize,
     pub(crate) ids: Vec<u64>,
     pub(crate) status: Vec<u8>,
-    /// By field; empty for fixed shapes.
+    /// One list per field; empty for fixed shapes.
     lens: Vec<Vec<u64>>,
-    /// By field; empty for fields with a stride.
+    /// One list per field; empty for fields with a stride.
     offsets: Vec<Vec<u64>>,
-    /// Copied from the slot.
+    /// Taken from the slot.
     bad: Mutex<Vec<BadSample>>,
 }
 
 impl BatchHead {
-    /// With capacity for slots of this layout.
+    /// Makes an empty head with capacity for slots of this layout.
     pub(crate) fn new(slot: &Layout) -> Self {
         let rows = slot.rows();
         let lens = slot
@@ -318,7 +320,7 @@ impl OnDevice {
         }
     }
 
-    /// Copies bytes from `from` of a field's array to the host, and waits for them.
+    /// Copies bytes of a field's array to the host, starting at byte `from`, and waits for them.
     pub(crate) fn read_back(&self, field: usize, from: usize, to: &mut [u8]) -> Result<()> {
         self.memory()
             .read_back(self.memory().layout().fields()[field].offset + from, to)

@@ -12,8 +12,8 @@
 //! y = dtype(f32(f32(f32(x / 255) - mean) / std))        each rounded to nearest, ties to even; never fused
 //! ```
 //!
-//! A pixel value has 256 values, so one table of 256 results per channel is made per field. The CPU and the kernels
-//! (`cuda/kernels/finish.cu`) look results up in it.
+//! A `u8` has 256 values, so each field gets one table with 256 results per channel. The CPU and
+//! the kernels (`cuda/kernels/finish.cu`) look results up in it.
 //!
 //! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype. `build` checks all of
 //! them, and the kernels rely on them.
@@ -21,7 +21,7 @@
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
 
-/// Maximum channels of a picture: the kernels have a table of this many.
+/// Maximum channels of a picture: the kernels' table has this many.
 const CHANNELS_MAX: usize = 4;
 
 /// Conversion of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
@@ -53,7 +53,8 @@ pub struct Finish {
 impl Finish {
     /// Converts to this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`]; [`Finish::output`] refuses others.
     ///
-    /// By default the values are in 0..=1 without [`Finish::mean_std`], in the layout of the input, not mirrored.
+    /// Without [`Finish::mean_std`], the values are in 0..=1. By default the output has the layout
+    /// of the input, and no picture is mirrored.
     pub fn to(dtype: DType) -> Self {
         Self {
             dtype,
@@ -226,7 +227,7 @@ impl Finish {
     }
 }
 
-/// The value of a channel in a list of one per channel, or one for all.
+/// A channel's value from a list with one value per channel, or one value for all.
 fn each(what: &str, values: &[f32], channel: usize, channels: usize) -> Result<f32, String> {
     let at = if values.len() == 1 { 0 } else { channel };
     match values.get(at) {
@@ -256,9 +257,9 @@ impl Moments {
 pub(crate) struct Size {
     /// Lines.
     pub(crate) height: usize,
-    /// Pixels of a line.
+    /// Pixels per line.
     pub(crate) width: usize,
-    /// Values of a pixel, 1 to 4.
+    /// Values per pixel, 1 to 4.
     pub(crate) channels: usize,
 }
 

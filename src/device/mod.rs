@@ -1,8 +1,9 @@
 //! The devices of batches: host memory, or a GPU.
 //!
-//! An absent device is a run-time value, not a build option: [`Device::auto`] says what it chose, and why. The trait
-//! `Backend` (`backend.rs`) is all that a loader uses of a device. The host delivers views of the slot itself. A CUDA
-//! device ([`cuda`]) pins the slots, and copies full ones on its own stream.
+//! Whether a GPU is present is decided at run time, not by a build option: [`Device::auto`] reports
+//! its choice and the reason. A loader uses a device only through the trait `Backend`
+//! (`backend.rs`). On the host, batches are views of the slot itself. A CUDA device ([`cuda`]) pins
+//! the slots, and copies full ones on its own stream.
 
 mod backend;
 pub mod cuda;
@@ -29,7 +30,7 @@ pub struct Device {
     why: String,
 }
 
-/// Driver objects that broken devices leaked in this process.
+/// The number of driver objects leaked in this process because of broken devices.
 pub(crate) fn leaked() -> u64 {
     cuda::leaked()
 }
@@ -50,7 +51,8 @@ impl Device {
         Self::host_since("requested")
     }
 
-    /// The host, with a [reason](Self::why): for programs that choose a device themselves.
+    /// The host, with a [reason](Self::why) for the choice. For programs that choose a device
+    /// themselves.
     pub fn host_since(why: impl Into<String>) -> Self {
         Self {
             backend: Arc::new(Host),
@@ -60,8 +62,9 @@ impl Device {
 
     /// A usable GPU, or else the host; [`why`](Self::why) gives the choice and its reason.
     ///
-    /// Among several GPUs it takes the number of this process on its node, as set by the launcher
-    /// ([`Rank::local_rank`](crate::Rank::local_rank)); without a launcher, the first.
+    /// Among several GPUs it takes the one numbered by this process's rank on its node, as set by
+    /// the launcher ([`Rank::local_rank`](crate::Rank::local_rank)). Without a launcher, it takes
+    /// the first.
     pub fn auto() -> Self {
         cuda::best().map_or_else(
             |error| Self::host_since(error.message()),
@@ -79,7 +82,8 @@ impl Device {
 
     /// The GPU of this context, for programs that use cudarc themselves.
     ///
-    /// Events order work between the two only within one context object, so the loader must share it.
+    /// Events order the program's work and the loader's only within one context object, so the
+    /// loader must share that object.
     ///
     /// Errors: as [`cuda`](Self::cuda).
     #[cfg(feature = "cudarc")]
@@ -95,7 +99,8 @@ impl Device {
         Self { backend: gpu, why }
     }
 
-    /// Readable list of devices, with the reason why any is unusable. Starts the driver, but creates no context.
+    /// A readable list of the GPUs, or the reason why CUDA is unusable. Starts the driver, but
+    /// creates no context.
     ///
     /// ```
     /// println!("{}", feedline::Device::probe());
@@ -127,7 +132,8 @@ impl Device {
 impl FromStr for Device {
     type Err = Error;
 
-    /// Parses `auto`, `host` (or `cpu`), `cuda` (as `auto`, but without a GPU an error) or `cuda:N`, as command lines take them.
+    /// Parses `auto`, `host` (or `cpu`), `cuda` (like `auto`, but an error without a GPU) or
+    /// `cuda:N`, for command lines.
     ///
     /// Errors: as [`Device::cuda`], and [`ErrorKind::Config`] for other words.
     fn from_str(words: &str) -> Result<Self> {

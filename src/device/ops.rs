@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// One operation on a batch after the copy of its slot. A device runs the list in order; no operation reads the slot.
 #[derive(Clone)]
 pub(crate) enum DeviceOp {
-    /// Moves rows that storage wrote to their places, and zeroes blank ones.
+    /// Moves rows from the place where storage wrote them to their final place, and zeroes blank
+    /// rows.
     Place(DirectStep),
     /// Converts pictures to floats.
     Finish(Arc<FinishStep>),

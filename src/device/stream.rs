@@ -10,20 +10,22 @@ pub(crate) const LEGACY: usize = 1;
 /// The per-thread default stream: a different stream on each thread.
 pub(crate) const PER_THREAD: usize = 2;
 
-/// What a stream does with the batches that it is bound to. A later binding of the same stream adds to an earlier one.
+/// How a stream uses the batches that it is bound to. A later binding of the same stream adds to an
+/// earlier one.
 ///
 /// | | waits for the copy | delays reuse of the memory | its idle time is measured |
 /// |---|---|---|---|
-/// | `Takes` | yes | yes | yes, of the first one of a batch |
+/// | `Takes` | yes | yes | only on a batch's first such stream |
 /// | `Beside` | yes | yes | no |
 /// | `Releases` | no | yes | no |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum StreamUse {
-    /// Works on the batch after another stream that took it, and waits for that one itself, as prefetchers do. A wait for the
-    /// copy would hold up the work on the batch before.
+    /// Works on the batch after the stream that took it, and waits for that stream by itself, as
+    /// prefetchers do. A wait for the copy would delay the work on the previous batch.
     Releases,
-    /// Works on the batch beside the stream that takes it, such as a side stream for metrics.
+    /// Works on the batch concurrently with the stream that takes it, such as a side stream for
+    /// metrics.
     Beside,
     /// Runs the step: it takes the batch from the loader.
     Takes,
@@ -38,8 +40,8 @@ pub(crate) struct Bound {
 
 /// A stream of the consumer, for binding batches.
 ///
-/// Work enqueued after the binding sees the batch's data. The memory of a dropped batch is reused only after the work
-/// enqueued before the drop.
+/// Work enqueued after the binding sees the batch's data. The memory of a dropped batch is reused
+/// only after the work enqueued before the drop has ended.
 #[derive(Clone)]
 pub struct Stream {
     raw: usize,
@@ -49,7 +51,7 @@ pub struct Stream {
 /// The owner that keeps a stream alive.
 #[derive(Clone)]
 struct Owner {
-    /// The stream's context, if the owner tells it.
+    /// The stream's context, if the owner states it.
     context: Option<usize>,
     #[allow(dead_code, reason = "held for its Drop")]
     stream: Arc<dyn Any + Send + Sync>,
@@ -79,7 +81,8 @@ impl Stream {
         Self::promised(stream)
     }
 
-    /// As [`from_raw`](Self::from_raw), for a stream that lives as long as `owner`: the loader and its batches keep it.
+    /// As [`from_raw`](Self::from_raw), for a stream that lives as long as `owner`. The loader and
+    /// its batches hold a reference to `owner`.
     ///
     /// # Safety
     /// The stream must live, on the loader's device, until the last reference to `owner` is dropped.
@@ -93,7 +96,8 @@ impl Stream {
         }
     }
 
-    /// As [`from_raw`](Self::from_raw), with the promise made to another caller.
+    /// As [`from_raw`](Self::from_raw), but safe: the caller of another function has made the
+    /// promise.
     pub(crate) fn promised(stream: usize) -> Self {
         Self {
             raw: if stream == 0 { LEGACY } else { stream },

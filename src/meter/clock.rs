@@ -1,4 +1,4 @@
-//! The clock of the meters and the pipeline. Tests replace it by one that they set.
+//! The clock of the meters and the pipeline. Tests replace it with a clock that they set.
 
 #[cfg(test)]
 use std::sync::{
@@ -35,7 +35,8 @@ impl Clock {
         Self(ClockKind::Real(Instant::now()))
     }
 
-    /// A clock that stands still at 0, which meters take for "not measured": for benchmarks of the meters' own cost.
+    /// A clock that always shows 0, which means "not measured" to meters. For benchmarks of the
+    /// meters' own cost.
     #[cfg(feature = "unstable")]
     pub(crate) fn still() -> Self {
         Self(ClockKind::Still)
@@ -63,7 +64,7 @@ impl Clock {
         WAITS.set(Some(counter));
     }
 
-    /// This thread begins to wait for a batch.
+    /// Notes that this thread begins to wait for a batch.
     #[cfg(test)]
     pub(crate) fn waits() {
         WAITS.with_borrow(|waits| {

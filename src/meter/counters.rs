@@ -8,13 +8,13 @@
 //! Histogram     how long each took                          any thread records; about 3 % wide buckets
 //! ```
 //!
-//! At the time 0 nothing is measured and nothing is written. Counters and histograms get no time: a caller without a clock skips
-//! them, see [`Meters::on`](super::Meters).
+//! At time 0 nothing is measured and nothing is written. Counters and histograms take no time: a
+//! caller without a clock skips them, see [`Meters::on`](super::Meters).
 //!
-//! All but counters and histograms lie on cache lines of their own (two, since processors fetch them in pairs). A counter that
-//! changes with each piece of work or each row is a [`Lone`].
+//! All except counters and histograms have cache lines of their own (two, because processors fetch
+//! lines in pairs). A counter that changes with each piece of work or each row is a [`Lone`].
 //!
-//! All are relaxed. Each is right by itself; two that are read in turn may be a moment apart.
+//! Each value is right by itself; two values that are read in turn may be a moment apart.
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -29,7 +29,7 @@ impl Counter {
         self.0.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// The same for a counter with one writer at a time: many times as fast.
+    /// The same for a counter with one writer at a time: many times faster.
     pub(crate) fn add_alone(&self, by: u64) {
         put(&self.0, self.get() + by);
     }
@@ -57,16 +57,17 @@ fn put(number: &AtomicU64, value: u64) {
     number.store(value, Ordering::Relaxed);
 }
 
-/// The integral of a count over time. Entering subtracts the time, leaving adds it, so the sum is that of all stays; no thread
-/// needs the times of others.
+/// The integral of a count over time. Entering subtracts the time and leaving adds it, so the sum
+/// is the length of all stays; no thread needs the times of others.
 ///
-/// A change takes two writes, and between them the sum is off by the time of day. `word` counts the changes in progress.
+/// A change takes more than one write, and between the writes the sum is off by the time since the
+/// clock was made. `word` counts the changes in progress.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Area {
     /// Finished changes (24 bits), changes in progress (8 bits), the count (32 bits).
     word: AtomicU64,
-    /// Times of leaving less times of entering, added up modulo 2^64.
+    /// Sum of the leaving times minus the entering times, modulo 2^64.
     sum: AtomicU64,
 }
 
@@ -77,7 +78,7 @@ const CHANGED: u64 = 1 << 40;
 const LOOKS: usize = 10_000;
 
 impl Area {
-    /// `count` more, at time `now`.
+    /// Notes that `count` more entered at time `now`.
     pub(crate) fn enter(&self, count: u64, now: u64) {
         if now == 0 {
             return;
@@ -89,7 +90,7 @@ impl Area {
             .fetch_add((CHANGED - CHANGING).wrapping_add(count), Ordering::SeqCst);
     }
 
-    /// `count` fewer, at time `now`.
+    /// Notes that `count` left at time `now`.
     pub(crate) fn leave(&self, count: u64, now: u64) {
         if now == 0 {
             return;
@@ -101,12 +102,12 @@ impl Area {
             .fetch_add((CHANGED - CHANGING).wrapping_sub(count), Ordering::SeqCst);
     }
 
-    /// How many there are.
+    /// The number inside.
     pub(crate) fn inside(&self) -> u64 {
         self.word.load(Ordering::SeqCst) & u64::from(u32::MAX)
     }
 
-    /// Nanoseconds of all stays until `now`, added up.
+    /// The sum of all stays until `now`, in nanoseconds.
     pub(crate) fn total_ns(&self, now: u64) -> u64 {
         let (word, sum) = settled(
             || self.word.load(Ordering::Acquire),
@@ -120,11 +121,11 @@ impl Area {
     }
 }
 
-/// Sums over the stretches of one thread's time: each has a state. One writer.
+/// Sums over the stretches of one thread's time, where each stretch has a state. One writer.
 #[derive(Debug)]
 #[repr(align(128))]
 struct Stretches<const N: usize> {
-    /// State of the present stretch.
+    /// State of the current stretch.
     state: AtomicU64,
     /// Its start; [`BETWEEN`] during a change.
     since: AtomicU64,
@@ -146,7 +147,8 @@ impl<const N: usize> Default for Stretches<N> {
 }
 
 impl<const N: usize> Stretches<N> {
-    /// From `now` on the state is another. `adds` gives what a stretch in a state, so many nanoseconds long, adds to the sums.
+    /// Changes the state at time `now`. `adds(state, ns)` gives the amounts that a stretch of `ns`
+    /// nanoseconds in a state adds to the sums.
     fn change(&self, state: u64, now: u64, adds: impl Fn(u64, u64) -> [u64; N]) {
         if now == 0 {
             return;
@@ -154,7 +156,7 @@ impl<const N: usize> Stretches<N> {
         let before = self.state.load(Ordering::Relaxed);
         let since = self.since.load(Ordering::Relaxed);
         put(&self.since, BETWEEN);
-        // A reader of the new sums then sees the mark.
+        // A reader that sees the new sums then also sees the mark.
         fence(Ordering::Release);
         for (sum, more) in self
             .sums
@@ -195,12 +197,13 @@ impl<const N: usize> Stretches<N> {
 pub(crate) struct Flow(Stretches<2>);
 
 impl Flow {
-    /// From `now` on there are `inside`. Only its own thread calls this.
+    /// Sets the number in flight to `inside` at time `now`. Only the flow's own thread calls this.
     pub(crate) fn change(&self, inside: u64, now: u64) {
         self.0.change(inside, now, Self::adds);
     }
 
-    /// Until `now`: nanoseconds of all, added up, and nanoseconds with at least one.
+    /// The nanoseconds until `now`: the sum over all operations, and the time with at least one
+    /// operation.
     pub(crate) fn read(&self, now: u64) -> [u64; 2] {
         self.0.read(now, Self::adds)
     }
@@ -210,17 +213,17 @@ impl Flow {
     }
 }
 
-/// A state of a thread, by number. That of the beginning is 0.
+/// A state of a thread, as a number. The initial state is 0.
 pub(crate) trait Numbered {
     fn number(self) -> usize;
 }
 
-/// The state of one thread, of `N`, and its time in each. One writer.
+/// The state of one thread, one of `N` states, and its time in each. One writer.
 #[derive(Debug, Default)]
 pub(crate) struct States<E, const N: usize>(Stretches<N>, PhantomData<E>);
 
 impl<E: Numbered, const N: usize> States<E, N> {
-    /// From `now` on the thread is in `state`. Only that thread calls this.
+    /// Sets the thread's state at time `now`. Only that thread calls this.
     pub(crate) fn enter(&self, state: E, now: u64) {
         self.0.change(state.number() as u64, now, Self::adds);
     }
@@ -237,7 +240,8 @@ impl<E: Numbered, const N: usize> States<E, N> {
 }
 
 /// Reads sums that belong to a state. Reads again while the state changes or the result is not `whole`: a writer is in the middle
-/// of a change, and may have lost its core. All attempts take some 10 ms; after them the result lacks that one change.
+/// of a change, and may have lost its core. All attempts take about 10 ms; after them the result
+/// lacks that one change.
 fn settled<S: PartialEq + Copy, T>(
     state: impl Fn() -> S,
     read: impl Fn(S) -> T,
@@ -267,8 +271,9 @@ fn settled<S: PartialEq + Copy, T>(
 #[repr(align(128))]
 pub(crate) struct Pool {
     workers: u64,
-    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether something is being filled
-    /// (1 bit), how many work (12 bits). A stretch of more than 13 days counts as none.
+    /// Start of the current stretch (51 bits of nanoseconds, which wrap after 26 days), whether
+    /// something is being filled (1 bit), the number of busy workers (12 bits). A stretch of more
+    /// than 13 days counts as 0.
     word: AtomicU64,
     busy: Counter,
     starved: Counter,
@@ -287,7 +292,8 @@ impl Pool {
         }
     }
 
-    /// One worker more works (`by` 1) or one fewer (-1), or only `filling` has changed (0).
+    /// Notes that one more worker is busy (`by` 1) or one fewer (-1), or that only `filling` has
+    /// changed (0).
     pub(crate) fn change(&self, by: i64, filling: bool, now: u64) {
         if now == 0 {
             return;
@@ -329,7 +335,8 @@ impl Pool {
     /// Busy, starved and ahead time since the word was written.
     fn stretch(&self, word: u64, now: u64) -> (u64, u64, u64) {
         let since = word >> (WORKING_BITS + 1);
-        // Threads read the clock before they change the word, so `now` may lie a moment before it.
+        // Threads read the clock before they change the word, so `now` may be a moment before
+        // `since`.
         let len = (now & TIME_MASK).wrapping_sub(since) & TIME_MASK;
         let len = if len > TIME_MASK / 2 { 0 } else { len };
         let working = word & ((1 << WORKING_BITS) - 1);
@@ -347,7 +354,7 @@ impl Pool {
         self.word.load(Ordering::SeqCst) >> WORKING_BITS & 1 == 1
     }
 
-    /// How many work.
+    /// The number of busy workers.
     pub(crate) fn working(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & ((1 << WORKING_BITS) - 1)
     }
@@ -383,7 +390,8 @@ const SUB: usize = 1 << SUB_BITS;
 const POWERS: usize = 41 - SUB_BITS as usize;
 const BUCKETS: usize = SUB * (POWERS + 1);
 
-/// For each bucket of a histogram the count at the last call, and what was new then.
+/// For each bucket of a histogram: the count at the last call, and the increase that this call
+/// found.
 #[derive(Debug, Default)]
 pub(crate) struct Counts(Vec<[u64; 2]>);
 
@@ -405,7 +413,8 @@ impl Histogram {
         self.buckets[bucket(ns)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A quantile of what was recorded since the last call with these `counts`; `None` where nothing was.
+    /// A quantile of the durations recorded since the last call with these `counts`; `None` if
+    /// there were none.
     pub(crate) fn quantile_since(&self, counts: &mut Counts, share: f64) -> Option<f64> {
         counts.0.resize(BUCKETS, [0; 2]);
         let mut all = 0;
@@ -418,7 +427,7 @@ impl Histogram {
         quantile(counts.0.iter().map(|[_, new]| *new), all, share)
     }
 
-    /// All recorded so far.
+    /// All durations recorded so far.
     pub(crate) fn read(&self) -> Latency {
         let counts: Vec<u64> = self
             .buckets
@@ -457,7 +466,8 @@ impl std::fmt::Debug for Histogram {
     }
 }
 
-/// The middle of the bucket below which this share of `all` lies; `None` of nothing.
+/// The middle of the bucket that contains the quantile `share` of `all` values; `None` without
+/// values.
 fn quantile(mut counts: impl Iterator<Item = u64>, all: u64, share: f64) -> Option<f64> {
     let wanted = ((all as f64 * share).ceil() as u64).max(1);
     let mut seen = 0;
@@ -468,7 +478,8 @@ fn quantile(mut counts: impl Iterator<Item = u64>, all: u64, share: f64) -> Opti
     found.map(middle)
 }
 
-/// The bucket of a value: the first are one wide, then each power of two has [`SUB`].
+/// The bucket of a value. The first buckets are 1 ns wide; then each power of two has [`SUB`]
+/// buckets.
 fn bucket(ns: u64) -> usize {
     if ns < SUB as u64 {
         return ns as usize;
@@ -497,15 +508,15 @@ pub struct Latency {
     pub count: u64,
     /// Mean, in nanoseconds.
     pub mean_ns: f64,
-    /// The median: half of them took at most this.
+    /// The median: half of the durations are at most this.
     pub p50_ns: f64,
-    /// 90 of 100 took at most this.
+    /// 90 of 100 durations are at most this.
     pub p90_ns: f64,
-    /// 99 of 100 took at most this.
+    /// 99 of 100 durations are at most this.
     pub p99_ns: f64,
     /// The longest.
     pub max_ns: f64,
-    /// (nanoseconds, how many), ascending; empty buckets left out.
+    /// Pairs (nanoseconds, count), ascending, without empty buckets.
     pub buckets: Vec<(f64, u64)>,
 }
 
@@ -527,7 +538,8 @@ mod tests {
                 notes.push((*start, true));
                 notes.push((start + len, false));
             }
-            // In any order that has as many inside as there can be: all entries first is one, and the harshest.
+            // In a random order with all entries first: the hardest case, with as many inside as
+            // possible.
             let mut state = seed | 1;
             notes.sort_by_cached_key(|(_, enters)| {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
@@ -589,7 +601,8 @@ mod tests {
     }
 
     /// Has `writers` threads make changes while this one reads. A writer that loses its core in the middle of a change, for longer
-    /// than a reader tries, makes a reading wrong. That happens on a busy machine, but to fewer than one in a hundred.
+    /// than a reader tries, makes a reading wrong. That happens on a busy machine, but to fewer
+    /// than one reading in a hundred.
     fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
         let ended = AtomicUsize::new(0);
         let mut reads = 0;
@@ -699,7 +712,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for turn in 0.. {
-                    // A long stay each, so that one counted twice is seen.
+                    // Each stay is long, so that a stay counted twice is noticed.
                     states.enter(
                         turn % 2 == 1,
                         now.fetch_add(1 << 20, Ordering::SeqCst) + (1 << 20),
@@ -714,7 +727,7 @@ mod tests {
                     .read([false, true], now.load(Ordering::SeqCst))
                     .iter()
                     .sum();
-                // Time may go on while it reads.
+                // Time may advance during the read.
                 let most = now.load(Ordering::SeqCst);
                 (all > most).then_some((all, most))
             });

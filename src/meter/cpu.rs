@@ -1,7 +1,8 @@
 //! CPU time of a loader's threads, of the process and its control groups, as the kernel counts them.
 //!
 //! Each thread enlists itself, and a report asks the kernel for its times: threads write nothing while they run. Threads of a reader
-//! (pread, maps) and of rayon's global pool are not enlisted; of the user's only those that call `next()` are.
+//! (pread, maps) and of rayon's global pool are not enlisted. Of the user's threads, only those
+//! that call `next()` are enlisted.
 
 use super::PipelineStage;
 use super::snapshot::Cpu;
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The threads of one loader. A thread takes the lock at its start, and a report takes it.
+/// The threads of one loader. A thread takes the lock at its start; a report takes it too.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     all: Mutex<Vec<Enlisted>>,
@@ -23,7 +24,7 @@ pub(crate) struct Threads {
 type Enlisted = (PipelineStage, u32, (u64, u64));
 
 impl Threads {
-    /// The calling thread is one of the stage's.
+    /// Enlists the calling thread in the stage.
     pub(crate) fn enlist(&self, stage: PipelineStage) {
         let id = own_id();
         let mut all = self.all.hold();
@@ -35,7 +36,8 @@ impl Threads {
         }
     }
 
-    /// The calling thread wants a batch. Costs a comparison, unless another thread did before.
+    /// Notes that the calling thread requests a batch. Costs one comparison, unless another thread
+    /// made the last request.
     pub(crate) fn consumes(&self) {
         thread_local!(static ID: u32 = own_id());
         let id = ID.with(|id| *id);
@@ -45,8 +47,9 @@ impl Threads {
         }
     }
 
-    /// CPU time of all threads of a stage, and their run delay: the time that they were runnable without a core. `None` without
-    /// such a thread that lives, or when the kernel does not count.
+    /// CPU time of all threads of a stage, and their run delay: the time that they were runnable
+    /// without a core. `None` if no such thread is alive, or if the kernel does not count these
+    /// times.
     pub(crate) fn times(&self, stage: PipelineStage) -> Option<(u64, u64)> {
         let threads = self.all.hold();
         threads
@@ -71,7 +74,7 @@ fn scheduled(thread: u32) -> Option<(u64, u64)> {
 }
 
 impl Cpu {
-    /// The process's own, and the tightest quota of its control groups.
+    /// CPU time of the process, and the tightest quota of its control groups.
     pub(super) fn now() -> Self {
         let process = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         let process_ns = process.tv_sec as u64 * 1_000_000_000 + process.tv_nsec as u64;
@@ -92,13 +95,13 @@ impl Cpu {
         }
     }
 
-    /// For a process that uses at most so many `cores` at once.
+    /// The quota and its counts, for a process that uses at most `cores` cores at once.
     fn of_groups(groups: &str, cores: u64, read: impl Fn(&Path) -> Option<String>) -> Self {
         let mut own = Self::default();
         for folder in cgroup::folders(groups, "cpu") {
             let text = |name: &str| read(&folder.join(name));
             let number = |text: &str| text.trim().parse::<f64>().ok();
-            // v2 has both in a file; -1 (v1) and "max" (v2) are no quota.
+            // v2 has quota and period in one file; -1 (v1) and "max" (v2) mean no quota.
             let both = text("cpu.max").or_else(|| {
                 Some(format!(
                     "{} {}",
@@ -126,7 +129,7 @@ impl Cpu {
             own.quota = Some(quota / period);
             own.periods = count("nr_periods").unwrap_or(0);
             own.throttled = count("nr_throttled").unwrap_or(0);
-            // v1 and v2.
+            // The name in v1, then the name in v2.
             let ns = count("throttled_time")
                 .or_else(|| Some(count("throttled_usec")?.saturating_mul(1000)));
             own.throttled_ns = ns.unwrap_or(0) / cores.max(1);
@@ -135,7 +138,7 @@ impl Cpu {
     }
 }
 
-/// The cores that the process may use, or its threads where those are fewer.
+/// The number of cores that the process may use, or of its threads if there are fewer.
 fn cores_at_once() -> u64 {
     let cores = rustix::thread::sched_getaffinity(None).map_or(1, |cores| cores.count().into());
     let threads =
@@ -143,8 +146,8 @@ fn cores_at_once() -> u64 {
     threads.min(cores).max(1)
 }
 
-/// CPU time of the threads with our name. Asked at the beginning of an iterator and for a report: a file per thread of the
-/// process.
+/// CPU time of the threads whose names begin with `feedline`. Reads one file per thread of the
+/// process, and is called only at the start of an iterator and for a report.
 fn loaders_ns() -> Option<u64> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?.flatten();
     let ours = tasks.filter(|task| {
@@ -154,7 +157,7 @@ fn loaders_ns() -> Option<u64> {
     Some(times.fold(0, |sum, (cpu, _)| sum + cpu))
 }
 
-/// Busy time of the cores that the process may use, since the machine's start.
+/// Busy time of the cores that the process may use, since the machine was booted.
 fn cores_ns() -> Option<u64> {
     let cores = rustix::thread::sched_getaffinity(None).ok()?;
     busy_ns(&std::fs::read_to_string("/proc/stat").ok()?, |core| {
@@ -162,7 +165,8 @@ fn cores_ns() -> Option<u64> {
     })
 }
 
-/// From the text of `/proc/stat`; `None` for one without counts, as some sandboxes have.
+/// Busy time of the cores for which `counts` is true, from the text of `/proc/stat`. `None` if the
+/// text has no counts, as in some sandboxes.
 fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
     let mut ticks = 0_u64;
     let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
@@ -185,7 +189,8 @@ fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
     (ticks > 0).then(|| ticks * tick_ns)
 }
 
-/// Bytes that devices read for the process, including read-ahead. Some kernels and containers do not count.
+/// Bytes that devices read for the process, including read-ahead. Some kernels and containers do
+/// not count them.
 pub(crate) fn device_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/io").ok()?;
     text.lines()

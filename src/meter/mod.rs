@@ -1,5 +1,5 @@
-//! The meters of all stages: numbers without a judgement, and no lock per sample. Stages are only labels here; the module
-//! imports `error` and `sync` alone.
+//! The meters of all stages: numbers without a judgement, and no lock per sample. Stages are only
+//! labels here; the module imports only `cgroup`, `error` and `sync`.
 //!
 //! ```text
 //! stages ──► Meters ──┬─► Snapshot   sums until a moment, for the verdict of `report`
@@ -62,10 +62,10 @@ pub(crate) struct Meters {
     pub(crate) rings: Rings,
 }
 
-/// Slots by their place, over time.
+/// The number of slots at each place, over time.
 #[derive(Debug, Default)]
 pub(crate) struct SlotMeters {
-    /// By [`Stay`]; at `Free` all announced slots.
+    /// Indexed by [`Stay`]; the entry `Free` counts all announced slots.
     areas: [Area; 4],
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct SlotTimes {
 }
 
 impl SlotMeters {
-    /// From `now` on the slot is at `stay`. One thread at a time has a slot.
+    /// Moves the slot to `stay` at time `now`. A slot belongs to one thread at a time.
     pub(crate) fn move_to(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         if now == 0 {
             return;
@@ -136,7 +136,7 @@ impl SlotMeters {
 }
 
 impl SlotTimes {
-    /// A batch begins in the slot.
+    /// Notes the start of a batch in the slot.
     pub(crate) fn begin(&self, now: u64) {
         if now == 0 {
             return;
@@ -146,7 +146,7 @@ impl SlotTimes {
         self.full.store(0, Ordering::Relaxed);
     }
 
-    /// The times of its batch.
+    /// The times of the slot's batch: planned, read, full.
     pub(crate) fn read_all(&self) -> [u64; 3] {
         [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
     }
@@ -167,8 +167,8 @@ impl Meters {
         }
     }
 
-    /// A slot is at another place. Idle workers change from ahead to starved when the first slot begins to be filled, and back when
-    /// the last is full.
+    /// Moves a slot to another place. Idle workers change from ahead to starved when the first slot
+    /// begins to be filled, and back when the last is full.
     pub(crate) fn move_slot(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         self.slots.move_to(slot, stay, now);
         if matches!(stay, Stay::Filling | Stay::Full) {
@@ -176,7 +176,8 @@ impl Meters {
         }
     }
 
-    /// One more worker is busy (`by` 1), one fewer (-1), or only the filling of slots has changed (0).
+    /// Notes that one more worker is busy (`by` 1) or one fewer (-1), or that only the filling of
+    /// slots has changed (0).
     pub(crate) fn change_working(&self, by: i64, now: u64) {
         if now == 0 {
             return;
@@ -185,7 +186,8 @@ impl Meters {
         if by != 0 || self.decode.pool.filling() != filling {
             self.decode.pool.change(by, filling, now);
         }
-        // Another thread may have changed that meanwhile, and this thread may have overtaken it: the last one looks again.
+        // Another thread may have changed the filling of slots meanwhile, and updated the pool
+        // before this thread did. So the last thread checks again.
         while self.is_filling() != filling {
             filling = !filling;
             self.decode.pool.change(0, filling, now);
@@ -197,7 +199,7 @@ impl Meters {
         self.slots.inside(Stay::Filling) > 0
     }
 
-    /// How full everything is.
+    /// The lengths of all queues, and the busy workers.
     pub(crate) fn gauges(&self, now: u64) -> Gauges {
         let slots = |stay| self.slots.inside(stay) as u32;
         Gauges {
@@ -217,7 +219,7 @@ impl Meters {
         self.on.then(|| self.threads.times(stage)).flatten().unzip()
     }
 
-    /// The few numbers of a training log: no call of the kernel.
+    /// The few numbers for a training log. Makes no system call.
     pub(crate) fn totals(&self) -> Totals {
         let now = self.clock.now();
         let consumer = &self.consumer;
@@ -227,7 +229,7 @@ impl Meters {
             waited_ns,
             first_ns: consumer.first_ns.get(),
             samples: consumer.samples.get(),
-            // What cuFile reads into device memory passes no reader.
+            // Bytes that cuFile reads into device memory do not pass through a reader.
             read_bytes: self
                 .storage
                 .stats
@@ -240,7 +242,7 @@ impl Meters {
         }
     }
 
-    /// All numbers until now. `settings` adds those that meters do not know.
+    /// All numbers until now. `settings` adds the numbers that the meters do not have.
     pub(crate) fn snapshot(&self, settings: &Settings) -> Snapshot {
         let now = self.clock.now();
         let [busy_ns, no_slot_ns] = self.planner.read([Planning::Busy, Planning::NoSlot], now);
@@ -293,7 +295,8 @@ impl Meters {
         }
     }
 
-    /// Takes over the reader's counts. A lock per wake of the I/O thread, contended only by a report.
+    /// Stores the reader's counts. Takes a lock per wake of the I/O thread; only a report contends
+    /// for it.
     pub(crate) fn note_reads(&self, stats: impl FnOnce() -> ReadStats) {
         if self.on {
             *self.storage.stats.hold() = stats();
@@ -323,7 +326,7 @@ pub(crate) struct Settings {
     pub(crate) workers: u32,
     pub(crate) cores: u32,
     pub(crate) slots: u32,
-    /// Batches on a device.
+    /// Number of batches on a device.
     pub(crate) buffers: Option<u32>,
     /// Number of chunks, for datasets in chunks.
     pub(crate) chunks: Option<u64>,

@@ -34,14 +34,14 @@ impl NetworkMeter {
         }
     }
 
-    /// A request begins.
+    /// Notes the start of a request.
     pub(crate) fn enter(&self) -> InFlight<'_> {
         let since = self.clock.now();
         self.in_flight.enter(1, since);
         InFlight { meter: self, since }
     }
 
-    /// A request waits until the store and its link take one more.
+    /// Notes a request that waits until the store and its link accept one more.
     pub(crate) fn wait(&self) -> Waiting<'_> {
         self.waiting.enter(1, self.clock.now());
         Waiting(self)
@@ -62,7 +62,7 @@ impl NetworkMeter {
 }
 
 impl InFlight<'_> {
-    /// The head of the answer came.
+    /// Notes the arrival of the response's head.
     pub(crate) fn answered(&self) {
         self.meter
             .first_byte

@@ -5,11 +5,14 @@
 //! range, push ── no TOOL: one load                        TOOL: its functions, our domain and names ◄──┘
 //! ```
 //!
-//! `.ci/nvidia headers` compares numbers, structures and calls with NVIDIA's headers. Of the places where these look for a tool,
-//! the environment is the only one here: not a tool linked into the program (`InitializeInjectionNvtx2_fnptr`), nor one that
-//! the driver brings (`/run/nvidia/nvtx`, in the headers of CUDA 13.5). `LD_PRELOAD` alone makes no tool, as with the headers.
+//! `.ci/nvidia headers` compares numbers, structures and calls with NVIDIA's headers. Of the places
+//! where the headers look for a tool, this module uses only the environment. It ignores a tool
+//! linked into the program (`InitializeInjectionNvtx2_fnptr`), and one installed by the driver
+//! (`/run/nvidia/nvtx`, in the headers of CUDA 13.5). `LD_PRELOAD` alone activates no tool, as with
+//! the headers.
 //!
-//! A forked child keeps its parent's tool, again as with the headers; whether it still records is the tool's matter.
+//! A forked child keeps its parent's tool, again as with the headers; whether the tool still
+//! records depends on the tool.
 
 #![allow(unsafe_code)]
 
@@ -24,12 +27,12 @@ use std::sync::{Once, OnceLock};
 /// The variable that names the tool's library.
 const VARIABLE: &str = "NVTX_INJECTION64_PATH";
 
-/// A path that asks for no tool.
+/// A path that means no tool.
 const NO_TOOL: &str = "./.";
 
 const NVTX_VERSION: u32 = 3;
 
-// Export tables, modules, functions of `CORE2`, and kinds of a payload and a message, by their numbers in NVTX.
+// NVTX's numbers of export tables, modules, functions of `CORE2`, and kinds of payload and message.
 const CALLBACKS: u32 = 1;
 const VERSION_INFO: u32 = 3;
 const CORE2: usize = 5;
@@ -43,7 +46,8 @@ const PAYLOAD_U64: i32 = 1;
 const MESSAGE_ASCII: i32 = 1;
 const MESSAGE_REGISTERED: i32 = 3;
 
-/// Functions of each module, with one more for number 0, which is none. Tools fill in all that they know.
+/// The number of functions of each module, plus one for number 0, which is no function. Tools fill
+/// in all functions that they know.
 const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const LONGEST: usize = 16;
 
@@ -52,7 +56,7 @@ type Slot = AtomicPtr<c_void>;
 static SLOTS: [[Slot; LONGEST]; SIZES.len()] =
     [const { [const { Slot::new(null_mut()) }; LONGEST] }; SIZES.len()];
 
-/// Where the functions of each module go; null for number 0 and past the last one.
+/// The slots for the functions of each module; null for number 0 and after the last function.
 type Table = [Option<&'static Slot>; LONGEST + 1];
 static TABLES: [Table; SIZES.len()] = {
     let mut tables = [[None; LONGEST + 1]; SIZES.len()];
@@ -93,7 +97,7 @@ struct VersionInfo {
     set_version: SetVersion,
 }
 
-/// What a range says.
+/// The attributes of a range.
 #[repr(C)]
 struct Event {
     version: u16,
@@ -149,7 +153,7 @@ unsafe extern "C" fn module_table(
 
 unsafe extern "C" fn set_version(_: u32) {}
 
-/// The tool's function of that number, if it has one.
+/// The tool's function with this number, if it has one.
 ///
 /// # Safety
 ///
@@ -161,7 +165,7 @@ unsafe fn function<F: Copy>(number: usize) -> Option<F> {
     (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
 }
 
-/// A name that the tool learns once.
+/// A name that is registered with the tool once.
 #[derive(Clone, Copy)]
 pub(crate) enum Name {
     Wait,
@@ -171,7 +175,7 @@ pub(crate) enum Name {
 
 const NAMES: [&CStr; 3] = [c"wait", c"copy", c"operations"];
 
-/// A tool that listens.
+/// A loaded tool.
 struct Tool {
     domain: usize,
     /// Kind and value of each name's message.
@@ -184,7 +188,7 @@ static TOOL: OnceLock<Tool> = OnceLock::new();
 
 /// Loads the tool that the environment names, if any, at the first call of the process.
 ///
-/// Errors: why that tool is left out.
+/// Errors: the reason why that tool is not used.
 pub(crate) fn listen() -> Result<(), String> {
     static FIRST: Once = Once::new();
     let mut outcome = Ok(());
@@ -209,7 +213,7 @@ fn initialize(path: &OsStr) -> Result<(), String> {
     // SAFETY: NVTX's headers give this symbol this type.
     let initialize =
         unsafe { library.get::<Initialize>(b"InitializeInjectionNvtx2\0") }.map_err(words)?;
-    // SAFETY: what the tool gets are tables as in NVTX's headers, which live as long as the process.
+    // SAFETY: the tool gets tables as in NVTX's headers, which live as long as the process.
     match unsafe { initialize(export_table) } {
         0 => Err(format!(
             "{}: its InitializeInjectionNvtx2 failed",
@@ -295,7 +299,7 @@ impl Drop for Range {
     }
 }
 
-/// A range of this thread, within those that the thread began before.
+/// A range of this thread, nested in the ranges that the thread began earlier.
 pub(crate) struct Pushed {
     domain: usize,
     pop: RangePop,

@@ -9,23 +9,23 @@ use std::fmt;
 #[serde(default)]
 #[non_exhaustive]
 pub struct ReadStats {
-    /// Reads that ended, well or not.
+    /// Reads that ended, with or without an error.
     #[serde(rename = "reads")]
     pub ops: u64,
-    /// Those that ended with an error.
+    /// Reads that ended with an error.
     pub failed: u64,
-    /// Bytes of extents asked for.
+    /// Bytes of the requested extents.
     pub bytes_asked: u64,
-    /// Bytes that reads brought: more than asked for where `O_DIRECT` must read wider.
+    /// Bytes that reads returned: more than requested where `O_DIRECT` must read a wider range.
     #[serde(rename = "bytes")]
     pub bytes_moved: u64,
-    /// Reads that brought less than asked for and were continued.
+    /// Reads that returned less than requested and were continued.
     pub short_reads: u64,
     /// Reads repeated after `EINTR` or `EAGAIN`.
     pub retries: u64,
     /// Reads (system calls or queue entries) that bypassed the page cache.
     pub direct_reads: u64,
-    /// Reads through the page cache, copies from maps included.
+    /// Reads through the page cache, including copies from maps.
     pub buffered_reads: u64,
     /// Files or reads that went through the page cache because `O_DIRECT` was refused.
     pub fallbacks: u64,
@@ -54,7 +54,7 @@ pub struct CacheReads {
     pub misses: u64,
     /// Blocks that were downloaded and written.
     pub blocks: u64,
-    /// Bytes of them.
+    /// Bytes of these blocks.
     pub bytes: u64,
     /// Blocks or objects that the local cache did not keep because its disk was full, slow or failing.
     pub not_kept: u64,
@@ -62,7 +62,7 @@ pub struct CacheReads {
     pub removed: u64,
     /// The last reason why something was not kept.
     pub why: Option<String>,
-    /// That reason is a lack of room: the capacity is used up, or the disk is full.
+    /// Whether that reason is a lack of room: the capacity is used up, or the disk is full.
     #[serde(default)]
     pub is_full: bool,
 }
@@ -87,28 +87,30 @@ impl fmt::Display for CacheReads {
     }
 }
 
-/// A loader's requests to object stores, those of its local cache included.
+/// A loader's requests to object stores, including those of its local cache.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Network {
-    /// Requests that ended, well or not.
+    /// Requests that ended, with or without an error.
     pub requests: u64,
-    /// Bytes that they brought.
+    /// Bytes that these requests returned.
     pub bytes: u64,
-    /// Time that all requests were in flight, added up: divide by the steady time for their mean number.
+    /// Time in flight, summed over all requests: divide by the steady time for the mean number in
+    /// flight.
     pub in_flight_ns: u64,
-    /// Time that requests waited for their turn, added up: the store and its link took no more at a time.
+    /// Time for which requests waited for their turn, summed: the store and its link accepted no
+    /// more at once.
     #[serde(default)]
     pub waiting_ns: u64,
-    /// Requests that were repeated, or continued after a cut body.
+    /// Requests that were repeated, or continued after a truncated body.
     pub retries: u64,
-    /// Answers 429 and 503: the store asks for fewer requests.
+    /// Responses with status 429 or 503: the store asks for fewer requests.
     pub throttled: u64,
-    /// Requests of objects whose server names no version, neither by `ETag` nor by `Last-Modified`. An object that is
-    /// replaced by one of the same length goes unnoticed.
+    /// Requests for objects whose server gives no version, neither `ETag` nor `Last-Modified`. The
+    /// replacement of such an object by one of the same length goes unnoticed.
     #[serde(default)]
     pub unversioned: u64,
-    /// From the request to the head of its answer, connecting included.
+    /// Time from the request to the head of its response, including the connection setup.
     pub first_byte: Latency,
 }
 
@@ -149,15 +151,16 @@ impl fmt::Display for Network {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DirectReads {
-    /// The way of the bytes by cuFile's own count: `p2p`, `nvidia-fs`, `compat` (through host memory), several, or unknown.
+    /// The route of the bytes by cuFile's own counts: `p2p`, `nvidia-fs`, `compat` (through host
+    /// memory), several, or unknown.
     pub how: String,
     /// Reads by cuFile.
     pub reads: u64,
-    /// Bytes of their rows.
+    /// Bytes of the rows that these reads returned.
     pub bytes: u64,
     /// Rows that came through the host, because cuFile could not read them.
     pub host_rows: u64,
-    /// The reason of the first of them.
+    /// The reason for the first of these rows.
     pub why_host: Option<String>,
 }
 

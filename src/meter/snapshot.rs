@@ -6,8 +6,9 @@
 //! slots ◄────────────────────────────────────── held                starves (no input) or is blocked (no room)
 //! ```
 //!
-//! Times are nanoseconds, summed over the threads of a stage where it has several, over the *steady* time: from the first
-//! batch of each iterator on. All but the histograms can be subtracted, see [`Snapshot::since`].
+//! Times are in nanoseconds, summed over the threads of a stage if it has several. They cover the
+//! *steady* time: from the first batch of each iterator on. All numbers except the histograms can
+//! be subtracted, see [`Snapshot::since`].
 
 use super::counters::Latency;
 use super::{CacheReads, DirectReads, Network, ReadStats};
@@ -20,14 +21,15 @@ use std::fmt;
 pub struct Snapshot {
     /// Time since the loader was built.
     pub at_ns: u64,
-    /// The part of it in which an iterator was alive and had delivered its first batch: the whole of all shares.
+    /// The part of it in which an iterator was alive and had delivered its first batch. All shares
+    /// are relative to it.
     pub steady_ns: u64,
-    /// What an epoch delivers to all ranks together, known before its first batch.
+    /// The totals of an epoch over all ranks, known before its first batch.
     #[serde(default)]
     pub epoch: EpochCounts,
     /// The consumer of the batches.
     pub consumer: Consumer,
-    /// Planning: which samples, where they lie.
+    /// Planning: the choice of samples, and their locations.
     pub order: OrderStage,
     /// Reads.
     pub storage: StorageStage,
@@ -42,7 +44,8 @@ pub struct Snapshot {
     pub cpu: Option<Cpu>,
 }
 
-/// What a whole epoch delivers to all ranks together, by arithmetic. [`Snapshot::since`] leaves it as it is.
+/// The totals of a whole epoch over all ranks, calculated in advance. [`Snapshot::since`] leaves
+/// this unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct EpochCounts {
@@ -50,7 +53,7 @@ pub struct EpochCounts {
     pub samples: u64,
     /// Batches, on every rank.
     pub batches: u64,
-    /// Rows that fill up batches with samples that the epoch has already.
+    /// Rows that pad batches with samples that the epoch already contains.
     pub repeated: u64,
     /// Samples that fill no batch and are dropped.
     pub left_out: u64,
@@ -73,10 +76,11 @@ impl EpochCounts {
 pub struct Cpu {
     /// CPU time of all threads.
     pub process_ns: u64,
-    /// CPU time of the threads of all loaders in the process, with those of readers and stores.
+    /// CPU time of the threads of all loaders in the process, including the threads of readers and
+    /// stores.
     pub loaders_ns: u64,
-    /// CPU time of others on the cores that the process may use: other programs, the kernel, guests of the same host. `None`
-    /// where the kernel does not tell.
+    /// CPU time of others on the cores that the process may use: other programs, the kernel, guests
+    /// of the same host. `None` where the kernel does not report it.
     #[serde(default)]
     pub others_ns: Option<u64>,
     /// Ranks of the job on this machine, by `LOCAL_WORLD_SIZE`; 0 where it is not known.
@@ -88,7 +92,8 @@ pub struct Cpu {
     pub periods: u64,
     /// Periods in which the quota was used up, so that threads waited.
     pub throttled: u64,
-    /// Time for which the quota kept a core from threads that were ready: the mean of the cores that the process may use.
+    /// Time for which the quota withheld a core from ready threads: the mean over the cores that
+    /// the process may use.
     #[serde(default)]
     pub throttled_ns: u64,
 }
@@ -99,7 +104,7 @@ pub struct Cpu {
 pub struct Consumer {
     /// Batches handed out.
     pub batches: u64,
-    /// Samples handed out, without those that fill up the last batch.
+    /// Samples handed out, without those that pad the last batch.
     pub samples: u64,
     /// Bytes of the fields in delivered batches.
     pub bytes: u64,
@@ -109,27 +114,29 @@ pub struct Consumer {
     /// Batches of the order that were left out, see [`Loader::skip`](crate::Loader::skip).
     #[serde(default)]
     pub skipped_batches: u64,
-    /// Of a mixture, what each source has delivered at the run's place. [`Snapshot::since`] leaves it as it is.
+    /// For a mixture: what each source has delivered up to the run's current position.
+    /// [`Snapshot::since`] leaves this unchanged.
     #[serde(default)]
     pub sources: Vec<SourceCount>,
-    /// The part of the steady time: all but the first batch of each iterator. `None` where it was not counted apart.
+    /// Batches and samples of the steady time: all but the first batch of each iterator. `None` if
+    /// they were not counted separately.
     pub steady: Option<Handed>,
-    /// Waits in `next()` for batches other than the first of an iterator, with the present wait and those that ended without a
-    /// batch: starvation on the host.
+    /// Waits in `next()` for batches other than the first of an iterator, including the current
+    /// wait and waits that ended without a batch. On the host, this is starvation.
     pub waited_ns: u64,
     /// Waits for the first batch of each iterator; not part of the steady time.
     pub first_ns: u64,
-    /// Between calls of `next()`: the consumer's own work.
+    /// Time between calls of `next()`: the consumer's own work.
     pub user_ns: u64,
     /// Durations of the waits in `next()`.
     pub waits: Latency,
     /// CPU time of the threads that call `next()`.
     #[serde(default)]
     pub cpu_ns: Option<u64>,
-    /// Time that they were runnable without a core.
+    /// Time for which these threads were runnable without a core.
     #[serde(default)]
     pub delay_ns: Option<u64>,
-    /// On a GPU, by events on the consumer's stream.
+    /// Idle time on a GPU, from events on the consumer's stream.
     pub gpu: Option<GpuIdle>,
 }
 
@@ -140,10 +147,10 @@ pub struct Consumer {
 pub struct SourceCount {
     /// Samples drawn from it.
     pub delivered: u64,
-    /// Samples that its weights ask for, up to the run's place.
+    /// Samples that its weights ask for, up to the run's current position.
     #[serde(default)]
     pub asked: f64,
-    /// Samples of a pass over it.
+    /// Samples in one pass over it.
     pub samples: u64,
     /// Passes so far: 1.25 is one and a quarter.
     pub passes: f64,
@@ -165,7 +172,7 @@ impl SourceCount {
 pub struct Handed {
     /// Batches.
     pub batches: u64,
-    /// Samples of them.
+    /// Samples in these batches.
     pub samples: u64,
 }
 
@@ -183,20 +190,23 @@ impl Consumer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct GpuIdle {
-    /// Measured steps: all but the first of each iterator, as far as the stream has come.
+    /// Measured steps: all but the first of each iterator, as far as the stream has progressed.
     pub steps: u64,
-    /// From the first to the last of them, by the device's clock: the whole of the shares.
+    /// Time from the first to the last of these steps, by the device's clock. The shares are
+    /// relative to it.
     #[serde(default)]
     pub span_ns: u64,
-    /// The stream was idle and waited for a batch: starvation, exact.
+    /// Time for which the stream was idle and waited for a batch: starvation, exact.
     pub starved_ns: u64,
-    /// Idle time by the program's own code in the steps for which it is known: the stream had run dry when the host asked for
-    /// the next batch, or a batch was there and no stream took it. See [`host_late_ns`](Self::host_late_ns) for that of all steps.
+    /// Idle time caused by the program's own code, in the steps for which it is known: the stream
+    /// had run dry when the host asked for the next batch, or a batch had arrived and no stream
+    /// took it. See [`host_late_ns`](Self::host_late_ns) for the time of all steps.
     pub late_ns: u64,
     /// Steps that asked for a batch when the stream had no work left.
     #[serde(default)]
     pub dry_steps: u64,
-    /// Those of them without a [mark](crate::Loader::mark) behind their work: how long the host was late is not known.
+    /// Dry steps without a [mark](crate::Loader::mark) after their work: it is not known how long
+    /// the host was late.
     #[serde(default)]
     pub unmarked_steps: u64,
     /// Steps that were not measured, by reason, without the first of each iterator.
@@ -205,7 +215,8 @@ pub struct GpuIdle {
 }
 
 impl GpuIdle {
-    /// Idle time by the program's own code; `None` if it is not known for more than 1 % of the steps.
+    /// Idle time caused by the program's own code; `None` if it is not known for more than 1 % of
+    /// the steps.
     ///
     /// It is known where the stream was still busy at the request, and where [`Loader::mark`](crate::Loader::mark) says
     /// that a step's work was enqueued.
@@ -218,28 +229,30 @@ impl GpuIdle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Unmeasured {
-    /// The batch was dropped before it was bound to any stream, so the consumer's stream is not known. Name it by
-    /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) or [`Batch::bind`](crate::Batch::bind).
+    /// The batch was dropped before it was bound to any stream, so the consumer's stream is not
+    /// known. Name it with [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) or
+    /// [`Batch::bind`](crate::Batch::bind).
     pub no_stream: u64,
     /// The driver refused an event of the step, for instance while a graph was captured, or none was free.
     pub no_event: u64,
-    /// Pauses between two steps: 20 times the usual step, and at least a second, as an evaluation within an epoch takes.
+    /// Pauses between two steps: at least 20 times the usual step and at least one second, for
+    /// instance an evaluation within an epoch.
     #[serde(default)]
     pub pauses: u64,
 }
 
-/// The thread that plans.
+/// The planner's thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OrderStage {
-    /// Busy: it planned batches, submitted reads, took completions.
+    /// Time for which it planned batches, submitted reads and took completions.
     pub busy_ns: u64,
     /// CPU time of the thread.
     pub cpu_ns: Option<u64>,
-    /// Time that it was runnable without a core.
+    /// Time for which this thread was runnable without a core.
     #[serde(default)]
     pub delay_ns: Option<u64>,
-    /// It could plan nothing because no slot was free.
+    /// Time for which it could plan nothing because no slot was free.
     pub no_slot_ns: u64,
 }
 
@@ -252,29 +265,31 @@ pub struct StorageStage {
     pub reader: Option<ReaderInUse>,
     /// Time with at least one read in flight.
     pub busy_ns: u64,
-    /// Rows waited for room for their bytes: the stages behind did not take bytes away fast enough. Reads may have been in
-    /// flight meanwhile.
+    /// Time for which rows waited for room for their bytes, because the later stages did not
+    /// consume bytes fast enough. Reads may have been in flight meanwhile.
     pub blocked_ns: u64,
-    /// Reads in flight at most.
+    /// Maximum number of reads in flight.
     pub depth: u32,
     /// Sum over time of the reads in flight: divide by the steady time for the mean.
     pub in_flight_ns: u64,
-    /// The reader's counts. Serialised beside the others, and not as a group.
+    /// The reader's counts. Serialised as fields of this stage, not as a group.
     #[serde(flatten)]
     pub counts: ReadStats,
     /// Bytes that bypassed the page cache, when known.
     pub direct_bytes: u64,
-    /// Bytes that the process had devices read, with those of other files; `None` where the kernel does not count them.
+    /// Bytes that devices read for the process, including bytes of other files; `None` where the
+    /// kernel does not count them.
     #[serde(default)]
     pub device_bytes: Option<u64>,
     /// Bytes that workers copied from the page cache instead of reading.
     pub cached_bytes: u64,
     /// Samples that went from their reads into their rows without a worker.
     pub in_place: u64,
-    /// Reads that failed and worked when they were tried again, since the beginning.
+    /// Reads that failed and succeeded when they were repeated, since the beginning.
     #[serde(default)]
     pub recovered: u64,
-    /// Lookups of extents in the page cache before they are read; `None` where the reader does without.
+    /// Lookups of extents in the page cache before they are read; `None` where the reader does no
+    /// lookups.
     #[serde(default)]
     pub page_cache: Option<Lookups>,
     /// Durations of the reads, from their submission.
@@ -293,7 +308,7 @@ pub struct StorageStage {
 pub struct Lookups {
     /// Lookups that found all bytes.
     pub hits: u64,
-    /// Lookups that did not.
+    /// Lookups that did not find all bytes.
     pub misses: u64,
 }
 
@@ -308,23 +323,23 @@ impl fmt::Display for Lookups {
     }
 }
 
-/// The reader that brings the bytes. `Display` is its name for people.
+/// The reader in use. `Display` gives a readable name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReaderInUse {
-    /// The way of its reads.
+    /// How it reads files.
     pub kind: ReaderKind,
     /// Whether the caller named it, instead of leaving the choice to the loader.
     pub explicit: bool,
-    /// It reads files on a network mount that no cache keeps.
+    /// Whether it reads files on a network mount that no cache keeps.
     pub mount: bool,
-    /// It reads objects in stores.
+    /// Whether it reads objects in stores.
     pub objects: bool,
-    /// A local cache keeps objects and files on network mounts.
+    /// Whether a local cache keeps objects and files on network mounts.
     pub cached: bool,
 }
 
-/// The way in which a reader reads files.
+/// How a reader reads files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -375,7 +390,8 @@ impl fmt::Display for ReaderInUse {
     }
 }
 
-/// The work of decode workers for each row, beyond bringing its bytes; more includes less.
+/// The work of decode workers for each row, besides fetching its bytes. Each level includes the
+/// lower ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -409,18 +425,18 @@ pub struct DecodeStage {
     pub map_batch_ns: u64,
     /// CPU time of their threads, summed.
     pub cpu_ns: Option<u64>,
-    /// Time that their threads were runnable without a core, summed: the kernel's run delay. In the rest of `busy_ns` their own work
-    /// blocked them: sleeps, locks, reads, page faults.
+    /// Time for which their threads were runnable without a core, summed: the kernel's run delay.
+    /// In the rest of `busy_ns` their own work blocked them: sleeps, locks, reads, page faults.
     pub delay_ns: Option<u64>,
     /// Idle time while batches were being filled, summed: they waited for storage or the order.
     pub starved_ns: u64,
     /// Idle time without a batch to fill, summed: they are ahead.
     pub ahead_ns: u64,
-    /// Sum over time of the samples and runs of rows in the queues to the workers.
+    /// Sum over time of the samples and runs of rows in the workers' queues.
     pub queued_ns: u64,
     /// Samples copied or decoded.
     pub samples: u64,
-    /// For datasets in chunks.
+    /// Counts of chunks, for datasets in chunks.
     #[serde(default)]
     pub chunks: Option<Chunks>,
     /// Durations of the pieces of work.
@@ -433,29 +449,31 @@ pub struct DecodeStage {
 pub struct Chunks {
     /// Chunks opened, since the beginning.
     pub opened: u64,
-    /// Samples of them; those of a chunk opened twice count twice.
+    /// Samples in the opened chunks; those of a chunk opened twice count twice.
     pub samples: u64,
-    /// Chunks of the dataset.
+    /// Number of chunks in the dataset.
     pub count: u64,
 }
 
-/// The transfer thread and the copy stream. The rest of the time belongs to handing over.
+/// The transfer thread and the copy stream. The rest of the time is spent on handing over batches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CopyStage {
-    /// Copies were on the bus, by the device's events around each copy; counted when a copy has ended.
+    /// Time with copies on the bus, by the device's events around each copy. A copy is counted when
+    /// it has ended.
     pub busy_ns: u64,
-    /// Operations on batches ran (`finish`, rows moved to their places), by such events, beside the copies of later batches.
+    /// Time of the operations on batches (`finish`, moving rows to their places), by such events.
+    /// They run concurrently with the copies of later batches.
     #[serde(default)]
     pub ops_ns: u64,
-    /// No copy was in flight, and no slot was full.
+    /// Time with no copy in flight and no full slot.
     pub starved_ns: u64,
-    /// The consumer held the device memory: a full slot waited for the drop of a batch, or the oldest copy in flight waited for the
-    /// consumer's work before that drop.
+    /// Time for which the consumer held the device memory: a full slot waited for the drop of a
+    /// batch, or the oldest copy in flight waited for the consumer's work before that drop.
     pub blocked_ns: u64,
     /// CPU time of the transfer thread.
     pub cpu_ns: Option<u64>,
-    /// Time that it was runnable without a core.
+    /// Time for which this thread was runnable without a core.
     #[serde(default)]
     pub delay_ns: Option<u64>,
     /// Batches whose copy was given to the device.
@@ -467,10 +485,11 @@ pub struct CopyStage {
     /// Pinned slots so far: the device copies from them without the CPU.
     #[serde(default)]
     pub pinned_slots: u64,
-    /// Slots that could not be pinned; the driver copies from them through its own buffer, slower.
+    /// Slots that could not be pinned; the driver copies from them through its own buffer, which is
+    /// slower.
     #[serde(default)]
     pub pageable_slots: u64,
-    /// The reason.
+    /// The reason why a slot could not be pinned.
     #[serde(default)]
     pub why_pageable: Option<String>,
     /// Direct reads into device memory so far; `None` if no field takes that route.
@@ -507,11 +526,11 @@ pub struct Slots {
     pub count: u32,
     /// Sum over time of the free slots.
     pub free_ns: u64,
-    /// Of those being filled.
+    /// Sum over time of the slots being filled.
     pub filling_ns: u64,
-    /// Of the full ones that wait for their turn.
+    /// Sum over time of the full slots that wait for their turn.
     pub full_ns: u64,
-    /// Of those in the consumer's hands.
+    /// Sum over time of the slots held by the consumer.
     pub held_ns: u64,
 }
 
@@ -544,22 +563,22 @@ impl Snapshot {
         self.combine(before, u64::max);
     }
 
-    /// The measurements after `before`, an earlier snapshot of the same loader. Histograms stay those of the whole time, for their
-    /// quantiles cannot be subtracted.
+    /// The measurements after `before`, an earlier snapshot of the same loader. Histograms still
+    /// cover the whole time, because their quantiles cannot be subtracted.
     pub fn since(&self, before: &Self) -> Self {
         let mut later = self.clone();
         later.combine(before, u64::saturating_sub);
         later
     }
 
-    /// Both together, with the histograms of this one.
+    /// The sums of both snapshots, with the histograms of this one.
     pub(crate) fn and(&self, other: &Self) -> Self {
         let mut both = self.clone();
         both.combine(other, u64::saturating_add);
         both
     }
 
-    /// Replaces every number that grows by that of both snapshots.
+    /// Replaces every growing number with `of` of the numbers of both snapshots.
     #[rustfmt::skip]
     fn combine(&mut self, other: &Self, of: fn(u64, u64) -> u64) {
         macro_rules! all {

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A stage between the order and the consumer.
+/// A stage of the pipeline, from the order to the consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -20,14 +20,14 @@ pub enum PipelineStage {
     Storage,
     /// Decode workers: decoding, transforms, copies from memory and the page cache.
     Decode,
-    /// Copies to the device, and the operations behind them on the same stream.
+    /// Copies to the device, and the operations on the copied batches.
     Copy,
     /// The consumer's own work.
     Consumer,
 }
 
 impl PipelineStage {
-    /// From the consumer upstream.
+    /// All stages, from the consumer upstream.
     pub(crate) const UPSTREAM: [Self; 5] = [
         Self::Consumer,
         Self::Copy,
@@ -74,7 +74,7 @@ pub(crate) enum Copying {
     #[default]
     Starved,
     Busy,
-    /// A full slot waits for device memory, or the oldest copy for the consumer's streams.
+    /// A full slot waits for device memory, or the oldest copy waits for the consumer's streams.
     Blocked,
 }
 
@@ -93,18 +93,18 @@ numbered!(bool, Planning, Consuming, Copying);
 /// CPU time and run delay of a stage's threads.
 pub(super) type CpuTimes = (Option<u64>, Option<u64>);
 
-/// The one live iterator writes all of these.
+/// The meters of the consumer. Only the one live iterator writes them.
 #[derive(Debug, Default)]
 pub(crate) struct ConsumerMeters {
     pub(crate) batches: Counter,
     pub(crate) samples: Counter,
     /// Bytes of the batches' fields.
     pub(crate) bytes: Counter,
-    /// Whether it waits in `next()`, not for the first batch of an iterator.
+    /// Whether the consumer waits in `next()` for a batch other than the first of an iterator.
     pub(crate) states: States<Consuming, 2>,
     /// Waits for the first batch of each iterator.
     pub(crate) first_ns: Counter,
-    /// Between two calls of `next()`: the user's own work.
+    /// Time between two calls of `next()`: the user's own work.
     pub(crate) user_ns: Counter,
     /// Waits that were not for a first batch.
     pub(crate) waits: Histogram,
@@ -132,11 +132,12 @@ impl ConsumerMeters {
 pub(crate) struct StorageMeters {
     /// Reads in flight.
     pub(crate) reading: Flow,
-    /// The time of the consumer's last batch, and the sum of the reads in flight until then.
+    /// The time of the consumer's last batch, and the sum over time of the reads in flight until
+    /// then.
     moment: [AtomicU64; 2],
     /// Whether rows wait for room for their bytes.
     pub(crate) no_room: States<bool, 2>,
-    /// Rows that reads finished, without a worker.
+    /// Rows that were finished by reads, without a worker.
     pub(crate) in_place: Lone<Counter>,
     pub(crate) latency: Histogram,
     /// Bytes that workers copied from the page cache.
@@ -164,8 +165,8 @@ impl StorageMeters {
         }
     }
 
-    /// Mean reads in flight since the last call; one thread calls this. The number at the moment itself would often be 0, since the
-    /// loader hands out a batch just after its last read.
+    /// Mean reads in flight since the last call; one thread calls this. The momentary number would
+    /// often be 0, because the loader hands out a batch just after its last read.
     pub(super) fn mean_in_flight(&self, now: u64) -> u32 {
         let [total, _] = self.reading.read(now);
         let [at, before] = self
@@ -183,7 +184,7 @@ impl StorageMeters {
 #[derive(Debug, Default)]
 pub(crate) struct DecodeMeters {
     pub(crate) pool: Pool,
-    /// Pieces of work in the queues to the workers.
+    /// Pieces of work in the workers' queues.
     pub(crate) queued: Area,
     pub(crate) latency: Histogram,
     /// Time of workers in `map_batch`.
@@ -196,7 +197,7 @@ pub(crate) struct DecodeMeters {
 }
 
 impl DecodeMeters {
-    /// `chunks`: their number, for datasets in chunks.
+    /// `chunks`: the number of chunks, for datasets in chunks.
     pub(super) fn read(
         &self,
         now: u64,
@@ -224,11 +225,11 @@ impl DecodeMeters {
     }
 }
 
-/// Meters of the way onto the device.
+/// Meters of the copies to the device.
 #[derive(Debug, Default)]
 pub(crate) struct CopyMeters {
     pub(crate) states: States<Copying, 3>,
-    /// Time with copies on the bus, by the device's clock; and the duration of each copy.
+    /// Time with copies on the bus, by the device's clock. `latency` has the duration of each copy.
     pub(crate) bus_ns: Counter,
     /// Time of the operations on batches, by the same clock.
     pub(crate) ops_ns: Counter,
@@ -242,13 +243,13 @@ pub(crate) struct CopyMeters {
     pub(crate) direct: DirectMeters,
 }
 
-/// Direct reads, their bytes, and rows that came by the host instead.
+/// Direct reads, their bytes, and rows that came through the host instead.
 #[derive(Debug, Default)]
 pub(crate) struct DirectMeters {
     pub(crate) reads: Counter,
     pub(crate) bytes: Counter,
     pub(crate) host_rows: Counter,
-    /// The reason of the first of these rows.
+    /// The reason for the first of these rows.
     by_host: Mutex<Option<String>>,
 }
 
@@ -272,7 +273,7 @@ impl CopyMeters {
         }
     }
 
-    /// A slot is copied from pageable memory, since it could not be pinned.
+    /// Notes a slot that is copied from pageable memory because it could not be pinned.
     pub(crate) fn note_pageable(&self, why: &crate::Error) {
         self.pageable_slots.add(1);
         self.pageable
@@ -282,7 +283,7 @@ impl CopyMeters {
 }
 
 impl DirectMeters {
-    /// A direct read was not possible.
+    /// Notes the reason why a direct read was not possible.
     pub(crate) fn note_by_host(&self, why: &str) {
         self.by_host.hold().get_or_insert_with(|| why.to_string());
     }

@@ -1,4 +1,4 @@
-//! The times of each of the last batches, and the lengths of the queues: the data of traces and plots.
+//! The times of the last batches, and the queue lengths: the data for traces and plots.
 
 use super::tracks::Track;
 use crate::sync::Hold;
@@ -10,7 +10,7 @@ use std::sync::Mutex;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchRecord {
-    /// Its number since the loader was built.
+    /// The batch's number since the loader was built.
     pub sequence: u64,
     /// Epoch.
     pub epoch: u64,
@@ -18,24 +18,25 @@ pub struct BatchRecord {
     pub batch: u64,
     /// Rows.
     pub rows: u32,
-    /// It got its slot, and its reads could begin.
+    /// When the batch got its slot, and its reads could begin.
     pub planned_ns: u64,
-    /// Its last read ended; 0 when it needed none.
+    /// When its last read ended; 0 if it needed none.
     pub read_ns: u64,
-    /// Its last row was done.
+    /// When its last row was done.
     pub full_ns: u64,
-    /// Its copy was given to the device; 0 on the host.
+    /// When its copy was given to the device; 0 on the host.
     pub copied_ns: u64,
-    /// It was the first of its iterator: the wait for it is not starvation.
+    /// Whether it was the first of its iterator: the wait for it is not starvation.
     pub first: bool,
-    /// The consumer asked for it.
+    /// When the consumer asked for it.
     pub asked_ns: u64,
-    /// The consumer got it.
+    /// When the consumer got it.
     pub got_ns: u64,
-    /// The consumer's own part of the step was done; 0 without [`Loader::arrive`](crate::Loader::arrive).
+    /// When the consumer's own part of the step was done; 0 without
+    /// [`Loader::arrive`](crate::Loader::arrive).
     #[serde(default)]
     pub arrived_ns: u64,
-    /// The consumer dropped it; 0 while it is held.
+    /// When the consumer dropped it; 0 while it is held.
     pub dropped_ns: u64,
 }
 
@@ -45,9 +46,9 @@ pub struct BatchRecord {
 pub struct Gauges {
     /// Nanoseconds since the loader was built.
     pub at_ns: u64,
-    /// Reads in flight: the mean since the moment before, rounded.
+    /// Reads in flight: the mean since the previous moment, rounded.
     pub in_flight: u32,
-    /// Pieces of work in the queues to the workers.
+    /// Pieces of work in the workers' queues.
     pub queued: u32,
     /// Busy workers.
     pub working: u32,
@@ -57,7 +58,7 @@ pub struct Gauges {
     pub filling_slots: u32,
     /// Full slots that wait for their turn.
     pub full_slots: u32,
-    /// Batches in the consumer's hands.
+    /// Batches held by the consumer.
     pub held: u32,
 }
 
@@ -67,20 +68,21 @@ pub struct Gauges {
 pub struct Timeline {
     /// Batches handed out.
     pub batches: Vec<BatchRecord>,
-    /// Moments, one for each batch at most.
+    /// Queue lengths at moments, at most one for each batch.
     pub gauges: Vec<Gauges>,
     /// Work of each thread of the loader and of each stream of the device. A track can reach back further than the batches, or less
     /// far.
     pub tracks: Vec<Track>,
-    /// Older batches, forgotten to make room.
+    /// The number of older batches, forgotten to make room.
     pub forgotten: u64,
 }
 
-/// Batches that are remembered, each with the queue lengths at its handing out: 128 KiB.
+/// The number of remembered batches, each with the queue lengths when it was handed out: 128 KiB.
 const REMEMBERED: usize = 1024;
 
-/// The last batches and moments: the consumer notes a batch, and the thread that drops the batch notes the drop. A lock for
-/// each of the two, none per sample. There is room for all from the start.
+/// The last batches and moments: the consumer notes a batch, and the thread that drops the batch
+/// notes the drop. Each of the two takes a lock; there is none per sample. All memory is reserved
+/// at the start.
 #[derive(Debug)]
 pub(crate) struct Recorder(Mutex<VecDeque<(BatchRecord, Gauges)>>);
 
@@ -102,7 +104,8 @@ impl Recorder {
         record.sequence
     }
 
-    /// The consumer's own part of the step with the last batch is done. The first call for a batch counts.
+    /// Notes that the consumer's own part of the step with the last batch is done. Only the first
+    /// call for a batch counts.
     pub(crate) fn arrived(&self, now: u64) {
         if let Some((record, _)) = self
             .0

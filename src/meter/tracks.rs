@@ -4,9 +4,9 @@
 //! thread ──► ring of its last spans (begin, end, work) ──► Track, for a timeline
 //! ```
 //!
-//! One writer per ring, no lock, no allocation; three stores per span. A span of the same work as the last one, no more than
-//! [`GAP`] after it, lengthens that one, up to [`LONG`]. So tiny pieces of work do not push all else out; the price is that
-//! short gaps are not shown.
+//! One writer per ring, no lock, no allocation; three stores per span. A span of the same kind of
+//! work as the last span, at most [`GAP`] after it, extends the last span, up to [`LONG`]. So tiny
+//! pieces of work do not displace all others; the price is that short gaps are not shown.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +18,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub struct Track {
     /// Name of the thread or stream.
     pub name: String,
-    /// In order of their ends; the oldest may be forgotten. A span may lie inside the next one.
+    /// Spans in the order of their ends; the oldest may be forgotten. A span may be inside the next
+    /// one.
     pub spans: Vec<Span>,
 }
 
@@ -28,7 +29,7 @@ pub struct Track {
 pub struct Span {
     /// Begin, in nanoseconds since the loader was built.
     pub begin_ns: u64,
-    /// End, likewise.
+    /// End, in nanoseconds since the loader was built.
     pub end_ns: u64,
     /// Kind of work.
     pub what: Work,
@@ -79,19 +80,20 @@ macro_rules! works {
 works! {
     /// Planning batches, submitting reads and taking their completions.
     Plan = "plan",
-    /// Samples from memory or the page cache: copied or decoded at once.
+    /// Copying or decoding samples from memory or the page cache, at once.
     LookUp = "from cache or memory",
-    /// A sample from bytes that were read.
+    /// Decoding a sample from bytes that were read.
     Decode = "decode",
     /// Opening a chunk: inflating it, decoding its pages.
     Open = "open chunk",
-    /// Rows out of open chunks.
+    /// Copying rows out of open chunks.
     Gather = "gather rows",
     /// `.map_batch`.
     MapBatch = "map batch",
-    /// A batch crosses the bus.
+    /// Copying a batch across the bus.
     Copy = "copy",
-    /// On a device's stream: from a batch's arrival to the end of the step's work, or to the next request if that is not known.
+    /// On a device's stream: from a batch's arrival to the end of the step's work, or to the next
+    /// request if that end is not known.
     Step = "step",
     /// On a device's stream: idle, without a batch.
     Starved = "starved",
@@ -105,11 +107,11 @@ impl Work {
     }
 }
 
-/// Spans of a ring: 24 KiB.
+/// The number of spans in a ring: 24 KiB.
 const SPANS: usize = 1024;
-/// Longest gap between two spans that become one, in nanoseconds.
+/// Longest gap between two spans that are merged, in nanoseconds.
 const GAP: u64 = 10_000;
-/// Longest span that lengthening gives, in nanoseconds.
+/// Longest span that merging gives, in nanoseconds.
 const LONG: u64 = 1_000_000;
 
 /// The last spans of one thread, which alone writes them.
@@ -130,7 +132,8 @@ impl Default for Ring {
 }
 
 impl Ring {
-    /// Notes work; the ring's thread calls this. Times of 0 come from a loader that measures nothing.
+    /// Notes work. Only the ring's thread calls this. Times of 0 come from a loader that measures
+    /// nothing.
     pub(crate) fn note(&self, begin: u64, end: u64, what: Work) {
         if end == 0 {
             return;
@@ -167,7 +170,7 @@ impl Ring {
         })
     }
 
-    /// All remembered spans, without those overwritten meanwhile.
+    /// All remembered spans, without those overwritten during the call.
     pub(crate) fn read(&self) -> Vec<Span> {
         let until = self.written.load(Ordering::Acquire);
         let from = until.saturating_sub(SPANS as u64);
@@ -219,7 +222,7 @@ impl Rings {
         }
     }
 
-    /// In the order of the data.
+    /// All tracks, in the order of the data flow.
     pub(crate) fn read(&self) -> Vec<Track> {
         let track = |name: String, ring: &Ring| Track {
             name,
@@ -286,7 +289,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every moment of work lies in one span of its kind, and no span is longer than `LONG`.
+        /// Every moment of work is in one span of its kind, and no span is longer than `LONG`.
         #[test]
         fn all_work_lies_in_spans(pieces in prop::collection::vec((0..30_000_u64, 1..40_000_u64, 0..3_usize), 1..200)) {
             let ring = Ring::default();

@@ -1,4 +1,4 @@
-//! Device memory of one batch: its users, and its return.
+//! Device memory of one batch: its users, and its return to the copier.
 
 use super::cufile::{BufferGuard, CuFile};
 use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Interval at which a freeing thread checks for the end of a capture.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// The data that a loader's batches share on the device.
+/// Data shared by all device batches of a loader.
 pub(super) struct Home {
     pub(super) gpu: Arc<Gpu>,
     /// Layout of a slot, and of a batch on the device.
@@ -36,7 +36,8 @@ impl Home {
     }
 }
 
-/// Device memory, registered with cuFile if there is one. Calls need the context to be current.
+/// Device memory, registered with cuFile if cuFile is in use. cuFile's calls need a current
+/// context, which these functions provide.
 pub(super) struct BatchMemory {
     pub(super) memory: DeviceMemory,
     registered: Option<BufferGuard>,
@@ -62,7 +63,7 @@ impl BatchMemory {
         Ok(Self { memory, registered })
     }
 
-    /// Leaks the memory for ever, to the device and to cuFile.
+    /// Leaks the memory and its registration with cuFile.
     fn leak(&mut self) {
         std::mem::forget(self.registered.take());
         self.memory.leak();
@@ -98,20 +99,21 @@ impl Drop for BatchMemory {
 /// Device memory of one batch, and the host's metadata for it.
 pub(crate) struct Buffer {
     pub(super) memory: BatchMemory,
-    /// The batch has arrived. Bound streams wait for this event.
+    /// Reached when the batch has arrived. Bound streams wait for this event.
     pub(super) copied: Arc<Event>,
-    /// These follow the consumers' work before the drop.
+    /// Events recorded at the drop, after the consumers' work.
     pub(super) released: Vec<Arc<Event>>,
-    /// Some consumer's work has no event: only a wait for the whole context covers it.
+    /// Whether some consumer's work has no event, so that only a wait for the whole context covers
+    /// it.
     pub(super) unsure: bool,
-    /// Streams that could not record an event because they were capturing; only streams that live as long as these
-    /// values.
+    /// Streams that could not record an event because they were capturing. Contains only streams
+    /// that these values keep alive.
     captured: Vec<Stream>,
     /// Whether the bell must ring when consumers are done.
     pub(super) rings: bool,
     streams: Mutex<Vec<Bound>>,
     pub(crate) head: BatchHead,
-    /// The owner to return to, while a consumer holds the batch.
+    /// The place to return to; set while a consumer holds the batch.
     home: Option<Arc<Home>>,
 }
 
@@ -143,7 +145,7 @@ impl Buffer {
         self.home.as_ref().expect("it is handed out")
     }
 
-    /// Records events behind all work on the batch, and forgets its bound streams.
+    /// Records events after all work on the batch, and forgets its bound streams.
     fn let_go(&mut self, home: &Home) {
         // One guard for all calls; if it fails, each call fails. The buffer returns anyway, or `next()` would wait for
         // it for ever.
@@ -155,7 +157,7 @@ impl Buffer {
         self.streams.hold()
     }
 
-    /// `lives`: one of the builder's streams, which are checked.
+    /// `lives`: the stream is one of the builder's, which `build` has checked.
     fn bind_checked(&self, stream: &Stream, how: StreamUse, lives: bool) -> Result<()> {
         let home = self.home();
         let mut streams = self.streams();
@@ -169,8 +171,9 @@ impl Buffer {
         // One guard for all calls.
         let _bound = home.gpu.enter()?;
         if !lives {
-            // First: a capturing stream must not be asked for its context. Nothing is recorded on a stream that only releases,
-            // and the default stream has no context to ask for.
+            // This check comes first, because a capturing stream must not be asked for its context.
+            // The default stream with `Releases` needs no check: binding records nothing on it, and
+            // it has no context to ask for.
             if how > StreamUse::Releases || stream.raw() != driver::LEGACY {
                 home.gpu.check_uncaptured(stream.raw())?;
             }
@@ -192,14 +195,15 @@ impl Buffer {
         Ok(())
     }
 
-    /// Records an event on every bound stream, also behind one that refuses; returns the last refusal.
+    /// Records an event on every bound stream, even after one has refused; returns the last
+    /// refusal.
     fn mark_released(&mut self, idle: &IdleMeter) -> Result<()> {
         let streams = self
             .streams
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
         self.rings = false;
-        // If no stream has waited for the copy, nobody else knows that it has ended.
+        // If no stream has waited for the copy, no other event covers its end.
         if streams.iter().all(|bound| bound.how < StreamUse::Beside) {
             self.released.push(self.copied.clone());
         }
@@ -251,7 +255,8 @@ impl Buffer {
         if users().all(|event| event.is_done().unwrap_or(false)) {
             return Ok(());
         }
-        // Waiting for these events would spin: sleeping needs a blocking event, recorded behind them.
+        // Waiting for these events would spin: sleeping needs a blocking event, recorded after
+        // them.
         let behind = CopyStream::new(gpu)?;
         let all = Event::blocking(gpu)?;
         users().try_for_each(|event| gpu.stream_waits(behind.raw(), event))?;
@@ -260,7 +265,7 @@ impl Buffer {
     }
 }
 
-/// What loaders do with the memory of a batch.
+/// Operations of loaders on the memory of a batch.
 impl Buffer {
     /// The batch's arrays.
     pub(crate) fn layout(&self) -> &Layout {
@@ -276,7 +281,8 @@ impl Buffer {
         DeviceKind::Cuda(self.copied.gpu.ordinal())
     }
 
-    /// Binds a stream: its later work finds the data, and its work before the drop delays reuse of the memory.
+    /// Binds a stream: its later work sees the data, and its work before the drop delays reuse of
+    /// the memory.
     ///
     /// Takes `&self`, under an uncontended lock.
     pub(crate) fn bind(&self, stream: &Stream, how: StreamUse) -> Result<()> {
@@ -317,7 +323,8 @@ impl Buffer {
             .try_for_each(|bound| self.bind_checked(&bound.stream, bound.how, true))
     }
 
-    /// Copies `to.len()` bytes from `from` of the batch to the host, and waits for them.
+    /// Copies `to.len()` bytes of the batch to the host, starting at byte `from`, and waits for
+    /// them.
     pub(crate) fn read_back(&self, from: usize, to: &mut [u8]) -> Result<()> {
         self.bind_any()?;
         let waiting = self

@@ -9,7 +9,8 @@
 //! made stream                                         └─ operations ──┘   beside the next copy, into the other area
 //! ```
 //!
-//! No thread waits in the driver for a copy: the device rings a bell, or the thread looks when the copy should have ended.
+//! No thread waits in the driver for a copy: the device rings a bell, or the thread checks at the
+//! copy's expected end.
 //!
 //! Limits: one batch on the device per buffer. `build` makes all memory, events and lists. Events for further consumer
 //! streams are made when the first batch is bound to them.
@@ -47,7 +48,8 @@ struct Stretch {
 /// Fields of the slot that are copied to one place on the device.
 struct Part {
     fields: Vec<usize>,
-    /// The runs of every full batch; `None` where they differ: packed fields, groups.
+    /// The ranges to copy for every full batch; `None` if they differ between batches: packed
+    /// fields, groups.
     whole: Option<Vec<Stretch>>,
 }
 
@@ -62,13 +64,15 @@ impl Part {
     }
 }
 
-/// Device memory for the arrays that only operations read. The next copy into it waits for the operations on the last one.
+/// Device memory for the arrays that only operations read. The next copy into it waits for the
+/// operations on the previous batch in it.
 struct Area {
     memory: DeviceMemory,
     last: Option<Arc<Event>>,
 }
 
-/// The areas, used in turn: a copy fills one while the operations on the batch before read the other.
+/// The areas, used in turn: a copy fills one while the operations on the previous batch read the
+/// other.
 struct Staging {
     part: Part,
     layout: Layout,
@@ -77,7 +81,8 @@ struct Staging {
 }
 
 impl Staging {
-    /// The operations that end at this event are the last on the present area.
+    /// Sets `ended` as the end of the last operations on the current area, and moves to the next
+    /// area.
     fn turn(&mut self, ended: &Arc<Event>) {
         if let Some(area) = self.areas.get_mut(self.next) {
             area.last = Some(ended.clone());
@@ -85,21 +90,21 @@ impl Staging {
         }
     }
 
-    /// Address of the present area, if there is one.
+    /// Address of the current area, if there is one.
     fn base(&self) -> Option<DevicePtr> {
         self.areas.get(self.next).map(|area| area.memory.ptr())
     }
 
-    /// Address of a field in the present area; `None` for a field that lies in the batch.
+    /// Address of a field in the current area; `None` for a field that is stored in the batch.
     fn at(&self, field: usize) -> Option<DevicePtr> {
         let base = self.base().filter(|_| self.part.fields.contains(&field))?;
         Some(base + self.layout.fields()[field].offset as DevicePtr)
     }
 }
 
-/// An operation on a copy, with what it runs by.
+/// An operation on a copied batch, with its kernels.
 enum Op {
-    /// The kernels for the gathering of rows, if the step has one.
+    /// With the kernels for the gathering of rows, if the step gathers.
     Place(DirectStep, Option<Arc<Kernels>>),
     Finish(Arc<FinishStep>, Finisher),
 }
@@ -122,15 +127,16 @@ impl Op {
 /// Copies slots. Owned by the transfer thread.
 pub(crate) struct Copier {
     home: Arc<Home>,
-    /// What is copied into the batch.
+    /// The fields copied into the batch.
     part: Part,
     staging: Staging,
     ops: Vec<Op>,
-    /// Of the highest priority, as all streams here: our kernels must not delay the next copy until a consumer's kernel ends.
-    /// And streams share few hardware queues per priority: a bell that waits for a consumer must not hold up another one's
-    /// stream.
+    /// Runs the copies. All streams here have the highest priority: otherwise the crate's kernels
+    /// could wait for the end of a consumer's kernel, and so delay the next copy. Also, streams
+    /// share few hardware queues per priority, and a bell that waits for one consumer must not
+    /// block another consumer's stream.
     stream: CopyStream,
-    /// Runs the operations on a batch, so that the bus carries the next one meanwhile.
+    /// Runs the operations on a batch, while the bus carries the next batch.
     made: CopyStream,
     /// Rings when a copy is done. Separate, because a callback blocks its own stream.
     notify: CopyStream,
@@ -139,15 +145,15 @@ pub(crate) struct Copier {
     idle: CopyStream,
     bell: Arc<Sender<()>>,
     pub(crate) free: Receiver<Box<Buffer>>,
-    /// Taken out of `free` while the transfer thread waits for it.
+    /// A buffer taken out of `free` and given back unused. It is the next to be taken.
     spare: Option<Box<Buffer>>,
     /// Buffers dropped while their streams were capturing: their remaining use cannot be queried yet.
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
-    /// Slots of the loader.
+    /// Number of the loader's slots.
     slots: usize,
-    /// Whether the thread's timers follow the clock of the measurements; else each copy rings.
+    /// Whether the thread's timers follow the meters' clock; if not, each copy rings the bell.
     timed: bool,
 }
 
@@ -247,8 +253,8 @@ impl Copier {
         settled
     }
 
-    /// Enqueues the copies and the operations. Only copies read the slot, so the slot need not wait for kernels. The bell
-    /// `rings` at their end.
+    /// Enqueues the copies and the operations. Only copies read the slot, so the slot need not wait
+    /// for kernels. `rings`: the bell rings at the end of the copies.
     fn enqueue(
         &mut self,
         slot: &Filled,
@@ -280,7 +286,8 @@ impl Copier {
         marks.began.record(self.stream.raw())?;
         let bytes = self.copy_fields(slot, buffer)?;
         marks.ended.record(self.stream.raw())?;
-        // A step that is not read yet may need the event of the batch before.
+        // A new event, because an unread step of the idle meter may still need the previous batch's
+        // event.
         buffer.copied = self.home.idle.event()?;
         match &marks.made {
             None => buffer.copied.record(self.stream.raw())?,
@@ -319,7 +326,7 @@ impl Copier {
             .unwrap_or_else(|| self.home.at(buffer, field))
     }
 
-    /// Enqueues copies of the slot's fields; returns the bytes.
+    /// Enqueues copies of the slot's fields; returns the number of bytes.
     fn copy_fields(&self, slot: &Filled, buffer: &Buffer) -> Result<usize> {
         let _range = nvtx::push(nvtx::Name::Copy, slot.ticket().sequence);
         let delivered = self.copy_part(&self.part, slot, &self.home.contents, buffer.base())?;
@@ -330,7 +337,8 @@ impl Copier {
         Ok(delivered + staged)
     }
 
-    /// Enqueues copies of some fields to `base`, where they lie as in `to`; returns the bytes.
+    /// Enqueues copies of some fields to the memory at `base`, which has the layout `to`; returns
+    /// the number of bytes.
     fn copy_part(&self, part: &Part, slot: &Filled, to: &Layout, base: DevicePtr) -> Result<usize> {
         let Home {
             gpu, slot: from, ..
@@ -340,8 +348,9 @@ impl Copier {
             let from = slot.span(run.from);
             let to = base + run.to as DevicePtr;
             bytes += from.len();
-            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until `ended` is reached. The run
-            // lies within the buffer or the area, which has no other user: the events of its last users were waited for.
+            // SAFETY: `in_flight` (or a leak) keeps the slot, with its bytes unchanged, until
+            // `ended` is reached. The run is within the buffer or the area, which has no other
+            // user: the events of its last users were waited for.
             unsafe { gpu.copy_to_device(to, from.as_ptr(), from.len(), self.stream.raw()) }
         };
         match &part.whole {
@@ -356,7 +365,8 @@ impl Copier {
         Ok(bytes)
     }
 
-    /// Moves rows out of staging, where they lie within their pages.
+    /// Moves rows to their places, out of staging, where the rest of their pages surrounds them.
+    /// Zeroes blank rows.
     fn place(
         &self,
         step: &DirectStep,
@@ -369,7 +379,8 @@ impl Copier {
         if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
             let places = (at(gather.staging), at(gather.offsets), at(step.field));
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
-            // in `pipeline/direct.rs`. The arrays lie in the buffer, which only this stream uses now.
+            // in `pipeline/direct.rs`. The arrays are in the buffer, which only this stream uses
+            // now.
             unsafe { kernels.gather(self.made.raw(), places, step.row_bytes as u64, rows as u64) }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)
@@ -402,8 +413,8 @@ impl Copier {
         let at = |field| self.at(buffer, field);
         let made = real_rows(slot);
         let fields = (at(step.input), at(step.output));
-        // SAFETY: the fields lie in the buffer or the staging area with the lengths of the finisher's plan, and only this stream
-        // uses them now; the caller has bound the context.
+        // SAFETY: the fields are in the buffer or the staging area, with the lengths of the
+        // finisher's plan, and only this stream uses them now; the caller has bound the context.
         unsafe {
             finisher.run(
                 self.made.raw(),
@@ -416,7 +427,7 @@ impl Copier {
         self.blank(step.output, step.plan.output_bytes(), made, slot, buffer)
     }
 
-    /// The device cannot report the progress of copies: waits for all of them, or leaks their slots.
+    /// Waits for all copies, or leaks their slots, because the device cannot report their progress.
     fn settle_all(&mut self, error: Error) -> Result<()> {
         if self.settle() {
             self.in_flight.clear();
@@ -427,7 +438,7 @@ impl Copier {
     }
 }
 
-/// What the transfer thread does.
+/// Operations of the transfer thread.
 impl Copier {
     /// Pins a slot's memory for as long as it lives. Takes about 0.6 s per GB.
     pub(crate) fn pin(&self, region: &Region) -> Result<()> {
@@ -491,12 +502,14 @@ impl Copier {
 
     /// Enqueues the operations of a batch.
     pub(crate) fn copy(&mut self, slot: Filled, mut buffer: Box<Buffer>, now: u64) -> Copied {
-        // Before each copy: so at most one batch of events for each buffer is between two readings.
+        // Read before each copy, so that at most one batch per buffer adds events between two
+        // readings.
         self.home.idle.read();
         buffer.head.take(&slot, now);
         let marks = self.in_flight.marks();
         let waits = !buffer.released.is_empty();
-        // Fewer than two slots are left for the stages before, or nobody knows how long a copy takes.
+        // The bell rings if timers are unusable, if fewer than two slots are left for the earlier
+        // stages, or if no copy's duration is known yet.
         let rings = !self.timed
             || self.in_flight.len() + 2 >= self.slots
             || self.in_flight.last_ns().is_none();
@@ -522,17 +535,18 @@ impl Copier {
         }
     }
 
-    /// Copies in flight.
+    /// Number of copies in flight.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// When to look at the copies again, if no bell rings at the end of the oldest.
+    /// Time until the next check of the copies, if no bell rings at the end of the oldest.
     pub(crate) fn next_look(&self, now: u64) -> Option<Duration> {
         self.in_flight.next_look(now).map(Duration::from_nanos)
     }
 
-    /// Frees the slots of finished copies. Passes what has ended on the device to `done`.
+    /// Frees the slots of finished copies, and passes all work that has ended on the device to
+    /// `done`.
     pub(crate) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Landed)) -> Result<()> {
         let gone = self.in_flight.let_go_done(now, done);
         gone.or_else(|error| self.settle_all(error))
@@ -547,7 +561,7 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        // The stream's work reads slots and writes buffers; the bells own themselves.
+        // The stream's work reads slots and writes buffers; the bell callbacks own their data.
         if !self.settle() {
             self.in_flight.leave_all();
         }
@@ -602,7 +616,8 @@ fn runs(runs: impl Iterator<Item = Stretch>) -> Vec<Stretch> {
     joined
 }
 
-/// Whether one copy can take both runs: the gap is short, equal on both sides, and unused on the device.
+/// Whether one copy can cover both runs: the gap is short, equal on both sides, and unused on the
+/// device.
 fn follows(last: &Stretch, next: &Stretch) -> bool {
     let gap = next.from.start - last.from.end;
     gap <= PAGE && next.to.checked_sub(last.to) == Some(next.from.start - last.from.start)

@@ -1,5 +1,5 @@
-//! Direct reads by cuFile: the trial read that shows the bytes' actual route, the files, and the host route for reads
-//! that cannot go direct.
+//! Direct reads by cuFile: the trial read that shows the bytes' actual route, the files, and the
+//! host route for reads that cannot be direct.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ const CONTEXTS: (u32, u32) = (1, 16);
 /// Bytes of the trial read.
 const TRIAL: usize = 1 << 20;
 
-/// An open cuFile, with its counters from before the loader.
+/// An open cuFile, with its counters from before the loader's reads.
 pub(crate) struct DirectReader {
     gpu: Arc<Gpu>,
     pub(super) cufile: Arc<CuFile>,
@@ -28,7 +28,7 @@ pub(crate) struct DirectReader {
 }
 
 impl DirectReader {
-    /// Opens cuFile and makes the trial read; or returns the reason against cuFile.
+    /// Opens cuFile and makes the trial read, or returns the reason why cuFile is not used.
     pub(super) fn open(gpu: &Arc<Gpu>, trial: DirectTrial) -> Result<(Self, String), String> {
         let root = trial
             .library
@@ -73,7 +73,7 @@ impl DirectReader {
                 ));
             }
         };
-        // The report counts from here.
+        // The report's counts start here.
         Ok((Self::counting(gpu, direct.cufile), how))
     }
 
@@ -86,7 +86,7 @@ impl DirectReader {
         }
     }
 
-    /// Route of the reads since then.
+    /// Route of the reads since the counters in `before`.
     fn taken(&self) -> Mode {
         match (&self.before, self.cufile.stats(self.gpu.ordinal())) {
             (Some(before), Some(now)) => Mode::between(before, &now),
@@ -152,7 +152,7 @@ impl DirectReader {
         })
     }
 
-    /// Host memory and a stream, for reads that cannot go direct.
+    /// Host memory and a stream, for reads that cannot be direct.
     pub(crate) fn bounce(&self, bytes: usize) -> Result<Bounce> {
         let region = Region::new(bytes, "a bounce buffer")?;
         Ok(Bounce {
@@ -184,12 +184,12 @@ pub(crate) struct DirectFile {
 }
 
 impl DirectFile {
-    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the bytes read. `base` is the start of a
-    /// buffer.
+    /// Reads `len` bytes at `offset` of the file to `base + place`; returns the number of bytes
+    /// read. `base` is the start of a buffer.
     ///
     /// # Safety
-    /// The bytes belong to that buffer. They have no other user until the call returns; if its thread is abandoned, they
-    /// never have one.
+    /// The target bytes must belong to that buffer. They must have no other user until the call
+    /// returns, and never again if the calling thread is abandoned within the call.
     pub(crate) unsafe fn read(
         &self,
         base: DevicePtr,
@@ -204,7 +204,7 @@ impl DirectFile {
     }
 }
 
-/// Host memory and a stream, for reads that cannot go direct.
+/// Host memory and a stream, for reads that cannot be direct.
 pub(crate) struct Bounce {
     gpu: Arc<Gpu>,
     stream: CopyStream,

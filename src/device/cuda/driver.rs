@@ -13,9 +13,9 @@
 //! * Nothing is freed while the device may still use it. If that cannot be established, the object is leaked and
 //!   counted.
 //! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call
-//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), or are of the few that end none ([`Gpu::enter`]), and
-//!   no event is recorded on a capturing stream. A call refused anyway is repeated: the refusal says nothing about the
-//!   device.
+//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), or are among the few that end
+//!   no capture ([`Gpu::enter`]), and no event is recorded on a capturing stream. A call refused
+//!   anyway is repeated: the refusal says nothing about the device.
 
 #![allow(unsafe_code)]
 
@@ -56,7 +56,7 @@ const CAPTURE_IMPLICIT: c_int = 906;
 const RELAXED: c_uint = 2;
 /// Retries of a call refused by a capture, and their interval.
 const AGAIN: (u32, Duration) = (10_000, Duration::from_millis(1));
-/// No driver code: the device's remaining use of memory could not be established.
+/// Not a driver code: the device's remaining use of memory could not be established.
 const GIVEN_UP: c_int = -1;
 
 macro_rules! symbols {
@@ -236,8 +236,9 @@ impl Driver {
         })
     }
 
-    /// Makes a call that needs no context in the relaxed mode, so that it ends no capture. A driver that wants a context for
-    /// the mode is called all the same; a broken context is not.
+    /// Makes a call that needs no context in the relaxed mode, so that it ends no capture. If the
+    /// driver cannot set the mode without a context, the call is made anyway. With a broken
+    /// context, it is not made.
     fn relaxed(&self, call: impl FnOnce() -> c_int) -> c_int {
         let mut mode = RELAXED;
         let changed = self.exchange(&mut mode);
@@ -254,7 +255,7 @@ impl Driver {
         code
     }
 
-    /// Sets the thread's capture mode; `mode` becomes the one before. Returns the driver's code.
+    /// Sets the thread's capture mode; `mode` receives the previous one. Returns the driver's code.
     fn exchange(&self, mode: &mut c_uint) -> c_int {
         // SAFETY: the pointer is valid for the call, the value one of the driver's modes.
         unsafe { (self.symbols.exchange_mode)(mode) }
@@ -281,7 +282,8 @@ impl Driver {
     }
 }
 
-/// Runs `call`, in which a library calls the driver, in the relaxed mode: it ends no capture of another thread.
+/// Runs `call`, in which a library calls the driver, in the relaxed mode, so that it ends no other
+/// thread's capture.
 pub(crate) fn beside_captures<T>(call: impl FnOnce() -> T) -> T {
     let Ok(driver) = Driver::get() else {
         return call();
@@ -328,10 +330,10 @@ fn is_sticky(code: c_int) -> bool {
     )
 }
 
-/// The process ends, and makes no more calls.
+/// Whether the process is exiting, and makes no more calls.
 static LEAVING: AtomicBool = AtomicBool::new(false);
 
-/// From here on every call fails in [`Gpu::intact`].
+/// Makes every later call fail in [`Gpu::intact`].
 pub(crate) fn end_calls() {
     LEAVING.store(true, Ordering::SeqCst);
 }
@@ -340,8 +342,9 @@ pub(crate) fn is_leaving() -> bool {
     LEAVING.load(Ordering::Relaxed)
 }
 
-/// From its exit on, this process makes no more calls and leaks what it has: the driver's own handler, registered before
-/// this one and so run after it, ends them all, and a call under way then may hang or crash.
+/// Registers an exit handler, after which this process makes no more calls and leaks its driver
+/// objects. The driver's own handler was registered before, so it runs later. It ends all driver
+/// objects, and a call in progress at that moment may hang or crash.
 fn leave_before_the_driver() {
     extern "C" fn leave() {
         end_calls();
@@ -349,7 +352,8 @@ fn leave_before_the_driver() {
     unsafe extern "C" {
         fn atexit(handler: extern "C" fn()) -> c_int;
     }
-    // SAFETY: the handler only stores a flag. Without room for it, exits are as without it.
+    // SAFETY: the handler only stores a flag. If there is no room for it, the process exits as
+    // without it.
     let _ = unsafe { atexit(leave) };
 }
 
@@ -381,7 +385,7 @@ pub(crate) struct Gpu {
     driver: &'static Driver,
     device: c_int,
     context: Handle,
-    /// Keeps the context alive: the user's object, or our count of the primary one.
+    /// Keeps the context alive: the user's object, or our reference to the primary context.
     owner: Owner,
     name: String,
     pci: Option<String>,
@@ -390,7 +394,7 @@ pub(crate) struct Gpu {
     latch: AtomicI32,
     /// The last stream that was found to belong to the context: most programs bind one.
     pub(super) known: AtomicUsize,
-    /// The kernels, loaded once for all loaders while one uses them.
+    /// The kernels, shared by all loaders and kept loaded while one of them uses them.
     pub(super) loaded: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
@@ -423,7 +427,7 @@ impl Gpu {
         driver
             .checked(Stage::Build, "cuDevicePrimaryCtxRetain", code)
             .inspect_err(|_| {
-                // Retained, and broken since.
+                // Retained, but broken afterwards.
                 if context != 0 {
                     note_leak();
                 }
@@ -550,15 +554,16 @@ impl Gpu {
         let mut bound = self.enter()?;
         let (context, relaxed) = CURRENT.get();
         if !relaxed {
-            // The mode is the thread's, but a driver may want a context for the call.
+            // The mode belongs to the thread, but a driver may need a context for the call.
             bound.mode = Some(self.exchange_mode(RELAXED)?);
             CURRENT.set((context, true));
         }
         Ok(bound)
     }
 
-    /// As [`bind`](Self::bind), in the thread's own mode: enough for what ends no other thread's capture, which is to record
-    /// events, to wait for them on a stream, and to ask whether a stream captures.
+    /// As [`bind`](Self::bind), in the thread's own mode. This is enough for calls that end no
+    /// other thread's capture: recording events, making a stream wait for them, and asking whether
+    /// a stream is capturing.
     pub(crate) fn enter(&self) -> Result<Bound<'_>> {
         self.intact()?;
         let before = CURRENT.get();
@@ -586,7 +591,7 @@ impl Gpu {
 
     /// Refuses a capturing stream: its work would go into a graph instead of running now.
     ///
-    /// Errors: [`ErrorKind::Config`]; the capture goes on.
+    /// Errors: [`ErrorKind::Config`]; the capture continues.
     pub(crate) fn check_uncaptured(&self, stream: Handle) -> Result<()> {
         let _bound = self.enter()?;
         let mut status = 0;
@@ -625,7 +630,7 @@ impl Gpu {
     /// Waits for all work in the context.
     pub(crate) fn synchronize(&self) -> Result<()> {
         let _bound = self.bind()?;
-        // SAFETY: no preconditions beside a current context.
+        // SAFETY: no preconditions except a current context.
         self.check(
             "cuCtxSynchronize",
             after_captures(|| unsafe { (self.driver.symbols.ctx_synchronize)() }),
@@ -635,7 +640,7 @@ impl Gpu {
     /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context is capturing.
     pub(crate) fn try_synchronize(&self) -> Result<bool> {
         let _bound = self.bind()?;
-        // SAFETY: no preconditions beside a current context.
+        // SAFETY: no preconditions except a current context.
         match unsafe { (self.driver.symbols.ctx_synchronize)() } {
             code if CAPTURES.contains(&code) => Ok(false),
             code => self.check("cuCtxSynchronize", code).map(|()| true),
@@ -653,7 +658,8 @@ impl Gpu {
         Ok(context)
     }
 
-    /// Whether a stream of `context` is one of a green context on this device, on which events of ours can be recorded.
+    /// Whether `stream`, of `context`, belongs to a green context on this device and can record
+    /// events of ours.
     pub(crate) fn shares(&self, stream: Handle, context: Handle) -> Result<bool> {
         let Some(green_of) = self.driver.symbols.stream_green else {
             return Ok(false);
@@ -667,7 +673,7 @@ impl Gpu {
         {
             return Ok(false);
         }
-        // The driver's own answer: its documentation does not tell.
+        // Asks the driver by trying, because its documentation does not say.
         let mut event = 0;
         // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed once.
         unsafe {
@@ -723,7 +729,7 @@ impl Gpu {
         len: usize,
         stream: Handle,
     ) -> Result<()> {
-        // A copy since the guard was taken may have broken the context: ask again.
+        // A copy since the guard was taken may have broken the context: check again.
         self.intact()?;
         // SAFETY: the caller's promise; the context is bound by the caller's `Bound`.
         self.check("cuMemcpyHtoDAsync", unsafe {
@@ -747,7 +753,7 @@ impl Gpu {
         let waited = self.check("cuStreamSynchronize", code);
         if waited.is_err() && !self.is_broken() {
             // A broken context runs nothing any more.
-            // SAFETY: no preconditions beside the current context.
+            // SAFETY: no preconditions except the current context.
             let _ = self.check("cuCtxSynchronize", unsafe {
                 (self.driver.symbols.ctx_synchronize)()
             });
@@ -791,8 +797,8 @@ impl Gpu {
     /// Launches a kernel.
     ///
     /// # Safety
-    /// `params` must point to values of the kernel's parameter types. Memory behind these values must be valid for the
-    /// kernel's use until the kernel has ended.
+    /// `params` must point to values of the kernel's parameter types. Memory that these values
+    /// point to must be valid for the kernel's use until the kernel has ended.
     pub(crate) unsafe fn launch(
         &self,
         function: Handle,
@@ -855,7 +861,8 @@ impl Driver {
         device: c_int,
     ) -> Option<String> {
         let mut text = [0_u8; 256];
-        // SAFETY: the buffer is valid for as many bytes as are named, less one that stays zero.
+        // SAFETY: the buffer is valid for the length passed, and its last byte, which is not
+        // passed, stays zero.
         let code = unsafe { ask(text.as_mut_ptr().cast(), text.len() as c_int - 1, device) };
         let text = CStr::from_bytes_until_nul(&text)
             .ok()?

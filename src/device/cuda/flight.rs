@@ -6,13 +6,16 @@
 //! made stream  ───────────────────────────────────────────── waits ──────────┴─ operations ─● made, copied (the buffer's)
 //! ```
 //!
-//! Each slot in flight has its own events. A buffer's event would not do: a buffer dropped early gets its next copy
-//! while this one runs, and the driver answers only for the last record.
+//! Each slot in flight has its own events. A buffer's event would not suffice: a buffer dropped
+//! early gets its next copy while this copy runs, and the driver answers only for the last record
+//! of an event.
 //!
-//! The device measures the duration on the bus; the host's clock places it. A copy ends no earlier than it can, and no
-//! later than the host sees its end. Between the ends of two copies the device's clock is exact. Operations on a batch run
-//! beside the next copies, one batch after the other: their time is from the later of the copy's end and the operations
-//! before to their own end.
+//! The device measures the duration of a copy on the bus; the host's clock gives its position in
+//! time. A copy begins no earlier than its submission and the end of the previous copy, and ends no
+//! later than the host sees its end. The device's clock gives the exact time between the ends of
+//! two copies. Operations on a batch run concurrently with the next copies, one batch after the
+//! other. Their time begins at the end of the copy or of the previous operations, whichever is
+//! later, and ends at their own end.
 
 use super::driver::{self, Event, Gpu};
 use crate::device::{Landed, Oldest};
@@ -29,11 +32,13 @@ pub(super) struct Marks {
     pub(super) began: Event,
     /// Timed: the copies have ended.
     pub(super) ended: Event,
-    /// Timed, on the stream of the operations: those on the batch have ended. `None` without operations.
+    /// Timed, on the stream of the operations: the operations on the batch have ended. `None`
+    /// without operations.
     pub(super) made: Option<Event>,
 }
 
-/// Between two looks at a copy without a bell, nanoseconds.
+/// Shortest and longest interval between two checks of a copy without a bell, in nanoseconds. The
+/// longest is also the interval while the copy is blocked.
 const LEAST_NS: u64 = 100_000;
 const BLOCKED_NS: u64 = 10_000_000;
 
@@ -41,12 +46,12 @@ struct Flying {
     slot: Filled,
     marks: Marks,
     submitted: u64,
-    /// The copy has waits for consumers' streams, and the copy stream was not yet seen to reach them.
+    /// Whether the copy has waits for consumers' streams.
     waits: bool,
-    /// The bell rings at its end.
+    /// Whether the bell rings at its end.
     rings: bool,
     queued: bool,
-    /// Begin of the copies, once seen.
+    /// Start of the copies by the host's clock, once seen.
     began: Option<u64>,
 }
 
@@ -54,16 +59,19 @@ struct Flying {
 pub(super) struct InFlight {
     queue: VecDeque<Flying>,
     spare: Vec<Marks>,
-    /// Ended copies, with their ends by the host's clock, oldest first: the last one, and those whose operations are not counted.
+    /// Ended copies, with their ends by the host's clock, oldest first: the last one, and those
+    /// whose operations are not counted yet.
     past: VecDeque<(Marks, u64)>,
-    /// How many of them have their operations counted.
+    /// The number of entries in `past` whose operations are counted.
     counted: usize,
-    /// Nanoseconds of the last copy on the bus.
+    /// Duration of the last copy on the bus, in nanoseconds.
     last_ns: Option<u64>,
 }
 
 impl InFlight {
-    /// Makes events for `slots` slots; and, for ended copies, for the last one and for as many as have `operations` under way.
+    /// Makes a set of events for each of `slots` slots in flight. Ended copies need more sets: one
+    /// for the last copy, and one for each of the `operations` batches whose operations may be in
+    /// progress.
     pub(super) fn new(gpu: &Arc<Gpu>, slots: usize, operations: usize) -> Result<Self> {
         let timed = || Event::timed(gpu);
         let marks = || {
@@ -98,7 +106,8 @@ impl InFlight {
         self.spare.push(marks);
     }
 
-    /// Adds a slot with its submitted copy; `waits`: behind waits for consumers' streams; `rings`: a bell rings at its end.
+    /// Adds a slot with its submitted copy. `waits`: the copy waits for consumers' streams.
+    /// `rings`: a bell rings at its end.
     pub(super) fn push(
         &mut self,
         slot: Filled,
@@ -122,23 +131,24 @@ impl InFlight {
         self.queue.len()
     }
 
-    /// Nanoseconds of the last copy on the bus.
+    /// Duration of the last copy on the bus, in nanoseconds.
     pub(super) fn last_ns(&self) -> Option<u64> {
         self.last_ns
     }
 
-    /// Nanoseconds until a copy may have ended for which no bell rings: at the end that the last copy's time lets expect, and
-    /// then ever more rarely; every [`BLOCKED_NS`] while it waits for a consumer.
+    /// Nanoseconds until the next check of the oldest copy, if no bell rings at its end. The first
+    /// check is at the end expected from the last copy's duration; later checks are increasingly
+    /// rare. While the copy waits for a consumer, the interval is [`BLOCKED_NS`].
     pub(super) fn next_look(&self, now: u64) -> Option<u64> {
         let oldest = self.queue.front().filter(|flying| !flying.rings)?;
         let Some((began, lasts)) = oldest.began.zip(self.last_ns) else {
             return Some(BLOCKED_NS);
         };
-        // Past its expected end, as long again as it is late.
+        // After the expected end, the interval is the lateness so far.
         Some((began + lasts).abs_diff(now).clamp(LEAST_NS, BLOCKED_NS))
     }
 
-    /// Frees the slots of finished copies. Passes what has ended to `done`.
+    /// Frees the slots of finished copies, and passes all work that has ended to `done`.
     ///
     /// `now` is 0 if nothing is measured; then no time is known.
     pub(super) fn let_go_done(&mut self, now: u64, done: &mut dyn FnMut(Landed)) -> Result<()> {
@@ -241,7 +251,7 @@ impl InFlight {
             .min(most)
     }
 
-    /// All copies and operations are done, although their events do not show it.
+    /// Forgets all copies and operations: they are done, although their events do not show it.
     pub(super) fn clear(&mut self) {
         self.spare
             .extend(self.queue.drain(..).map(|flying| flying.marks));
@@ -250,7 +260,7 @@ impl InFlight {
         self.counted = 0;
     }
 
-    /// The device can no longer tell which slots it reads: leaks them all.
+    /// Leaks all slots in flight, because the device can no longer report which of them it reads.
     pub(super) fn leave_all(&mut self) {
         for flying in self.queue.drain(..) {
             driver::note_leak();

@@ -45,7 +45,7 @@ impl fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// What to do about codes of the driver, from any call.
+/// Hints for the driver's result codes, from any call.
 const HINTS: [(i32, &str); 11] = [
     (
         34,
@@ -93,7 +93,7 @@ const HINTS: [(i32, &str); 11] = [
     ),
 ];
 
-/// The hint for a code, to be put behind its name; empty for most.
+/// The hint to append to a code's name; empty for most codes.
 pub(super) fn hint(code: i32) -> String {
     HINTS
         .iter()

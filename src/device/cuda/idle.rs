@@ -7,41 +7,48 @@
 //! an empty stream                                        ● now(k)
 //! ```
 //!
-//! `asked` is recorded on entry to `next()`, and `now` beside it on a stream without work: the device's time of asking.
-//! `start` follows the stream's wait for the copy of the returned batch. `marked` follows the work of a step, where the program
-//! says so. `released` follows the drop of a batch, which may come amid its step, or after the next request (Python's `for`).
+//! `asked` is recorded on entry to `next()`. `now` is recorded at the same moment, on a stream
+//! without work: it gives the device's time of the request. `start` follows the stream's wait for
+//! the copy of the returned batch. `marked` follows the work of a step, if the program marks it.
+//! `released` follows the drop of a batch, which may come in the middle of its step, or after the
+//! next request (Python's `for`).
 //!
-//! * **Starvation**: from `asked` to `start` the stream only waits. Exact. A step's own work may end after its request,
-//!   on another stream; then starvation begins with that end.
-//! * **Host late**: if `asked` is not later than `now`, the stream had run dry when the host asked, and the host was
-//!   late from the end of its work on. Only a mark tells that end: a drop may stand before most of the work, or long after a
-//!   synchronisation. So this is exact with a mark after the last work of the step, and unknown without one. Work that ends
-//!   after the request leaves nothing to be late for: then it is 0, exactly. The number of dry requests is exact.
-//! * Work between a first mark and a last one, or the drop, counts where the stream was still busy then.
-//! * A batch may be bound long after its copy. From the later of its delivery and its copy to its binding the host is
-//!   late.
-//! * **Pause**: an evaluation or a checkpoint between two steps is none. A step whose time without starvation is
-//!   [`PAUSE_TIMES`] the median and [`PAUSE_LEAST_NS`] is only counted.
-//! * **Span**: from the first `start` of an iterator to its last, by the device's clock, without pauses. The shares above are
-//!   of it.
+//! * **Starvation**: from `asked` to `start` the stream only waits. Exact. The work of the previous
+//!   step may end after the request, on another stream; then starvation begins at that end.
+//! * **Host late**: if `asked` is not later than `now`, the stream had run dry at the request, and
+//!   the host was late from the end of the stream's work. Only a mark shows that end: a drop may
+//!   come before most of the work, or long after a synchronisation. So the lateness is exact with a
+//!   mark after the last work of the step, and unknown without one. If work ends after the request,
+//!   the lateness is exactly 0. The number of dry requests is exact.
+//! * Work between the first mark and the last mark, or the drop, counts if the stream was still
+//!   busy at that later point.
+//! * A batch may be bound long after its copy. From its delivery or the end of its copy, whichever
+//!   is later, until its binding, the host is late.
+//! * **Pause**: an evaluation or a checkpoint between two steps is not a step. A step is a pause if
+//!   its time without starvation is at least [`PAUSE_TIMES`] times the median and at least
+//!   [`PAUSE_LEAST_NS`]. Pauses are only counted.
+//! * **Span**: from the first `start` of an iterator to its last, by the device's clock, without
+//!   pauses. The shares above are relative to the span.
 //!
 //! The first batch of an iterator only begins the span, because nothing could be ready.
 //!
-//! The same events give the stream's track in a trace: `now` joins the device's clock to the host's at each step.
+//! The same events give the stream's track in a trace: `now` relates the device's clock to the
+//! host's at each step.
 //!
 //! A step is measured on the first stream that takes its batch. The builder's streams, streams that come with
 //! their owner, and the default stream stay alive, so `asked` is recorded on them. A bare handle is valid until the
-//! drop of the batch bound to it. After that, `asked` is `now`, and idle time counts from `released` or `marked` if that is
-//! later.
+//! drop of the batch bound to it. After the drop, `asked` is `now`, and idle time counts from
+//! `released` or `marked` if that is later.
 //!
 //! Limits:
-//! * Two marks on an idle device can lie [`JITTER_NS`] apart: work that ends as shortly after the request counts as done.
+//! * Two events recorded on an idle device can be [`JITTER_NS`] apart, so work that ends within
+//!   that time after the request counts as done.
 //! * Idle time before the drop, between two kernels of a step, is not attributed here.
-//! * Work enqueued between asking for a batch and having it (between two polls with a limit, or before a late binding)
-//!   falls between `asked` and `start`, and counts as starvation.
+//! * Work enqueued between requesting a batch and receiving it (between two polls with a limit, or
+//!   before a late binding) falls between `asked` and `start`, and counts as starvation.
 //! * A batch that no stream takes is not measured, only counted.
-//! * Events are shared by the steps, the buffers and the copies that need them. `build` makes as many as there are at
-//!   once with one stream; each further stream adds its own.
+//! * Events are shared by the steps, the buffers and the copies that need them. `build` makes as
+//!   many as are in use at once with one stream; each further stream adds its own.
 
 use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
@@ -52,11 +59,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// See the limits above. More than two marks take, also where streams are threads that a busy machine wakes. Counting a late
-/// host as busy would lose its whole lateness; the other mistake needs work that ends just then.
+/// See the limits above. This exceeds the time between two marks, even where streams are threads
+/// that a busy machine must wake. Counting a late host as busy would lose its whole lateness; the
+/// opposite mistake occurs only if work ends within this interval.
 const JITTER_NS: u64 = 100_000;
 
-/// A pause takes at least this many times the median of the steps before it, and this long. Shorter hiccups are the program's.
+/// A pause takes at least this many times the median of the steps before it, and at least this
+/// long. Shorter delays count as the program's own.
 const PAUSE_TIMES: u64 = 20;
 const PAUSE_LEAST_NS: u64 = 1_000_000_000;
 
@@ -68,9 +77,11 @@ pub(crate) struct IdleMeter {
     ring: Ring,
     /// An empty stream for marks; `None` if nothing is measured.
     empty: Option<CopyStream>,
-    /// Locked for each event, by the consumer's threads and the transfer thread: both need free ones, and give them back.
+    /// Locked for each event, by the consumer's threads and the transfer thread, which both take
+    /// free events and give them back.
     events: Mutex<Events>,
-    /// Locked by the consumer's threads alone: a call of the driver may wait here for room in a full launch queue.
+    /// Locked only by the consumer's threads, because a driver call under this lock may wait for
+    /// room in a full launch queue.
     consumer: Mutex<Consumer>,
     /// Steps that could not be measured.
     no_stream: AtomicU64,
@@ -115,7 +126,7 @@ struct Consumer {
     stream: On,
     /// An entry into `next()` that has not returned a batch yet.
     asked: Option<Request>,
-    /// Delivered batches without a waiting stream.
+    /// Delivered batches that no stream has taken yet.
     handed: Vec<Handed>,
     last_released: Option<Mark>,
     marks: Marks,
@@ -134,7 +145,7 @@ impl Marks {
     }
 }
 
-/// The stream of the last batch, as far as it may be used.
+/// The stream of the last batch, if it may still be used.
 #[derive(Default)]
 enum On {
     /// None yet, or possibly destroyed.
@@ -179,7 +190,7 @@ struct Handed {
 struct Step {
     /// `None` for the first batch of an iterator.
     asked: Option<Asked>,
-    /// The last drop, and the marks since the start of the step before.
+    /// The last drop, and the marks since the start of the previous step.
     released: Option<Mark>,
     marks: Marks,
     start: Mark,
@@ -190,12 +201,12 @@ struct Step {
 
 /// The idle time of a step. Nanoseconds on the device.
 struct Idle {
-    /// Before the request; `None` if the end of the work is not known.
+    /// Idle time before the request; `None` if the end of the work is not known.
     late: Option<u64>,
     starved: u64,
     unbound: u64,
     dry: bool,
-    /// From the device's time of asking to `start`.
+    /// From the device's time of the request to `start`.
     until_start: u64,
 }
 
@@ -218,10 +229,11 @@ struct Recent {
 impl Recent {
     const MOST: usize = 64;
     const LEAST: usize = 8;
-    /// So many in a row are the program's new steps.
+    /// After more pauses in a row than this, they count as steps: the program's steps have become
+    /// longer.
     const PAUSES: usize = 3;
 
-    /// Notes a step, unless it is a pause.
+    /// Whether a step is a pause. If not, notes its duration.
     fn is_pause(&mut self, step_ns: u64) -> bool {
         if step_ns >= PAUSE_LEAST_NS && self.steps.len() >= Self::LEAST {
             let mut sorted: Vec<u64> = self.steps.iter().copied().collect();
@@ -253,10 +265,12 @@ impl IdleMeter {
         batches: usize,
         measured: bool,
     ) -> Result<Self> {
-        // Each buffer: its copy, its release. Each step: asked, now, start, two marks, and what its buffer has given up, a copy
-        // and a release. A step is unread while its copy is in flight and has a slot, or while its buffer is in use, or after the
-        // last reading, which each copy makes. One is in the making. The last start, release and marks. The last operations on
-        // each of two staging areas.
+        // Events of each buffer: its copy and its release. Events of each step: asked, now, start,
+        // two marks, and the copy and the release that its buffer has given up. A step is unread
+        // while its copy is in flight and has a slot, while its buffer is in use, or since the last
+        // reading, which each copy makes. One more step is in progress. In addition: the last
+        // start, the last release and the last two marks; the last operations on each of two
+        // staging areas.
         let count = 2 * batches
             + 2
             + if measured {
@@ -306,8 +320,8 @@ impl IdleMeter {
         })
     }
 
-    /// Entry into `next()`, for the `first` batch of an iterator or a later one. `checked`: the builder's streams were just
-    /// seen not to capture a graph.
+    /// Notes an entry into `next()`, for the `first` batch of an iterator or a later one.
+    /// `checked`: the builder's streams were just found not to be capturing a graph.
     ///
     /// Errors mean a broken device, which is reported elsewhere; then nothing is measured.
     pub(crate) fn asked(&self, first: bool, checked: bool) {
@@ -343,7 +357,8 @@ impl IdleMeter {
         consumer.asked = Some(marks.map_or(Request::Refused, Request::Later));
     }
 
-    /// The program has enqueued all work of its step: on `stream`, or else on the stream that took the last batch.
+    /// Notes that the program has enqueued all work of its step, on `stream` or else on the stream
+    /// that took the last batch.
     ///
     /// Nothing is marked while the stream captures a graph. Other errors mean a broken device, which is reported elsewhere.
     pub(crate) fn mark(&self, stream: Option<&Stream>) {
@@ -367,7 +382,7 @@ impl IdleMeter {
         }
     }
 
-    /// A batch is delivered; `unbound`: no stream has taken it so far.
+    /// Notes the delivery of a batch. `unbound`: no stream has taken it so far.
     pub(crate) fn handed(&self, batch: DevicePtr, unbound: bool) {
         if self.empty.is_none() {
             return;
@@ -381,7 +396,8 @@ impl IdleMeter {
         });
     }
 
-    /// A first stream took a batch, and now waits for `copied`. `lives`: the stream outlives the loader.
+    /// Notes that the first stream took a batch, and now waits for `copied`. `lives`: the stream
+    /// outlives the loader.
     pub(crate) fn started(
         &self,
         batch: DevicePtr,
@@ -427,7 +443,8 @@ impl IdleMeter {
         self.steps.hold().push_back(step);
     }
 
-    /// A batch is dropped, and `mark` stands behind its work. The mark's stream may be destroyed from here on.
+    /// Notes the drop of a batch; `mark` was recorded after its work. The mark's stream may be
+    /// destroyed from now on.
     pub(super) fn released(&self, batch: DevicePtr, mark: Option<(Arc<Event>, Handle)>) {
         if self.empty.is_none() {
             return;
@@ -451,7 +468,8 @@ impl IdleMeter {
         }
     }
 
-    /// Reads the steps whose events are reached, oldest first. For threads that may ask the driver in the relaxed mode.
+    /// Reads the steps whose events are reached, oldest first. For threads that may call the driver
+    /// in the relaxed mode.
     pub(super) fn read(&self) {
         if self.empty.is_none() {
             return;
@@ -464,7 +482,7 @@ impl IdleMeter {
             match step.is_done() {
                 Ok(true) => reader.take(step, &self.ring),
                 Ok(false) => return self.steps.hold().push_front(step),
-                // The driver answers for none of these steps now.
+                // After such an error the driver answers for none of these steps.
                 Err(_) => {
                     let mut others = self.steps.hold();
                     let lost = std::iter::once(step).chain(others.drain(..));
@@ -564,13 +582,14 @@ impl Step {
         })
     }
 
-    /// From the end of the work to the request for which the stream was dry; `None` without a mark.
+    /// Nanoseconds from the end of the work to the request at which the stream had run dry; `None`
+    /// without a mark.
     fn late(&self, asked: &Asked) -> Result<Option<u64>> {
         let Some(first) = &self.marks.first else {
             return Ok(None);
         };
         let mut late = first.event.until(&asked.mark.event)?;
-        // A later mark or drop tells the end of more work, unless the stream was dry already.
+        // A later mark or drop shows the end of more work, unless the stream had already run dry.
         for end in self.marks.last.iter().chain(&self.released) {
             let reached_ns = asked
                 .now
@@ -639,8 +658,9 @@ mod tests {
     use proptest::prelude::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// The moment of a drop: right behind the step's work; before other work of the step; when the next batch is there; so too,
-    /// and the host waits for the work of each step; after it, and late.
+    /// When a batch is dropped. `Behind`: right after the step's work. `Before`: before other work
+    /// of the step. `Held`: when the next batch has arrived. `HeldSynced`: likewise, and the host
+    /// waits for the work of each step. `LateSynced`: late, after such a wait.
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Drops {
         Behind,
@@ -665,13 +685,13 @@ mod tests {
     /// launches work, is busy, and launches more; then it does something else.
     type Times = [u64; 7];
 
-    /// The steps of a consumer as the script knows them.
+    /// The true values of a consumer's steps, computed from the script.
     #[derive(Debug, Default, PartialEq)]
     struct Truth {
         steps: u64,
         span_ns: u64,
         starved_ns: u64,
-        /// Before the request, and until the batch was bound.
+        /// Idle time before the request, and until the batch was bound.
         late_ns: u64,
         unbound_ns: u64,
         dry_steps: u64,
@@ -721,8 +741,8 @@ mod tests {
             if number == 0 {
                 first_start = start;
             } else {
-                // Idle from the request, or from the later end of the work, to the start; while the batch is there and not
-                // bound, by the host.
+                // The stream is idle from the request, or from a later end of the work, to the
+                // start. While the batch has arrived and is not bound, the host is the cause.
                 let idle = start - asked.max(end);
                 let unbound = (bind * 200_000)
                     .min(start.saturating_sub(copied_at))
@@ -783,11 +803,12 @@ mod tests {
             marks: bool,
         ) {
             let (truth, found) = play(&steps, drops, Told { lives, by_hand, marks });
-            // The events give single precision.
+            // Event times have single precision.
             let near = |found: u64, truth: u64| found.abs_diff(truth) <= 100 * truth.div_ceil(1_000_000).max(steps.len() as u64);
             prop_assert_eq!((found.steps, found.unmeasured), (truth.steps, Default::default()));
             prop_assert!(near(found.span_ns, truth.span_ns), "{truth:?} {found:?}");
-            // A bare handle is not used after its batch, so work behind the drop is not seen without a mark.
+            // A bare handle is not used after its batch, so work after the drop is not seen without
+            // a mark.
             let seen = lives || marks || drops != Drops::Before;
             if seen {
                 prop_assert!(near(found.starved_ns, truth.starved_ns), "{truth:?} {found:?}");
@@ -801,7 +822,8 @@ mod tests {
 
     #[test]
     fn lateness_in_synchronised_steps_is_exact_with_marks_and_else_unknown() {
-        // A copy is there at once; 36 + 1 units of work, the host waits for it, and then 3 units of its own.
+        // The copy takes no time. Each step has 36 + 1 units of work; the host waits for it, and
+        // then does 3 units of its own work.
         let steps = [[0, 0, 0, 36, 0, 0, 3]; 201];
         let told = |marks| Told {
             lives: true,
@@ -828,7 +850,8 @@ mod tests {
             marks: true,
         };
         let (_, usual) = play(&steps, Drops::Held, told);
-        // 10 s of the host's own time, and as long a wait for a batch, which is no pause.
+        // 10 s of the host's own time. Below, an equally long wait for a batch, which is not a
+        // pause.
         steps[12][6] = 50_000;
         let (_, paused) = play(&steps, Drops::Held, told);
         assert_eq!(
@@ -839,7 +862,7 @@ mod tests {
             paused.span_ns < usual.span_ns && paused.late_ns <= usual.late_ns,
             "{paused:?}"
         );
-        // Steps of another length are no pauses for long.
+        // Steps of a new length count as pauses only at first.
         let mut longer = vec![[1, 2, 0, 10, 0, 0, 1]; 20];
         longer.extend([[1, 2, 0, 20_000, 0, 0, 1]; 20]);
         let (_, adapted) = play(&longer, Drops::Held, told);

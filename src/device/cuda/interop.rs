@@ -63,7 +63,8 @@ impl<'a, T> FieldSlice<'a, T> {
                 "cudarc cannot create an event",
             )
         };
-        // With event tracking, `upgrade_device_ptr` creates two events, and panics if it cannot: rare after this check.
+        // With event tracking, `upgrade_device_ptr` creates two events, and panics if it cannot.
+        // This is rare after the check.
         if stream.context().is_event_tracking() {
             stream
                 .context()
@@ -71,8 +72,9 @@ impl<'a, T> FieldSlice<'a, T> {
                 .map_err(|source| failed().with_source(source))?;
         }
         let slice = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the elements lie in the buffer of `batch`, which is initialised and lives for `'a`; `drop` leaks the
-            // slice, so that nothing is freed by it. Shared views only are handed out.
+            // SAFETY: the elements are in the buffer of `batch`, which is initialised and lives for
+            // `'a`; `drop` leaks the slice, so that it frees nothing. Only shared views are handed
+            // out.
             unsafe { stream.upgrade_device_ptr(ptr, len) }
         }))
         .map_err(|_| failed())?;

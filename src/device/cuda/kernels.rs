@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[repr(C, align(16))]
 struct FatBinary<B: ?Sized>(B);
 
-/// The kernels for all GPUs: the driver takes machine code that fits, or else compiles the PTX.
+/// The kernels for all GPUs: the driver uses matching machine code, or else compiles the PTX.
 static KERNELS: &FatBinary<[u8]> = &FatBinary(*include_bytes!("kernels/finish.fatbin"));
 
 /// Results of 2 bytes: `const u8* in, T* out, const u8* flips, const T* table, u32 rows, height, width, channels, int
@@ -37,9 +37,10 @@ const GATHER: &CStr = c"feedline_gather";
 
 /// Threads per block; the kernels are compiled for at most this many.
 const THREADS: u32 = 256;
-/// Maximum blocks of [`FINISH_2`] and [`FINISH_4`]. Each block loads the table, 1 to 4 KiB, so it should make many pixels: 7168 of
-/// 256 pictures of 224 x 224, and the table is 2 to 3 % of its traffic. The largest GPUs run 800 to 1200 blocks at once, so there are
-/// about two for each place, and none idles long at the end.
+/// Maximum blocks of [`FINISH_2`] and [`FINISH_4`]. Each block loads the table, 1 to 4 KiB, so it
+/// should convert many pixels. With 256 pictures of 224 x 224, a block converts 7168 pixels, and
+/// the table is 2 to 3 % of its traffic. The largest GPUs run 800 to 1200 blocks at once, so each
+/// place gets about two blocks, and no place is idle for long at the end.
 const BLOCKS: usize = 2048;
 /// Maximum blocks of a grid in y.
 const GRID_Y_MAX: u32 = 65_535;
@@ -68,7 +69,8 @@ impl Kernels {
         Ok(loaded)
     }
 
-    /// Loads the kernels. Takes half a second on a GPU whose machine code is not there, once: the driver keeps what it compiles.
+    /// Loads the kernels. On a GPU without matching machine code this takes half a second, but only
+    /// once, because the driver caches the compiled code.
     ///
     /// Errors: driver failures, for instance on a GPU older than Volta.
     fn load(gpu: &Arc<Gpu>) -> Result<Self> {
@@ -353,7 +355,7 @@ mod tests {
         let images = images();
         let kinds: Vec<(u16, u32)> = images.iter().map(|(kind, gpu, _)| (*kind, *gpu)).collect();
         assert_eq!(kinds, [(2, 80), (2, 90), (2, 100), (2, 120), (1, 70)]);
-        // `fatbinary` leaves comments and tabs out.
+        // `fatbinary` removes comments and tabs.
         let bare = |text: &str| -> String {
             let lines = text.lines().filter_map(|line| line.split("//").next());
             lines

@@ -7,8 +7,9 @@
 //!                                       waits for ◄── events "released", one per bound stream, recorded when it is dropped
 //! ```
 //!
-//! The driver library is loaded at run time. Without it, or without a device, [`Device::auto`](super::Device::auto) is
-//! the host and says why. The build needs nothing of CUDA: the crate has its own table of symbols.
+//! The driver library is loaded at run time. Without it, or without a device,
+//! [`Device::auto`](super::Device::auto) returns the host and gives the reason. The build needs no
+//! part of CUDA: the crate has its own table of symbols.
 //!
 //! Invariants:
 //! * `build` reserves device memory once; a batch reserves nothing.
@@ -18,11 +19,13 @@
 //!
 //! # CUDA graphs
 //!
-//! A loader may be built, run and dropped while another thread captures a graph, in any mode: the loader's calls use
-//! the relaxed mode, or are of the few that captures allow, so they neither end the capture nor fail. If the consumer's stream itself is capturing:
+//! A loader may be built, run and dropped while another thread captures a graph, in any mode: the
+//! loader's calls use the relaxed mode, or are among the few that captures allow, so they neither
+//! end the capture nor fail. If the consumer's stream itself is capturing:
 //!
 //! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field, and
-//!   `next()` of a loader with that stream fail with [`ErrorKind::Config`]; nothing is lost, and the capture goes on.
+//!   `next()` of a loader with that stream fail with [`ErrorKind::Config`]; nothing is lost, and
+//!   the capture continues.
 //! * A graph must not work on a batch, because the memory holds another batch when the graph runs. Copy the batch to
 //!   the graph's own memory between runs.
 //! * A batch may be dropped during the capture. Its memory is reused after the capture. A bare handle
@@ -31,9 +34,9 @@
 //!
 //! # Onto the GPU
 //!
-//! Declare the stream that works on the batches, and nothing else. It waits for the copy of each batch, and the memory
-//! of a dropped batch waits for it; the CPU waits for neither. [`Finish`](super::Finish) converts to floats after the
-//! copy.
+//! Declare the stream that works on the batches, and nothing else. The stream waits for the copy of
+//! each batch, and the memory of a dropped batch is reused only after the stream's work. The CPU
+//! waits for neither. [`Finish`](super::Finish) converts to floats after the copy.
 //!
 //! ## cudarc: kernels of your own
 //!
@@ -110,10 +113,11 @@
 //!
 //! ## burn
 //!
-//! burn's CUDA backend imports no memory and exposes no stream, only the address of its own memory: fill an empty
-//! tensor. Two waits of the CPU replace the missing order of streams. This example is not compiled here, because burn
-//! is no dependency of this crate. It was type-checked against burn 0.22.1 (features `cuda`, `extension`, without
-//! `fusion`, under which a tensor has no address) and cubecl 0.11.3.
+//! burn's CUDA backend imports no memory and exposes no stream, only the address of its own memory,
+//! so fill an empty tensor. Two waits on the CPU replace the missing order of streams. This example
+//! is not compiled here, because burn is not a dependency of this crate. It was type-checked
+//! against burn 0.22.1 (features `cuda`, `extension`, without `fusion`, because a tensor has no
+//! address with it) and cubecl 0.11.3.
 //!
 //! ```ignore
 //! use burn::tensor::{Device, Tensor};
@@ -145,9 +149,10 @@
 //!
 //! ## PyTorch, JAX, CuPy: DLPack
 //!
-//! [`Batch::into_dlpack`](crate::Batch::into_dlpack) gives the memory away without a copy; it returns when the last
-//! tensor is freed. JAX names a stream on which it does not compute: bind its compute stream as well, as the package in
-//! `examples/pytorch` does. From Rust:
+//! [`Batch::into_dlpack`](crate::Batch::into_dlpack) hands over the memory without a copy. The
+//! memory returns to the loader when the last tensor is freed. JAX passes a stream on which it does
+//! not compute: bind its compute stream as well, as the package in `examples/pytorch` does. From
+//! Rust:
 //!
 //! ```no_run
 //! use feedline::dlpack::DLManagedTensorVersioned;
@@ -203,10 +208,11 @@ pub(crate) use direct::{Bounce, DirectFile, DirectReader};
 pub(super) use driver::leaked;
 pub(crate) use idle::IdleMeter;
 
-/// Makes no more calls of the driver from here on: loaders on a GPU fail, and what is dropped leaks.
+/// Stops all calls to the driver from now on: loaders on a GPU fail, and dropped driver objects
+/// leak.
 ///
-/// For programs with an end of their own before the process's exit handlers, as an interpreter has. At the exit it happens
-/// by itself.
+/// For programs that shut down before the process's exit handlers run, such as interpreters. At
+/// process exit this happens automatically.
 pub fn end_calls() {
     driver::end_calls();
 }
@@ -217,10 +223,10 @@ use crate::sync::Hold;
 use driver::{Driver, Gpu, devices};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Devices in use. Loaders of one device share it, and its fatal error.
+/// Devices in use. Loaders on one device share its entry, and its fatal error.
 static GPUS: Mutex<Vec<Weak<Gpu>>> = Mutex::new(Vec::new());
 
-/// The device with this number, by its primary context.
+/// The device with this number, with its primary context.
 pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let driver = driver()?;
     let mut gpus = GPUS.hold();
@@ -238,7 +244,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     Ok(gpu)
 }
 
-/// The GPU of this process with the reason, or why there is none: by the process's rank on its node, or else the first.
+/// Returns this process's GPU with the reason for the choice: the GPU of its rank on its node, or
+/// else the first. An error gives the reason why no GPU is usable.
 pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
     let count = driver()?.devices();
     let (ordinal, why) = match crate::order::Rank::local_from_env() {

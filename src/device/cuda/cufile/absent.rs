@@ -1,13 +1,14 @@
-//! Reasons against GPUDirect Storage, and the checks before libcufile may run.
+//! Reasons not to use GPUDirect Storage, and the checks before libcufile may run.
 //!
 //! ```text
 //! can any read be direct? (Auto) ─► library found ─► version ─► /proc/modules ─► /run/udev
 //!     ─► nvidia-fs whole or absent ─► cuFileDriverOpen (watched)
 //! ```
 //!
-//! Each check prevents a failure of the library. Without `/proc/modules` its open spins for ever on a core. Without
-//! udev it opens, but refuses every file. With the module nvidia-fs loaded and its device files absent (a container
-//! without them) it may close descriptor 0, perhaps repeatedly, for little gain.
+//! Each check prevents a failure of the library. Without `/proc/modules`, opening the library spins
+//! for ever on a core. Without udev, the library opens but refuses every file. If the module
+//! nvidia-fs is loaded but its device files are absent (in a container without them), the library
+//! may close descriptor 0, perhaps repeatedly, for little gain.
 
 use super::failure;
 use std::ffi::OsString;
@@ -18,7 +19,7 @@ use std::time::Duration;
 /// The oldest supported cuFile, of CUDA 12.0.
 pub(super) const OLDEST: (u32, u32) = (1, 5);
 
-/// Reason against GPUDirect Storage, displayed as one sentence that ends with a remedy.
+/// The reason not to use GPUDirect Storage, displayed as one sentence that ends with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Absent {
     /// No library could be loaded.
@@ -104,7 +105,8 @@ impl fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// Path of a statistics file of the kernel module nvidia-fs: the number of its block devices, the counts of reads.
+/// Path of a statistics file of the kernel module nvidia-fs: `devcount` holds the number of its
+/// block devices, `stats` the counts of reads.
 pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
     root.join("proc/driver/nvidia-fs").join(name)
 }

@@ -94,7 +94,7 @@ unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
 }
 
 impl Api {
-    /// Loads the first available library; a named one exclusively.
+    /// Loads the first available library. If one is named, tries only that one.
     pub(super) fn load(named: Option<&Path>) -> Result<Self, Absent> {
         let candidates = match named {
             Some(path) => vec![path.as_os_str().to_owned()],
@@ -108,7 +108,7 @@ impl Api {
             match unsafe { Library::open(Some(&name), RTLD_LAZY | RTLD_LOCAL) } {
                 Ok(library) => return Self::resolve(library, shown),
                 Err(error) if Path::new(&name).exists() => {
-                    // The dynamic linker's message is the source.
+                    // The dynamic linker's message is the error's source.
                     let words = std::error::Error::source(&error)
                         .map_or_else(|| error.to_string(), ToString::to_string);
                     tried.push(format!("{shown}: {words}"));
@@ -262,7 +262,7 @@ impl Api {
 
     /// Starts counting. The driver must be open.
     pub(super) fn start_statistics(&self) -> bool {
-        // SAFETY: takes no argument; returns a code without a driver.
+        // SAFETY: takes no argument; returns an error code if no driver is open.
         self.start
             .is_some_and(|start| unsafe { start() }.ok().is_ok())
     }
@@ -278,7 +278,8 @@ impl Api {
     /// The bytes of `cuFileGetStatsL3`, written over the pattern of `stats`.
     pub(super) fn statistics(&self) -> Option<Vec<u64>> {
         let mut room = vec![stats::PATTERN; stats::ROOM];
-        // SAFETY: the buffer is thirteen times the structure of 1.20, and aligned for its 8-byte counters.
+        // SAFETY: the buffer is thirteen times as large as the structure of 1.20, and aligned for
+        // its 8-byte counters.
         unsafe { (self.level3?)(room.as_mut_ptr().cast()) }
             .ok()
             .ok()?;
@@ -296,7 +297,7 @@ fn pointer(address: u64) -> Result<*mut c_void, Cause> {
     Ok(std::ptr::with_exposed_provenance_mut(address))
 }
 
-/// Names and paths to try, in order. Paths below folders count only if the folder lists them.
+/// Names and paths to try, in order. Folders whose names vary come from `list`.
 fn candidates(
     variable: &dyn Fn(&str) -> Option<OsString>,
     list: &dyn Fn(&Path) -> Vec<PathBuf>,

@@ -150,7 +150,8 @@ fn hint(code: i32) -> Option<&'static str> {
     })
 }
 
-/// `CUfileOpError` of cuFile 1.20, but those of batches and asynchronous reads, which this crate does not use.
+/// The codes of `CUfileOpError` in cuFile 1.20, except those of batches and asynchronous reads,
+/// which this crate does not use.
 pub(super) const NAMES: [(i32, &str); 40] = [
     (5001, "CU_FILE_DRIVER_NOT_INITIALIZED"),
     (5002, "CU_FILE_DRIVER_INVALID_PROPS"),

@@ -97,13 +97,13 @@ pub(crate) struct CuFile {
 /// The steps of [`CuFile::open_with`] that closing undoes.
 #[derive(Clone, Copy, Debug)]
 struct Opened {
-    /// This crate opened the driver; otherwise other code of the process had.
+    /// Whether this crate opened the driver; if not, other code of the process had opened it.
     driver: bool,
-    /// This crate started the statistics.
+    /// Whether this crate started the statistics.
     stats: bool,
 }
 
-/// Libraries with a driver that did not return. Each has a thread in it, perhaps for ever.
+/// Libraries whose opening did not return. Each keeps a thread, perhaps for ever.
 static SILENT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// The driver of [`CuFile::get`], and whether it is open, opening or closing.
@@ -152,7 +152,8 @@ impl CuFile {
         }
     }
 
-    /// Opens a driver. Dropping the last reference to it, its files and its buffers closes it.
+    /// Opens a driver. It is closed when the last reference to it, its files and its buffers is
+    /// dropped.
     pub(crate) fn open_with(options: &Options) -> Result<Arc<Self>, Absent> {
         Self::open_for(options, None)
     }
@@ -334,7 +335,7 @@ impl CuFile {
         Ok(bytes)
     }
 
-    /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither are available.
+    /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither is available.
     ///
     /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the UUID with the
     /// device's.
@@ -358,7 +359,7 @@ fn fits(offset: i64, len: usize) -> bool {
     i64::try_from(len).is_ok_and(|len| offset.checked_add(len).is_some())
 }
 
-/// Runs on the watched thread.
+/// Opens the driver. Runs on the watched thread.
 fn open(api: &Api, count: bool) -> Result<Opened, Cause> {
     let count = count && api.raise_level();
     let driver = match api.open() {

@@ -5,13 +5,13 @@
 //! before          /proc/driver/nvidia-fs/stats:  reads of the whole machine, if its I/O statistics are enabled
 //! ```
 //!
-//! Two [`Stats`], taken before and after some reads, make a [`Mode`].
+//! Two [`Stats`], taken before and after some reads, give a [`Mode`].
 //!
 //! The library writes one entry per GPU found, into a structure whose head grew with 1.19 and may grow again. So the
 //! buffer is much larger than necessary, and filled with a pattern. For an uninspected version, the layout is
 //! accepted only if exactly its bytes were written.
 
-/// Inspected versions: from the first with statistics to this one.
+/// The layout was inspected in all versions from the first with statistics to this one.
 const LAST_SEEN: (u32, u32) = (1, 20);
 /// The first version with statistics per GPU.
 pub(super) const FIRST: (u32, u32) = (1, 15);
@@ -27,13 +27,13 @@ pub(super) const PATTERN: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 /// Scope of counted reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// This process's reads to one GPU, by cuFile's UUID (compare it with the device's).
+    /// This process's reads to one GPU, identified by cuFile's UUID (compare it with the device's).
     Gpu { uuid: [u8; 16] },
     /// nvidia-fs reads of all processes of the machine; other routes are not counted.
     Machine,
 }
 
-/// Counters of reads since the driver was opened (of a GPU) or loaded (of the machine).
+/// Counters of reads since the driver was opened (for a GPU) or loaded (for the machine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stats {
     /// Scope of the counters.
@@ -51,9 +51,9 @@ pub(crate) struct Stats {
 /// Route of the reads between two [`Stats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// All by PCIe peer-to-peer DMA.
+    /// All or most by PCIe peer-to-peer DMA, the others by nvidia-fs.
     P2p,
-    /// All by nvidia-fs; with a few P2P reads, most.
+    /// All by nvidia-fs, or at least half of them, the others by P2P.
     NvidiaFs,
     /// All through host memory.
     Compat,
@@ -232,7 +232,7 @@ mod tests {
             (gpu(0, 0, 0, 0), other, Mode::Unknown),
             (gpu(0, 0, 0, 0), machine(1, 1), Mode::Unknown),
             (machine(0, 5), machine(4, 9), Mode::NvidiaFs),
-            // The library may cut a read into several.
+            // The library may split a read into several.
             (machine(0, 5), machine(4, 99), Mode::NvidiaFs),
             (
                 machine(0, 5),

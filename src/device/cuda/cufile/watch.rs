@@ -16,10 +16,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Reason for no answer.
+/// The reason why no answer came.
 #[derive(Debug)]
 pub(super) enum Silent {
-    /// The deadline passed. The thread goes on.
+    /// The deadline passed. The thread continues.
     Late,
     /// The thread failed to start.
     NotStarted(std::io::Error),

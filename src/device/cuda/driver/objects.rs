@@ -48,7 +48,7 @@ impl Event {
         })
     }
 
-    /// Records the event behind all work that `stream` has so far.
+    /// Records the event after all work enqueued on `stream` so far.
     pub(crate) fn record(&self, stream: Handle) -> Result<()> {
         let _bound = self.gpu.enter()?;
         // SAFETY: the event is alive, the stream by the contract of `Stream` or as our own.
@@ -111,7 +111,7 @@ impl Drop for Event {
     }
 }
 
-/// The crate's own stream, for which no default stream waits.
+/// A stream of the crate; no default stream waits for it.
 pub(crate) struct CopyStream {
     gpu: Arc<Gpu>,
     raw: Handle,
@@ -157,7 +157,7 @@ impl CopyStream {
         unsafe extern "C" fn ring(bell: *mut c_void) {
             // SAFETY: the pointer from `into_raw` below, once per call.
             let bell = unsafe { Arc::from_raw(bell.cast_const().cast::<Sender<()>>()) };
-            // If full, the bell rings already.
+            // If the channel is full, the bell is already ringing.
             let _ = bell.try_send(());
         }
         let _bound = self.gpu.bind()?;
@@ -204,8 +204,8 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Reserves `len` bytes from a page boundary, because the driver aligns small allocations to less than cuFile
-    /// needs.
+    /// Reserves `len` bytes, starting at a page boundary, because the driver aligns small
+    /// allocations to less than cuFile needs.
     ///
     /// Errors: [`ErrorKind::Budget`] with the free bytes if the device has too little memory.
     pub(crate) fn new(gpu: &Arc<Gpu>, len: usize, what: &str) -> Result<Self> {
@@ -276,8 +276,8 @@ impl DeviceMemory {
         }
         let _bound = self.gpu.bind()?;
         let start = self.ptr + from as DevicePtr;
-        // SAFETY: within the allocation by the line above, which is alive by the borrow during the call; its owner
-        // waits for the stream before freeing it.
+        // SAFETY: within the allocation by the assertion above; the allocation is alive by the
+        // borrow during the call; its owner waits for the stream before freeing it.
         self.gpu.check("cuMemsetD8Async", unsafe {
             (self.gpu.driver.symbols.fill)(start, 0, bytes, stream)
         })
@@ -292,7 +292,7 @@ impl Drop for DeviceMemory {
         let Ok(_bound) = self.gpu.bind() else {
             return note_leak();
         };
-        // SAFETY: allocated by `new`, freed once; the owner has waited for what used it.
+        // SAFETY: allocated by `new`, freed once; the owner has waited for all users.
         self.gpu.released("cuMemFree", || unsafe {
             (self.gpu.driver.symbols.mem_free)(self.given)
         });

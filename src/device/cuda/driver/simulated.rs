@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 /// `CUDA_ERROR_INVALID_VALUE`.
 const INVALID: c_int = 1;
-/// Handles of a GPU begin at its context, a multiple of this.
+/// A GPU's context is a multiple of this, and its other handles are larger.
 const CONTEXTS: usize = 1 << 32;
 
 /// Begin and end.
@@ -47,7 +47,7 @@ struct DriverState {
     engine_free: u64,
     /// Duration of the n-th copy.
     copy_ns: Box<dyn Fn(u64) -> u64 + Send>,
-    /// Duration of a kernel of the loader's.
+    /// Duration of each of the loader's kernels.
     kernel_ns: u64,
     copies: Vec<Span>,
     kernels: Vec<Span>,
@@ -141,7 +141,7 @@ impl Simulated {
         span.1
     }
 
-    /// From now on each kernel of the loader's takes so long.
+    /// Sets the duration of the loader's kernels from now on.
     pub(crate) fn kernels_take(&self, ns: u64) {
         self.lock().kernel_ns = ns;
     }
