@@ -420,7 +420,7 @@ pub struct DecodeStage {
     pub cores: u32,
     /// Busy time, summed over the workers.
     pub busy_ns: u64,
-    /// Worker time spent in `map_batch`, included in decode_busy.
+    /// The part of the busy time in `map_batch`.
     #[serde(default)]
     pub map_batch_ns: u64,
     /// CPU time of their threads, summed.
