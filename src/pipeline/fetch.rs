@@ -1,12 +1,12 @@
-//! A row or a chunk, together with the bytes that storage brings for it.
+//! A row or a chunk, together with the bytes that are read from storage for it.
 //!
 //! ```text
 //! RowRun (one row)       ──┬──► Fetch: its Sample, with a Piece for each part of the row or each extent of the chunk
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. From here on the dataset is not asked again for the extents to read, and
-//! no code relies on a second answer.
+//! A fetch owns all facts about its row or chunk. After that, the dataset is not asked again for
+//! the extents to read, and no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
@@ -32,7 +32,7 @@ pub(crate) struct Fetch {
     pub(crate) sample: Box<Sample>,
     /// When its reads were submitted.
     pub(crate) since: u64,
-    /// Number of reads in flight; at 0 all bytes are there.
+    /// Number of reads in flight; at 0 all bytes are in memory.
     pub(crate) remaining: usize,
     /// The error of the first failed piece.
     error: Lowest,
