@@ -29,7 +29,8 @@ pub(super) struct Routes {
     lane: Option<Lane>,
     sources: Arc<Sources>,
     context: RouteContext,
-    /// By field of the dataset: the extent of its first row, if rows are unchanged bytes of a file.
+    /// For each field of the dataset, the extent of its first row, if rows are unchanged bytes of a
+    /// file.
     firsts: Vec<Option<Extent>>,
     routes: Vec<FieldRoute>,
 }

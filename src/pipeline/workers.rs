@@ -167,7 +167,8 @@ impl Workers {
     }
 }
 
-/// Opens a chunk whose bytes were read, or lie in memory or the page cache; else sends it to be read.
+/// Opens a chunk whose bytes were read, or are in memory or in the page cache; otherwise queues it
+/// to be read.
 fn open(
     core: &Core,
     opening: Opening,
