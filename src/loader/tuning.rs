@@ -10,8 +10,8 @@ use std::time::Duration;
 pub struct Tuning(pub(super) LoaderBuilder);
 
 impl LoaderBuilder {
-    /// Settings that few loaders need: numbers of buffers, the reader, the place on the machine, deadlines. May be called
-    /// several times.
+    /// Settings that few loaders need: numbers of buffers, the reader, the placement on the
+    /// machine, deadlines. May be called several times.
     ///
     /// ```
     /// use feedline::{Loader, dataset::Records};
@@ -42,7 +42,8 @@ impl Tuning {
         self
     }
 
-    /// Whether reads bypass the page cache by O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect Storage see [`gds`](Self::gds).
+    /// Whether reads bypass the page cache with O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect
+    /// Storage see [`gds`](Self::gds).
     pub fn direct(mut self, direct: Direct) -> Self {
         self.0.reader.direct = direct;
         self
@@ -63,7 +64,8 @@ impl Tuning {
         self
     }
 
-    /// Whether raw fields go straight from file to device memory (GPUDirect Storage). Default: [`Gds::Auto`].
+    /// Whether raw fields go directly from file to device memory (GPUDirect Storage). Default:
+    /// [`Gds::Auto`].
     ///
     /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such bytes. The report
     /// gives each field's route and the reason.
@@ -133,7 +135,7 @@ impl Tuning {
         self
     }
 
-    /// Measures nothing. For the bench of the cost of measuring.
+    /// Measures nothing. For the benchmark of the cost of measuring.
     pub fn unmeasured(mut self) -> Self {
         self.0.clock = crate::meter::Clock::still();
         self
