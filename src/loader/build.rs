@@ -47,9 +47,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Maximum decode workers: each is a thread with its own buffers.
+/// Maximum number of decode workers: each is a thread with its own buffers.
 const WORKERS_MAX: usize = 1024;
-/// Maximum batch slots.
+/// Maximum number of batch slots.
 const SLOTS_MAX: usize = 65_536;
 /// Maximum bytes of a sample: larger than any memory, and small enough that sums cannot overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
@@ -60,7 +60,7 @@ const STALL_LEAST: Duration = Duration::from_millis(20);
 const DEVICE_BATCHES: usize = 3;
 /// A copy fills one area while the operations read the other.
 const STAGING_AREAS: usize = 2;
-/// Default rows of a batch.
+/// Default number of rows of a batch.
 const BATCH_DEFAULT: usize = 32;
 
 impl LoaderBuilder {

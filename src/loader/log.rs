@@ -44,7 +44,8 @@ pub struct Log {
     pub map_batch_busy_share: Option<f64>,
     /// Number of rows that got a substitute because their sample was bad.
     pub bad_samples: u64,
-    /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. It is known before the first batch.
+    /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. The number
+    /// is known before the first batch.
     pub epoch_repeated: u64,
     /// Samples of a whole epoch that fill no batch and are dropped.
     pub epoch_left_out: u64,
@@ -182,7 +183,7 @@ impl Loader {
     /// Scalars for a training log, for the time since the last call or since the loader was built.
     /// Meant to be called at every step.
     ///
-    /// Only a single caller gets the whole time. If two callers log by turns, each gets a part.
+    /// Only a single caller gets the whole time. If two callers log alternately, each gets a part.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

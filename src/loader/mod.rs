@@ -202,7 +202,7 @@ struct Facts {
     direct: Option<Arc<DirectReader>>,
     /// For datasets in chunks: samples of opened chunks per sample, over all ranks.
     planned_amplification: Option<f64>,
-    /// The kernel's counters at `build`, to tell the origin of the bytes.
+    /// The kernel's counters at `build`, to determine the origin of the bytes.
     before: origin::Before,
     /// Values of a snapshot that do not come from the meters.
     settings: Settings,
@@ -462,7 +462,7 @@ impl Loader {
         self.shared.measurements().1
     }
 
-    /// The last batches one by one, the fill of the queues, and the activity of each thread.
+    /// The last batches one by one, the fill levels of the queues, and the activity of each thread.
     pub fn timeline(&self) -> Timeline {
         if self.shared.info.process.is_forked() {
             return Timeline::default();

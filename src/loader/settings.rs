@@ -300,8 +300,8 @@ impl LoaderBuilder {
     /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
     /// The same samples follow in the same order, with any number of workers, any reader, depth and world size. Without
-    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch is the state's; so is
-    /// an unset [`last_batch`](Self::last_batch).
+    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch
+    /// is that of the state. The same holds for [`last_batch`](Self::last_batch) if it is not set.
     ///
     /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch) if the dataset
     /// differs from the state's; the error names the shard or range of shards. It fails with
@@ -366,8 +366,8 @@ impl LoaderBuilder {
 
     /// Takes memory from a budget that several loaders of this process share.
     ///
-    /// The limit is an equal part of the budget's free bytes, see [`Budget`], and also the
-    /// [`memory_budget`](Self::memory_budget) if set.
+    /// The limit is an equal part of the budget's free bytes, see [`Budget`]. A
+    /// [`memory_budget`](Self::memory_budget), if set, is a limit as well.
     pub fn shared_budget(mut self, budget: &Budget) -> Self {
         self.memory.shared = Some(budget.clone());
         self

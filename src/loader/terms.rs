@@ -77,7 +77,7 @@ pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
         .or_least(workers, bytes.min(SCRATCH_LEAST), 3)
 }
 
-/// The reads of samples or chunks that need a buffer outside of the slot.
+/// The reads of samples or chunks that need a buffer outside the slot.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Encoded {
     /// Bytes of the largest sample or chunk; 0 if none needs a buffer.

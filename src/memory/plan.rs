@@ -146,7 +146,7 @@ pub struct MemoryPlan {
     pub budget: Option<usize>,
     /// The share of the `shared_budget`, if any.
     part: Option<Part>,
-    /// The free memory, if the defaults did not fit it.
+    /// The free memory, if the defaults did not fit in it.
     free: Option<usize>,
 }
 

@@ -66,7 +66,7 @@ pub(super) struct Slot {
     draws: Mutex<BTreeMap<u32, u64>>,
 }
 
-/// Failed samples of a batch, with their distinct ids, which every row reads.
+/// Failed samples of a batch, with their distinct ids, which are read for every failed row.
 #[derive(Default)]
 struct BadSamples {
     list: Vec<BadSample>,
@@ -97,7 +97,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Reserves `count` slots. [`announce`](Self::announce) puts them to use.
+    /// Reserves `count` slots. [`announce`](Self::announce) puts them into use.
     pub(crate) fn new(
         spec: Spec,
         layout: Layout,
@@ -594,7 +594,7 @@ impl Filled {
         bad
     }
 
-    /// Records a failure of the whole batch, which precedes those of rows.
+    /// Records a failure of the whole batch as that of row 0, which precedes those of other rows.
     pub(crate) fn note_failure(&self, error: Error) {
         self.slot().note_failure(0, error);
     }

@@ -470,7 +470,7 @@ pub(crate) struct ChunkRoom {
     pub(crate) open: MemoryTerm,
     /// The sequences of chunks of this epoch and the next.
     pub(crate) tables: MemoryTerm,
-    /// Heap of each worker while it opens a chunk.
+    /// Heap bytes of each worker while it opens a chunk.
     pub(crate) opening: usize,
     /// Encoded bytes of the largest chunk.
     pub(crate) encoded: usize,

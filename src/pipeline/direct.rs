@@ -6,9 +6,9 @@
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
-//! Rows that are whole pages of their file go straight to their place. Other rows are read with their surrounding pages
-//! into a staging area of the same buffer, and a kernel moves them. Rows that are adjacent in the file and in the batch
-//! are one read.
+//! Rows that are whole pages of their file are read directly into their place. Other rows are read
+//! with their surrounding pages into a staging area of the same buffer, and a kernel moves them.
+//! Rows that are adjacent in the file and in the batch are one read.
 //!
 //! Invariants:
 //! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only after every row has
@@ -40,7 +40,8 @@ const TASK_BYTES: usize = 1 << 20;
 /// Limit of one read in bytes. Larger reads gain nothing and delay the reads after them.
 const READ_MOST: u64 = 16 << 20;
 
-/// Number of threads that read directly into device memory, and the bounce buffer of each.
+/// Number of threads that read directly into device memory, and the size of each thread's bounce
+/// buffer.
 pub(crate) const DIRECT_THREADS: usize = 8;
 pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 
@@ -68,7 +69,7 @@ pub(crate) struct Direct {
     bell: Sender<()>,
 }
 
-/// A file opened by the device's reader, or why the reader rejects the file.
+/// A file opened by the device's reader, or the reason why the reader rejects the file.
 type Handle = Result<DirectFile, String>;
 
 /// The rows of one batch in flight.
@@ -324,7 +325,8 @@ impl Direct {
         })
     }
 
-    /// The part that the dataset gives for the row. It is user code, so it may panic or answer differently than before.
+    /// The part that the dataset gives for the row. The dataset is user code, so it may panic or
+    /// answer differently than before.
     fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
         let id = task.reading.ids[row as usize];
         let asked = caught(Stage::Read, || {
@@ -456,7 +458,7 @@ impl Direct {
             return registered.as_ref().map_err(refused);
         }
         let opened = match patiently(|| open_own(&self.files, source)) {
-            // Not kept: the next read opens the file anew.
+            // This error is not kept: the next read opens the file again.
             Err(error) if may_pass(&error) => return Err(refused(&error.to_string())),
             opened => opened,
         };

@@ -1,5 +1,5 @@
-//! Where the threads meet: every queue between them, and the wake that follows each `push`. Threads
-//! know nothing else about each other.
+//! The queues between the threads, and the wake that follows each `push`. Threads know nothing else
+//! about each other.
 //!
 //! ```text
 //! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐

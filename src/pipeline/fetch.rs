@@ -5,8 +5,8 @@
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. After that, the dataset is not asked again for
-//! the extents to read, and no code relies on a second answer.
+//! A fetch owns all facts about its row or chunk. The dataset is not asked again for the extents to
+//! read, and no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
@@ -26,7 +26,7 @@ pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     )
 }
 
-/// A row or chunk whose bytes are on their way from storage.
+/// A row or chunk whose bytes are being read from storage.
 pub(crate) struct Fetch {
     pub(crate) whose: Whose,
     pub(crate) sample: Box<Sample>,

@@ -124,7 +124,7 @@ impl Placing {
             .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
     }
 
-    /// The report's line.
+    /// The line in the report.
     pub(crate) fn line(&self, numa: Numa, workers: usize) -> Option<String> {
         match self {
             Self::Unasked => None,
@@ -152,7 +152,7 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// The CPUs next to the device at `pci_bus_id`, out of the process's CPUs `own`.
+    /// The CPUs next to the device at `pci_bus_id`, among the process's CPUs `own`.
     fn near(sysfs: &Path, pci_bus_id: &str, own: &CpuSet) -> Why<Self> {
         let address = pci_address(pci_bus_id)?;
         let local = read_cpus(&sysfs.join(format!("bus/pci/devices/{address}/local_cpulist")))?;
@@ -179,7 +179,7 @@ impl Placement {
         Ok(placement)
     }
 
-    /// The CPUs of node `node`, out of the process's CPUs `own`.
+    /// The CPUs of node `node`, among the process's CPUs `own`.
     fn on(sysfs: &Path, node: u32, own: &CpuSet) -> Why<Self> {
         let cpus = read_cpus(&sysfs.join(format!("devices/system/node/node{node}/cpulist")))?;
         Self::of(&cpus, own, format!("NUMA node {node}"))
@@ -207,7 +207,7 @@ impl Placement {
 
     /// Binds the calling thread to these CPUs, and so all threads that it starts later.
     ///
-    /// Errors: the kernel's, for example if the process may no longer use these CPUs.
+    /// Errors: those of the kernel, for example if the process may no longer use these CPUs.
     pub(crate) fn apply_here(&self) -> Result<()> {
         sched_setaffinity(None, &self.cpus).map_err(|errno| {
             let message = format!("no thread can be bound to the CPUs {}", listed(&self.cpus));
@@ -246,7 +246,7 @@ fn read_cpus(file: &Path) -> Why<CpuSet> {
     cpu_list(&text).ok_or_else(|| format!("{} is not a list of CPUs: {text:?}", file.display()))
 }
 
-/// Rejects a text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves
+/// Rejects text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves
 /// sysfs's folder of devices.
 fn pci_address(text: &str) -> Why<&str> {
     let legal = text

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 /// While the page cache counts as cold, one row in this many is still looked up in it.
 const PROBE_ONE_IN: u32 = 16;
-/// The share of hits counts as evidence after this many lookups.
+/// The share of hits is evaluated after this many lookups.
 const EVIDENCE: u64 = 8;
 /// After planning rows for this many nanoseconds, the I/O thread submits operations and takes
 /// completions before it continues. So a slow order or index does not keep storage idle.
@@ -63,7 +63,7 @@ pub(crate) struct Planner {
     /// The reader must not sleep, because there may be more to plan.
     unplanned: bool,
     completions: Vec<Completion>,
-    /// The reader broke, and the error was reported.
+    /// The reader is broken, and the error was reported.
     broken: bool,
     ending: bool,
 }
@@ -456,7 +456,7 @@ impl Epochs {
 /// Whether the page cache is likely to hold the planned rows.
 struct Warmth {
     cache: Option<Arc<PageCache>>,
-    /// All sources are memory.
+    /// All sources are in memory.
     in_memory: bool,
     /// Hits and misses of the page cache at the last estimate, and that estimate.
     seen: (u64, u64),

@@ -24,8 +24,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The I/O thread itself finishes samples that copy at most this many bytes. A hop to a worker costs more than the
-/// copy.
+/// The I/O thread itself finishes samples that copy at most this many bytes. Passing them to a
+/// worker costs more than the copy.
 const COPY_HERE: u64 = 64 << 10;
 
 /// Outcome of beginning a row or chunk.

@@ -150,7 +150,8 @@ impl Finishing {
 }
 
 impl Recipe {
-    /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
+    /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], with the names
+    /// of fields.
     ///
     /// `direct` chooses the dataset's fields that are read directly into device memory.
     pub(crate) fn new(

@@ -100,7 +100,7 @@ pub(crate) struct RouteContext {
     pub(crate) transforms: bool,
     /// The dataset's rows come from chunks that the host opens.
     pub(crate) in_chunks: bool,
-    /// The dataset fits the page cache.
+    /// The dataset fits in the page cache.
     pub(crate) cached: bool,
     /// Failed samples are substituted.
     pub(crate) substitutes: bool,

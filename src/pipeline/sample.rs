@@ -1,4 +1,5 @@
-//! How samples become rows: ask the dataset once, check, fetch the bytes, fill, name errors.
+//! How samples become rows: ask the dataset once, check, fetch the bytes, fill, add the place to
+//! errors.
 //!
 //! ```text
 //! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
@@ -567,7 +568,7 @@ impl Samples {
     }
 }
 
-/// Naming the place of errors.
+/// Adding the place to errors.
 impl Samples {
     /// The number of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {

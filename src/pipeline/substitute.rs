@@ -66,10 +66,10 @@ pub enum OnBadSample {
     /// The iterator ends with the error.
     #[default]
     Fail,
-    /// Another sample takes the row, chosen by (seed, epoch, position). The batch keeps its size, its shapes and the
-    /// order of its other rows. [`Batch::ids`](crate::Batch::ids) has the substitute's id, and the row's status is
-    /// [`Substitute`](crate::Status::Substitute). The ledger names the missing sample
-    /// ([`Loader::ledger`](crate::Loader::ledger)).
+    /// Another sample fills the row, chosen by (seed, epoch, position). The batch keeps its size,
+    /// its shapes and the order of its other rows. [`Batch::ids`](crate::Batch::ids) has the
+    /// substitute's id, and the row's status is [`Substitute`](crate::Status::Substitute). The
+    /// ledger names the missing sample ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
         /// Limit of distinct bad samples over the life of the loader. One more ends the iterator with
         /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.

@@ -281,7 +281,7 @@ impl Watcher {
             let others = if *first < first_read { &[] } else { others };
             return Some(error(cell, *waited, others, sources));
         }
-        // No thread is busy, and yet there is no batch. Nothing would ever change that.
+        // No thread is busy, but there is no batch. Nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
             let message = format!(
                 "no thread works on a batch, for {:.1} s",
