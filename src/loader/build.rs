@@ -47,9 +47,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// Maximum decode workers: each is a thread with its own buffers.
+/// Maximum number of decode workers: each is a thread with its own buffers.
 const WORKERS_MAX: usize = 1024;
-/// Maximum batch slots.
+/// Maximum number of batch slots.
 const SLOTS_MAX: usize = 65_536;
 /// Maximum bytes of a sample: larger than any memory, and small enough that sums cannot overflow.
 const SAMPLE_MAX: u64 = 1 << 44;
@@ -58,9 +58,9 @@ const APPENDED_MAX: usize = 1 << 16;
 const STALL_LEAST: Duration = Duration::from_millis(20);
 /// Default number of batches on a device.
 const DEVICE_BATCHES: usize = 3;
-/// One is filled by a copy while the operations read the other.
+/// A copy fills one area while the operations read the other.
 const STAGING_AREAS: usize = 2;
-/// Default rows of a batch.
+/// Default number of rows of a batch.
 const BATCH_DEFAULT: usize = 32;
 
 impl LoaderBuilder {
@@ -70,10 +70,11 @@ impl LoaderBuilder {
     ///
     /// Errors:
     /// * [`ErrorKind::Config`] for an invalid setting;
-    /// * [`ErrorKind::Unsupported`] for a setting that asks for what this machine lacks;
+    /// * [`ErrorKind::Unsupported`] for a setting that needs a feature that this machine lacks;
     /// * [`ErrorKind::Empty`] for a dataset without samples, or an epoch without a batch;
-    /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared one or the free memory is too small. The
-    ///   limits of the container count, and what the kernel can reclaim is free;
+    /// * [`ErrorKind::Budget`] with the sum, if the budget, the part of a shared one or the free
+    ///   memory is too small. The limits of the container count, and memory that the kernel can
+    ///   reclaim counts as free;
     /// * any error of opening the sources.
     pub fn build(self) -> Result<Loader> {
         // Datasets, decoders and samplers are the user's code: they may panic.
@@ -85,7 +86,7 @@ impl LoaderBuilder {
         nvtx::listen().unwrap_or_else(|why| spans::unheard(&why));
         if self.dataset.chunked().is_none() {
             let sources = self.dataset.sources();
-            // The same in memory as on a disk.
+            // The order is the same for data in memory and on a disk.
             self.run.order = self.run.order.in_blocks(self.dataset.len(), || {
                 sources.ids().map(|id| sources.len_of(id)).sum()
             });
@@ -105,8 +106,8 @@ impl LoaderBuilder {
         shapes.check(&recipe.spec)?;
         let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize, &shapes)?;
         let mut reserved = self.fitting(&fields, &opened, &first, placing.placement())?;
-        // Worker threads have their own placement, because they may stay unpinned. All other threads and memory are
-        // made, and populated, on the node.
+        // Worker threads have their own placement, because they may remain unpinned. All other
+        // threads and memory are made, and populated, on the node.
         let place = placing.for_workers(self.machine.numa, reserved.workers);
         let clock = self.clock.clone();
         let on_device = !self.on_host();
@@ -163,7 +164,8 @@ impl LoaderBuilder {
             run_identity: OnceLock::new(),
             stop: self.run.stop,
         };
-        // Now, while the dataset is as the run first sees it. If a file cannot be read, `state()` tries again.
+        // The dataset is fingerprinted now, in the state in which the run first sees it. If a file
+        // cannot be read, `state()` tries again.
         if let Err(error) = shared.run_identity()
             && error.stage() == Stage::Order
         {
@@ -181,7 +183,7 @@ impl LoaderBuilder {
         self.device.device.kind() == DeviceKind::Host
     }
 
-    /// Batches in device memory.
+    /// Number of batches in device memory.
     fn batches_on_device(&self) -> usize {
         if self.on_host() {
             0
@@ -190,7 +192,8 @@ impl LoaderBuilder {
         }
     }
 
-    /// Decode workers: the setting, or else one per CPU for this rank, of the node if there is a placement.
+    /// Number of decode workers: the setting, or by default one per CPU of this rank. With a
+    /// placement, the default is at most the node's number of CPUs.
     fn worker_count(&self, place: Option<&Placement>) -> usize {
         self.memory.workers.unwrap_or_else(|| {
             let cores = Cores::here().part();
@@ -232,7 +235,7 @@ impl LoaderBuilder {
         }
     }
 
-    /// Rows of a batch on all ranks together.
+    /// Number of rows of a batch on all ranks together.
     fn global_rows(&self) -> Result<u64> {
         let run = &self.run;
         let of_ranks = |rows: usize| (rows as u64).checked_mul(u64::from(run.rank.world()));
@@ -335,7 +338,8 @@ impl LoaderBuilder {
         }
         let sources = self.dataset.sources().clone();
         let mut options = self.reader.clone();
-        // All tries of a request fit the deadline, so that the request's own error comes before the stall's.
+        // All attempts of a request fit within the deadline, so that the request's own error comes
+        // before the error of a stall.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
         options.locality = self.run.order.locality();
@@ -349,7 +353,8 @@ impl LoaderBuilder {
 
     /// The recipe of samples, and each field's route to the device.
     fn recipe_and_routes(&self, opened: &Opened) -> Result<(Recipe, Routes)> {
-        // The cache is asked first even where it has no room for the dataset: misses are then read past it.
+        // The page cache is tried first even if it has no room for the dataset; misses then bypass
+        // it.
         let cached = opened.cache.is_some() && !opened.choice.direct;
         let substitutes = self.faults.on_bad != OnBadSample::Fail;
         let mut routes = Routes::new(&self.device, &*self.dataset, cached, substitutes);
@@ -401,7 +406,8 @@ impl LoaderBuilder {
         Ok((jobs, first))
     }
 
-    /// Refuses last batches of groups that repeat or leave out much: more than one last batch can, and more than is allowed.
+    /// Rejects last batches of groups that repeat or leave out too many samples: more than one last
+    /// batch can, and a larger share than is allowed.
     fn check_last_batches(&self, whole: &Batches) -> Result<()> {
         let most = self.run.last_share;
         if most.is_nan() || most < 0.0 {
@@ -488,8 +494,8 @@ impl LoaderBuilder {
             DIRECT_THREADS
         };
         let threads = workers + 1 + usize::from(!self.on_host()) + readers;
-        // What a budget leaves above the least goes to chunks, then to slots (they hide latency), to the ring (depth), and
-        // last to large pictures: these are the turns.
+        // Bytes that a budget leaves above the minimum go to chunks, then to slots (they hide
+        // latency), to the ring (depth), and last to large pictures. The turns have this order.
         let mut terms = vec![MemoryTerm::DATA.of(1, data.iter().map(ExactSizeIterator::len).sum())];
         terms.push(slots(
             self.memory.slots,
@@ -588,7 +594,7 @@ impl LoaderBuilder {
     }
 }
 
-/// This rank's batches of each group of the order.
+/// The shapes of this rank's batches, for each group of the order.
 fn group_shapes(order: &Order, batches: &Batches) -> GroupShapes {
     let Some((groups, plan)) = order.planned_groups() else {
         return GroupShapes::default();
@@ -628,7 +634,7 @@ struct Fields {
     slot: Layout,
     /// Layout of a delivered batch; on the host, of its slot.
     contents: Layout,
-    /// Layout of an area for what only the device's operations read.
+    /// Layout of an area for the fields that only the device's operations read.
     staging: Layout,
 }
 
@@ -638,9 +644,9 @@ struct Reserved {
     /// Lease on a shared budget.
     lease: Option<Lease>,
     workers: usize,
-    /// Maximum samples in flight.
+    /// Maximum number of samples in flight.
     pending: usize,
-    /// Maximum extents of a chunk.
+    /// Maximum number of extents of a chunk.
     pieces: usize,
     /// Memory for substitutes.
     room: SpareRoom,
@@ -680,7 +686,7 @@ impl Assembly {
         let choice = self.opened.choice.clone();
         let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
         let (routes, direct) = self.fields.routes.chosen();
-        // Chunks are unpacked, batches are mapped.
+        // Unpacking chunks and mapping batches are effort, too.
         let effort = match &self.fields.recipe {
             recipe if !recipe.map_batches.is_empty() => recipe.effort().max(Effort::Own),
             recipe if self.chunk_starts.is_some() => recipe.effort().max(Effort::Light),
@@ -734,7 +740,7 @@ impl Assembly {
         let (exchange, Ends { ready, maps }) =
             self.exchange(stage.as_ref().map(DeviceStage::to_device));
         let closing = CloseOnError(Some(exchange.clone()));
-        // Slots hold their exchange, so announcing them waits until the threads exist.
+        // Slots hold their exchange, so they are announced only when the threads exist.
         let spec = self.fields.recipe.spec.clone();
         let term = |term| self.reserved.plan.term(term);
         let count = term(MemoryTerm::SLOTS).count;
@@ -806,7 +812,7 @@ impl Assembly {
     }
 
     /// The I/O thread's own state: the ring of encoded bytes, chunks, and the regions that the reader may register with
-    /// the kernel. Also returns the sender that brings back sample entries.
+    /// the kernel. Also returns the sender by which sample entries come back.
     fn io_side(
         &self,
         exchange: &Exchange,
@@ -898,7 +904,8 @@ impl Assembly {
     }
 }
 
-/// Frees the slots that already are in the exchange when `build` fails half-way; otherwise they would leak.
+/// Frees the slots that are already in the exchange when `build` fails half-way; otherwise they
+/// would leak.
 struct CloseOnError(Option<Arc<Exchange>>);
 
 impl CloseOnError {
@@ -981,7 +988,8 @@ mod tests {
             .map(map)
             .build()
             .unwrap();
-        // The kernel cuts names to 15 bytes, and a new thread has its parent's name until it runs.
+        // The kernel truncates names to 15 bytes, and a new thread has its parent's name until it
+        // runs.
         let mut names = [
             "feedline-dec-0",
             "feedline-dec-1",
@@ -1025,7 +1033,7 @@ mod tests {
             let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
             builder.reader.unregistered = true;
             builder.reader.cache = cache;
-            // Refused: io_uring is not available here.
+            // Refused if io_uring is not available here.
             let loader = builder.build().ok()?;
             assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
             Some(loader.report().choice.to_string())
@@ -1085,7 +1093,8 @@ mod tests {
             builder.machine.free = || Some(FREE.load(Relaxed) as u64);
             builder.build()
         };
-        // The data is there already; all else counts. Slots: as many as have room, or as were set.
+        // The data is already in memory; everything else counts. Slots: as many as there is room
+        // for, or as were set.
         let [all, nine, two] =
             [None, Some(9), Some(2)].map(|slots| free(usize::MAX, slots).unwrap().plan().needs());
         assert!(two > 2 << 20 && nine > two + (7 << 20) && all > nine);

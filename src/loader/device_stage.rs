@@ -29,7 +29,8 @@ pub(super) struct Routes {
     lane: Option<Lane>,
     sources: Arc<Sources>,
     context: RouteContext,
-    /// By field of the dataset: the extent of its first row, if rows are unchanged bytes of a file.
+    /// For each field of the dataset, the extent of its first row, if rows are unchanged bytes of a
+    /// file.
     firsts: Vec<Option<Extent>>,
     routes: Vec<FieldRoute>,
 }
@@ -231,7 +232,7 @@ impl Routes {
     }
 }
 
-/// Where the arrays of a slot lie on the host, in a batch on the device, and in a staging area.
+/// Layouts of the arrays in a slot on the host, in a batch on the device, and in a staging area.
 pub(super) struct Layouts<'a> {
     pub(super) slot: &'a Layout,
     pub(super) contents: &'a Layout,
@@ -297,7 +298,8 @@ impl DeviceStage {
             drop(pinning);
             return Runtime::start(core, io, workers);
         };
-        // After an error, nothing here may keep a reference to the workers, which are then joined.
+        // After an error, nothing here may keep a reference to the workers, because they are then
+        // joined.
         let mut runtime = Runtime::start(core, io, workers)?;
         stage.spawn(runtime.core().clone(), pool, pinning, &mut runtime)?;
         Ok(runtime)

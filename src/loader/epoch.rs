@@ -42,19 +42,20 @@ pub struct Epoch {
     total: u64,
     delivered: u64,
     ended: bool,
-    /// Loader clock at the last answer: the user's time starts here.
+    /// Loader time of the last answer; the user's time starts then.
     handed_out: Option<u64>,
     /// Wait for the next batch so far, over several calls with a limit.
     waited_ns: u64,
-    /// First request for the next batch, for deadlines.
+    /// Time of the first request for the next batch, for deadlines.
     asked: Option<Instant>,
     /// Finds operations that do not return.
     watcher: Watcher,
-    /// The caller's own work on the device has not ended for the stall deadline, which was said.
+    /// Whether it was reported that the caller's own work on the device did not end within the
+    /// stall deadline.
     hangs: bool,
     /// The `tracing` span, for subscribers.
     span: Option<tracing::Span>,
-    /// The same for a tool that listens to NVTX.
+    /// The NVTX range, for a tool that listens to NVTX.
     range: Option<nvtx::Range>,
     /// Excludes other iterators until this one ends.
     live: Option<Live>,
@@ -115,7 +116,8 @@ fn check_streams(info: &BatchInfo) -> Result<()> {
 }
 
 impl Epoch {
-    /// Starts a run of `epochs` epochs and `steps` batches at most, as the only iterator of the loader.
+    /// Starts a run of `epochs` epochs and at most `steps` batches, as the only iterator of the
+    /// loader.
     pub(super) fn start(shared: Life, from: From, epochs: u64, steps: u64) -> Result<Self> {
         let live = Some(Live::claim(
             &shared,
@@ -189,7 +191,7 @@ impl Epoch {
         Ok(epoch)
     }
 
-    /// Batches received from this iterator.
+    /// Number of batches received from this iterator.
     pub fn position(&self) -> u64 {
         self.delivered
     }
@@ -199,8 +201,8 @@ impl Epoch {
         self.shared.report()
     }
 
-    /// As [`next`](Iterator::next), but waits at most `limit`. `Pending`: the batch has not come; nothing is lost, ask
-    /// again.
+    /// Like [`next`](Iterator::next), but waits at most `limit`. `Pending` means that the batch has
+    /// not arrived; nothing is lost, ask again.
     ///
     /// For callers that must check signals or a flag between waits. The report adds up the waits for one batch;
     /// [`held_deadline`](crate::Tuning::held_deadline) counts from the first of them.
@@ -235,7 +237,7 @@ impl Epoch {
             self.end();
             return Poll::Ready(Some(Err(forked)));
         }
-        // One guard for all calls of the device.
+        // One guard for all calls to the device.
         let backend = self.shared.info.device.backend().clone();
         let mut answer = Poll::Pending;
         backend.beside_captures(&mut || answer = self.poll_device(limit));
@@ -270,7 +272,7 @@ impl Epoch {
                 Poll::Pending
             }
             Err(error) => {
-                // The awaited batch may still come.
+                // The awaited batch may still arrive.
                 self.waited_ns = waited_ns;
                 self.handed_out = Some(now);
                 if error.kind() != ErrorKind::BatchesHeld {
@@ -281,7 +283,8 @@ impl Epoch {
         }
     }
 
-    /// The user asks for the next batch, perhaps again. Returns the time of this request and of the first.
+    /// Records that the user asks for the next batch, perhaps again. Returns the times of this
+    /// request and of the first one.
     fn ask(&mut self) -> (u64, Instant) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
@@ -310,7 +313,7 @@ impl Epoch {
         (now, first)
     }
 
-    /// The user gets an answer. Returns the time, and the wait of this call.
+    /// Records that the user gets an answer. Returns the current time and the wait of this call.
     fn answered(&self, from: u64) -> (u64, u64) {
         let meters = &self.shared.runtime.core().meters;
         let now = meters.clock.now();
@@ -404,7 +407,7 @@ impl Epoch {
             return;
         }
         if self.shared.info.process.is_forked() {
-            // The range is the parent's. Full slots stay too, see `Batch`.
+            // The range belongs to the parent. Full slots are leaked too, see `Batch`.
             std::mem::forget(self.range.take());
             return std::mem::forget(std::mem::replace(&mut self.reorder, Reorder::new(1)));
         }
@@ -419,8 +422,8 @@ impl Epoch {
                 spans::verdict(&verdict.cause.to_string(), advice, starves);
             }
         }
-        // From here on, rows of this run are dropped and its full slots return at once; this takes the earlier ones out of the
-        // channel.
+        // From here on, rows of this run are dropped and its full slots return at once. The loop
+        // takes the earlier ones out of the channel.
         core.exchange.generation.fetch_add(1, Ordering::AcqRel);
         self.reorder = Reorder::new(1);
         while self.shared.ready.try_recv().is_ok() {}
@@ -483,7 +486,8 @@ impl Epoch {
         batch
     }
 
-    /// Adds the sample's name in its file to the error. The dataset may read for it, so here, once, and for a second at most.
+    /// Adds the sample's name in its file to the error. The dataset may have to read for this, so
+    /// it is done here, once, and for at most a second.
     fn with_member(&self, error: Error) -> Error {
         let core = self.shared.runtime.core();
         let Some(sample) = error

@@ -5,8 +5,9 @@
 //!            Sums then ─┴─► Log   differences ÷ time
 //! ```
 //!
-//! On the host a call takes no call of the kernel but one look at its count of the process's reads in a second. On a GPU it also
-//! asks the driver for the events of the last steps.
+//! On the host, a call makes no system call, except for the kernel's count of the process's reads,
+//! which it reads at most once per second. On a GPU it also asks the driver for the events of the
+//! last steps.
 
 use super::{Loader, LoaderState};
 use crate::meter::{Counts, GpuIdle, Totals, device_bytes};
@@ -17,36 +18,42 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Log {
-    /// Time in which an iterator was alive, the time of the two rates: pauses for an evaluation do not count.
+    /// Time in which an iterator was alive. The two rates refer to it: pauses for an evaluation do
+    /// not count.
     pub seconds: f64,
     /// Samples handed out per second.
     pub samples_per_s: Option<f64>,
-    /// Share of the time without a ready batch, first batches of iterators aside: of the consumer's thread, or on a GPU of its
-    /// stream.
+    /// Share of the time without a ready batch, apart from the first batches of iterators. It is
+    /// the time of the consumer's thread, or on a GPU that of its stream.
     pub starved_share: Option<f64>,
-    /// On a GPU, share of the time in which the stream ran dry because of the program. See [`GpuIdle::host_late_ns`].
+    /// On a GPU, share of the time in which the stream was idle because of the program. See
+    /// [`GpuIdle::host_late_ns`].
     pub host_late_share: Option<f64>,
-    /// 99 % of the waits for a batch took at most so many seconds.
+    /// 99th percentile of the waits for a batch, in seconds.
     pub wait_p99_s: Option<f64>,
-    /// Bytes read from storage per second; those from the page cache count where a reader brings them.
+    /// Bytes read from storage per second; bytes from the page cache count only if a reader reads
+    /// them.
     pub read_bytes_per_s: Option<f64>,
-    /// Share of the bytes that no device read, by the kernel's count for the process: of the last whole second, or of the time
-    /// since the last call. `None` for object stores and mounts with a cache.
+    /// Share of the bytes that were not read from a device, by the kernel's count for the process.
+    /// It covers the last whole second, or the time since the last call. `None` for object stores
+    /// and mounts with a cache.
     pub from_memory_share: Option<f64>,
     /// Share of the workers' time in decoding, transforms and copies, without `map_batch`.
     pub decode_busy_share: Option<f64>,
     /// Share of the workers' time in `map_batch`. `None` without one.
     pub map_batch_busy_share: Option<f64>,
-    /// Rows for which others stood in, since samples were bad.
+    /// Number of rows that got a substitute because their sample was bad.
     pub bad_samples: u64,
-    /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. It is known before the first batch.
+    /// Rows of a whole epoch, over all ranks, that repeat a sample to fill up a batch. The number
+    /// is known before the first batch.
     pub epoch_repeated: u64,
     /// Samples of a whole epoch that fill no batch and are dropped.
     pub epoch_left_out: u64,
 }
 
 impl Log {
-    /// Name and value of each scalar that was measured. Names are those of the fields, and stay.
+    /// Name and value of each scalar that was measured. The names are those of the fields, and do
+    /// not change.
     pub fn scalars(&self) -> impl Iterator<Item = (&'static str, f64)> {
         [
             ("seconds", Some(self.seconds)),
@@ -117,7 +124,7 @@ impl Log {
     }
 }
 
-/// `None` of nothing.
+/// `None` if `whole` is 0.
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
@@ -141,7 +148,8 @@ pub(super) struct Logged {
     memory: Memory,
 }
 
-/// The share of bytes from memory, looked at once in a second: the kernel's count takes a file's reading.
+/// The share of bytes from memory, updated at most once per second, because the kernel's count must
+/// be read from a file.
 #[derive(Default)]
 struct Memory {
     looked_ns: u64,
@@ -172,9 +180,10 @@ impl Memory {
 }
 
 impl Loader {
-    /// Scalars for a training log, of the time since the last call or since the loader was built. Meant for every step.
+    /// Scalars for a training log, for the time since the last call or since the loader was built.
+    /// Meant to be called at every step.
     ///
-    /// One caller at a time gets the whole: two that log by turns get a part each.
+    /// Only a single caller gets the whole time. If two callers log alternately, each gets a part.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

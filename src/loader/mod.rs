@@ -48,7 +48,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// The run that a job belongs to, and that which the iterator currently wants.
+/// The run that a job belongs to, and the run that the iterator currently wants.
 type Run<'a> = (u64, &'a Arc<AtomicU64>);
 
 /// Makes the jobs of epochs.
@@ -57,9 +57,10 @@ struct JobMaker {
     order: Order,
     dataset_len: u64,
     chunks: Option<ChunkStarts>,
-    /// Positions of an epoch, once known.
+    /// Number of positions of an epoch, once known.
     positions: Option<u64>,
-    /// Rows of a full batch on all ranks together; of groups, the largest.
+    /// Rows of a full batch on all ranks together; in an order of groups, those of the largest
+    /// batch.
     global: u64,
     last: LastBatch,
     rank: Rank,
@@ -111,9 +112,9 @@ impl JobMaker {
 
 /// Turns a dataset into batches. `Send + Sync`; its threads and memory live until it and its [`Epoch`]s are dropped.
 ///
-/// Build it in the process that uses it: a child forked later inherits none of its threads. In such a child, calls fail
-/// with [`ErrorKind::Forked`], those that cannot fail have no measurements to tell, and drops return at once; the child can
-/// build its own loader.
+/// Build it in the process that uses it: a child forked later inherits none of its threads. In such
+/// a child, calls fail with [`ErrorKind::Forked`], calls that cannot fail return no measurements,
+/// and drops return at once. The child can build its own loader.
 pub struct Loader {
     shared: Life,
 }
@@ -166,7 +167,7 @@ struct LoaderState {
     pinned: Receiver<std::convert::Infallible>,
     info: Arc<BatchInfo>,
     jobs: JobMaker,
-    /// Batches of a whole epoch. Only their number and positions are those of every epoch.
+    /// Batches of a whole epoch. Only their number and positions are the same in every epoch.
     whole: Batches,
     facts: Facts,
     /// Idle time of the consumer's stream, on a GPU.
@@ -201,9 +202,9 @@ struct Facts {
     direct: Option<Arc<DirectReader>>,
     /// For datasets in chunks: samples of opened chunks per sample, over all ranks.
     planned_amplification: Option<f64>,
-    /// The kernel's counters at `build`, to tell the origin of the bytes.
+    /// The kernel's counters at `build`, to determine the origin of the bytes.
     before: origin::Before,
-    /// Values of a snapshot that meters do not know.
+    /// Values of a snapshot that do not come from the meters.
     settings: Settings,
 }
 
@@ -220,7 +221,7 @@ struct Steady {
     sum: Option<Snapshot>,
     /// Snapshot at the current iterator's first batch.
     since: Option<Snapshot>,
-    /// The last published snapshot: counters must not go back.
+    /// The last published snapshot: counters must not decrease.
     said: Option<Snapshot>,
 }
 
@@ -228,16 +229,16 @@ struct Steady {
 #[derive(Clone, Debug, Default)]
 struct Place {
     cursor: Cursor,
-    /// Set by a state; no batch was received since.
+    /// Whether a state set the position, and no batch has been received since.
     resumed: bool,
     /// Batches that are not delivered.
     skips: Skips,
-    /// The number of those that lie behind.
+    /// Number of skipped batches that the run has passed.
     skipped: u64,
 }
 
 impl Place {
-    /// Goes to `cursor`, or to the first delivered batch behind it.
+    /// Moves to `cursor`, or to the first delivered batch after it.
     fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
         let (cursor, skipped) = self.skips.past(whole, cursor);
         self.cursor = cursor;
@@ -308,7 +309,7 @@ impl Loader {
         self.shared.place.hold().cursor.epoch
     }
 
-    /// Batches per epoch, the same on every rank; known before the first.
+    /// Batches per epoch, the same on every rank; known before the first epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.shared.whole.count()
     }
@@ -319,7 +320,7 @@ impl Loader {
         self.shared.whole.samples()
     }
 
-    /// Rows of a full batch over all ranks; in an order of groups, of the largest.
+    /// Rows of a full batch over all ranks; in an order of groups, those of the largest batch.
     pub fn global_batch(&self) -> u64 {
         self.shared.jobs.global
     }
@@ -344,7 +345,8 @@ impl Loader {
 
     /// Ids of the rows of this rank in the next batch; `u64::MAX` for blank rows. Reads nothing.
     ///
-    /// Processes that share data have the same ones, see [`Rank::agree`]. Errors: as [`preview`](Self::preview).
+    /// Processes that share data have the same ids, see [`Rank::agree`]. Errors: as
+    /// [`preview`](Self::preview).
     pub fn next_ids(&self) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
         let Place { cursor, skips, .. } = self.shared.place();
@@ -367,8 +369,8 @@ impl Loader {
     ///
     /// Ranks that received equally many batches have the same state.
     ///
-    /// Errors: the failure to fingerprint the dataset. What failed during `build` is tried again here, in the versions that
-    /// were indexed.
+    /// Errors: the failure to fingerprint the dataset. A fingerprint that failed during `build` is
+    /// tried again here, on the file versions that were indexed.
     pub fn state(&self) -> Result<State> {
         self.shared.info.process.check()?;
         self.shared.state()
@@ -378,13 +380,13 @@ impl Loader {
     ///
     /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last batch received.
     ///
-    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this loader is alive. They leave
-    /// the iterator and the place as they are.
+    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this
+    /// loader is alive. An error does not change the iterator or the place.
     pub fn resume(&self, state: &State) -> Result<()> {
         self.go_to(state, false)
     }
 
-    /// As [`resume`](Self::resume), but the global batch and the last batch may differ, as in
+    /// Like [`resume`](Self::resume), but the global batch and the last batch may differ, as in
     /// [`LoaderBuilder::resume_rebatched`].
     pub fn resume_rebatched(&self, state: &State) -> Result<()> {
         self.go_to(state, true)
@@ -404,7 +406,8 @@ impl Loader {
 
     /// Whether the builder's [`Stop`] was requested, by a signal or by the program.
     ///
-    /// Ranks see a signal at different steps: all-reduce this flag each step before they save and leave.
+    /// Ranks see a signal at different steps: all-reduce this flag in each step before the ranks
+    /// save and leave.
     pub fn stop_requested(&self) -> bool {
         self.shared.stop.as_ref().is_some_and(Stop::requested)
     }
@@ -460,7 +463,7 @@ impl Loader {
         self.shared.measurements().1
     }
 
-    /// The last batches one by one, the fill of the queues, and the activity of each thread.
+    /// The last batches one by one, the fill levels of the queues, and the activity of each thread.
     pub fn timeline(&self) -> Timeline {
         if self.shared.info.process.is_forked() {
             return Timeline::default();
@@ -480,10 +483,11 @@ impl Loader {
         self.shared.bad()
     }
 
-    /// What this process tells the others of its job, for [`Across::of`](crate::profile::Across::of): below 6 KiB as JSON.
+    /// The report of this process to the others of its job, for
+    /// [`Across::of`](crate::profile::Across::of): below 6 KiB as JSON.
     ///
-    /// `process` is its number among the `processes` that report, as in the launcher: replicated ranks have several. Make it in
-    /// all processes behind the same step.
+    /// `process` is its number among the `processes` that report, as in the launcher: a replicated
+    /// rank has several processes. Make the report in all processes after the same step.
     pub fn rank_report(&self, process: u32, processes: u32) -> RankReport {
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         RankReport::of(
@@ -495,8 +499,9 @@ impl Loader {
         )
     }
 
-    /// The rate and the limit of a run whose step takes `step`, and the cost of an epoch, from the batches so far: take them for
-    /// some seconds without work of your own. `None` without a batch behind the first.
+    /// The rate and the limit of a run whose step takes `step`, and the cost of an epoch, from the
+    /// batches so far. Before the call, take batches for some seconds without work of your own.
+    /// `None` without a batch after the first.
     ///
     /// ```no_run
     /// # use feedline::{Loader, dataset::Records};
@@ -529,12 +534,13 @@ impl Loader {
         )
     }
 
-    /// Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: for before the first
-    /// collective operation of each step.
+    /// Marks that this rank's own part of a step is done, and that it waits for the other ranks
+    /// from now on. Call it before the first collective operation of each step.
     ///
-    /// With it in all ranks, [`Across`](crate::profile::Across) names a rank that is late with that part. Without, such a rank is
-    /// not seen: all others wait for it, so between two batches all ranks take the same time. On the host only. It looks at the
-    /// clock and takes a lock that no one else wants then.
+    /// If all ranks call it, [`Across`](crate::profile::Across) names a rank that is late with that
+    /// part. Otherwise such a rank is not visible: all others wait for it, so between two batches
+    /// all ranks take the same time. On the host only. It reads the clock and takes an uncontended
+    /// lock.
     pub fn arrive(&self) {
         if !self.shared.info.process.is_forked() {
             let meters = &self.shared.runtime.core().meters;
@@ -542,17 +548,19 @@ impl Loader {
         }
     }
 
-    /// Says that all work of a step has been enqueued on the stream that took the last batch, so that the report tells how
-    /// long the program left that stream idle.
+    /// Marks that all work of a step has been enqueued on the stream that took the last batch, so
+    /// that the report shows how long the program left that stream idle.
     ///
     /// Call it at the end of each step, from any thread. Without a mark, the stream's idle time before a request for a batch
-    /// is unknown where the program waits for the stream ([`GpuIdle`](crate::profile::GpuIdle::host_late_ns)). It takes four
-    /// calls of the driver; none on the host, and nothing is marked while the stream captures a graph.
+    /// is unknown if the program waits for the stream
+    /// ([`GpuIdle`](crate::profile::GpuIdle::host_late_ns)). It makes four driver calls, none on
+    /// the host. Nothing is marked while the stream captures a graph.
     pub fn mark(&self) {
         self.mark_stream(None);
     }
 
-    /// As [`mark`](Self::mark), for the work of a step on this stream. It looks at the stream first, by three calls more.
+    /// Like [`mark`](Self::mark), for the work of a step on this stream. It checks the stream
+    /// first, with three more driver calls.
     pub fn mark_on(&self, stream: impl std::borrow::Borrow<Stream>) {
         self.mark_stream(Some(stream.borrow()));
     }
@@ -567,7 +575,7 @@ impl Loader {
             return;
         };
         let backend = shared.info.device.backend();
-        // First: a capturing stream must not be asked for its context.
+        // Checked first, because a capturing stream must not be asked for its context.
         let checked = |stream| {
             backend
                 .check_uncaptured(stream)
@@ -589,7 +597,7 @@ impl LoaderState {
         self.place.hold().clone()
     }
 
-    /// Advances the place after a batch to that of the next one, whose steps it counts itself.
+    /// Advances the place after a batch to `next`, and counts the step itself.
     fn received(&self, next: Cursor) {
         let mut place = self.place.hold();
         let steps = place.cursor.steps.saturating_add(1);
@@ -601,7 +609,7 @@ impl LoaderState {
         self.ledger.hold()
     }
 
-    /// The ledger so far; in a forked child an empty one, because a lock may be held for ever there.
+    /// The ledger so far. It is empty in a forked child, because a lock may be held for ever there.
     fn bad(&self) -> Ledger {
         if self.info.process.is_forked() {
             Ledger::default()
@@ -655,12 +663,13 @@ impl LoaderState {
         steady.since = begins.then_some(now);
     }
 
-    /// Since the loader was built, and of the steady time. A forked child has none: it asks nothing that has a lock.
+    /// Measurements since the loader was built, and those of the steady time. A forked child has
+    /// none, because it must not take a lock.
     fn measurements(&self) -> (Snapshot, Snapshot) {
         if self.info.process.is_forked() {
             return Default::default();
         }
-        // Asks cuFile: not under the lock that the consumer takes.
+        // Asks cuFile, so this is not done under the lock that the consumer takes.
         let mode = self.facts.direct.as_ref().map(|reader| reader.mode());
         let mut steady = self.steady.hold();
         let mut now = self.measured();
@@ -723,12 +732,12 @@ impl LoaderState {
         )
     }
 
-    /// Of a mixture, what its sources have delivered.
+    /// What the sources of a mixture have delivered; empty for other orders.
     fn sources(&self) -> Vec<SourceCount> {
         let Cursor {
             epoch, position, ..
         } = self.place().cursor;
-        // A sampler that panics says so in the epoch.
+        // A panic of the sampler is reported by the epoch.
         let progress = self
             .jobs
             .order

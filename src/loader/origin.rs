@@ -80,7 +80,7 @@ impl Before {
         self.0
     }
 
-    /// The origin of the bytes of these measurements. Those of the network came from no file.
+    /// The origin of the bytes of these measurements. Bytes from the network came from no file.
     pub(super) fn origin(&self, total: &Snapshot) -> Origin {
         let storage = &total.storage;
         let copied = total.storage.cached_bytes;

@@ -10,10 +10,11 @@ use crate::setting::Setting;
 use crate::storage::Choice;
 use std::fmt;
 
-/// Sources of a mixture in the text.
+/// Maximum number of a mixture's sources in the text.
 const SOURCES_SHOWN: usize = 8;
 
-/// Report on a run so far. `Display` gives the readable text; its alternate form `{:#}` leaves the verdict out.
+/// Report on a run so far. `Display` gives the readable text; its alternate form `{:#}` omits the
+/// verdict.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -23,16 +24,19 @@ pub struct Report {
     pub device: String,
     /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See [`Numa`](crate::Numa).
     pub numa: Option<String>,
-    /// The cores by which the number of workers was chosen, where several ranks of this machine have cores in common.
+    /// The cores from which the number of workers was chosen, if several ranks of this machine
+    /// share cores.
     pub cores: Option<String>,
-    /// Groups of threads of this process that went on with fewer than wanted, and the limits that refused the others.
+    /// Thread groups of this process that run with fewer threads than wanted, and the limits that
+    /// prevented the others.
     pub threads: Option<String>,
     /// Rank and world size; `None` for a single rank.
     pub rank: Option<String>,
-    /// All measurements since the loader was built; those of the consumer, and `steady_ns`, as in [`snapshot`].
+    /// All measurements since the loader was built; those of the consumer and `steady_ns` are as in
+    /// [`snapshot`].
     ///
     /// The other stages also work before the first batch of an iterator, so their times can exceed `steady_ns`. The
-    /// [`verdict`](Self::verdict) is therefore that on [`snapshot`].
+    /// [`verdict`](Self::verdict) is therefore based on [`snapshot`].
     ///
     /// [`snapshot`]: crate::Loader::snapshot
     pub total: Snapshot,
@@ -165,7 +169,7 @@ fn epoch_in_words(epoch: &EpochCounts) -> String {
     )
 }
 
-/// Idle time of the GPU that the loader has no part in, and pauses.
+/// Idle time of the GPU that the loader does not cause, and pauses.
 fn others_idle(gpu: &GpuIdle) -> String {
     let mut words = match gpu.host_late_ns() {
         Some(late) => format!(

@@ -85,14 +85,15 @@ impl LoaderState {
         Ok(self.run_identity.get_or_init(|| made))
     }
 
-    /// Goes to the place of `state`. With `any_batch` the global batch and the last batch may differ from the loader's.
+    /// Moves to the place of `state`. With `any_batch`, the global batch and the last batch may
+    /// differ from the loader's.
     pub(super) fn resume(&self, state: &State, any_batch: bool) -> Result<()> {
         let place = self.place_in(state, any_batch)?;
         self.set_place(place);
         Ok(())
     }
 
-    /// The place that `state` has in this loader.
+    /// The place of `state` in this loader.
     pub(super) fn place_in(&self, state: &State, any_batch: bool) -> Result<Place> {
         caught(Stage::State, || self.compared(state, any_batch))
     }
@@ -100,7 +101,7 @@ impl LoaderState {
     fn compared(&self, state: &State, any_batch: bool) -> Result<Place> {
         let own = self.checkpoint(self.place())?;
         let saved = &redrawn(&own, state.checkpoint());
-        // At the place where the state was taken: its cursor may have been moved.
+        // The past at the place where the state was taken, because the cursor may have been moved.
         let past = saved
             .past
             .map_or(Ok(None), |past| self.past(past.epoch, past.position))?;
@@ -124,7 +125,8 @@ impl LoaderState {
             position, batch, ..
         } = saved.cursor;
         if batch > position {
-            // Each batch has at least one position; a larger number would later count the epoch as too short.
+            // Each batch has at least one position. With a larger batch number, the epoch would
+            // later seem too short.
             let message = format!("the state is damaged: batch {batch} at position {position}");
             return Err(Error::new(ErrorKind::State, Stage::State, message));
         }
@@ -160,7 +162,8 @@ impl LoaderState {
     }
 }
 
-/// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next may have another.
+/// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next
+/// epoch may have another list.
 fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
     let now = &own.order;
     let then = &saved.order;
@@ -182,7 +185,7 @@ fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
     saved
 }
 
-/// Whether the batches have the same rows, but for those that fill up the last.
+/// Whether the batches have the same rows, except for the rows that fill up the last batch.
 fn same_batches(own: &Checkpoint, saved: &Checkpoint) -> bool {
     let now = own.last;
     let then = saved.last;
@@ -200,7 +203,7 @@ fn way_out(setting: Setting, then: impl Debug) -> String {
     setting.hint(|setting| format!(": set {}, or resume rebatched", setting.with(then)))
 }
 
-/// The difference of two pasts at the same place.
+/// The difference between two pasts at the same place.
 fn other_past(now: Past, then: Past) -> Option<String> {
     let Past {
         epoch,
@@ -225,7 +228,7 @@ fn other_past(now: Past, then: Past) -> Option<String> {
     })
 }
 
-/// The difference of the groups and their batches.
+/// The difference between the groups and their batches.
 fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option<String> {
     let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the feedline \
                  that saved it, or begin anew";
@@ -321,7 +324,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         .zip(own.numbers())
         .find(|(a, b)| a != b)
     {
-        // A mixture's is the number of its samples, unless it is set, and datasets may have been appended.
+        // A mixture's epoch length is the number of its samples unless it is set, and datasets may
+        // have been appended.
         let set = |len: Setting| format!(": set {}", len.with(then.positions));
         let lens = own.past.is_some() && first == then.positions && second == now.positions;
         let hint = if lens {

@@ -19,7 +19,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longer than file servers take to recover from a failure; shorter than an idle GPU is worth paying for.
+/// Longer than file servers take to recover from a failure, but short enough to limit the cost of
+/// an idle GPU.
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
 /// Settings of a loader. All are optional; [`build`](Self::build) makes the loader.
@@ -93,13 +94,14 @@ pub(super) struct FaultSettings {
     pub(super) ledger: Option<PathBuf>,
 }
 
-/// Default share of an epoch's samples that last batches may repeat or leave out, where there are several.
+/// Default share of an epoch's samples that last batches may repeat or leave out, if an epoch has
+/// several last batches.
 const LAST_SHARE: f64 = 0.01;
 
 /// The size of batches, as set.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum BatchSize {
-    /// Rows of every rank.
+    /// Rows per rank.
     Rank(usize),
     /// Rows of all ranks together.
     Global(u64),
@@ -168,7 +170,8 @@ impl LoaderBuilder {
         self.map_adding([], map)
     }
 
-    /// As [`map`](Self::map), with additional fields in the batch. They are zero until `map` writes them.
+    /// Like [`map`](Self::map), with additional fields in the batch. They are zero until `map`
+    /// writes them.
     pub fn map_adding(
         mut self,
         fields: impl Into<Vec<Field>>,
@@ -180,7 +183,8 @@ impl LoaderBuilder {
 
     /// Transforms every full batch in place, once, on a decode worker (mixup).
     ///
-    /// The id in its `Ctx` is the position of the batch's first row in the epoch, so every rank has another one.
+    /// The id in its `Ctx` is the position of the batch's first row in the epoch, so it differs
+    /// from rank to rank.
     pub fn map_batch(
         self,
         map: impl Fn(&mut BatchMut<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static,
@@ -188,7 +192,8 @@ impl LoaderBuilder {
         self.map_batch_adding([], map)
     }
 
-    /// As [`map_batch`](Self::map_batch), with additional fields in the batch. They are zero until `map` writes them.
+    /// Like [`map_batch`](Self::map_batch), with additional fields in the batch. They are zero
+    /// until `map` writes them.
     pub fn map_batch_adding(
         mut self,
         fields: impl Into<Vec<Field>>,
@@ -206,11 +211,13 @@ impl LoaderBuilder {
         self
     }
 
-    /// Packs a field of varying length: its rows lie side by side, without padding, and only the bytes that are there are copied
-    /// to a device. [`FieldView::offsets`](crate::FieldView::offsets) bounds the rows.
+    /// Packs a field of varying length: its rows are stored contiguously, without padding, and only
+    /// their bytes are copied to a device. [`FieldView::offsets`](crate::FieldView::offsets) has
+    /// the bounds of the rows.
     ///
-    /// A slot has room for rows × the maximum, or for `batch_bytes`: more in a batch is an error of the sample. That limit needs
-    /// [lengths](crate::dataset::DatasetExt::lengths) that the index knows, and substitutes stay empty.
+    /// A slot has room for rows × the maximum, or for `batch_bytes`. If the rows of a batch need
+    /// more, the sample that does not fit has an error. The limit `batch_bytes` needs
+    /// [lengths](crate::dataset::DatasetExt::lengths) in the index, and substitutes stay empty.
     ///
     /// ```
     /// use feedline::{Loader, dataset::Tar, tensor::{DType, Field}};
@@ -263,10 +270,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch of one rank, the same on every rank. Default: the resumed state's, or else 32.
+    /// Rows per batch of one rank, the same on every rank. Default: that of the resumed state,
+    /// otherwise 32.
     ///
-    /// With a [rank](Self::rank), the global batch is this times the world size. A run that resumes with another
-    /// world size should set [`global_batch`](Self::global_batch) instead.
+    /// With a [rank](Self::rank), the global batch is this number times the world size. A run that
+    /// resumes with another world size should set [`global_batch`](Self::global_batch) instead.
     pub fn batch_size(mut self, rows: usize) -> Self {
         self.run.batch = Some(BatchSize::Rank(rows));
         self
@@ -292,8 +300,8 @@ impl LoaderBuilder {
     /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
     /// The same samples follow in the same order, with any number of workers, any reader, depth and world size. Without
-    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch is the state's; so is
-    /// an unset [`last_batch`](Self::last_batch).
+    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch
+    /// is that of the state. The same holds for [`last_batch`](Self::last_batch) if it is not set.
     ///
     /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch) if the dataset
     /// differs from the state's; the error names the shard or range of shards. It fails with
@@ -303,7 +311,7 @@ impl LoaderBuilder {
         self
     }
 
-    /// As [`resume`](Self::resume), but the global batch and the last batch may differ.
+    /// Like [`resume`](Self::resume), but the global batch and the last batch may differ.
     ///
     /// The rest of the interrupted epoch is cut into batches of the new size, from the point of interruption; later
     /// epochs from their beginning. The sequence of samples stays the same, except those that the last batch drops or
@@ -320,18 +328,20 @@ impl LoaderBuilder {
         self
     }
 
-    /// Handling of the samples that do not fill a global batch. Default: the resumed state's, or else a smaller last
-    /// batch.
+    /// Handling of the samples that do not fill a global batch. Default: that of the resumed state,
+    /// otherwise a smaller last batch.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
         self.run.last = Some(last);
         self
     }
 
-    /// The share of an epoch's samples that last batches may repeat or leave out where each group has one: in groups by
-    /// [number](crate::order::Groups::of) and in buckets of pictures. Default: 0.01.
+    /// The share of an epoch's samples that last batches may repeat or leave out if each group has
+    /// its own last batch: in groups by [number](crate::order::Groups::of) and in buckets of
+    /// pictures. Default: 0.01.
     ///
-    /// [`build`](Self::build) fails above it, with the numbers. The one last batch of any other order is never too much, nor are
-    /// several that together are less than one batch: the report counts them.
+    /// [`build`](Self::build) fails above this share, with the numbers. The single last batch of
+    /// any other order is always allowed. So are several that together repeat or leave out less
+    /// than one batch: the report counts these samples.
     pub fn last_batch_share(mut self, most: f64) -> Self {
         self.run.last_share = most;
         self
@@ -340,15 +350,15 @@ impl LoaderBuilder {
     /// Number of decode workers (threads), at most 1024.
     ///
     /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one per usable core of the node. Local
-    /// ranks divide the cores, see the guide [ranks](crate::guide::ranks). Fewer where the free memory does not hold
-    /// their buffers, or where the system refuses threads; the report says so.
+    /// ranks divide the cores, see the guide [ranks](crate::guide::ranks). There are fewer if their
+    /// buffers do not fit in the free memory, or if the system refuses threads; the report says so.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self
     }
 
     /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything it needs, or fails
-    /// with the sum. Default: the need of the other settings, or less where less memory is free.
+    /// with the sum. Default: as much as the other settings need, or less if less memory is free.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self
@@ -356,8 +366,8 @@ impl LoaderBuilder {
 
     /// Takes memory from a budget that several loaders of this process share.
     ///
-    /// The limit is an equal part of the budget's free bytes, see [`Budget`], and also the
-    /// [`memory_budget`](Self::memory_budget) if set.
+    /// The limit is an equal part of the budget's free bytes, see [`Budget`]. A
+    /// [`memory_budget`](Self::memory_budget), if set, is a limit as well.
     pub fn shared_budget(mut self, budget: &Budget) -> Self {
         self.memory.shared = Some(budget.clone());
         self
@@ -376,16 +386,17 @@ impl LoaderBuilder {
         self
     }
 
-    /// The stream that runs the steps: it takes every batch, and its idle time is measured. Without it see
-    /// [`Batch::bind`](crate::Batch::bind).
+    /// The stream that runs the steps: it takes every batch, and its idle time is measured. Without
+    /// it, see [`Batch::bind`](crate::Batch::bind).
     ///
     /// The stream waits for each batch's copy. The memory of a dropped batch is reused only after the stream's work on
-    /// it. Declare further streams by [`stream_as`](Self::stream_as).
+    /// it. Declare further streams with [`stream_as`](Self::stream_as).
     pub fn stream(self, stream: impl Into<Stream>) -> Self {
         self.stream_as(stream, StreamUse::Takes)
     }
 
-    /// A stream that uses every batch in this way. May be called several times; of streams that take, the first is measured.
+    /// A stream that uses every batch in this way. May be called several times; among streams with
+    /// [`StreamUse::Takes`], the first is measured.
     pub fn stream_as(mut self, stream: impl Into<Stream>, how: StreamUse) -> Self {
         self.device.streams.push(Bound {
             stream: stream.into(),
@@ -420,8 +431,8 @@ impl LoaderBuilder {
     /// Appends a line of JSON to this file for each failed sample: the fields of [`BadSample`](crate::BadSample).
     ///
     /// The lines are written when the batch is delivered: one for a row that got a substitute, and one for each
-    /// substitute that failed too. Each rank needs its own file. If a write fails (a full disk, say), the run goes on,
-    /// and the [ledger](crate::Loader::ledger) and the report say so.
+    /// substitute that failed too. Each rank needs its own file. If a write fails (a full disk,
+    /// say), the run continues, and the [ledger](crate::Loader::ledger) and the report say so.
     ///
     /// `build` fails if the file cannot be opened, or if the policy never substitutes.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {

@@ -1,4 +1,4 @@
-//! Batches that a run leaves out: the way of a run around them, and the call that adds them.
+//! Batches that a run leaves out: how a run continues around them, and the call that adds them.
 //!
 //! ```text
 //! batches of an epoch   0 1 2 3 4 5 6 7 8 9      jobs, planned one after the other: 0..3, 6..10 of this epoch,
@@ -15,10 +15,11 @@ impl Loader {
     /// Leaves out these batches of `epoch`, for example those before a loss spike: they are not read and not delivered. Batches
     /// count from the beginning of the epoch, as in [`State::batch`]. Each rank of a run must make the same call.
     ///
-    /// The batches around them stay the same. A [`state`](Self::state) keeps what is still to be left out, so that a resumed
-    /// run needs no further call; [`State::agree`] names ranks that differ. [`Epoch`](super::Epoch)s have the shorter length,
-    /// [`batches_per_epoch`](Self::batches_per_epoch) stays that of a whole epoch, [`State::steps`] counts delivered batches, and
-    /// the report counts those left out.
+    /// The batches around them stay the same. A [`state`](Self::state) keeps the ranges that are
+    /// still to be left out, so that a resumed run needs no further call; [`State::agree`] names
+    /// ranks that differ. [`Epoch`](super::Epoch)s have the shorter length,
+    /// [`batches_per_epoch`](Self::batches_per_epoch) stays that of a whole epoch, [`State::steps`]
+    /// counts delivered batches, and the report counts those left out.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -29,9 +30,9 @@ impl Loader {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: [`ErrorKind::Config`] for an empty range, batches past the end of the epoch, behind the run's place or left out
-    /// already, and for more ranges than a state of 1 KiB holds; [`ErrorKind::EpochLive`] while an iterator of this loader is
-    /// alive.
+    /// Errors: [`ErrorKind::Config`] for an empty range, batches past the end of the epoch, before
+    /// the run's place or already left out, and for more ranges than a state of 1 KiB holds;
+    /// [`ErrorKind::EpochLive`] while an iterator of this loader is alive.
     pub fn skip(&self, epoch: u64, batches: Range<u64>) -> Result<()> {
         self.shared.info.process.check()?;
         let _live = Live::claim(
@@ -93,13 +94,14 @@ impl LoaderState {
     }
 }
 
-/// What is left of the epoch of `at`.
+/// The remaining batches of the epoch of `at`.
 fn rest(whole: &Batches, at: &Cursor) -> Batches {
     whole.clone().starting(at.position, at.batch)
 }
 
 impl Skips {
-    /// The first place from `at` on whose batch is delivered, and the number of batches before it.
+    /// The first place from `at` on whose batch is delivered, and the number of skipped batches
+    /// before it.
     pub(super) fn past(&self, whole: &Batches, mut at: Cursor) -> (Cursor, u64) {
         let mut skipped = 0_u64;
         while let Some(skip) = self
@@ -125,7 +127,8 @@ impl Skips {
         (at, skipped)
     }
 
-    /// The batch before which a job that begins at `at` ends: that of the next skip, or the end of the epoch.
+    /// The exclusive end of a job that begins at `at`: the first batch of the next skip, or the end
+    /// of the epoch.
     pub(super) fn stop(&self, whole: &Batches, at: &Cursor) -> u64 {
         let end = rest(whole, at).end();
         self.next(at.epoch, at.batch)
@@ -151,7 +154,7 @@ impl Skips {
         Some(self.past(whole, next).0)
     }
 
-    /// Batches that are delivered from `at` to the beginning of the epoch `end`.
+    /// Number of batches that are delivered from `at` to the beginning of the epoch `end`.
     pub(super) fn count(&self, whole: &Batches, at: &Cursor, end: u64) -> u64 {
         let Some(later) = end
             .checked_sub(at.epoch)
@@ -184,7 +187,7 @@ mod tests {
     use crate::order::{LastBatch, Rank};
     use proptest::prelude::*;
 
-    /// Places of the batches of epochs 0..4, one after the other, from a place of the first on, without the skipped ones.
+    /// Places of the batches of epochs 0..4 in sequence, from `at` on, without the skipped batches.
     fn naive(whole: &Batches, skips: &Skips, mut at: Cursor) -> Vec<Cursor> {
         let mut places = Vec::new();
         while at.epoch < 4 {
@@ -229,7 +232,7 @@ mod tests {
             }
             prop_assert!(skips.are_legal());
             let want = naive(&whole, &skips, at);
-            // As an iterator walks: from the first place, a job after the other.
+            // Walks like an iterator: from the first place, one job after the other.
             let mut found = Vec::new();
             let mut skipped = 0;
             let (first, mut gone) = skips.past(&whole, at);
@@ -241,7 +244,7 @@ mod tests {
                     prop_assert_eq!(skips.count(&whole, &place, 4) as usize, want.len() - found.len());
                     found.push(place);
                     skipped += gone;
-                    // As the place of the loader goes on.
+                    // Advances like the place of the loader.
                     let next = match whole.clone().starting(place.position, place.batch).after(batch) {
                         Some((position, batch)) => Cursor { position, batch, ..place },
                         None => Cursor { epoch: place.epoch + 1, ..Cursor::default() },

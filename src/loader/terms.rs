@@ -1,4 +1,4 @@
-//! The sizes of a loader's buffers: defaults, and how little is enough under a tight budget.
+//! The sizes of a loader's buffers: defaults, and minimum sizes under a tight budget.
 
 use crate::dataset::{self, Dataset};
 use crate::memory::MemoryTerm;
@@ -15,7 +15,8 @@ const SCRATCH_LEAST: usize = 8 << 20;
 /// A worker copies encoded samples up to this size from the page cache, and decodes them itself. The buffer of each
 /// worker has at most this size. Larger samples go through the ring.
 const CACHED_MAX: usize = 4 << 20;
-/// Default total of the slots if single slots are small: enough to hide the hops between threads.
+/// Default total of the slots if single slots are small: enough to hide the latency of passing
+/// slots between threads.
 const SLOTS_TOTAL: usize = 64 << 20;
 const SLOTS_MOST: usize = 16;
 /// Bounds of the ring's default size, in bytes.
@@ -76,14 +77,15 @@ pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
         .or_least(workers, bytes.min(SCRATCH_LEAST), 3)
 }
 
-/// The reads of samples or chunks that need a buffer outside of the slot.
+/// The reads of samples or chunks that need a buffer outside the slot.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Encoded {
-    /// Bytes of the largest; 0 if none need a buffer.
+    /// Bytes of the largest sample or chunk; 0 if none needs a buffer.
     max: usize,
-    /// The average; 0 if few need one.
+    /// Average bytes of a sample; 0 if few samples need a buffer.
     mean: usize,
-    /// Bytes that a worker copies from the page cache at once; 0 if it is not asked.
+    /// Maximum bytes that a worker copies from the page cache at once; 0 if the page cache is not
+    /// used.
     cached: usize,
 }
 
@@ -129,8 +131,8 @@ impl Encoded {
     }
 
     pub(super) fn ring(&self, depth: usize) -> MemoryTerm {
-        // Twice the depth: one half is in flight while the other is decoded. Twice the largest sample, so that it does
-        // not block.
+        // Twice the depth: one half is in flight while the other is decoded. Twice the largest
+        // sample, so that the largest sample does not block.
         let flying = self
             .mean
             .saturating_mul(2 * depth)

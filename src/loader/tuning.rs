@@ -5,13 +5,14 @@ use crate::pipeline::{Gds, Numa};
 use crate::storage::{Direct, Mode};
 use std::time::Duration;
 
-/// Settings that few loaders need: the defaults follow the machine. See [`LoaderBuilder::tuning`].
+/// Settings that few loaders need: the defaults depend on the machine. See
+/// [`LoaderBuilder::tuning`].
 #[must_use]
 pub struct Tuning(pub(super) LoaderBuilder);
 
 impl LoaderBuilder {
-    /// Settings that few loaders need: numbers of buffers, the reader, the place on the machine, deadlines. May be called
-    /// several times.
+    /// Settings that few loaders need: numbers of buffers, the reader, the placement on the
+    /// machine, deadlines. May be called several times.
     ///
     /// ```
     /// use feedline::{Loader, dataset::Records};
@@ -27,7 +28,7 @@ impl LoaderBuilder {
 }
 
 impl Tuning {
-    /// Batches in host memory at once, including those that the caller holds.
+    /// Number of batches in host memory at once, including those that the caller holds.
     ///
     /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1 nothing is read
     /// ahead.
@@ -42,19 +43,22 @@ impl Tuning {
         self
     }
 
-    /// Whether reads bypass the page cache by O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect Storage see [`gds`](Self::gds).
+    /// Whether reads bypass the page cache with O_DIRECT. Default: [`Direct::Auto`]. For GPUDirect
+    /// Storage see [`gds`](Self::gds).
     pub fn direct(mut self, direct: Direct) -> Self {
         self.0.reader.direct = direct;
         self
     }
 
-    /// Maximum reads in flight. Default: 32; 128 for io_uring through the page cache, and on network mounts.
+    /// Maximum number of reads in flight. Default: 32; 128 for io_uring through the page cache, and
+    /// on network mounts.
     pub fn depth(mut self, depth: u32) -> Self {
         self.0.reader.depth = Some(depth);
         self
     }
 
-    /// Batches in device memory at once, including those that the caller holds; at least 2.
+    /// Number of batches in device memory at once, including those that the caller holds; at least
+    /// 2.
     ///
     /// Default: 3 (one in use, one ready, one being copied). Has no effect on the host, where batches stay in their
     /// [`slots`](Self::slots).
@@ -63,20 +67,23 @@ impl Tuning {
         self
     }
 
-    /// Whether raw fields go straight from file to device memory (GPUDirect Storage). Default: [`Gds::Auto`].
+    /// Whether raw fields go directly from file to device memory (GPUDirect Storage). Default:
+    /// [`Gds::Auto`].
     ///
     /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such bytes. The report
     /// gives each field's route and the reason.
     ///
-    /// [`Gds::Auto`] goes direct where cuFile really bypasses host memory and the page cache has no room for the
-    /// dataset. It opens cuFile only where the kernel module nvidia-fs is loaded or cuFile may use peer-to-peer DMA
-    /// (`"use_pci_p2pdma": true` in `cufile.json`, or `CUFILE_USE_PCIP2PDMA=true`). It closes cuFile if the trial read
-    /// fails. It needs cuFile 1.15, the first version that counts bytes per route; older versions work only with
-    /// nvidia-fs, if root has enabled its counters. From 1.16 on, an open cuFile holds a context, with its memory, on
-    /// every visible GPU: set `CUDA_VISIBLE_DEVICES` for each rank.
+    /// [`Gds::Auto`] reads directly if cuFile really bypasses host memory and the page cache has no
+    /// room for the dataset. It opens cuFile only if the kernel module nvidia-fs is loaded or
+    /// cuFile may use peer-to-peer DMA (`"use_pci_p2pdma": true` in `cufile.json`, or
+    /// `CUFILE_USE_PCIP2PDMA=true`). It closes cuFile if the trial read fails. It needs cuFile
+    /// 1.15, the first version that counts bytes per route; older versions work only with
+    /// nvidia-fs, if root has enabled its counters. From 1.16 on, an open cuFile holds a context,
+    /// with its memory, on every visible GPU: set `CUDA_VISIBLE_DEVICES` for each rank.
     ///
-    /// [`Gds::Require`] makes `build` fail, with the reason for each field, unless at least one field goes direct. It
-    /// ignores row sizes and the page cache, and accepts a cuFile that does not count bytes per route.
+    /// [`Gds::Require`] makes `build` fail, with the reason for each field, unless at least one
+    /// field is read directly. It ignores row sizes and the page cache, and accepts a cuFile that
+    /// does not count bytes per route.
     pub fn gds(mut self, gds: Gds) -> Self {
         self.0.device.gds = gds;
         self
@@ -133,7 +140,7 @@ impl Tuning {
         self
     }
 
-    /// Measures nothing. For the bench of the cost of measuring.
+    /// Measures nothing. For the benchmark of the cost of measuring.
     pub fn unmeasured(mut self) -> Self {
         self.0.clock = crate::meter::Clock::still();
         self

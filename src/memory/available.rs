@@ -1,4 +1,5 @@
-//! Free memory of this process, by the limits of the system and of its control groups (v1 and v2).
+//! Memory that is free for this process, within the limits of the system and of its control groups
+//! (v1 and v2).
 
 use crate::cgroup;
 use crate::order::local_ranks;
@@ -9,14 +10,14 @@ pub(crate) fn for_page_cache() -> Option<u64> {
     free(false, |path| std::fs::read_to_string(path).ok())
 }
 
-/// The most bytes that the process can still get: also by swapping, and from caches and reserves of the kernel. Whoever
-/// writes to more is killed.
+/// Maximum number of bytes that the process can still get, including swap and the kernel's caches
+/// and reserves. A process that writes to more is killed.
 pub(crate) fn at_most() -> Option<u64> {
     free(true, |path| std::fs::read_to_string(path).ok())
 }
 
-/// As [`at_most`], for one of the ranks of this machine: no more than its part of all memory, so that ranks that begin together do
-/// not each take what is free.
+/// Like [`at_most`], for one of the ranks of this machine: at most its share of all memory, so that
+/// ranks that start together do not each take all free memory.
 pub(crate) fn for_rank() -> Option<u64> {
     of_rank(local_ranks() as u64, |path| {
         std::fs::read_to_string(path).ok()
@@ -44,7 +45,8 @@ fn of_rank(ranks: u64, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     Some(free.min((limits.fold(all, u64::min) / ranks).saturating_sub(own)))
 }
 
-/// What bounds a group's memory: beyond `memory.high` its processes are slowed down until nothing goes on.
+/// Files with the limits of a group's memory. Above `memory.high` its processes are slowed down
+/// until they make no progress.
 const LIMITS: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"];
 
 fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
@@ -75,8 +77,9 @@ fn free(most: bool, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     )
 }
 
-/// The least free memory of this process's groups and their ancestors: limit − (usage − file pages, which can be
-/// reclaimed). `swap`: also what the system can swap and the kernel's slabs.
+/// The least free memory of this process's groups and their ancestors: limit − (usage − file pages,
+/// which can be reclaimed). With `swap`, the bytes that the system can swap and the kernel's slabs
+/// also count as free.
 fn of_groups(
     groups: &str,
     swap: Option<u64>,
@@ -86,7 +89,7 @@ fn of_groups(
     for folder in cgroup::folders(groups, "memory") {
         let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
         let stat = read(&folder.join("memory.stat")).unwrap_or_default();
-        // v1 does not tell slabs from the kernel's other memory.
+        // v1 does not distinguish slabs from the kernel's other memory.
         let reclaimed = file_pages(&stat)
             + swap
                 .and_then(|_| {
@@ -94,7 +97,8 @@ fn of_groups(
                         .or_else(|| number("memory.kmem.usage_in_bytes"))
                 })
                 .unwrap_or(0);
-        // "max" (v2) does not parse, and v1 says "no limit" by a number that no machine has.
+        // "max" (v2) does not parse, and v1 expresses "no limit" as a number of bytes that no
+        // machine has.
         let left = |limit: &str, usage: &str, reclaimed| {
             Some(number(limit)?.saturating_sub(number(usage)?.saturating_sub(reclaimed)))
         };
@@ -125,7 +129,7 @@ fn file_pages(stat: &str) -> u64 {
     pages("inactive").unwrap_or(0) + pages("active").unwrap_or(0)
 }
 
-/// The number in the line of `name`: the last of its words that is one.
+/// The number in the line of `name`: the last word that is a number.
 fn value(text: &str, name: &str) -> Option<u64> {
     let words = text
         .lines()
@@ -141,7 +145,7 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    /// Free memory, without and with what can be reclaimed, of a machine with these files.
+    /// Free memory of a machine with these files, without and with reclaimable memory.
     fn free_of(files: &[(&str, &str)]) -> (Option<u64>, Option<u64>) {
         let files: HashMap<&str, &str> = files.iter().copied().collect();
         let read = |path: &Path| files.get(path.to_str()?).map(|text| text.to_string());
@@ -213,7 +217,7 @@ mod tests {
         let all = Some(9_000_000 * 1024);
         let table = [
             ("0::/a/b\n", (Some(7000), Some(7100))),
-            // Beyond `memory.high` nothing goes on.
+            // Above `memory.high` processes make no progress.
             ("0::/h/c\n", (Some(5000), Some(5000))),
             (
                 "5:cpu,memory:/docker\n3:pids:/docker\n",
@@ -250,7 +254,7 @@ mod tests {
         let all = 4_096_000;
         let own = "VmRSS:\t 900 kB\nRssAnon:\t 100 kB\n";
         assert_eq!(of(1, "96000", own), Some(all - 96_000));
-        // The first of four, and the last, when the others have taken theirs.
+        // The first of four ranks, and the last one after the others have taken their shares.
         assert_eq!(of(4, "96000", own), Some(all / 4 - 102_400));
         assert_eq!(of(4, "3996000", own), Some(100_000));
         assert_eq!(of(4, "96000", "RssAnon: 2000 kB"), Some(0));

@@ -5,10 +5,10 @@
 //!       └─ the rest ─► the other loaders
 //! ```
 //!
-//! Invariants: the leases never exceed the budget. Data in memory is taken off once, before the division. Until a loader is
-//! dropped or brings further data, every limit is at least (bytes - data) / loaders.
-//! By induction: a loader that takes at most 1/n of the free bytes leaves at least as much for each of the n - 1
-//! others.
+//! Invariants: the leases never exceed the budget. Data in memory is subtracted once, before the
+//! division. Until a loader is dropped or adds further data, every limit is at least (bytes - data)
+//! / loaders. By induction: a loader that takes at most 1/n of the free bytes leaves at least as
+//! much for each of the n - 1 others.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -26,7 +26,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 /// fails. The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's
 /// bytes.
 ///
-/// Data in memory counts once for all loaders that share it. It is taken off before the free bytes are divided.
+/// Data in memory counts once for all loaders that share it. It is subtracted before the free bytes
+/// are divided.
 ///
 /// ```
 /// use feedline::{Budget, Device, Loader, dataset::Records};
@@ -57,14 +58,14 @@ struct BudgetState {
 struct Taken {
     bytes: usize,
     loaders: usize,
-    /// Addresses of data in memory, of each loader.
+    /// Address ranges of each loader's data in memory.
     data: Vec<Range<usize>>,
 }
 
 /// The limit for a loader that is being built, with its reasons.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Bytes that it may take: `free / parts`.
+    /// Bytes that the loader may take: `free / parts`.
     pub(crate) bytes: usize,
     pub(crate) free: usize,
     /// Loaders that are not built yet, this one included.
@@ -98,7 +99,7 @@ impl Budget {
         self.shared.bytes
     }
 
-    /// Number of loaders that may share it.
+    /// Number of loaders that may share the budget.
     pub fn loaders(&self) -> usize {
         self.shared.loaders
     }
@@ -111,8 +112,8 @@ impl Budget {
     /// Takes the bytes that `plan` returns, and those of `data` that no live loader shares. Other loaders wait meanwhile, so
     /// `plan` must only compute.
     ///
-    /// Errors, which take nothing: [`ErrorKind::Budget`] if all loaders are alive or `plan` exceeds its part; those of
-    /// `plan`.
+    /// Errors (nothing is taken then): [`ErrorKind::Budget`] if all loaders are alive or `plan`
+    /// exceeds its part; those of `plan`.
     pub(crate) fn take<T>(
         &self,
         data: Vec<Range<usize>>,

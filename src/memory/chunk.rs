@@ -34,7 +34,7 @@ enum Column {
 }
 
 impl ChunkBuf {
-    /// Bytes of bookkeeping, beside the buffer, for each placed row.
+    /// Bytes of bookkeeping for each placed row, in addition to the buffer.
     pub(crate) const LIST_ENTRY: usize = size_of::<(usize, usize)>();
 
     /// Reserves `bytes`. Errors: [`ErrorKind::Budget`] if the kernel refuses them.
@@ -66,7 +66,7 @@ impl ChunkBuf {
         }
     }
 
-    /// Samples of the chunk.
+    /// Number of samples in the chunk.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -84,7 +84,7 @@ impl ChunkBuf {
         Ok(&mut self.memory.as_mut_slice()[range])
     }
 
-    /// Takes `len` bytes without a field; [`place`](Self::place) then assigns rows in them.
+    /// Reserves `len` bytes without a field; [`place`](Self::place) then assigns rows in them.
     ///
     /// Errors: as [`fixed`](Self::fixed).
     pub fn room(&mut self, len: usize) -> Result<Range<usize>> {

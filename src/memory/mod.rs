@@ -10,7 +10,8 @@
 //!   not `Clone`, and each keeps its memory alive.
 //! * No token can be lost: dropping a `Rows` fails its rows, so every slot returns to the pool.
 //! * Loaders of one process may share a [`Budget`]; each takes the bytes of its plan from it.
-//! * This module knows no device and no io_uring. A registered region stays alive by the registrant's `Arc`.
+//! * This module does not depend on devices or io_uring. The registrant's `Arc` keeps a registered
+//!   region alive.
 
 pub(crate) mod available;
 mod budget;
@@ -86,7 +87,7 @@ impl IoBuf {
         }
     }
 
-    /// The row of a slot, or else the span of the ring.
+    /// Returns the row of a slot, or the span of the ring as the error.
     pub(crate) fn into_row(self) -> Result<RowSpan, RingSpan> {
         match self.0 {
             BufKind::Row(span) => Ok(span),
@@ -94,7 +95,7 @@ impl IoBuf {
         }
     }
 
-    /// The span of the ring, if the memory is one.
+    /// Returns the span of the ring, if the memory is one.
     #[cfg(feature = "unstable")]
     pub fn into_span(self) -> Option<RingSpan> {
         self.into_row().err()

@@ -1,4 +1,4 @@
-//! Packed fields of a slot: rows of varying length, side by side.
+//! Packed fields of a slot: rows of varying length, stored contiguously.
 //!
 //! ```text
 //! lengths of the index, or maxima ──place──► offsets (a prefix sum) ──► each row has its own bytes, which workers fill
@@ -30,8 +30,9 @@ impl Slot {
         unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
     }
 
-    /// Start and end of a row of a packed field. Panics if another framework, to which the offsets were exported, wrote
-    /// nonsense over them: they say which memory is read.
+    /// Start and end of a row of a packed field. Panics if another framework, to which the offsets
+    /// were exported, overwrote them with invalid values, because they determine which memory is
+    /// read.
     pub(super) fn packed_row(&self, packed: Packed, row: u32) -> (usize, usize) {
         let at = packed.offsets + row as usize * 8;
         let start = self.number(at) as usize;
@@ -119,7 +120,8 @@ impl Rows {
 }
 
 impl Row<'_> {
-    /// Refuses another length than that of the index, where its lengths place the rows.
+    /// Rejects a length that does not fit the row's place. If the lengths of the index place the
+    /// rows, only that length and 0 fit; otherwise all shorter lengths fit, too.
     pub(super) fn check_packed(&self, field: &Field, packed: Packed, len: usize) -> Result<()> {
         let (start, end) = self.slot.packed_row(packed, self.row);
         let len = len * packed.unit;
@@ -152,7 +154,8 @@ impl Filled {
         self.slot().used(field)
     }
 
-    /// Start of each row of a packed field in elements of the first dimension, and the end of the last.
+    /// Start of each row of a packed field in elements of the first dimension, and the end of the
+    /// last row.
     pub(crate) fn offsets(&self, field: usize) -> Option<&[u64]> {
         let packed = self.slot().plan.layout.fields()[field].packed?;
         Some(bytemuck::cast_slice(

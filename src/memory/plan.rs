@@ -1,15 +1,16 @@
-//! The memory of a loader as a sum of terms. Pure. Whoever makes a buffer names its [`MemoryTerm`]; this file knows none but the
-//! data in memory, which loaders share.
+//! The memory of a loader as a sum of terms. Pure. The code that makes a buffer declares its
+//! [`MemoryTerm`]; this file declares only the term for data in memory, which loaders share.
 //!
-//! `build()` reserves all of it except the scratch of third-party decoders. That term is a limit, and is allocated when a
-//! picture needs it.
+//! `build()` reserves all of it except the scratch of third-party decoders. That term is a limit,
+//! and its memory is allocated when a picture needs it.
 
 use super::Part;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use std::fmt;
 
-/// Bytes that a process takes beside its plan from `build` on: its heap, what threads keep of theirs, reports. Measured.
+/// Bytes that a process takes in addition to its plan from `build` on: its heap, heap memory that
+/// threads keep, reports. Measured.
 pub(crate) const PROCESS: usize = 6 << 20;
 
 /// A term of a [`MemoryPlan`]: a number of equal buffers, with the reason for them.
@@ -24,18 +25,21 @@ pub struct MemoryTerm {
     pub each: usize,
     /// The reason; `{count}` and `{each}` stand for the numbers.
     why: &'static str,
-    /// Bytes of each buffer that `build` takes at once. The others are a limit, which few runs reach.
+    /// Bytes of each buffer that `build` takes immediately. The others are a limit, which few runs
+    /// reach.
     pub(crate) at_once: usize,
     /// Whether the budget bounds it.
     budgeted: bool,
     /// The smallest count and bytes that work.
     least: (usize, usize),
-    /// The lowest turn is the first to take what a budget leaves above the least.
+    /// The term with the lowest turn is the first to take the bytes that a budget leaves above the
+    /// minimum.
     turn: u8,
 }
 
 impl MemoryTerm {
-    /// The dataset's data in memory, as of `.in_memory()`. All loaders of the dataset share it.
+    /// The dataset's data in memory, such as that of `.in_memory()`. All loaders of the dataset
+    /// share it.
     pub const DATA: Self = Self::new(
         "data in memory",
         "the dataset's; all of its loaders share it",
@@ -73,7 +77,7 @@ impl MemoryTerm {
         }
     }
 
-    /// `build` takes this many bytes of each buffer at once.
+    /// `build` takes this many bytes of each buffer immediately.
     pub(crate) const fn taking(self, bytes: usize) -> Self {
         Self {
             at_once: bytes,
@@ -81,7 +85,8 @@ impl MemoryTerm {
         }
     }
 
-    /// Under a tight budget, down to `count` buffers of `each` bytes do. Terms grow from there turn by turn.
+    /// Under a tight budget, `count` buffers of `each` bytes are enough. Terms grow from there in
+    /// the order of their turns.
     pub(crate) const fn or_least(self, count: usize, each: usize, turn: u8) -> Self {
         Self {
             least: (count, each),
@@ -102,7 +107,7 @@ impl MemoryTerm {
             .replace("{each}", &Bytes(self.each).to_string())
     }
 
-    /// The smallest that works.
+    /// The smallest term that works.
     pub(crate) const fn at_least(self) -> Self {
         Self {
             count: self.least.0,
@@ -135,17 +140,17 @@ impl MemoryTerm {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryPlan {
-    /// All terms, also those that are 0 here.
+    /// All terms, including those that are 0 here.
     pub terms: Vec<MemoryTerm>,
     /// The limit of `memory_budget`, if set, or the share of the `shared_budget`, if smaller.
     pub budget: Option<usize>,
     /// The share of the `shared_budget`, if any.
     part: Option<Part>,
-    /// The free memory, if the defaults did not fit it.
+    /// The free memory, if the defaults did not fit in it.
     free: Option<usize>,
 }
 
-/// What bounds a plan.
+/// The limits of a plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Limits {
     pub(crate) budget: Option<usize>,
@@ -153,9 +158,9 @@ pub(crate) struct Limits {
     pub(crate) part: Option<Part>,
     /// Bytes that the process can still get, if known.
     pub(crate) free: Option<usize>,
-    /// Ranks of this machine, each with its part of the free bytes.
+    /// Ranks of this machine, each with its share of the free bytes.
     pub(crate) ranks: usize,
-    /// For errors: the sample or chunk that needs most.
+    /// For errors: the sample or chunk that needs the most memory.
     pub(crate) largest: String,
 }
 
@@ -166,7 +171,8 @@ impl MemoryPlan {
             .fold(0, |sum, term| sum.saturating_add(term.bytes()))
     }
 
-    /// The term of this name, such as [`MemoryTerm::SLOTS`], with its numbers here; 0 if there is none.
+    /// The term of this name, such as [`MemoryTerm::SLOTS`], with its numbers in this plan; 0 if
+    /// the plan has no such term.
     pub fn term(&self, term: MemoryTerm) -> MemoryTerm {
         self.terms
             .iter()
@@ -179,9 +185,10 @@ impl MemoryPlan {
         self.terms.iter().filter(|term| term.budgeted)
     }
 
-    /// Free bytes that the plan needs. What has a limit counts in full: a plan that fits is not killed.
+    /// Free bytes that the plan needs. Terms that are limits count in full, so that a process whose
+    /// plan fits is not killed.
     pub(crate) fn needs(&self) -> usize {
-        // The data is there already. 512 entries of a page table fill a page.
+        // The data is already in memory. 512 entries of a page table fill a page.
         let own = self.own();
         own.saturating_add(own / 512).saturating_add(PROCESS)
     }
@@ -206,7 +213,7 @@ impl MemoryPlan {
             free: None,
         };
         let data = most.data();
-        // A shared budget takes the data off before it is divided.
+        // The data is subtracted from a shared budget before the budget is divided.
         let part = limits.part.map(|part| part.bytes.saturating_add(data));
         most.budget = limits.budget.into_iter().chain(part).min();
         let budget = most.budget.unwrap_or(usize::MAX);
@@ -271,7 +278,7 @@ impl MemoryPlan {
         )
     }
 
-    /// The error: `have` bytes are `what`.
+    /// The error that only `have` bytes are `what` (allowed or free).
     fn too_small(&self, largest: &str, have: usize, what: &str, need: usize) -> Error {
         let part = self
             .part
@@ -292,7 +299,7 @@ impl MemoryPlan {
     }
 }
 
-/// Terms of one name are one line, for the last of the reasons.
+/// Joins terms of the same name into one line, with the reason of the last one.
 fn joined(terms: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
     let mut lines: Vec<MemoryTerm> = Vec::with_capacity(terms.len());
     for term in terms {

@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A process, distinct from all its ancestors: for wrappers of this crate that have locks of their own, which a forked
-/// child must not wait for.
+/// Identifies a process, distinct from all its ancestors. For wrappers of this crate that have
+/// locks of their own, because a forked child must not wait for these locks.
 ///
 /// It is a number. The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a check is one load. `getpid` would
 /// cost a system call in each `next()` and each drop. The page also detects a child of a raw `clone`, which skips the
@@ -20,7 +20,7 @@ impl Process {
     /// The calling process.
     pub fn current() -> Self {
         static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
-        // Not wiped, so a child counts on from its parent's number.
+        // Not wiped, so a child continues counting from its parent's number.
         static LAST: AtomicU64 = AtomicU64::new(0);
         let Some(word) = WORD.get_or_init(wiped_on_fork) else {
             return Self(std::process::id().into());

@@ -14,15 +14,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-/// Size from which regions ask for huge pages: fewer TLB misses, and far fewer pages to pin for a device or io_uring.
+/// Size from which regions request huge pages: fewer TLB misses, and far fewer pages to pin for a
+/// device or io_uring.
 const HUGE_FROM: usize = 4 << 20;
 /// Bytes that are populated at once.
 const STEP: usize = 32 << 20;
-/// So many processes may see the same bytes as free, and populate a step of them at once.
+/// Number of processes that may see the same bytes as free and populate a step of them at the same
+/// time.
 const AT_ONCE: usize = 16;
 /// Bytes that must be free beyond a region that is being populated.
 const MARGIN: usize = 2 << 20;
-/// What a user can do about memory that is not there.
+/// What a user can do if memory is missing.
 const LESS: &str = "free memory, or use less in-memory data, a smaller batch or fewer slots";
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
@@ -37,7 +39,7 @@ pub(crate) struct Region {
     len: usize,
     id: u64,
     pin: OnceLock<Box<dyn Pinned>>,
-    /// Whether the user has the batch in it.
+    /// Whether the user holds the batch in this region.
     held: Arc<AtomicBool>,
 }
 
@@ -51,10 +53,11 @@ struct WithheldRegion {
 
 type AllKept = BTreeMap<usize, WithheldRegion>;
 
-/// By address. A thread that forks locks it meanwhile, so that it is whole in the child.
+/// The withheld regions, by address. A thread holds the lock while it forks, so that the map is
+/// consistent in the child.
 static WITHHELD: Mutex<AllKept> = Mutex::new(BTreeMap::new());
 
-/// What a thread has while it forks: the lock, and copies of what the user holds.
+/// State of a thread while it forks: the lock, and copies of the regions that the user holds.
 struct Forking {
     withheld: MutexGuard<'static, AllKept>,
     copies: Vec<(usize, MmapMut)>,
@@ -72,9 +75,10 @@ unsafe extern "C" {
 
 /// Copies the withheld regions that the user holds.
 ///
-/// The child gets the copies, not the regions themselves: to inherit those, their pages would have to be copied by the
-/// fork, which only kernels from 5.12 on do, and only for pages that the device's driver has pinned by the right call.
-/// Else the parent's next write would move the page, and the device would go on with the old one.
+/// The child gets the copies, not the regions themselves. To inherit those, the fork would have to
+/// copy their pages. Only kernels from 5.12 on do that, and only for pages that the device's driver
+/// has pinned by the right call. Otherwise the parent's next write would move the page, and the
+/// device would continue to use the old one.
 extern "C" fn before_fork() {
     let withheld = WITHHELD.hold();
     let held = withheld
@@ -82,11 +86,12 @@ extern "C" fn before_fork() {
         .filter(|(_, kept)| kept.held.load(Ordering::Relaxed));
     let copies = held
         .filter_map(|(start, kept)| {
-            // Without memory for it, the child lacks the region.
+            // Without memory for the copy, the child lacks the region.
             let mut copy = Region::map(kept.len, "a forked child").ok()?;
             let from = std::ptr::with_exposed_provenance::<u8>(*start);
-            // SAFETY: the region is mapped as long as it is listed, which the lock ensures, and the new mapping is as long.
-            // What the user's other threads write meanwhile may come torn, as from any fork.
+            // SAFETY: the region is mapped while it is listed, which the lock ensures, and the new
+            // mapping has the same length. Bytes that the user's other threads write meanwhile may
+            // be torn, as in any fork.
             unsafe { std::ptr::copy_nonoverlapping(from, copy.as_mut_ptr(), kept.len) };
             Some((*start, copy))
         })
@@ -107,23 +112,25 @@ extern "C" fn in_child() {
         let at = start as *mut c_void;
         let from = copy.as_mut_ptr().cast();
         let len = copy.len();
-        // It must not be unmapped.
+        // The copy must not be unmapped.
         std::mem::forget(copy);
-        // An earlier handler may have mapped something there; kernels before 4.17 then choose another place.
+        // An earlier handler may have mapped something at this address; kernels before 4.17 then
+        // choose another place.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
-        // SAFETY: a new mapping, which replaces none.
+        // SAFETY: a new mapping, which replaces no other.
         if unsafe { mmap_anonymous(at, len, ProtFlags::empty(), flags) } == Ok(at) {
-            // SAFETY: replaces the mapping of the line above by the copy, which nobody else knows.
+            // SAFETY: replaces the mapping made above with the copy, which no other code knows.
             let _ = unsafe { mremap_fixed(from, len, len, MremapFlags::MAYMOVE, at) };
         }
     }
-    // The parent's regions are no matter of the child's forks.
+    // The parent's regions do not concern the child's own forks.
     forking.withheld.clear();
 }
 
 /// A device's registration of a region, for copies without the CPU.
 pub(crate) trait Pinned: Send + Sync {
-    /// Unregisters the region. False if that cannot be established: the memory then stays mapped for ever.
+    /// Unregisters the region. Returns false if success is not certain; the memory then stays
+    /// mapped for ever.
     fn release(&self) -> bool;
 }
 
@@ -179,7 +186,8 @@ impl Region {
         while start < len {
             let left = len - start;
             let mut step = left.min(STEP);
-            // Other processes may have taken what was free a moment ago. Then this one must not be killed.
+            // Other processes may have taken memory that was free a moment ago. This process must
+            // not be killed then.
             if let Some(free) = available::at_most().filter(|_| len >= HUGE_FROM) {
                 let needs = (left + MARGIN) as u64;
                 if free < needs {
@@ -204,7 +212,7 @@ impl Region {
         Ok(map)
     }
 
-    /// Registers the region with a device for its whole life. A second call does nothing.
+    /// Registers the region with a device for the region's whole life. A second call does nothing.
     pub(crate) fn pin(&self, pin: impl FnOnce() -> Result<Box<dyn Pinned>>) -> Result<()> {
         if self.pin.get().is_none() {
             self.withhold(true);
@@ -249,15 +257,15 @@ impl Region {
         }
     }
 
-    /// Whether the user has the region: a forked child gets a copy then.
+    /// Sets whether the user holds the region. If so, a forked child gets a copy.
     pub(crate) fn hold(&self, held: bool) {
         self.held.store(held, Ordering::Relaxed);
     }
 
     /// Bytes that a region of `len` takes: whole pages, or whole huge pages when large.
     ///
-    /// Kernels align a mapping to huge pages only if its length is a multiple of theirs. io_uring joins the pages of a
-    /// registered buffer only if all have one size.
+    /// Kernels align a mapping to huge pages only if its length is a multiple of the huge page
+    /// size. io_uring joins the pages of a registered buffer only if all have one size.
     pub(crate) fn size_for(len: usize) -> usize {
         let unit = if len >= HUGE_FROM {
             HUGE
@@ -316,7 +324,7 @@ impl Drop for Withheld {
 pub(crate) struct Bytes(MmapMut);
 
 impl Bytes {
-    /// As [`Region::new`].
+    /// Like [`Region::new`].
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         Ok(Self(Region::map(len, what)?))
     }

@@ -1,7 +1,8 @@
-//! The byte-counted ring for encoded bytes: reserved by the planner alone, freed in any order, reused in FIFO order.
+//! The ring buffer for encoded bytes. Spans are reserved only by the planner, freed in any order,
+//! and reused in FIFO order.
 //!
-//! A sample reserves only after it has everything else, and once for all of its bytes. So every span's holder can
-//! finish without more room, and room always comes back.
+//! A sample reserves only after it has everything else, and once for all of its bytes. So every
+//! span's holder can finish without more room, and room always becomes free again.
 
 #![allow(unsafe_code)]
 
@@ -43,7 +44,8 @@ pub struct RingSpan {
 }
 
 impl ByteRing {
-    /// Reserves a ring of `bytes` for at most `spans_max` spans. It calls `on_room` after room came back.
+    /// Reserves a ring of `bytes` for at most `spans_max` spans. It calls `on_room` after room
+    /// became free.
     pub fn new(
         bytes: usize,
         spans_max: usize,
@@ -70,7 +72,8 @@ impl ByteRing {
         self.shared.region.len()
     }
 
-    /// Whether the empty ring holds `spans` spans of `bytes` bytes together, each rounded up to pages.
+    /// Whether the empty ring can hold `spans` spans of `bytes` bytes in total, each rounded up to
+    /// pages.
     pub(crate) fn can_hold(&self, spans: usize, bytes: usize) -> bool {
         spans <= self.shared.spans_max && bytes <= self.capacity()
     }
@@ -100,7 +103,7 @@ impl ByteRing {
 }
 
 impl RingState {
-    /// Offset behind the newest span at which `room` bytes fit without reaching the oldest.
+    /// Offset after the newest span at which `room` bytes fit without reaching the oldest span.
     fn place(&self, room: usize, capacity: usize) -> Option<usize> {
         let (Some((tail, _, _)), Some((last, last_len, _))) =
             (self.spans.front(), self.spans.back())
@@ -110,7 +113,7 @@ impl RingState {
         let tail = *tail;
         let head = last + last_len;
         if *last >= tail {
-            // Free are [head, capacity) and, after wrapping, [0, tail).
+            // The ranges [head, capacity) and, after wrapping, [0, tail) are free.
             if room <= capacity - head {
                 return Some(head);
             }
@@ -124,8 +127,9 @@ impl RingState {
 impl RingSpan {
     /// The reserved bytes.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: `start + len` lies in the region, which `shared` keeps alive. Live spans never overlap (`place`), and
-        // this span is unique and borrowed mutably. The region was zeroed once, so every byte is initialised.
+        // SAFETY: `start + len` is within the region, which `shared` keeps alive. Live spans never
+        // overlap (`place`), and this span is unique and borrowed mutably. The region was zeroed
+        // once, so every byte is initialised.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.shared.region.ptr().as_ptr().add(self.start),
@@ -170,8 +174,8 @@ impl Drop for RingSpan {
             state.first += 1;
         }
         let came_back = state.spans.len() < before;
-        // The newest span returns at once, too, if it is dropped first (a chunk with too little room). That needs no
-        // `on_room`: the planner itself dropped it.
+        // The newest span is also returned immediately if it is dropped first (a chunk with too
+        // little room). That needs no `on_room`: the planner itself dropped it.
         while state.spans.back().is_some_and(|(_, _, freed)| *freed) {
             state.spans.pop_back();
         }

@@ -59,17 +59,17 @@ impl Filled {
 
 /// One row of a batch, for decoders and transforms to write to.
 ///
-/// Fields have the index they have in the spec (see [`Row::index_of`]).
+/// Fields have the same index as in the spec (see [`Row::index_of`]).
 pub struct Row<'a> {
     pub(super) slot: &'a Slot,
     pub(super) row: u32,
     /// Bit mask of the accessible fields.
     allowed: u64,
-    /// Bit mask of the fields whose bytes behind their length may have been written.
+    /// Bit mask of the fields whose bytes after their length may have been written.
     written: u64,
     /// Bit mask of the fields whose length was set.
     sized: u64,
-    /// Prepares the row for a substitute.
+    /// Whether the row is a substitute's.
     stands_in: bool,
 }
 
@@ -91,11 +91,12 @@ impl Row<'_> {
         self.row as usize
     }
 
-    /// The bytes of field `field`: all `max` elements of an `UpTo` field (in an order of groups, those of the batch's group), the
-    /// length in the index of a packed field that has its lengths there. Those behind the length become 0 again when the decoder
-    /// or transform has returned.
+    /// The bytes of field `field`. An `UpTo` field has all `max` elements (in an order of groups,
+    /// those of the batch's group). A packed field with lengths in the index has as many bytes as
+    /// the index says. Bytes after the length become 0 again when the decoder or transform has
+    /// returned.
     ///
-    /// Panics if `field` is out of range, or in a decoder is not one of its own.
+    /// Panics if `field` is out of range, or, in a decoder, is not one of the decoder's fields.
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(
             self.allowed & (1 << field) != 0,
@@ -109,7 +110,7 @@ impl Row<'_> {
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
-    /// The elements of field `field`, as [`bytes_mut`](Self::bytes_mut).
+    /// The elements of field `field`, like [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
@@ -127,7 +128,7 @@ impl Row<'_> {
         (unsafe { &mut *first }, second)
     }
 
-    /// The elements of field `field`, for reading. Panics as [`bytes_mut`](Self::bytes_mut).
+    /// The elements of field `field`, for reading. Panics like [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
     pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
@@ -169,9 +170,11 @@ impl Row<'_> {
         self.stands_in
     }
 
-    /// As [`pad`](Self::pad); the lengths of the fields of the bit mask `new` began at 0.
+    /// Like [`pad`](Self::pad), for a row in which the fields of the bit mask `new` began with
+    /// length 0.
     ///
-    /// Errors: [`ErrorKind::Shape`] for one of these that was written without a length: it would look empty.
+    /// Errors: [`ErrorKind::Shape`] if one of these fields was written but its length was not set:
+    /// it would look empty.
     pub(crate) fn pad_new(&mut self, new: u64) -> Result<()> {
         let written = self.written & !self.sized & new;
         let mut fields = self.spec().fields().iter().enumerate();
@@ -183,14 +186,14 @@ impl Row<'_> {
                 "field `{name}` was written, and its length was not set: `set_len`"
             )));
         }
-        // A field of varying length that was left alone still holds an earlier sample.
+        // A field of varying length that was not written still holds an earlier sample.
         let all = u64::MAX >> (64 - self.spec().fields().len());
         self.written |= all & self.allowed & !self.sized & new;
         self.pad();
         Ok(())
     }
 
-    /// Zeroes the bytes behind the lengths of the fields that were written.
+    /// Zeroes the bytes after the lengths of the fields that were written.
     pub(crate) fn pad(&mut self) {
         while self.written != 0 {
             let field = self.written.trailing_zeros() as usize;
@@ -205,7 +208,7 @@ impl Row<'_> {
         }
     }
 
-    /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes behind it.
+    /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes after it.
     ///
     /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field with lengths
     /// in the index, if `len` is neither 0 nor that length.
@@ -250,7 +253,8 @@ impl Row<'_> {
             if !bytes.len().is_multiple_of(unit) {
                 return Err(wrong_bytes(spec, bytes.len()));
             }
-            // A longer field of the dataset is a setting; other lengths are the decoder's own.
+            // For a longer field of the dataset, the error names a setting; other lengths are
+            // chosen by the decoder.
             if bytes.len() / unit > max {
                 let more = match spec.is_packed() {
                     true => String::new(),
@@ -264,7 +268,7 @@ impl Row<'_> {
         }
         let written = self.written;
         self.bytes_mut(field)[..bytes.len()].copy_from_slice(bytes);
-        // Within the length: what stands behind it is as before.
+        // Only bytes within the length were written; those after it are unchanged.
         self.written = written;
         Ok(())
     }
@@ -332,7 +336,7 @@ impl Row<'_> {
     }
 }
 
-/// Several fields of a row at once, each one time: [`Row::split`].
+/// Several fields of a row at once, each at most once: [`Row::split`].
 pub struct RowFields<'a> {
     row: Row<'a>,
     written: &'a mut u64,
@@ -340,7 +344,7 @@ pub struct RowFields<'a> {
 }
 
 impl<'a> RowFields<'a> {
-    /// The elements of field `field`, as [`Row::slice_mut`].
+    /// The elements of field `field`, like [`Row::slice_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
     pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
@@ -408,7 +412,8 @@ fn wrong_bytes(field: &Field, len: usize) -> Error {
 
 /// A whole batch before delivery, for `.map_batch` to change in place.
 ///
-/// Bytes behind the length of an `UpTo` field's row become 0 again when the transforms have returned.
+/// Bytes after the length of an `UpTo` field's row become 0 again when the transforms have
+/// returned.
 pub struct BatchMut<'a> {
     filled: &'a mut Filled,
     /// Bit mask of the fields that may have been written.
@@ -416,13 +421,13 @@ pub struct BatchMut<'a> {
 }
 
 impl BatchMut<'_> {
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.filled.rows()
     }
 
-    /// Leading rows that hold samples of the epoch; the others fill up the batch.
+    /// Number of leading rows that hold samples of the epoch; the others fill up the batch.
     pub fn valid(&self) -> usize {
         self.filled.valid()
     }
@@ -451,7 +456,8 @@ impl BatchMut<'_> {
 
     /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for a packed field.
     ///
-    /// No value may exceed the field's maximum: else the batch gets an error of [`ErrorKind::Shape`].
+    /// No value may exceed the field's maximum; otherwise the batch gets an error of
+    /// [`ErrorKind::Shape`].
     pub fn lens_mut(&mut self, field: usize) -> Option<&mut [u64]> {
         self.written |= 1 << field;
         let layout = self.filled.slot().plan.layout.fields()[field];
@@ -469,7 +475,7 @@ impl BatchMut<'_> {
     }
 
     /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, that of the
-    /// batch's group. A packed field has the elements of all rows in its first.
+    /// batch's group. The first dimension of a packed field counts the elements of all rows.
     pub fn shape(&self, field: usize) -> Vec<usize> {
         let spec = &self.spec().fields()[field];
         if spec.is_packed() {
@@ -529,7 +535,7 @@ impl BatchMut<'_> {
         }
     }
 
-    /// Checks the lengths of the fields that were written, and zeroes the bytes behind them.
+    /// Checks the lengths of the fields that were written, and zeroes the bytes after them.
     ///
     /// Errors: [`ErrorKind::Shape`] for a length above the maximum.
     pub(crate) fn pad(&mut self) -> Result<()> {
@@ -559,7 +565,7 @@ impl BatchMut<'_> {
     }
 }
 
-/// Several fields of a batch at once, each one time: [`BatchMut::split`].
+/// Several fields of a batch at once, each at most once: [`BatchMut::split`].
 pub struct BatchFields<'a> {
     batch: BatchMut<'a>,
     written: &'a mut u64,
@@ -568,7 +574,7 @@ pub struct BatchFields<'a> {
 }
 
 impl<'a> BatchFields<'a> {
-    /// All rows of field `field`, as [`BatchMut::slice_mut`].
+    /// All rows of field `field`, like [`BatchMut::slice_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
     pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
@@ -581,7 +587,7 @@ impl<'a> BatchFields<'a> {
         Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
     }
 
-    /// The lengths of field `field`, as [`BatchMut::lens_mut`].
+    /// The lengths of field `field`, like [`BatchMut::lens_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if the lengths were taken before.
     pub fn take_lens(&mut self, field: usize) -> Result<Option<&'a mut [u64]>> {

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Validity of a row: the crate's only notion of it.
+/// Validity of a row. The crate has no other notion of validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -30,11 +30,12 @@ pub enum Status {
     Substitute = 2,
 }
 
-/// Receives slots when they become full and when they become free, on the thread that caused it.
+/// Receives slots when they become full and when they become free, on the thread that caused the
+/// change.
 pub(crate) trait Hooks: Send + Sync {
     /// The slot's last row is finished.
     fn full(&self, slot: Filled);
-    /// The slot has no holder any more.
+    /// The slot no longer has a holder.
     fn free(&self, slot: FreeSlot);
 }
 
@@ -54,18 +55,18 @@ pub(super) struct Slot {
     ticket: [AtomicU64; 6],
     /// Rows of the current batch.
     pub(super) rows: AtomicU32,
-    /// Leading rows that hold samples of the epoch; the others fill up.
+    /// Number of leading rows that hold samples of the epoch; the others fill up the batch.
     pub(super) valid: AtomicU32,
     times: SlotTimes,
     /// Failure of the lowest row.
     failure: Mutex<Lowest>,
     /// Samples that failed: planned ones and tried substitutes.
     bad: Mutex<BadSamples>,
-    /// Rows with later draws of their samples, for pictures that are finished late.
+    /// Draw numbers other than 0, by row, for pictures that are finished late.
     draws: Mutex<BTreeMap<u32, u64>>,
 }
 
-/// Failed samples of a batch, with their distinct ids, which every row reads.
+/// Failed samples of a batch, with their distinct ids, which are read for every failed row.
 #[derive(Default)]
 struct BadSamples {
     list: Vec<BadSample>,
@@ -96,7 +97,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Reserves `count` slots. [`announce`](Self::announce) puts them to use.
+    /// Reserves `count` slots. [`announce`](Self::announce) puts them into use.
     pub(crate) fn new(
         spec: Spec,
         layout: Layout,
@@ -208,7 +209,8 @@ impl Slot {
         self.plan.layout.row_bytes(field, self.group())
     }
 
-    /// The maximum of an `UpTo` field's first dimension in the current batch, and the bytes of one.
+    /// The maximum of an `UpTo` field's first dimension in the current batch, and the bytes of one
+    /// element of that dimension.
     pub(super) fn most(&self, field: usize) -> (usize, usize) {
         let spec = &self.plan.spec.fields()[field];
         let unit = spec.unit_bytes();
@@ -246,8 +248,8 @@ impl FreeSlot {
 
     /// Starts filling the slot with the batch of `ticket`.
     ///
-    /// The batch has `rows` rows (1 ≤ rows ≤ the layout's). The first `valid` are samples of the epoch, the others fill
-    /// up.
+    /// The batch has `rows` rows (1 ≤ rows ≤ the layout's). The first `valid` are samples of the
+    /// epoch, the others fill up the batch.
     pub(crate) fn begin(self, ticket: Ticket, rows: u32, valid: u32) -> Rows {
         let slot = self.0;
         assert!(rows > 0 && rows as usize <= slot.plan.layout.rows() && valid <= rows);
@@ -315,10 +317,10 @@ impl Rows {
         self.start
     }
 
-    /// Notes the number of the draw of the first unfinished row's sample.
+    /// Records the draw number of the first unfinished row's sample.
     pub(crate) fn note_draw(&self, draw: u64) {
         let mut draws = self.slot.draws.hold();
-        // A substitute may come after a try that failed.
+        // A substitute may follow an attempt that failed.
         if draw == 0 {
             draws.remove(&self.start)
         } else {
@@ -480,7 +482,8 @@ impl Drop for Rows {
             // reach zero: the slot never returns to the pool, and the operation keeps its memory alive.
             return;
         }
-        // AcqRel: the last thread sees the writes of all others, and the next holder of the slot sees its own.
+        // AcqRel: the last thread sees the writes of all others, and the next holder of the slot
+        // sees those of the last thread.
         if count > 0 && self.slot.remaining.fetch_sub(count, Ordering::AcqRel) == count {
             self.slot.close_gaps();
             self.slot.plan.hooks.full(Filled {
@@ -495,7 +498,7 @@ pub(crate) struct RowSpan {
     slot: Arc<Slot>,
     row: u32,
     field: usize,
-    /// Bytes of the row.
+    /// Byte range in the field's row.
     part: Range<usize>,
 }
 
@@ -549,7 +552,7 @@ impl Filled {
         self.slot().ticket()
     }
 
-    /// The number of the draw of a row's sample, if it was noted.
+    /// The draw number of a row's sample; 0 if none was recorded.
     pub(crate) fn draw_of(&self, row: usize) -> u64 {
         self.slot()
             .draws
@@ -564,17 +567,17 @@ impl Filled {
         &self.slot().times
     }
 
-    /// The user gets the batch.
+    /// Marks the batch as held by the user.
     pub(crate) fn hand_out(&self) {
         self.slot().region.hold(true);
     }
 
-    /// Rows of the batch.
+    /// Number of rows in the batch.
     pub(crate) fn rows(&self) -> usize {
         self.slot().rows.load(Ordering::Relaxed) as usize
     }
 
-    /// Leading rows that hold samples of the epoch.
+    /// Number of leading rows that hold samples of the epoch.
     pub(crate) fn valid(&self) -> usize {
         self.slot().valid.load(Ordering::Relaxed) as usize
     }
@@ -591,7 +594,7 @@ impl Filled {
         bad
     }
 
-    /// Records a failure of the whole batch, which precedes those of rows.
+    /// Records a failure of the whole batch as that of row 0, which precedes those of other rows.
     pub(crate) fn note_failure(&self, error: Error) {
         self.slot().note_failure(0, error);
     }
@@ -746,7 +749,7 @@ pub(super) mod tests {
         pool_of(fields, rows, count)
     }
 
-    /// The same with these fields.
+    /// Like [`pool`], with these fields.
     pub(in crate::memory) fn pool_of(
         fields: Vec<Field>,
         rows: usize,

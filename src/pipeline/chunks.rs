@@ -1,4 +1,5 @@
-//! Chunked datasets: which chunks are open, which rows wait for them, and when their memory comes back.
+//! Chunked datasets: which chunks are open, which rows wait for them, and when their memory is
+//! returned.
 //!
 //! ```text
 //!            ┌──── I/O thread ─────────────────────────────┐      ┌──── decode workers ────────────────┐
@@ -12,14 +13,16 @@
 //! ```
 //!
 //! The order gives the sequence of chunks, and for every piece of a batch some entries of this sequence. The planner
-//! opens chunks strictly in sequence, ahead of the pieces, as buffers become free. Each entry has a position from which
-//! on no piece needs it. The planner releases the entry when the oldest waiting piece is at that position. The buffer
-//! comes back when the last gather that uses it ends.
+//! opens chunks strictly in sequence, ahead of the pieces, as buffers become free. Each entry has
+//! an end position: no piece at or after that position needs the entry. The planner releases the
+//! entry when the oldest waiting piece reaches that position. The buffer is returned when the last
+//! gather that uses it ends.
 //!
 //! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Take the last entry that the oldest
-//! waiting piece needs. Each entry before it is also needed by this piece, or by none any more (see `order::lanes`).
-//! Entries that no piece needs are held only by gathers, and gathers wait for no thread. So the piece gets its buffers,
-//! and a chunk with a buffer needs only the ring and a worker.
+//! waiting piece needs. Each entry before it is either needed by this piece too, or no longer
+//! needed by any piece (see `order::lanes`). Entries that no piece needs are held only by gathers,
+//! and gathers wait for no thread. So the piece gets its buffers, and a chunk with a buffer needs
+//! only the ring and a worker.
 
 use super::queue::Queue;
 use super::sample::Samples;
@@ -106,7 +109,8 @@ impl Opening {
         self.settle(Err(error));
     }
 
-    /// Opens the chunk from the extents in `sample`. All their bytes are there, some perhaps in `encoded`.
+    /// Opens the chunk from the extents in `sample`. All their bytes are in memory, some possibly
+    /// in `encoded`.
     pub(crate) fn open(
         mut self,
         samples: &Samples,
@@ -115,7 +119,7 @@ impl Opening {
         scratch: &mut Scratch,
     ) {
         let mut buffer = self.buffer.take().expect("taken once");
-        // The ring's room and the worker's buffer become free before any thread hears of the open chunk.
+        // Frees the ring bytes and the worker's buffer before any thread sees the open chunk.
         let opened = open(
             samples,
             self.entry.chunk,
@@ -203,8 +207,8 @@ impl Encoded {
             .map_or(&mut [], RegionBytes::as_mut_slice)
     }
 
-    /// Brings stored pieces with `read`. False if a piece is missing or the buffer is too small; then all of them count
-    /// as missing.
+    /// Fetches stored pieces with `read`. Returns false if a piece is missing or the buffer is too
+    /// small; then all stored pieces count as missing.
     pub(crate) fn fetch(
         &mut self,
         samples: &Samples,
@@ -222,7 +226,7 @@ impl Encoded {
         Ok(all)
     }
 
-    /// Takes the bytes out of all pieces. All are there, some perhaps in this buffer.
+    /// Takes the bytes out of all pieces. All bytes are in memory, some possibly in this buffer.
     fn pieces(&self, samples: &Samples, sample: &mut Sample) -> Vec<Bytes> {
         let all = self
             .0
@@ -247,7 +251,7 @@ impl Encoded {
     }
 }
 
-/// A handle on such a buffer; the pieces share its ownership.
+/// A handle to the buffer of an [`Encoded`]; the pieces share its ownership.
 struct SharedBytes(Arc<RegionBytes>);
 
 impl AsRef<[u8]> for SharedBytes {
@@ -335,7 +339,7 @@ impl Chunks {
         (piece.end, entries)
     }
 
-    /// Hands on ready rows, releases unneeded entries, and returns the chunks to open.
+    /// Passes on ready rows, releases unneeded entries, and returns the chunks to open.
     pub(crate) fn advance(&mut self, mut ready: impl FnMut(RowRun, Arc<Held>)) -> Vec<Opening> {
         let mut openings = Vec::new();
         loop {
@@ -423,7 +427,7 @@ impl Chunks {
         let Some(job) = &self.job else { return };
         while let Some(Need { chunk, until }) = job.order.need(self.base + self.entries.len()) {
             if until <= position {
-                // A rank that skips positions can pass a small group without a sample from it.
+                // A rank that skips positions may take no sample from a small group.
                 self.entries.push_back(None);
                 continue;
             }
@@ -466,18 +470,18 @@ pub(crate) struct ChunkRoom {
     pub(crate) open: MemoryTerm,
     /// The sequences of chunks of this epoch and the next.
     pub(crate) tables: MemoryTerm,
-    /// Heap of each worker while it opens a chunk.
+    /// Heap bytes of each worker while it opens a chunk.
     pub(crate) opening: usize,
     /// Encoded bytes of the largest chunk.
     pub(crate) encoded: usize,
     /// The largest number of extents in a chunk.
     pub(crate) pieces: usize,
-    /// For errors: the largest chunk, and the reason for so many.
+    /// For errors: the largest chunk, and the reason for the number of buffers.
     pub(crate) largest: String,
 }
 
 impl ChunkRoom {
-    /// What the chunks of this order need; `None` if the dataset has none.
+    /// Returns the memory that the chunks of this order need; `None` if the dataset has no chunks.
     pub(crate) fn new(
         dataset: &dyn Dataset,
         order: &EpochOrder,

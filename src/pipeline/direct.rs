@@ -6,9 +6,9 @@
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
-//! Rows that are whole pages of their file go straight to their place. Other rows are read with their surrounding pages
-//! into a staging area of the same buffer, and a kernel moves them. Rows that are adjacent in the file and in the batch
-//! are one read.
+//! Rows that are whole pages of their file are read directly into their place. Other rows are read
+//! with their surrounding pages into a staging area of the same buffer, and a kernel moves them.
+//! Rows that are adjacent in the file and in the batch are one read.
 //!
 //! Invariants:
 //! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only after every row has
@@ -37,10 +37,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// A thread takes about this many bytes of rows at a time.
 const TASK_BYTES: usize = 1 << 20;
-/// Limit of one read in bytes. Larger reads gain nothing and delay the reads behind them.
+/// Limit of one read in bytes. Larger reads gain nothing and delay the reads after them.
 const READ_MOST: u64 = 16 << 20;
 
-/// Number of threads that read directly into device memory, and the bounce buffer of each.
+/// Number of threads that read directly into device memory, and the size of each thread's bounce
+/// buffer.
 pub(crate) const DIRECT_THREADS: usize = 8;
 pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
 
@@ -68,7 +69,7 @@ pub(crate) struct Direct {
     bell: Sender<()>,
 }
 
-/// A file opened by the device's reader, or why the reader rejects the file.
+/// A file opened by the device's reader, or the reason why the reader rejects the file.
 type Handle = Result<DirectFile, String>;
 
 /// The rows of one batch in flight.
@@ -96,7 +97,7 @@ impl Reading {
         self.left.load(Ordering::Acquire)
     }
 
-    /// Whether the device may write to the buffer for ever.
+    /// Whether the device may write to the buffer at any later time.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
@@ -117,7 +118,7 @@ struct Task {
     rows: Range<u32>,
 }
 
-/// The way to the reading threads. Dropping it ends them.
+/// The handle of the reading threads. Dropping it ends them.
 pub(crate) struct DirectReads {
     direct: Arc<Direct>,
     tasks: Sender<Task>,
@@ -150,7 +151,7 @@ impl DirectReads {
         let handles = (0..core.samples.sources.count())
             .map(|_| OnceLock::new())
             .collect();
-        // A registered file stays open by its handle.
+        // The handle keeps a registered file open.
         let files = core.again.aligned(reader.align() as usize);
         let plain_files = core.again.kept_open();
         let core = core.clone();
@@ -228,7 +229,8 @@ impl DirectReads {
         reading
     }
 
-    /// Writes the rows' offsets in the staging areas into the slot. The copy brings them to the device.
+    /// Writes the rows' offsets in the staging areas into the slot. The copy transfers them to the
+    /// device.
     pub(crate) fn note_offsets(&self, reading: &Reading, slot: &mut Filled) {
         for (step, offsets) in self.direct.steps.iter().zip(&reading.offsets) {
             let Some(gather) = step.gather else { continue };
@@ -251,14 +253,14 @@ fn work(direct: &Direct, todo: &Receiver<Task>, bounce: &mut Bounce) {
             }
         }
         let rows = task.rows.len() as u64;
-        // AcqRel: the thread that sees zero also sees the notes of all other threads.
+        // AcqRel: the thread that sees zero also sees the writes of all other threads.
         if reading.left.fetch_sub(rows, Ordering::AcqRel) == rows {
             let _ = direct.bell.try_send(());
         }
     }
 }
 
-/// Adjacent rows that one read brings.
+/// Adjacent rows that are fetched by one read.
 struct Stretch {
     rows: Range<u32>,
     extent: Extent,
@@ -326,7 +328,8 @@ impl Direct {
         })
     }
 
-    /// The part that the dataset gives for the row. It is user code, so it may panic or answer differently than before.
+    /// The part that the dataset gives for the row. The dataset is user code, so it may panic or
+    /// answer differently than before.
     fn part_of(&self, task: &Task, step: &DirectStep, row: u32) -> Result<Option<Part<'_>>> {
         let id = task.reading.ids[row as usize];
         let asked = caught(Stage::Read, || {
@@ -362,7 +365,8 @@ impl Direct {
         }
     }
 
-    /// The error of a run that only cuFile may read: the fault of the file, if it has one, else cuFile's message.
+    /// The error of a run that only cuFile may read: the fault of the file, if it has one,
+    /// otherwise cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let row_bytes = step.row_bytes as u64;
         let Extent {
@@ -401,7 +405,7 @@ impl Direct {
         self.files.sources().at(error, &row)
     }
 
-    /// Reads a run with cuFile, or says why not.
+    /// Reads a run with cuFile, or returns the reason why it cannot.
     fn by_cufile(&self, task: &Task, step: &DirectStep, run: &Stretch) -> Result<(), String> {
         let handle = self.handle(run.extent.source)?;
         let offset = run.extent.offset;
@@ -433,12 +437,13 @@ impl Direct {
         };
         let len = usize::try_from(to - from)
             .map_err(|_| "a read beyond the address space".to_string())?;
-        // SAFETY: the bytes lie in the batch's buffer. Without staging, rows have their final place. In staging, a run
-        // of n rows has n strides, each of at least a page and a row. The buffer is idle, and only this task writes
-        // these rows. The transfer thread keeps the buffer until the rows are counted down, or for ever.
+        // SAFETY: the bytes are in the batch's buffer. Without staging, rows have their final
+        // place. In staging, a run of n rows has n strides, each of at least a page and a row. The
+        // buffer is idle, and only this task writes these rows. The transfer thread keeps the
+        // buffer until the rows are counted down, or for ever.
         let read = unsafe { handle.read(task.reading.base, len, from, place) };
         match read? {
-            // Bytes behind the last page are not needed.
+            // Bytes after the last row are not needed.
             bytes if bytes as u64 >= end - from => Ok(()),
             bytes => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
         }
@@ -456,7 +461,7 @@ impl Direct {
             return registered.as_ref().map_err(refused);
         }
         let opened = match patiently(|| open_own(&self.files, source)) {
-            // Not kept: the next read opens the file anew.
+            // This error is not kept: the next read opens the file again.
             Err(error) if may_pass(&error) => return Err(refused(&error.to_string())),
             opened => opened,
         };
@@ -469,7 +474,8 @@ impl Direct {
             .map_err(refused)
     }
 
-    /// Reads a row through the host: when cuFile cannot read it, or its bytes are not stored unchanged in a file.
+    /// Reads a row through the host, because cuFile cannot read it or its bytes are not stored
+    /// unchanged in a file.
     fn by_host(&self, task: &Task, step: &DirectStep, row: u32, bounce: &mut Bounce) -> Result<()> {
         self.core.meters.copy.direct.host_rows.add(1);
         let id = task.reading.ids[row as usize];

@@ -1,10 +1,11 @@
-//! The scheduling of workers: tasks on a pool empty queues, without a lost item and without blocking.
+//! The scheduling of workers: tasks on a pool empty the queues; no item is lost and no task blocks.
 //!
 //! ```text
 //! push an item, then wake ──► fewer than `count` drains? ─► spawn one ─► take all items ─► look once more ─► end
 //! ```
 //!
-//! `Drains` and `Turns` know neither the pool nor the items, so that the loom models (`models.rs`) run this very code.
+//! `Drains` and `Turns` do not depend on the pool or the items, so the loom models (`models.rs`)
+//! run exactly this code.
 
 use super::queue::Queue;
 use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -58,7 +59,8 @@ impl Drains {
         loop {
             work();
             self.active.fetch_sub(1, Ordering::SeqCst);
-            // A thread may have pushed work after the last look and found all `count` drains taken. So look again.
+            // A thread may have pushed work after the last check and found all `count` drains
+            // active. So check again.
             if is_empty() || !self.enter() {
                 return;
             }
@@ -131,7 +133,8 @@ impl<T> Turns<T> {
 pub(crate) struct Turn<'a, T>(&'a Turns<T>);
 
 impl<T> Turn<'_, T> {
-    /// The first item that `like` accepts; with [`Switch::Yes`], any first item if there is none.
+    /// The first item that `like` accepts. If there is none, [`Switch::Yes`] gives the first item
+    /// of any kind.
     pub(crate) fn take(&self, switch: Switch, like: impl Fn(&T) -> bool) -> Option<T> {
         match switch {
             Switch::No => self.0.waiting.pop_first(like),

@@ -1,5 +1,5 @@
-//! Where the threads meet: every queue between them, and the wake that follows each `push`. Threads know nothing else
-//! of each other.
+//! The queues between the threads, and the wake that follows each `push`. Threads know nothing else
+//! about each other.
 //!
 //! ```text
 //! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐
@@ -9,8 +9,8 @@
 //!     dropped batch ◄── iterator ◄──ready── [transfer thread ◄──full──] last row┘
 //! ```
 //!
-//! [`ToIo`] and [`ToWorkers`] end with the loader's core. Slots know the [`Exchange`], so it lives as long as a batch
-//! is held. Items that arrive after the end are therefore removed again.
+//! [`ToIo`] and [`ToWorkers`] end with the loader's core. Slots hold the [`Exchange`], so it lives
+//! as long as a batch is held. Items that arrive after the end are therefore removed again.
 
 use super::chunks::Held;
 use super::drains::{Drains, Turns};
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
-/// The way to the I/O thread: queues that the permits bound, and a bell.
+/// The queues to the I/O thread, bounded by the permits, and its waker.
 pub(crate) struct ToIo {
     /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never wait for the I/O
     /// thread. Nor may the I/O thread, which frees slots itself, wait for the starter.
@@ -55,7 +55,7 @@ impl ToIo {
         self.waker.wake();
     }
 
-    /// Whether the loader ends.
+    /// Whether the loader is shutting down.
     pub(crate) fn is_ending(&self) -> bool {
         self.shutdown.load(Ordering::Acquire)
     }
@@ -74,7 +74,8 @@ pub(crate) struct Start {
     pub(crate) first: Arc<EpochJob>,
     /// Batches of the run.
     pub(crate) batches: u64,
-    /// Makes the next job: that of a later epoch, or of batches of the same one behind those that the run leaves out.
+    /// Makes the next job: for a later epoch, or for batches of the same epoch that follow batches
+    /// the run leaves out.
     pub(crate) next: Box<dyn FnMut() -> Result<Arc<EpochJob>> + Send>,
 }
 
@@ -103,12 +104,13 @@ pub(crate) struct Capacity {
     pub(crate) row_bytes: usize,
 }
 
-/// The way to the workers. Work lies in our own queues, so that the pool allocates per drain and not per sample.
+/// The queues to the workers. Work is kept in queues of this crate, so that the pool allocates
+/// memory per drain and not per sample.
 pub(crate) struct ToWorkers {
     pub(crate) drains: Arc<Drains>,
     /// Rows to look up, and rows with open chunks; split when taken.
     to_fill: Queue<ToFill>,
-    /// Rows whose bytes are there, and chunks to open.
+    /// Rows whose bytes are in memory, and chunks to open.
     fetched: Queue<Fetch>,
     /// Rows that wait for a substitute.
     pub(crate) bad: Turns<BadRow>,
@@ -130,7 +132,7 @@ impl ToWorkers {
     ) -> Self {
         Self {
             drains,
-            // A batch has a piece for each chunk boundary in it; small chunks make many.
+            // A batch has a piece for each chunk boundary in it; small chunks make many pieces.
             to_fill: Queue::with_room(4 * room.slots),
             fetched: Queue::with_room(room.samples.max(room.chunks)),
             bad: Turns::new(),
@@ -153,13 +155,13 @@ impl ToWorkers {
         self.put(&self.to_fill, ToFill { run, held }, runs);
     }
 
-    /// Queues a row whose bytes are there, or a chunk to open.
+    /// Queues a row whose bytes are in memory, or a chunk to open.
     pub(crate) fn finish(&self, fetch: Fetch) {
         self.put(&self.fetched, fetch, 1);
     }
 
-    /// Handles the failed sample of the first row; `error` names it. The row waits for a substitute if the policy has
-    /// them and one may help. Else its batch gets the error.
+    /// Handles the failed sample of the first row; `error` names it. The row waits for a substitute
+    /// if the policy allows substitutes and one may help. Otherwise its batch gets the error.
     pub(crate) fn row_failed(
         &self,
         samples: &Samples,
@@ -228,7 +230,8 @@ impl ToWorkers {
     }
 }
 
-/// The way of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to the planner.
+/// The paths of slots: full slots go to the iterator (through `.map_batch`, if set), free slots to
+/// the planner.
 pub(crate) struct Exchange {
     /// The iterator's current run. Older runs are cancelled, and their slots are not delivered.
     pub(crate) generation: Arc<AtomicU64>,
@@ -238,21 +241,21 @@ pub(crate) struct Exchange {
     pub(crate) to_device: Option<ToDevice>,
     pub(crate) frees: Sender<FreeSlot>,
     pub(crate) frees_out: Receiver<FreeSlot>,
-    /// The loader is gone, so slots that still arrive are removed from the channels. A slot knows this exchange: left
-    /// in a channel, it would keep both alive for ever.
+    /// The loader is gone, so slots that still arrive are removed from the channels. A slot holds
+    /// this exchange, so a slot left in a channel would keep both alive for ever.
     pub(crate) closed: crate::sync::Flag,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; the workers have the receiver.
     pub(crate) to_map: Option<Sender<Filled>>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) meters: Arc<Meters>,
-    /// The loader's share of a shared budget. All threads and slots know this exchange. So the share returns with the
-    /// last of the memory, never while a batch is held.
+    /// The loader's share of a shared budget. All threads and slots hold this exchange. So the
+    /// share is returned with the last of the memory, never while a batch is held.
     #[allow(dead_code, reason = "held for its Drop")]
     pub(crate) lease: Option<Lease>,
 }
 
-/// The way to the transfer thread.
+/// The channels to the transfer thread.
 pub(crate) struct ToDevice {
     pub(crate) full: Sender<Filled>,
     pub(crate) full_out: Receiver<Filled>,
@@ -300,15 +303,15 @@ impl Exchange {
         self.empty_if_closed();
     }
 
-    /// Called after each send to a channel: after the end, no thread receives there.
+    /// Called after each send to a channel: after the end, no thread receives from it.
     pub(crate) fn empty_if_closed(&self) {
         if self.closed.load(Ordering::SeqCst) {
             self.empty();
         }
     }
 
-    /// Called after the threads have ended. A later sender sees the flag, or its item is removed here: both are totally
-    /// ordered.
+    /// Called after the threads have ended. Every later sender sees the flag, or its item is
+    /// removed here, because both operations are totally ordered.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
         self.empty();
@@ -318,7 +321,7 @@ impl Exchange {
     pub(crate) fn ring(&self) {
         self.waker.wake();
         if let Some(to_device) = &self.to_device {
-            // A full channel means that the thread will look anyway.
+            // If the channel is full, the thread will check anyway.
             let _ = to_device.bell.try_send(());
         }
     }

@@ -1,12 +1,12 @@
-//! A row or a chunk, together with the bytes that storage brings for it.
+//! A row or a chunk, together with the bytes that are read from storage for it.
 //!
 //! ```text
 //! RowRun (one row)       ──┬──► Fetch: its Sample, with a Piece for each part of the row or each extent of the chunk
 //! Opening (one chunk) ──┘
 //! ```
 //!
-//! A fetch owns all facts about its row or chunk. From here on the dataset is not asked again for the extents to read, and
-//! no code relies on a second answer.
+//! A fetch owns all facts about its row or chunk. The dataset is not asked again for the extents to
+//! read, and no code relies on a second answer.
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
@@ -26,13 +26,13 @@ pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     )
 }
 
-/// A row or chunk whose bytes are on their way from storage.
+/// A row or chunk whose bytes are being read from storage.
 pub(crate) struct Fetch {
     pub(crate) whose: Whose,
     pub(crate) sample: Box<Sample>,
     /// When its reads were submitted.
     pub(crate) since: u64,
-    /// Number of reads in flight; at 0 all bytes are there.
+    /// Number of reads in flight; at 0 all bytes are in memory.
     pub(crate) remaining: usize,
     /// The error of the first failed piece.
     error: Lowest,

@@ -1,4 +1,4 @@
-//! How a worker fills rows of chunked datasets: from open chunks.
+//! Workers fill rows of chunked datasets from open chunks.
 
 use super::Core;
 use super::chunks::Held;
@@ -94,8 +94,8 @@ pub(super) fn opened(held: &Arc<Held>, entry: usize) -> Result<&ChunkBuf> {
     }
 }
 
-/// The fast path: copies whole runs of rows, if every field of their chunks is an array of such rows. Returns false if
-/// not; then all rows take the usual way.
+/// The fast path: copies whole runs of rows, if every field of their chunks is an array of such
+/// rows. Otherwise returns false; then all rows take the usual path.
 fn copy_runs(samples: &Samples, rows: &mut Rows, held: &Held, places: &[(u32, u32)]) -> bool {
     for (field, handler) in samples.recipe.handlers.iter().enumerate() {
         let row_bytes = match handler.how {

@@ -14,7 +14,8 @@
 //!                       last row of a slot ────▼──► ready ─► Epoch::next (restores the order) ─► Batch
 //! ```
 //!
-//! With a GPU, the [`transfer`] thread stands between the last row and `ready`. It restores the order and copies.
+//! With a GPU, the [`transfer`] thread works between the last row and `ready`. It restores the
+//! order and copies.
 //!
 //! # Stages of a row
 //!
@@ -24,29 +25,32 @@
 //! | a free slot becomes batch *i*; its rows become a [`task::RowRun`] | [`planner`] |
 //! | hit: in memory or likely in the page cache; a worker asks, fetches and fills | [`rows`] |
 //! | miss: permit, dataset asked, ring bytes reserved, reads submitted: a [`fetch::Fetch`] | [`reads`] |
-//! | all bytes are there: a worker fills the row; the I/O thread does so if the copy is small | [`rows`], [`reads`] |
+//! | all bytes are in memory: a worker fills the row; the I/O thread does so if the copy is small | [`rows`], [`reads`] |
 //! | chunked datasets: chunks open ahead of the batches; rows are gathered from open chunks | [`chunks`], [`gather`] |
 //! | the sample failed: retry, substitute, or error of the batch | [`rows`], [`substitute`] |
 //! | the last row of the slot is done | [`Exchange`] |
 //!
 //! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are copied unchanged take
-//! a fast path, many at a time. Planner, workers and substitutes know samples and tasks. They meet only in the
-//! [`exchange`].
+//! a fast path, many at a time. Planner, workers and substitutes use samples and tasks. They
+//! communicate only through the [`exchange`].
 //!
-//! While the page cache counts as cold, about one row in 16 still asks it. So the planner notices when it warms.
+//! While the page cache counts as cold, about one row in 16 is still looked up in it. So the
+//! planner notices when the cache becomes warm.
 //!
 //! # Why it cannot deadlock
 //!
 //! Permits are slots, ring bytes, chunk buffers and samples in flight. Only the I/O thread takes permits, and it takes
 //! slots in batch order. A row first takes the permit of its sample, a chunk its buffer. Then each takes all its ring
 //! bytes at once. Only one row or chunk at a time waits for ring bytes, and nothing overtakes it. From then on it needs
-//! only the storage device and a worker. So every holder of ring bytes finishes without waiting for another holder, and
-//! room comes back. By induction over the batches, the oldest unfinished batch can always finish.
+//! only the storage device and a worker. So every holder of ring bytes finishes without waiting for
+//! another holder, and ring bytes become free. By induction over the batches, the oldest unfinished
+//! batch can always finish.
 //!
-//! Workers take no permits and wait for no thread. Work that a worker cannot do at once goes to a queue, and the
-//! permits bound the room of that queue. After a failed read, or for a substitute, a worker reads itself. Then it waits
-//! for storage, and storage waits for no thread. The consumer waits only for the oldest batch. If the consumer holds
-//! every slot itself, `next()` reports that after a deadline.
+//! Workers take no permits and wait for no thread. Work that a worker cannot do at once goes to a
+//! queue, and the permits bound the length of that queue. After a failed read, or for a substitute,
+//! the worker itself performs the read. Then it waits for storage, and storage waits for no thread.
+//! The consumer waits only for the oldest batch. If the consumer holds every slot itself, `next()`
+//! reports that after a deadline.
 //!
 //! # Memory
 //!
@@ -111,7 +115,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) struct Core {
     pub(crate) samples: sample::Samples,
     pub(crate) cache: Option<Arc<PageCache>>,
-    /// Tells a cache of reads to come, for orders by blocks.
+    /// Informs a cache of upcoming reads, for orders by blocks.
     pub(crate) announcer: Option<Announcer>,
     /// Retries failed reads.
     pub(crate) again: Again,

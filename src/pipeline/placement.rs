@@ -1,4 +1,5 @@
-//! Placement: a loader's threads run on the CPUs next to the device, and so its memory lies there.
+//! Placement: a loader's threads run on the CPUs next to the device, so its memory is allocated
+//! there.
 //!
 //! ```text
 //! device ──PCI address──► the CPUs next to it ∩ the CPUs of the process ──► threads ──first touch──► memory
@@ -6,13 +7,13 @@
 //! ```
 //!
 //! Threads inherit the CPUs of the thread that starts them. Pages come from the node of the CPU that touches them
-//! first. So [`on_node`] starts threads and populates memory from a thread on those CPUs. The caller's own thread stays
-//! as it is.
+//! first. So [`on_node`] starts threads and populates memory from a thread on those CPUs. The
+//! caller's own thread is not moved.
 //!
 //! Limits: never wider than the CPUs of the process (cpusets of Slurm and Kubernetes, `taskset`); at most 1024 CPUs
 //! (the size of [`CpuSet`]). A memory policy of the process (`numactl --interleave`, `cpuset.mems`) and a full node
-//! override first touch. If threads cannot be placed, the reason is an error for a requested node, else a line of the
-//! report.
+//! override first touch. If threads cannot be placed, the reason is an error for a requested node,
+//! otherwise a line of the report.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::thread;
@@ -20,7 +21,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fmt;
 use std::path::Path;
 
-/// Where a loader's threads run and its host memory lies, on machines with several NUMA nodes.
+/// Where a loader's threads run and its host memory is allocated, on machines with several NUMA
+/// nodes.
 ///
 /// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets share. The report says
 /// in one line what was done or why not. The thread that calls `build` is not moved. `numactl`, `taskset` and the
@@ -43,12 +45,14 @@ use std::path::Path;
 pub enum Numa {
     /// Use the CPUs next to the device, if the machine reports them. With more [workers](crate::LoaderBuilder::workers)
     /// than these CPUs, workers run anywhere, and only memory and reads are placed. A process with few of these CPUs
-    /// and many others is not placed, because its workers would crowd on the few. No effect on the host.
+    /// and many others is not placed, because its workers would compete for these few. No effect on
+    /// the host.
     #[default]
     Auto,
     /// Leave the placement to the kernel.
     Off,
-    /// Use this node, for workers too. `build` fails with [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it cannot.
+    /// Use this node, for workers too. `build` fails with
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if it cannot use the node.
     Node(u32),
 }
 
@@ -65,11 +69,11 @@ pub(crate) enum Placing {
     /// Placement is not needed.
     Unasked,
     At(Placement),
-    /// The reason against it.
+    /// The loader is not placed, for this reason.
     Refused(String),
 }
 
-/// A reason, before it becomes a line of the report or an error.
+/// A result whose error is a reason, before it becomes a line of the report or an error.
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
@@ -122,7 +126,7 @@ impl Placing {
             .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
     }
 
-    /// The report's line.
+    /// The line in the report.
     pub(crate) fn line(&self, numa: Numa, workers: usize) -> Option<String> {
         match self {
             Self::Unasked => None,
@@ -150,7 +154,7 @@ impl fmt::Display for Placement {
 }
 
 impl Placement {
-    /// The CPUs next to the device at `pci_bus_id`, out of the process's CPUs `own`.
+    /// The CPUs next to the device at `pci_bus_id`, among the process's CPUs `own`.
     fn near(sysfs: &Path, pci_bus_id: &str, own: &CpuSet) -> Why<Self> {
         let address = pci_address(pci_bus_id)?;
         let local = read_cpus(&sysfs.join(format!("bus/pci/devices/{address}/local_cpulist")))?;
@@ -177,7 +181,7 @@ impl Placement {
         Ok(placement)
     }
 
-    /// The CPUs of node `node`, out of the process's CPUs `own`.
+    /// The CPUs of node `node`, among the process's CPUs `own`.
     fn on(sysfs: &Path, node: u32, own: &CpuSet) -> Why<Self> {
         let cpus = read_cpus(&sysfs.join(format!("devices/system/node/node{node}/cpulist")))?;
         Self::of(&cpus, own, format!("NUMA node {node}"))
@@ -205,7 +209,7 @@ impl Placement {
 
     /// Binds the calling thread to these CPUs, and so all threads that it starts later.
     ///
-    /// Errors: the kernel's, for example if the process may no longer use these CPUs.
+    /// Errors: those of the kernel, for example if the process may no longer use these CPUs.
     pub(crate) fn apply_here(&self) -> Result<()> {
         sched_setaffinity(None, &self.cpus).map_err(|errno| {
             let message = format!("no thread can be bound to the CPUs {}", listed(&self.cpus));
@@ -244,8 +248,8 @@ fn read_cpus(file: &Path) -> Why<CpuSet> {
     cpu_list(&text).ok_or_else(|| format!("{} is not a list of CPUs: {text:?}", file.display()))
 }
 
-/// Rejects a text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves the folder of
-/// devices.
+/// Rejects text that is not a device's name in sysfs, such as `0000:65:00.0`. So no path leaves
+/// sysfs's folder of devices.
 fn pci_address(text: &str) -> Why<&str> {
     let legal = text
         .bytes()
@@ -259,7 +263,7 @@ fn pci_address(text: &str) -> Why<&str> {
 /// Parses the kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers beyond a [`CpuSet`] are left out.
 fn cpu_list(text: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
-    // Digits alone; `parse` would take a sign.
+    // Digits only; `parse` would accept a sign.
     let number = |text: &str| -> Option<usize> {
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             text.parse().ok()
@@ -317,7 +321,7 @@ pub(crate) mod tests {
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// A made-up `/sys`, removed at the end.
+    /// A fake `/sys`, removed at the end.
     pub(crate) struct Sysfs(PathBuf);
 
     impl Sysfs {

@@ -1,5 +1,6 @@
-//! The I/O thread plans batches, brings bytes from storage and hands them on. It alone takes permits and drives the
-//! reader. It sleeps only in [`Reader::wait`], which a completion or a wake ends.
+//! The I/O thread plans batches, reads bytes from storage and passes them on. Only this thread
+//! takes permits and drives the reader. It sleeps only in [`Reader::wait`], which returns on a
+//! completion or a wake.
 
 use super::Core;
 use super::chunks::{Chunks, Home};
@@ -20,17 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// While the page cache counts as cold, one row in this many asks it.
+/// While the page cache counts as cold, one row in this many is still looked up in it.
 const PROBE_ONE_IN: u32 = 16;
-/// The share of hits counts as evidence after this many lookups.
+/// The share of hits is evaluated after this many lookups.
 const EVIDENCE: u64 = 8;
-/// After planning rows for this many nanoseconds, the I/O thread submits operations and takes completions before it
-/// goes on. So a slow order or index does not keep storage idle.
+/// After planning rows for this many nanoseconds, the I/O thread submits operations and takes
+/// completions before it continues. So a slow order or index does not keep storage idle.
 const PLANNING: u64 = 100_000;
 /// Deadline for reads in flight at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
-/// State that the I/O thread owns besides the core.
+/// State that the I/O thread owns in addition to the core.
 pub(crate) struct IoSide {
     pub(crate) frees: Receiver<FreeSlot>,
     pub(crate) idle: Receiver<Box<Sample>>,
@@ -55,14 +56,14 @@ pub(crate) struct Planner {
     chunks: Option<Chunks>,
     to_read: VecDeque<Fetch>,
     warmth: Warmth,
-    /// Reads are stuck for ring bytes or permits. Decoding frees these, not the reader.
+    /// Reads wait for ring bytes or permits. Decoding frees these, not the reader.
     no_room: bool,
-    /// The time at the last look at the clock.
+    /// The time when the clock was last read.
     now: u64,
     /// The reader must not sleep, because there may be more to plan.
     unplanned: bool,
     completions: Vec<Completion>,
-    /// The reader broke, and the error was reported.
+    /// The reader is broken, and the error was reported.
     broken: bool,
     ending: bool,
 }
@@ -103,7 +104,8 @@ impl Planner {
 
     /// Runs until shutdown.
     pub(crate) fn run(&mut self) {
-        // Registration happens here because an io_uring belongs to the thread that drives it. It is optional.
+        // Registration happens here because an io_uring belongs to the thread that drives it.
+        // Registration is optional.
         let core = self.core.clone();
         if let Some(why) = self.reads.reader.register(&self.regions) {
             let _ = core.unregistered.set(why);
@@ -133,7 +135,8 @@ impl Planner {
                 meters.planner.enter(state, self.now);
             }
             meters.rings.planner.note(woke, self.now, Work::Plan);
-            // Every event since then rings the bell, so `wait` returns. Nothing more can be done before it does.
+            // Every event since `listen` wakes the reader, so `wait` returns. Until then there is
+            // nothing more to do.
             let looks_once = self.ending || self.unplanned;
             core.watch.planner.end();
             self.reads
@@ -208,7 +211,7 @@ impl Planner {
         }
     }
 
-    /// Hands on pieces whose chunks are open, and starts to open the next chunks.
+    /// Passes on pieces whose chunks are open, and starts to open the next chunks.
     fn advance_chunks(&mut self) {
         let Self {
             core,
@@ -236,7 +239,7 @@ impl Planner {
         }
     }
 
-    /// Starts as many reads as room permits.
+    /// Starts as many reads as there is room for.
     fn issue(&mut self) {
         self.unplanned = false;
         let began = self.now;
@@ -244,7 +247,8 @@ impl Planner {
             if !self.reads.submit() {
                 return;
             }
-            // Checked here, after `submit`, so that each turn puts at least one more row on its way.
+            // Checked here, after `submit`, so that each call starts the reads of at least one more
+            // row.
             if self.now.saturating_sub(began) > PLANNING {
                 self.unplanned = true;
                 return;
@@ -265,8 +269,9 @@ impl Planner {
         }
     }
 
-    /// Begins a chunk or row; `None` if there is none. A stuck one goes first. Misses of the page cache follow, because
-    /// their batches are almost complete. The next planned one is last.
+    /// Begins a chunk or row; `None` if there is none. A stuck fetch goes first, then chunks to
+    /// read. Misses of the page cache follow, because their batches are almost complete. The other
+    /// planned rows come last.
     fn begin_next(&mut self) -> Option<Begun> {
         if let Some(fetch) = self.reads.take_stuck().or_else(|| self.to_read.pop_front()) {
             if fetch.whose.is_over() {
@@ -290,7 +295,8 @@ impl Planner {
 
     fn complete(&mut self) {
         let core = self.core.clone();
-        // The report comes first, so that the receiver of a batch finds all its reads in it.
+        // Read statistics are updated first, so that the receiver of a batch finds all its reads in
+        // the report.
         core.meters.note_reads(|| self.reads.reader.stats());
         let mut completions = std::mem::take(&mut self.completions);
         core.meters
@@ -344,7 +350,8 @@ impl Planner {
     }
 }
 
-/// Tells the cache of the reads that follow those of the batch by a window. Their errors are those of the reads.
+/// Informs the cache of the reads that are one window ahead of the batch. Errors are ignored here,
+/// because the reads report them later.
 fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
     let job = &run.job;
     let ticket = run.rows.ticket();
@@ -397,8 +404,8 @@ struct EpochRun {
 
 enum Next {
     Batch(Arc<EpochJob>, Ticket),
-    /// Why there is no batch. The error takes the place of the batch: it belongs to one run, not to the loader, and
-    /// must not overtake earlier batches.
+    /// The reason why there is no batch. The error is delivered instead of the batch: it belongs to
+    /// one run, not to the loader, and must not overtake earlier batches.
     Failed(Ticket, Error),
 }
 
@@ -449,12 +456,12 @@ impl Epochs {
 /// Whether the page cache is likely to hold the planned rows.
 struct Warmth {
     cache: Option<Arc<PageCache>>,
-    /// All sources are memory.
+    /// All sources are in memory.
     in_memory: bool,
     /// Hits and misses of the page cache at the last estimate, and that estimate.
     seen: (u64, u64),
     warm: bool,
-    /// Number of opened chunks; decides which of them ask a cold page cache.
+    /// Number of opened chunks; decides which of them are looked up in a cold page cache.
     chunks: u64,
 }
 
@@ -470,7 +477,7 @@ impl Warmth {
         }
     }
 
-    /// Whether workers look rows up before storage reads them.
+    /// Whether workers look up rows before they are read from storage.
     fn look_first(&mut self) -> bool {
         if self.in_memory {
             return true;
@@ -489,14 +496,16 @@ impl Warmth {
         self.warm
     }
 
-    /// As [`look_first`](Self::look_first) for a chunk. Now and then one chunk also asks a cold page cache.
+    /// Like [`look_first`](Self::look_first), for a chunk. One chunk in [`PROBE_ONE_IN`] is also
+    /// looked up in a cold page cache.
     fn look_first_in_chunk(&mut self) -> bool {
         self.chunks += 1;
         let probe = self.cache.is_some() && self.chunks.is_multiple_of(u64::from(PROBE_ONE_IN));
         self.look_first() || probe
     }
 
-    /// Number of rows of a batch that ask a cold page cache, so that the planner notices when it warms.
+    /// Number of rows of a batch to look up in a cold page cache, so that the planner notices when
+    /// the cache becomes warm.
     fn probes(&self, sequence: u64, count: u32) -> u32 {
         if self.cache.is_some() {
             probes(sequence, count)
@@ -506,7 +515,8 @@ impl Warmth {
     }
 }
 
-/// Number of rows of a batch that ask a cold page cache. Of small batches, only some ask at all.
+/// Number of rows of a batch to look up in a cold page cache. Only some of the small batches have
+/// such a row.
 fn probes(sequence: u64, count: u32) -> u32 {
     if count >= PROBE_ONE_IN {
         return count / PROBE_ONE_IN;

@@ -1,10 +1,10 @@
-//! Hand-over between threads of the pipeline.
+//! The queue between threads of the pipeline.
 
 use crate::sync::{Hold, Mutex, MutexGuard};
 use std::collections::VecDeque;
 
-/// A queue that the permits of its producers bound. So it neither blocks nor grows after warm-up. Its lock costs tens
-/// of nanoseconds per run of rows, or per sample from storage.
+/// A queue whose length is bounded by the permits of its producers. So it neither blocks nor grows
+/// after warm-up. Its lock costs tens of nanoseconds per run of rows, or per sample from storage.
 pub(crate) struct Queue<T>(Mutex<VecDeque<T>>);
 
 impl<T> Queue<T> {

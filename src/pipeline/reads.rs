@@ -1,4 +1,4 @@
-//! Rows and chunks on their way through storage: the I/O thread's table of reads in flight.
+//! Rows and chunks that are being read from storage: the I/O thread's table of reads in flight.
 //!
 //! ```text
 //! row, permit ──ask, check──► room in the ring? ──► operations ──► Reader ──► completions ──► a worker, or done here
@@ -24,13 +24,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The I/O thread itself finishes samples that copy at most this many bytes. A hop to a worker costs more than the
-/// copy.
+/// The I/O thread itself finishes samples that copy at most this many bytes. Passing them to a
+/// worker costs more than the copy.
 const COPY_HERE: u64 = 64 << 10;
 
 /// Outcome of beginning a row or chunk.
 pub(super) enum Begun {
-    /// Its reads are on their way, or it is complete.
+    /// Its reads are queued, or it is complete.
     Yes,
     /// It waits for room in the ring.
     NoRoom,
@@ -113,7 +113,7 @@ impl Reads {
         self.stuck.is_some()
     }
 
-    /// Submits operations to the reader; false if the reader has no room for all.
+    /// Submits operations to the reader; returns false if the reader has no room for all of them.
     pub(super) fn submit(&mut self) -> bool {
         while let Some(op) = self.ops.pop_front() {
             if let Err(op) = self.reader.submit(op) {
@@ -198,7 +198,8 @@ impl Reads {
         Err(Error::new(ErrorKind::Limit, Stage::Read, message))
     }
 
-    /// Whether the reader can write the bytes straight into their row. `part`: where they begin in it, if they are not all of it.
+    /// Whether the reader can write the bytes directly into their row. `part`: the offset of the
+    /// bytes in the row and how the field is filled, unless the bytes are the whole row.
     fn writes_rows(&self, extent: &Extent, part: Option<(usize, &How)>) -> bool {
         // An array that is large enough to matter starts on a page; any other needs a reader with alignment 1.
         let aligned = |bytes: usize| bytes.is_multiple_of(self.reader.mem_align());
@@ -263,8 +264,8 @@ impl Reads {
         Begun::Yes
     }
 
-    /// Reserves ring bytes for all pieces that storage must bring. Without room for all it reserves none and returns
-    /// false.
+    /// Reserves ring bytes for all pieces that must be read from storage. If there is no room for
+    /// all, it reserves none and returns false.
     fn reserve(&self, sample: &mut Sample) -> bool {
         for number in 0..sample.pieces.len() {
             let piece = &mut sample.pieces[number];
@@ -307,7 +308,7 @@ impl Reads {
         }
     }
 
-    /// Hands on a row or chunk whose reads have all ended.
+    /// Passes on a row or chunk whose reads have all ended.
     fn finish(&mut self, entry: usize, now: u64) {
         let mut fetch = self.flying[entry].take().expect("in flight");
         self.vacant.push(entry);

@@ -34,12 +34,12 @@ pub(crate) struct Steps {
 pub(crate) struct Handler {
     pub(crate) name: String,
     pub(crate) how: How,
-    /// The fields that it fills.
+    /// The fields that the handler fills.
     pub(crate) outputs: Range<usize>,
 }
 
 pub(crate) enum How {
-    /// Bytes of exactly this length are the row. Storage may write them into the batch itself.
+    /// Bytes of exactly this length are the row. Storage may write them directly into the batch.
     InPlace(usize),
     /// Bytes are copied into the row.
     Copy,
@@ -59,9 +59,10 @@ pub(crate) struct Recipe {
     pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
     /// Fields declared by `.map` and `.map_batch`. They are zeroed for each sample, because no other step writes them.
     pub(crate) added: Range<usize>,
-    /// The delivered fields: the slot's, and on a device the fields made from them there.
+    /// All fields: those of the slot, and those that only exist on a device (finished fields and
+    /// staging areas).
     pub(crate) contents: Spec,
-    /// The last steps on pictures.
+    /// The finishing steps on pictures.
     pub(crate) finishes: Vec<Finishing>,
     /// Whether the device runs the finishing steps.
     pub(crate) on_device: bool,
@@ -71,7 +72,7 @@ pub(crate) struct Recipe {
     pub(crate) keep: Vec<KeptField>,
     /// Packed fields: the number in the dataset, if its index has the lengths, and the number in the slot.
     pub(crate) packed: Vec<(Option<usize>, usize)>,
-    /// A decoder makes rows of pictures.
+    /// Whether a decoder makes rows from pictures.
     pictures: bool,
 }
 
@@ -149,9 +150,10 @@ impl Finishing {
 }
 
 impl Recipe {
-    /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], naming fields.
+    /// Checks the steps against the dataset's schema. Errors: [`ErrorKind::Config`], with the names
+    /// of fields.
     ///
-    /// `direct` chooses the dataset's fields that storage shall write into device memory.
+    /// `direct` chooses the dataset's fields that are read directly into device memory.
     pub(crate) fn new(
         dataset: &dyn Dataset,
         steps: Steps,
@@ -244,17 +246,17 @@ impl Recipe {
         })
     }
 
-    /// Whether the rows of a dataset field are packed by its lengths in the index.
+    /// Whether the rows of a dataset field are packed by their lengths in the index.
     pub(crate) fn is_by_index(&self, field: usize) -> bool {
         self.packed.iter().any(|(number, _)| *number == Some(field))
     }
 
-    /// Maximum parts of a sample.
+    /// Maximum number of parts of a sample.
     pub(crate) fn parts_max(&self, sizes: &Sizes) -> usize {
         self.handlers.len().saturating_add(sizes.appended_max)
     }
 
-    /// Bytes that the decoders of one worker may use beside the row.
+    /// Bytes that the decoders of one worker may use in addition to the row.
     pub(crate) fn scratch_bytes(&self) -> usize {
         // One decoder runs at a time, but each keeps memory for the next sample.
         self.handlers
@@ -263,7 +265,7 @@ impl Recipe {
             .fold(0, usize::saturating_add)
     }
 
-    /// Fields of the slot that the device needs for its operations alone: no batch has room for them.
+    /// Fields of the slot that only the device's operations need: batches have no room for them.
     pub(crate) fn staged(&self) -> Vec<usize> {
         let inputs = self.finishes.iter().map(|finishing| finishing.step.input);
         inputs
@@ -271,7 +273,7 @@ impl Recipe {
             .collect()
     }
 
-    /// The work on a batch for the device: the slot's fields to copy into the batch, then the operations.
+    /// The device's work on a batch: the slot's fields to copy into the batch, then the operations.
     pub(crate) fn device_ops(&self) -> (Vec<usize>, Vec<DeviceOp>) {
         let staged = self.staged();
         let finishes = || self.finishes.iter().map(|finishing| &finishing.step);
@@ -301,7 +303,7 @@ impl Recipe {
         (copied, placed.chain(finished).collect())
     }
 
-    /// The work for a row beyond bringing its bytes.
+    /// The work for a row in addition to reading its bytes.
     pub(crate) fn effort(&self) -> Effort {
         let decodes = self
             .handlers
@@ -329,7 +331,7 @@ impl Recipe {
         }
     }
 
-    /// Whether anything of a row may be random.
+    /// Whether any part of a row may be random.
     pub(crate) fn may_draw(&self) -> bool {
         let decodes = self
             .handlers
@@ -399,7 +401,8 @@ fn handlers(
     Ok((handlers, fields))
 }
 
-/// Packs the fields that `ragged` names, with the maximum bytes of a batch. Those behind `last` are `.map_batch`'s.
+/// Packs the fields named in `ragged`, with the maximum bytes of a batch. Fields from `last` on are
+/// added by `.map_batch`.
 fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -> Result<()> {
     for (name, batch_bytes) in ragged {
         let Some(number) = fields.iter().position(|field| field.name() == name) else {
@@ -438,7 +441,7 @@ fn pack(ragged: &[(String, Option<usize>)], fields: &mut [Field], last: usize) -
     }
 }
 
-/// The packed fields. Those with a limit of their bytes must have their lengths in the dataset's index.
+/// The packed fields. Those with a byte limit must have their lengths in the dataset's index.
 fn packed_fields(
     dataset: &dyn Dataset,
     handlers: &[Handler],
@@ -594,7 +597,7 @@ fn direct_steps(
 }
 
 /// The finishing steps, and the fields that a device makes from the slot's fields. The slot gets the inputs of the
-/// steps. The finished field takes over the delivered name.
+/// steps. The finished field is delivered under the name of its input.
 fn finishings(
     steps: Vec<(String, Finish)>,
     slot: &mut Vec<Field>,

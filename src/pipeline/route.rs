@@ -5,8 +5,8 @@
 //! Direct   storage → device, by cuFile        stored rows of at least 16 KiB, where cuFile really bypasses the host
 //! ```
 //!
-//! The checks run in the order of their cost. cuFile is asked, and one trial read is made, only if a field could use
-//! them.
+//! The checks run in the order of their cost. cuFile is queried, and one trial read is made, only
+//! if a field could be read directly.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
@@ -15,15 +15,16 @@ use std::str::FromStr;
 /// Below this many bytes per read, the route through the host is faster than cuFile.
 const ROW_LEAST: usize = 16 << 10;
 
-/// Whether fields go from storage to device memory past the host (GPUDirect Storage).
+/// Whether fields go from storage to device memory without passing through the host (GPUDirect
+/// Storage).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Gds {
     /// Use it if it is available and faster.
     #[default]
     Auto,
-    /// At least one field must use it; else `build` fails and says why no field can. A read that cuFile cannot do is an
-    /// error, too.
+    /// At least one field must use it; otherwise `build` fails and says why no field can. A read
+    /// that cuFile cannot do is an error, too.
     Require,
     /// Never use it.
     Off,
@@ -99,7 +100,7 @@ pub(crate) struct RouteContext {
     pub(crate) transforms: bool,
     /// The dataset's rows come from chunks that the host opens.
     pub(crate) in_chunks: bool,
-    /// The dataset fits the page cache.
+    /// The dataset fits in the page cache.
     pub(crate) cached: bool,
     /// Failed samples are substituted.
     pub(crate) substitutes: bool,
@@ -107,8 +108,8 @@ pub(crate) struct RouteContext {
     pub(crate) too_many: Option<usize>,
 }
 
-/// Chooses the route of every field. `cufile` tells what cuFile does here, or why not to use it; it is called at most
-/// once.
+/// Chooses the route of every field. `cufile` returns how cuFile reads here, or the reason not to
+/// use it; it is called at most once.
 ///
 /// Errors: [`ErrorKind::Unsupported`] for [`Gds::Require`] if no field can be read directly, with all reasons.
 pub(crate) fn choose(
@@ -147,7 +148,7 @@ pub(crate) fn choose(
     Ok(routes)
 }
 
-/// The reason against a direct read of the field, cuFile apart.
+/// The reason against a direct read of the field, apart from those of cuFile.
 fn obstacle(gds: Gds, field: &FieldCandidate<'_>, context: &RouteContext) -> Option<String> {
     let words = match field {
         _ if gds == Gds::Off => "switched off",

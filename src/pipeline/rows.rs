@@ -1,5 +1,5 @@
-//! How a worker fills rows of datasets without chunks: from memory, from the page cache, or from bytes that storage
-//! brought.
+//! Workers fill rows of datasets without chunks: from memory, from the page cache, or from bytes
+//! read from storage.
 
 use super::Core;
 use super::recipe::How;
@@ -18,8 +18,8 @@ const COPY_ROWS: u32 = 256;
 /// Fills rows from memory and the page cache, and sends the others to be read. Returns the number of filled or failed
 /// rows.
 ///
-/// The parts of a missed row are forgotten. All rows of all slots may miss, and no permit bounds the memory for their
-/// parts. The planner asks the dataset again when the row has its permit.
+/// The parts of a missed row are dropped. All rows of all slots may miss, and no permit bounds the
+/// memory for their parts. The planner asks the dataset again when the row has its permit.
 pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 {
     let samples = &core.samples;
     let all = run.len();
@@ -65,7 +65,7 @@ pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 
     all - run.len() - missed
 }
 
-/// Fills the first row from memory and the page cache; false if something must be read.
+/// Fills the first row from memory and the page cache; returns false if something must be read.
 fn look_up_one(
     core: &Core,
     run: &mut RowRun,
@@ -76,7 +76,8 @@ fn look_up_one(
     let mut hits = 0;
     worker.sample.clear();
     let looked = worker.guarded(&core.samples, |worker| {
-        // Marks come before user code runs. The sampler is user code; after it, the id is known.
+        // The watchdog's mark is set before user code runs. The sampler is user code; the id is
+        // known only after it.
         worker.begins(samples, Doing::Planning, None);
         let id = run.id()?;
         worker.begins(samples, Doing::Decoding, Some(id));
@@ -95,7 +96,7 @@ fn look_up_one(
     looked
 }
 
-/// Asks the page cache.
+/// Tries to read from the page cache.
 pub(super) fn cached(core: &Core, extent: &Extent, to: &mut [u8]) -> Cached {
     if extent.len == 0 {
         return Cached::Hit;
@@ -125,12 +126,13 @@ enum Copied {
     All,
     /// The first unfinished row must be read.
     Miss,
-    /// The first unfinished row takes the usual way, which also names its error.
+    /// The first unfinished row takes the usual path, which also names its error.
     Unusual,
 }
 
-/// The fast path: copies unchanged rows from memory sources and the page cache, as many as possible. It avoids the
-/// costs per row of the usual way: a panic guard, a list of pieces, a decoder's context.
+/// The fast path: copies unchanged rows from memory sources and the page cache, as many as
+/// possible. It avoids the costs per row of the usual path: a panic guard, a list of pieces, a
+/// decoder's context.
 fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     let samples = &core.samples;
     let count = run.len().min(COPY_ROWS);
@@ -138,7 +140,8 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     let mut ids = std::mem::take(&mut worker.ids);
     ids.clear();
     worker.begins(samples, Doing::Planning, None);
-    // The dataset and the sampler are user code. A panic ends the run here, and the usual way reports it.
+    // The dataset and the sampler are user code. A panic ends the run here, and the usual path
+    // reports it.
     let copied = worker.guarded(&core.samples, |worker| {
         let mut parts = Parts::new();
         for row in 0..count {
@@ -163,7 +166,8 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
     copied.unwrap_or(Copied::Unusual)
 }
 
-/// Copies sample `id` into the unfinished row number `row`, if its bytes are there and need no other work.
+/// Copies sample `id` into the unfinished row number `row`, if its bytes are available and need no
+/// other work.
 fn copy_row(
     core: &Core,
     parts: &Parts<'_>,
@@ -190,7 +194,7 @@ fn copy_row(
                 false => return Ok(Copied::Unusual),
             }
         }
-        // Parts of one field lie side by side, and the last ends the row.
+        // Parts of one field are adjacent, and the last one completes the row.
         at = if part.follows() { at } else { 0 };
         let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
         let end = at.saturating_add(part.len());
@@ -225,7 +229,7 @@ fn copy_row(
     Ok(Copied::All)
 }
 
-/// Makes a field that takes no bytes. False if it does not fill its row.
+/// Makes a field that has no stored bytes. Returns false if it does not fill its row.
 fn make_field(
     core: &Core,
     id: u64,
@@ -249,7 +253,7 @@ fn make_field(
     Ok(fits)
 }
 
-/// Fills a row from bytes that storage brought; failed pieces are retried once.
+/// Fills a row from bytes read from storage; failed pieces are retried once.
 pub(super) fn decode(
     core: &Core,
     mut run: RowRun,
@@ -285,7 +289,8 @@ pub(super) fn decode(
     core.to_io.give_back(sample);
 }
 
-/// Retries the pieces that failed with `error`, into their first destination. Some lie in the first of `rows`.
+/// Retries the pieces that failed with `error`, into their original destination. Some destinations
+/// are in the first of `rows`.
 pub(super) fn read_again(
     core: &Core,
     error: &Error,

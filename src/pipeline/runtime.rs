@@ -1,4 +1,4 @@
-//! The threads of a loader: their start, their end and the join.
+//! The threads of a loader: how they start, end and are joined.
 
 use super::Core;
 use super::planner::Planner;
@@ -75,8 +75,8 @@ impl Drop for Handles {
     }
 }
 
-/// A private rayon pool with joinable threads, fewer than wanted where the system refuses some. They inherit the CPUs of the calling
-/// thread, see `placement`.
+/// Makes a private rayon pool with joinable threads, fewer than wanted if the system refuses some.
+/// They inherit the CPUs of the calling thread, see `placement`.
 pub(crate) fn pool(
     workers: usize,
     meters: impl Fn(usize) -> Arc<Meters>,
@@ -102,8 +102,8 @@ pub(crate) fn pool(
 }
 
 impl Runtime {
-    /// Starts the I/O thread. The caller must hold no other handle of the pool. If this thread cannot start, the pool
-    /// is dropped here and the workers are joined.
+    /// Starts the I/O thread. The caller must hold no other handle to the pool. If this thread
+    /// cannot start, the pool is dropped here and the workers are joined.
     pub(crate) fn start(core: Arc<Core>, mut io: Planner, workers: Handles) -> Result<Self> {
         let mut runtime = Self {
             core: Some(core),
@@ -137,8 +137,8 @@ impl Runtime {
     }
 }
 
-/// Runs work that may wait for storage on its own thread, for at most `deadline`. A thread that is still in the kernel
-/// then is abandoned and counted. A panic propagates to the caller.
+/// Runs work that may wait for storage on its own thread, for at most `deadline`. A thread that has
+/// not ended by then is abandoned and counted. A panic propagates to the caller.
 ///
 /// Errors: [`ErrorKind::Stalled`], which says that `what` does not answer.
 pub(crate) fn within<T: Send + 'static>(
@@ -164,7 +164,7 @@ pub(crate) fn within<T: Send + 'static>(
 }
 
 /// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This path is cold. The
-/// dataset is user code and may need what the stuck thread holds, so it gets one second.
+/// dataset is user code and may need a resource that the stuck thread holds, so it gets one second.
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked =
         matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
@@ -238,7 +238,8 @@ impl Drop for Runtime {
 }
 
 fn join(thread: JoinHandle<()>, deadline: Instant) {
-    // The thread itself may be here, because its transform dropped a batch or loader. It cannot join itself.
+    // The thread may be the calling thread, because its transform dropped a batch or loader. A
+    // thread cannot join itself.
     if thread.thread().id() == std::thread::current().id() {
         return;
     }

@@ -1,4 +1,5 @@
-//! What samples are made of, and how they become rows: ask once, check, bring the bytes, fill, name errors.
+//! How samples become rows: ask the dataset once, check, fetch the bytes, fill, add the place to
+//! errors.
 //!
 //! ```text
 //! id ──ask──► pieces ──┬─ reserve, read (planner) ─────────┬──► given bytes ──fill──► open, decode/copy, map ──► row
@@ -7,7 +8,7 @@
 //! ```
 //!
 //! The dataset is user or third-party code. [`Samples::ask`] checks its answers, and all later code relies on these
-//! checks. Index bytes without a decoder go into the row at once.
+//! checks. Index bytes without a decoder are written into the row immediately.
 
 use super::recipe::{How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
@@ -31,28 +32,29 @@ pub(crate) struct Samples {
     pub(crate) seed: u64,
     /// Heap bytes that decoders may use on each worker.
     pub(crate) scratch_limit: usize,
-    /// As of `build()`, when memory was planned by them.
+    /// The sizes as of `build()`; the memory plan is based on them.
     pub(crate) promised: Sizes,
     pub(crate) watch: Arc<Watch>,
 }
 
-/// The bytes of one field, as the dataset's source holds them.
+/// The bytes of one field, as stored in the dataset's source.
 pub(crate) struct Given<'b> {
     pub(crate) field: usize,
     pub(crate) bytes: &'b [u8],
-    /// The bytes go through `Framed::check`; once, if several fields share them.
+    /// The bytes go through `Framed::check`, only once if several fields share them.
     pub(crate) checked: bool,
     /// The bytes go through `Framed::open`.
     pub(crate) framed: bool,
-    /// The first byte in the row, of a field of several parts.
+    /// The offset of the bytes in the row, for a field of several parts.
     pub(crate) at: Option<usize>,
     /// Origin of the bytes, for errors.
     pub(crate) extent: Option<Extent>,
 }
 
-/// Questions to the dataset.
+/// Queries to the dataset.
 impl Samples {
-    /// Asks for the parts of sample `id` that the host needs. Index bytes go straight into the first row.
+    /// Asks for the parts of sample `id` that the host needs. Index bytes go directly into the
+    /// first row.
     pub(crate) fn ask(&self, id: u64, sample: &mut Sample, rows: &mut Rows) -> Result<()> {
         sample.clear();
         sample.id = Some(id);
@@ -135,8 +137,8 @@ impl Samples {
         Ok(end)
     }
 
-    /// The checked parts of a sample: every field of the schema has bytes exactly once; every extent lies within its
-    /// source.
+    /// The checked parts of a sample: every field of the schema has bytes exactly once; every
+    /// extent is within its source.
     pub(crate) fn parts<'d>(&'d self, id: u64, parts: &mut Parts<'d>) -> Result<()> {
         parts.ask(
             &*self.dataset,
@@ -147,8 +149,8 @@ impl Samples {
         parts.within(&self.promised)
     }
 
-    /// Places the rows of packed fields, by the lengths in the index or with their maximum. A row without a length gets no
-    /// bytes; filling it reports why.
+    /// Places the rows of packed fields by the lengths in the index, or by the maximum length. A
+    /// row without a length gets no bytes; filling it reports why.
     pub(crate) fn place_packed(&self, job: &EpochJob, batch: u64, rows: &mut Rows, count: u32) {
         if self.recipe.packed.is_empty() {
             return;
@@ -179,7 +181,7 @@ impl Samples {
         }
     }
 
-    /// Whether the extent lies in a memory source.
+    /// Whether the extent is in a memory source.
     pub(crate) fn is_memory(&self, extent: &Extent) -> bool {
         self.sources.bytes_of(extent.source).is_some()
     }
@@ -244,10 +246,11 @@ impl Samples {
     }
 }
 
-/// From bytes to a row.
+/// Filling rows from bytes.
 impl Samples {
-    /// Brings stored bytes with `fetch`, into the first of `rows` or one after the other into `buffer`. Chunks have no
-    /// row. False if something is missing or the buffer is too small; such a sample is not decoded.
+    /// Fetches stored bytes with `fetch` into the first of `rows`, or one after the other into
+    /// `buffer`. Chunks have no row. Returns false if bytes are missing or the buffer is too small;
+    /// such a sample is not decoded.
     pub(crate) fn fetch(
         &self,
         sample: &mut Sample,
@@ -285,7 +288,7 @@ impl Samples {
         Ok(true)
     }
 
-    /// The bytes that fill a sample's row. All of them must be there.
+    /// The bytes that fill a sample's row. All of them must be available.
     pub(crate) fn given<'b>(
         &'b self,
         sample: &'b Sample,
@@ -371,9 +374,10 @@ impl Samples {
         scratch: &mut Scratch,
         given: impl Iterator<Item = Result<Given<'b>>>,
     ) -> Result<()> {
-        // Asked once for a row.
+        // Asked once per row.
         let framed = self.dataset.framed();
-        // As the order has it at the row's position, where a substitute stands, too. A mixture looks for it as for the id.
+        // The draw of the row's position in the order, also for a substitute. A mixture must search
+        // for the draw, as for the id.
         let draw = match self.recipe.may_draw() {
             true => job
                 .order
@@ -386,7 +390,7 @@ impl Samples {
         self.finish(job, id, draw, rows, scratch)
     }
 
-    /// Fills the row from its fetched sample. All bytes must be there.
+    /// Fills the row from its fetched sample. All bytes must be available.
     pub(crate) fn fill_fetched(
         &self,
         run: &mut RowRun,
@@ -424,7 +428,7 @@ impl Samples {
             return Ok(());
         }
         scratch.field = Some(given.field);
-        // With the bytes that the code got.
+        // `bytes` are those that the failing code got.
         let site = |error: Error, bytes: &[u8]| {
             let error = error.in_stage(Stage::Decode);
             let error = if self.recipe.handlers.len() > 1 {
@@ -488,7 +492,8 @@ impl Samples {
                         .and_then(|()| own.pad_new(u64::MAX)),
                 };
                 decoded.map_err(|error| {
-                    // A row of a packed field has no room if its length could not be had: then that is the error.
+                    // A row of a packed field has no room if its length could not be determined.
+                    // Then that failure is the error.
                     site(
                         caught(Stage::Read, || field_bytes(&*self.dataset, id, given.field))
                             .err()
@@ -505,7 +510,8 @@ impl Samples {
         done
     }
 
-    /// Copies the bytes of a dataset field into the row. Those of a substitute have no room among lengths in the index.
+    /// Copies the bytes of a dataset field into the row. A substitute has no room in a field that
+    /// is packed by lengths in the index.
     fn copy(&self, field: usize, row: &mut Row<'_>, bytes: &[u8]) -> Result<()> {
         let output = self.recipe.handlers[field].outputs.start;
         match row.stands_in() && self.recipe.is_by_index(field) {
@@ -514,7 +520,7 @@ impl Samples {
         }
     }
 
-    /// Adds the field to the error of a panic in its code.
+    /// Adds the field to the error of a panic in the field's code.
     pub(crate) fn in_field(&self, error: Error, scratch: &Scratch) -> Error {
         match scratch.field.filter(|_| self.recipe.handlers.len() > 1) {
             Some(field) => error.with_field(&self.recipe.handlers[field].name),
@@ -560,7 +566,7 @@ impl Samples {
     }
 }
 
-/// Errors with their place.
+/// Adding the place to errors.
 impl Samples {
     /// The number of the field that the error names.
     pub(crate) fn field_of(&self, error: &Error) -> Option<usize> {
@@ -583,7 +589,7 @@ impl Samples {
         }
     }
 
-    /// As [`named`](Self::named), from the id alone.
+    /// Like [`named`](Self::named), but from the id alone.
     pub(crate) fn named_by_id(&self, error: Error, id: u64) -> Error {
         let error = error.with_sample(id);
         if error.site().path.is_some() {
@@ -599,7 +605,7 @@ impl Samples {
         // The dataset itself may have failed; a second panic must not escape.
         let first = caught(Stage::Read, || {
             let mut parts = Parts::new();
-            // Also of answers that break the dataset's word, as far as they name a place.
+            // Uses even answers that break the dataset's promises, if they name a place.
             self.dataset.extents(id, &mut parts)?;
             let mut extents = parts
                 .iter()
@@ -641,9 +647,10 @@ impl Samples {
         }
     }
 
-    /// Whether a substitute may replace a sample that failed with `error`. No sample is to blame for short descriptors
-    /// or memory, a device, a sampler's mistake, a cancellation or a stall. Nor is a picture to blame if the memory
-    /// budget leaves it too little: it would fit another budget.
+    /// Whether a substitute may replace a sample that failed with `error`. No sample is to blame
+    /// for a shortage of descriptors or memory, a device, a sampler's mistake, a cancellation or a
+    /// stall. Nor is a picture to blame if the memory budget leaves too little for it: it would fit
+    /// another budget.
     pub(crate) fn blames_sample(&self, error: &Error) -> bool {
         let budgets = error.kind() == ErrorKind::Limit
             && error.stage() == Stage::Decode
@@ -654,8 +661,8 @@ impl Samples {
 
 fn is_the_samples(error: &Error) -> bool {
     use ErrorKind as K;
-    // Descriptors and memory are short for every sample, a store is out of reach for every sample, and an object with
-    // another version is another object, not a damaged one.
+    // A shortage of descriptors or memory, or an unreachable store, affects every sample. An object
+    // with another version is another object, not a damaged one.
     if exhausted(error) || out_of_reach(error) || has_other_version(error) {
         return false;
     }

@@ -1,4 +1,4 @@
-//! The fate of a failed row: retry, substitute, or the error of its batch.
+//! How a failed row is handled: retry, substitute, or the error of its batch.
 //!
 //! ```text
 //! failed read ─ transient? ─yes─► a worker: pause, opened anew, past the page cache ─► decode as usual (counted)
@@ -12,16 +12,17 @@
 //!                                  └────────── fails, too; 32 times at most ─────────┘─► the batch's error
 //! ```
 //!
-//! * A keyed draw by (seed, epoch, position, attempt) chooses the substitute. It is the same with any workers, reader
-//!   and world size, as long as the same samples are bad. It comes from the same order, so a subset gets no sample from
-//!   outside.
-//! * It cannot deadlock: the substituting worker needs only storage. It reads by plain calls into its own buffer, and
-//!   takes no permit that another row could hold. Only one worker substitutes at a time, so one buffer suffices:
-//!   [`SpareRoom`] is its term in the memory plan.
-//! * Chunked datasets: another row of the same chunk, if the chunk could be opened. If it could not, or if no such row
-//!   works, a row of a drawn chunk, which has a buffer. The drawn chunk stands in for all rows of the bad chunk, and
-//!   the rows that already wait are served before it closes. (If an order keeps every chunk open, any row of the order
-//!   whose chunk could be opened.)
+//! * A keyed draw by (seed, epoch, position, attempt) chooses the substitute. It is the same with
+//!   any number of workers, reader and world size, as long as the same samples are bad. It comes
+//!   from the same order, so a subset gets no sample from outside.
+//! * It cannot deadlock: the substituting worker needs only storage. It reads with plain calls into
+//!   its own buffer, and takes no permit that another row could hold. Only one worker substitutes
+//!   at a time, so one buffer suffices: [`SpareRoom`] is its term in the memory plan.
+//! * Chunked datasets: the substitute is another row of the same chunk, if the chunk could be
+//!   opened. If it could not, or if no such row works, the substitute is a row of a drawn chunk,
+//!   which has a buffer. The drawn chunk replaces all rows of the bad chunk, and the rows that
+//!   already wait are served before it closes. (If an order keeps every chunk open, the substitute
+//!   is any row of the order whose chunk could be opened.)
 //!
 //! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of `.map_batch`.
 
@@ -48,7 +49,8 @@ use std::sync::{Arc, Mutex};
 /// Number of candidates per row.
 const TRIES: u64 = 32;
 
-/// The same while storage itself seems to fail, because every candidate then takes its time to fail.
+/// Number of candidates while storage itself seems to fail, because every candidate then takes long
+/// to fail.
 const TRIES_IN_TROUBLE: u64 = 4;
 
 /// Draws per attempt, to avoid chunks that are known to be bad.
@@ -64,10 +66,10 @@ pub enum OnBadSample {
     /// The iterator ends with the error.
     #[default]
     Fail,
-    /// Another sample takes the row, chosen by (seed, epoch, position). The batch keeps its size, its shapes and the
-    /// order of its other rows. [`Batch::ids`](crate::Batch::ids) has the substitute's id, and the row's status is
-    /// [`Substitute`](crate::Status::Substitute). The ledger names the missing sample
-    /// ([`Loader::ledger`](crate::Loader::ledger)).
+    /// Another sample fills the row, chosen by (seed, epoch, position). The batch keeps its size,
+    /// its shapes and the order of its other rows. [`Batch::ids`](crate::Batch::ids) has the
+    /// substitute's id, and the row's status is [`Substitute`](crate::Status::Substitute). The
+    /// ledger names the missing sample ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
         /// Limit of distinct bad samples over the life of the loader. One more ends the iterator with
         /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
@@ -106,7 +108,8 @@ impl SpareRoom {
     }
 }
 
-/// State of the search for substitutes. The worker with the turn (see [`Turns`](super::drains::Turns)) has it alone.
+/// State of the search for substitutes. Only the worker with the turn (see
+/// [`Turns`](super::drains::Turns)) uses it.
 pub(crate) struct Substitutes {
     room: SpareRoom,
     spare: Mutex<Spare>,
@@ -142,7 +145,8 @@ impl Substitutes {
         }
     }
 
-    /// Serves one waiting row. False if no row may be served now, or another worker has the turn.
+    /// Serves one waiting row. Returns false if no row may be served now, or another worker has the
+    /// turn.
     pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
         let Some(turn) = core.to_workers.bad.turn() else {
             return false;
@@ -167,7 +171,7 @@ impl Substitutes {
             };
             search.substitute(bad.run, bad.id, bad.error);
         }
-        // Unlocked before the turn ends, or the next worker with the turn could not lock it.
+        // Unlocked before the turn ends; otherwise the next worker with the turn could not lock it.
         drop(spare);
         drop(turn);
         true
@@ -188,7 +192,7 @@ struct Search<'a> {
 enum StandIn {
     /// The row has this sample.
     Filled(u64),
-    /// The draw fell on a sample that was tried before, or on a bad chunk.
+    /// The draw chose a sample that was tried before, or a bad chunk.
     None,
     /// This sample failed, too.
     Bad(u64, Error),
@@ -268,7 +272,7 @@ impl Search<'_> {
         })
     }
 
-    /// Draws a sample outside of `not`, and fills the row with it.
+    /// Draws a sample that is not in `not`, and fills the row with it.
     fn stand_in(&mut self, run: &mut RowRun, attempt: u64, not: &[u64]) -> StandIn {
         let Self {
             core,
@@ -330,7 +334,7 @@ enum InChunk {
     Chunk(usize),
 }
 
-/// The candidate of this attempt; `None` if it falls on a bad chunk.
+/// The candidate of this attempt; `None` if the draw chose a bad chunk.
 fn pick(
     samples: &Samples,
     run: &RowRun,
@@ -366,11 +370,12 @@ fn pick(
     // Otherwise the order covers the whole dataset, so every row of every chunk belongs to it.
     let rows = |chunk: usize| starts[chunk + 1] - starts[chunk];
     let own = held.chunk(bad).chunk;
-    // The other open chunks must not matter: they depend on the world size and on the point of resume.
+    // The other open chunks must not affect the choice: they depend on the world size and on the
+    // point of resume.
     let (from, chunk) = if matches!(held.chunk(bad).get(), Some(Ok(_))) && attempt < TRIES / 2 {
         (InChunk::Held(bad), own)
     } else {
-        // Keyed by the bad chunk, not by the row: one chunk stands in for all its rows.
+        // Keyed by the bad chunk, not by the row: one chunk replaces all its rows.
         let mut draws = Draws::from_key(key.named("chunk").derive(own as u64).derive(attempt));
         let sample = draws.below(starts[starts.len() - 1]);
         let chunk = starts.partition_point(|start| *start <= sample) - 1;
@@ -395,7 +400,7 @@ fn fill_from_chunk(
     samples.fill(&run.job, id, &mut run.rows, &mut worker.scratch, given)
 }
 
-/// Reads a sample by plain calls and fills the row with it.
+/// Reads a sample with plain calls and fills the row with it.
 fn fill_from_storage(
     core: &Core,
     room: &SpareRoom,
@@ -461,7 +466,7 @@ fn open_spare<'s>(
                     &mut buffer,
                 )
             });
-        // No chunk has this number, so no row takes the buffer's current content.
+        // No chunk has this number, so no row uses the buffer's current content.
         spare.chunk = Some((if opened.is_ok() { chunk } else { usize::MAX }, buffer));
         if let Err(error) = opened {
             let error = samples.named_as_chunk(error, chunk);

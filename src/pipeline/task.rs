@@ -1,4 +1,5 @@
-//! What travels between the threads: rows of a batch, and the parts of a sample or chunk.
+//! The items that the threads pass to each other: rows of a batch, and the parts of a sample or
+//! chunk.
 //!
 //! ```text
 //! EpochJob ──► RowRun (rows without samples)        Sample (id, and a Piece for each of its parts)
@@ -61,7 +62,7 @@ impl RowRun {
         self.rows.len()
     }
 
-    /// Position of the first row in the epoch; padding rows lie past the end.
+    /// Position of the first row in the epoch; padding rows are past the end.
     pub(crate) fn position(&self) -> u64 {
         self.job
             .batches
@@ -78,7 +79,8 @@ impl RowRun {
     }
 }
 
-/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; the planner's are permits.
+/// The parts of a sample or chunk, and the place of their bytes. Reused between samples; those of
+/// the planner are permits.
 #[derive(Default)]
 pub(crate) struct Sample {
     /// `None` for a chunk, and until the order has named the sample.
@@ -99,7 +101,7 @@ pub(crate) struct Piece {
     /// Place in the dataset's sources. For index bytes only the length has a meaning.
     pub(crate) extent: Option<Extent>,
     pub(crate) place: Place,
-    /// The first byte in the row, of a field of several parts.
+    /// The offset of the bytes in the row, for a field of several parts.
     pub(crate) at: Option<usize>,
     /// The read of this piece failed.
     pub(crate) failed: bool,
@@ -107,15 +109,15 @@ pub(crate) struct Piece {
 
 /// The current place of a piece's bytes.
 pub(crate) enum Place {
-    /// In a file, or on the way from it.
+    /// In a file, or being read from it.
     Storage,
     /// In a memory source.
     Memory,
     /// In the sample's own bytes: offset and length.
     Index(usize, usize),
-    /// The same bytes as the last piece with another place than this.
+    /// The same bytes as the last piece whose place is not `Same`.
     Same,
-    /// In the row of the batch, or to be read to there.
+    /// In the row of the batch, or to be read into it.
     Row,
     /// In the ring, from this offset of the span.
     Ring(RingSpan, usize),
@@ -152,7 +154,7 @@ impl Sample {
             .find_map(|piece| piece.extent)
     }
 
-    /// Extents that storage must bring, apart from those it writes straight into the row.
+    /// Extents that must be read from storage, apart from those read directly into the row.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Extent> {
         let stored = self
             .pieces

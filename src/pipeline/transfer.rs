@@ -6,13 +6,15 @@
 //!                 the next one       dropped batches
 //! ```
 //!
-//! This thread alone takes buffers, in the order of the batches. So the oldest batch that was not delivered gets the
-//! next free buffer, and no later batch holds what an earlier one needs. If the consumer holds every buffer, `next()`
-//! reports that.
+//! Only this thread takes buffers, in the order of the batches. So the oldest batch that was not
+//! delivered gets the next free buffer, and no later batch holds a buffer that an earlier one
+//! needs. If the consumer holds every buffer, `next()` reports that.
 //!
-//! The thread never waits for the device. It queues copies while there are full slots and free buffers. While slots are
-//! short, a bell rings after each copy; else the thread looks when the copy should have ended, since a bell is a host function,
-//! which the driver may run behind the program's own. A broken context rings no bell, so the thread also polls now and then.
+//! The thread never waits for the device. It queues copies while there are full slots and free
+//! buffers. While slots are short, a bell rings after each copy. Otherwise the thread checks at the
+//! time when the copy should have ended, because a bell is a host function, and the driver may run
+//! it after the program's own. A broken context rings no bell, so the thread also polls at
+//! intervals.
 
 use super::Core;
 use super::direct::{DirectReads, Reading};
@@ -29,24 +31,24 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often the thread polls at least: a broken context rings no bell.
+/// Maximum time between polls: a broken context rings no bell.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How often the thread polls reads at the end.
+/// Time between polls of the reads at the end.
 const AGAIN: Duration = Duration::from_millis(1);
 
 /// The parts of the transfer thread.
 pub(crate) struct Transfer {
     pub(crate) core: Arc<Core>,
     pub(crate) copier: Copier,
-    /// For fields that go from storage to the device.
+    /// For fields that are read directly from storage into the device.
     pub(crate) reads: Option<DirectReads>,
     /// Full slots of the current run, in any order.
     pub(crate) full: Receiver<Filled>,
-    /// Rings after a copy, a read or a run ended.
+    /// Rings after the end of a copy, a read or a run.
     pub(crate) bell: Receiver<()>,
     pub(crate) ready: Sender<Contents>,
-    /// Limit of slots.
+    /// Maximum number of slots.
     pub(crate) slots: usize,
     /// Some slot could not be pinned.
     pub(crate) pageable: bool,
@@ -121,12 +123,13 @@ struct Said {
     /// Start of the meters' state.
     since: u64,
     doing: Option<Doing>,
-    /// Copies on the stream then, and rows being read.
+    /// Copies on the stream and rows being read, at that time.
     before: (usize, u64),
 }
 
 impl Transfer {
-    /// Pins the slots one by one and copies until the loader ends; the first copies do not wait for the last slots.
+    /// Pins the slots one by one and copies until the loader ends; the first copies do not wait
+    /// until the last slots are pinned.
     pub(crate) fn run(mut self, backend: &dyn Backend, pool: Pool, pinning: Sender<Infallible>) {
         let mut start = Some((pool, pinning));
         backend.within(&mut || {
@@ -191,7 +194,7 @@ impl Transfer {
             }
             if let Some(slot) = slots.next() {
                 self.pin(slot);
-                // The watchdog has seen its end; copies under way begin anew.
+                // `pin` ended the watchdog's activity, so copies in flight are reported anew.
                 said.doing = None;
                 continue;
             }
@@ -219,7 +222,7 @@ impl Transfer {
         let copies = &meters.copy;
         let now = meters.clock.now();
         let mut enter = |state: Copying, at: u64| {
-            // Time that was already reported stays as it is.
+            // Time that was already reported does not change.
             said.since = said.since.max(at);
             copies.states.enter(state, said.since);
         };
@@ -270,7 +273,8 @@ impl Transfer {
         oldest.map(|_| ())
     }
 
-    /// Gives buffers to slots while the next slot is there and a buffer is free. False if a slot waits for a buffer.
+    /// Gives buffers to slots while the next slot is available and a buffer is free. Returns false
+    /// if a slot waits for a buffer.
     fn begin_all(&mut self, waiting: &mut WaitingSlots, flights: &mut VecDeque<Flight>) -> bool {
         loop {
             let Some(slot) = waiting.next.take().or_else(|| waiting.reorder.take()) else {
@@ -337,7 +341,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Copies and delivers a batch. A failed batch, or one of an older run, gives its buffer back.
+    /// Copies and delivers a batch. A failed batch, or one of an older run, returns its buffer.
     fn land(&mut self, flight: Flight) {
         let Flight {
             mut slot,
@@ -346,7 +350,7 @@ impl Transfer {
         } = flight;
         let failure = reading.as_ref().and_then(|reading| reading.take_failure());
         if reading.as_ref().is_some_and(|reading| reading.is_lost()) {
-            // The device does not answer, and no later event will tell that the buffer is idle.
+            // The device does not answer, and no later event will report that the buffer is idle.
             buffer.into_iter().for_each(|buffer| buffer.leak());
             return failure.into_iter().for_each(|error| self.core.fail(error));
         }

@@ -1,4 +1,5 @@
-//! The watchdog: what each thread is doing, so that a waiting thread can name the one that stalls.
+//! The watchdog records what each thread is doing, so that a waiting thread can name the thread
+//! that stalls.
 //!
 //! ```text
 //! planner, workers, reads, transfer ──► a cell each: turn (odd: at work), stage, sample, extent
@@ -7,9 +8,9 @@
 //! ```
 //!
 //! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few relaxed stores to
-//! its own cache line. Only the consumer measures time, look by look, and only while it waits. So a stopped
-//! process or a sleeping machine does not make its threads late. Nor does a read become late while the planner, which
-//! collects it, is busy.
+//! its own cache line. Only the consumer measures time, from look to look, and only while it waits.
+//! So a stopped process or a sleeping machine does not make its threads late. Nor does a read
+//! become late while the planner, which collects it, is busy.
 //!
 //! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel, in a driver or in
 //! user code. At the end of the loader it is abandoned with all memory it can reach, and counted.
@@ -20,10 +21,10 @@ use crate::storage::{Extent, SourceId, Sources};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// No value to name.
+/// Stands for an absent value.
 const NONE: u64 = u64::MAX;
 
-/// A stall takes at least this many looks, so one long pause of the whole process is none.
+/// A stall takes at least this many looks, so one long pause of the whole process is not a stall.
 pub(crate) const LOOKS: u32 = 16;
 
 /// An activity.
@@ -61,7 +62,7 @@ impl Doing {
         Self::ALL[(number as usize).min(Self::ALL.len() - 1)]
     }
 
-    /// The stage that stalls, and what does not go on.
+    /// The stage that stalls, and a description of the stall.
     fn stall(self) -> (Stage, &'static str) {
         match self {
             Self::Planning => (
@@ -109,7 +110,7 @@ impl Cell {
         }
     }
 
-    /// Begins an activity and ends the one before.
+    /// Begins an activity and ends the previous one.
     pub(crate) fn begin(&self, doing: Doing, sample: Option<u64>) {
         self.place(doing, sample, None);
     }
@@ -144,7 +145,7 @@ impl Cell {
         )
     }
 
-    /// Whether the thread is busy with this.
+    /// Whether the thread is busy with `doing`.
     pub(crate) fn is_now(&self, doing: Doing) -> bool {
         self.turn() % 2 == 1 && self.now().0 == doing
     }
@@ -212,7 +213,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// The batch has come, so time stops.
+    /// Stops the time, because the batch has arrived.
     pub(crate) fn rest(&mut self) {
         self.looked = None;
     }
@@ -239,7 +240,7 @@ impl Watcher {
         self.looks = self.looks.saturating_add(1);
         self.still += passed;
         let first_read = watch.cells().count() - watch.reads.len();
-        // The planner collects the reads. While it is busy, completions may lie uncollected.
+        // The planner collects the reads. While it is busy, completions may be uncollected.
         let collected = {
             let planner = watch.planner.turn();
             planner.is_multiple_of(2) || planner != self.seen[0].0
@@ -258,7 +259,7 @@ impl Watcher {
                 continue;
             }
             if cell.is_now(Doing::Blocked) {
-                // A batch comes when this wait ends, however long it takes.
+                // A batch arrives when this wait ends, however long it takes.
                 *same = Duration::ZERO;
                 self.still = Duration::ZERO;
                 continue;
@@ -280,7 +281,7 @@ impl Watcher {
             let others = if *first < first_read { &[] } else { others };
             return Some(error(cell, *waited, others, sources));
         }
-        // No thread is busy, and yet there is no batch. Nothing would ever change that.
+        // No thread is busy, but there is no batch. Nothing would ever change that.
         (self.still >= deadline.saturating_mul(2)).then(|| {
             let message = format!(
                 "no thread works on a batch, for {:.1} s",
@@ -356,7 +357,7 @@ mod tests {
         sources
     }
 
-    /// Looks for about three deadlines, and calls `between` between looks.
+    /// Looks up to 80 times, and calls `between` before each look.
     fn looks(watch: &Watch, mut between: impl FnMut()) -> Option<Error> {
         let mut watcher = Watcher::default();
         (0..80).find_map(|_| {

@@ -58,8 +58,8 @@ impl Worker {
         done.map_err(|error| samples.in_field(error, &self.scratch))
     }
 
-    /// Asks for sample `id`, brings its bytes with `read` and fills the first row. Bytes that do not go into the row
-    /// itself pass through `buffer`. False if something is missing.
+    /// Asks for sample `id`, fetches its bytes with `read` and fills the first row. Bytes that are
+    /// not read directly into the row go through `buffer`. Returns false if bytes are missing.
     pub(crate) fn fill_by(
         &mut self,
         samples: &Samples,

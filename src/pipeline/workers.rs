@@ -2,8 +2,8 @@
 //!
 //! A rayon task (a "drain") takes from the queues until they are empty, then ends. So rayon allocates per drain, not
 //! per sample. A drain prefers rows to look up over bytes to decode. Then misses reach storage early, and the device
-//! works while the workers decode. Rows that wait for a substitute come first if the substitute's chunk is open, else
-//! after all rows with open chunks.
+//! works while the workers decode. Rows that wait for a substitute come first if the substitute's
+//! chunk is open, otherwise after all rows with open chunks.
 
 use super::Core;
 use super::chunks::{Encoded, Opening};
@@ -72,7 +72,8 @@ impl Workers {
         let core = &*self.core;
         let to_workers = &self.core.to_workers;
         let index = rayon::current_thread_index().unwrap_or(0);
-        // A decoder that uses rayon may run this drain on its own thread. Then the worker's state is already taken.
+        // A decoder that uses rayon may run this drain on its thread, nested in its own call. Then
+        // the worker's state is already taken.
         let mut own = self
             .each
             .get(index)
@@ -166,7 +167,8 @@ impl Workers {
     }
 }
 
-/// Opens a chunk whose bytes were read, or lie in memory or the page cache; else sends it to be read.
+/// Opens a chunk whose bytes were read, or are in memory or in the page cache; otherwise queues it
+/// to be read.
 fn open(
     core: &Core,
     opening: Opening,
