@@ -110,7 +110,7 @@ impl Sizes {
 /// their bytes. Each default is right for fields that are delivered as they are stored.
 pub trait Framed: Send + Sync {
     /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
-    /// on the same thread as [`open`](Self::open), once per read of an extent, however many fields
+    /// where [`open`](Self::open) runs, once per read of an extent, however many fields
     /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
     /// [`Checked`](super::Checked) dataset it also runs for extents that are not framed.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
