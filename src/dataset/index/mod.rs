@@ -73,15 +73,16 @@
 //! memory.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
-//! - An index file is used if it is whole, was made for the same format and options, and the shard still
-//!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is
+//! - An index file is used if it is complete, was made for the same format and options, and the
+//!   shard still has the same length, modification time and first and last 4 KiB. Otherwise the
+//!   shard is
 //!   scanned again. So the lengths in a torn, cut or forged file are never trusted. Damage in a
 //!   file that is read in place is an error of the affected samples, which says how to make the
 //!   file again.
 //! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan, and many shards take no
 //!   memory, unless the file is an object itself.
-//! - Index files appear by a rename. If the folder is not writable, only the cache is lost, not the
-//!   dataset: see [`Index::unsaved`].
+//! - Index files are put in place by a rename. If the folder is not writable, only the cache is
+//!   lost, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), even if the
 //!   index comes from a file.
 //!
@@ -268,8 +269,8 @@ pub struct Index {
 
 impl Index {
     /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan`
-    /// runs for several shards at once. It reports damage with [`Rows::damage`]; the errors that it
-    /// returns are those of the machine, and opening fails with them.
+    /// runs for several shards at once. It reports damage with [`Rows::damage`]; an error that it
+    /// returns is an error of the machine, and opening fails with it.
     ///
     /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for too many fields.
     pub fn open_or_build(
@@ -503,8 +504,8 @@ impl Index {
 
     /// Adds the parts of a sample to `parts`. Fields close together share an extent, which is read
     /// once. A field that the sample lacks has no bytes. Without checksums, fields in `plain` (a
-    /// bit set) with an extent of their own may be read in
-    /// place. Errors: as [`entry`](Self::entry).
+    /// bit set) with an extent of their own may be read in place. Errors: as
+    /// [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
         let mut room = [0; _];

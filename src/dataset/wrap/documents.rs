@@ -1,4 +1,5 @@
-//! The documents of any dataset, read once and in order: for a copy of them, and for the files of other tools.
+//! The documents of any dataset, read once and in order: to copy them, and to write the files of
+//! other tools.
 //!
 //! ```text
 //! samples, or whole chunks ──threads──► runs of documents ──in order──► out

@@ -79,8 +79,8 @@ const WALKS: usize = 256;
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
 /// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone.
-/// With a [schedule](Self::scheduled), it depends only on the segments that have begun: later
-/// segments may change between runs.
+/// With a [schedule](Self::scheduled), only the segments that have begun matter: later segments may
+/// change between runs.
 #[derive(Clone)]
 pub struct Mix {
     dataset: Arc<Concat>,
@@ -165,10 +165,12 @@ impl Mix {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Positions are those **of the run**, of all ranks together, counted from the first of epoch 0:
-    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of a segment, so that each
-    /// segment, wherever it ends, has delivered each source's share of it with an error below 1.
-    /// Passes continue across segments: no sample repeats before its source's pass has ended.
+    /// Positions are those **of the run**, over all ranks together, counted from the first position
+    /// of epoch 0:
+    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of
+    /// a segment, so that each segment, wherever it ends, has delivered each source's share of its
+    /// positions with an error below 1. Passes continue across segments: no sample repeats before
+    /// its source's pass has ended.
     ///
     /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than
     /// the list of datasets: the remaining datasets have weight 0.
@@ -183,7 +185,8 @@ impl Mix {
     /// Memory: at most 320 KB and 24 bytes per dataset for each segment, not counted in the plan.
     ///
     /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions that do not ascend, more
-    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each dataset, a table with more, or without a weight above 0,
+    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each
+    /// dataset, a table with more weights than datasets or without a weight above 0,
     /// a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a dataset without
     /// samples, and the errors of [`Concat::new`].
     pub fn scheduled<D: Dataset>(
@@ -221,8 +224,9 @@ impl Mix {
         })
     }
 
-    /// Segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled): at most 64 steps with the weights at
-    /// their middles, then `to`. A weight under 2^-32 of its step's sum becomes 0.
+    /// Returns the segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled):
+    /// at most 64 steps, each with the weights at its middle, then `to`. A weight under 2^-32 of
+    /// its step's sum becomes 0.
     ///
     /// ```
     /// # use feedline::dataset::Mix;
@@ -267,8 +271,8 @@ impl Mix {
     }
 
     /// Ends an epoch before any source repeats: the epoch has as many whole blocks as fit into one
-    /// pass of every source, but at least one block. With long blocks, it has as many positions. So
-    /// no sample repeats in epoch 0.
+    /// pass of every source, but at least one block. If blocks are long, it has as many positions
+    /// as fit. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
         self.len = self.schedule.until_first_ends();
@@ -852,7 +856,7 @@ impl Segment {
         matches!(self.places, Places::Table(_))
     }
 
-    /// Number of the block that has a position, and the place in it.
+    /// Number of the block that contains a position, and the place in that block.
     fn place(&self, position: u128) -> (u128, u64) {
         let len = u128::from(self.block());
         let rest = position - u128::from(self.start);
@@ -885,8 +889,7 @@ impl Segment {
 
 /// Spreads the sources of a block evenly: source *s* occurs `counts[s]` times, its occurrence *k*
 /// between *k* and *k* + 1 times its mean distance. Earliest deadline first finds such places for
-/// all, since together they fill the block
-/// exactly.
+/// all, since together they fill the block exactly.
 fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     let block: u64 = counts.iter().sum();
     let used: Vec<usize> = (0..counts.len())
@@ -957,7 +960,7 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
         .collect()
 }
 
-/// A permutation kept by a thread, since making one takes up to microseconds.
+/// A permutation kept by a thread, since making one may take microseconds.
 struct Walk {
     mix: u64,
     source: usize,

@@ -109,7 +109,8 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
-    /// Sets the token of the padding, and the element of the padding of fields [`beside`](Self::beside). Default: 0.
+    /// Sets the padding token, and the padding element of fields [`beside`](Self::beside). Default:
+    /// 0.
     pub fn padding(mut self, token: i64) -> Self {
         self.padding = token;
         self

@@ -16,7 +16,7 @@
 //! files unchanged, with lengths in the index; other documents must be copied first
 //! ([`Copied`](super::Copied)). Memory: some 30 bytes for each document in a group, and for each
 //! part of a split document; at most 8 groups are packed at once. After packing: the side file,
-//! which is read in place, and the bins looked up last.
+//! which is read in place, and the recently looked up bins.
 //!
 //! Invariants: every document that is not empty is in exactly one bin, and so is every part of a
 //! split document. The documents in a row are in the order of the key. The same documents, key and
@@ -45,7 +45,7 @@ use table::{Check, Counts};
 use build::ITEMS_MAX;
 pub use build::PackedBuilder;
 
-/// Number of bins looked up last that are kept, since each field of a row asks for its bin.
+/// Number of recently looked up bins that are kept, since each field of a row asks for its bin.
 const RECENT: usize = 16;
 
 /// Fields of a row after those of the documents.
@@ -61,7 +61,7 @@ const ENDS: usize = 2;
 ///
 /// | field | shape | |
 /// |---|---|---|
-/// | `tokens` (or its own name), and fields [beside](PackedBuilder::beside) | `[L]` | documents one after the other, then padding |
+/// | `tokens` (the documents' field, under its own name), and fields [beside](PackedBuilder::beside) | `[L]` | documents one after the other, then padding |
 /// | `positions` | `[L]` i32 | place of a token in its document, or in the document's part in this row; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
 /// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, like empty documents: the input of varlen attention |
@@ -132,7 +132,7 @@ impl<D: Dataset> Packed<D> {
         self.counts.tokens
     }
 
-    /// Number of documents that were longer than a bin; for concatenated documents, of those in
+    /// Number of documents that were longer than a bin; if they are concatenated, of documents in
     /// several rows.
     pub fn long_documents(&self) -> u64 {
         self.counts.long
