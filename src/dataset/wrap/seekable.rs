@@ -1,4 +1,4 @@
-//! Seek points for the JPEGs of any dataset, kept in a side file: the decoding of a crop starts at
+//! Seek points for the JPEGs of any dataset, kept in a side file, so that decoding a crop starts at
 //! its first row.
 //!
 //! ```text

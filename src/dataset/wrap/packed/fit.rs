@@ -95,8 +95,8 @@ impl InTurn {
         self.left.room == 0 || self.left.most == 0
     }
 
-    /// Takes out the items of full bins, and with `all` also those of the last bin. The rest of the
-    /// result is as from [`bins`].
+    /// Takes out the items of full bins, and with `all` also those of the last bin. The second
+    /// value is like the result of [`bins`].
     pub(super) fn take(&mut self, all: bool) -> (Vec<Item>, (Vec<u32>, usize)) {
         let full = self
             .bin_of

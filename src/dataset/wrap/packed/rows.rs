@@ -23,7 +23,7 @@ const RUN: u64 = 1 << 20;
 const TOGETHER: usize = 32;
 
 impl<D: Dataset> Packed<D> {
-    /// Makes rows be read from their file from now on; writes the file if it does not exist.
+    /// Switches to reading rows from their file; writes the file if it does not exist.
     pub(super) fn take_rows(&mut self, place: PathBuf) -> Result<()> {
         // Documents of the same lengths may have other tokens.
         let identity = Digest::new("rows")
