@@ -5,8 +5,9 @@
 //! ```
 //!
 //! Limits: a chunk's samples have consecutive ids, chunks follow each other; a chunk has at most `u32::MAX` samples.
-//! Invariants: `open_chunk` runs once each time a chunk is brought into memory, with all pieces present; it writes only
-//! into a buffer of fixed size; `build()` reserves the sizes declared in [`ChunkBytes`].
+//! Invariants: `open_chunk` runs once each time a chunk is loaded into memory, with all pieces
+//! present; it writes only into a buffer of fixed size; `build()` reserves the sizes declared in
+//! [`ChunkBytes`].
 
 use crate::decode::Scratch;
 use crate::error::Result;
@@ -14,7 +15,7 @@ use crate::memory::ChunkBuf;
 use crate::storage::Extent;
 use bytes::Bytes;
 
-/// A [`Dataset`](super::Dataset) in chunks. Open: implement it for a format of your own.
+/// A [`Dataset`](super::Dataset) in chunks. Implement this trait for your own format.
 pub trait Chunked: Send + Sync {
     /// First sample of every chunk, ascending from 0; the last entry is the total number of samples.
     fn starts(&self) -> &[u64];
@@ -36,8 +37,9 @@ pub trait Chunked: Send + Sync {
     /// Memory for `chunk`, in bytes.
     fn chunk_bytes(&self, chunk: usize) -> ChunkBytes;
 
-    /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. It must give every field of the schema its
-    /// rows in `out`, which was [begun](ChunkBuf::begin) for the chunk's samples.
+    /// Opens a chunk: `pieces[i]` holds the bytes of extent *i*, untrusted. It must write the rows
+    /// of every field of the schema to `out`, which was [begun](ChunkBuf::begin) for the chunk's
+    /// samples.
     ///
     /// Runs on a decode worker, which keeps `scratch` from chunk to chunk. An error becomes the error of every sample
     /// of the chunk.
@@ -60,6 +62,6 @@ pub struct ChunkBytes {
     pub encoded: u64,
     /// Maximum bytes that [`Chunked::open_chunk`] puts into its buffer, plus 64 for each array.
     pub opened: u64,
-    /// Maximum heap bytes that it needs while it runs.
+    /// Maximum heap bytes that [`Chunked::open_chunk`] needs while it runs.
     pub scratch: u64,
 }

@@ -1,4 +1,5 @@
-//! What a dataset is: the places of its bytes, their sizes, and for few formats the meaning of the bytes.
+//! The traits of a dataset: the locations of its bytes, their sizes, and for a few formats the
+//! meaning of the bytes.
 
 use super::forward::forward;
 use super::parts::{Part, Parts, unframed};
@@ -8,9 +9,9 @@ use crate::storage::Sources;
 use crate::tensor::EncodedField;
 use std::sync::Arc;
 
-/// A set of samples with ids 0 … len - 1. Open: implement it for a format of your own.
+/// A set of samples with ids 0 … len - 1. Implement this trait for your own format.
 ///
-/// The first five methods are enough for data that lies in storage as it is delivered.
+/// The first five methods are enough for data that is delivered exactly as stored.
 #[allow(
     clippy::len_without_is_empty,
     reason = "a loader refuses an empty dataset"
@@ -25,17 +26,20 @@ pub trait Dataset: Send + Sync + 'static {
     /// Files and memory that hold the bytes.
     fn sources(&self) -> &Arc<Sources>;
 
-    /// Sizes by the index, for a loader's memory plan.
+    /// Sizes known from the index, for a loader's memory plan.
     fn sizes(&self) -> Sizes;
 
-    /// Gives the place of the bytes of every field of the schema. `sample` is below `len`.
+    /// Adds to `parts` the location of the bytes of every field of the schema. `sample` is below
+    /// `len`.
     ///
-    /// Arithmetic only, since it runs at least once per sample during an epoch: by a worker that asks the page cache, by the
-    /// I/O thread for a read, by a cuFile thread. Every call gives the same answer. An error becomes the sample's error.
+    /// Arithmetic only, since it runs at least once per sample during an epoch: in a worker that
+    /// queries the page cache, in the I/O thread that submits a read, in a cuFile thread. Every
+    /// call must give the same result. An error becomes the sample's error.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
-    /// What the dataset does and knows about stored fields, if `extents` gives [framed](Parts::framed) parts, or if it
-    /// knows more of a field than its extent tells. The default has nothing: fields are delivered as they are stored.
+    /// The dataset's operations on stored fields. Needed if `extents` gives [framed](Parts::framed)
+    /// parts, or if the dataset knows more about a field than its extent shows. The default is
+    /// `None`: fields are delivered as they are stored.
     fn framed(&self) -> Option<&dyn Framed> {
         None
     }
@@ -46,12 +50,14 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
-    /// Hash that separates datasets of the same files and schema: chosen samples, windows, strides, label maps. Saved
-    /// states of a loader contain it ([`State`](crate::State)), so it must be the same in every process and on every
+    /// Hash that distinguishes datasets with the same files and schema: by chosen samples, windows,
+    /// strides, label maps. Saved states of a loader contain it ([`State`](crate::State)), so it
+    /// must be the same in every process and on every
     /// machine: use no addresses, no folders, none of the standard library's hashes.
     ///
-    /// **A state resumes without an error in another dataset with the same files, schema, length and identity.** Mix in all
-    /// that chooses or orders samples ([`identity_of`](crate::order::identity_of)).
+    /// **A state resumes without an error in another dataset with the same files, schema, length
+    /// and identity.** Include everything that chooses or orders samples
+    /// ([`identity_of`](crate::order::identity_of)).
     fn identity(&self) -> u64 {
         0
     }
@@ -72,23 +78,26 @@ pub trait Dataset: Send + Sync + 'static {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Maximum bytes of all extents of one sample together, one that several fields share counted once: the smallest memory
-    /// budget must hold them. More is an error of the sample. With chunks, the most bytes of a chunk for each of its
-    /// samples.
+    /// Maximum total bytes of the extents of one sample; an extent that several fields share counts
+    /// once. Even the smallest memory budget must hold them. A sample with more bytes is an error
+    /// of that sample. With chunks, the maximum over all chunks of a chunk's bytes per sample.
     pub sample_bytes_max: u64,
-    /// Maximum bytes that [`Framed::open`] puts into its buffer. The loader's memory plan has them once per worker. More is
-    /// an error of the sample.
+    /// Maximum bytes that [`Framed::open`] puts into its buffer. The loader's memory plan counts
+    /// them once per worker. More bytes are an error of the sample.
     pub opened_bytes_max: u64,
-    /// The sample with the most bytes, if the index knows it. The error of a memory budget that is too small names it.
+    /// The sample with the most bytes, if the index knows it. The error for a memory budget that is
+    /// too small names it.
     pub largest_sample: Option<u64>,
-    /// Maximum number of [appended](Parts::append) extents of one sample. More is an error of the sample.
+    /// Maximum number of [appended](Parts::append) extents of one sample. More extents are an error
+    /// of the sample.
     pub appended_max: usize,
-    /// Heap bytes of offsets, lengths or labels, beside the table of sources, for the loader's printed plan.
+    /// Heap bytes of offsets, lengths or labels, without the table of sources, for the loader's
+    /// printed plan.
     pub index_bytes: usize,
 }
 
 impl Sizes {
-    /// Sizes of samples of at most so many bytes; the rest is 0 or unknown.
+    /// Sizes for samples of at most `sample_bytes_max` bytes; the rest is 0 or unknown.
     pub fn new(sample_bytes_max: u64) -> Self {
         Self {
             sample_bytes_max,
@@ -97,21 +106,23 @@ impl Sizes {
     }
 }
 
-/// What a dataset does and knows about stored fields, beyond the places of their bytes. Each default is the answer for
-/// fields that are delivered as they are stored.
+/// A dataset's operations on stored fields, and its knowledge about them beyond the locations of
+/// their bytes. Each default is right for fields that are delivered as they are stored.
 pub trait Framed: Send + Sync {
-    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs where [`open`](Self::open) does,
-    /// once per read of an extent, however many fields share the extent: `field` is the first wanted one of them, not
-    /// always field 0. In a [`Checked`](super::Checked) dataset it also runs for extents that are not framed.
+    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
+    /// where [`open`](Self::open) runs, once per read of an extent, however many fields
+    /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
+    /// [`Checked`](super::Checked) dataset it also runs for extents that are not framed.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let _ = (sample, field, bytes);
         Ok(())
     }
 
-    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks the part of this field alone
-    /// and cuts off a header. Bytes that must be unpacked or converted go into `buffer`, which is empty and belongs to
-    /// the worker. Runs on a decode worker, or on the I/O thread for samples of at most 64 KiB without a decoder or `.map`: it
-    /// must not wait. The bytes are untrusted.
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks only this
+    /// field's part and cuts off a header. Bytes that must be unpacked or converted go into
+    /// `buffer`, which is empty and belongs to the worker. Runs on a decode worker, or on the I/O
+    /// thread for samples of at most 64 KiB without a decoder or `.map`: it must not block. The
+    /// bytes are untrusted.
     ///
     /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
     /// other fields are not opened.
@@ -126,17 +137,19 @@ pub trait Framed: Send + Sync {
         Ok(bytes)
     }
 
-    /// Bytes that [`open`](Self::open) makes of a sample's field, by the index alone; `None` if only reading tells. A dataset in
-    /// chunks may know them, too. [`DatasetExt::lengths`](super::DatasetExt::lengths) and ragged batches need them. The lengths of fields of
-    /// one shape, and of those that are not framed, are known without it.
+    /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
+    /// `None` if it is known only after reading. A dataset in chunks may also know it.
+    /// [`DatasetExt::lengths`](super::DatasetExt::lengths) and ragged batches need it. The lengths
+    /// of fields with a fixed shape, and of fields that are not framed, are known without this
+    /// method.
     fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
         let _ = (sample, field);
         Ok(None)
     }
 
-    /// Maximum bytes of a field as a decoder gets them, if the dataset has another way to it than to ask
-    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed MDS the offsets of each
-    /// shard.
+    /// Maximum bytes of a field as a decoder gets them, if the dataset can find it without calling
+    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed
+    /// MDS the offsets of each shard.
     ///
     /// Errors: those of [`DatasetExt::field_bytes_max`](super::DatasetExt::field_bytes_max).
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
@@ -144,17 +157,17 @@ pub trait Framed: Send + Sync {
         Ok(None)
     }
 
-    /// Name of the sample within its file, for people: a tar member. It may read a few bytes, and is called only for
-    /// errors of the sample; `field` is the field with the error, where one has it. A dataset in chunks that is not
-    /// framed names the chunk.
+    /// Name of the sample within its file, for people: for example a tar member. It may read a few
+    /// bytes, and is called only for errors of the sample; `field` is the field with the error, if
+    /// any. For a dataset in chunks that is not framed, the name of the chunk is used.
     fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
         let _ = (sample, field);
         None
     }
 
     /// Seek points of the picture in a field, which decoders get with its bytes; see
-    /// [`DatasetExt`](super::DatasetExt)`::seekable`. Points that lie in a file are read into `buffer`. After an error the picture
-    /// is decoded without them.
+    /// [`DatasetExt`](super::DatasetExt)`::seekable`. Points that are stored in a file are read
+    /// into `buffer`. After an error the picture is decoded without them.
     fn seek_points<'a>(
         &'a self,
         sample: u64,
@@ -171,12 +184,12 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
     forward!(self => (**self); schema len sources sizes extents framed chunked identity describe);
 }
 
-/// The dataset's frames, or those of plain data.
+/// The dataset's `Framed`, or the one for plain data.
 pub(super) fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
     dataset.framed().unwrap_or(&Unframed)
 }
 
-/// The chunks of a dataset that has some.
+/// The chunks of a dataset that has chunks.
 pub(super) fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
     dataset
         .chunked()
@@ -191,8 +204,8 @@ impl Framed for Unframed {
     }
 }
 
-/// Bytes of a sample's field as a decoder gets them, by the index alone; `None` if only reading tells: for most framed
-/// fields of varying length, and for those in chunks.
+/// Number of bytes of a sample's field as a decoder gets them, from the index alone. `None` if it
+/// is known only after reading: for most framed fields of varying length, and for fields in chunks.
 pub(crate) fn field_bytes<D: Dataset + ?Sized>(
     dataset: &D,
     sample: u64,
@@ -221,7 +234,8 @@ pub(crate) fn field_bytes<D: Dataset + ?Sized>(
     Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 
-/// Whether the index has the lengths of a field. Some samples tell: formats know those of all or of none.
+/// Whether the index has the lengths of a field. Three samples are asked, since a format knows the
+/// lengths of all samples or of none.
 pub(crate) fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> bool {
     let last = dataset.len().saturating_sub(1);
     dataset.len() == 0

@@ -15,7 +15,7 @@ pub enum DamageKind {
     Cut,
     /// The shard ends without its end marker.
     NoEnd,
-    /// Zeros in place of data.
+    /// Zeros instead of data.
     Zeroed,
     /// Bytes after the end marker.
     Trailing,
@@ -31,7 +31,7 @@ pub enum DamageKind {
     Checksum,
 }
 
-/// Names of the kinds in index files. A kind keeps its name for ever.
+/// Names of the kinds in index files. The name of a kind never changes.
 const KINDS: [(&str, DamageKind); 10] = [
     ("header", DamageKind::Header),
     ("cut", DamageKind::Cut),
@@ -129,7 +129,7 @@ impl Damage {
         )
     }
 
-    /// Error for refused damage, with the number `others` of further damages.
+    /// Error for refused damage; `others` is the number of further damaged places.
     pub(crate) fn refused(&self, others: usize) -> Error {
         let more = if others == 0 {
             String::new()

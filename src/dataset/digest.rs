@@ -3,7 +3,7 @@
 use crate::order::{Draws, Key};
 
 /// A hash of words and bytes, the same on every platform and in every version of Rust and of this crate. It chains the
-/// keys of [`order`](crate::order): each word makes a sub-key. Statistical, not cryptographic.
+/// keys of [`order`](crate::order): each word derives a sub-key. Statistical, not cryptographic.
 #[derive(Clone, Copy)]
 pub(crate) struct Digest(Key);
 
@@ -18,7 +18,7 @@ impl Digest {
         Self(self.0.derive(word))
     }
 
-    /// Hashes the length first, so that the boundary between consecutive lists counts.
+    /// Hashes the length first, so that the boundary between consecutive lists changes the hash.
     #[must_use]
     pub(crate) fn words(self, words: &[u64]) -> Self {
         words

@@ -1,4 +1,4 @@
-//! Methods of every dataset: parts of it, wrappers, lengths.
+//! Methods of every dataset: subsets, wrappers, lengths.
 
 use super::contract::{Dataset, field_bytes, frames};
 use super::sample;
@@ -17,8 +17,9 @@ use std::sync::Arc;
 
 /// Methods of every dataset.
 pub trait DatasetExt: Dataset + Sized {
-    /// Cuts the dataset in two parts without overlap: about `fraction` of the samples (rounded to the nearest), and the
-    /// rest. `key` alone decides the parts. No memory is needed.
+    /// Splits the dataset into two disjoint parts: about `fraction` of the samples (rounded to the
+    /// nearest), and the rest. `key` alone decides which samples are in which part. No memory is
+    /// needed.
     ///
     /// ```
     /// # use feedline::dataset::{Dataset, DatasetExt, Records};
@@ -40,45 +41,51 @@ pub trait DatasetExt: Dataset + Sized {
         Subset::of_ids(Arc::new(self), ids.into())
     }
 
-    /// Verifies every byte that is read by one CRC32C per field of each sample (with chunks: per extent of a chunk).
-    /// The file `index` keeps them. The first call reads all bytes once to make it ([`Checked::built`] tells). If only
+    /// Verifies every byte that is read, with one CRC32C per field of each sample (with chunks: per
+    /// extent of a chunk). The checksums are kept in the file `index`. The first call reads all
+    /// bytes once to make the file ([`Checked::built`] reports this). If only
     /// modification times or paths differ later, as in a copy, all bytes are read once and compared. Rows are no longer
     /// read in place.
     ///
-    /// Errors: file system errors, also if `index` cannot be written; an `index` that is another kind of file
-    /// ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]); sources with other lengths, bytes or samples than
-    /// when it was made ([`ErrorKind::Changed`]). The file is left as it is; [`checked_anew`](Self::checked_anew)
-    /// replaces it.
+    /// Errors: file system errors, including an `index` that cannot be written; an `index` that is
+    /// another kind of file ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]); sources
+    /// whose lengths, bytes or samples differ from when it was made ([`ErrorKind::Changed`]). The
+    /// file is left unchanged; [`checked_anew`](Self::checked_anew) replaces it.
     fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), false)
     }
 
-    /// As [`checked`](Self::checked), but always makes the checksums from the present bytes, whatever `index` holds:
-    /// for data that was changed on purpose.
+    /// As [`checked`](Self::checked), but always makes the checksums from the current bytes,
+    /// whatever `index` contains: for data that was changed on purpose.
     ///
     /// Errors: file system errors, and an `index` that is another kind of file.
     fn checked_anew(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), true)
     }
 
-    /// Adds seek points to the JPEGs: a decoder of crops then begins at each row of the crop, not at the picture's
-    /// start. Pixels stay the same. The file `index` keeps the points; it takes about 1 % of the pictures' bytes on
-    /// disk, and at most 16 MiB in memory (all of it, if it is an object of a store). The first call reads everything once to make it, on all cores ([`Seekable::built`] tells).
+    /// Adds seek points to the JPEGs: a decoder of crops then starts at each row of the crop
+    /// instead of at the start of the picture. The pixels stay the same. The points are kept in the
+    /// file `index`, which takes about 1 % of the pictures' bytes on disk. It takes at most 16 MiB
+    /// in memory, but an object in a store is held in memory as a whole. The first call reads
+    /// everything once to make the file, on all cores ([`Seekable::built`] reports this).
     /// Make it before many processes open it.
     ///
-    /// JPEGs with restart markers, and those with seek points in them, need no file.
+    /// JPEGs that have restart markers or already contain seek points need no file.
     ///
-    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]), or has the points of
-    /// another dataset, also of this one with other samples or lengths of files ([`ErrorKind::Changed`]).
+    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]),
+    /// or has the points of another dataset, or of this one with different samples or file lengths
+    /// ([`ErrorKind::Changed`]).
     #[cfg(feature = "image")]
     fn seekable(self, index: impl AsRef<Path>) -> Result<Seekable<Self>> {
         Seekable::open(self, index.as_ref())
     }
 
-    /// As [`seekable`](Self::seekable), with the points of `parts`: seekable datasets that together have the samples and
-    /// files of this one, in its order. So many machines make the points, each for some of the files.
+    /// As [`seekable`](Self::seekable), but takes the points from `parts`: seekable datasets that
+    /// together have the samples and files of this one, in its order. Many machines can thus make
+    /// the points, each for some of the files.
     ///
-    /// Errors: as of `seekable`; those of `parts`; [`ErrorKind::Config`] if they have other samples, files or fields.
+    /// Errors: those of `seekable` and of `parts`; [`ErrorKind::Config`] if the parts have other
+    /// samples, files or fields.
     #[cfg(feature = "image")]
     fn seekable_from<P: Dataset>(
         self,
@@ -88,10 +95,12 @@ pub trait DatasetExt: Dataset + Sized {
         Seekable::open_from(self, index.as_ref(), parts)
     }
 
-    /// Copies documents, the samples' first field of `fields`, into the file `copy`, with the other `fields` beside them. There each
-    /// can be read alone, as [`packed`](Self::packed) needs it: for rows in chunks (Parquet, compressed MDS), in frames (tar, TFRecord,
-    /// MDS) or with checksums, which are verified now. The copy takes the disk space of the tokens. The first call reads everything
-    /// once, on all cores, and writes the file ([`Copied::built`] tells). Make it before many processes open it.
+    /// Copies documents (the first of `fields` in each sample) into the file `copy`, together with
+    /// the other `fields`. Each document can be read alone from the copy, as
+    /// [`packed`](Self::packed) requires. This is for rows in chunks (Parquet, compressed MDS), in
+    /// frames (tar, TFRecord, MDS) or with checksums, which are verified during the copy. The copy
+    /// takes as much disk space as the tokens. The first call reads everything once, on all cores,
+    /// and writes the file ([`Copied::built`] reports this). Make it before many processes open it.
     ///
     /// ```no_run
     /// # #[cfg(feature = "parquet")] {
@@ -102,9 +111,11 @@ pub trait DatasetExt: Dataset + Sized {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: of reading, also of damaged samples; [`ErrorKind::Config`] for an unknown field, one that has not one dimension, a part of
-    /// a dataset with chunks, and for a `copy` that is another kind of file; [`ErrorKind::Shape`] for fields of different lengths;
-    /// [`ErrorKind::Changed`] for a copy of another dataset or of this one before it changed; file system errors.
+    /// Errors: reading errors, including damaged samples; [`ErrorKind::Config`] for an unknown
+    /// field, a field that does not have one dimension, a part of a dataset with chunks, and a
+    /// `copy` that is another kind of file; [`ErrorKind::Shape`] for fields of different lengths;
+    /// [`ErrorKind::Changed`] for a copy of another dataset, or of this one before it changed; file
+    /// system errors.
     fn copied<'n>(
         self,
         fields: impl IntoIterator<Item = &'n str>,
@@ -114,8 +125,9 @@ pub trait DatasetExt: Dataset + Sized {
         Copied::open(&self, &fields, copy.as_ref())
     }
 
-    /// Packs documents, the samples' field `field`, into rows of `tokens` elements: whole documents by best fit, planned once and
-    /// kept in a side file. See [`Packed`](super::Packed) for the fields of a row.
+    /// Packs documents (the field `field` of each sample) into rows of `tokens` elements: whole
+    /// documents by best fit. The packing is planned once and kept in a side file. See
+    /// [`Packed`](super::Packed) for the fields of a row.
     ///
     /// ```no_run
     /// # use feedline::dataset::{DatasetExt, Megatron};
@@ -127,11 +139,13 @@ pub trait DatasetExt: Dataset + Sized {
         PackedBuilder::new(self, field, tokens)
     }
 
-    /// Reads all files into memory, in parallel. For datasets that fit there and have small samples, which then cost no
-    /// system call. The dataset owns the bytes; the plan and the budget of each of its loaders count them.
+    /// Reads all files into memory, in parallel. For datasets that fit in memory and have small
+    /// samples: a sample then costs no system call. The dataset owns the bytes; the plan and the
+    /// budget of each of its loaders count them.
     ///
-    /// Errors: file system errors; [`ErrorKind::Budget`], before the first read, if the files have more bytes than the
-    /// process can get: its container's limit counts, and what the kernel can reclaim is free.
+    /// Errors: file system errors; [`ErrorKind::Budget`], before the first read, if the files have
+    /// more bytes than the process can allocate. The container's limit applies; memory that the
+    /// kernel can reclaim counts as free.
     fn in_memory(self) -> Result<InMemory<Self>> {
         self.in_memory_within(usize::MAX)
     }
@@ -146,13 +160,17 @@ pub trait DatasetExt: Dataset + Sized {
         )
     }
 
-    /// Length of a field of every sample, by the index alone: the first dimension of a raw field, the bytes of an encoded
-    /// one. For samplers of batches with similar lengths.
+    /// Returns the length of a field for every sample, from the index alone: the first dimension of
+    /// a raw field, the number of bytes of an encoded field. For samplers that make batches of
+    /// similar lengths.
     ///
-    /// A dataset of your own gives them by [`Framed::field_bytes`](super::Framed::field_bytes), if its extents do not say them.
+    /// Your own dataset provides them through [`Framed::field_bytes`](super::Framed::field_bytes),
+    /// if its extents do not determine them.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, and where only reading tells: most Parquet columns and fields in
-    /// frames whose length varies. [`measured`](Self::measured) reads them. [`ErrorKind::Decode`] for a part of an element.
+    /// Errors: [`ErrorKind::Config`] for an unknown field, and for lengths that are known only
+    /// after reading: those of most Parquet columns and of framed fields of varying length
+    /// ([`measured`](Self::measured) reads them); [`ErrorKind::Decode`] for a field that is not a
+    /// whole number of elements.
     fn lengths(&self, field: &str) -> Result<Vec<u64>> {
         let refused = |message| Error::new(ErrorKind::Config, Stage::Index, message);
         let number = self.schema().iter().position(|known| known.name == field);
@@ -178,13 +196,14 @@ pub trait DatasetExt: Dataset + Sized {
             .collect()
     }
 
-    /// Width and height of the picture of every sample in the field `field`, as `image` decodes it: upright, if that is
-    /// [set](Image::exif_orientation). For [`Image::groups`] and [`Image::patch_counts`]. The file `index` keeps them, in 8 bytes
-    /// per sample; the first call reads everything once to make it, on all cores. A picture with a damaged header has
-    /// 1 × 1 pixels.
+    /// Returns the width and height of every sample's picture in the field `field`, as `image`
+    /// decodes it: upright, if that is [set](Image::exif_orientation). For [`Image::groups`] and
+    /// [`Image::patch_counts`]. The sizes are kept in the file `index`, in 8 bytes per sample; the
+    /// first call reads everything once to make it, on all cores. A picture with a damaged header
+    /// has 1 × 1 pixels.
     ///
-    /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors, and those of an `index` as of
-    /// [`measured`](Self::measured).
+    /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors; for `index`,
+    /// the errors of [`measured`](Self::measured).
     #[cfg(feature = "image")]
     fn picture_sizes(
         &self,
@@ -195,23 +214,28 @@ pub trait DatasetExt: Dataset + Sized {
         picture_sizes(self, field, image, index.as_ref())
     }
 
-    /// Adds the [lengths](Self::lengths) of fields whose index has none. The file `index` keeps them, in 4 bytes per sample
-    /// and such field. The first call reads everything once to make it, on all cores ([`Measured::built`] tells). Make it before many
-    /// processes open it. Samples that are damaged have length 0. Later, a sample of another length is an error of
-    /// [`ErrorKind::Changed`].
+    /// Adds the [lengths](Self::lengths) of the fields for which the index has none. They are kept
+    /// in the file `index`, in 4 bytes per sample and added field. The first call reads everything
+    /// once to make it, on all cores ([`Measured::built`] reports this). Make it before many
+    /// processes open it. Damaged samples have length 0. A sample that has another length when it
+    /// is read later is an error ([`ErrorKind::Changed`]).
     ///
-    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]), or has the lengths of
-    /// another dataset, also of this one with other samples or lengths of files ([`ErrorKind::Changed`]); a part of a dataset
-    /// with chunks ([`ErrorKind::Config`]); a field of 4 GiB or more ([`ErrorKind::Limit`]).
+    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]),
+    /// or has the lengths of another dataset, or of this one with different samples or file lengths
+    /// ([`ErrorKind::Changed`]); a part of a dataset with chunks ([`ErrorKind::Config`]); a field
+    /// of 4 GiB or more ([`ErrorKind::Limit`]).
     fn measured(self, index: impl AsRef<Path>) -> Result<Measured<Self>> {
         Measured::open(self, index.as_ref())
     }
 
-    /// Maximum bytes of a field as a decoder gets them, by its number in the schema: room for texts and other bytes that
-    /// are delivered as stored. Known by the index, or by reading a column or the offsets of shards
-    /// ([`Framed::field_bytes_max`](super::Framed::field_bytes_max)); else it is [`Sizes::sample_bytes_max`](super::Sizes::sample_bytes_max).
+    /// Returns the maximum number of bytes that a decoder gets for a field, given by its number in
+    /// the schema: the space needed for texts and other bytes that are delivered as stored. It is
+    /// known from the index, or by reading a column or the offsets of shards
+    /// ([`Framed::field_bytes_max`](super::Framed::field_bytes_max)); otherwise it is
+    /// [`Sizes::sample_bytes_max`](super::Sizes::sample_bytes_max).
     ///
-    /// Errors: of reading; [`ErrorKind::Config`] for a column with too many bytes to read them for this.
+    /// Errors: reading errors; [`ErrorKind::Config`] for a column that is too large to be read for
+    /// this purpose.
     fn field_bytes_max(&self, field: usize) -> Result<u64> {
         if let Some(most) = frames(self).field_bytes_max(field)? {
             return Ok(most);
@@ -226,8 +250,8 @@ pub trait DatasetExt: Dataset + Sized {
         Ok(most)
     }
 
-    /// Gives the bytes of every field of one sample as a decoder gets them, verified. It reads by plain calls on this
-    /// thread: to look at data, not to train.
+    /// Returns the verified bytes of every field of one sample, as a decoder gets them. Reads with
+    /// plain calls on this thread: for looking at data, not for training.
     ///
     /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of [`Framed::open`](super::Framed::open)
     /// and of the file system.

@@ -6,16 +6,18 @@
 //! number of samples, schema, chunk starts, identity() ─────────► beside them
 //! ```
 //!
-//! Up to 64 shards have one bucket each, and an error names the changed shard; above that it names a bucket's range of
-//! shards. If shards were added or removed, the saved buckets tell up to which shard nothing changed.
+//! With up to 64 shards, each shard has its own bucket, and an error names the changed shard. With
+//! more, it names a bucket's range of shards. If shards were added or removed, the saved buckets
+//! show up to which shard nothing changed.
 //!
-//! Data may move to another folder, mount or machine: folders, times and inodes are not hashed. Of objects in a store,
-//! the listed version (etag) is hashed in place of the ends; no request is made.
+//! Data may move to another folder, mount or machine: folders, times and inodes are not hashed. For
+//! objects in a store, the listed version (etag) is hashed instead of the ends; no request is made.
 //!
-//! Limits: bytes between the first and the last 4 KiB are not read. Of more than 256 shards only 256, evenly spread,
-//! are opened; the others count by name and length. A shard rewritten with the same name, length and both ends goes
-//! unnoticed; [`Checked`](super::Checked) detects it. Cost: at most 256 opened files and 512 reads of 4 KiB, on at most
-//! 32 threads; then some 100 ns per shard, and the time of [`Dataset::identity`].
+//! Limits: bytes between the first and the last 4 KiB are not read. If there are more than 256
+//! shards, only 256 evenly spaced ones are opened; for the others, only name and length are hashed.
+//! A shard rewritten with the same name, length and ends goes unnoticed;
+//! [`Checked`](super::Checked) detects it. Cost: at most 256 opened files and 512 reads of 4 KiB,
+//! on at most 32 threads; then some 100 ns per shard, and the time of [`Dataset::identity`].
 
 use super::Dataset;
 use super::digest::Digest;
@@ -32,9 +34,9 @@ const ENDS: u64 = 4096;
 /// Maximum number of opened shards.
 const LOOKS: u64 = 256;
 const BUCKETS: usize = 64;
-/// 64-bit words of the buckets' hashes, four to a word.
+/// Number of 64-bit words for the buckets' hashes, four hashes to a word.
 const BUCKET_WORDS: usize = BUCKETS / 4;
-/// 64-bit words of a fingerprint.
+/// Number of 64-bit words in a fingerprint.
 pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 
 /// Fingerprint of a dataset: tells whether a run still has the dataset it started with, and if not, where it changed.
@@ -122,7 +124,8 @@ impl Fingerprint {
         })
     }
 
-    /// Whether the first shards of these `sources`, those of `self`, are all that `saved` had, and more samples follow.
+    /// Whether `self` only appends to `saved`: the first of its shards, in `sources`, are all the
+    /// shards of `saved`, and there are more samples.
     pub(crate) fn appends_to(&self, saved: &Self, sources: &Sources) -> bool {
         let more = self.samples > saved.samples
             && self.shards >= saved.shards
@@ -140,7 +143,8 @@ impl Fingerprint {
         self.shards
     }
 
-    /// Difference of the shards, and the number of the first differing shard if it is certain.
+    /// Describes the difference of the shards. Also returns the number of the first differing
+    /// shard, if it is certain.
     fn differing_shards(&self, saved: &Self, sources: &Sources) -> (String, Option<u64>) {
         let then = saved.shards;
         let now = self.shards;
@@ -220,8 +224,8 @@ struct Hashes {
 }
 
 impl Hashes {
-    /// Hashes the shards as if there were `count`, which chooses the opened shards and the buckets. It may differ from
-    /// the real number.
+    /// Hashes the shards as if there were `count` of them. `count` determines the opened shards and
+    /// the buckets, and may differ from the real number.
     fn of(sources: &Sources, count: u64) -> Result<Self> {
         let here = count.min(sources.count() as u64);
         let looks: Vec<u64> = looks(count).filter(|place| *place < here).collect();
@@ -264,7 +268,7 @@ impl Hashes {
     }
 }
 
-/// Places of the shards to open among `count`, ascending.
+/// Numbers of the shards to open among `count` shards, ascending.
 fn looks(count: u64) -> impl Iterator<Item = u64> {
     (0..count.min(LOOKS)).map(move |k| match count <= LOOKS {
         true => k,
@@ -299,7 +303,7 @@ fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     )
 }
 
-/// Hash of the names, lengths and ends of all sources, of the ends of some if there are many.
+/// Hash of the names, lengths and ends of all sources; if there are many, of the ends of only some.
 pub(crate) fn ends_of_all(sources: &Sources) -> Result<u64> {
     Ok(Hashes::of(sources, sources.count() as u64)?.total)
 }
@@ -337,7 +341,7 @@ fn fields(schema: &[EncodedField]) -> u64 {
         dims.iter()
             .fold(start, |digest, dim| digest.word(*dim as u64))
     };
-    // Booleans were bytes once: states of that time stay valid.
+    // Booleans used to be stored as bytes: states from that time stay valid.
     let name = |dtype: DType| {
         if dtype == DType::Bool {
             DType::U8.name()

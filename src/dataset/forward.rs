@@ -48,8 +48,9 @@ macro_rules! forward {
     (@chunk_name $self:ident $to:expr) => { fn chunk_name(&$self, chunk: usize) -> String { $to.chunk_name(chunk) } };
 }
 
-/// `frames_of!(self, sample => (dataset, id); check open)` implements these methods of [`Framed`](super::Framed) by the
-/// frames of `dataset`, in which the sample is `id`.
+/// `frames_of!(self, sample => (dataset, id); check open)` implements these methods of
+/// [`Framed`](super::Framed) by calls to the frames of `dataset`, in which the sample has the id
+/// `id`.
 macro_rules! frames_of {
     ($self:ident, $sample:ident => $to:expr; $($method:ident)+) => { $(frames_of!(@$method $self $sample $to);)+ };
     (@check $self:ident $sample:ident $to:expr) => {
@@ -90,8 +91,8 @@ macro_rules! frames_of {
     };
 }
 
-/// `own!(schema sources)` implements these methods of [`Dataset`](super::Dataset) by the fields of the same names, and
-/// `framed` by the dataset itself.
+/// `own!(schema sources)` implements these methods of [`Dataset`](super::Dataset) with the fields
+/// of the same names, and `framed` with the dataset itself.
 macro_rules! own {
     ($($method:ident)+) => { $(own!(@$method);)+ };
     (@schema) => { fn schema(&self) -> &[crate::tensor::EncodedField] { &self.schema } };
@@ -101,7 +102,7 @@ macro_rules! own {
     (@framed) => { fn framed(&self) -> Option<&dyn crate::dataset::Framed> { Some(self) } };
 }
 
-/// Implements `Debug` by [`describe`](super::Dataset::describe), the name used in reports.
+/// Implements `Debug` with [`describe`](super::Dataset::describe), the name used in reports.
 macro_rules! debug_by_describe {
     ($($name:ident $(<$of:ident>)?),+ $(,)?) => { $(
         impl$(<$of: crate::dataset::Dataset>)? std::fmt::Debug for $name$(<$of>)? {

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::storage::{Blob, Extent};
 use bytes::Bytes;
 
-/// Reads and opens the fields of one sample as a loader does, but by plain `pread`.
+/// Reads and opens the fields of one sample as a loader does, but with plain `pread`.
 pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
     super::sample::read(dataset, sample)
 }
@@ -76,7 +76,7 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
     }
 }
 
-/// Number of formats whose header this may be, each parsed as one of its own.
+/// Number of formats whose header parser accepts these bytes.
 pub fn headers(bytes: &[u8]) -> usize {
     let blob = Blob::memory(Bytes::copy_from_slice(bytes));
     super::format::HEADERS

@@ -1,4 +1,5 @@
-//! Datasets: the samples, the places of their bytes, and the meaning of the bytes. No bulk I/O here.
+//! Datasets: the samples, the locations of their bytes, and the meaning of the bytes. No bulk I/O
+//! here.
 //!
 //! ```text
 //! sample id ──extents──► Parts { field → extent | inline bytes } ──readers──► bytes ──open──► field's bytes ──► decoder
@@ -6,15 +7,17 @@
 //!
 //! Data without random access to samples (Parquet row groups, compressed shards) comes in [chunks](Chunked).
 //!
-//! Limits: ids are 0 … len-1; a sample has one extent per field, or a row's worth of them ([`Parts::append`]). Invariants: `extents` is arithmetic on an
+//! Limits: ids are 0 … len-1; a sample has one extent per field, or several that together make up a
+//! row ([`Parts::append`]). Invariants: `extents` is arithmetic on an
 //! index (it may run several times per sample, on any thread of the loader, with the same answer); an opened dataset
 //! never changes; the files on disk may, and the readers detect it.
 //!
-//! Each format is a type of its own, listed below; the guide [formats](crate::guide::formats) opens them all. Datasets
-//! are made of others by [`Concat`], [`Mix`], [`Subset`], [`Checked`], [`Measured`], [`Copied`], [`Packed`], `Seekable` and [`InMemory`]: see
+//! Each format is a separate type, listed below; the guide [formats](crate::guide::formats) opens
+//! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`],
+//! [`Checked`], [`Measured`], [`Copied`], [`Packed`], `Seekable` and [`InMemory`]: see
 //! [`DatasetExt`].
 //!
-//! A dataset of your own takes a few lines. Here every sample is a line of 16 bytes in one file:
+//! Your own dataset takes a few lines. Here every sample is a line of 16 bytes in one file:
 //!
 //! ```
 //! use feedline::dataset::{Dataset, Parts, Sizes};
@@ -59,8 +62,9 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 //!
-//! Samples of varying length are [`EncodedField::bytes`](crate::tensor::EncodedField::bytes); a
-//! [decoder](crate::decode::Decoder) turns them into rows. Bytes that the dataset must check or convert first are
+//! Samples of varying length are declared as
+//! [`EncodedField::bytes`](crate::tensor::EncodedField::bytes); a [decoder](crate::decode::Decoder)
+//! turns them into rows. Bytes that the dataset must check or convert first are
 //! [framed](Parts::framed): decode workers pass them through [`open`](Framed::open). Here each sample is a text
 //! followed by its checksum, the sum of its bytes:
 //!

@@ -14,7 +14,7 @@ const THREADS_MAX: usize = 32;
 thread_local!(static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) });
 
 /// Calls `open` on this thread; its passes over data end with [`ErrorKind::Cancelled`] soon after `stop` is requested, and leave no
-/// file behind. Single requests to a store go on to their end.
+/// file behind. Single requests to a store run to completion.
 ///
 /// ```
 /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
@@ -35,7 +35,7 @@ pub fn stoppable<T>(stop: &Stop, open: impl FnOnce() -> T) -> T {
     out
 }
 
-/// Errors: [`ErrorKind::Cancelled`] once the opening that this thread works for is to stop.
+/// Errors: [`ErrorKind::Cancelled`] once the opening for which this thread works must stop.
 pub(super) fn goes_on() -> Result<()> {
     match STOP.with_borrow(|stop| stop.as_ref().is_some_and(Stop::requested)) {
         true => Err(Error::new(
@@ -47,8 +47,8 @@ pub(super) fn goes_on() -> Result<()> {
     }
 }
 
-/// Applies `f` to every item, on threads that end before the call returns. The first error (in order) wins; no item is
-/// begun after an error.
+/// Applies `f` to every item, on threads that end before the call returns. The first error (in
+/// order) wins; no item is started after an error.
 pub(crate) fn parallel<I, R: Send>(
     items: I,
     f: impl Fn(usize, I::Item) -> Result<R> + Sync,
@@ -63,7 +63,8 @@ where
     by_threads(threads.clamp(1, THREADS_MAX), items, f)
 }
 
-/// As [`parallel`], for files or objects. Objects are asked for by many threads, since each answer takes long.
+/// As [`parallel`], for files or objects. Objects are requested by many threads, since each
+/// response takes long.
 pub(super) fn parallel_paths<R: Send>(
     paths: &[PathBuf],
     f: impl Fn(usize, &PathBuf) -> Result<R> + Sync,
@@ -74,7 +75,7 @@ pub(super) fn parallel_paths<R: Send>(
     }
 }
 
-/// As [`parallel`], on so many threads.
+/// As [`parallel`], on at most `threads` threads.
 pub(super) fn by_threads<I, R: Send>(
     threads: usize,
     items: I,
@@ -85,7 +86,7 @@ where
 {
     let items = items.into_iter();
     let threads = threads.min(items.size_hint().0);
-    // Items are taken in order, so all items before a failed one have been begun.
+    // Items are taken in order, so all items before a failed one have been started.
     let left = Mutex::new((items.enumerate(), false));
     let next = || {
         let mut left = left.hold();
@@ -104,7 +105,7 @@ where
     let mut done: Vec<(usize, Result<R>)> = std::thread::scope(|scope| {
         let mut handles = Vec::new();
         while handles.len() + 1 < threads {
-            // Fewer threads do the same.
+            // Fewer threads give the same result.
             let Ok(handle) = thread::scoped(scope, "feedline-help", || {
                 STOP.set(stop.clone());
                 work()

@@ -1,4 +1,4 @@
-//! The places of one sample's bytes, as a dataset gives them, and checks of its answers.
+//! The locations of one sample's bytes, as given by the dataset, and checks of them.
 
 use super::{Dataset, Sizes};
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
@@ -26,9 +26,9 @@ pub(crate) enum Part<'a> {
     Framed(Extent),
     /// In the index.
     Inline(&'a [u8]),
-    /// In storage and final, behind the bytes that the field has so far.
+    /// In storage and final; appended to the bytes that the field has so far.
     More(Extent),
-    /// In the index, behind the bytes that the field has so far.
+    /// In the index; appended to the bytes that the field has so far.
     MoreInline(&'a [u8]),
 }
 
@@ -44,7 +44,7 @@ impl Part<'_> {
         }
     }
 
-    /// Number of bytes, as they are stored.
+    /// Number of stored bytes.
     pub(crate) fn len(&self) -> usize {
         match *self {
             Self::Inline(bytes) | Self::MoreInline(bytes) => bytes.len(),
@@ -153,7 +153,7 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// Checks the extents, the read buffers' share, against the dataset's bounds.
+    /// Checks the extents, which the read buffers must hold, against the dataset's bounds.
     pub(crate) fn within(&self, sizes: &Sizes) -> Result<()> {
         let (
             bytes,
@@ -187,7 +187,8 @@ impl<'a> Parts<'a> {
             .map_err(|error| error.with_sample(sample))
     }
 
-    /// Bytes of all extents; one that follows itself counts once.
+    /// Total bytes of all extents. An extent equal to the one before it does not count, unless it
+    /// is appended.
     pub(crate) fn stored_bytes(&self) -> u64 {
         let mut before = None;
         let mut sum = 0_u64;
@@ -207,7 +208,8 @@ impl<'a> Parts<'a> {
         self.len
     }
 
-    /// Adds `by` to the source ids of the parts from number `from` on: their table was appended to another.
+    /// Adds `by` to the source ids of the parts from number `from` on, since their table of sources
+    /// was appended to another.
     pub(super) fn move_sources(&mut self, from: usize, by: usize) {
         for (_, part) in self.few[..self.len.min(PARTS_INLINE)]
             .iter_mut()
@@ -249,47 +251,50 @@ impl<'a> Parts<'a> {
         self.push(field, Part::Extent(extent));
     }
 
-    /// Gives field `field` the bytes of one more extent, unchanged, behind those it has: a row is read from several places.
-    /// [`extent`](Self::extent) of the same field comes just before, the field has a fixed shape and no decoder, and all
-    /// parts together have a row's bytes. [`Sizes::appended_max`] bounds their number.
+    /// Appends the bytes of one more extent, unchanged, to those of field `field`: a row is read
+    /// from several places. Call it directly after [`extent`](Self::extent) or another append for
+    /// the same field. The field must have a fixed shape and no decoder, and all parts
+    /// together must have a row's bytes. [`Sizes::appended_max`] bounds their number.
     pub fn append(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::More(extent));
     }
 
-    /// As [`append`](Self::append), with bytes of the index itself: padding.
+    /// As [`append`](Self::append), with bytes of the index itself, such as padding.
     pub fn append_inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::MoreInline(bytes));
     }
 
-    /// Gives field `field` the result of [`open`](super::Framed::open) for this extent, by the dataset's
-    /// [`framed`](Dataset::framed). Several fields may share an extent: add them one after the other.
+    /// Gives field `field` the bytes that [`open`](super::Framed::open) of the dataset's
+    /// [`framed`](Dataset::framed) makes from this extent. Several fields may share an extent: add
+    /// them one after the other.
     pub fn framed(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Framed(extent));
     }
 
-    /// Gives field `field` these bytes of the index itself (a label).
+    /// Gives field `field` these bytes of the index itself, such as a label.
     pub fn inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::Inline(bytes));
     }
 }
 
-/// The error of a dataset that breaks its word.
+/// The error for a dataset that violates its contract.
 pub(crate) fn lie<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorKind::User, Stage::Read, message))
 }
 
-/// The error of a dataset that has framed parts and nothing to open them.
+/// The error for a dataset that has framed parts, but no `framed` to open them.
 pub(crate) fn unframed<T>() -> Result<T> {
     lie("the dataset gave a framed part, but its `framed` is `None`".into())
 }
 
-/// Where `part` lies in `whole`, unless it was copied.
+/// Offset of `part` in `whole`; `None` if it was copied.
 fn offset_in(part: &[u8], whole: &[u8]) -> Option<u64> {
     let within = whole.as_ptr_range().contains(&part.as_ptr());
     within.then(|| (part.as_ptr().addr() - whole.as_ptr().addr()) as u64)
 }
 
-/// Checks the bytes that `open` made of `given` against the dataset's bound. A part of the given ones takes no memory.
+/// Checks the bytes that `open` made from `given` against the dataset's bound. A slice of `given`
+/// always passes, since it takes no memory.
 pub(crate) fn within_opened<'a>(opened: &'a [u8], given: &[u8], most: u64) -> Result<&'a [u8]> {
     match opened.len() as u64 <= most || offset_in(opened, given).is_some() {
         true => Ok(opened),
@@ -300,7 +305,8 @@ pub(crate) fn within_opened<'a>(opened: &'a [u8], given: &[u8], most: u64) -> Re
     }
 }
 
-/// Moves a range that code gave within its `bytes` to its place in the file; `given` are the bytes of the extent.
+/// Converts an error's range within `bytes` to a range in the file; `given` are the bytes of the
+/// extent.
 pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Error {
     match offset_in(bytes, given) {
         Some(within) => error.moved(extent.offset + within),
@@ -308,11 +314,12 @@ pub(crate) fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) 
     }
 }
 
-/// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open), judged by a few samples. Rows are then not read in
-/// place, whatever their fields. Fields that are made of no bytes do not count.
+/// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open),
+/// judged by a few samples. Rows are then not read in place, whatever their fields. Fields with an
+/// empty extent do not count.
 pub(crate) fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
-    // A user's dataset may panic here; planning the sample meets the panic again and names it.
+    // A user's dataset may panic here; planning the sample hits the same panic and reports it.
     let asked = std::panic::AssertUnwindSafe(|| {
         [0, len / 2, len.saturating_sub(1)]
             .into_iter()

@@ -1,4 +1,5 @@
-//! Reads single samples and chunks by plain calls, without a loader: to look at data, to verify it, to make checksums.
+//! Reads single samples and chunks with plain calls, without a loader: to look at data, to verify
+//! it, to make checksums.
 
 use super::contract::{Dataset, Framed, Sizes, frames, member};
 use super::parallel::goes_on;
@@ -11,7 +12,7 @@ use bytes::Bytes;
 /// Bytes per read for a checksum.
 const STEP: u64 = 1 << 20;
 
-/// Reads a dataset by plain calls; keeps the last file open and reuses its buffers.
+/// Reads a dataset with plain calls; keeps the last file open and reuses its buffers.
 pub(super) struct Plain<'d> {
     dataset: &'d dyn Dataset,
     framed: &'d dyn Framed,
@@ -38,8 +39,8 @@ impl<'d> Plain<'d> {
         }
     }
 
-    /// Calls `each` for every field of a sample, with its number and its bytes as a decoder gets them. Errors, also of
-    /// `each`, name the sample and the place.
+    /// Calls `each` for every field of a sample, with its number and its bytes as a decoder gets
+    /// them. Errors, including those of `each`, name the sample and the place.
     pub(super) fn sample(
         &mut self,
         sample: u64,
@@ -54,7 +55,7 @@ impl<'d> Plain<'d> {
         let mut all = parts.iter().peekable();
         while let Some((field, part)) = all.next() {
             let is_last = !all.peek().is_some_and(|(_, next)| next.follows());
-            // Code of the dataset, and of the user's in `each`.
+            // Runs the dataset's code, and the user's code in `each`.
             let done = caught(Stage::Decode, || match (part, part.extent()) {
                 (Part::Inline(bytes), _) => each(field, bytes),
                 (Part::MoreInline(bytes), _) => {
@@ -137,7 +138,7 @@ impl<'d> Plain<'d> {
         })
     }
 
-    /// Gives the CRC32C of every field's extent without opening it.
+    /// Calls `each` with the CRC32C of every field's extent, without opening the extent.
     pub(super) fn crcs(&mut self, sample: u64, mut each: impl FnMut(usize, u32)) -> Result<()> {
         let mut parts = Parts::new();
         let mut before = None;
@@ -217,7 +218,7 @@ impl<'d> Plain<'d> {
         self.append(extent)
     }
 
-    /// As `fill`, behind the bytes that are there.
+    /// As `fill`, but appends to the bytes already in `bytes`.
     fn append(&mut self, extent: &Extent) -> Result<()> {
         let sources = self.dataset.sources();
         let start = self.bytes.len();

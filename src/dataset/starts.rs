@@ -7,7 +7,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 pub(super) struct Starts(Vec<u64>);
 
 impl Starts {
-    /// From the number of samples in each file. Errors: [`ErrorKind::Limit`] above 2^64 samples in all.
+    /// Makes the starts from the number of samples in each file. Errors: [`ErrorKind::Limit`] above
+    /// 2^64 samples in all.
     pub(super) fn of(counts: impl IntoIterator<Item = u64>) -> Result<Self> {
         let mut starts = vec![0_u64];
         for count in counts {
@@ -41,9 +42,9 @@ impl Starts {
     }
 }
 
-/// Index of the start to which a sample belongs, in an ascending list; `None` if all starts are above it. Empty files
-/// start where the next file does; the last of equal starts is the one with the sample. Lists of files are usually
-/// short.
+/// Index of the start to which a sample belongs, in an ascending list; `None` if all starts are
+/// above it. An empty file starts where the next file starts; of equal starts, the last one has the
+/// sample. Lists of files are usually short.
 pub(super) fn locate(starts: &[u64], sample: u64) -> Option<usize> {
     starts
         .partition_point(|start| *start <= sample)

@@ -1,6 +1,8 @@
-//! Index files: their paths, their validity for a shard, their content: the tables of one shard, or of many.
+//! Index files: their paths, their validity for a shard, and their content, which is the tables of
+//! one or many shards.
 //!
-//! Sections: a record of each shard, by ascending hash of its path; the entries of all; the ledgers of all.
+//! Sections: a record of each shard, by ascending hash of its path; the entries of all shards; the
+//! ledgers of all shards.
 
 use super::table::{ENTRIES, Form, Notes, ShardRecord, Table};
 use super::{Place, Settings};
@@ -20,10 +22,10 @@ pub(super) const KIND: SideKind = SideKind {
 };
 const SHARDS: usize = 0;
 const NOTES: usize = 2;
-/// Bytes at each end of a shard that belong to its version.
+/// Bytes at each end of a shard that are part of its version.
 const ENDS: u64 = 4096;
-/// Maximum bytes of the ledger in an index file: JSON, which takes many times its length while it is parsed. A file
-/// with a larger ledger is ignored.
+/// Maximum bytes of the ledger in an index file: JSON, which takes many times its length in memory
+/// while it is parsed. A file with a larger ledger is ignored.
 pub(super) const NOTES_MAX: u64 = 8 << 20;
 const RECORD: u64 = size_of::<ShardRecord>() as u64;
 /// Bytes of entries that are copied at a time.
@@ -33,7 +35,7 @@ const COPY: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Version {
     pub(super) len: u64,
-    /// Version according to storage: a file's modification time.
+    /// Version according to storage; for a file, the modification time.
     pub(super) modified: u64,
     /// CRC32C of the first and last bytes.
     pub(super) ends: u32,
@@ -43,7 +45,8 @@ impl Version {
     pub(super) fn of(shard: &Blob) -> Result<Self> {
         let meta = shard.look()?;
         if meta.pin.is_some() {
-            // The store's version says more than the ends, and costs no request.
+            // The store's version identifies the content better than the ends do, and costs no
+            // request.
             return Ok(Self {
                 len: meta.len,
                 modified: meta.version,
@@ -124,7 +127,7 @@ fn hash_of(shard: &Path) -> Option<u64> {
     Some(fnv(full.as_os_str().as_encoded_bytes()))
 }
 
-/// Opens the index file of one shard, whatever is there.
+/// Opens the index file of one shard; `None` if it is missing, unusable or unreadable.
 pub(super) fn open(path: &Path) -> Option<Arc<Sidefile>> {
     match Sidefile::open(path, KIND) {
         Ok(SideFound::Whole(side)) => Some(Arc::new(side)),
@@ -132,9 +135,11 @@ pub(super) fn open(path: &Path) -> Option<Arc<Sidefile>> {
     }
 }
 
-/// Opens a file for all shards. `None` if it is missing, damaged or older; then it is written anew.
+/// Opens a file for all shards. `None` if it is missing, damaged or of an older version; it is then
+/// written again.
 ///
-/// Errors: a missing or damaged file in a store, which is not written to; another file, or a newer one; errors of reading.
+/// Errors: a missing, damaged or older file in a store, which is not written to; another kind of
+/// file, or one of a newer version; reading errors.
 pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
     match Sidefile::open(path, KIND)? {
         SideFound::Whole(side) => Ok(Some(Arc::new(side))),
@@ -156,8 +161,8 @@ pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
     }
 }
 
-/// The table of the only shard of a file, or that of `path` in a file for all. `None` if it is missing, damaged, or
-/// belongs to another version of the shard.
+/// Loads the table of the only shard in a file, or the table of `path` in a file for all shards.
+/// `None` if it is missing, damaged, or belongs to another version of the shard.
 pub(super) fn load(
     side: &Arc<Sidefile>,
     path: &Path,
@@ -222,12 +227,12 @@ fn find(side: &Sidefile, hash: u64) -> Option<ShardRecord> {
     None
 }
 
-/// Writes the table of one shard. Errors: the system's.
+/// Writes the table of one shard. Errors: I/O errors.
 pub(super) fn write(target: &Path, table: &Table) -> std::io::Result<()> {
     write_tables(target, &[(0, table)])
 }
 
-/// Writes the tables of all shards. Errors: the system's.
+/// Writes the tables of all shards. Errors: I/O errors.
 pub(super) fn write_all<'a>(
     target: &Path,
     tables: impl Iterator<Item = (&'a PathBuf, &'a Table)>,
@@ -282,8 +287,8 @@ fn write_tables(target: &Path, tables: &[(u64, &Table)]) -> std::io::Result<()> 
     out.publish(identity.end())
 }
 
-/// For the fuzz target: takes these bytes as the sections of an index file for a shard of this version, so that its
-/// numbers count, and reads every entry. True if the file is accepted.
+/// For the fuzz target: takes these bytes as the sections of an index file that is valid for a
+/// shard, so that the numbers in it are used, and reads every entry. True if the file is accepted.
 #[cfg(feature = "unstable")]
 pub(crate) fn fuzz(bytes: &[u8]) -> bool {
     let Some((numbers, rest)) = bytes.split_first_chunk::<{ RECORD as usize }>() else {

@@ -69,18 +69,22 @@
 //!
 //! A table takes 12 bytes per
 //! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
-//! An index file of up to 16 MiB is held in memory. A larger one is read in place and takes none.
+//! An index file of up to 16 MiB is held in memory. A larger one is read in place and takes no
+//! memory.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
-//! - An index file is used if it is whole, was made for the same format and options, and the shard still
-//!   has the same length, modification time and first and last 4 KiB. Otherwise the shard is scanned again. So a torn,
-//!   cut or forged file is never trusted for its length. Damage in a file that is read in place is an error of the
-//!   samples there, which says how to make the file again.
+//! - An index file is used if it is complete, was made for the same format and options, and the
+//!   shard still has the same length, modification time and first and last 4 KiB. Otherwise the
+//!   shard is
+//!   scanned again. So the lengths in a torn, cut or forged file are never trusted. Damage in a
+//!   file that is read in place is an error of the affected samples, which says how to make the
+//!   file again.
 //! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan, and many shards take no
 //!   memory, unless the file is an object itself.
-//! - Index files appear by a rename. An unwritable folder costs the cache, not the dataset: see [`Index::unsaved`].
-//! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), also if the index comes from a
-//!   file.
+//! - Index files are put in place by a rename. If the folder is not writable, only the cache is
+//!   lost, not the dataset: see [`Index::unsaved`].
+//! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), even if the
+//!   index comes from a file.
 //!
 //! Scanning and opening run on threads that end before `open_or_build` returns.
 
@@ -140,9 +144,9 @@ macro_rules! index_setters {
             self
         }
 
-        /// `true` opens damaged shards with their whole samples, and lists everything left out in the dataset's
-        /// `damage`. Default: `false`, the first damage is the error of `open`. For samples that fail on a read see
-        /// [`OnBadSample`](crate::OnBadSample).
+        /// `true` opens damaged shards with their intact samples, and lists everything left out in
+        /// the dataset's `damage`. Default: `false`: `open` fails with the first damage. For
+        /// samples that fail when they are read, see [`OnBadSample`](crate::OnBadSample).
         #[must_use]
         pub fn skip_damage(mut self, skip: bool) -> Self {
             self.skip_damage = skip;
@@ -166,13 +170,13 @@ macro_rules! index_setters {
 /// Getters of the index that both indexed formats share.
 macro_rules! index_getters {
     () => {
-        /// Damage found, in the order of the shards. Empty unless it was to be skipped.
+        /// Damage found, in the order of the shards. Empty unless `skip_damage` is set.
         pub fn damage(&self) -> &[Damage] {
             self.index.damage()
         }
 
-        /// Number of shards that this `open` scanned for lack of a valid index file. The others came from their index
-        /// file.
+        /// Number of shards that this `open` scanned because they had no valid index file. The
+        /// others came from their index files.
         pub fn shards_scanned(&self) -> usize {
             self.index.scanned()
         }
@@ -194,7 +198,8 @@ pub enum Place {
     Beside,
     /// In this folder, which is created if missing.
     Folder(PathBuf),
-    /// For all shards in this file. It is made of the index files beside the shards, where they are right.
+    /// In this file, for all shards. It is made from the index files beside the shards, where these
+    /// are valid.
     File(PathBuf),
     /// Nowhere: shards are scanned each time.
     Off,
@@ -215,7 +220,7 @@ impl Place {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings<'a> {
-    /// Format and version of its scan; another value makes another index.
+    /// Format, and version of its scan; a different value makes a different index.
     pub format: &'a str,
     /// All options that change the scan's table, as text.
     pub options: &'a str,
@@ -225,12 +230,13 @@ pub struct Settings<'a> {
     pub checksums: bool,
     /// Location of the index files. Default: beside the shards.
     pub place: Place,
-    /// Whether damaged shards open with their whole samples; else the first damage is an error. Default: `false`.
+    /// Whether damaged shards open with their intact samples; otherwise the first damage is an
+    /// error. Default: `false`.
     pub skip_damage: bool,
 }
 
 impl<'a> Settings<'a> {
-    /// The defaults for a format with so many fields.
+    /// The defaults for a format with this number of fields.
     pub fn new(format: &'a str, fields: usize) -> Self {
         Self {
             format,
@@ -249,22 +255,22 @@ pub struct Index {
     tables: Vec<Table>,
     starts: Starts,
     fields: usize,
-    /// Entries have CRCs.
+    /// Whether entries have CRCs.
     pub(crate) checksums: bool,
     damage: Vec<Damage>,
     left_out: BTreeMap<String, u64>,
     scanned: usize,
     /// Whether index files are read and written.
     has_files: bool,
-    /// They lie beside the shards.
+    /// Whether index files are kept beside the shards.
     is_beside: bool,
     unsaved: Option<String>,
 }
 
 impl Index {
     /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan`
-    /// runs for several shards at once. It reports damage by [`Rows::damage`]; its errors come from the machine and
-    /// fail the dataset.
+    /// runs for several shards at once. It reports damage with [`Rows::damage`]; an error that it
+    /// returns is an error of the machine, and opening fails with it.
     ///
     /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for too many fields.
     pub fn open_or_build(
@@ -298,7 +304,7 @@ impl Index {
             let written = written.map_err(|error| {
                 shards[new].unsaved = Some(format!("{}: {error}", target.display()))
             });
-            // From now on in place, if it is large.
+            // If the file is large, it is read in place from now on.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 files.iter().zip(&mut shards).for_each(|(path, shard)| {
                     let place = (file::purpose(settings), settings.fields);
@@ -407,12 +413,12 @@ impl Index {
         &self.damage
     }
 
-    /// Counts of everything left out by rule.
+    /// Number of items left out by rule, for each reason.
     pub fn left_out(&self) -> &BTreeMap<String, u64> {
         &self.left_out
     }
 
-    /// Number of shards scanned for lack of a valid index file.
+    /// Number of shards scanned because they had no valid index file.
     pub fn scanned(&self) -> usize {
         self.scanned
     }
@@ -422,7 +428,8 @@ impl Index {
         self.unsaved.as_deref()
     }
 
-    /// What opening the index took, for the dataset's name in the report; empty if all came from index files.
+    /// Describes what was done to open the index, for the dataset's name in the report. Empty if
+    /// everything came from index files.
     pub(crate) fn made(&self) -> String {
         let other =
             |words: &str| Setting::IndexFile.hint(|setting| format!("{setting} names {words}"));
@@ -433,7 +440,7 @@ impl Index {
             )
         };
         let unsaved = self.unsaved().map_or(String::new(), unsaved);
-        // Nobody asked for these files, and they lie in a folder of data.
+        // The user did not ask for these files, and they are in a data folder.
         let beside = match self.is_beside && self.unsaved.is_none() {
             true => format!(
                 ", kept beside the shards as .fdx files; {}",
@@ -454,7 +461,7 @@ impl Index {
     pub fn sizes(&self) -> Sizes {
         let mut heap = self.tables.capacity() * size_of::<Table>() + self.starts.heap();
         for (number, table) in self.tables.iter().enumerate() {
-            // Tables of one file follow each other.
+            // Tables from the same file are consecutive.
             if !number
                 .checked_sub(1)
                 .is_some_and(|before| Arc::ptr_eq(&self.tables[before].side, &table.side))
@@ -480,13 +487,14 @@ impl Index {
         }
     }
 
-    /// Numbers of a sample's shard and of its row there. Panics if `sample` is not below `len`.
+    /// Number of a sample's shard, and of its row in that shard. `sample` must be below `len`.
     pub fn locate(&self, sample: u64) -> (usize, usize) {
         let (shard, row) = self.starts.locate(sample);
         (shard, row as usize)
     }
 
-    /// Place of field `field` of a sample; `None` if the sample lacks it. Errors: of an index file that is read in place.
+    /// Place of field `field` of a sample; `None` if the sample lacks it. Errors: reading errors of
+    /// an index file that is read in place.
     pub fn entry(&self, sample: u64, field: usize) -> Result<Option<(SourceId, Entry)>> {
         let (shard, row) = self.locate(sample);
         Ok(self.tables[shard]
@@ -494,9 +502,10 @@ impl Index {
             .map(|entry| (SourceId::at(shard), entry)))
     }
 
-    /// Gives the parts of a sample. Fields close together share an extent, which is read once. A field that the sample
-    /// lacks has no bytes. Without checksums, fields in `plain` (a bit set) with an extent of their own may be read in
-    /// place. Errors: as [`entry`](Self::entry).
+    /// Adds the parts of a sample to `parts`. Fields close together share an extent, which is read
+    /// once. A field that the sample lacks has no bytes. Without checksums, fields in `plain` (a
+    /// bit set) with an extent of their own may be read in place. Errors: as
+    /// [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);
         let mut room = [0; _];
@@ -530,7 +539,7 @@ impl Index {
                 }
             }
         }
-        // Missing fields come last, since shared extents must follow each other.
+        // Missing fields come last, since parts that share an extent must be consecutive.
         (0..self.fields)
             .filter(|field| row.entry(*field).is_none())
             .for_each(|field| parts.inline(field, &[]));
@@ -628,7 +637,7 @@ struct Shard {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum IndexOrigin {
     Cache,
-    /// The index beside the shard, which one file for all shards lacks.
+    /// The index file beside the shard; the file for all shards lacks this shard.
     Beside,
     Scan,
 }
@@ -689,7 +698,7 @@ fn open_shard(
     let mut table = rows.finish(path, |record| file::seal(record, &version, purpose))?;
     let unsaved = place.and_then(|place| match file::write(&place, &table) {
         Ok(()) => {
-            // From now on in place, if it is large.
+            // If the file is large, it is read in place from now on.
             if let Some(kept) = alone(&place) {
                 table = kept;
             }

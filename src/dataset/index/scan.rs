@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Bytes per read of a scan that reads everything, and of a scan that only follows headers.
 const AHEAD_ALL: usize = 1 << 20;
 const AHEAD_HEADERS: usize = 4096;
-/// The same in an object: each read is a request.
+/// The same for an object, where each read is a request.
 const AHEAD_OBJECT: usize = 4 << 20;
 
 /// Reader of a shard: a window that moves forward, so that no byte is read twice. Offsets before the window are read again.
@@ -20,7 +20,7 @@ pub struct Scan<'a> {
     pages: Pages,
 }
 
-/// Parts of a shard that were brought ahead, by their offsets.
+/// Parts of a shard that were read ahead, by their offsets.
 pub(crate) type Pages = BTreeMap<u64, Vec<u8>>;
 
 impl<'a> Scan<'a> {
@@ -53,7 +53,7 @@ impl<'a> Scan<'a> {
         self.blob.walk(ways, step)
     }
 
-    /// Takes these parts; the others are read as before.
+    /// Uses these parts, which were read ahead; other bytes are read as before.
     pub(crate) fn hold(&mut self, pages: Pages) {
         self.pages = pages;
     }
@@ -67,7 +67,8 @@ impl<'a> Scan<'a> {
         self.blob.len()
     }
 
-    /// Gives `len` bytes at `offset`. Check `len` against a limit first: all of them are in memory.
+    /// Returns `len` bytes at `offset`. Check `len` against a limit first: all of the bytes are
+    /// held in memory.
     ///
     /// Errors: [`ErrorKind::Truncated`] if the shard does not have them.
     pub fn bytes(&mut self, offset: u64, len: usize) -> Result<&[u8]> {

@@ -17,11 +17,12 @@ pub const FIELDS_MAX: usize = 16;
 const GAP_MAX: u64 = 16 << 10;
 /// Maximum entries of one shard's ledger; one more entry sums up the rest.
 const LEDGER_MAX: usize = 1000;
-/// Maximum reasons for leaving out that have a count of their own.
+/// Maximum number of reasons for leaving something out that have their own count.
 const LEFT_OUT_MAX: usize = 64;
 
-/// Place of one field of one sample. Entries may overlap. Without checksums nothing reads an entry before
-/// [`Index::open`](super::Index::open) does: its two numbers may also be others, such as a length in tokens.
+/// Place of one field of one sample. Entries may overlap. Without checksums, nothing reads an
+/// entry's bytes before [`Index::open`](super::Index::open): its two numbers may also have another
+/// meaning, such as a length in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Offset in the shard.
@@ -62,7 +63,7 @@ impl Notes {
         let mut notes = Self::default();
         let damage = value.get("damage")?.as_array()?;
         let left_out = value.get("left_out")?.as_object()?;
-        // One more of each sums up the rest.
+        // One more entry of each sums up the rest.
         if damage.len() > LEDGER_MAX + 1 || left_out.len() > LEFT_OUT_MAX + 1 {
             return None;
         }
@@ -92,7 +93,7 @@ pub struct Rows {
     shard: u64,
     entries: Vec<Option<Entry>>,
     notes: Notes,
-    /// Number of damages without an entry of their own.
+    /// Number of damaged places without their own entry.
     surplus: u64,
 }
 
@@ -113,7 +114,8 @@ impl Rows {
 
     /// Adds a sample: one entry per field, `None` for a missing field.
     ///
-    /// Errors: [`ErrorKind::User`] for another number of entries than of fields, or an entry past the shard's end.
+    /// Errors: [`ErrorKind::User`] if the number of entries differs from the number of fields, or
+    /// an entry extends past the shard's end.
     pub fn push(&mut self, entries: &[Option<Entry>]) -> Result<()> {
         let refused = |message| Err(Error::new(ErrorKind::User, Stage::Index, message));
         if entries.len() != self.fields {
@@ -163,7 +165,7 @@ impl Rows {
         }
     }
 
-    /// Counts something left out by rule: not damage, but the dataset reports it.
+    /// Counts an item left out by rule: this is not damage, but the dataset reports it.
     pub fn leave_out(&mut self, reason: &str) {
         match self.notes.left_out.get_mut(reason) {
             Some(count) => *count += 1,
@@ -178,7 +180,7 @@ impl Rows {
         }
     }
 
-    /// The table, in memory. `seal` completes its record.
+    /// Returns the table, in memory. `seal` completes its record.
     pub(super) fn finish(
         mut self,
         path: &Path,
@@ -240,7 +242,7 @@ fn places(entries: &[Option<Entry>], fields: usize) -> u64 {
     digest.end()
 }
 
-/// What a file knows of a shard.
+/// An index file's record of a shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct ShardRecord {
@@ -254,19 +256,19 @@ pub(super) struct ShardRecord {
     pub(super) rows: u64,
     pub(super) fields: u64,
     pub(super) form: u64,
-    /// Most bytes of a sample, and that sample's row.
+    /// Bytes of the largest sample, and that sample's row.
     pub(super) bytes_max: u64,
     pub(super) largest: u64,
     /// Hash of all places.
     pub(super) places: u64,
-    /// Starts in their sections.
+    /// Offsets of the shard's entries and notes in their sections.
     pub(super) entries: u64,
     pub(super) notes: u64,
     pub(super) notes_bytes: u64,
 }
 
 impl ShardRecord {
-    /// Bytes of the entries, if the numbers are possible.
+    /// Bytes of the entries; `None` if the numbers are impossible.
     pub(super) fn entries_bytes(&self) -> Option<u64> {
         let form = Form::from_code(self.form)?;
         // A shard has no more samples than bytes.
@@ -284,7 +286,7 @@ impl ShardRecord {
 pub(super) enum Form {
     /// Offset in units of 2^shift bytes, length, CRC.
     Compact { shift: u32 },
-    /// Offset and length in two words each, the lower first; CRC.
+    /// Offset and length in two words each, the lower word first; CRC.
     Wide,
 }
 
@@ -359,7 +361,7 @@ impl Form {
         }
     }
 
-    /// `bytes`: those of an entry.
+    /// `bytes` are those of one entry.
     fn read(self, bytes: &[u8]) -> Option<Entry> {
         let (entry, absent) = match self {
             Self::Compact { shift } => {
@@ -389,10 +391,10 @@ impl Form {
     }
 }
 
-/// Reads of a sample's parts.
+/// How a sample's parts are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Span {
-    /// One read of one extent with all parts.
+    /// One read of an extent that contains all parts.
     Shared { offset: u64, len: u64 },
     /// One read per part; holds the sum of their bytes.
     Apart(u64),
@@ -427,7 +429,7 @@ impl Span {
     }
 }
 
-/// Room for the entries of a row.
+/// Buffer for the entries of a row.
 pub(super) type RowBytes = [u8; FIELDS_MAX * ENTRY_MAX];
 
 /// The entries of a row, packed.
@@ -474,7 +476,8 @@ impl Table {
             .entry(0))
     }
 
-    /// The entries of a row, in memory or in `room`. Errors: those of the side file.
+    /// The entries of a row, borrowed from memory or read into `room`. Errors: those of the side
+    /// file.
     pub(super) fn row<'a>(&'a self, row: usize, room: &'a mut RowBytes) -> Result<Row<'a>> {
         let fields = self.record.fields;
         self.entries(

@@ -1,12 +1,14 @@
-//! A copy of documents, in a file where each can be read alone: of rows in chunks, in frames, with checksums.
+//! A copy of documents in a file from which each can be read alone: for rows in chunks, in frames,
+//! or with checksums.
 //!
 //! ```text
 //! dataset ──first open, all cores──► copy: documents │ tokens of each 4 │ CRC32C of these 8 │ "feedcopy" │ identity 8
 //!                                          document: its fields, one after the other
 //! ```
 //!
-//! Memory: 8 bytes for each document. Invariants: the documents are those of the dataset, in its order; the file appears whole;
-//! one of another dataset, or another file, is never replaced; its lengths are checked against their CRC32C and the file's length.
+//! Memory: 8 bytes for each document. Invariants: the documents are those of the dataset, in its
+//! order; the file appears only when it is complete; a copy of another dataset, or another kind of
+//! file, is never replaced; the lengths are checked against their CRC32C and the file's length.
 
 use super::documents::{TokenFields, read_all};
 use super::kept;
@@ -21,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 const MARK: [u8; 8] = *b"feedcopy";
-/// Bytes behind the lengths.
+/// Bytes after the lengths.
 const TAIL: u64 = 24;
 /// Lengths that are read at once.
 const STEP: u64 = 1 << 16;
@@ -30,10 +32,10 @@ const STEP: u64 = 1 << 16;
 pub struct Copied {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
-    /// Bytes of an element of each field, and of all.
+    /// Bytes of an element of each field. `token_bytes` is their sum.
     element_bytes: Box<[u64]>,
     token_bytes: u64,
-    /// In tokens, from 0 on.
+    /// Ends of the documents in tokens; the first entry is 0.
     ends: Box<[u64]>,
     longest: u64,
     identity: u64,
@@ -109,7 +111,7 @@ impl Copied {
         })
     }
 
-    /// Whether opening wrote the copy; otherwise it was there.
+    /// Whether opening wrote the copy; otherwise it already existed.
     pub fn built(&self) -> bool {
         self.built
     }
@@ -120,7 +122,7 @@ impl Copied {
     }
 }
 
-/// Writes the documents, their lengths and the CRC of these.
+/// Writes the documents, their lengths and the CRC of the lengths.
 fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Result<()> {
     let failed = |error, out: &Pending| {
         Error::os(Stage::Index, "cannot write the copied documents", error).with_path(&out.target)
@@ -141,7 +143,7 @@ fn write(dataset: &dyn Dataset, fields: &TokenFields, out: &mut Pending) -> Resu
         .map_err(|error| failed(error, out))
 }
 
-/// Reads the ends of `len` documents, in tokens, and their CRC.
+/// Reads the ends of `len` documents, in tokens, and the CRC of their lengths.
 fn ends(blob: &Blob, len: u64) -> Result<(Box<[u64]>, u32)> {
     let first = blob.len() - TAIL - 4 * len;
     let mut crc = 0;

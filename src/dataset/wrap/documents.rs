@@ -1,11 +1,12 @@
-//! The documents of any dataset, read once and in order: for a copy of them, and for the files of other tools.
+//! The documents of any dataset, read once and in order: to copy them, and to write the files of
+//! other tools.
 //!
 //! ```text
 //! samples, or whole chunks ──threads──► runs of documents ──in order──► out
 //! ```
 //!
-//! Memory: [`TOGETHER`] runs of [`RUN_BYTES`], or of a document if it has more; of data in chunks, [`CHUNKS`] open chunks and
-//! their documents.
+//! Memory: [`TOGETHER`] runs of [`RUN_BYTES`], or of one document if it is larger; for data in
+//! chunks, [`CHUNKS`] open chunks and their documents.
 
 use crate::dataset::parallel::{by_threads, parallel};
 use crate::dataset::sample::Plain;
@@ -14,23 +15,25 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::tensor::{EncodedField, Field};
 
-/// Samples and bytes of a run.
+/// Maximum samples and bytes of a run.
 const RUN: u64 = 256;
 const RUN_BYTES: u64 = 4 << 20;
-/// Runs that are in memory together.
+/// Runs that are in memory at the same time.
 const TOGETHER: usize = 16;
-/// Chunks that are open together.
+/// Chunks that are open at the same time.
 const CHUNKS: usize = 4;
 
-/// Fields of a dataset whose rows are documents; the others have a value for each token of the first.
+/// Fields of a dataset whose rows are documents. The first field has the tokens; the others have a
+/// value for each token.
 pub(crate) struct TokenFields {
-    /// Places in the schema.
+    /// Positions in the schema.
     pub(crate) numbers: Box<[usize]>,
     pub(crate) fields: Box<[Field]>,
 }
 
 impl TokenFields {
-    /// Errors: [`ErrorKind::Config`] for a field that is unknown, named twice, or has not one dimension.
+    /// Errors: [`ErrorKind::Config`] for a field that is unknown, named twice, or does not have one
+    /// dimension.
     pub(crate) fn of(schema: &[EncodedField], names: &[String]) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let mut numbers = Vec::with_capacity(names.len());
@@ -68,9 +71,10 @@ impl TokenFields {
         self.fields.iter().map(|field| field.dtype().size() as u64)
     }
 
-    /// Tokens of a document whose fields have these bytes.
+    /// Number of tokens of a document whose fields have these numbers of bytes.
     ///
-    /// Errors: [`ErrorKind::Decode`] for a part of a token; [`ErrorKind::Shape`] for fields of different lengths.
+    /// Errors: [`ErrorKind::Decode`] if a field is not a whole number of tokens;
+    /// [`ErrorKind::Shape`] for fields of different lengths.
     pub(crate) fn tokens(&self, bytes: impl Iterator<Item = u64>) -> Result<u64> {
         let mut tokens = None;
         for (field, bytes) in self.fields.iter().zip(bytes) {
@@ -94,12 +98,12 @@ impl TokenFields {
     }
 }
 
-/// Documents that follow each other.
+/// Consecutive documents.
 #[derive(Default)]
 pub(crate) struct Documents {
-    /// The fields of one document after the other, then those of the next.
+    /// The fields of one document, one after the other, then those of the next document.
     pub(crate) bytes: Vec<u8>,
-    /// Tokens of each.
+    /// Number of tokens of each document.
     pub(crate) lens: Vec<u32>,
 }
 
@@ -125,8 +129,8 @@ impl Documents {
 
 /// Reads the documents of all samples, on all cores; `out` gets them in order.
 ///
-/// Errors: of reading, of [`TokenFields::tokens`] and `out`, with the sample; [`ErrorKind::Config`] for a part of a dataset with
-/// chunks.
+/// Errors: reading errors and those of [`TokenFields::tokens`] and `out`, with the sample;
+/// [`ErrorKind::Config`] for a part of a dataset with chunks.
 pub(crate) fn read_all(
     dataset: &dyn Dataset,
     fields: &TokenFields,

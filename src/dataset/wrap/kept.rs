@@ -1,4 +1,4 @@
-//! The files of a wrapper: made when they are first opened, and kept.
+//! The files of a wrapper, which are made on the first open and then kept.
 //!
 //! Invariants: a damaged or older file is made again; a file of another dataset, of another kind, or of a newer version is
 //! never replaced.
@@ -17,11 +17,12 @@ use std::path::Path;
 pub(crate) enum Origin {
     Kept,
     Made,
-    /// Made in place of a file that was damaged, or of an older version.
+    /// Made to replace a file that was damaged or of an older version.
     MadeAgain,
 }
 
-/// Starts the hash of a dataset: its samples and the lengths of its sources, the same for a copy elsewhere.
+/// Starts the hash that identifies a dataset by its samples and the lengths of its sources. It is
+/// the same for a copy elsewhere.
 pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
     let sources = dataset.sources();
     let schema = crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes());
@@ -34,7 +35,8 @@ pub(crate) fn identity_of(purpose: &str, dataset: &dyn Dataset) -> Digest {
         .fold(digest, |digest, id| digest.word(sources.len_of(id)))
 }
 
-/// For each field of the schema, its place among those that `keeps` something; the number of these.
+/// For each field of the schema, its position among the fields for which `keeps` is true; then the
+/// number of these fields.
 pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Option<usize>>, usize) {
     let mut width = 0;
     (
@@ -52,7 +54,8 @@ pub(crate) fn columns(fields: usize, keeps: impl Fn(usize) -> bool) -> (Vec<Opti
 
 /// Opens the file of `what`, or lets `fill` make its sections.
 ///
-/// Errors: it cannot be read or written, is another kind of file or a newer one, or is not for this identity or does not fit.
+/// Errors: the file cannot be read or written, is another kind of file or of a newer version, has
+/// another identity, or does not fit.
 pub(crate) fn open_or_make(
     place: &Path,
     kind: SideKind,
@@ -87,7 +90,7 @@ pub(crate) fn open_or_make(
         SideFound::Nothing => Origin::Made,
         SideFound::Damaged | SideFound::Older => Origin::MadeAgain,
     };
-    // Begun first, so that a wrong path costs no pass over the data.
+    // Created first, so that a wrong path fails before the pass over the data.
     let mut out = SideWriter::create(place, kind).map_err(unwritable)?;
     fill(&mut out)?;
     out.publish(identity).map_err(unwritable)?;
@@ -101,10 +104,11 @@ pub(crate) fn open_or_make(
     }
 }
 
-/// Opens a file of `what`, made `of` data, or lets `fill` write it; of several processes that write it, the first one's stays.
-/// It ends with `end`: a mark of 8 bytes and an identity. Returns whether it was written.
+/// Opens a file of `what`, made from `of`, or lets `fill` write it; if several processes write it,
+/// the file of the first one is kept. The file ends with `end`: a mark of 8 bytes and an identity.
+/// Also returns whether the file was written.
 ///
-/// Errors: as of [`open_or_make`]; a damaged file is not replaced.
+/// Errors: those of [`open_or_make`]; a damaged file is not replaced.
 pub(crate) fn open_or_write(
     place: &Path,
     what: &str,
@@ -159,7 +163,8 @@ fn write(
     }
     let mut out = Pending::create(place).map_err(failed)?;
     fill(&mut out)?;
-    // Ranks that start together all write it, and a rank that has opened the first file goes on with that.
+    // Ranks that start together all write the file, and a rank that has opened the first file
+    // continues with it.
     out.write_all(end)
         .and_then(|()| out.commit_first())
         .map_err(failed)

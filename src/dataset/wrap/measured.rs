@@ -1,12 +1,13 @@
-//! Lengths of the fields whose index has none, made by one pass over the data and kept in a side file.
+//! Lengths of the fields for which the index has none, made by one pass over the data and kept in a
+//! side file.
 //!
 //! ```text
 //! inner dataset ──first open, all cores──► bytes of each such field and sample ──► side file ──► field_bytes
 //!                                                                    and each read is compared with them
 //! ```
 //!
-//! Sections of the file: 4 bytes per sample and measured field, then the most bytes of each field. A large file is read in
-//! place, a page at a time. Limits: 4 GiB per field of a sample.
+//! Sections of the file: 4 bytes per sample and measured field, then the maximum bytes of each
+//! field. A large file is read in place, a page at a time. Limits: 4 GiB per field of a sample.
 //!
 //! Invariants: those of `super::kept`. A sample that is damaged when it is measured has length 0; the loader reports it.
 
@@ -32,9 +33,9 @@ const MOST: usize = 1;
 /// A dataset with lengths of all fields; made by [`DatasetExt::measured`](crate::dataset::DatasetExt::measured).
 pub struct Measured<D> {
     inner: D,
-    /// For each field of the schema, its place among the measured ones.
+    /// For each field of the schema, its position among the measured fields.
     columns: Vec<Option<usize>>,
-    /// Measured fields.
+    /// Number of measured fields.
     width: usize,
     file: Sidefile,
     origin: Origin,
@@ -111,7 +112,7 @@ impl<D: Dataset> Measured<D> {
         self.origin != Origin::Kept
     }
 
-    /// The dataset itself.
+    /// The inner dataset.
     pub fn inner(&self) -> &D {
         &self.inner
     }
@@ -121,7 +122,8 @@ impl<D: Dataset> Measured<D> {
         4 * (sample * self.width as u64 + column as u64)
     }
 
-    /// Errors: [`ErrorKind::Changed`] for a field with other bytes than when it was measured.
+    /// Errors: [`ErrorKind::Changed`] for a field whose number of bytes differs from when it was
+    /// measured.
     fn compare(&self, sample: u64, field: usize, measured: u32, found: usize) -> Result<()> {
         if measured as usize == found {
             return Ok(());

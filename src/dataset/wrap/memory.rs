@@ -29,7 +29,7 @@ pub struct InMemory<D> {
     bytes: usize,
 }
 
-/// Owner of the region, for slices of it.
+/// Owner of the region, shared by slices of it.
 struct Owner(RegionBytes);
 
 impl AsRef<[u8]> for Owner {
@@ -38,7 +38,7 @@ impl AsRef<[u8]> for Owner {
     }
 }
 
-/// A part of a file with its target.
+/// A part of a file, and the memory to read it into.
 struct Task<'a> {
     source: SourceId,
     offset: u64,
@@ -46,7 +46,7 @@ struct Task<'a> {
 }
 
 impl<D: Dataset> InMemory<D> {
-    /// `budget`: maximum bytes of the files. `free`: bytes that the process can still get.
+    /// `budget`: maximum bytes of the files. `free`: bytes that the process can still allocate.
     pub(crate) fn open(inner: D, budget: usize, free: Option<u64>) -> Result<Self> {
         let table = inner.sources().clone();
         let total = table.ids().try_fold(0_u64, |sum, id| {
@@ -92,7 +92,7 @@ impl<D: Dataset> InMemory<D> {
         let all = Bytes::from_owner(Owner(region));
         let mut at = 0;
         let bytes = table.ids().map(|id| match table.bytes_of(id) {
-            // In memory already.
+            // Already in memory.
             Some(_) => table
                 .shared(&Extent {
                     source: id,
@@ -125,7 +125,7 @@ impl<D: Dataset> InMemory<D> {
     }
 }
 
-/// Reads all files into consecutive places, on threads that end before the call returns.
+/// Reads all files one after the other into `rest`, on threads that end before the call returns.
 fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
     let mut tasks = Vec::new();
     for source in table.ids().filter(|id| table.bytes_of(*id).is_none()) {

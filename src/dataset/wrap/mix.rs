@@ -7,9 +7,10 @@
 //!
 //! Limits: a mix has at most 1,048,576 sources, 256 segments, and 8,388,608 weights in all; a weight that is not 0 is at least
 //! 2^-32 of its table's sum.
-//! Memory: each segment has 24 bytes per source, and a table of at most 80,000 places, 320 KB, where the counts repeat soon
-//! enough; else the mix keeps the blocks in use, of 12 bytes for each of 16,384 places or of 4 places per source. All that is
-//! independent of the datasets' lengths. Each thread keeps the permutations in use.
+//! Memory: each segment takes 24 bytes per source, and a table of at most 80,000 places (320 KB) if
+//! the counts repeat soon enough; otherwise the mix keeps the blocks in use, which take 12 bytes
+//! for each of 16,384 places or of 4 places per source. None of this depends on the datasets'
+//! lengths. Each thread keeps the permutations in use.
 
 use super::Concat;
 use super::shares::{Block, PERIOD, Path, Shares};
@@ -24,18 +25,19 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Positions of a block that is a table, at most.
+/// Maximum positions of a block that is a table.
 const TABLE_MAX: u64 = 10_000;
 const SOURCES_MAX: usize = 1 << 20;
 const SEGMENTS_MAX: usize = 256;
 const WEIGHTS_MAX: usize = 1 << 23;
-/// Counts of a table in messages.
+/// Maximum counts of a table in a message.
 const COUNTS_SHOWN: usize = 16;
-/// Blocks that a mix keeps where they are no table.
+/// Number of blocks that a mix keeps, if they are not tables.
 const BLOCKS: usize = 4;
-/// Steps of a ramp.
+/// Maximum steps of a ramp.
 const STEPS: u64 = 64;
-/// Variants of a block: as many as fit into so many places, between the two limits.
+/// Number of variants of a block: as many as fit into `PLACES` places, within the limits
+/// `VARIANTS`.
 const PLACES: u64 = 1 << 16;
 const VARIANTS: std::ops::RangeInclusive<u64> = 8..=64;
 /// Number of permutations that a thread keeps.
@@ -59,22 +61,26 @@ const WALKS: usize = 256;
 /// ```
 ///
 /// The exact rules:
-/// - Weights are exact where whole numbers of a sum up to 10,000 have their ratios: 0.7 and 0.3 give a *block* of 10
-///   positions, 7 and 3 of the sources. **Every block has exactly these counts**, counted from the first position of epoch 0,
-///   or of the segment. Other weights are rounded to 2^-32 of their sum, by largest remainders.
-/// - The sources are spread evenly: the first *n* positions have a source's share of *n* with an error below 1, any *n*
-///   consecutive positions with an error below 2. (Of weights under 1/16,384 and of more than 4,096 sources an error may
-///   rarely exceed 1; none of 2 or more was seen.) Among equally even orders one is chosen at random, so that no row of a
+/// - Weights are exact if whole numbers with a sum of at most 10,000 have the same ratios: 0.7 and
+///   0.3 give a *block* of 10 positions, 7 and 3 from the two sources. **Every block has exactly
+///   these counts**, counted from the first position of epoch 0, or of the segment. Other weights
+///   are rounded to 2^-32 of their sum, by largest remainders.
+/// - The sources are spread evenly: the first *n* positions have each source's share of *n* with an
+///   error below 1, and any *n* consecutive positions with an error below 2. (With weights under
+///   1/16,384 or more than 4,096 sources, an error may rarely exceed 1; none of 2 or more was
+///   observed.) One of many equally even orders is chosen at random, so that no row of a
 ///   batch and no rank always gets the same source.
-/// - Each source is walked **pass by pass**: every sample once in an order of (key, source, pass), then all again in
-///   another order. Passes continue across epochs and segments: a source with 9,000 samples and 1,000 draws per epoch
-///   repeats none in nine epochs. At any position the samples of a source have come equally often, with a difference of
-///   at most one.
+/// - Each source is walked **pass by pass**: every sample once, in an order that depends on (key,
+///   source, pass), then all again in another order. Passes continue across epochs and segments: a
+///   source with 9,000 samples and 1,000 draws per epoch repeats none in nine epochs. At any
+///   position, the samples of a source have been drawn equally often, with a difference of at most
+///   one.
 /// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
 ///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
 ///
-/// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone. With a
-/// [schedule](Self::scheduled), on the segments that have begun alone: what follows may change between runs.
+/// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone.
+/// With a [schedule](Self::scheduled), only the segments that have begun matter: later segments may
+/// change between runs.
 #[derive(Clone)]
 pub struct Mix {
     dataset: Arc<Concat>,
@@ -90,7 +96,7 @@ struct Schedule {
     /// Number of samples and first id of each source.
     lens: Vec<u64>,
     firsts: Vec<u64>,
-    /// Number of the mix: it separates the permutations of different mixes.
+    /// Number of the mix: it distinguishes the permutations of different mixes.
     number: u64,
     kept: Mutex<Kept>,
 }
@@ -111,7 +117,7 @@ struct Segment {
 enum Places {
     /// The variants of a block, one after the other.
     Table(Vec<(u16, u16)>),
-    /// A block of 2^32 places, of which parts are made when they are needed.
+    /// A block of 2^32 places, whose parts are made when they are needed.
     Parts(Shares),
 }
 
@@ -119,11 +125,11 @@ enum Places {
 #[derive(Default)]
 struct Kept {
     parts: VecDeque<Arc<Part>>,
-    /// Of the segment that made the last part.
+    /// Start of the last made part's segment, and the path to that part.
     path: (u64, Path),
 }
 
-/// A part of a long block: that of the segment with this start, in its block of this number.
+/// A part of a long block. `start` is the start of its segment, `number` the number of its block.
 struct Part {
     start: u64,
     number: u128,
@@ -159,23 +165,28 @@ impl Mix {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Positions are those **of the run**, of all ranks together, counted from the first of epoch 0:
-    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of a segment, so that each
-    /// segment, wherever it ends, has delivered each source's share of it with an error below 1. Passes go on across
-    /// segments: no sample comes again before its source's pass has ended.
+    /// Positions are those **of the run**, over all ranks together, counted from the first position
+    /// of epoch 0:
+    /// epoch × epoch length + position in the epoch. Blocks are counted from the first position of
+    /// a segment, so that each segment, wherever it ends, has delivered each source's share of its
+    /// positions with an error below 1. Passes continue across segments: no sample repeats before
+    /// its source's pass has ended.
     ///
-    /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than the list of datasets: the
-    /// others have weight 0.
+    /// A weight of 0 leaves a source out of a segment. All tables but the last may be shorter than
+    /// the list of datasets: the remaining datasets have weight 0.
     ///
-    /// **A resumed run may have other weights, and more datasets.** Give the whole schedule again: the segments that had
-    /// begun at the state's position as they were, then what you like; datasets are appended to the list, and one that is
-    /// to leave gets weight 0. Old ids keep. The state has a hash of what had begun, so that another past is
-    /// [`ErrorKind::State`]. Set [`epoch_len`](Self::epoch_len), for it must stay the same.
+    /// **A resumed run may have other weights, and more datasets.** Give the whole schedule again:
+    /// first the segments that had begun at the state's position, unchanged, then any others.
+    /// Append new datasets to the list, and give weight 0 to a dataset that is to be dropped. Old
+    /// ids stay the same. The state has a hash of the segments that had begun, so a different past
+    /// is an error ([`ErrorKind::State`]). Set [`epoch_len`](Self::epoch_len), since it must stay
+    /// the same.
     ///
     /// Memory: at most 320 KB and 24 bytes per dataset for each segment, not counted in the plan.
     ///
     /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions that do not ascend, more
-    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each dataset, a table with more, or without a weight above 0,
+    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each
+    /// dataset, a table with more weights than datasets or without a weight above 0,
     /// a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a dataset without
     /// samples, and the errors of [`Concat::new`].
     pub fn scheduled<D: Dataset>(
@@ -213,8 +224,9 @@ impl Mix {
         })
     }
 
-    /// Segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled): at most 64 steps with the weights at
-    /// their middles, then `to`. A weight under 2^-32 of its step's sum is 0 in it.
+    /// Returns the segments of a linear ramp over `positions`, for [`scheduled`](Self::scheduled):
+    /// at most 64 steps, each with the weights at its middle, then `to`. A weight under 2^-32 of
+    /// its step's sum becomes 0.
     ///
     /// ```
     /// # use feedline::dataset::Mix;
@@ -258,16 +270,17 @@ impl Mix {
         Ok(self)
     }
 
-    /// Ends an epoch before any source repeats: it has as many whole blocks as fit one pass of every source, at least
-    /// one block; of long blocks, positions. So no sample repeats in epoch 0.
+    /// Ends an epoch before any source repeats: the epoch has as many whole blocks as fit into one
+    /// pass of every source, but at least one block. If blocks are long, it has as many positions
+    /// as fit. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
         self.len = self.schedule.until_first_ends();
         self
     }
 
-    /// Ends an epoch after the slowest source's first pass, in whole blocks: epoch 0 delivers every sample, but those of
-    /// sources that the schedule leaves out before.
+    /// Ends an epoch after the slowest source's first pass, in whole blocks: epoch 0 delivers every
+    /// sample, except those of sources that the schedule drops before their pass ends.
     #[must_use]
     pub fn until_all_seen(mut self) -> Self {
         self.len = self.schedule.until_all_seen();
@@ -289,7 +302,7 @@ impl Mix {
         &self.schedule.segments[0].counts
     }
 
-    /// The pass of a source with which an epoch begins. Kept by each thread for its epoch.
+    /// The pass of a source at the start of an epoch. Each thread keeps the passes of its epoch.
     fn pass_before(&self, epoch: u64, source: usize) -> u128 {
         thread_local!(static LAST: RefCell<([u64; 3], Vec<u128>)> = const { RefCell::new(([u64::MAX; 3], Vec::new())) });
         LAST.with_borrow_mut(|(of, drawn)| {
@@ -303,7 +316,7 @@ impl Mix {
         })
     }
 
-    /// Position of the run.
+    /// Position in the run.
     fn place(&self, epoch: u64, position: u64) -> u128 {
         u128::from(epoch) * u128::from(self.len) + u128::from(position)
     }
@@ -318,7 +331,7 @@ impl Sampler for Mix {
         self.schedule.id(self.place(epoch, position))
     }
 
-    /// The passes over the sample's source since the epoch began.
+    /// Number of passes over the sample's source since the epoch began.
     fn draw(&self, epoch: u64, position: u64) -> u64 {
         let (source, drawn) = self.schedule.draw(self.place(epoch, position));
         let pass = drawn / u128::from(self.schedule.lens[source]);
@@ -452,8 +465,8 @@ fn tables_of(segments: &[(u64, Vec<f64>)], sources: usize) -> Result<Vec<(u64, V
         .collect()
 }
 
-/// Whole numbers in the ratios of the weights, without a common divisor if they add up to no more than a table has; else
-/// rounded to parts of the period.
+/// Whole numbers in the ratios of the weights. They have no common divisor if their sum fits into a
+/// table; otherwise they are the weights rounded to parts of the period.
 fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     if let Some(index) = weights
         .iter()
@@ -482,7 +495,7 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
             .map(|part| part / sum * count as f64)
             .collect::<Vec<_>>()
     };
-    // As they are, as multiples of the smallest, as 10,000ths.
+    // The weights unchanged, as multiples of the smallest, and as 10,000ths.
     let scaled = [
         weights.to_vec(),
         weights.iter().map(|weight| weight / least).collect(),
@@ -515,7 +528,7 @@ fn counts_of(weights: &[f64], name: &str) -> Result<Vec<u64>> {
     Ok(counts)
 }
 
-/// These numbers without their common divisor, if they are whole and a table has room for them.
+/// These numbers divided by their greatest common divisor, if they are whole and fit into a table.
 fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
     // The 1e-9 absorbs rounding: 0.3 × 10,000 is 2,999.9999999999995.
     let fit = numbers.iter().all(|number| {
@@ -536,7 +549,7 @@ fn whole(numbers: &[f64]) -> Option<Vec<u64>> {
 }
 
 impl Schedule {
-    /// `sources` has a hash of each.
+    /// `sources` has a hash of each source.
     fn new(tables: Vec<(u64, Vec<u64>)>, ids: &[Range<u64>], sources: &[u64], key: Key) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let (firsts, lens) = ids
@@ -560,7 +573,7 @@ impl Schedule {
                 || vec![0; ids.len()],
                 |last| schedule.drawn(last, start.into()),
             );
-            // Sources that were appended later do not count.
+            // Sources that were appended later do not change the hash.
             let known = counts
                 .iter()
                 .rposition(|count| *count > 0)
@@ -641,7 +654,8 @@ impl Schedule {
         &table[(variant * len) as usize..][..len as usize]
     }
 
-    /// The part of a long block that has a place. Without a lock where the thread asked for the same part before.
+    /// Calls `get` with the part of a long block that contains a place. Needs no lock if the
+    /// thread's last call was for the same part.
     fn in_part<T>(
         &self,
         segment: &Segment,
@@ -741,7 +755,8 @@ impl Schedule {
         Draws::from_key(self.key).next_u64()
     }
 
-    /// The segments, each with the next one, and of each source the samples that it has left and its count in a block.
+    /// The segments, each with the next segment and, for each source, the number of samples left
+    /// before the segment and the source's count in a block.
     fn spans(&self) -> impl Iterator<Item = (&Segment, Option<&Segment>, Vec<(u128, u128)>)> {
         self.segments.iter().enumerate().map(|(index, segment)| {
             let left = |(len, before): (&u64, &u128)| u128::from(*len).saturating_sub(*before);
@@ -753,7 +768,8 @@ impl Schedule {
         })
     }
 
-    /// The end of the first block, or of the first segment if that is shorter; of a long block its first position.
+    /// The end of the first block, or of the first segment if that is shorter; for a long block,
+    /// the end of its first position.
     fn first_end(&self) -> u64 {
         let first = &self.segments[0];
         let block = if first.has_table() { first.block() } else { 1 };
@@ -763,7 +779,7 @@ impl Schedule {
             .min(block)
     }
 
-    /// The last end of a block, or of a segment, before any source repeats; at least the first of all.
+    /// The last end of a block, or of a segment, before any source repeats; at least the first end.
     fn until_first_ends(&self) -> u64 {
         let found = self
             .spans()
@@ -797,13 +813,14 @@ impl Schedule {
             .max(self.first_end())
     }
 
-    /// The first end of a block, or of a segment, with no unseen samples but those of sources that are not drawn again.
+    /// The first end of a block, or of a segment, where only sources that are not drawn again have
+    /// unseen samples.
     fn until_all_seen(&self) -> u64 {
         let found = self.spans().find_map(|(segment, next, sources)| {
             let unseen = sources
                 .iter()
                 .filter(|(left, count)| *left > 0 && (*count > 0 || next.is_some()));
-            // A later segment draws from it, perhaps.
+            // A later segment may draw from it.
             let ends = unseen.map(|(left, count)| {
                 if *count > 0 {
                     segment.end_after(*left, *count)
@@ -842,15 +859,15 @@ impl Segment {
         matches!(self.places, Places::Table(_))
     }
 
-    /// Number of the block that has a position, and the place in it.
+    /// Number of the block that contains a position, and the place in that block.
     fn place(&self, position: u128) -> (u128, u64) {
         let len = u128::from(self.block());
         let rest = position - u128::from(self.start);
         (rest / len, (rest % len) as u64)
     }
 
-    /// The last end of a block, or of a long block the last position, before which a source of `count` comes at most `left`
-    /// times.
+    /// The last end of a block (for a long block, the last position) before which a source with
+    /// `count` places per block occurs at most `left` times.
     fn end_within(&self, left: u128, count: u128) -> u128 {
         let len = u128::from(self.block());
         u128::from(self.start)
@@ -861,7 +878,7 @@ impl Segment {
             }
     }
 
-    /// The first one before which it comes at least `left` times.
+    /// The first such end, or position, before which the source occurs at least `left` times.
     fn end_after(&self, left: u128, count: u128) -> u128 {
         let len = u128::from(self.block());
         u128::from(self.start)
@@ -873,9 +890,9 @@ impl Segment {
     }
 }
 
-/// Spreads the sources of a block evenly: source *s* comes `counts[s]` times, its place *k* between *k* and *k* + 1
-/// times its mean distance. Earliest deadline first finds such places for all, since together they fill the block
-/// exactly.
+/// Spreads the sources of a block evenly: source *s* occurs `counts[s]` times, its occurrence *k*
+/// between *k* and *k* + 1 times its mean distance. Earliest deadline first finds such places for
+/// all, since together they fill the block exactly.
 fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     let block: u64 = counts.iter().sum();
     let used: Vec<usize> = (0..counts.len())
@@ -899,13 +916,15 @@ fn spread(counts: &[u64]) -> Vec<(u16, u16)> {
     places
 }
 
-/// Places at which a source of `count` in a block may come after `earlier` others of it: none is off its share by 1.
+/// Places where a source with `count` places per block may occur after `earlier` occurrences, so
+/// that it is never off its share by 1.
 fn window(count: u64, block: u64, earlier: u64) -> Range<u64> {
     earlier * block / count..((earlier + 1) * block).div_ceil(count)
 }
 
-/// Variants of a block, one after the other: the spread sources, each in turn moved to a random place of its window, as far
-/// as the windows of those on the way allow; and the same in reverse, so that the variants favour neither end.
+/// Variants of a block, one after the other: the spread sources, each in turn moved to a random
+/// place in its window, as far as the windows of the sources in between allow; then the same in
+/// reverse, so that the variants favour neither end.
 fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
     let spread = spread(counts);
     let block = spread.len() as u64;
@@ -945,7 +964,7 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
         .collect()
 }
 
-/// A permutation kept by a thread, since making one takes up to microseconds.
+/// A permutation kept by a thread, since making one may take microseconds.
 struct Walk {
     mix: u64,
     source: usize,
@@ -996,7 +1015,7 @@ mod tests {
             (&[1e308, 1e308], &[1, 1]),
             (&[1e-320, 3e-320], &[1, 3]),
             (&[1.0, 0.0, 3.0], &[1, 0, 3]),
-            // Not of a table: what is missing goes to the sources that have a weight.
+            // Too large for a table: the rounding remainder goes to the sources that have a weight.
             (
                 &[0.0, 10_001.0, 20_002.0, 1.0],
                 &[0, 1_431_608_050, 2_863_216_100, 143_146],
@@ -1134,7 +1153,7 @@ mod tests {
                     prop_assert_eq!(drawn, next[source]);
                     next[source] += 1;
                     position += 1;
-                    // Wherever the segment ends.
+                    // This holds wherever the segment ends.
                     for (source, count) in counts.iter().enumerate() {
                         let got = (next[source] - before[source]) as u64;
                         prop_assert!((got * block).abs_diff((position - start) * count) < block);
@@ -1180,7 +1199,7 @@ mod tests {
                 schedule.drawn(segment, position.into())
             };
             let within = |position| drawn(position).iter().zip(lens).all(|(drawn, len)| *drawn <= u128::from(*len));
-            // Of a source that is not drawn again nothing can be waited for.
+            // The samples of a source that is not drawn again need not be seen.
             let seen = |position| drawn(position).iter().zip(lens).zip(&last.1)
                 .all(|((drawn, len), count)| *drawn >= u128::from(*len) || (*count == 0 && position >= last.0));
             let first = schedule.first_end();
@@ -1217,7 +1236,8 @@ mod tests {
 
     #[test]
     fn a_block_without_a_table_draws_without_a_gap() {
-        // The middle segment has one; the period of the last ends within it.
+        // The middle segment has a table; the first period of the last segment ends within the
+        // test.
         let long = [PERIOD - 5_000_000, 4_999_990, 10];
         let segments = [
             (0, long.to_vec()),

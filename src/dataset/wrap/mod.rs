@@ -1,7 +1,7 @@
-//! Datasets made of other datasets: a part, several, in memory, with checksums, seek points or lengths, copied and packed documents; and a
-//! full verification.
+//! Datasets made from other datasets: a part of one, several as one, in memory, with checksums,
+//! seek points or lengths, copied and packed documents; and a full verification.
 
-// A wrapper that forgets a method would take the default in place of what it wraps.
+// A wrapper that omits a method would use the default instead of the inner dataset's method.
 #![deny(clippy::missing_trait_methods)]
 
 pub(crate) mod checked;

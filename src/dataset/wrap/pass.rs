@@ -1,4 +1,5 @@
-//! One pass over all data of a dataset, on all cores, with 32 bytes for every 64 samples: to make what a side file keeps.
+//! One pass over all data of a dataset, on all cores, to make the contents of a side file. Memory:
+//! 32 bytes for every 64 samples.
 
 use crate::dataset::Dataset;
 use crate::dataset::parallel::parallel;
@@ -8,16 +9,18 @@ use std::sync::Arc;
 
 /// Samples per unit of work of a thread.
 const RUN: u64 = 64;
-/// Units whose results are in memory together.
+/// Units whose results are in memory at the same time.
 const TOGETHER: usize = 64;
 
-/// Gives every field of every row of a run of samples: the row, the field and its bytes.
+/// Calls its argument for every field of every row in a run of samples, with the row, the field and
+/// its bytes.
 pub(crate) type Rows<'a> = dyn FnMut(&mut dyn FnMut(usize, usize, &[u8])) -> Result<()> + 'a;
 
-/// Reads everything, on all cores. `one` makes a value of each run of samples, by their number and their rows; `out` gets
-/// the values in order. Damaged samples have no fields.
+/// Reads everything, on all cores. `one` makes a value from each run of samples, given their number
+/// and their rows; `out` gets the values in order. Damaged samples have no fields.
 ///
-/// Errors: of reading, of `one` and `out`; a part of a dataset with chunks.
+/// Errors: reading errors, those of `one` and `out`, and [`ErrorKind::Config`] for a part of a
+/// dataset with chunks.
 pub(crate) fn pass<R: Send>(
     dataset: &dyn Dataset,
     what: &str,

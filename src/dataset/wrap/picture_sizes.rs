@@ -1,7 +1,8 @@
 //! Sizes of all pictures, made by one pass over the data and kept in a side file.
 //!
-//! The file has one section: width and height of each sample's picture, 4 bytes each, as its header says. Invariants: those of
-//! `super::kept`. A picture with a damaged header has 1 × 1 pixels; the loader reports it.
+//! The file has one section: width and height of each sample's picture, 4 bytes each, from the
+//! picture's header. Invariants: those of `super::kept`. A picture with a damaged header has 1 × 1
+//! pixels; the loader reports it.
 
 use crate::dataset::wrap::kept;
 use crate::dataset::wrap::pass::{Rows, pass};
@@ -20,7 +21,8 @@ const KIND: SideKind = SideKind {
 const SIZES: usize = 0;
 const DAMAGED: (u32, u32) = (1, 1);
 
-/// Errors: [`ErrorKind::Config`] for an unknown field, or one without pictures; of reading, and of the file.
+/// Errors: [`ErrorKind::Config`] for an unknown field, or one without pictures; reading errors;
+/// errors of the side file.
 pub(crate) fn picture_sizes(
     dataset: &dyn Dataset,
     name: &str,

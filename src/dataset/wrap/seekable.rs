@@ -1,20 +1,24 @@
-//! Seek points for the JPEGs of any dataset, kept in a side file: a crop is decoded from its first row on.
+//! Seek points for the JPEGs of any dataset, kept in a side file, so that decoding a crop starts at
+//! its first row.
 //!
 //! ```text
 //! inner dataset ──► bytes ──► decoder ◄── ctx.seek_points() ◄── points of (sample, field) ◄── the side file, read in place
 //! ```
 //!
-//! The first `open` reads everything once and passes the codes of each picture, on all cores. Later ones open the file
-//! alone. Points take about 1 % of the pictures' bytes in the file, and 8 bytes per field and sample. In memory they take at most
+//! The first `open` reads everything once and walks through the codes of each picture, on all
+//! cores. Later calls only open the file. In the file, points take about 1 % of the pictures'
+//! bytes, and 8 bytes per field and sample. In memory they take at most
 //! 16 MiB, unless the file is an object of a store; while they are made, 8 bytes per field and sample.
-//! Shards that this crate writes need none: their pictures hold points themselves, see [`prepare`](crate::prepare).
+//! Shards that this crate writes need no such file: their pictures contain the points, see
+//! [`prepare`](crate::prepare).
 //!
 //! Sections of the file: the entries, one after the other, and the end of each. An entry holds
 //! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
 //! and damaged ones.
 //!
-//! Invariants: a file whose damage shows when it is opened, or of an older version, is made again; a file of another dataset, or
-//! of another kind, is never replaced. Points never change a pixel of an intact picture: the decoder compares them with the
+//! Invariants: a file that is found to be damaged when it is opened, or is of an older version, is
+//! made again; a file of another dataset, or of another kind, is never replaced. Points never
+//! change a pixel of an intact picture: the decoder compares them with the
 //! picture, see `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
 
 use crate::dataset::forward::{forward, frames_of, own};
@@ -39,9 +43,9 @@ const ENDS: usize = 1;
 /// A dataset with seek points; made by [`DatasetExt::seekable`](crate::dataset::DatasetExt::seekable).
 pub struct Seekable<D> {
     inner: D,
-    /// For each field of the schema, its place among those with points.
+    /// For each field of the schema, its position among the fields with points.
     columns: Vec<Option<usize>>,
-    /// Fields with points.
+    /// Number of fields with points.
     width: usize,
     file: Sidefile,
     origin: Origin,
@@ -65,7 +69,7 @@ impl<D: Dataset> Seekable<D> {
         })
     }
 
-    /// As `open`, with the points of `parts` in place of a pass over the data.
+    /// As `open`, with the points of `parts` instead of a pass over the data.
     pub(crate) fn open_from<P: Dataset>(
         inner: D,
         place: &Path,
@@ -102,7 +106,7 @@ impl<D: Dataset> Seekable<D> {
             Ok(())
         };
         let (file, _) = open_or_make(&inner, place, width, copy)?;
-        // Only the parts passed the data.
+        // Only the parts read the data.
         let origin = Origin::Kept;
         Ok(Self {
             inner,
@@ -185,7 +189,8 @@ impl<D: Dataset> Dataset for Seekable<D> {
     }
 }
 
-/// For each field of the schema, its place among those with points; the number of these.
+/// For each field of the schema, its position among the fields with points; then the number of
+/// these fields.
 fn columns(dataset: &dyn Dataset) -> (Vec<Option<usize>>, usize) {
     let schema = dataset.schema();
     kept::columns(schema.len(), |field| has_points(&schema[field].encoding))
@@ -198,7 +203,7 @@ fn has_points(encoding: &Encoding) -> bool {
 
 /// Opens the file, or lets `fill` make its entries.
 ///
-/// Errors: as of [`kept::open_or_make`].
+/// Errors: those of [`kept::open_or_make`].
 fn open_or_make(
     dataset: &dyn Dataset,
     place: &Path,

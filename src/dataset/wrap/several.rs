@@ -18,12 +18,12 @@ use crate::tensor::EncodedField;
 use bytes::Bytes;
 use std::sync::Arc;
 
-/// Parts in a description.
+/// Maximum number of parts in a description.
 const SHOWN: usize = 8;
 
 /// Concatenates datasets: the ids of the second follow the ids of the first.
 ///
-/// All must have the same fields. Datasets of different types go in as `Arc<dyn Dataset>`:
+/// All must have the same fields. Pass datasets of different types as `Arc<dyn Dataset>`:
 ///
 /// ```
 /// # use feedline::dataset::{Concat, Dataset, Records, Tokens};
@@ -69,8 +69,8 @@ impl Member {
 impl Concat {
     /// Concatenates `datasets` in this order.
     ///
-    /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without chunks, and for fields
-    /// that differ, with part and field.
+    /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without
+    /// chunks, and for fields that differ (the message names part and field).
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = D>) -> Result<Self> {
         let datasets: Vec<Arc<dyn Dataset>> = datasets
             .into_iter()
@@ -222,7 +222,7 @@ impl Dataset for Concat {
         for (part, first) in self.parts.iter().zip(self.starts.all()) {
             let own = part.dataset.sizes();
             let table = part.dataset.sources().table_bytes();
-            // Of several with as many bytes, the last.
+            // If several parts have the maximum, the last one counts.
             if own.sample_bytes_max >= all.sample_bytes_max {
                 all.sample_bytes_max = own.sample_bytes_max;
                 all.largest_sample = own.largest_sample.map(|sample| first + sample);

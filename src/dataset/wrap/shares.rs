@@ -1,4 +1,5 @@
-//! The sequence of a mix whose counts repeat only after 2^32 places: any part of it, made without those before.
+//! The sequence of a mix whose counts repeat only after 2^32 places. Any part of it is made without
+//! the parts before it.
 //!
 //! ```text
 //! 0 ─────────────────────────── 2^32    counts before each end: 0, and those of the whole
@@ -7,13 +8,16 @@
 //!              ├ block ┤                earliest deadline first, then moved at random
 //! ```
 //!
-//! A source's count before any place is to be its share, rounded up or down. Which to round up is a question of both sides: a
-//! source rounded up is one that the left side finds room for, one rounded down must still find room on the right. Both do if,
-//! sorted by either end of their windows, the first *n* sources together are rounded with an error below 1, for any *n*. Such
-//! a rounding exists for any two orders (Knuth, Two-way rounding, 1995), and [`round`] finds it bit by bit.
+//! A source's count before any place must be its share, rounded up or down. The choice affects both
+//! sides of the place: a source that is rounded up must find room on the left, and one that is
+//! rounded down must find room on the right. All of them find room if, sorted by either end of
+//! their windows, the first *n* sources together are rounded with an error below 1, for any *n*.
+//! Such a rounding exists for any two orders (Knuth, Two-way rounding, 1995), and [`round`] finds
+//! it bit by bit.
 //!
-//! Limits: sources of at least one place in each block have an error below 1 everywhere. With lighter ones, whose counts at the
-//! ends of a part are bound by earlier choices, shares are a guess: an error may rarely exceed 1; none of 2 or more was seen.
+//! Limits: sources with at least one place in each block have an error below 1 everywhere. For
+//! lighter sources, earlier choices constrain the counts at the ends of a part, so shares are an
+//! estimate: an error may rarely exceed 1; none of 2 or more was observed.
 
 use crate::order::{Draws, Key};
 use std::cmp::Reverse;
@@ -21,23 +25,23 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Places after which the counts repeat.
+/// Number of places after which the counts repeat.
 pub(super) const PERIOD: u64 = 1 << 32;
-/// Places of a block, for few sources.
+/// Number of places in a block, if there are few sources.
 const BLOCK: u64 = 1 << 14;
-/// Places of a block for each source, at least.
+/// Minimum number of places in a block for each source.
 const BLOCK_OF_SOURCE: u64 = 4;
-/// A source of fewer places in a part is light.
+/// A source with fewer places in a part is light.
 const LIGHT: u64 = 16;
-/// Moves for each place.
+/// Moves per place.
 const TURNS: usize = 2;
-/// Steps that a source is moved at most, where it cannot change places at once.
+/// Maximum steps that a source is moved, if it cannot swap places directly.
 const STEPS: u32 = 32;
 
-/// How often each source comes in a period.
+/// How often each source occurs in a period.
 pub(super) struct Shares {
     counts: Vec<u32>,
-    /// The sources that come at all, the heaviest first.
+    /// The sources that occur at all, the heaviest first.
     used: Vec<u32>,
     block: u64,
     key: Key,
@@ -46,7 +50,7 @@ pub(super) struct Shares {
 /// A part of the sequence.
 pub(super) struct Block {
     pub(super) from: u64,
-    /// Count of each source before it.
+    /// Count of each source before the block.
     pub(super) first: Vec<u32>,
     /// The source at each place, with its count of earlier places.
     pub(super) places: Vec<(u32, u32)>,
@@ -60,13 +64,14 @@ impl Block {
     }
 }
 
-/// The halves on the way to a block: ends of the halved part, and the counts before its middle. Neighbours share most.
+/// The bisections that lead to a block: the range of each halved part, and the counts before its
+/// middle. Neighbouring blocks share most of them.
 pub(super) type Path = Vec<(Range<u64>, Arc<[u32]>)>;
 
 /// A source that may be rounded either way at a place.
 struct Free {
     source: usize,
-    /// Its share of the place that it has on the left, in 2^32nds.
+    /// The fraction of its next place that is in the left half, in units of 2^-32.
     left: u64,
     window: Range<u64>,
 }
@@ -89,7 +94,7 @@ impl Shares {
         }
     }
 
-    /// The block of a place. `variant` chooses among equally even ones.
+    /// The block that contains a place. `variant` chooses among equally even blocks.
     pub(super) fn block(&self, place: u64, variant: u64, path: &mut Path) -> Block {
         let mut part = 0..PERIOD;
         let mut depth = 0;
@@ -120,7 +125,8 @@ impl Shares {
         }
     }
 
-    /// Places of a source's number `earlier` at which its count is its share, rounded up or down.
+    /// The places where a source may occur after `earlier` occurrences, so that its count is its
+    /// share, rounded up or down.
     fn window(&self, source: usize, earlier: u32) -> Range<u64> {
         let count = u64::from(self.counts[source]);
         let earlier = u64::from(earlier);
@@ -128,7 +134,7 @@ impl Shares {
             ..((u128::from(earlier) + 1) * u128::from(PERIOD)).div_ceil(count.into()) as u64
     }
 
-    /// The counts before the middle of a part, by those before its ends.
+    /// The counts before the middle of a part, from the counts before its ends.
     fn halve(&self, part: &Range<u64>, first: &[u32], last: &[u32]) -> Vec<u32> {
         let half = part.start.midpoint(part.end);
         let mut counts = first.to_vec();
@@ -159,7 +165,7 @@ impl Shares {
         ) {
             counts[source] += u32::from(up);
         }
-        // Only where light sources were bound too tightly.
+        // Needed only if light sources were constrained too tightly.
         let mut off = open - open.clamp(0, free.len() as i64);
         for source in self.used.iter().map(|source| *source as usize).cycle() {
             match off.signum() {
@@ -179,7 +185,8 @@ impl Shares {
     fn free(&self, source: usize, earlier: u32, part: &Range<u64>, half: u64) -> Free {
         let count = u128::from(self.counts[source]);
         let begin = u128::from(earlier) << 32;
-        // In 2^32nds of a place of this source, of which the part may have a piece only.
+        // In units of 2^-32 of this source's next place; the part may contain only a piece of that
+        // place.
         let start = (u128::from(part.start) * count).max(begin);
         let end = (u128::from(part.end) * count)
             .min(begin + u128::from(PERIOD))
@@ -194,7 +201,8 @@ impl Shares {
         }
     }
 
-    /// The source at each place of a part, with its count of earlier places: earliest deadline first, then moved.
+    /// The source at each place of a part, with its count of earlier places: earliest deadline
+    /// first, then moved at random.
     fn spread(
         &self,
         part: &Range<u64>,
@@ -234,7 +242,8 @@ impl Shares {
     }
 }
 
-/// Moves entries, each twice on average, to a random place of their windows, as far as the windows of those on the way allow.
+/// Moves entries, each twice on average, to a random place in their windows, as far as the windows
+/// of the entries in between allow.
 fn moved(places: &mut [(Range<u32>, u32, u32)], draws: &mut Draws) {
     let fits = |entry: &(Range<u32>, u32, u32), other: &(Range<u32>, u32, u32), to: usize| {
         entry.1 != other.1 && entry.0.contains(&(to as u32))
@@ -266,7 +275,7 @@ fn moved(places: &mut [(Range<u32>, u32, u32)], draws: &mut Draws) {
     }
 }
 
-/// Rounds `ups` of the sources up; those from number `light` on are light.
+/// Rounds `ups` of the sources up and the others down. The sources from index `light` on are light.
 fn rounded(free: &[Free], ups: u64, light: usize, key: Key) -> impl Iterator<Item = (usize, bool)> {
     let mut shares: Vec<u64> = free.iter().map(|free| free.left).collect();
     for start in [light, 0] {
@@ -294,11 +303,12 @@ fn rounded(free: &[Free], ups: u64, light: usize, key: Key) -> impl Iterator<Ite
         .map(|(source, share)| (source, share == PERIOD))
 }
 
-/// Brings shares of at most a period to this sum. They have it but for sources that the ends of a part bind.
+/// Changes shares of at most a period so that they add up to `sum`. They already do, except for
+/// sources that the ends of a part constrain.
 fn level(shares: &mut [u64], sum: u64) {
     let has: u64 = shares.iter().sum();
     let raised = has < sum;
-    // What each could give, or take.
+    // How much each share can rise or fall.
     let room = |share: u64| if raised { PERIOD - share } else { share };
     let all: u64 = shares.iter().map(|share| room(*share)).sum();
     let whole = has.abs_diff(sum);
@@ -312,15 +322,17 @@ fn level(shares: &mut [u64], sum: u64) {
         let by = u128::from(room(*share)) * u128::from(whole) / u128::from(all.max(1));
         change(share, by as u64);
     }
-    // The remainders of the divisions.
+    // Distributes the remainders of the divisions.
     shares.iter_mut().for_each(|share| change(share, PERIOD));
 }
 
-/// Rounds shares to 0 or a period: in either order the first *n* keep their sum, with an error below a period. Their sum is a
-/// multiple of it.
+/// Rounds each share to 0 or a period. In either order, the first *n* shares keep their sum with an
+/// error below a period. The sum of all shares must be a multiple of the period.
 ///
-/// From the lowest bit on, the shares that have it lose it, half of them up, half down: neighbours in either order, two by two,
-/// in opposite directions. Every share has two such neighbours, so they form rings of even length, which this is possible for.
+/// From the lowest bit on, the shares with the bit set are rounded to clear it, half of them up and
+/// half down. In either order, consecutive shares of this kind form pairs that are rounded in
+/// opposite directions. Every share has one partner in each order, so the pairs form cycles of even
+/// length, for which this is possible.
 fn round(shares: &mut [u64], orders: [Vec<u32>; 2], key: Key) {
     let mut draws = Draws::from_key(key);
     let mut mates = [vec![0_u32; shares.len()], vec![0_u32; shares.len()]];
@@ -353,7 +365,8 @@ fn round(shares: &mut [u64], orders: [Vec<u32>; 2], key: Key) {
 mod tests {
     use super::*;
 
-    /// The places of some parts of the sequence, each by itself: errors, and counts without a gap, are looked at one by one.
+    /// Checks some parts of the sequence, each by itself: the error at every place, and that the
+    /// counts have no gap.
     fn checked(counts: &[u64], parts: impl Iterator<Item = u64>, most: u64) -> u64 {
         let shares = Shares::new(counts, Key::new(5));
         let mut before = None;
@@ -373,7 +386,7 @@ mod tests {
                 let count = i128::from(counts[*source as usize]);
                 assert_eq!(*earlier, done[index], "source {source} at {place}");
                 done[index] += 1;
-                // The error of a source is greatest before it is drawn, or after.
+                // The error of a source is greatest just before or just after it is drawn.
                 let off = |drawn: u32, place: u64| {
                     (i128::from(drawn) * i128::from(PERIOD) - i128::from(place) * count).abs()
                 };
@@ -403,7 +416,7 @@ mod tests {
 
     #[test]
     fn every_source_is_within_one_sample_of_its_share_at_every_place() {
-        // `FEEDLINE_SWEEP` walks 10^7 places, over 100,000 sources too.
+        // `FEEDLINE_SWEEP` walks 10^7 places, also with 100,000 sources.
         let (all, places) = match std::env::var_os("FEEDLINE_SWEEP").is_some() {
             true => (&[2, 3, 10, 1000, 100_000][..], 10_000_000),
             false => (&[2, 3, 10, 1000][..], 100_000),
@@ -420,7 +433,7 @@ mod tests {
         let mut draws = Draws::from_key(Key::new(8));
         for case in 0..40 {
             let sources = 2 + draws.below(30);
-            // Each in every part; and one that takes nearly all.
+            // Either sources that all occur in every part, or one source that takes nearly all.
             let counts = of((0..sources).map(|source| match (case % 2, source) {
                 (0, _) => draws.range_f64(0.0, 5.0).exp(),
                 (_, 0) => 20.0 * sources as f64,
@@ -429,7 +442,7 @@ mod tests {
             let place = draws.below(PERIOD - BLOCK);
             checked(&counts, [place, place + BLOCK].into_iter(), 1);
         }
-        // Light ones, too, are never off by two.
+        // Light sources are never off by two either.
         for _ in 0..20 {
             let counts = of((0..8).map(|_| draws.range_f64(0.0, 18.0).exp()));
             let place = draws.below(PERIOD - BLOCK);

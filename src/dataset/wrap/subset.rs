@@ -1,4 +1,4 @@
-//! A part of a dataset: by a keyed split, which needs no memory, or by a list of ids.
+//! A part of a dataset: chosen by a keyed split, which needs no memory, or by a list of ids.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::{forward, frames_of, own};
@@ -121,7 +121,7 @@ impl<D: Dataset> Dataset for Subset<D> {
 impl<D: Dataset> Framed for Subset<D> {
     frames_of!(self, sample => (&*self.whole, self.origin(sample)); check open field_bytes member seek_points);
 
-    /// All parts of a dataset have rows of the same size.
+    /// Rows have the same size in all parts of a dataset.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         self.whole.field_bytes_max(field).map(Some)
     }

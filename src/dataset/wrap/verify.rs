@@ -4,8 +4,9 @@
 //! samples, in blocks ──► threads: extents ──read──► open (checksums) ──► lengths, decoders ──► ledger
 //! ```
 //!
-//! Plain reads through the page cache, on threads of its own; no pipeline. It finds the damage that the format can
-//! detect: the guide [formats](crate::guide::formats) has a table of each format's checks.
+//! It uses plain reads through the page cache, on its own threads; no pipeline. It finds the damage
+//! that the format can detect: the guide [formats](crate::guide::formats) has a table of each
+//! format's checks.
 
 use crate::dataset::sample::Plain;
 use crate::dataset::{Chunked, Dataset, no_field};
@@ -82,8 +83,8 @@ impl Verify {
     /// Reads the whole dataset. `progress` is called about once per thousand samples, on any thread; it may stop the
     /// work.
     ///
-    /// Gives the counts, and the damaged samples' errors in the order of ids, each with path, place and sample. An
-    /// error of a chunk stands for all its samples.
+    /// Returns the counts, and the damaged samples' errors in the order of ids, each with path,
+    /// place and sample. An error of a chunk stands for all of its samples.
     ///
     /// Errors: a decoder for a missing field; threads that cannot be started.
     pub fn run(
@@ -216,7 +217,7 @@ impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
             });
             if let Err(error) = seen {
                 self.damage(error.with_sample(id), 1);
-                // A panic may leave decoders half changed: make them again.
+                // A panic may leave decoders in an inconsistent state: make them again.
                 decoders.clear();
             }
         }

@@ -1,4 +1,5 @@
-//! The checksum file, a side file: a section that identifies the dataset, and one of the checksums, 4 bytes each.
+//! The checksum file, a side file with two sections: the identity of the dataset, and the
+//! checksums, 4 bytes each.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::parallel::parallel;
@@ -25,7 +26,8 @@ const RUN: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(super) struct Head {
-    /// Hash of the sources' number and lengths: the same for a copy, another for other data.
+    /// Hash of the number and lengths of the sources: the same for a copy, different for other
+    /// data.
     pub(super) lengths: u64,
     /// Hash of the sources' paths and modification times, or of the bytes in memory.
     pub(super) state: u64,
@@ -43,11 +45,11 @@ impl Head {
         self.count.checked_mul(self.fields.into())?.checked_mul(4)
     }
 
-    /// Writes the file. Errors: the system's.
+    /// Writes the file. Errors: I/O errors.
     pub(super) fn write(self, place: &Path, crcs: &[u32]) -> Result<()> {
         let head = bytemuck::bytes_of(&self);
         let crcs = bytemuck::cast_slice(crcs);
-        // Of the content, so that an equal file stays and any other one goes.
+        // Hash of the content, so that an identical file is kept and any other one is replaced.
         let identity = Digest::new("checksums")
             .bytes(head)
             .word(crc32c::crc32c(crcs).into())
@@ -77,7 +79,7 @@ impl Sums {
         (self.file.len(CRCS) / 4) as usize
     }
 
-    /// Errors: of reading the file in place.
+    /// Errors: reading errors, if the file is read in place.
     pub(super) fn get(&self, at: usize) -> Result<u32> {
         self.file.value(CRCS, 4 * at as u64)
     }
@@ -132,7 +134,7 @@ fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest>
         );
         return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
     }
-    // A relative path from another working directory must give the same file.
+    // A relative path from another working directory must give the same hash.
     let path = std::path::absolute(&path).unwrap_or(path);
     Ok(digest.bytes(path.as_os_str().as_bytes()).word(meta.version))
 }
@@ -147,8 +149,8 @@ pub(super) enum Found {
     Useless(Error),
 }
 
-/// Reads the file. Errors: it cannot be opened, or is not a checksum file: a mistaken name must not cost the user's
-/// data.
+/// Reads the file. Errors: it cannot be opened, or is not a checksum file, since a wrong name must
+/// not destroy the user's data.
 pub(super) fn load(place: &Path, lengths: u64) -> Result<Found> {
     let useless = |kind, what: &str| {
         let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));

@@ -4,11 +4,11 @@
 //! inner.extents ──► extents, all checked ──► readers ──► bytes ──CRC32C──► inner.check ──► inner.open, if framed there
 //! ```
 //!
-//! The first `open` reads everything once to make the file and takes the bytes on disk as right. Later, a byte that
-//! differs is an error with sample and place, whatever the format.
+//! The first `open` reads everything once to make the file and assumes that the bytes on disk are
+//! correct. Later, a byte that differs is an error with sample and place, whatever the format.
 //!
-//! Datasets with chunks have one CRC32C per extent of a chunk, verified before the chunk is opened. One more CRC32C
-//! detects a file that describes itself differently than before.
+//! Datasets with chunks have one CRC32C per extent of a chunk, verified before the chunk is opened.
+//! One more CRC32C detects changed metadata in a file that describes itself.
 //!
 //! Costs: 4 bytes per field and sample (per extent, with chunks); rows are no longer read in place, since they are
 //! verified first. The schema, the places of all bytes, and bytes in the inner dataset's index (labels) share one
@@ -18,8 +18,8 @@
 //! same lengths, paths and modification times (memory: the same bytes). If only paths or times differ, as in a copy,
 //! everything is read and compared: the checksums stay, and a difference is an error. Other lengths and a damaged file
 //! are errors; only [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes the file again, and
-//! [`Checked::built`] reports it. A different dataset over unchanged sources is an error: a header is damaged. The file
-//! appears by a rename.
+//! [`Checked::built`] reports it. A different dataset over unchanged sources is an error: a header
+//! is damaged. The file is put in place by a rename.
 
 mod file;
 mod outline;
@@ -54,7 +54,7 @@ pub struct Checked<D> {
 enum SumsOrigin {
     /// Made from the bytes on disk when the dataset was opened.
     Made,
-    /// Read from their file; all bytes were compared with it when the dataset was opened.
+    /// Read from their file; all bytes were compared with them when the dataset was opened.
     Compared,
     /// Read from their file.
     Kept,

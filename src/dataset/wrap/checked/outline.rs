@@ -20,7 +20,8 @@ pub(super) struct Outline {
     pub(super) fields: usize,
     /// CRC of the schema and of the places of all bytes.
     pub(super) shape: u32,
-    /// For datasets with chunks: the extents of each chunk, start of its CRCs, and the end of all.
+    /// For datasets with chunks: the extents of each chunk. `pieces` has the start of each chunk's
+    /// CRCs, then the end of all.
     extents: Vec<Vec<Extent>>,
     pub(super) pieces: Vec<usize>,
 }
@@ -56,7 +57,7 @@ impl Outline {
         })
     }
 
-    /// Reads everything once; gives the CRCs.
+    /// Reads everything once and returns the CRCs.
     pub(super) fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
         let crcs = match dataset.chunked() {
             Some(_) => parallel(&self.extents, |_, extents| {
@@ -173,7 +174,7 @@ fn schema_crc(dataset: &dyn Dataset) -> u32 {
     crc32c::crc32c(format!("{:?}", dataset.schema()).as_bytes())
 }
 
-/// CRC of the chunks, as the files describe themselves.
+/// CRC of the schema, the chunks' starts and their extents, as the files describe them.
 fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     let starts = dataset.chunked().map_or(&[][..], |chunks| chunks.starts());
     let crc = crc32c::crc32c_append(schema_crc(dataset), bytemuck::cast_slice(starts));
@@ -182,8 +183,8 @@ fn chunk_shape(dataset: &dyn Dataset, extents: &[Vec<Extent>]) -> u32 {
     })
 }
 
-/// Asks for the parts of every sample. Gives a CRC of the dataset: its schema, its samples' places, and all bytes in
-/// the index.
+/// Asks for the parts of every sample. Returns a CRC of the dataset: of its schema, its samples'
+/// places, and all bytes in the index.
 fn survey(dataset: &dyn Dataset) -> Result<u32> {
     let found = parallel(&runs(dataset.len()), |_, run| {
         let mut crc = 0;

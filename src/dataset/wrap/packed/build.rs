@@ -21,7 +21,7 @@ const ROOM_MAX: usize = 1 << 22;
 const DOCUMENTS_MAX: u64 = 1 << 31;
 /// Maximum documents of a bin: the table keeps their number in 16 bits.
 pub(super) const ITEMS_MAX: usize = 1 << 15;
-/// Threads that pack, and groups whose bins are in memory together.
+/// Maximum threads that pack, and groups whose bins are in memory at the same time.
 const THREADS_MAX: usize = 8;
 const TOGETHER: usize = 32;
 
@@ -29,13 +29,13 @@ const TOGETHER: usize = 32;
 #[must_use]
 pub struct PackedBuilder<D> {
     inner: D,
-    /// That of the documents, then those beside it.
+    /// The field of the documents, then the fields beside it.
     fields: Vec<String>,
     room: usize,
     key: Option<u64>,
     long: Long,
     padding: i64,
-    /// Of single fields.
+    /// Padding of single fields.
     paddings: Vec<(String, i64)>,
     documents_max: Option<usize>,
     rows: Option<PathBuf>,
@@ -56,35 +56,37 @@ impl<D: Dataset> PackedBuilder<D> {
         }
     }
 
-    /// Packs these fields, too, which have an element for each token of a document: labels, a mask of the loss, weights. They stand
-    /// in the row as their tokens do.
+    /// Also packs these fields, which have an element for each token of a document: labels, a loss
+    /// mask, weights. An element has the same position in the row as its token.
     pub fn beside<'n>(mut self, fields: impl IntoIterator<Item = &'n str>) -> Self {
         self.fields.extend(fields.into_iter().map(String::from));
         self
     }
 
-    /// Packs the documents in an order shuffled by `key`. Default: the dataset's order, for data that lie shuffled.
+    /// Packs the documents in an order shuffled by `key`. Default: the dataset's order, for data
+    /// that is already shuffled.
     pub fn shuffled(mut self, key: u64) -> Self {
         self.key = Some(key);
         self
     }
 
-    /// Splits documents that are longer than a bin: parts that fill one each, and the rest. Default: such a document is an
-    /// error of `open`.
+    /// Splits documents that are longer than a bin into parts that fill a bin each, and a rest.
+    /// Default: such a document is an error of `open`.
     pub fn split(mut self) -> Self {
         self.long = Long::Split;
         self
     }
 
-    /// Cuts documents that are longer than a bin, in place of [`split`](Self::split); [`Packed::cut_tokens`] and the report
-    /// count the rest.
+    /// Cuts documents that are longer than a bin, instead of splitting them
+    /// ([`split`](Self::split)); [`Packed::cut_tokens`] and the report count the tokens cut off.
     pub fn cut(mut self) -> Self {
         self.long = Long::Cut;
         self
     }
 
-    /// Concatenates the documents, in place of best fit: rows are full, and a document that reaches over the end of one goes on in
-    /// the next, as a part with positions of its own. Documents that follow each other in their file are then one read.
+    /// Concatenates the documents, instead of packing by best fit: rows are full, and a document
+    /// that crosses the end of a row continues in the next row, as a part with its own positions.
+    /// Documents that follow each other in their file are then one read.
     pub fn concatenated(mut self) -> Self {
         self.long = Long::Concatenate;
         self
@@ -97,34 +99,39 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
-    /// Keeps the rows in this file, too: their tokens, row after row. Opening writes it if it is not there, by one pass over the
-    /// documents; it takes the disk space of the tokens. A row is then one read, as a window of a token file, in place of a
-    /// read for each document. A state of a run without it does not fit, since the rows are the dataset's files then.
+    /// Also keeps the rows in this file: their tokens, row after row. Opening writes the file if it
+    /// does not exist, by one pass over the documents; it takes as much disk space as the tokens. A
+    /// row is then one read, like a window of a token file, instead of a read for each document.
+    /// The state of a run without this file does not fit, since the dataset's files are then
+    /// different.
     pub fn rows(mut self, file: impl Into<PathBuf>) -> Self {
         self.rows = Some(file.into());
         self
     }
 
-    /// Sets the token of the padding, and the element of the padding of fields [`beside`](Self::beside). Default: 0.
+    /// Sets the padding token, and the padding element of fields [`beside`](Self::beside). Default:
+    /// 0.
     pub fn padding(mut self, token: i64) -> Self {
         self.padding = token;
         self
     }
 
-    /// Sets the padding of one field: -100 for labels.
+    /// Sets the padding of one field, such as -100 for labels.
     pub fn padding_of(mut self, field: &str, element: i64) -> Self {
         self.paddings.push((field.into(), element));
         self
     }
 
-    /// Opens the table of bins in the file `index`. The first call packs all documents to make it ([`Packed::built`] tells), on
-    /// all cores: some 5 bytes a document. Make it before many processes open it.
+    /// Opens the table of bins in the file `index`. The first call packs all documents to make it,
+    /// on all cores ([`Packed::built`] reports this). The file takes some 5 bytes per document.
+    /// Make it before many processes open it.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, one that has not one dimension or lies in frames or chunks (then use
-    /// [`copied`](crate::dataset::DatasetExt::copied)), for impossible bins, and for an `index` that is another kind of file;
+    /// Errors: [`ErrorKind::Config`] for an unknown field, one that does not have one dimension or
+    /// is stored in frames or chunks (then use [`copied`](crate::dataset::DatasetExt::copied)), for
+    /// impossible bins, and for an `index` that is another kind of file;
     /// [`ErrorKind::Shape`] for a document that is longer than a bin, unless it is split, cut or concatenated, and for fields of
-    /// different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings; [`ErrorKind::Empty`] without
-    /// tokens; file system errors.
+    /// different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other
+    /// settings; [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         let (fields, size) = self.checked()?;
         let paddings = self.paddings(&fields)?;
@@ -146,7 +153,7 @@ impl<D: Dataset> PackedBuilder<D> {
             key,
         ];
         let digest = kept::identity_of("packed", &self.inner).words(&settings);
-        // Bins of one field have the identity that they had before there could be several.
+        // Bins of one field keep the identity that they had before several fields were supported.
         let digest = numbers.skip(1).fold(digest, Digest::word);
         let order = self
             .key
@@ -165,7 +172,7 @@ impl<D: Dataset> PackedBuilder<D> {
             size,
             long: self.long,
         };
-        // Kept bins do not tell whether these documents can be packed.
+        // Kept bins do not show whether these documents can be packed.
         documents.part(0, None, 0, &mut Parts::new(), &mut Vec::new())?;
         let place = index.as_ref();
         if self.rows.as_deref() == Some(place) {
@@ -201,7 +208,7 @@ impl<D: Dataset> PackedBuilder<D> {
         Ok(packed)
     }
 
-    /// The fields of the documents, and the size of a bin.
+    /// Checks the settings; returns the fields of the documents, and the size of a bin.
     fn checked(&self) -> Result<(TokenFields, Bin)> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         let fields = TokenFields::of(self.inner.schema(), &self.fields)?;
@@ -248,7 +255,7 @@ impl<D: Dataset> PackedBuilder<D> {
         ))
     }
 
-    /// The element of the padding of each field.
+    /// The padding element of each field.
     fn paddings(&self, fields: &TokenFields) -> Result<Vec<i64>> {
         if let Some((name, _)) = self
             .paddings
@@ -276,7 +283,7 @@ impl<D: Dataset> PackedBuilder<D> {
     }
 }
 
-/// The fields of a row that are made of its documents' lengths.
+/// The fields of a row that are made from its documents' lengths.
 fn made(room: usize, most: usize) -> [Field; 4] {
     let [positions, documents, ends, longest] = MADE;
     [
@@ -305,7 +312,7 @@ fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
                 .map(|own| own.to_ne_bytes().repeat(room))
         };
     }
-    // Signed ones may also be given by their bits.
+    // Signed integers may also be given by their bits.
     let row = match field.dtype() {
         DType::U8 => integer!(u8),
         DType::I8 => integer!(i8).or(integer!(u8)),
@@ -348,7 +355,7 @@ fn pack<D: Dataset>(
         .saturating_mul(16)
         .clamp(1 << 16, 1 << 19);
     let starts: Vec<u64> = (0..len.div_ceil(step)).map(|group| group * step).collect();
-    // A bin that is filled in turn depends on those before.
+    // A bin that is filled in turn depends on the bins before it.
     let in_turn = Mutex::new(InTurn::default());
     let is_in_turn = documents.long == Long::Concatenate;
     let threads = if is_in_turn {

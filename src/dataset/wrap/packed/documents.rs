@@ -10,7 +10,7 @@ use crate::setting::Setting;
 use crate::storage::Extent;
 use std::ops::Range;
 
-/// What becomes of documents that are longer than a bin.
+/// How documents that are longer than a bin are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Long {
     Refuse,
@@ -20,7 +20,7 @@ pub(super) enum Long {
     Concatenate,
 }
 
-/// Maximum documents and parts of a group: 800 MB of them.
+/// Maximum number of documents and parts in a group: they take 800 MB.
 const PARTS_MAX: u64 = 1 << 26;
 
 /// The documents of a dataset, for bins of a size.
@@ -31,18 +31,18 @@ pub(super) struct Documents<D> {
     pub(super) long: Long,
 }
 
-/// Behind the reason why documents cannot be packed where they lie: the way out.
+/// The hint that follows the reason why documents cannot be packed from their files.
 pub(super) fn copied() -> String {
     Setting::Copied
         .hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
 }
 
 impl<D: Dataset> Documents<D> {
-    /// The tokens of a document; the place of each field comes behind `places`, also after an error. `parts` is room to ask the
-    /// dataset.
+    /// Returns the number of tokens of a document and appends the place of each field to `places`,
+    /// which may also change if there is an error. `parts` is a buffer for asking the dataset.
     ///
-    /// Errors: of the dataset, and of [`TokenFields::tokens`]; [`ErrorKind::Config`] for a document that does not lie in a file
-    /// unchanged.
+    /// Errors: those of the dataset, and of [`TokenFields::tokens`]; [`ErrorKind::Config`] for a
+    /// document that is not stored in a file unchanged.
     fn find<'d>(
         &'d self,
         document: u64,
@@ -81,8 +81,9 @@ impl<D: Dataset> Documents<D> {
             })
     }
 
-    /// The tokens of a document or its part in a bin with room for `left` tokens; the place of each field comes behind `places`.
-    /// `None`: there is none, or none that fits.
+    /// Returns the number of tokens of a document, or of its part, in a bin with room for `left`
+    /// tokens; appends the place of each field to `places`. `None` if there is no such document or
+    /// part, or if it does not fit.
     pub(super) fn part<'d>(
         &'d self,
         document: u64,
@@ -165,7 +166,8 @@ impl<D: Dataset> Documents<D> {
         ))
     }
 
-    /// Puts the documents at these positions behind those before. The last bin stays open, unless these are the last ones.
+    /// Appends the documents at these positions to those before. The last bin stays open, unless
+    /// these are the last documents.
     pub(super) fn concatenate(
         &self,
         positions: Range<u64>,
@@ -185,7 +187,8 @@ impl<D: Dataset> Documents<D> {
         Ok(Group::new(&items, bins, self.size, counts))
     }
 
-    /// The document at a position of the order, which is counted, and its tokens.
+    /// Returns the document at a position of the order and its number of tokens, and counts the
+    /// document.
     fn at<'d>(
         &'d self,
         position: u64,
@@ -202,7 +205,8 @@ impl<D: Dataset> Documents<D> {
         Ok((document as u32, len))
     }
 
-    /// Errors: [`ErrorKind::Limit`] for a document of too many tokens or parts, beside `items`.
+    /// Errors: [`ErrorKind::Limit`] for a document with too many tokens, or with too many parts in
+    /// addition to `items`.
     fn check_parts(&self, document: u32, items: usize, len: u64) -> Result<()> {
         let message = match len / u64::from(self.size.room) {
             parts if items as u64 + parts > PARTS_MAX => {

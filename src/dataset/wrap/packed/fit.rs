@@ -1,4 +1,4 @@
-//! Pieces of documents into bins: best fit, decreasing, or in turn. Pure.
+//! Assigns pieces of documents to bins: best fit decreasing, or in turn. Pure.
 //!
 //! ```text
 //! pieces ──longest first──► the bin with the least room that holds the piece, else a new one
@@ -9,10 +9,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) document: u32,
-    /// Number of the part among those that fill a bin alone; `None` for a whole document, or what its full parts leave. Of
-    /// concatenated documents, the first token if it is not 0.
+    /// Number of the part among the parts that fill a bin alone; `None` for a whole document, or
+    /// for the rest after its full parts. For concatenated documents, the first token if it is not
+    /// 0.
     pub(super) part: Option<u32>,
-    /// Tokens, 1 … the bin's.
+    /// Number of tokens, from 1 to the bin's room.
     pub(super) len: u32,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct Bin {
 
 /// The bin of each item, and the number of bins. Bins are numbered by their first items.
 pub(super) fn bins(items: &[Item], size: Bin) -> (Vec<u32>, usize) {
-    // Longest first, equal ones as they come.
+    // Longest first; items of equal length keep their order.
     let mut order: Vec<u64> = items
         .iter()
         .enumerate()
@@ -59,12 +60,13 @@ pub(super) struct InTurn {
     items: Vec<Item>,
     bin_of: Vec<u32>,
     bins: u32,
-    /// Tokens and items that the last bin still takes.
+    /// Tokens and items for which the last bin still has room.
     left: Bin,
 }
 
 impl InTurn {
-    /// Puts a document of `len` tokens into the last bin, and what does not fit into new ones. Returns whether it was split.
+    /// Puts a document of `len` tokens into the last bin, and the tokens that do not fit into new
+    /// bins. Returns whether it was split.
     pub(super) fn put(&mut self, document: u32, len: u64, size: Bin) -> bool {
         let mut from = 0;
         let first = self.items.len();
@@ -93,7 +95,8 @@ impl InTurn {
         self.left.room == 0 || self.left.most == 0
     }
 
-    /// Takes the items of full bins, and with `all` also those of the last one; then as [`bins`].
+    /// Takes out the items of full bins, and with `all` also those of the last bin. The second
+    /// value is like the result of [`bins`].
     pub(super) fn take(&mut self, all: bool) -> (Vec<Item>, (Vec<u32>, usize)) {
         let all = all || self.is_full();
         let full = self
@@ -115,10 +118,11 @@ impl InTurn {
     }
 }
 
-/// Bins with room left: by their room, a stack of bins, and a tree of bits over the rooms with a bin.
+/// Bins with room left: a stack of bins for each size of room, and a tree of bits that marks the
+/// sizes with a bin.
 struct Open {
     size: Bin,
-    /// For each room, the last bin with it, plus 1.
+    /// For each size of room, the last bin with it, plus 1.
     last: Vec<u32>,
     /// For each bin, the bin before it in its stack, plus 1.
     before: Vec<u32>,
@@ -146,7 +150,7 @@ impl Open {
         }
     }
 
-    /// Puts an item of `len` tokens into a bin, and returns its number.
+    /// Puts an item of `len` tokens into a bin, and returns the bin's number.
     fn put(&mut self, len: u32) -> u32 {
         let (bin, room) = match self.least(len as usize) {
             Some(room) => (self.pop(room), room as u32),
@@ -167,7 +171,7 @@ impl Open {
         let bin = self.last[room] - 1;
         self.last[room] = self.before[bin as usize];
         let mut at = room;
-        // Emptied words clear their bit above.
+        // An emptied word clears its bit in the next level.
         for level in self.levels.iter_mut().take_while(|_| self.last[room] == 0) {
             level[at / 64] &= !(1 << (at % 64));
             if level[at / 64] != 0 {
@@ -187,7 +191,7 @@ impl Open {
         }
     }
 
-    /// The least room of an open bin from `from` on.
+    /// The smallest room of an open bin that is at least `from`.
     fn least(&self, from: usize) -> Option<usize> {
         let mut at = from;
         for (depth, level) in self.levels.iter().enumerate() {
@@ -212,11 +216,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The same by a plain list of bins.
+    /// The same algorithm with a plain list of bins.
     fn naive(items: &[Item], size: Bin) -> Vec<u32> {
         let mut order: Vec<usize> = (0..items.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(items[*at].len));
-        // Room of each bin, when it was touched last, and its items.
+        // For each bin: its room, when it was last touched, and its number of items.
         let mut bins = Vec::<(u32, usize, u32)>::new();
         let mut bin_of = vec![0; items.len()];
         for (time, at) in order.into_iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Packed documents: documents in rows of one length, by best fit or concatenated, once.
+//! Packed documents: documents in rows of equal length, by best fit or concatenated. They are
+//! packed once.
 //!
 //! ```text
 //! documents ──key──► groups ──threads: best fit, or in turn──► table of bins (side file)
@@ -7,17 +8,19 @@
 //! rows file, if asked for: the rows one after the other │ "feedrows" │ identity 8; then a row is one extent of it
 //! ```
 //!
-//! A sample is a bin, so order, ranks, resume and `len` are as for any dataset. The files stay as they are.
-//! A row costs a read for each document that does not follow the one before it in the file, unless rows are kept in a file of
-//! their own.
+//! A sample is a bin, so order, ranks, resume and `len` work as for any dataset. The files are not
+//! changed. A row costs a read for each document that does not follow the one before it in the
+//! file, unless rows are kept in their own file.
 //!
-//! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents lie in their files unchanged, with lengths in
-//! the index; others are copied before ([`Copied`](super::Copied)). Memory: some 30 bytes for each document, and each part of a
-//! split one, of a group, of which at most 8 are packed at once; then the side file, which is read in place, and the bins looked up
-//! last.
+//! Limits: fewer than 2^31 documents; bins of at most 2^22 tokens; documents are stored in their
+//! files unchanged, with lengths in the index; other documents must be copied first
+//! ([`Copied`](super::Copied)). Memory: some 30 bytes for each document in a group, and for each
+//! part of a split document; at most 8 groups are packed at once. After packing: the side file,
+//! which is read in place, and the recently looked up bins.
 //!
-//! Invariants: every document that is not empty is in exactly one bin, or every part of a split one. Documents stand
-//! in a row in the order of the key. The same documents, key and settings give the same table, on any number of threads.
+//! Invariants: every document that is not empty is in exactly one bin, and so is every part of a
+//! split document. The documents in a row are in the order of the key. The same documents, key and
+//! settings give the same table, on any number of threads.
 
 mod build;
 mod documents;
@@ -42,36 +45,39 @@ use table::{Check, Counts};
 use build::ITEMS_MAX;
 pub use build::PackedBuilder;
 
-/// Bins looked up last that are kept: each field of a row asks for its bin.
+/// Number of recently looked up bins that are kept, since each field of a row asks for its bin.
 const RECENT: usize = 16;
 
-/// Fields of a row behind those of the documents.
+/// Fields of a row after those of the documents.
 const MADE: [&str; 4] = ["positions", "documents", "cu_seqlens", "max_seqlen"];
 const POSITIONS: usize = 0;
 const DOCUMENTS: usize = 1;
 const ENDS: usize = 2;
 
-/// Documents in rows of one length; made by [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
+/// Documents in rows of equal length; made by
+/// [`DatasetExt::packed`](crate::dataset::DatasetExt::packed).
 ///
-/// Fields of a row of `L` tokens, all of documents in one order:
+/// Fields of a row of `L` tokens; all have the documents in the same order:
 ///
 /// | field | shape | |
 /// |---|---|---|
-/// | `tokens` (as it is called), and fields [beside](PackedBuilder::beside) | `[L]` | documents one after the other, then padding |
+/// | `tokens` (the documents' field, under its own name), and fields [beside](PackedBuilder::beside) | `[L]` | documents one after the other, then padding |
 /// | `positions` | `[L]` i32 | place of a token in its document, or in the document's part in this row; 0 in padding |
 /// | `documents` | `[L]` i32 | number of a token's document within the row; -1 in padding |
-/// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, as documents of no token: what varlen attention takes |
+/// | `cu_seqlens` | `[D + 1]` i32, `D` = [`documents_max`](PackedBuilder::documents_max) | 0, then the end of each document; the last end repeats, like empty documents: the input of varlen attention |
 /// | `max_seqlen` | `[]` i32 | tokens of the longest document of the row |
 ///
-/// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token is a target, of the token before it, where
-/// `positions` is above 0: so no target crosses a document, and none is padding.
+/// Fields that are not [kept](crate::LoaderBuilder::keep) cost nothing. A token is the target of
+/// the token before it where `positions` is above 0: so no target crosses a document boundary, and
+/// none is padding.
 ///
-/// Row `b` of a batch begins at token `b × L` of the flat batch: `cu_seqlens + b × L`, row after row, are the ends of all its
-/// documents, with a row's padding as one of them.
+/// Row `b` of a batch starts at token `b × L` of the flat batch: `cu_seqlens + b × L`, row after
+/// row, are the ends of all documents in the batch, where the padding of a row counts as a
+/// document.
 pub struct Packed<D> {
     documents: Documents<D>,
     schema: Vec<EncodedField>,
-    /// A row of it for each field.
+    /// A row of padding for each field.
     padding: Box<[Box<[u8]>]>,
     counts: Counts,
     identity: u64,
@@ -93,7 +99,8 @@ struct Row {
 }
 
 impl Row {
-    /// The reads of one of `fields` fields: documents that follow each other are one.
+    /// The reads for one of `fields` fields; documents that follow each other in a file are one
+    /// read.
     fn reads(&self, field: usize, fields: usize) -> impl Iterator<Item = Extent> + '_ {
         let mut places = self
             .places
@@ -125,7 +132,8 @@ impl<D: Dataset> Packed<D> {
         self.counts.tokens
     }
 
-    /// Number of documents that were longer than a bin; concatenated, of those in several rows.
+    /// Number of documents that were longer than a bin; if they are concatenated, of documents in
+    /// several rows.
     pub fn long_documents(&self) -> u64 {
         self.counts.long
     }
@@ -135,9 +143,11 @@ impl<D: Dataset> Packed<D> {
         self.counts.cut
     }
 
-    /// Looks up the place and the tokens of every document of a bin. They fit the row.
+    /// Looks up the place and the number of tokens of every document of a bin, and checks that they
+    /// fit the row.
     ///
-    /// Errors: of the dataset and of the table; [`ErrorKind::Changed`] for other lengths than when the bins were made.
+    /// Errors: those of the dataset and of the table; [`ErrorKind::Changed`] if lengths differ from
+    /// when the bins were made.
     fn look_up(&self, bin: u64, row: &mut Row) -> Result<()> {
         let mut left = self.documents.size.room;
         let mut check = Check::default();
@@ -165,7 +175,8 @@ impl<D: Dataset> Packed<D> {
         }
     }
 
-    /// The place and the tokens of every document of a bin, as of [`look_up`](Self::look_up).
+    /// Calls `take` with the documents of a bin, which are found by [`look_up`](Self::look_up)
+    /// unless they are kept.
     fn with<T>(&self, bin: u64, take: impl FnOnce(&Row) -> T) -> Result<T> {
         self.recent.with(
             bin,
@@ -182,7 +193,7 @@ impl<D: Dataset> Packed<D> {
         self.padding.iter().map(|row| row.len() as u64).sum()
     }
 
-    /// Why the bins are not full, and what fills them; nothing if they are.
+    /// Explains why the bins are not full, and how to fill them; empty if they are full enough.
     fn why_empty(&self, filled: f64) -> String {
         let Counts {
             documents,
@@ -207,7 +218,7 @@ impl<D: Dataset> Packed<D> {
                 )
             }
             share if share >= 1.0 => format!(" ({now} ends {share:.0} % of them)"),
-            // A file of before has no count.
+            // A file of an older version has no count.
             _ if ended == 0 && items_max == u64::from(most) => {
                 format!(" ({now} ends some of them)")
             }
@@ -217,7 +228,8 @@ impl<D: Dataset> Packed<D> {
     }
 }
 
-/// Appends a field of a row that is made of its documents' lengths, by its number in [`MADE`].
+/// Appends a field of a row that is made from its documents' lengths; `field` is its number in
+/// [`MADE`].
 fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
     let lens = lens.iter().copied();
     match field {
@@ -273,7 +285,7 @@ impl<D: Dataset> Dataset for Packed<D> {
         Sizes {
             sample_bytes_max: row_bytes,
             opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
-            // With the padding.
+            // Includes the padding.
             appended_max: if self.rows.is_some() {
                 0
             } else {
@@ -320,7 +332,7 @@ impl<D: Dataset> Dataset for Packed<D> {
                 }
             })?;
         }
-        // `open` makes the other fields of nothing.
+        // `open` makes the other fields from empty extents.
         let first = self.padding.len();
         (first..first + MADE.len())
             .for_each(|field| parts.framed(field, Extent { len: 0, ..place }));

@@ -1,5 +1,6 @@
-//! The file of rows: the tokens of each, one after the other, with several fields those of each field; then `feedrows` and a hash
-//! of the bins and of the documents' files.
+//! The file of rows: the tokens of each row, one row after the other (with several fields, a row
+//! has the elements of each field in turn); then `feedrows` and a hash of the bins and of the
+//! documents' files.
 
 use super::Packed;
 use crate::dataset::digest::Digest;
@@ -14,14 +15,15 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The end of the file, before the identity.
+/// The mark at the end of the file, before the identity.
 const END: [u8; 8] = *b"feedrows";
-/// Bytes of rows that a thread writes at once, and how many of these are in memory together.
+/// Bytes of rows that a thread makes at once, and how many such runs are in memory at the same
+/// time.
 const RUN: u64 = 1 << 20;
 const TOGETHER: usize = 32;
 
 impl<D: Dataset> Packed<D> {
-    /// Reads rows from their file from now on; writes it if it is not there.
+    /// Switches to reading rows from their file; writes the file if it does not exist.
     pub(super) fn take_rows(&mut self, place: PathBuf) -> Result<()> {
         // Documents of the same lengths may have other tokens.
         let identity = Digest::new("rows")

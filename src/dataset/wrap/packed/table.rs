@@ -9,7 +9,8 @@
 //!          concatenated: the part is the first token, and the bin's end is that of its last document
 //! ```
 //!
-//! Some 4 bytes for each document and 4 for each bin. A look at a bin reads its block's start, heads and words.
+//! The table takes some 4 bytes for each document and 4 for each bin. Looking up a bin reads its
+//! block's start, heads and words.
 
 use super::fit::{Bin, Item};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -23,11 +24,11 @@ pub(super) const KIND: SideKind = SideKind {
 const BINS: usize = 0;
 const STARTS: usize = 1;
 const COUNTS: usize = 2;
-/// Bins of a block.
+/// Bins per block.
 const BLOCK: usize = 64;
 /// Words that are read at once.
 const STEP: usize = 16;
-/// The mark of a part that fills its bin.
+/// The mark of a document whose part is in the next word.
 const PART: u32 = 1 << 31;
 
 /// Counts of a packing.
@@ -41,13 +42,14 @@ pub(super) struct Counts {
     pub(super) tokens: u64,
     /// Documents without tokens.
     pub(super) empty: u64,
-    /// Documents that were cut or split, or, concatenated, reach over a row's end.
+    /// Documents that were cut or split or, if concatenated, cross the end of a row.
     pub(super) long: u64,
     /// Tokens cut off.
     pub(super) cut: u64,
     /// Maximum items of a bin.
     pub(super) items_max: u64,
-    /// Bins with the most documents that one may have, and room for more tokens. 0 in files of before.
+    /// Bins that have the maximum number of documents and room for more tokens. 0 in files of an
+    /// older version.
     pub(super) ended: u64,
 }
 
@@ -64,7 +66,7 @@ impl Counts {
     }
 }
 
-/// Packed documents on their way into the file.
+/// Packed documents that are to be written to the file.
 pub(super) struct Group {
     heads: Vec<u32>,
     words: Vec<u32>,
@@ -72,7 +74,7 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// The items in their bins. `counts` has those of the documents.
+    /// Makes a group of the items in their bins. `counts` has the counts of the documents.
     pub(super) fn new(
         items: &[Item],
         bin_of: Vec<u32>,
@@ -133,7 +135,7 @@ impl Group {
     }
 }
 
-/// A hash of a bin's lengths: other lengths on reading are found, but for one case in 65,536.
+/// A hash of a bin's lengths. It detects other lengths on reading, except in one case in 65,536.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Check(u32);
 
@@ -158,7 +160,7 @@ pub(super) struct TableWriter {
 }
 
 impl TableWriter {
-    /// Errors: the system's.
+    /// Errors: I/O errors.
     pub(super) fn add(&mut self, group: &Group, out: &mut SideWriter) -> std::io::Result<()> {
         let mut words = &group.words[..];
         for head in &group.heads {
@@ -185,12 +187,12 @@ impl TableWriter {
         Ok(())
     }
 
-    /// Errors: the system's.
+    /// Errors: I/O errors.
     pub(super) fn finish(mut self, out: &mut SideWriter) -> std::io::Result<()> {
         if !self.heads.is_empty() {
             self.end_block(out)?;
         }
-        // Words are read by steps, the last ones too.
+        // Words are read in steps of `STEP`, including the last ones.
         out.put(&[0; 4 * STEP])?;
         out.end_section();
         out.put(bytemuck::cast_slice(&self.starts))?;
@@ -201,9 +203,9 @@ impl TableWriter {
     }
 }
 
-/// Whether the file has possible counts, and their sections.
+/// Whether the file has plausible counts, and sections that match them.
 pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
-    // Tokens have 8 bytes at most.
+    // A token has at most 8 bytes.
     counts(file).is_ok_and(
         |Counts {
              bins, items_max, ..
@@ -216,7 +218,7 @@ pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
     )
 }
 
-/// Errors: of reading.
+/// Errors: reading errors.
 pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
     let mut counts = Counts::default();
     let bytes = bytemuck::bytes_of_mut(&mut counts);
@@ -224,8 +226,8 @@ pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
     file.fill(COUNTS, 0, &mut bytes[..len]).map(|()| counts)
 }
 
-/// Calls `each` with the document of every item of a bin, and its part if the part fills the bin. Returns the check of the
-/// lengths. Errors: of reading, and of `each`.
+/// Calls `each` with the document of every item of a bin, and with its part, if the item has one.
+/// Returns the check of the lengths. Errors: reading errors, and those of `each`.
 pub(super) fn items(
     file: &Sidefile,
     bin: u64,
