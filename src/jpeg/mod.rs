@@ -27,7 +27,8 @@
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
 //!   of tables. For several scans see [`scans`].
-//! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit, and damaged MCUs none.
+//! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit,
+//!   and MCUs of a damaged interval are not read.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
 
 #[cfg(target_arch = "x86_64")]

@@ -195,8 +195,8 @@ pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
     }
 }
 
-/// Returns the list with this length and unspecified content. It takes no more memory than for the
-/// longest one.
+/// Returns the list with this length and unspecified content. Its capacity does not exceed the
+/// longest length requested.
 pub(crate) fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
     if list.capacity() < len {
         // Freed first, because the old content is not needed.

@@ -130,7 +130,7 @@ impl Coefficients {
     /// Begins a row of MCUs. `needed` says whether the crop needs its coefficients.
     fn begin(&mut self, needed: bool) {
         for plane in &mut self.planes {
-            // Masks are needed outside the crop, too: they decide how many bits a refinement scan has.
+            // Masks are needed outside the crop, too: the bits of a refinement scan depend on them.
             plane.filled.fill(0);
             if needed {
                 plane.blocks.fill([0; 64]);
@@ -507,7 +507,7 @@ impl<'a> Reader<'a> {
             (Coding::DcRefine, _) => self.blocks(row, to, |_, bits, _, (_, block)| {
                 bits.refill();
                 let bit = bits.take(1) as i16;
-                // DC was shifted right arithmetically (A.4), so this is a bit of its two's complement.
+                // DC was shifted right arithmetically (A.4): this is a bit of its two's complement.
                 if let Some(block) = block {
                     block[0] |= bit << low;
                 }

@@ -65,8 +65,9 @@ pub enum Filter {
 /// to those of Pillow and torchvision. This includes progressive JPEGs, and sequential ones with
 /// several scans.
 ///
-/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also [`Image::patches`]. Random choices depend on (seed,
-/// epoch, sample id) alone.
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also
+/// [`Image::patches`]. Random choices depend only on (seed, epoch, sample id, draw number); see
+/// [`Ctx::draws`](crate::decode::Ctx::draws).
 ///
 /// # Memory
 ///

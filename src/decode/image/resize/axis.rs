@@ -63,7 +63,7 @@ impl Side {
     fn nearest(&self) -> impl Iterator<Item = u32> {
         let side = *self;
         let scale = self.scale();
-        // Too many steps would take long; sums and products then round differently anyway.
+        // Adding up many steps would take long. Sums and products then round differently anyway.
         let skipped = if side.first > 1 << 16 { side.first } else { 0 };
         let mut at = f64::from(side.from) + scale * (f64::from(skipped) + 0.5);
         (skipped..side.first + side.count).filter_map(move |k| {
