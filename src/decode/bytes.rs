@@ -7,11 +7,12 @@ use crate::tensor::{DType, EncodedField, Encoding, Field};
 
 /// Delivers encoded bytes (text, JSON, any file) undecoded, as a `u8` vector of up to `max` bytes.
 ///
-/// Zeros pad it; [`FieldView::lens`](crate::FieldView::lens) gives its true length.
+/// It is padded with zeros; [`FieldView::lens`](crate::FieldView::lens) gives its true length.
 ///
 /// `builder.decode_field("caption", Bytes::up_to(512))`
 ///
-/// [`Bytes::packed`] has the rows side by side without padding, so that pictures can stay encoded in a batch:
+/// [`Bytes::packed`] stores the rows side by side without padding, so pictures can stay encoded in
+/// a batch:
 ///
 /// ```no_run
 /// use feedline::{Loader, dataset::Images, decode::Bytes};
@@ -32,7 +33,7 @@ use crate::tensor::{DType, EncodedField, Encoding, Field};
 pub struct Bytes {
     max: usize,
     cut: bool,
-    /// Rows are packed, with the declared bytes of a batch.
+    /// `Some` for packed rows; the inner value is the declared maximum of bytes per batch.
     packed: Option<Option<usize>>,
 }
 
@@ -61,10 +62,11 @@ impl Bytes {
     /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device.
     ///
     /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error
-    /// ([`ErrorKind::Shape`]) if it exceeds `max`, or does not fit. Blank rows have length 0.
+    /// ([`ErrorKind::Shape`]) if it exceeds `max`, or does not fit into the slot. Blank rows have
+    /// length 0.
     ///
-    /// Where the index has [lengths](crate::dataset::DatasetExt::lengths), a sample of another length is an error, too, and
-    /// substitutes have length 0.
+    /// If the index has [lengths](crate::dataset::DatasetExt::lengths), a sample whose length
+    /// differs from its indexed length is an error, too, and substitutes have length 0.
     pub fn packed(max: usize) -> Self {
         Self {
             max,
@@ -73,10 +75,11 @@ impl Bytes {
         }
     }
 
-    /// Maximum bytes of all rows of a batch, at least the `max` of one row.
+    /// Maximum bytes of all rows of a batch together; at least the `max` of one row.
     ///
-    /// For [`packed`](Self::packed) rows whose largest is far above their mean. The index must have their
-    /// [lengths](crate::dataset::DatasetExt::lengths): this excludes chunks (Parquet), and fields in frames unless they were
+    /// Use it for [`packed`](Self::packed) rows whose maximum is far above their mean. The index
+    /// must have their [lengths](crate::dataset::DatasetExt::lengths): this excludes chunks
+    /// (Parquet), and fields in frames unless they were
     /// [measured](crate::dataset::DatasetExt::measured).
     #[must_use]
     pub fn batch_bytes(mut self, bytes: usize) -> Self {

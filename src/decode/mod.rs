@@ -7,9 +7,11 @@
 //! ```
 //!
 //! Invariants:
-//! * All workers share a decoder. What it holds, such as a tokenizer, does not change; memory of a worker is in [`Scratch`].
-//! * All randomness comes from [`Ctx::draws`], so a sample's row depends on (seed, epoch, id, number of the draw) alone.
-//! * A decoder checks sizes against limits before it takes memory.
+//! * All workers share a decoder. Its state, such as a tokenizer, does not change; the memory of a
+//!   worker is in [`Scratch`].
+//! * All randomness comes from [`Ctx::draws`], so a sample's row depends only on (seed, epoch, id,
+//!   draw number).
+//! * A decoder checks sizes against limits before it allocates memory.
 //! * The pipeline catches a panic and reports its sample.
 
 mod bytes;
@@ -38,14 +40,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Turns the bytes of one encoded field into rows. Implement it for your own formats.
 pub trait Decoder: Send + Sync + 'static {
-    /// The fields that it writes for this input. `build()` returns its error for an input that it cannot decode: of
-    /// [`ErrorKind::Config`](crate::ErrorKind::Config) and [`Stage::Build`].
+    /// Returns the fields that the decoder writes for this input. For an input that it cannot
+    /// decode, it returns an error of [`ErrorKind::Config`](crate::ErrorKind::Config) and
+    /// [`Stage::Build`], which `build()` returns.
     fn outputs(&self, input: &EncodedField) -> Result<Vec<Field>>;
 
     /// Maximum heap bytes of one call, besides the row.
     ///
-    /// The loader's memory sum counts `workers ×` this. A tight memory budget may leave less: see
-    /// [`Ctx::scratch_limit`].
+    /// The loader counts `workers ×` this in its memory sum. A tight memory budget may leave less:
+    /// see [`Ctx::scratch_limit`].
     fn scratch_bytes(&self) -> usize {
         0
     }
@@ -104,7 +107,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// For this draw of the sample in the epoch.
+    /// Sets the number of this draw of the sample in the epoch.
     pub(crate) fn with_draw(mut self, draw: u64) -> Self {
         self.draw = draw;
         self
@@ -115,23 +118,25 @@ impl<'a> Ctx<'a> {
         self
     }
 
-    /// With the seek points of the input, of [`Framed::seek_points`](crate::dataset::Framed::seek_points).
+    /// Sets the seek points of the input, as returned by
+    /// [`Framed::seek_points`](crate::dataset::Framed::seek_points).
     #[must_use]
     pub fn with_seek_points(mut self, points: &'a [u8]) -> Self {
         self.seek_points = points;
         self
     }
 
-    /// Seek points of the input; empty without any. They are what
-    /// [`Framed::seek_points`](crate::dataset::Framed::seek_points) gave.
+    /// Seek points of the input, as returned by
+    /// [`Framed::seek_points`](crate::dataset::Framed::seek_points); empty if there are none.
     pub fn seek_points(&self) -> &'a [u8] {
         self.seek_points
     }
 
-    /// Heap bytes that this call may take: [`Decoder::scratch_bytes`], or less under a tight memory budget.
+    /// Heap bytes that this call may allocate: [`Decoder::scratch_bytes`], or less under a tight
+    /// memory budget.
     ///
-    /// A decoder that needs more for this sample returns [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it takes
-    /// any.
+    /// A decoder that needs more for this sample returns
+    /// [`ErrorKind::Limit`](crate::ErrorKind::Limit) before it allocates any.
     pub fn scratch_limit(&self) -> usize {
         self.scratch_limit
     }
@@ -148,16 +153,18 @@ impl<'a> Ctx<'a> {
 
     /// Indices of the fields to write, in the batch's spec.
     ///
-    /// A decoder writes those of [`Decoder::outputs`], in that order; a transform writes any.
+    /// A decoder writes those of [`Decoder::outputs`], in that order; a transform may write any.
     pub fn fields(&self) -> Range<usize> {
         self.fields.clone()
     }
 
-    /// Random draws that depend on (seed, epoch, sample id, purpose) alone, and on the number of the draw where an order
-    /// repeats samples within an epoch: equal entries of a list of indices, later passes over a source of a mix, and what
-    /// [`Sampler::draw`](crate::order::Sampler::draw) says. Rows that fill up the last batch are copies.
+    /// Random draws that depend only on (seed, epoch, sample id, purpose), and on the draw number
+    /// if an order repeats samples within an epoch. The number differs between equal entries of a
+    /// list of indices, and between passes over a source of a mix;
+    /// [`Sampler::draw`](crate::order::Sampler::draw) sets it for a sampler. Rows that fill up the
+    /// last batch are copies.
     ///
-    /// Independent uses need different purposes; a purpose is any name.
+    /// Independent uses need different purposes; a purpose can be any name.
     pub fn draws(&self, purpose: &str) -> Draws {
         Draws::of_draw(self.seed, self.epoch, self.id, self.draw, purpose)
     }
@@ -168,7 +175,7 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// Code of the user's, or of a format, that a row passes through.
+/// Code of the user or of a format that processes a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Running {
     /// A decoder, or none.
@@ -185,22 +192,24 @@ pub(crate) enum Running {
 /// Reusable per-worker state, one value per type.
 #[derive(Default)]
 pub struct Scratch {
-    /// The code under way: a panic is its.
+    /// The code that is running; a panic is attributed to it.
     pub(crate) running: Running,
-    /// The dataset's field that it works on. After a panic the one that failed, until the next row.
+    /// The dataset's field being processed. After a panic, the field that failed, until the next
+    /// row.
     pub(crate) field: Option<usize>,
     /// Bytes that a dataset unpacks from their frame; see `Framed::open`.
     pub(crate) opened: Vec<u8>,
     /// Seek points of a field.
     pub(crate) points: Vec<u8>,
-    /// Number of the worker that owns it, if a worker does.
+    /// Number of the worker that owns the scratch, if any.
     pub(crate) worker: Option<usize>,
     values: Vec<Box<dyn Any + Send>>,
 }
 
 impl Scratch {
-    /// Runs `work` on the scratch of `owner`. A panic becomes an error of the code under way, and the scratch is made
-    /// anew. One catch for a whole row: one for each call costs time.
+    /// Runs `work` on the scratch of `owner`. A panic becomes an error of the code that was
+    /// running, and the scratch is replaced. There is one catch per row, because one per call costs
+    /// time.
     pub(crate) fn guarded<O, R>(
         owner: &mut O,
         scratch: fn(&mut O) -> &mut Self,

@@ -5,7 +5,8 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::Row;
 use crate::tensor::{EncodedField, Field};
 
-/// Copies the bytes of a raw field into its row: exactly the row of a fixed field, at most the row of an `UpTo` field.
+/// Copies the bytes of a raw field into its row. They must fill the row of a fixed field exactly,
+/// and may be shorter than the row of an `UpTo` field.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Raw;
 

@@ -17,7 +17,7 @@ pub struct Single {
     row: Option<Filled>,
 }
 
-/// The only slot, between two uses.
+/// Holds the only slot between two uses.
 #[derive(Default)]
 struct Mailbox {
     free: Mutex<Option<FreeSlot>>,
@@ -76,7 +76,8 @@ impl Single {
         epoch: u64,
         id: u64,
     ) -> Result<()> {
-        // Dropping the last row frees the slot; a panic of the decoder returned it as failed.
+        // Dropping the last row frees the slot. After a panic of the decoder, the slot has already
+        // been returned as failed.
         self.row = None;
         drop(self.mailbox.full.hold().take());
         let slot = self.mailbox.free.hold().take();

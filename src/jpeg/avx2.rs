@@ -1,7 +1,8 @@
 //! The kernels for processors with AVX2: 16 values at a time.
 //!
-//! A block fills half a register, so the inverse DCT does two blocks at once. `unsafe` is the call of functions that
-//! need AVX2, and nothing else: rows and blocks are loaded from and stored to arrays.
+//! A row of a block fills half a register, so the inverse DCT processes two blocks at once.
+//! `unsafe` is only needed to call functions that need AVX2: rows and blocks are loaded from and
+//! stored to arrays.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +12,7 @@ use std::arch::x86_64::*;
 /// The kernels, if this processor has AVX2.
 pub(super) fn kernels() -> Option<Kernels> {
     let scalar = kernels::SCALAR;
-    // The only way to the functions below.
+    // The functions below are only reachable through this value.
     std::arch::is_x86_feature_detected!("avx2").then_some(Kernels {
         idct,
         idct4,
@@ -85,7 +86,7 @@ fn pair(first: i32, second: i32) -> __m256i {
     _mm256_set1_epi32((second << 16) | (first & 0xFFFF))
 }
 
-/// 16 values of 32 bits, as a register of 16 bits is unpacked.
+/// 16 values of 32 bits, in the order in which a register of 16-bit values is unpacked.
 type Wide = [__m256i; 2];
 
 #[inline]
@@ -113,7 +114,7 @@ fn difference(a: Wide, b: Wide) -> Wide {
     [_mm256_sub_epi32(a[0], b[0]), _mm256_sub_epi32(a[1], b[1])]
 }
 
-/// Values of 16 bits in 1/2¹³.
+/// Widens 16-bit values to units of 1/2¹³.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn widened(value: __m256i) -> Wide {
@@ -134,7 +135,7 @@ fn scaled<const SHIFT: i32>(value: Wide) -> __m256i {
     _mm256_packs_epi32(low, high)
 }
 
-/// As the scalar pass, for eight columns of two blocks.
+/// The same as the scalar pass, for eight columns of two blocks.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pass<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
@@ -173,7 +174,7 @@ fn pass<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
-/// As the scalar pass to four values.
+/// The same as the scalar pass to four values.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
@@ -206,7 +207,7 @@ fn pass4<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
-/// As the scalar pass to two values.
+/// The same as the scalar pass to two values.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn pass2<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
@@ -226,7 +227,7 @@ fn pass2<const SHIFT: i32>(r: [__m256i; 8]) -> [__m256i; 8] {
     [both[0], both[1], zero, zero, zero, zero, zero, zero]
 }
 
-/// Rows to columns, in each half of the registers.
+/// Transposes rows to columns, in each half of the registers.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transposed(r: [__m256i; 8]) -> [__m256i; 8] {
@@ -250,7 +251,7 @@ fn transposed(r: [__m256i; 8]) -> [__m256i; 8] {
     ]
 }
 
-/// A row of two blocks.
+/// Row `k` of two blocks.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn both(blocks: [&[i16; 64]; 2], k: usize) -> __m256i {
@@ -258,7 +259,7 @@ fn both(blocks: [&[i16; 64]; 2], k: usize) -> __m256i {
     _mm256_set_m128i(bytemuck::must_cast(b), bytemuck::must_cast(a))
 }
 
-/// To `N` samples across and down. `scalar` does the same.
+/// Transforms to `N` samples across and down. `scalar` does the same.
 #[target_feature(enable = "avx2")]
 fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn(Blocks<'_>)) {
     let original = quants;
@@ -287,7 +288,7 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
         4 => transposed(pass4::<SECOND_4>(transposed(pass4::<FIRST_4>(rows)))),
         _ => {
             let columns = transposed(pass2::<FIRST_2>(rows));
-            // The first column may be beyond 16 bits.
+            // The first column may exceed 16 bits.
             let full = [i16::MIN, i16::MAX]
                 .map(|end| _mm256_cmpeq_epi16(columns[0], _mm256_set1_epi16(end)));
             if _mm256_movemask_epi8(_mm256_or_si256(full[0], full[1])) != 0 {
@@ -308,7 +309,7 @@ fn transform<const N: usize>((coefficients, quants, out): Blocks<'_>, scalar: fn
     }
 }
 
-/// Words below 256 to bytes: those of `low` at even places, those of `high` between them.
+/// Stores words below 256 as bytes: those of `low` at even places, those of `high` between them.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn interleave(low: __m256i, high: __m256i, out: &mut [u8], at: usize) {
@@ -367,7 +368,8 @@ fn rgb_avx2([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     let middle = _mm256_set1_epi16(128);
     let one = _mm256_set1_epi16(1);
     let half = _mm256_set1_epi32(1 << 15);
-    // In 1/2¹⁶, less the whole parts: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, -0.71414 = 0.28586 - 1.
+    // Factors in units of 1/2¹⁶, without the integer parts: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228,
+    // -0.71414 = 0.28586 - 1.
     let to_red = _mm256_set1_epi16(26345);
     let to_blue = _mm256_set1_epi16(-14942);
     let to_green = pair(-22554, 18734);
@@ -408,7 +410,7 @@ fn store_pixels(colours: [__m256i; 3], out: &mut [u8]) {
             _mm256_extracti128_si256::<1>(words),
         )
     });
-    // Where each third of the output takes its bytes from: -1 for those of another colour.
+    // The source of each byte in a third of the output; -1 for bytes of another colour.
     let places = |third: usize, colour: usize| -> __m128i {
         bytemuck::must_cast::<[i8; 16], __m128i>(std::array::from_fn(|k| {
             if (16 * third + k) % 3 == colour {

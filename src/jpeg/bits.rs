@@ -1,7 +1,8 @@
 //! Bits of entropy-coded data, read in place.
 //!
-//! Invariants: at a marker and at the end of the input zeros follow, which are counted; so no read needs a check, and
-//! [`Bits::overrun`] detects a shortage afterwards. The position is exact at any bit, stuffed bytes included.
+//! Invariants: at a marker and at the end of the input, the reader supplies zeros and counts them.
+//! So no read needs a check, and [`Bits::overrun`] detects missing data afterwards. The position is
+//! exact at any bit, even with stuffed bytes.
 
 /// A bit of the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,10 +18,11 @@ impl Place {
     }
 }
 
-/// Bits that are there after [`Bits::refill`].
+/// Bits that are available after [`Bits::refill`].
 pub(super) const FULL: u32 = 56;
 
-/// Whether these bytes are 0xFF as data: escaped by a zero, perhaps behind fill. Gives their number, or 0.
+/// The number of bytes that encode one data byte 0xFF, escaped by a zero, perhaps after fill bytes;
+/// 0 if the bytes do not start with one.
 fn escaped(bytes: &[u8]) -> usize {
     let ones = bytes.iter().take_while(|byte| **byte == 0xFF).count();
     if ones > 0 && bytes.get(ones) == Some(&0) {
@@ -39,7 +41,7 @@ pub(super) struct Bits<'a> {
     /// The next bits, left-aligned. Below the `count` valid ones there may be copies of later bits.
     word: u64,
     count: u32,
-    /// Bytes of zeros that stand for absent ones.
+    /// Number of zero bytes supplied for missing data.
     fed: u32,
 }
 
@@ -77,7 +79,7 @@ impl<'a> Bits<'a> {
                 return;
             }
         }
-        // By value, so that the fields stay in registers on the way above.
+        // By value, so that the fields stay in registers on the path above.
         *self = self.clone().refilled();
     }
 
@@ -94,7 +96,7 @@ impl<'a> Bits<'a> {
                     self.at += 1;
                     *byte
                 }
-                // Fill is measured once: behind the end of the data, `at` stays.
+                // Fill is measured once: after the end of the data, `at` does not change.
                 rest => match if self.fed > 0 {
                     0
                 } else {
@@ -138,7 +140,7 @@ impl<'a> Bits<'a> {
         bits
     }
 
-    /// The reader `count` (at most 16) bits before.
+    /// A reader `count` (at most 16) bits earlier.
     #[cold]
     pub(super) fn back(&self, count: u32) -> Self {
         let over = (8 * self.fed).saturating_sub(self.count);
@@ -179,7 +181,7 @@ impl<'a> Bits<'a> {
     pub(super) fn place(&self) -> Place {
         let unread = self.count - 8 * self.fed.min(self.count / 8);
         let mut at = self.at;
-        // A partly read byte counts as read: callers need its offset.
+        // A partly read byte counts as unread: callers need its offset.
         for _ in 0..unread.div_ceil(8) {
             at = self.before(at);
         }
@@ -189,7 +191,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Offset of the data byte before this one, which is not the first.
+    /// Offset of the data byte before the one at `at`, which must not be the first.
     fn before(&self, mut at: usize) -> usize {
         while self.input.get(at) == Some(&0xFF) && self.input[at - 1] == 0xFF {
             at -= 1;
@@ -201,7 +203,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// The first marker from here on, behind padding.
+    /// The first marker from here on, after any padding.
     pub(super) fn end_marker(&self) -> Option<u8> {
         let rest = &self.input[self.next_byte()..];
         rest.windows(2)
@@ -221,7 +223,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// Offset of the first byte that is not begun.
+    /// Offset of the first byte of which no bit was read.
     pub(super) fn next_byte(&self) -> usize {
         let place = self.place();
         let stuffed = self

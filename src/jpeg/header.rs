@@ -1,7 +1,8 @@
-//! The segments up to the first scan: sizes, tables, and the place of the coded data.
+//! The segments up to the first scan: sizes, tables, and the offset of the coded data.
 //!
-//! Invariants: every length is checked against the file before its bytes are touched. A [`Scan`] from [`Scan::parse`] can be
-//! decoded: one scan of all components, Huffman and quantisation tables present, factors that libjpeg-turbo takes.
+//! Invariants: every length is checked against the file before its bytes are read. A [`Scan`] from
+//! [`Scan::parse`] can be decoded: one scan of all components, Huffman and quantisation tables
+//! present, factors that libjpeg-turbo accepts.
 
 use super::huffman::{STANDARD, Table, ZIGZAG};
 use crate::error::{Error, Result};
@@ -27,7 +28,7 @@ pub(super) const SURPLUS: usize = 2;
 /// Heap bytes of a decoder's tables.
 const TABLES: u64 = 256 << 10;
 
-/// Most bytes of rows, per pixel of width.
+/// Maximum bytes of rows, per pixel of width.
 const ROW_BYTES: u64 = 512;
 
 /// Bytes of an Adobe segment up to its colour transform.
@@ -47,7 +48,7 @@ pub(crate) struct Input<'a> {
 pub(crate) struct Header {
     pub(crate) width: u32,
     pub(crate) height: u32,
-    /// By the frame header's marker, SOF2.
+    /// Whether the frame header's marker is SOF2.
     pub(crate) progressive: bool,
     pub(crate) components: u8,
     ids: [u8; 4],
@@ -63,7 +64,7 @@ pub(crate) struct Header {
     pub(crate) scan: usize,
     /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
     pub(crate) exif: (usize, usize),
-    /// Start and end of the first seek points, behind their name; 0, 0 without any.
+    /// Start and end of the first seek points, after their name; 0, 0 without any.
     points: (usize, usize),
     /// Number of bytes outside segments before the first scan, and the offset of the first.
     pub(crate) stray: (usize, usize),
@@ -79,7 +80,7 @@ pub(super) struct Factors {
 }
 
 impl Header {
-    /// Reads the segments up to the first scan of a picture with colours.
+    /// Reads the segments up to the first scan. Refuses 2 components, which have no colours.
     pub(crate) fn parse(input: &[u8]) -> Result<Self> {
         match Self::read(input)? {
             Self { components: 2, .. } => Err(Error::decode(
@@ -193,7 +194,7 @@ impl Header {
         }
     }
 
-    /// Whether the file has an index of further pictures, which counts bytes from its start.
+    /// Whether the file has an index of further pictures, with offsets from its start.
     pub(super) fn has_further_pictures(&self, input: &[u8]) -> bool {
         self.segments(input)
             .any(|(marker, _, body)| marker == 0xE2 && body.starts_with(b"MPF\0"))
@@ -276,14 +277,15 @@ impl Header {
         &self.factors[..usize::from(self.components)]
     }
 
-    /// Number of the component of this name.
+    /// Index of the component with this identifier.
     pub(super) fn component(&self, name: u8) -> Option<usize> {
         self.ids[..usize::from(self.components)]
             .iter()
             .position(|id| *id == name)
     }
 
-    /// Largest factors of a component, at least 1: an MCU has 8 times as many pixels.
+    /// Largest sampling factors of the components, at least 1. An MCU has 8 times as many pixels in
+    /// each direction.
     pub(crate) fn largest_factors(&self) -> (u32, u32) {
         let most = |side: fn(&Factors) -> u8| {
             u32::from(self.factors().iter().map(side).max().unwrap_or(1).max(1))
@@ -291,7 +293,7 @@ impl Header {
         (most(|factors| factors.h), most(|factors| factors.v))
     }
 
-    /// Pixels of an MCU as it is coded in a picture of one scan.
+    /// Width and height in pixels of an MCU in a picture of one scan.
     pub(crate) fn mcu(&self) -> (u32, u32) {
         // One component is not interleaved.
         let (h, v) = if self.components == 1 {
@@ -302,7 +304,7 @@ impl Header {
         (8 * h, 8 * v)
     }
 
-    /// Blocks of a component in a scan of its own: across, down.
+    /// Blocks across and down of a component in a scan of its own.
     pub(super) fn blocks(&self, component: usize) -> (u32, u32) {
         let most = self.largest_factors();
         let own = self.factors()[component];
@@ -314,13 +316,13 @@ impl Header {
         )
     }
 
-    /// MCUs in a picture of one scan.
+    /// Number of MCUs in a picture of one scan.
     pub(super) fn mcus(&self) -> u32 {
         let (width, height) = self.mcu();
         self.width.div_ceil(width) * self.height.div_ceil(height)
     }
 
-    /// Restart intervals in a picture of one scan.
+    /// Number of restart intervals in a picture of one scan.
     pub(super) fn intervals(&self) -> usize {
         if self.restart == 0 {
             1
@@ -334,7 +336,7 @@ impl Header {
         ROW_BYTES * (u64::from(self.width) + 32) + TABLES + 8 * (self.intervals() as u64 + 1)
     }
 
-    /// Offset of the end marker. Errors: a cut file has none.
+    /// Offset of the end marker. Errors: a truncated file has none.
     pub(crate) fn end_marker(&self, input: &[u8]) -> Result<usize> {
         let coded = &input[self.scan..];
         // From the back, because a second picture may follow the first in the file.
@@ -395,7 +397,7 @@ impl Segment {
         }
         let length = input.get(at + 2..at + 4).ok_or_else(cut)?;
         let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
-        // libjpeg-turbo takes segments that it passes for empty ones.
+        // libjpeg-turbo treats a segment that it skips as empty if its length is too small.
         let passed = matches!(marker, 0xDC | 0xE0..=0xEF | 0xFE);
         let length = if passed { length.max(2) } else { length };
         if length < 2 {
@@ -441,14 +443,14 @@ pub(super) struct Component {
     pub(super) ac: usize,
 }
 
-/// All that the coded data need: a sequential picture of one scan.
+/// Everything needed to decode the data of a sequential picture of one scan.
 #[derive(Clone, Debug)]
 pub(crate) struct Scan<'a> {
     pub(super) components: [Component; 4],
     ids: [u8; 4],
     count: usize,
     pub(super) colours: Colours,
-    /// In natural order.
+    /// Quantisation tables in natural order.
     pub(super) quants: [[u16; 64]; 4],
     pub(super) dc: [Option<Table<'a>>; 4],
     pub(super) ac: [Option<Table<'a>>; 4],
@@ -492,12 +494,12 @@ impl<'a> Scan<'a> {
             ));
         }
         let (h, v) = header.largest_factors();
-        // libjpeg-turbo refuses the others.
+        // libjpeg-turbo refuses other factors.
         scan.check_factors(|own| h.is_multiple_of(own.h.into()) && v.is_multiple_of(own.v.into()))?;
         Ok(scan)
     }
 
-    /// Before its segments: the standard's Huffman tables.
+    /// The state before any segment: only the standard's Huffman tables.
     pub(super) fn empty(header: &Header) -> Self {
         Self {
             components: [Component::default(); 4],
@@ -635,7 +637,7 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// MCUs between two restart markers, by a DRI segment.
+/// MCUs between two restart markers, from a DRI segment.
 pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
     let bytes = body
         .first_chunk()
@@ -643,7 +645,7 @@ pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
     Ok(u16::from_be_bytes(*bytes).into())
 }
 
-/// As libjpeg guesses them.
+/// Guesses the colours as libjpeg does.
 fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
     match (ids.len(), adobe) {
         (1, _) => Colours::Grey,
@@ -656,7 +658,8 @@ fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
     }
 }
 
-/// The picture may lie within a shard, so its own offset is no offset of a file.
+/// An error with an offset in the picture. The picture may be inside a shard, so this is not an
+/// offset in a file.
 pub(super) fn at_offset(message: impl Display, offset: usize) -> Error {
     Error::decode(format!("{message}, at byte {offset} of the picture"))
 }

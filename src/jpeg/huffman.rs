@@ -1,4 +1,5 @@
-//! Huffman tables for decoding: one lookup gives a symbol, a code and the value behind it, or several codes to skip.
+//! Huffman tables for decoding. One lookup gives a symbol, a code with the value after it, or
+//! several codes to skip.
 //!
 //! Limits: codes have at most 16 bits. A table is untrusted: it is refused if its codes do not fit the code space.
 //! Symbols without a meaning in a baseline JPEG have no entry, and are an error where they occur.
@@ -7,11 +8,13 @@ use super::bits::{Bits, FULL};
 
 /// Longest code.
 pub(crate) const CODE_MAX: usize = 16;
-/// Bits of the index of a lookup that decodes. 8 KiB for a table: two of them and the block fit the first cache.
+/// Bits of the index of a lookup that decodes. A DC table has 8 KiB and an AC table 16 KiB: both
+/// and the block fit the L1 cache.
 const DECODE_BITS: u32 = 11;
 /// Bits of the index of a lookup that skips.
 const SKIP_BITS: u32 = 12;
-/// Most bits of a value. 8-bit samples need 11 for DC differences and 10 for AC coefficients; libjpeg-turbo takes more.
+/// Maximum bits of a value. 8-bit samples need 11 for DC differences and 10 for AC coefficients;
+/// libjpeg-turbo accepts more.
 const VALUE_BITS: u32 = 15;
 
 /// Natural index of each coefficient in the order of the file.
@@ -21,7 +24,8 @@ pub(super) const ZIGZAG: [u8; 64] = [
     52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// Natural index of the coefficient before each place; any index for places beyond the block, which are errors.
+/// Natural index of the coefficient before each place. Places beyond the block are errors, and have
+/// any index.
 const PLACES: [u8; 128] = {
     let mut places = [0; 128];
     let mut k = 0;
@@ -32,7 +36,7 @@ const PLACES: [u8; 128] = {
     places
 };
 
-/// Codes that follow no table or rule.
+/// Coded data that violate a table or a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// No code begins with these bits, or its symbol has no meaning in a baseline JPEG.
@@ -58,7 +62,7 @@ impl Fault {
 pub(crate) struct Table<'a> {
     /// Number of codes of each length from 1 on.
     pub(crate) counts: &'a [u8; CODE_MAX],
-    /// In the order of their codes.
+    /// Symbols in the order of their codes.
     pub(crate) symbols: &'a [u8],
 }
 
@@ -108,7 +112,7 @@ const AC_CHROMA: [u8; 162] = [
 ];
 
 impl<'a> Table<'a> {
-    /// Parses one table from the front of `body`; returns the rest, too.
+    /// Parses the table at the start of `body`. Also returns the rest.
     pub(crate) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
         let Some((counts, rest)) = body.split_first_chunk::<CODE_MAX>() else {
             return Err(format!(
@@ -123,7 +127,7 @@ impl<'a> Table<'a> {
                 rest.len()
             ));
         }
-        // In units of the longest code.
+        // Used code space, in units of the longest code.
         let used: usize = counts
             .iter()
             .enumerate()
@@ -156,7 +160,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Any code, by its length: for the few that a lookup does not hold.
+/// Decodes any code by its length, for the few that a lookup table does not hold.
 #[derive(Clone)]
 struct Canonical {
     /// For each length: the first 16-bit word beyond the codes of this length or shorter.
@@ -190,7 +194,7 @@ impl Canonical {
             beyond = (code + 1) << (CODE_MAX as u32 - length);
             limits[length as usize] = beyond;
         }
-        // Lengths without a code end where the shorter ones do.
+        // A length without a code has the limit of the shorter lengths.
         let mut last = 0;
         for limit in &mut limits {
             last = last.max(*limit);
@@ -204,7 +208,7 @@ impl Canonical {
         }
     }
 
-    /// Reads a code; 16 bits are available.
+    /// Reads a code; 16 bits must be available.
     #[inline]
     fn symbol(&self, bits: &mut Bits<'_>) -> Result<u8, Fault> {
         let word = bits.peek(CODE_MAX as u32) as u32;
@@ -229,7 +233,7 @@ pub(super) fn extend(bits: u32, size: u32) -> i32 {
     }
 }
 
-/// A lookup that is made anew in its place.
+/// A lookup table that is refilled in place.
 pub(super) trait Lookup {
     const EMPTY: Self;
 
@@ -241,10 +245,10 @@ pub(super) type Dc = Values<false>;
 /// AC coefficients of a progressive scan, one by one.
 pub(super) type Band = Values<true>;
 
-/// Symbols with the values behind them; with `RUNS` each also has a run.
+/// Symbols with the values after them; with `RUNS` each also has a run.
 pub(super) struct Values<const RUNS: bool> {
-    /// The value in bits 16 to 31, 0 for a symbol without one; the run before it in bits 8 to 11, the length of both in
-    /// bits 0 to 4; all 0 for what is longer.
+    /// The value in bits 16 to 31 (0 for a symbol without one), the run before it in bits 8 to 11,
+    /// and the length of code and value in bits 0 to 4. All 0 if they are longer than the index.
     fast: [u32; 1 << DECODE_BITS],
     any: Canonical,
 }
@@ -274,7 +278,7 @@ impl<const RUNS: bool> Lookup for Values<RUNS> {
 }
 
 impl<const RUNS: bool> Values<RUNS> {
-    /// A symbol's run and the bits of its value.
+    /// A symbol's run, and the number of bits of its value.
     fn meaning(symbol: u8) -> (u32, u32) {
         let symbol = u32::from(symbol);
         if RUNS {
@@ -284,8 +288,8 @@ impl<const RUNS: bool> Values<RUNS> {
         }
     }
 
-    /// Reads a symbol with its value, with a refill before it: at least 25 bits are left behind it. Gives the run and the
-    /// value, 0 for a symbol without one.
+    /// Refills, then reads a symbol with its value; at least 25 bits remain available. Returns the
+    /// run and the value, which is 0 for a symbol without one.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>) -> Result<(u32, i32), Fault> {
         bits.refill();
@@ -316,7 +320,7 @@ pub(super) struct Ac {
     any: Canonical,
 }
 
-/// What the next bits mean: one coefficient or two, and the end of the block behind the first.
+/// Meaning of the next bits: one coefficient or two, or one and the end of the block.
 ///
 /// | bits 0 to 5 | bit 7 | 8 to 15 | 16 to 23 | 32 to 47 | 48 to 63 | |
 /// |---|---|---|---|---|---|---|
@@ -328,7 +332,7 @@ pub(super) struct Ac {
 /// | length | 1 | 0 | 0 | 0 | 0 | the end |
 /// | 0 | 1 | 0 | 0 | 0 | 0 | a longer code, or none |
 ///
-/// A shift takes its distance from the lowest bits, whatever stands above them.
+/// A shift instruction takes its distance from the lowest bits and ignores those above.
 #[derive(Clone, Copy)]
 struct CodeEntry(u64);
 
@@ -349,7 +353,7 @@ impl CodeEntry {
         Self(u64::from(bits) | Self::RARE | u64::from(steps) << 8 | u64::from(size) << 32)
     }
 
-    /// With the one that follows it, if there is room for its bits.
+    /// Combines this entry with the next one, if `room` is enough for the bits of both.
     fn with(self, next: Self, room: u32) -> Self {
         let bits = self.bits() + next.bits();
         let whole = !self.is_rare() && next.bits() > 0 && bits <= room;
@@ -387,7 +391,7 @@ impl CodeEntry {
         (self.0 >> 16 & 0xFF) as usize
     }
 
-    /// Bits of the value that follow a rare entry.
+    /// Number of value bits that follow a rare entry.
     fn size(self) -> u32 {
         if self.is_rare() {
             (self.0 >> 32) as u32 & 15
@@ -407,8 +411,8 @@ impl CodeEntry {
     }
 }
 
-/// Several codes: how many bits they take, and how many places they go on; the end of the block as [`END`] and one more.
-/// 0: not even one code fits.
+/// Several codes: the number of bits that they take, and of places that they advance. The end of
+/// the block counts as [`END`] + 1 places. 0 if not even one code fits.
 #[derive(Clone, Copy, Default)]
 struct Skip(u16);
 
@@ -425,12 +429,13 @@ impl Skip {
 }
 
 impl Skip {
-    /// The codes that lie within the bits of each index.
+    /// Fills the table with the codes that fit in the bits of each index.
     ///
-    /// A picture with tables of its own pays for them. So the entries behind a code are those of the fewer bits that it
-    /// leaves, computed before, and the same for each value of the code.
+    /// A picture with its own tables pays for this. So the entries after a code are copied from
+    /// those for the fewer bits that it leaves, which were computed before. They are the same for
+    /// each value of the code.
     fn fill(to: &mut [Self; 1 << SKIP_BITS], table: Table<'_>) {
-        // Those of `bits` bits from 1 << bits on.
+        // The entries for indices of `bits` bits start at `1 << bits`.
         let mut all = [Self::default(); 2 << SKIP_BITS];
         for bits in 1..=SKIP_BITS {
             for (code, length, symbol) in
@@ -462,7 +467,7 @@ struct Symbol {
 }
 
 impl Symbol {
-    /// Nothing for bytes without a meaning.
+    /// `None` for bytes without a meaning.
     fn of(byte: u8) -> Option<Self> {
         let run = u32::from(byte >> 4);
         let size = u32::from(byte & 15);
@@ -484,7 +489,7 @@ impl Symbol {
             .filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
     }
 
-    /// This one, of `bits` bits, and those behind it, as far as a block has places for both.
+    /// This symbol, of `bits` bits, and those after it if a block has places for both.
     fn and(self, bits: u32, behind: Skip) -> Skip {
         let steps = self.steps as usize;
         match behind.steps() {
@@ -497,7 +502,7 @@ impl Symbol {
     }
 }
 
-/// Entries of at most [`DECODE_BITS`] between two refills.
+/// Number of entries of at most [`DECODE_BITS`] bits between two refills.
 const PER_REFILL: u32 = FULL / DECODE_BITS;
 
 impl Lookup for Ac {
@@ -530,7 +535,7 @@ impl Lookup for Ac {
                 _ => fill(code, bits, CodeEntry::rare(bits, steps, size)),
             }
         }
-        // Zeros stand behind the index: an entry counts if it needs none of them.
+        // Zeros follow the shifted index: the next entry is valid only if it needs none of them.
         let next = |index: usize, entry: CodeEntry| {
             single[index << entry.bits() & ((1 << DECODE_BITS) - 1)]
         };
@@ -543,7 +548,7 @@ impl Lookup for Ac {
 }
 
 impl Ac {
-    /// Reads the coefficients behind the first; gives the place behind the last that was read.
+    /// Reads the coefficients after the first. Returns the place after the last one that was read.
     #[inline(always)]
     pub(super) fn read(&self, bits: &mut Bits<'_>, out: &mut [i16; 64]) -> Result<usize, Fault> {
         let mut next = 1;
@@ -569,7 +574,7 @@ impl Ac {
                     break;
                 }
                 bits.skip(entry.bits());
-                // For a single coefficient twice the same.
+                // A single coefficient is stored twice.
                 out[usize::from(PLACES[one & 127]) & 63] = entry.first();
                 out[usize::from(PLACES[both & 127]) & 63] = entry.last();
                 next = both;
@@ -583,7 +588,8 @@ impl Ac {
         }
     }
 
-    /// As one step of [`read`](Self::read): a long code or value, zeros, the end, or the last coefficient.
+    /// Does one step of [`read`](Self::read): a long code or value, zeros, the end, or the last
+    /// coefficient.
     #[inline(never)]
     fn rare<'a>(
         &self,
@@ -595,7 +601,7 @@ impl Ac {
         bits.refill();
         let (steps, size) = self.one(&mut bits, entry)?;
         if steps == END {
-            // By a long code, or behind the last place that a block without an end has.
+            // The end has a long code. After the last place of a block, an end is an error.
             return if next <= 63 {
                 Ok((64, bits))
             } else {
@@ -609,7 +615,8 @@ impl Ac {
         Ok((next, bits))
     }
 
-    /// Reads a code; gives its steps ([`END`] for the end) and the size of its value, which follows.
+    /// Reads a code. Returns its steps ([`END`] for the end), and the size of its value, which
+    /// follows.
     #[inline(always)]
     fn one(&self, bits: &mut Bits<'_>, entry: CodeEntry) -> Result<(usize, u32), Fault> {
         if entry.is_rare() && entry.bits() != 0 {
@@ -634,7 +641,7 @@ impl Ac {
         ))
     }
 
-    /// Passes the coefficients behind the first.
+    /// Skips the coefficients after the first.
     #[inline(always)]
     pub(super) fn skip(&self, bits: &mut Bits<'_>) -> Result<(), Fault> {
         let mut next = 1;

@@ -1,7 +1,8 @@
-//! The arithmetic of pixels, without any instruction set's own instructions: what the others must equal.
+//! The portable arithmetic of pixels, which the vector kernels must equal.
 //!
-//! Inverse DCT, interpolation of chroma, and colours have the integer formulas of libjpeg-turbo's defaults (`islow`, fancy
-//! upsampling), with 16-bit overflow where its vector code has it.
+//! Inverse DCT, interpolation of chroma and colour conversion use the integer formulas of
+//! libjpeg-turbo's defaults (`islow`, fancy upsampling), with 16-bit overflow where its vector code
+//! overflows.
 
 /// Pairs of blocks: the coefficients, their quantisation tables, and the samples.
 pub(super) type Blocks<'a> = (
@@ -13,17 +14,20 @@ pub(super) type Blocks<'a> = (
 /// The functions that an instruction set can replace.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    /// Samples of two blocks; of 4 × 4 and 2 × 2 of them, the first of a block's rows.
+    /// Computes the samples of two blocks. The other two kernels compute 4 × 4 and 2 × 2 of them,
+    /// at the start of a block's first rows.
     pub(super) idct: fn(Blocks<'_>),
     pub(super) idct4: fn(Blocks<'_>),
     pub(super) idct2: fn(Blocks<'_>),
-    /// Doubles the width of a row: `input` has one sample before and one behind those that `out` is made of.
+    /// Doubles the width of a row. `input` has one sample before and one after those that `out` is
+    /// made from.
     pub(super) h2v1: fn(input: &[u8], out: &mut [u8]),
-    /// The same from two rows, of which the first counts three times.
+    /// The same from two rows, with weights 3 and 1.
     pub(super) h2v2: fn(near: &[u8], far: &[u8], out: &mut [u8]),
-    /// A row between two, of which the first counts three times; `bias` is 1 or 2.
+    /// Interpolates a row between two, with weights 3 and 1; `bias` is 1 or 2.
     pub(super) h1v2: fn(near: &[u8], far: &[u8], bias: u8, out: &mut [u8]),
-    /// RGB from luma and both chroma: rows of one length, and thrice that.
+    /// Converts luma and both chroma to RGB: three rows of one length to one of three times that
+    /// length.
     pub(super) rgb: fn([&[u8]; 3], &mut [u8]),
 }
 
@@ -57,7 +61,7 @@ pub(super) const SCALAR: Kernels = Kernels {
     rgb,
 };
 
-/// Constants of the inverse DCT in 1/2¹³, as sums that vector code multiplies by.
+/// Constants of the inverse DCT in units of 1/2¹³, as sums by which vector code multiplies.
 pub(super) mod fixed {
     pub(in crate::jpeg) const F_0_541: i32 = 4433;
     pub(in crate::jpeg) const F_0_541_PLUS_0_765: i32 = 4433 + 6270;
@@ -71,7 +75,7 @@ pub(super) mod fixed {
     pub(in crate::jpeg) const F_2_053_LESS_2_562: i32 = 16819 - 20995;
     pub(in crate::jpeg) const F_3_072_LESS_2_562: i32 = 25172 - 20995;
     pub(in crate::jpeg) const F_2_562: i32 = 20995;
-    // Of the transforms to 4 and 2 samples.
+    // For the transforms to 4 and 2 samples.
     pub(in crate::jpeg) const F_0_211: i32 = 1730;
     pub(in crate::jpeg) const F_0_510: i32 = 4176;
     pub(in crate::jpeg) const F_0_601: i32 = 4926;
@@ -84,7 +88,7 @@ pub(super) mod fixed {
     pub(in crate::jpeg) const F_1_848: i32 = 15137;
     pub(in crate::jpeg) const F_2_173: i32 = 17799;
     pub(in crate::jpeg) const F_3_625: i32 = 29692;
-    /// Bits of these fractions; bits that the first pass keeps.
+    /// Fraction bits of these constants; fraction bits that the first pass keeps.
     pub(in crate::jpeg) const BITS: u32 = 13;
     pub(in crate::jpeg) const KEPT: u32 = 2;
     /// Shifts of the two passes.
@@ -123,7 +127,7 @@ fn idct2((coefficients, quants, out): Blocks<'_>) {
         let columns = [0, 1, 3, 5, 7].map(column);
         for row in 0..2 {
             let [first, odd @ ..] = columns.map(|column| column[row]);
-            // The first column keeps 32 bits, in libjpeg-turbo's vector code, too.
+            // The first column keeps 32 bits, as in libjpeg-turbo's vector code.
             let sums = pass2(first, odd.map(saturated));
             for (at, sum) in sums.into_iter().enumerate() {
                 out[8 * row + at] = (rounded(sum, fixed::SECOND + 2).clamp(-128, 127) + 128) as u8;
@@ -132,8 +136,9 @@ fn idct2((coefficients, quants, out): Blocks<'_>) {
     }
 }
 
-/// Columns, then rows. `pass` leaves off `more` bits. The columns of blocks that `lacks_rows` have their first value alone,
-/// and overflow otherwise than sums do.
+/// Transforms columns, then rows. `pass` drops `more` additional bits. In a block that
+/// `lacks_rows`, only the first value of a column may be nonzero; such columns overflow differently
+/// from sums.
 fn transform(
     (coefficients, quants, out): Blocks<'_>,
     lacks_rows: impl Fn(&[i16; 64]) -> bool,
@@ -172,12 +177,12 @@ fn transform(
 #[inline]
 pub(super) fn mean(dc: i16, quant: u16) -> u8 {
     let product = i32::from(dc) * i32::from(quant as i16);
-    // libjpeg-turbo looks up 10 bits.
+    // libjpeg-turbo's table lookup uses the low 10 bits.
     let ten = ((product + 4) >> 3) << 22 >> 22;
     (ten.clamp(-128, 127) + 128) as u8
 }
 
-/// The samples of a block whose coefficients are zero but for the first; not at a quarter of the size, if that is beyond
+/// The samples of a block with no coefficient except DC. At a quarter of the size, valid only up to
 /// [`QUARTER_MAX`].
 #[inline]
 pub(super) fn flat(dc: i16, quant: u16) -> u8 {
@@ -185,10 +190,11 @@ pub(super) fn flat(dc: i16, quant: u16) -> u8 {
     (((i32::from(kept) + 16) >> 5).clamp(-128, 127) + 128) as u8
 }
 
-/// Largest product of a first coefficient and its quantisation without overflow.
+/// Largest product of a DC coefficient and its quantisation value without overflow.
 pub(super) const QUARTER_MAX: u32 = (1 << (15 - fixed::KEPT)) - 1;
 
-/// Eight values of a row or column (Loeffler, Ligtenberg and Moschytz), without their last `shift` bits.
+/// Transforms the eight values of a row or column (Loeffler, Ligtenberg and Moschytz), and drops
+/// their last `shift` bits.
 fn pass(input: [i16; 8], shift: u32) -> [i16; 8] {
     use fixed::*;
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input;
@@ -232,7 +238,7 @@ fn scaled(sum: i32, shift: u32) -> i16 {
     saturated(rounded(sum, shift))
 }
 
-/// Four values, and zeros.
+/// Transforms to four values, followed by zeros.
 fn pass4(input: [i16; 8], shift: u32) -> [i16; 8] {
     use fixed::*;
     let [i0, i1, i2, i3, _, i5, i6, i7] = input.map(i32::from);
@@ -250,7 +256,7 @@ fn pass4(input: [i16; 8], shift: u32) -> [i16; 8] {
     })
 }
 
-/// Two sums of the first value and the odd ones.
+/// Transforms the first value and the odd ones to two sums.
 fn pass2(first: i32, odd: [i16; 4]) -> [i32; 2] {
     use fixed::*;
     let [i1, i3, i5, i7] = odd.map(i32::from);
@@ -290,7 +296,7 @@ pub(super) fn rgb([y, cb, cr]: [&[u8]; 3], out: &mut [u8]) {
     }
 }
 
-/// Colours by ITU-R BT.601 in 1/2¹⁶.
+/// Converts colours by ITU-R BT.601, with factors in units of 1/2¹⁶.
 #[inline(always)]
 fn pixel(y: u8, cb: u8, cr: u8) -> [u8; 3] {
     let y = i32::from(y);

@@ -1,4 +1,4 @@
-//! One JPEG engine: from the coded bytes to the pixels of a crop, and no further than the crop needs.
+//! The JPEG engine: decodes coded bytes to the pixels of a crop, and no more than the crop needs.
 //!
 //! ```text
 //!      ┌──────────────────────────────┐   rows above: codes are passed, several by one lookup
@@ -9,22 +9,26 @@
 //!      └──────────────────────────────┘
 //! ```
 //!
-//! It decodes Huffman JPEGs of 8 bits, sequential and progressive, of 1, 3 or 4 components with any factors that libjpeg-turbo
-//! takes. [`walk`](walk::Walk) reads a picture of one scan, [`scans`] one of several.
+//! It decodes Huffman JPEGs of 8 bits, sequential and progressive, of 1, 3 or 4 components with any
+//! sampling factors that libjpeg-turbo accepts. [`walk`](walk::Walk) reads pictures of one scan,
+//! [`scans`] those of several.
 //!
 //! # Pixels
 //!
-//! They equal, to the bit, a cut from the whole picture as libjpeg-turbo decodes it by default (`islow` transform, fancy
-//! upsampling), and with it Pillow and torchvision. At 1/2, 1/4 and 1/8 of the size they equal its scaled pictures. The
-//! kernels for an instruction set equal the scalar ones.
+//! Pixels are bit-identical to a crop of the whole picture as libjpeg-turbo decodes it by default
+//! (`islow` transform, fancy upsampling), and so to Pillow and torchvision. At 1/2, 1/4 and 1/8 of
+//! the size, they equal libjpeg-turbo's scaled pictures. The kernels for an instruction set give
+//! the same values as the scalar ones.
 //!
-//! With [seek points](seek), in the picture or beside it, a row of the crop begins near its left edge.
+//! With [seek points](seek), in the picture or stored separately, decoding of a row of the crop
+//! begins near its left edge.
 //!
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
 //!   of tables. For several scans see [`scans`].
-//! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit, and damaged MCUs none.
+//! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit,
+//!   and MCUs of a damaged interval are not read.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
 
 #[cfg(target_arch = "x86_64")]
@@ -61,21 +65,23 @@ use script::Script;
 use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
-/// The receiver of a region's pixels, row by row, so that it can use each while it is in the cache.
+/// Receives a region's pixels row by row, so that it can use each row while it is in the cache.
 pub(crate) trait RowSink {
-    /// The place of row `y` of the region, RGB. Rows come in order. They come again from row 0 on if seek points fail.
+    /// The buffer for row `y` of the region, RGB. Rows are requested in order, and again from row 0
+    /// on if seek points fail.
     fn row(&mut self, y: u32) -> &mut [u8];
 }
 
 /// The scans of a picture, ready to be decoded.
 pub(crate) enum Scans<'a> {
-    /// A sequential picture with all components in their order.
+    /// A sequential picture of one scan, with all components in the frame's order.
     One(Scan<'a>),
     Several(Script<'a>),
 }
 
 impl<'a> Scans<'a> {
-    /// Errors: scans that no decoder takes, or more than `most`; if the picture is `strict`, scans that leave out coefficients.
+    /// Finds the scans. Errors: scans that no decoder accepts, or more than `most`; if the picture
+    /// is `strict`, scans that leave out coefficients.
     pub(crate) fn of(picture: Input<'a>, most: u32) -> Result<Self> {
         match picture.header.one_scan {
             true => Scan::parse(picture.bytes, picture.header).map(Self::One),
@@ -100,7 +106,7 @@ impl<'a> Scans<'a> {
     }
 }
 
-/// What became of a picture that was to get seek points.
+/// The result of adding seek points to a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Embedded {
     /// The output is the picture with this many bytes of points.
@@ -115,13 +121,13 @@ pub(crate) enum WithoutPoints {
     NotJpeg,
     /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2 components, no height.
     Unsupported,
-    /// Progressive, or sequential with components apart.
+    /// Progressive, or sequential with components in separate scans.
     SeveralScans,
-    /// They serve the same purpose.
+    /// Restart markers serve the same purpose.
     RestartMarkers,
-    /// It has them.
+    /// The picture already has its seek points.
     Present,
-    /// The file holds further pictures, whose places count from its start (MPF).
+    /// The file holds further pictures, with offsets from its start (MPF).
     SeveralPictures,
 }
 
@@ -138,7 +144,7 @@ impl std::fmt::Display for WithoutPoints {
     }
 }
 
-/// The picture with its seek points, or as it is. Errors: damage.
+/// Returns the picture with its seek points, or unchanged. Errors: damage.
 #[cfg(feature = "unstable")]
 pub fn embed_seek_points(input: &[u8]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
@@ -171,13 +177,17 @@ impl Decoder {
         }
     }
 
-    /// Decodes the pixels of `region` to RGB. The region lies in the picture at 1 / `scale` of its size, each side rounded up:
-    /// 1, 2, 4 or 8. After an error, some rows were written.
+    /// Decodes the pixels of `region` to RGB. The region is within the picture at 1 / `scale` of
+    /// its size, each side rounded up; `scale` is 1, 2, 4 or 8. After an error, some rows may have
+    /// been written.
     ///
-    /// If `picture` is not `strict`, damage ends the restart interval, or the scan: in a sequential picture of one scan its MCUs
-    /// are grey, one of several scans adds nothing more. A progressive one shows what libjpeg-turbo does.
-    /// Otherwise damage is an error, with its byte and MCU. `points` are those of [`seek_points`](Self::seek_points), or
-    /// empty. Those in the picture come second.
+    /// If `picture` is not `strict`, damage ends the restart interval or the scan. In a sequential
+    /// picture of one scan, the remaining MCUs are grey; with several scans, the damaged one adds
+    /// nothing more. A progressive picture has the pixels of libjpeg-turbo. If `picture` is
+    /// `strict`, damage is an error, with its byte and MCU.
+    ///
+    /// `points` are those of [`seek_points`](Self::seek_points), or empty. They take precedence
+    /// over those in the picture.
     pub(crate) fn decode(
         &mut self,
         picture: Input<'_>,
@@ -199,7 +209,8 @@ impl Decoder {
         };
         self.tables.update(scan);
         let mut tables = [points, header.points_of(input)].into_iter();
-        // Whatever is wrong with the points, the picture decides.
+        // Points never decide the result: if decoding with them fails, the picture is decoded
+        // without.
         let points = tables.find_map(|table| Points::new(table, input, header));
         if points.is_some()
             && self
@@ -265,10 +276,11 @@ impl Decoder {
         }
     }
 
-    /// Clears `out` and writes `input` into it with its seek points in a segment, or as it is. Lossless: any decoder gets the
-    /// same pixels. A second pass changes nothing. Wrong points are replaced.
+    /// Clears `out` and writes `input` to it, with its seek points in a segment, or unchanged. This
+    /// is lossless: any decoder gets the same pixels. A second pass changes nothing. Wrong points
+    /// are replaced.
     ///
-    /// Other bytes stay, those behind the picture too.
+    /// All other bytes stay, including those after the picture.
     ///
     /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
     pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
@@ -291,7 +303,8 @@ impl Decoder {
         Ok(Embedded::Unchanged(why))
     }
 
-    /// Walks through a picture; gives its header and at most `most` bytes of seek points, or why it has none.
+    /// Walks through a picture. Returns its header and at most `most` bytes of seek points, or the
+    /// reason why it has none.
     fn survey(
         &mut self,
         input: &[u8],
@@ -312,7 +325,8 @@ impl Decoder {
         })?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);
-        // So that points which are there stay, also when bytes follow the picture.
+        // Valid points in the picture keep their step, so they stay the same even if bytes follow
+        // the picture.
         let there = Points::new(header.points_of(input), input, &header).map(|points| points.step);
         let mut step = there.unwrap_or_else(|| seek::step(input, &header, most));
         loop {
@@ -358,7 +372,8 @@ impl Decoder {
     }
 }
 
-/// Writes the rows of pixels, from `next` on, that are complete with the samples of a row of MCUs. Gives the first one that is not.
+/// Writes the rows of pixels from `next` on that are complete after a row of MCUs. Returns the
+/// first row that is not.
 fn write(
     layout: &Layout,
     row: u32,
@@ -377,7 +392,7 @@ fn write(
 }
 
 impl Default for Kernels {
-    /// Those for this processor.
+    /// The kernels for this processor.
     fn default() -> Self {
         #[cfg(target_arch = "x86_64")]
         if let Some(kernels) = avx2::kernels() {

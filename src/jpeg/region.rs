@@ -1,4 +1,4 @@
-//! What a region needs: for each component its samples, blocks and neighbours.
+//! The samples, blocks and neighbours of each component that a region needs.
 
 use super::header::{Component, Factors, Header};
 use std::ops::Range;
@@ -12,7 +12,7 @@ pub(crate) struct Region {
     pub(crate) height: u32,
 }
 
-/// How libjpeg-turbo brings a component to the picture's size.
+/// How libjpeg-turbo upsamples a component to the picture's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Up {
     Same,
@@ -20,11 +20,11 @@ pub(super) enum Up {
     H2V1,
     H1V2,
     H2V2,
-    /// Each sample becomes so many.
+    /// Each sample is repeated this many times, across and down.
     Box(u32, u32),
 }
 
-/// The part of a component.
+/// The part of a component that a region needs.
 #[derive(Clone, Debug)]
 pub(super) struct Plane {
     pub(super) up: Up,
@@ -39,7 +39,7 @@ pub(super) struct Plane {
     pub(super) rows: Range<u32>,
 }
 
-/// The part of a picture.
+/// The part of a picture that a region needs.
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub(super) region: Region,
@@ -47,7 +47,7 @@ pub(super) struct Layout {
     pub(super) scale: u32,
     planes: [Plane; 4],
     count: usize,
-    /// MCUs of a row of the picture, and of its height.
+    /// MCUs across and down the picture.
     pub(super) mcus: (u32, u32),
     /// MCUs that hold a needed block.
     pub(super) mcu_columns: Range<u32>,
@@ -55,7 +55,8 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// A non-empty `region` lies within the picture at 1 / `scale` of its size: 1, 2, 4 or 8.
+    /// `region` must not be empty, and must be within the picture at 1 / `scale` of its size;
+    /// `scale` is 1, 2, 4 or 8.
     pub(super) fn new(
         header: &Header,
         components: &[Component],
@@ -102,7 +103,7 @@ impl Layout {
         &self.planes[..self.count]
     }
 
-    /// End of the rows of pixels whose samples are there after a row of MCUs.
+    /// End of the rows of pixels whose samples are complete after a row of MCUs.
     pub(super) fn ready(&self, row: u32) -> u32 {
         let end = self.region.top + self.region.height;
         self.planes()
@@ -114,7 +115,7 @@ impl Layout {
                 }
                 match plane.up {
                     Up::Same | Up::H2V1 => there,
-                    // The last row's second half needs the next row.
+                    // The last of these rows needs the next row of samples.
                     Up::H1V2 | Up::H2V2 => 2 * there - 1,
                     Up::Box(_, v) => v * there,
                 }
@@ -146,7 +147,8 @@ impl Plane {
         let h = u32::from(factors.h);
         let v = u32::from(factors.v);
         let least = 8 / scale;
-        // A scaled component keeps more of its samples, if that spares interpolating it in both directions.
+        // A subsampled component keeps more of its samples while this reduces upsampling in both
+        // directions.
         let mut block = least;
         let twice = |block: u32| {
             (most.0 * least).is_multiple_of(2 * h * block)

@@ -1,18 +1,18 @@
-//! Samples of one or two rows of MCUs, and the rows of pixels made of them.
+//! Samples of one or two rows of MCUs, and the rows of pixels made from them.
 //!
 //! ```text
 //!            ┌ column -1, a copy of 0 at the picture's left side     ┌ a copy of the last column, at its right side
 //! row k:     ▼[ samples of the needed blocks ………………………………………………………… ]▼ (room that a kernel's last step reads)
 //! ```
 //!
-//! A component's rows lie in a ring of two rows of MCUs: when the pixels of one row of MCUs are written, the row before is
-//! read for the last time.
+//! A component's rows are stored in a ring of two rows of MCUs. When the pixels of one row of MCUs
+//! are written, the row before it is read for the last time.
 
 use super::header::Colours;
 use super::kernels::Kernels;
 use super::region::{Layout, Plane, Up};
 
-/// Room before the first column, and behind the last: more than a kernel reads ahead.
+/// Bytes before the first column and after the last: more than a kernel reads ahead.
 const MARGIN: usize = 64;
 
 /// Pixels of a kernel's step.
@@ -22,7 +22,7 @@ const STEP: usize = 16;
 #[derive(Default)]
 pub(super) struct Rows {
     rings: [Ring; 4],
-    /// Interpolated components.
+    /// One interpolated row of each component.
     full: [Vec<u8>; 4],
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Rows {
 struct Ring {
     bytes: Vec<u8>,
     stride: usize,
-    /// Rows.
+    /// Number of rows.
     count: usize,
     /// Column of the first sample.
     first: usize,
@@ -41,7 +41,7 @@ impl Ring {
         (row as usize % self.count) * self.stride + MARGIN
     }
 
-    /// From a column on; `column` may be one less than the first.
+    /// The samples of a row from `column` on, which may be one less than the first.
     fn row(&self, row: u32, column: isize) -> &[u8] {
         let start = self.start_of(row);
         let from = (start as isize + column - self.first as isize) as usize;
@@ -80,7 +80,7 @@ impl Rows {
         rings + self.full.iter().map(Vec::capacity).sum::<usize>()
     }
 
-    /// Stores the samples of a block of `size` rows and columns, the first of those given.
+    /// Stores the samples of a block of `size` rows and columns: the first ones of `samples`.
     #[inline(always)]
     pub(super) fn store(
         &mut self,
@@ -106,7 +106,7 @@ impl Rows {
         }
     }
 
-    /// Repeats the samples at the picture's sides, after a row of MCUs.
+    /// Repeats the samples at the picture's left and right sides, after a row of MCUs.
     pub(super) fn pad(&mut self, layout: &Layout, mcu_row: u32) {
         for (ring, plane) in self.rings.iter_mut().zip(layout.planes()) {
             if !matches!(plane.up, Up::H2V1 | Up::H2V2) {
@@ -186,7 +186,7 @@ impl Rows {
     }
 }
 
-/// Makes the list at least `len` long. What it holds is of no importance.
+/// Makes the list at least `len` long, with unspecified content.
 pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
     if list.len() < len {
         // Freed first, because the old content is not needed.
@@ -195,7 +195,8 @@ pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
     }
 }
 
-/// The list with this length, of any content. It takes no more memory than the longest.
+/// Returns the list with this length and unspecified content. Its capacity does not exceed the
+/// longest length requested.
 pub(crate) fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
     if list.capacity() < len {
         // Freed first, because the old content is not needed.
@@ -206,14 +207,14 @@ pub(crate) fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [
     list
 }
 
-/// An inverted ink on inverted black, of 255.
+/// The product of an inverted ink and inverted black, as fractions of 255.
 fn product(ink: u8, black: u8) -> u8 {
     let product = u32::from(ink) * u32::from(black) + 128;
     ((product + (product >> 8)) >> 8) as u8
 }
 
 impl Ring {
-    /// Brings a row to the picture's size.
+    /// Upsamples the row of pixels `y` to the picture's size.
     fn widen(
         &self,
         plane: &Plane,

@@ -6,17 +6,18 @@
 //! scan 3: AC 6 to 63 ─┴ row 0 ─┴ row 1 ─┴ …
 //! ```
 //!
-//! A scan changes a block by what earlier scans made of that block alone. So no scan needs to be complete before the next
-//! one begins, and the coefficients of one row of MCUs are enough. Of blocks beside the crop only the places of their
-//! coefficients are kept, since refinements depend on them. No scan is read below the crop.
+//! What a scan does to a block depends only on what earlier scans made of that block. So no scan
+//! needs to be complete before the next one begins, and the coefficients of one row of MCUs are
+//! enough. For blocks outside the crop, only the places of their nonzero coefficients are kept,
+//! since refinement scans depend on them. No scan is read below the crop.
 //!
 //! # Limits and invariants
 //!
 //! * Time is linear in the bytes, and in blocks times scans. [`Script::parse`] limits the scans.
-//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, tables of each scan. For
-//!   incomplete pictures see [`smooth`](super::smooth).
-//! * What is coded follows libjpeg-turbo: a component keeps the quantisation table of its first scan, Huffman tables and restart
-//!   intervals are those of the last segments before a scan.
+//! * Memory, besides that for pictures of one scan: 136 bytes for each block of a row of MCUs, and
+//!   the tables of each scan. For incomplete pictures see [`smooth`](super::smooth).
+//! * As in libjpeg-turbo, a component keeps the quantisation table of its first scan. Huffman
+//!   tables and restart intervals are those of the last segments before a scan.
 
 use super::bits::{Bits, Place};
 use super::header::{DAMAGED, Factors, Header, Input, at_offset};
@@ -54,7 +55,9 @@ impl ScanTables {
                     KeptTable::update(&mut self.ac[part.ac], scan.ac[part.ac]);
                 }
                 Coding::DcFirst => KeptTable::update(&mut self.dc[part.dc], scan.dc[part.dc]),
+                // Refinement bits of DC have no Huffman codes (G.1.2.1).
                 Coding::DcRefine => {}
+                // AC scans of a progressive picture have one component (G.1.1.1.1), so one table.
                 Coding::AcFirst | Coding::AcRefine => {
                     KeptTable::update(&mut self.band, scan.ac[part.ac])
                 }
@@ -71,11 +74,12 @@ pub(super) struct Coefficients {
 
 #[derive(Default)]
 struct PlaneRow {
-    /// Those of the crop, row by row, in natural order.
+    /// Coefficients of the crop's blocks, row by row, in natural order.
     blocks: Vec<[i16; 64]>,
-    /// Of each block of the row of MCUs: which coefficients are not zero, in the order of the file.
+    /// For each block of the row of MCUs, a mask of its nonzero coefficients, in the order of the
+    /// file.
     filled: Vec<u64>,
-    /// Blocks across that an MCU's scan has, and those that a scan of one component has.
+    /// Blocks across in an interleaved scan; blocks across and down in a scan of one component.
     padded: u32,
     across: u32,
     down: u32,
@@ -86,7 +90,7 @@ struct PlaneRow {
 }
 
 impl PlaneRow {
-    /// Where block (x, y) of the row of MCUs is noted, and its coefficients, if it belongs to the crop.
+    /// The mask of block (x, y) of the row of MCUs, and its coefficients if it belongs to the crop.
     #[inline(always)]
     fn block(&mut self, x: u32, y: u32) -> (&mut u64, Option<&mut [i16; 64]>) {
         let filled = &mut self.filled[(y * self.padded + x) as usize];
@@ -123,9 +127,10 @@ impl Coefficients {
             .sum()
     }
 
-    /// Begins a row of MCUs, of which a crop needs the coefficients or not.
+    /// Begins a row of MCUs. `needed` says whether the crop needs its coefficients.
     fn begin(&mut self, needed: bool) {
         for plane in &mut self.planes {
+            // Masks are needed outside the crop, too: the bits of a refinement scan depend on them.
             plane.filled.fill(0);
             if needed {
                 plane.blocks.fill([0; 64]);
@@ -134,7 +139,7 @@ impl Coefficients {
         }
     }
 
-    /// Adds estimates to the row.
+    /// Adds estimated coefficients to the row.
     fn smooth(
         &mut self,
         layout: &Layout,
@@ -154,7 +159,7 @@ impl Coefficients {
                     &quants[index],
                     blocks,
                 ) {
-                    // None is known to have its first coefficient alone.
+                    // No block may be transformed as if it had only its DC coefficient.
                     store.filled[(below * store.padded) as usize..][..store.padded as usize]
                         .fill(u64::MAX);
                 }
@@ -189,7 +194,7 @@ impl Coefficients {
 }
 
 impl PlaneRow {
-    /// Adds the first coefficients of the row, with those of an MCU's padding.
+    /// Appends the DC coefficients of the row to `to`, with zeros for the padding of MCUs.
     fn copy_dc(&self, to: &mut Vec<i16>) {
         let across = self.columns.len();
         for row in self.blocks.chunks_exact(across.max(1)) {
@@ -222,6 +227,7 @@ impl PlaneRow {
                 continue;
             }
             let product = u32::from(block[0].unsigned_abs()) * u32::from(quant[0]);
+            // Bit 0 is DC. Without AC coefficients, all samples of a block are equal.
             let only_dc = self.filled[(below * self.padded + x) as usize] >> 1 == 0;
             if only_dc && (size != 2 || product <= kernels::QUARTER_MAX) {
                 rows.store(
@@ -249,7 +255,7 @@ impl PlaneRow {
     }
 }
 
-/// Reads the DC coefficients of a whole picture; nothing if it is complete.
+/// Reads the DC coefficients of a whole picture; `None` if it is complete.
 pub(super) fn survey(
     picture: Input<'_>,
     script: &Script<'_>,
@@ -326,7 +332,7 @@ impl<'a> Readers<'a> {
             })
     }
 
-    /// The row of MCUs in which the last scan ends, or ends early.
+    /// The row of MCUs in which the last scan ends, complete or not.
     fn end_row(&self, layout: &Layout) -> u32 {
         self.readers.last().map_or(0, |reader| {
             let last = reader.mcu.saturating_sub(1);
@@ -366,7 +372,7 @@ impl<'a> Readers<'a> {
         Ok(())
     }
 
-    /// Checks the ends of all scans, if they were read so far.
+    /// Checks the end of each scan that was read completely.
     pub(super) fn finish(&self) -> Result<()> {
         self.readers
             .iter()
@@ -384,19 +390,20 @@ struct Reader<'a> {
     strict: bool,
     bits: Bits<'a>,
     predictors: [i32; 4],
-    /// Blocks that end without a code of their own.
+    /// Remaining blocks of an end-of-band run, which have no code of their own.
     ended: u32,
-    /// The next MCU; the end of its restart interval; all of them.
+    /// The next MCU; the end of its restart interval; the number of MCUs.
     mcu: u32,
     stop: u32,
     total: u32,
-    /// The rest of the interval is damaged.
+    /// Whether the rest of the interval is damaged.
     broken: bool,
-    /// The last MCU that was so, and did not begin behind one that was.
+    /// The last MCU in which damage was found, unless it directly follows a damaged interval.
     broken_at: u32,
-    /// The first MCU behind a damaged interval. Whether its own data are there does not count, as for libjpeg-turbo.
+    /// The first MCU after a damaged interval. As for libjpeg-turbo, it does not matter whether its
+    /// own data exist.
     behind: Option<u32>,
-    /// MCUs of a row of a scan of one component.
+    /// MCUs per row in a scan of one component.
     across: u32,
 }
 
@@ -413,6 +420,8 @@ impl<'a> Reader<'a> {
             strict,
         } = picture;
         let (across, down) = header.blocks(scan.parts[0].component);
+        // With one component, an MCU is one block, and blocks that pad an interleaved MCU are not
+        // coded (A.2.2).
         let total = if scan.parts().len() == 1 {
             across * down
         } else {
@@ -449,7 +458,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a row of MCUs. `STRICT` as the reader is.
+    /// Reads a row of MCUs. `STRICT` must equal `self.strict`.
     fn row<const STRICT: bool>(&mut self, row: u32, to: &mut Coefficients) -> Result<()> {
         let low = self.scan.low;
         let band = self.scan.band.clone();
@@ -462,13 +471,14 @@ impl<'a> Reader<'a> {
                     else {
                         return Err(Fault::Code);
                     };
+                    // Each DC value is coded as the difference from the component's previous block.
                     let predictor = &mut reader.predictors[part.component];
                     *predictor = predictor.wrapping_add(dc.table.read(bits)?.1);
                     let Some(block) = block else {
                         return ac.table.skip(bits);
                     };
                     block[0] = *predictor as i16;
-                    // Not exactly those that are not zero, but no scan refines these.
+                    // Not an exact mask of the nonzero coefficients, but no scan refines these.
                     *filled |= if ac.table.read(bits, block)? > 1 {
                         2
                     } else {
@@ -487,6 +497,8 @@ impl<'a> Reader<'a> {
                 };
                 let predictor = &mut reader.predictors[part.component];
                 *predictor = predictor.wrapping_add(difference);
+                // Differences are of values without their `low` bits (the point transform, A.4), so
+                // the predictor is not shifted.
                 if let Some(block) = block {
                     block[0] = predictor.wrapping_shl(low) as i16;
                 }
@@ -495,12 +507,14 @@ impl<'a> Reader<'a> {
             (Coding::DcRefine, _) => self.blocks(row, to, |_, bits, _, (_, block)| {
                 bits.refill();
                 let bit = bits.take(1) as i16;
+                // DC was shifted right arithmetically (A.4): this is a bit of its two's complement.
                 if let Some(block) = block {
                     block[0] |= bit << low;
                 }
                 Ok(())
             }),
             (Coding::AcFirst, Some(table)) => {
+                // `ended` is kept by the reader, because an end-of-band run may cross rows of MCUs.
                 self.blocks_of(part, row, to, |reader, bits, (filled, block)| {
                     reader.ended = ac_first::<STRICT>(
                         &table.table,
@@ -561,6 +575,7 @@ impl<'a> Reader<'a> {
                 let plane = &mut to.planes[part.component];
                 let h = u32::from(plane.factors.h);
                 let v = u32::from(plane.factors.v);
+                // An interleaved MCU has `v` rows of `h` blocks of each component (A.2.3).
                 (0..v).try_for_each(|y| {
                     (0..h).try_for_each(|x| {
                         read(self, &mut bits, *part, plane.block(column * h + x, y))
@@ -590,6 +605,7 @@ impl<'a> Reader<'a> {
         let v = u32::from(plane.factors.v);
         let down = plane.down;
         let across = plane.across;
+        // `v` rows of blocks belong to a row of interleaved MCUs; the last one may have fewer.
         for y in 0..v.min(down.saturating_sub(row * v)) {
             for x in 0..across {
                 if !self.begin()? {
@@ -605,7 +621,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Begins an MCU; `false` if it is to be left as it is.
+    /// Begins an MCU. Returns `false` if it must be left as it is.
     #[inline(always)]
     fn begin(&mut self) -> Result<bool> {
         if self.mcu == self.stop {
@@ -618,6 +634,7 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     fn settle(&mut self, done: Result<(), Fault>) -> Result<()> {
         match done {
+            // The zeros supplied after the data may look like valid codes.
             Ok(()) if !self.bits.overrun() => Ok(()),
             Ok(()) => self.fault(Fault::End),
             Err(fault) => self.fault(fault),
@@ -648,10 +665,11 @@ impl<'a> Reader<'a> {
         ))
     }
 
-    /// Goes on behind the next restart marker.
+    /// Continues after the next restart marker.
     #[cold]
     fn restart(&mut self) -> Result<()> {
         self.check_end()?;
+        // Restart markers are numbered 0 to 7 in turn, from 0 after the first interval (B.2.1).
         let number = ((self.mcu / self.scan.restart + 7) % 8) as u8;
         self.behind = self.broken.then_some(self.mcu);
         let (place, found) = self.find_restart(number);
@@ -671,9 +689,10 @@ impl<'a> Reader<'a> {
         );
         // Without its marker the interval has no data, which the next MCU detects.
         self.broken = self.broken && !found;
+        // Each interval is decoded independently, so no state crosses its marker (E.2.4).
         self.ended = 0;
         self.predictors = [0; 4];
-        // Without a marker, nothing further on has one.
+        // Without a further marker, the rest of the scan is one interval.
         let last = !found && place == self.scan.data.end;
         self.stop = if last {
             self.total
@@ -683,8 +702,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Where data go on, and whether there a restart interval begins. As libjpeg-turbo, this passes markers of the two intervals
-    /// before, waits at those of the next two, and takes any others.
+    /// Where the coded data continue, and whether a restart interval begins there. As in
+    /// libjpeg-turbo, this skips markers of the two intervals before, waits at those of the next
+    /// two, and accepts any others.
     fn find_restart(&self, number: u8) -> (usize, bool) {
         let start = self.bits.end().unwrap_or(self.input.len());
         let end = self.scan.data.end;
@@ -709,7 +729,7 @@ impl<'a> Reader<'a> {
         self.check_end()?;
         let end = self.bits.end().unwrap_or(self.input.len());
         let data = self.scan.data.end;
-        // Some cameras write a restart marker behind the last interval, too.
+        // Some cameras also write a restart marker after the last interval.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!(
                 "{DAMAGED}: a restart marker more than scan {} has intervals",
@@ -733,15 +753,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Passes bits that no code begins with; as libjpeg-turbo, one more than the longest code. They count as symbol 0.
+/// Skips bits that no code begins with: as in libjpeg-turbo, one more than the longest code. They
+/// count as symbol 0.
 #[cold]
 fn zero(bits: &mut Bits<'_>) -> i32 {
     bits.skip(CODE_MAX as u32 + 1);
     0
 }
 
-/// First bits of AC coefficients (G.1.2.2). Takes and gives the number of blocks that end without a code. If not `STRICT`, damage
-/// makes what libjpeg-turbo makes of it.
+/// Reads the first bits of AC coefficients (G.1.2.2). Takes the remaining blocks of an end-of-band
+/// run, and returns those after this block. If not `STRICT`, damage has the same result as in
+/// libjpeg-turbo.
 #[inline(always)]
 fn ac_first<const STRICT: bool>(
     table: &Band,
@@ -752,6 +774,7 @@ fn ac_first<const STRICT: bool>(
     filled: &mut u64,
     mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
+    // Within an end-of-band run, the block's band is zero, and no bit is coded.
     if ended > 0 {
         return Ok(ended - 1);
     }
@@ -764,8 +787,10 @@ fn ac_first<const STRICT: bool>(
         next += run as usize;
         if value == 0 {
             if run < 15 {
+                // EOBn: `run` more bits give the length of the run, which includes this block.
                 return Ok((1 << run) - 1 + bits.take(run));
             }
+            // ZRL: 16 zeros, of which `run` counted 15.
             next += 1;
             continue;
         }
@@ -773,6 +798,7 @@ fn ac_first<const STRICT: bool>(
             if STRICT {
                 return Err(Fault::Long);
             }
+            // As libjpeg-turbo, stores beyond the band, but at most at the last place of the block.
             next = next.min(63);
         }
         let value = (value << low) as i16;
@@ -785,7 +811,8 @@ fn ac_first<const STRICT: bool>(
     Ok(0)
 }
 
-/// One more bit of AC coefficients (G.1.2.3). Takes and gives the number of blocks without a code for new coefficients.
+/// Reads one more bit of AC coefficients (G.1.2.3). Takes the remaining blocks of an end-of-band
+/// run, and returns those after this block.
 #[inline(always)]
 fn ac_refine<const STRICT: bool>(
     table: &Band,
@@ -796,6 +823,7 @@ fn ac_refine<const STRICT: bool>(
     filled: &mut u64,
     mut block: Option<&mut [i16; 64]>,
 ) -> Result<u32, Fault> {
+    // Only coefficients of earlier scans have correction bits, not those that this scan adds.
     let old = *filled;
     let mut next = band.start;
     while ended == 0 && next < band.end {
@@ -804,6 +832,7 @@ fn ac_refine<const STRICT: bool>(
             found => found?,
         };
         if value == 0 && run < 15 {
+            // EOBn, with this block included: its old coefficients still have correction bits.
             ended = (1 << run) + bits.take(run);
             break;
         }
@@ -811,17 +840,21 @@ fn ac_refine<const STRICT: bool>(
             if STRICT {
                 return Err(Fault::Code);
             }
-            // Only the first bit is read.
+            // A new coefficient has one value bit. Of a longer, damaged value, only the first bit
+            // is read.
             *bits = bits.back(31 - value.unsigned_abs().leading_zeros());
             value = value.signum();
         }
-        // The place of the zero behind `run` others.
+        // A run counts only zeros: this is the place of the zero after `run` others.
         let mut zeros = !old & (u64::MAX << next);
         for _ in 0..run {
             zeros &= zeros.wrapping_sub(1);
         }
         let place = (zeros.trailing_zeros() as usize).min(band.end);
+        // The sign of the new coefficient follows its code; the correction bits of the coefficients
+        // before it follow the sign.
         refine(bits, old, next..place, low, block.as_deref_mut());
+        // Without a value this is ZRL, whose 16th zero stays zero.
         if value != 0 {
             if place == band.end && STRICT {
                 return Err(Fault::Long);
@@ -841,7 +874,7 @@ fn ac_refine<const STRICT: bool>(
     Ok(ended)
 }
 
-/// Reads a bit for each of these coefficients that is `old`.
+/// Reads a correction bit for each coefficient of the range that is nonzero in `old`.
 #[inline(always)]
 fn refine(
     bits: &mut Bits<'_>,
@@ -857,6 +890,7 @@ fn refine(
     if places == 0 {
         return;
     }
+    // Outside the crop, the bits are only skipped: they do not change which values are nonzero.
     let Some(block) = block else {
         let mut left = places.count_ones();
         while left > 0 {
@@ -878,6 +912,8 @@ fn refine(
         let value = &mut block[usize::from(ZIGZAG[places.trailing_zeros() as usize & 63])];
         places &= places - 1;
         read += 1;
+        // AC values were truncated towards zero, unlike DC, so the bit extends the magnitude. As in
+        // libjpeg-turbo, a bit that is already set is not added again.
         if bits.take(1) > 0 && *value & bit == 0 {
             *value = value.wrapping_add(if *value < 0 { -bit } else { bit });
         }

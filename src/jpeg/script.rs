@@ -1,6 +1,7 @@
-//! The scans of a picture of several: what each of them codes, and where. Scan headers are checked as libjpeg-turbo does.
+//! The scans of a picture that has several. Scan headers are checked as in libjpeg-turbo.
 //!
-//! Invariants: the tables that a scan names are there; a band lies within a block; an MCU has at most 10 blocks.
+//! Invariants: the tables that a scan names exist; a band is within a block; an MCU has at most 10
+//! blocks.
 
 use super::header::{
     BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset,
@@ -11,7 +12,7 @@ use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
 
-/// Largest shift of a coefficient that libjpeg-turbo takes.
+/// Largest shift of a coefficient that libjpeg-turbo accepts.
 const SHIFT_MAX: u8 = 13;
 
 /// Heap bytes of tables, with their symbols.
@@ -19,14 +20,14 @@ pub(super) const DC_BYTES: usize = size_of::<KeptTable<Dc>>() + 256;
 pub(super) const AC_BYTES: usize = size_of::<KeptTable<Ac>>() + 256;
 pub(super) const BAND_BYTES: usize = size_of::<KeptTable<Band>>() + 256;
 
-/// What the scans of a picture code, and where.
+/// The scans of a picture, in the order of the file.
 pub(crate) struct Script<'a> {
     pub(super) components: [Component; 4],
     count: usize,
-    /// Of each component, in natural order.
+    /// Quantisation table of each component, in natural order.
     pub(super) quants: [[u16; 64]; 4],
     pub(super) scans: Vec<OneScan<'a>>,
-    /// What a picture lacks that others' coefficients stand in for.
+    /// The missing bits of an incomplete picture, if its missing coefficients are estimated.
     pub(super) lacks: Option<Estimated>,
 }
 
@@ -36,15 +37,15 @@ pub(super) struct OneScan<'a> {
     /// Components in the order of an MCU, with the numbers of their tables.
     pub(super) parts: [Part; 4],
     count: usize,
-    /// Coefficients, in the order of the file.
+    /// Range of coefficients, in the order of the file.
     pub(super) band: Range<usize>,
-    /// Bits that later scans add.
+    /// Number of low bits that later scans add.
     pub(super) low: u32,
     pub(super) dc: [Option<Table<'a>>; 4],
     pub(super) ac: [Option<Table<'a>>; 4],
     /// MCUs between restart markers; 0 without them.
     pub(super) restart: u32,
-    /// Of the file.
+    /// Byte range of the coded data in the picture.
     pub(super) data: Range<usize>,
 }
 
@@ -55,7 +56,7 @@ pub(super) struct Part {
     pub(super) ac: usize,
 }
 
-/// The procedures of the standard, parts F and G.
+/// The coding procedures of the standard, annexes F and G.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
     Sequential,
@@ -75,13 +76,15 @@ impl Coding {
 type Lacks = [[u8; 64]; 4];
 pub(super) const UNSEEN: u8 = u8::MAX;
 
-/// The same of the first coefficients: of the picture, and where its last scan ends early.
+/// The same for the first 10 coefficients: in the picture, and in the part that its last scan does
+/// not reach.
 pub(super) type Estimated = [[[u8; 10]; 4]; 2];
 
 impl<'a> Script<'a> {
     /// Finds the scans of a picture.
     ///
-    /// Errors: more scans than `most`; scans that no decoder takes; if `strict`, scans that leave out coefficients.
+    /// Errors: more scans than `most`; scans that no decoder accepts; if `strict`, scans that leave
+    /// out coefficients.
     pub(crate) fn parse(picture: Input<'a>, most: u32) -> Result<Self> {
         let Input {
             bytes: input,
@@ -110,7 +113,7 @@ impl<'a> Script<'a> {
             let segment = match Segment::next(input, at) {
                 Ok(segment) if segment.marker != 0xD9 => segment,
                 Err(error) if strict || script.scans.is_empty() => return Err(error),
-                // A strict decode looks for the end marker.
+                // A strict decode has already found the end marker.
                 _ => break,
             };
             let Segment { marker, start, end } = segment;
@@ -167,7 +170,8 @@ impl<'a> Script<'a> {
         Ok(script)
     }
 
-    /// As libjpeg-turbo, if each component has DC coefficients.
+    /// Finds the coefficients to estimate, as in libjpeg-turbo, if each component has DC
+    /// coefficients.
     fn find_estimated(&mut self, lacks: &Lacks, before: &Lacks) {
         let parts = 0..self.count;
         let complete = parts
@@ -214,7 +218,7 @@ impl<'a> Script<'a> {
                 .iter()
                 .map(|factors| u64::from(factors.h) * u64::from(factors.v))
                 .sum::<u64>();
-        // Each DC coefficient of an incomplete picture.
+        // All DC coefficients of an incomplete picture.
         let smoothing = if self.lacks.is_some() { 2 * all } else { 0 };
         blocks * (128 + 8) + scans as u64 + smoothing
     }
@@ -234,7 +238,7 @@ impl<'a> Script<'a> {
         })
     }
 
-    /// Reads a scan header, and checks it as libjpeg-turbo does.
+    /// Reads a scan header, and checks it as in libjpeg-turbo.
     fn scan(
         &self,
         Input { header, strict, .. }: Input<'_>,
@@ -252,7 +256,8 @@ impl<'a> Script<'a> {
         let Some((selectors, [first, last, bits])) = rest.split_at_checked(2 * count) else {
             return wrong("header that is cut");
         };
-        // libjpeg-turbo warns, and decodes all of it.
+        // libjpeg-turbo warns about another band in a sequential scan, and decodes all
+        // coefficients.
         let (first, last, bits) = if header.progressive || strict {
             (first, last, bits)
         } else {
@@ -327,7 +332,7 @@ impl<'a> Script<'a> {
         })
     }
 
-    /// A component has the quantisation table of its first scan.
+    /// Stores the quantisation table of each component at its first scan.
     fn latch(
         &mut self,
         scan: &OneScan<'_>,
@@ -358,7 +363,8 @@ impl OneScan<'_> {
         &self.parts[..self.count]
     }
 
-    /// Notes what is still lacking behind this scan. Errors: it refines bits that are not there, or codes what is there.
+    /// Notes the bits that are still missing after this scan. Errors: the scan needs coefficients
+    /// that no earlier scan has, or repeats coefficients.
     fn note(&self, lacks: &mut Lacks) -> Result<()> {
         let refines = matches!(self.coding, Coding::DcRefine | Coding::AcRefine);
         let mut done = Ok(());
@@ -366,7 +372,7 @@ impl OneScan<'_> {
             let lacks = &mut lacks[part.component];
             let expected = if refines { self.low as u8 + 1 } else { UNSEEN };
             let unready = self.band.start > 0 && lacks[0] == UNSEEN;
-            // A sequential component may come again.
+            // A sequential component may be coded again.
             let odd = self.coding != Coding::Sequential
                 && lacks[self.band.clone()]
                     .iter()
@@ -388,8 +394,8 @@ impl OneScan<'_> {
     }
 }
 
-/// Offset of the first marker from `at` on that is no restart marker. If the picture is not strict, bytes that no marker has are
-/// damage, and data follow.
+/// Offset of the first marker from `at` on that is not a restart marker. If the picture is not
+/// strict, bytes that are no defined marker are damage, and the data continue.
 fn end_of_data(picture: Input<'_>, at: usize) -> usize {
     let data = &picture.bytes[at..];
     at + memchr::memchr_iter(0xFF, data)

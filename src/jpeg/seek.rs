@@ -1,4 +1,4 @@
-//! Seek points: places in a scan where decoding may begin, kept in the picture or beside it.
+//! Seek points: places in a scan where decoding may begin, stored in the picture or separately.
 //!
 //! ```text
 //! scan:    MCU 0 ……… N ………… 2N ……… 3N ………
@@ -6,24 +6,27 @@
 //!                            └─ a row of a crop begins at the last point before it, and passes the rest
 //! ```
 //!
-//! One more point is the scan's end.
+//! One more point marks the scan's end.
 //!
 //! # Format
 //!
-//! A CRC32C (4 bytes, little-endian); then LEB128 numbers: bytes of coded data, N, and the points. Signed numbers are in
-//! zigzag. The CRC is that of the segments that the codes depend on (frame, Huffman tables, restart interval, scan) from
-//! the marker's second byte on, then of the coded data, then of the numbers.
+//! A CRC32C (4 bytes, little-endian), then LEB128 numbers: the number of bytes of coded data, N,
+//! and the points. Signed numbers have zigzag encoding. The CRC covers the segments that the codes
+//! depend on (frame, Huffman tables, restart interval, scan), each from the marker's second byte
+//! on, then the coded data, then the numbers.
 //!
-//! In a picture they follow the name `feedseek\0` in an APP15 segment, which other decoders skip.
+//! In a picture, the points follow the name `feedseek\0` in an APP15 segment, which other decoders
+//! skip.
 //!
 //! # Limits and invariants
 //!
 //! * Points take about 1 % of the picture's bytes, and fit a segment: N follows from the bytes per MCU.
-//! * Pictures with restart markers have no points, nor have damaged ones and those of several scans.
-//! * Pixels do not depend on points. Other codes have another CRC: then the picture is decoded without points. So it is if
-//!   a point that the walk passes after each jump does not agree. Metadata and bytes behind the coded data do not matter.
-//! * The CRC reads all coded data, also those below a crop.
-//! * Points made to deceive, with the right CRC, make wrong pixels at worst.
+//! * Pictures with restart markers, damaged pictures, and those of several scans have no points.
+//! * Pixels do not depend on points. If the codes change, the CRC differs, and the picture is
+//!   decoded without points. The same happens if the next point that the walk reaches after a jump
+//!   does not agree. Metadata and bytes after the coded data do not matter.
+//! * The CRC check reads all coded data, including those below a crop.
+//! * Forged points with the right CRC cause wrong pixels at worst.
 
 use super::bits::Place;
 use super::header::{Header, SEEK, SEEK_MARKER, Segment};
@@ -31,7 +34,7 @@ use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 /// Bytes of a picture for each byte of its points.
 const SHARE: usize = 100;
 
-/// Most bytes of points that fit a segment, whose length counts itself.
+/// Maximum bytes of points in a segment, whose length field counts itself.
 pub(crate) const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
 
 /// A place in a scan, before an MCU.
@@ -56,7 +59,7 @@ pub(super) struct Points<'a> {
 }
 
 impl<'a> Points<'a> {
-    /// Gives nothing if the points belong to another picture.
+    /// Returns `None` if the points belong to another picture.
     pub(super) fn new(table: &'a [u8], input: &[u8], header: &Header) -> Option<Self> {
         let (crc, numbers) = table.split_first_chunk()?;
         let mut rest = numbers;
@@ -98,7 +101,7 @@ impl<'a> Points<'a> {
         Some(point)
     }
 
-    /// Takes the points up to MCU `target`; gives the last of them.
+    /// Takes the points up to MCU `target`. Returns the last of them.
     pub(super) fn take_until(&mut self, target: u32) -> Option<Point> {
         let mut last = None;
         while self.ahead.is_some_and(|point| point.mcu <= target) {
@@ -180,7 +183,7 @@ impl Writer {
 
 /// MCUs from point to point, so that the points take at most about `most` bytes.
 pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
-    // A point takes some 2 bytes, and 3 for two components.
+    // A point takes about 2 bytes, and 3 for every two components.
     let point = 2 + usize::from(header.components) * 3 / 2;
     let room = ((input.len() - header.scan) / SHARE).min(most) / point;
     header
@@ -188,12 +191,17 @@ pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
         .div_ceil(room.try_into().unwrap_or(u32::MAX).max(1))
 }
 
-/// CRC32C of what points depend on, and of their numbers. The coded data end at `end`.
+/// CRC32C of the data that points depend on, and of their numbers. The coded data end at `end`.
 pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]) -> u32 {
     let segments = header
         .segments(input)
+<<<<<<< HEAD
         .filter(|(marker, ..)| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD));
     // From the marker's second byte on: before the body come 2 bytes of length.
+=======
+        .filter(|(marker, ..)| of_codes(*marker));
+    // From the marker's second byte on: 2 bytes of length precede the body.
+>>>>>>> words-g
     let crc = segments.fold(0, |crc, (_, start, body)| {
         crc32c::crc32c_append(crc, &input[start - 3..start + body.len()])
     });
@@ -203,7 +211,7 @@ pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]
     )
 }
 
-/// Before the first point.
+/// The state before the first point.
 fn start(header: &Header) -> Point {
     Point {
         place: Place {
@@ -219,8 +227,8 @@ pub(super) fn is_segment(input: &[u8], segment: &Segment) -> bool {
     segment.marker == SEEK_MARKER && input[segment.start..segment.end].starts_with(SEEK)
 }
 
-/// Writes the picture into `out` with these points, in place of others. They follow the first segments, which some programs
-/// expect at the start: JFIF, EXIF, comments.
+/// Writes the picture to `out` with these points, which replace any others. The points follow the
+/// first segments (JFIF, EXIF, comments), which some programs expect at the start.
 pub(super) fn embed(input: &[u8], header: &Header, points: &[u8], out: &mut Vec<u8>) {
     out.reserve_exact(input.len() + 4 + SEEK.len() + points.len());
     let mut at = 2;
@@ -245,7 +253,7 @@ pub(super) fn embed(input: &[u8], header: &Header, points: &[u8], out: &mut Vec<
     out.extend_from_slice(&input[copied..]);
 }
 
-/// Cuts a LEB128 number off the front.
+/// Removes a LEB128 number from the start of `bytes`.
 fn number(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {

@@ -1,7 +1,9 @@
-//! Estimates of the AC coefficients that an incomplete progressive picture lacks, from the DC coefficients around.
+//! Estimates of the AC coefficients that an incomplete progressive picture lacks, from the
+//! surrounding DC coefficients.
 //!
-//! They follow section K.8 of the standard, and equal libjpeg-turbo's, which looks at 5 × 5 blocks. Its weights, and its
-//! rules at the picture's sides and behind the end of cut data, are those that pictures made for this purpose show.
+//! They follow section K.8 of the standard, and equal those of libjpeg-turbo, which uses 5 × 5
+//! blocks. Its weights, and its rules at the picture's sides and after the end of truncated data,
+//! were found with pictures made for this purpose.
 //!
 //! Memory: 2 bytes per block of the picture. The scans are read twice.
 
@@ -49,7 +51,8 @@ const BOTH: Weights = [
     [1, 0, 0, 0, -1],
 ];
 const MIXED: Weights = [[0; 5], [0, 1, -3, 1, 0], [0; 5], [0, -1, 3, -1, 0], [0; 5]];
-/// Place in the order of the file, weights, and whether they are transposed: of a component without any AC coefficient.
+/// For a component without any AC coefficient: place in the order of the file, weights, and whether
+/// they are transposed.
 const DC_ALONE: [(usize, &Weights, bool); 10] = [
     (0, &DC, false),
     (1, &FIRST, false),
@@ -72,7 +75,7 @@ const BOTH_OF_SOME: Weights = [
     [1, -10, 0, 10, -1],
     [0, 1, 0, -1, 0],
 ];
-/// The same of a component that has some AC coefficients.
+/// The same for a component that has some AC coefficients.
 const SOME_AC: [(usize, &Weights, bool); 5] = [
     (1, &FIRST_OF_SOME, false),
     (2, &FIRST_OF_SOME, true),
@@ -85,25 +88,25 @@ const SOME_AC: [(usize, &Weights, bool); 5] = [
 pub(super) struct Smoothing {
     planes: [Plane; 4],
     lacks: Estimated,
-    /// The row of MCUs, in all of them, at which the last scan ends.
+    /// The row of MCUs of all components at which the last scan ends.
     end: u32,
-    /// Rows of MCUs.
+    /// Number of rows of MCUs.
     total: u32,
 }
 
 #[derive(Default)]
 struct Plane {
-    /// With the blocks of an MCU's padding.
+    /// DC coefficients, including the blocks that pad MCUs.
     dc: Vec<i16>,
     padded: u32,
     across: u32,
     down: u32,
-    /// Rows of blocks of an MCU.
+    /// Rows of blocks per MCU.
     v: u32,
 }
 
 impl Smoothing {
-    /// Without its DC coefficients. `layout` is that of the whole picture.
+    /// Creates it without DC coefficients. `layout` is that of the whole picture.
     pub(super) fn new(header: &Header, layout: &Layout, lacks: Estimated) -> Self {
         let mut planes: [Plane; 4] = Default::default();
         for (index, (plane, part)) in planes.iter_mut().zip(layout.planes()).enumerate() {
@@ -128,12 +131,12 @@ impl Smoothing {
         }
     }
 
-    /// The first coefficients of each component, to which those of the rows of MCUs are added in turn.
+    /// The DC coefficients of each component, to which each row of MCUs is appended in turn.
     pub(super) fn planes(&mut self) -> impl Iterator<Item = &mut Vec<i16>> {
         self.planes.iter_mut().map(|plane| &mut plane.dc)
     }
 
-    /// The last scan ends in this row of MCUs.
+    /// Sets the row of MCUs in which the last scan ends.
     pub(super) fn end_in(&mut self, row: u32, header: &Header) {
         // A picture of one component is read by rows of blocks.
         self.end = if header.components == 1 {
@@ -143,7 +146,8 @@ impl Smoothing {
         };
     }
 
-    /// Adds estimates to a row of a component's blocks, the first of which is in column `x`. Whether there were any.
+    /// Adds estimates to a row of a component's blocks, the first of which is in column `x`.
+    /// Returns whether there were any.
     pub(super) fn estimate(
         &self,
         component: usize,
@@ -153,7 +157,7 @@ impl Smoothing {
         blocks: &mut [[i16; 64]],
     ) -> bool {
         let plane = &self.planes[component];
-        // What the last scan does not reach, it leaves as the scan before did.
+        // Blocks that the last scan does not reach are as the scan before left them.
         let lacks = &self.lacks[usize::from(y / plane.v > self.end)][component];
         let kinds = if lacks[1..].iter().all(|lacks| *lacks == UNSEEN) {
             &DC_ALONE[..]
@@ -197,7 +201,7 @@ impl Smoothing {
 }
 
 impl Plane {
-    /// The five rows around row `y`. At the upper and lower side they repeat.
+    /// The five rows around row `y`. Rows at the top and bottom of the picture are repeated.
     fn rows_around(&self, y: u32, total: u32) -> [&[i16]; 5] {
         let row = y / self.v;
         let last = self.down - 1;
@@ -207,7 +211,7 @@ impl Plane {
         } else {
             y.saturating_sub(2)
         };
-        // Within an MCU's padding, too.
+        // This row may be in the padding of an MCU.
         let below = if row + 1 < total && !(alone && row + 2 >= total) {
             y + 2
         } else {
@@ -222,7 +226,7 @@ impl Plane {
     }
 }
 
-/// `sum` / 256 in steps of `quant`, rounded; less than the lowest bit that is known.
+/// `sum` / 256 in units of `quant`, rounded. Its size is less than the lowest known bit.
 fn estimate(sum: i64, quant: u16, lacks: u8) -> i16 {
     let quant = i64::from(quant);
     let size = ((quant << 7) + sum.abs()) / (quant << 8);

@@ -1,4 +1,4 @@
-//! The walk over a scan's MCUs: codes to samples where they are needed, past the others.
+//! The walk over a scan's MCUs: decodes the needed blocks to samples, and skips the others.
 
 use super::bits::{Bits, Place};
 use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, Input, SURPLUS, Scan, at_offset};
@@ -9,14 +9,14 @@ use super::rows::Rows;
 use super::seek::{Point, Points, Writer};
 use crate::error::{Error, Result};
 
-/// Tables of the last picture. Most pictures of a dataset have the same.
+/// Tables of the last picture, kept because most pictures of a dataset have the same.
 #[derive(Default)]
 pub(super) struct Tables {
     dc: [Option<Box<KeptTable<Dc>>>; 4],
     ac: [Option<Box<KeptTable<Ac>>>; 4],
 }
 
-/// A table for decoding, and the one that it was made of.
+/// A table for decoding, and the table that it was made from.
 pub(super) struct KeptTable<T> {
     counts: [u8; 16],
     symbols: Vec<u8>,
@@ -24,7 +24,8 @@ pub(super) struct KeptTable<T> {
 }
 
 impl<T: Lookup> KeptTable<T> {
-    /// Files with tables of their own are common, so this takes no memory but for the first.
+    /// Refills the table if it differs. Files with their own tables are common, so only the first
+    /// table allocates memory.
     pub(super) fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
         let Some(table) = table else { return };
         let kept = kept.get_or_insert_with(|| {
@@ -89,33 +90,34 @@ pub(super) struct Walk<'a> {
     codings: [Coding<'a>; 4],
     bits: Bits<'a>,
     predictors: [i32; 4],
-    /// The next MCU; the end of its restart interval, or the next seek point; all of them.
+    /// The next MCU; the end of its restart interval, or the next seek point; the number of MCUs.
     mcu: u32,
     stop: u32,
     total: u32,
-    /// Starts of the restart intervals, and the offset behind the last marker; empty without restart markers.
+    /// Starts of the restart intervals, and the offset after the last marker; empty without restart
+    /// markers.
     starts: &'a [usize],
     points: Option<Points<'a>>,
-    /// A jump was the last use of a point: the next one must agree.
+    /// Whether the last use of a point was a jump: the next point must then agree.
     unproven: bool,
     strict: bool,
-    /// The rest of the interval is damaged.
+    /// Whether the rest of the interval is damaged.
     broken: bool,
     pending: Pending<'a>,
 }
 
-/// A block that waits for another one, to be transformed together.
+/// A block that waits for a second one, so that both are transformed together.
 struct Pending<'a> {
     coefficients: [[i16; 64]; 2],
     targets: [(usize, u32, u32); 2],
     quants: [&'a [u16; 64]; 2],
     count: usize,
-    /// Samples of both, across and down.
+    /// Samples of each block, across and down.
     size: u32,
 }
 
 impl<'a> Walk<'a> {
-    /// `starts` as of [`starts`]; `points` belong to this picture.
+    /// `starts` come from [`starts`]; `points` must belong to this picture.
     pub(super) fn new(
         Input {
             bytes: input,
@@ -198,7 +200,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Decodes what is needed of a row of MCUs.
+    /// Decodes the needed blocks of a row of MCUs.
     pub(super) fn row(
         &mut self,
         layout: &Layout,
@@ -218,7 +220,7 @@ impl<'a> Walk<'a> {
             };
             self.settle(done)?;
             if self.broken {
-                // Blocks of this MCU may wait, and must not come after the grey.
+                // Pending blocks of this MCU must not be stored over the grey.
                 self.pending.flush(rows, kernels);
                 self.grey(layout, column, row, rows);
             }
@@ -228,7 +230,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Passes MCUs up to `target`.
+    /// Skips MCUs up to `target`.
     fn advance(&mut self, target: u32) -> Result<()> {
         if self.header.restart > 0 && target / self.header.restart > self.mcu / self.header.restart
         {
@@ -272,7 +274,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Walks to the next seek point after a jump, which shows that the jump was right.
+    /// After a jump, walks to the next seek point, which shows whether the jump was right.
     fn prove(&mut self) -> Result<()> {
         match self
             .points
@@ -294,7 +296,7 @@ impl<'a> Walk<'a> {
         else {
             return;
         };
-        // The point of the next MCU tells nothing new.
+        // A point at the next MCU tells nothing new.
         if point.mcu > self.mcu {
             self.unproven = true;
             self.mcu = point.mcu;
@@ -320,7 +322,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Passes the whole scan, and writes its seek points.
+    /// Skips through the whole scan, and writes its seek points.
     pub(super) fn survey(mut self, mut points: Writer) -> Result<Vec<u8>> {
         while self.mcu < self.total {
             self.pass_until(self.mcu.saturating_add(points.step).min(self.total))?;
@@ -364,14 +366,14 @@ impl<'a> Walk<'a> {
         ends_here(&self.bits, self.input, format_args!("MCU {}", self.mcu))
     }
 
-    /// Checks the end of the scan, if the walk has come so far.
+    /// Checks the end of the scan, if the walk has reached it.
     pub(super) fn finish(&mut self) -> Result<()> {
         self.prove()?;
         if self.mcu < self.total {
             return Ok(());
         }
         self.check_end()?;
-        // With restart markers, `starts` has looked.
+        // With restart markers, `starts` has checked the marker.
         let marker = self.bits.end_marker().unwrap_or(0);
         if self.strict && self.header.restart == 0 && !may_follow(marker) {
             return Err(Error::decode(format!(
@@ -411,7 +413,7 @@ impl<'a> Walk<'a> {
         ))
     }
 
-    /// Passes an MCU.
+    /// Skips an MCU.
     fn pass(&mut self) -> Result<(), Fault> {
         // A copy stays in registers.
         let mut bits = self.bits.clone();
@@ -448,7 +450,7 @@ impl<'a> Walk<'a> {
         done
     }
 
-    /// At the full size, blocks of 8 samples are known to the compiler.
+    /// With `FULL`, the compiler knows that blocks have 8 × 8 samples.
     #[inline(always)]
     fn decode_blocks<const FULL: bool>(
         &mut self,
@@ -546,8 +548,8 @@ impl Pending<'_> {
     }
 }
 
-/// Finds the starts of the restart intervals by their markers, and the offset behind the last one. Nothing without restart
-/// markers; fewer in a damaged picture.
+/// Finds the starts of the restart intervals by their markers, and the offset after the last
+/// marker. `starts` is empty without restart markers, and shorter for a damaged picture.
 ///
 /// Errors, if `strict`: markers out of order, too few or too many; no end marker.
 pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> {
@@ -571,7 +573,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     let count = header.intervals();
     starts.reserve_exact((count + 1).min(2 * coded.len() + 2));
     starts.push(header.scan);
-    // Nothing is lost then; some encoders number them otherwise.
+    // With the right number of markers nothing is lost; some encoders number them differently.
     let complete = !strict
         && memchr::memchr_iter(0xFF, coded)
             .filter(|at| matches!(coded.get(at + 1), Some(0xD0..=0xD7)))
@@ -590,7 +592,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
         };
         let done = starts.len();
         let restart = matches!(marker, 0xD0..=0xD7);
-        // Some cameras write a restart marker behind the last interval, too.
+        // Some cameras also write a restart marker after the last interval.
         let one_more = done == count && restart && coded[at + 2..].first() == Some(&0xFF);
         if strict && !one_more && (restart != (done < count) || (!restart && !may_follow(marker))) {
             return damage(
@@ -616,7 +618,8 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
         if !restart || strict || complete {
             starts.push(next);
         } else {
-            // As libjpeg-turbo: an interval whose marker is missing has no data, and markers of those before are passed.
+            // As in libjpeg-turbo, an interval whose marker is missing has no data, and markers of
+            // earlier intervals are skipped.
             let ahead = |done: usize| marker.wrapping_sub(done as u8 - 1) & 7;
             while starts.len() < count && matches!(ahead(starts.len()), 1 | 2) {
                 starts.push(next - 2);
@@ -634,7 +637,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
     Ok(())
 }
 
-/// Checks that the data end with the interval, behind `last`.
+/// Checks that the data end with the interval, after `last`.
 pub(super) fn ends_here(
     bits: &Bits<'_>,
     input: &[u8],
@@ -650,7 +653,7 @@ pub(super) fn ends_here(
     }
 }
 
-/// Whether this marker may stand behind the data.
+/// Whether this marker may follow the data.
 fn may_follow(marker: u8) -> bool {
     matches!(marker, 0xC4 | 0xD9 | 0xDB..=0xDD | 0xE0..=0xEF | 0xFE)
 }

@@ -6,12 +6,14 @@ use crate::error::{Error, ErrorKind, Result, Stage, config};
 use crate::order::Groups;
 
 impl Image {
-    /// The size (width, height) of `sizes` with the nearest aspect ratio: the picture is scaled until it covers it, and what is
-    /// beyond is cut, in the middle or at [random](Self::random_crop). Equals Pillow's `resize` and `crop`.
+    /// Scales and crops each picture to the size (width, height) in `sizes` with the nearest aspect
+    /// ratio. The picture is scaled until it covers that size, and the rest is cut off: centrally,
+    /// or at [random](Self::random_crop). Equals Pillow's `resize` and `crop`.
     ///
-    /// All pictures of a batch have one size, so the order has to be of [groups](Self::groups). A field `NAME.geometry` (six
-    /// `i32`) follows that of the picture: height and width of the picture, top and left of the crop in the scaled (and
-    /// [flipped](Self::flip)) picture, height and width of the size. SDXL is conditioned on these.
+    /// All pictures of a batch have one size, so the order must have [groups](Self::groups). A
+    /// field `NAME.geometry` (six `i32`) follows that of the picture: height and width of the
+    /// picture, top and left of the crop in the scaled (and [flipped](Self::flip)) picture, height
+    /// and width of the size. SDXL is conditioned on these values.
     ///
     /// ```no_run
     /// use feedline::{Loader, Order, dataset::Images, decode::Image};
@@ -24,9 +26,10 @@ impl Image {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// `build()` refuses no size, more than 256, and an order without groups. A picture whose nearest size is not that of its
-    /// group is an error of the sample ([`ErrorKind::Shape`]). So each size ends with a [batch](crate::LastBatch) of its own, which
-    /// [`last_batch_share`](crate::LoaderBuilder::last_batch_share) is about.
+    /// `build()` refuses an empty list, more than 256 sizes, and an order without groups. A picture
+    /// whose nearest size is not that of its group is an error of the sample
+    /// ([`ErrorKind::Shape`]). Each size has its own last [batch](crate::LastBatch); see
+    /// [`last_batch_share`](crate::LoaderBuilder::last_batch_share).
     pub fn buckets(sizes: impl IntoIterator<Item = (u32, u32)>) -> Self {
         let buckets: Vec<Size> = sizes
             .into_iter()
@@ -46,7 +49,8 @@ impl Image {
         }
     }
 
-    /// Whether the crop of [`buckets`](Self::buckets) may lie anywhere; in the middle by default. Other crops ignore it.
+    /// Whether the crop of [`buckets`](Self::buckets) has a random position; it is central by
+    /// default. Other crops ignore this.
     #[must_use]
     pub fn random_crop(mut self, anywhere: bool) -> Self {
         if let Op::Cover { random, .. } = &mut self.op {
@@ -55,8 +59,9 @@ impl Image {
         self
     }
 
-    /// The groups of pictures of these sizes (width, height), one per sample of the dataset, by their nearest
-    /// [bucket](Self::buckets). Sizes are those of upright pictures, if [`exif_orientation`](Self::exif_orientation) is set.
+    /// Groups pictures of these sizes (width, height), one per sample of the dataset, by their
+    /// nearest [bucket](Self::buckets). If [`exif_orientation`](Self::exif_orientation) is set, the
+    /// sizes must be those of upright pictures.
     ///
     /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
     /// 2^32 samples.
@@ -72,9 +77,9 @@ impl Image {
         )
     }
 
-    /// Patches of pictures of these sizes (width, height), which
-    /// [`picture_sizes`](crate::dataset::DatasetExt::picture_sizes) knows: lengths for [`Groups::by_length`], with a budget of
-    /// patches.
+    /// The numbers of patches of pictures of these sizes (width, height), which
+    /// [`picture_sizes`](crate::dataset::DatasetExt::picture_sizes) returns. They are lengths for
+    /// [`Groups::by_length`], with a budget of patches.
     ///
     /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
     pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
@@ -127,7 +132,7 @@ impl Image {
     }
 }
 
-/// The bucket whose aspect ratio is nearest, by factor; of equal ones the first.
+/// The bucket whose aspect ratio is nearest by factor; the first of several that are equally near.
 fn nearest(buckets: &[Size], picture: Size) -> usize {
     let ratio = |size: &Size| (f64::from(size.width) / f64::from(size.height)).ln();
     let distance = |bucket: &Size| (ratio(bucket) - ratio(&picture)).abs();
@@ -138,7 +143,8 @@ fn nearest(buckets: &[Size], picture: Size) -> usize {
         .map_or(0, |(number, _)| number)
 }
 
-/// A number of each picture, by its size (width, height). Errors: [`ErrorKind::Config`] for a side of 0, naming the sample.
+/// Applies `number` to the size (width, height) of each picture. Errors: [`ErrorKind::Config`] for
+/// a side of 0, naming the sample.
 fn of_sizes<T>(
     sizes: impl IntoIterator<Item = (u32, u32)>,
     number: impl Fn(Size) -> T,
@@ -152,7 +158,7 @@ fn of_sizes<T>(
         .collect()
 }
 
-/// The row of the field of the geometry.
+/// Writes the row of the geometry field.
 pub(super) fn write_geometry(placed: &Placed, flip: bool, row: &mut [u8]) {
     let Size { width, height } = placed.picture;
     let Rect { left, top, size } = placed.window;

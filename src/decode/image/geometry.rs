@@ -18,7 +18,7 @@ impl Size {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Each side divided, rounded up.
+    /// Divides each side, rounded up.
     pub(super) fn divided(self, by: u32) -> Self {
         Self::new(self.width.div_ceil(by), self.height.div_ceil(by))
     }
@@ -32,20 +32,23 @@ pub(super) struct Rect {
     pub(super) size: Size,
 }
 
-/// The resampling: the filter reads pixels of `view` only, scales `part` of it to `whole`, and keeps the `window`.
+/// A crop for resampling: the filter reads only pixels of `view`, scales `part` of it to `whole`,
+/// and keeps the `window`.
 ///
-/// torchvision crops a random crop first, so pixels outside it must not bleed in: `view` is the crop. It scales a
-/// centre crop's whole picture first, so neighbouring pixels count: `view` is the picture, `window` the middle.
+/// For a random crop, torchvision crops first, so pixels outside must not bleed in: `view` is the
+/// crop. For a centre crop it scales the whole picture first, so neighbouring pixels count: `view`
+/// is the picture, `window` the middle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crop {
     pub(super) view: Rect,
-    /// Fractional only in a picture that was decoded at a part of its size.
+    /// Fractional only if the picture was decoded at a reduced size.
     pub(super) part: Part,
     pub(super) whole: Size,
     pub(super) window: Rect,
 }
 
-/// Where the output lies in the upright picture: that picture's size, its size when scaled, and the part of that.
+/// Position of the output in the upright picture: the picture's size, its scaled size, and the part
+/// of the scaled picture.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Placed {
     pub(super) picture: Size,
@@ -53,7 +56,7 @@ pub(super) struct Placed {
     pub(super) window: Rect,
 }
 
-/// A rectangle of the view, in pixels and fractions of them.
+/// A rectangle in the view, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Part {
     pub(super) left: f64,
@@ -80,7 +83,7 @@ impl Crop {
         }
     }
 
-    /// Where the output lies, of a crop in the upright picture of this size.
+    /// Position of this crop's output in the upright picture of this size.
     pub(super) fn placed(&self, picture: Size) -> Placed {
         Placed {
             picture,
@@ -176,11 +179,11 @@ pub(super) fn center(picture: Size, resize: u32, size: u32) -> Crop {
     }
 }
 
-/// Resizes the side that is relatively shorter to that of `size`, and cuts the other.
+/// Scales the relatively shorter side to that of `size`, and crops the other.
 pub(super) fn cover(picture: Size, size: Size, draws: Option<&mut Draws>) -> Crop {
     let is_wide = u64::from(picture.width) * u64::from(size.height)
         >= u64::from(picture.height) * u64::from(size.width);
-    // As torchvision rounds; the quotient is at least the other side of `size`.
+    // Rounds as torchvision. The quotient is at least the other side of `size`.
     let scaled = |side: u32, to: u32, by: u32| {
         u32::try_from(u64::from(side) * u64::from(to) / u64::from(by)).unwrap_or(u32::MAX)
     };

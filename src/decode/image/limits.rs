@@ -1,4 +1,4 @@
-//! Bounds of one picture, and its memory within them.
+//! Limits for one picture, and its memory within them.
 
 use super::geometry::Size;
 use super::resize::{self, Resizer};
@@ -8,19 +8,21 @@ use crate::setting::Setting;
 
 /// Limits for one picture, checked from its header before memory is allocated.
 ///
-/// No limit is a time, because a library cannot be stopped in mid-picture. Instead the work is bounded: for all formats
-/// it is linear in encoded bytes and pixels, for a JPEG in pixels times scans (`bytes + pixels × scans`).
+/// There is no time limit, because a library cannot be stopped in the middle of a picture. Instead
+/// the work is bounded: it is linear in encoded bytes and pixels, and for a JPEG in `bytes + pixels
+/// × scans`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Pixels of the encoded picture.
     pub pixels: u64,
     /// Bytes of the encoded picture.
     pub bytes: usize,
-    /// Heap bytes of one decode in total; all workers may take as much at once. See [`Image`](super::Image) for the sum.
+    /// Total heap bytes of one decode; all workers may use as much at once. See
+    /// [`Image`](super::Image) for the sum.
     pub memory: usize,
-    /// Scans of a JPEG with several, mostly progressive. Encoders write about 10.
+    /// Scans of a JPEG that has several, usually a progressive one. Encoders write about 10.
     ///
-    /// Each scan is a pass over all coefficients, at the cost of a hundred bytes in the file.
+    /// Each scan is a pass over all coefficients, and takes only a hundred bytes in the file.
     pub scans: u32,
 }
 
@@ -32,7 +34,8 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Pictures of up to `pixels`, of any format: 4 encoded bytes and 16 bytes of heap for each pixel, but at least 64 MiB.
+    /// Limits for pictures of up to `pixels` in any format: 4 encoded bytes and 16 heap bytes per
+    /// pixel, but at least 64 MiB of each.
     pub fn of_pixels(pixels: u64) -> Self {
         let bytes = |each| {
             usize::try_from(pixels.saturating_mul(each))
@@ -76,9 +79,10 @@ impl Room<'_> {
         }
     }
 
-    /// Returns `own` bytes, of any content, for the pixels of a picture of size `picture`.
+    /// Returns `own` bytes with unspecified content for the pixels of a picture of size `picture`.
     ///
-    /// Errors: [`ErrorKind::Limit`] if these, `theirs` for the decoder and those for resizing exceed the limits.
+    /// Errors: [`ErrorKind::Limit`] if the picture has too many pixels, or if these bytes, the
+    /// encoded ones, `theirs` for the decoder and those for resizing together exceed the limit.
     pub(super) fn take(&mut self, picture: Size, own: u64, theirs: u64) -> Result<&mut [u8]> {
         self.admit(picture)?;
         let Size { width, height } = picture;
@@ -107,7 +111,7 @@ pub(super) fn over(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Limit, Stage::Decode, message)
 }
 
-/// For the limits that a setting raises.
+/// An error for a limit that a setting can raise.
 pub(super) fn over_limit(message: String) -> Error {
     over(message + &Setting::MaxPixels.hint(|most| format!(" ({most} raises it)")))
 }

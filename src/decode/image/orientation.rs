@@ -188,7 +188,7 @@ mod tests {
     fn exif(little: bool, value: u16) -> Vec<u8> {
         let mut out = EXIF.to_vec();
         let order = |bytes: &[u8]| -> Vec<u8> {
-            // The bytes come in big endian.
+            // `bytes` are big-endian.
             if little {
                 bytes.iter().rev().copied().collect()
             } else {

@@ -8,7 +8,7 @@ use image::codecs::{bmp::BmpDecoder, png::PngDecoder, webp::WebPDecoder};
 use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
-/// Decodes to RGB at the front of the room's pixels. Of an animation it decodes the first picture.
+/// Decodes to RGB at the start of the room's pixels. Of an animation, decodes the first frame.
 pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
@@ -27,7 +27,8 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
         }
         Format::Gif => gif(input, room),
         Format::WebP => webp(input, room),
-        // The decoder trusts the place of the pixels. (Older headers have no number of bits here.)
+        // The decoder does not check the offset of the pixels. (Older headers have no number of
+        // bits here.)
         _ if u32_at(input, 14) >= 40
             && matches!(input.get(28), Some(1..=8))
             && u32_at(input, 10) <= 54 =>
@@ -40,7 +41,7 @@ pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Resul
     }
 }
 
-/// The size of the decoded picture, by the header.
+/// The size of the decoded picture, according to its header.
 pub(super) fn size(format: Format, input: &[u8]) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
@@ -61,7 +62,7 @@ pub(super) fn size(format: Format, input: &[u8]) -> Result<Size> {
     }
 }
 
-/// The number at `at`, little-endian; 0 behind the end.
+/// The little-endian number at offset `at`; 0 beyond the end.
 fn u32_at(input: &[u8], at: usize) -> u32 {
     input
         .get(at..)
@@ -69,8 +70,8 @@ fn u32_at(input: &[u8], at: usize) -> u32 {
         .map_or(0, |number| u32::from_le_bytes(*number))
 }
 
-/// Decodes a WebP. The first frame of an animation is decoded as a picture of its own, because the decoder of animations
-/// blends it; elsewhere the canvas is black.
+/// Decodes a WebP. The first frame of an animation is decoded as a separate still picture, because
+/// the decoder of animations blends it. The rest of the canvas is black.
 fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let whole = 8 + u64::from(u32_at(input, 4));
     if whole > input.len() as u64 {
@@ -99,7 +100,7 @@ fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let from = 3 * size.width as usize;
     let to = 3 * canvas.width as usize;
     let start = 3 * left as usize;
-    // From the back, because rows grow.
+    // From the last row to the first, because rows grow.
     for y in (0..canvas.height as usize).rev() {
         let row = y
             .checked_sub(top as usize)
@@ -115,7 +116,7 @@ fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     Ok(canvas)
 }
 
-/// The place of the first frame of an animated WebP, left and top, and a still WebP of it.
+/// Left and top of the first frame of an animated WebP, and the frame as a still WebP.
 fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
     let mut at = 12;
     while input.get(at..at + 4)? != b"ANMF" {
@@ -125,7 +126,7 @@ fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
     let size = input.get(at + 14..at + 20)?;
     let end = at + 8 + u32_at(input, at + 4) as usize;
     let frame = input.get(at + 24..end)?;
-    // Alpha beside the pixels needs the extended header.
+    // A separate alpha chunk needs the extended header.
     let header = if frame.starts_with(b"ALPH") {
         [b"VP8X\x0A\0\0\0\x10\0\0\0", size].concat()
     } else {
@@ -146,7 +147,8 @@ fn first_frame(input: &[u8]) -> Option<(u32, u32, Vec<u8>)> {
     ))
 }
 
-/// The first frame of a GIF, and the size of its canvas, which grows to hold it.
+/// The decoder of a GIF, its first frame, and the size of its canvas, which grows to hold the
+/// frame.
 fn gif_frame(input: &[u8]) -> Result<(gif::Decoder<&[u8]>, gif::Frame<'static>, Size)> {
     let mut options = gif::DecodeOptions::new();
     options.allow_unknown_blocks(true);
@@ -172,8 +174,8 @@ fn damaged_gif(error: gif::DecodingError) -> Error {
     Error::decode("damaged GIF").with_source(error.to_string())
 }
 
-/// Decodes the first frame of a GIF. As in Pillow, the canvas has elsewhere the transparent colour, or the first one of the
-/// palette.
+/// Decodes the first frame of a GIF. As in Pillow, the rest of the canvas has the transparent
+/// colour, or the first one of the palette.
 fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
     let (mut decoder, frame, size) = gif_frame(input)?;
     let left = frame.left;
@@ -232,7 +234,7 @@ fn allowance(bytes: u64) -> image::Limits {
     allowance
 }
 
-/// Decodes to RGB in a room of at least `least` bytes.
+/// Decodes to RGB in a buffer of at least `least` bytes from `room`.
 fn read(
     format: Format,
     mut decoder: impl ImageDecoder,
@@ -257,7 +259,7 @@ fn read(
         .saturating_mul(scratch_per_pixel(format))
         .saturating_add(SCRATCH);
     let pixels = room.take(size, own, theirs)?;
-    // BMP may leave pixels out, where an earlier picture's must not show.
+    // A BMP may leave out pixels, where those of an earlier picture must not show.
     pixels.fill(0);
     decoder
         .set_limits(allowance(theirs))
@@ -272,7 +274,8 @@ fn read(
 /// Bytes for tables, windows and rows of any of these decoders, and for a PNG's metadata.
 const SCRATCH: u64 = 4 << 20;
 
-/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (found: 6.5 for lossy with alpha).
+/// Bytes per pixel of the decoder's own memory: WebP's planes, transforms and alpha (measured: 6.5
+/// for lossy with alpha).
 fn scratch_per_pixel(format: Format) -> u64 {
     if format == Format::WebP { 8 } else { 1 }
 }

@@ -9,17 +9,19 @@
 //!
 //! # Sizes
 //!
-//! They are those of a program outside, to the patch: `get_image_size_for_max_num_patches` of SigLIP2 NaFlex, and
-//! `smart_resize` of Qwen2-VL for patches that a model merges, both in Hugging Face's transformers 4.57. The arithmetic is
-//! theirs, step by step in `f64`. Without enlargement a picture that fits keeps its size; its sides are rounded up to
-//! whole patches, so it grows by less than a patch. Patches that are merged come block by block.
+//! Sizes equal those of reference programs to the patch: `get_image_size_for_max_num_patches` of
+//! SigLIP2 NaFlex, and `smart_resize` of Qwen2-VL for patches that a model merges. Both are in
+//! Hugging Face's transformers 4.57. The arithmetic follows them step by step in `f64`. Without
+//! enlargement, a picture that fits keeps its size, but its sides are rounded up to whole patches,
+//! so it grows by less than a patch. Merged patches are in the order of blocks.
 //!
 //! # Limits and invariants
 //!
-//! * A row has 1 to `most` patches, whatever the picture's size: a strip is widened to one patch, and cut to `most`
-//!   (where the programs outside would exceed the budget).
-//! * `most` patches in a row have at most 2²⁴ pixels, so no side overflows.
-//! * Nothing is allocated here; the pixels before they are cut count with their most in [`Limits::memory`](super::Limits).
+//! * A row has 1 to `most` patches for any picture size: a strip is widened to one patch, and cut
+//!   to `most` (where the reference programs would exceed the budget).
+//! * `most` patches side by side have at most 2²⁴ pixels, so no side overflows.
+//! * This module allocates nothing. [`Limits::memory`](super::Limits) includes the pixels before
+//!   they are cut, at their maximum.
 
 #[cfg(test)]
 #[path = "../../../tests/unit/patches.rs"]
@@ -44,15 +46,16 @@ pub(super) struct Patches {
 /// How the size of the output follows from that of the picture.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Rule {
-    /// NaFlex's, without enlargement.
+    /// The rule of NaFlex, without enlargement.
     Native,
-    /// NaFlex's.
+    /// The rule of NaFlex.
     Enlarge,
-    /// Qwen2-VL's, for a model that merges `side` × `side` patches: at least `least` patches.
+    /// The rule of Qwen2-VL, for a model that merges `side` × `side` patches: at least `least`
+    /// patches.
     Merge { side: u32, least: u32 },
 }
 
-/// Longest side of a picture over its shortest, for [`Rule::Merge`].
+/// Maximum ratio of a picture's longer side to its shorter one, for [`Rule::Merge`].
 const RATIO_MAX: u64 = 200;
 
 /// A picture's output, cut into tiles of one size. A picture that stays whole is one tile.
@@ -60,12 +63,13 @@ const RATIO_MAX: u64 = 200;
 pub(super) struct Tiles {
     pub(super) whole: Size,
     pub(super) tile: Size,
-    /// Tiles come in blocks of this side, those of a block one after the other.
+    /// Side of a block in tiles. The tiles of a block are consecutive.
     pub(super) block: u32,
 }
 
 impl Patches {
-    /// The fields of a row: patches, their places, the number of patches per side, the picture's size.
+    /// The fields of a row: patches, their positions, the number of patches per side, the picture's
+    /// size.
     pub(super) fn fields(&self, name: &str, dtype: DType) -> Vec<Field> {
         let most = self.most as usize;
         let size = self.size as usize;
@@ -102,7 +106,7 @@ impl Patches {
         }
     }
 
-    /// Patches of a block's side.
+    /// Side of a block in patches.
     pub(super) fn block(&self) -> u32 {
         if let Rule::Merge { side, .. } = self.rule {
             side
@@ -111,20 +115,21 @@ impl Patches {
         }
     }
 
-    /// The size to which a picture (no side 0) is scaled: sides of whole blocks, of at most `most` patches in all.
+    /// The size to which a picture (no side 0) is scaled: sides of whole blocks, and at most `most`
+    /// patches in total.
     pub(super) fn output(&self, picture: Size) -> Size {
         let (block, [width, height]) = match self.rule {
             Rule::Merge { side, least } => (side, self.smart_resize(picture, side, least)),
             Rule::Native | Rule::Enlarge => (1, self.naflex(picture)),
         };
-        // A cast saturates. What exceeds the budget is cut to it.
+        // The cast saturates. A size over the budget is cut to it.
         let most = self.most / (block * block);
         let width = (width as u32).clamp(1, most);
         let height = (height as u32).clamp(1, most / width);
         Size::new(width * block * self.size, height * block * self.size)
     }
 
-    /// The patches per side.
+    /// The number of patches per side.
     fn naflex(&self, picture: Size) -> [f64; 2] {
         let size = f64::from(self.size);
         let most = f64::from(self.most);
@@ -146,7 +151,7 @@ impl Patches {
         sides(low)
     }
 
-    /// The blocks per side.
+    /// The number of blocks per side.
     fn smart_resize(&self, picture: Size, side: u32, least: u32) -> [f64; 2] {
         let area = f64::from(self.size) * f64::from(self.size);
         let factor = f64::from(self.size) * f64::from(side);
@@ -166,9 +171,10 @@ impl Patches {
         }
     }
 
-    /// Writes the length of the patches in field `first`, and the fields after it.
+    /// Sets the number of patches in field `first`, and writes the fields after it.
     ///
-    /// Errors: [`ErrorKind::Decode`](crate::ErrorKind::Decode) for a strip whose blocks would not show it.
+    /// Errors: [`ErrorKind::Decode`](crate::ErrorKind::Decode) for merged patches of a strip with a
+    /// ratio over [`RATIO_MAX`].
     pub(super) fn describe(
         &self,
         tiles: Tiles,
@@ -222,8 +228,8 @@ impl Tiles {
         })
     }
 
-    /// The rows of pixels of each tile, in the order of the output. With `flip`, those of the mirrored picture, each
-    /// to be mirrored.
+    /// The rows of pixels of each tile, in the order of the output. With `flip`, the tiles are
+    /// those of the mirrored picture, but the caller must mirror each row.
     pub(super) fn rows(
         self,
         pixels: &[u8],

@@ -1,4 +1,4 @@
-//! What a decoder of pictures is told: crop, size, values, limits.
+//! Settings of a picture decoder: crop, size, values, limits.
 
 use super::finish::Values;
 use super::geometry::{Crop, Rect, Size, center, cover, random_rect};
@@ -19,7 +19,8 @@ pub(super) enum Op {
     Resize(Size),
     /// `Resize(shorter side)` then `CenterCrop(size)`.
     CenterCrop { resize: u32, size: u32 },
-    /// Scaled until both sides cover this size, then cut to it: in the middle, or anywhere.
+    /// Scaled until both sides cover this size, then cropped to it: centrally, or at a random
+    /// position.
     Cover { size: Size, random: bool },
     /// `RandomResizedCrop(size, scale, ratio)`.
     RandomResizedCrop {
@@ -40,9 +41,9 @@ pub enum PixelLayout {
     Nchw,
 }
 
-/// Filter for resizing. All except `Nearest` average all source pixels under an output pixel (antialiasing), as Pillow
-/// does, and torchvision by default. Values equal those of Pillow 11.3 to the bit; newer versions round otherwise for some
-/// tall pictures.
+/// Filter for resizing. All except `Nearest` average all source pixels under an output pixel
+/// (antialiasing), as Pillow does, and torchvision by default. Values are bit-identical to those of
+/// Pillow 11.3; newer versions round differently for some tall pictures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Filter {
@@ -59,28 +60,32 @@ pub enum Filter {
 
 /// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
 ///
-/// A JPEG is decoded only as far as the crop needs. In files with restart markers even the entropy coding beside the
-/// crop is skipped. Pixels equal those of libjpeg-turbo, and so Pillow's and torchvision's, to the bit, also those of
-/// progressive JPEGs and of sequential ones in several scans.
+/// A JPEG is decoded only as far as the crop needs. In files with restart markers, even entropy
+/// decoding beside the crop is skipped. Pixels are bit-identical to those of libjpeg-turbo, and so
+/// to those of Pillow and torchvision. This includes progressive JPEGs, and sequential ones with
+/// several scans.
 ///
-/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also [`Image::patches`]. Random choices depend on (seed,
-/// epoch, sample id) alone.
+/// The row is `[height, width, 3]`, or `[3, height, width]` in [`PixelLayout::Nchw`]; see also
+/// [`Image::patches`]. Random choices depend only on (seed, epoch, sample id, draw number); see
+/// [`Ctx::draws`](crate::decode::Ctx::draws).
 ///
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
 /// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a JPEG, whose
 ///   rows are scaled as they are decoded.
-/// - Decoder, while it runs: 1 for PNG and BMP, 8 for WebP (of an animation also 1 frame as it is encoded). A JPEG takes rows: 512
-///   per pixel of width, for several scans up to 272 more, and up to 140 KiB of tables for each scan; with `strict(false)`, of
-///   an incomplete progressive one, 1/8 per pixel.
+/// - Decoder, while it runs: 1 for PNG and BMP; 8 for WebP, and for an animation also one encoded
+///   frame. A JPEG takes 512 per pixel of width for rows; with several scans, up to 272 more per
+///   pixel of width, and up to 140 KiB of tables for each scan; with `strict(false)`, an incomplete
+///   progressive one takes 1/8 more per pixel.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
-/// - Copies of the file's metadata: as many bytes as are encoded.
+/// - Copies of the file's metadata: as many bytes as the encoded picture has.
 /// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
 ///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of the largest output.
 ///
-/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is allocated. By default pictures
-/// of any format fit that have the default of [`Limits::pixels`].
+/// The sum is computed from the header and compared with [`Limits::memory`] before any of it is
+/// allocated. By default, pictures of any format fit if they are within the default of
+/// [`Limits::pixels`].
 ///
 /// ```
 /// use feedline::decode::{Image, PixelLayout};
@@ -119,7 +124,7 @@ impl Op {
         }
     }
 
-    /// The most pixels of an output.
+    /// Maximum pixels of an output.
     pub(super) fn most_pixels(&self) -> u64 {
         let patches = if let Self::Patches(patches) = self {
             u64::from(patches.most)
@@ -181,7 +186,8 @@ impl Image {
     /// | `image.grid` | `[2]`, `i32` | rows and columns of patches |
     /// | `image.size` | `[2]`, `i32` | height and width of the picture before it was scaled |
     ///
-    /// [`FieldView::lens`](crate::FieldView::lens) has the numbers of patches; their sums are the `cu_seqlens` of a batch.
+    /// [`FieldView::lens`](crate::FieldView::lens) has the numbers of patches; their cumulative
+    /// sums are the `cu_seqlens` of a batch.
     /// `build()` refuses `most` patches that have more than 2²⁴ pixels side by side.
     pub fn patches(size: u32, most: u32) -> Self {
         Self::new(Op::Patches(Patches {
@@ -227,8 +233,9 @@ impl Image {
         self
     }
 
-    /// Whether a picture of fewer [patches](Self::patches) is enlarged to as many as fit, at most 100-fold per side, as by
-    /// SigLIP2 NaFlex; false by default. Other crops ignore it.
+    /// Whether a picture with fewer [patches](Self::patches) than the maximum is enlarged to as
+    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default. Other crops
+    /// ignore this.
     #[must_use]
     pub fn enlarge(mut self, enlarge: bool) -> Self {
         if let Op::Patches(patches) = &mut self.op {
@@ -237,11 +244,13 @@ impl Image {
         self
     }
 
-    /// [Patches](Self::patches) for a model that merges `side` × `side` of them: sizes by `smart_resize` of Qwen2-VL in Hugging
-    /// Face's transformers, at least `least` patches, block by block. Other crops ignore it.
+    /// [Patches](Self::patches) for a model that merges `side` × `side` of them. Sizes follow
+    /// `smart_resize` of Qwen2-VL in Hugging Face's transformers, with at least `least` patches, in
+    /// the order of blocks. Other crops ignore this.
     ///
-    /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are Qwen2-VL's defaults. A
-    /// picture with a side over 200 times the other is an error of the sample; below that, a strip too long is cut to the budget.
+    /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are
+    /// Qwen2-VL's defaults. A picture with a side over 200 times the other is an error of the
+    /// sample. Below that, a strip that is too long is cut to the budget.
     #[must_use]
     pub fn merge(mut self, side: u32, least: u32) -> Self {
         if let Op::Patches(patches) = &mut self.op {
@@ -294,9 +303,10 @@ impl Image {
 
     /// Whether a damaged JPEG is an error; true by default.
     ///
-    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. A damaged progressive one
-    /// is what libjpeg-turbo 3.1 shows, which smooths what is incomplete; this takes twice the time. Stray bytes between
-    /// the segments of a header count as damage even if no pixel changes: the bytes after them may be an overwritten segment.
+    /// If false, its readable part is decoded, as by browsers and Pillow, and the rest is grey. A
+    /// damaged progressive JPEG has the pixels of libjpeg-turbo 3.1, which smooths incomplete
+    /// parts; this takes twice the time. Stray bytes between the segments of a header count as
+    /// damage even if no pixel changes: the bytes after them may be an overwritten segment.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Self {
         self.strict = strict;
@@ -305,9 +315,11 @@ impl Image {
 
     /// Whether a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size; false by default.
     ///
-    /// It is, if the crop stays at least as large as the output. Other formats ignore this. It saves much of the work besides entropy coding. Pixels change, because blocks are
-    /// averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255 in the mean, by at most 26. Before
-    /// the filter they equal libjpeg-turbo's at that scale to the bit.
+    /// The smaller size is used if the crop stays at least as large as the output. Other formats
+    /// ignore this. It saves much of the work other than entropy decoding. Pixels change, because
+    /// blocks are averaged before the filter averages: on photo-like pictures by 0.6 to 1.8 of 255
+    /// in the mean, by at most 26. Before the filter, they are bit-identical to those of
+    /// libjpeg-turbo at that scale.
     #[must_use]
     pub fn dct_scaling(mut self, scaling: bool) -> Self {
         self.scaling = scaling;

@@ -1,4 +1,4 @@
-//! From the bytes of a picture to a row, in a worker's buffers.
+//! Decodes the bytes of a picture to a row, in a worker's buffers.
 
 use super::format::Format;
 use super::geometry::{Crop, Placed, Rect, Size};
@@ -65,7 +65,7 @@ impl Decoder for Image {
             .as_ref()
             .is_err_and(|error| error.kind() == ErrorKind::Panicked)
         {
-            // The panic may have left it half done.
+            // The panic may have left the workspace inconsistent.
             *ctx.scratch().get::<Workspace>() = Workspace::default();
         }
         done
@@ -147,7 +147,7 @@ impl Image {
 }
 
 impl Image {
-    /// Width and height of a picture as it is decoded, by its header.
+    /// Width and height of a picture as it is decoded, according to its header.
     pub(crate) fn size_of(&self, input: &[u8]) -> Result<(u32, u32)> {
         let Size { width, height } = match Format::of(input)? {
             Format::Jpeg => {
@@ -193,13 +193,13 @@ pub(super) struct Encoded<'a> {
 
 #[cfg(test)]
 impl<'a> Encoded<'a> {
-    /// Without seek points.
+    /// A picture without seek points.
     pub(super) fn alone(bytes: &'a [u8]) -> Self {
         Self { bytes, points: &[] }
     }
 }
 
-/// A worker's buffers. They grow to the largest picture within the limits, and stay.
+/// A worker's buffers. They grow to the largest picture within the limits, and are kept.
 #[derive(Default)]
 pub(super) struct Workspace {
     /// The decoded part of a picture that is not scaled row by row, RGB.
@@ -217,14 +217,15 @@ pub(super) struct Picture {
     /// The size at which it was decoded.
     #[cfg_attr(not(test), expect(dead_code, reason = "tests ask for it"))]
     pub(super) size: Size,
-    /// The size of the output as stored.
+    /// The size of the output before it is turned upright.
     pub(super) stored: Size,
     pub(super) orientation: Orientation,
     pub(super) placed: Placed,
 }
 
 impl Workspace {
-    /// Decodes, crops and scales: upright pictures into `row`, if there is one, others as stored into `self.resized`.
+    /// Decodes, crops and scales a picture: into `row` if there is one and the picture is upright,
+    /// otherwise as stored into `self.resized`.
     pub(super) fn decode(
         &mut self,
         encoded: Encoded<'_>,
@@ -246,7 +247,7 @@ impl Workspace {
             format => {
                 let crop = |size| image.op.crop(size, &mut draws.clone());
                 let resizing = |size| resizing(&crop(size), image);
-                // Less than what other formats are charged for tables.
+                // Less than the limit includes for the tables of other formats.
                 self.jpeg.release_beyond(1 << 20);
                 let Self {
                     pixels, resizer, ..
@@ -397,7 +398,8 @@ impl Workspace {
         &self.upright
     }
 
-    /// Crops and scales the pixels, which are `there` in the picture, into `row`, or into `self.resized`.
+    /// Crops and scales the pixels, which cover `there` of the picture, into `row` or else into
+    /// `self.resized`.
     pub(super) fn resize(
         &mut self,
         there: Rect,
@@ -410,7 +412,7 @@ impl Workspace {
         let start =
             stride * (seen.top - there.top) as usize + 3 * (seen.left - there.left) as usize;
         let bytes = &self.pixels[start..3 * there.size.pixels() as usize];
-        // The view is the picture of the plan.
+        // The plan's coordinates are relative to the view.
         let place = Rect {
             left: seen.left - crop.view.left,
             top: seen.top - crop.view.top,
@@ -429,13 +431,13 @@ impl Workspace {
     }
 }
 
-/// The place of the crop's output: `row`, or `resized`.
+/// The buffer for the crop's output: `row`, or `resized`.
 fn target<'a>(row: Option<&'a mut [u8]>, resized: &'a mut Vec<u8>, crop: &Crop) -> &'a mut [u8] {
     row.unwrap_or_else(|| sized(resized, 3 * crop.window.size.pixels() as usize, 0))
 }
 
-/// Maximum heap bytes for resizing: the resizer's, and the largest output before its last pass, as stored and turned
-/// upright. It stays from an earlier picture.
+/// Maximum heap bytes for resizing: those of the resizer, and of the largest output before its last
+/// pass, as stored and turned upright. The output buffers are kept from earlier pictures.
 fn resizing(crop: &Crop, image: &Image) -> u64 {
     crop.plan(image.filter).heap_bytes() + 6 * image.op.most_pixels()
 }

@@ -6,12 +6,15 @@
 //!                              × high and low bits of their weights, added in pairs
 //! ```
 //!
-//! The two halves are two source rows. A weight has 23 bits and a sign, a word has 16. So the horizontal pass multiplies
-//! a pair of taps by the weights' high bits and by their low 11. The vertical pass multiplies one tap at a time. A
-//! value of the ring has both its multiples: `v - 128` in the low word, `256 (v - 128)` in the high one. With the low 8
-//! bits of a weight and the others, the sum of both products is exact.
+//! The two halves of a register hold two source rows. A weight has 23 bits and a sign, but a word
+//! has 16 bits. So the horizontal pass multiplies a pair of taps by the high bits of the weights,
+//! and by their low 11 bits. The vertical pass multiplies one tap at a time. A value of the ring
+//! consists of two words: `v - 128` in the low one, `256 (v - 128)` in the high one. They are
+//! multiplied by the low 8 bits of a weight and by its other bits, so the sum of both products is
+//! exact.
 //!
-//! `unsafe` is the call of functions that need AVX2, and loads and stores at checked places: one check for several rows.
+//! `unsafe` is needed to call functions that need AVX2, and for loads and stores at checked
+//! offsets: one check for several rows.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +24,7 @@ use std::arch::x86_64::*;
 
 /// The kernels, if this processor has AVX2.
 pub(super) fn kernels() -> Option<Kernels> {
-    // The only way to the functions below.
+    // The functions below are only reachable through this value.
     std::arch::is_x86_feature_detected!("avx2").then_some(Kernels {
         prepare,
         code,
@@ -51,14 +54,16 @@ fn vertical(sum: Sum<'_>, to: &mut [u8]) {
 const LOAD: usize = 16;
 /// Bits of the low part of a weight in the horizontal pass.
 const LOW: u32 = 11;
-/// Most source pixels between two output pixels of a step: a pair of taps of each lies in one load.
+/// Maximum distance in source pixels between two output pixels of a step. Within it, one load
+/// contains a pair of taps of each.
 const APART: u32 = 3;
 
-/// Bytes of a load that become words, by the channel of a step's first value, and the distance of its two pixels.
+/// The bytes of a load that become words, indexed by the channel of a step's first value and the
+/// distance of its two pixels.
 static PICKS: [[u8; LOAD]; 3 * (APART as usize + 1)] = picks();
 
 const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
-    // The highest bit gives 0.
+    // A byte with its highest bit set gives 0.
     let mut picks = [[0x80; LOAD]; 3 * (APART as usize + 1)];
     let mut k = 0;
     while k < 4 * picks.len() {
@@ -74,7 +79,7 @@ const fn picks() -> [[u8; LOAD]; 3 * (APART as usize + 1)] {
     picks
 }
 
-/// Steps of four values, or, if pixels are too far apart, of one pixel.
+/// Prepares steps of four values or, if pixels are too far apart, of one pixel.
 fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     let near = axis.starts.windows(2).all(|two| two[1] - two[0] <= APART);
     to.stride = if near { 4 } else { 3 };
@@ -104,7 +109,7 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
             to.weights.push(words(weights, channel, pair));
         }
     }
-    // Starts never fall.
+    // `starts` never decreases, so the last offset is the largest.
     to.reach = to.offsets.last().map_or(0, |last| *last as usize) + 6 * (pairs - 1) + LOAD;
 }
 
@@ -129,30 +134,33 @@ fn code(weight: i32) -> i32 {
     ((weight >> 8) << 16) | (weight & 0xFF)
 }
 
-/// Both halves of the register the same.
+/// Loads the value into both halves of a register.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn twice<T: bytemuck::Pod>(half: &T) -> __m256i {
     const { assert!(size_of::<T>() == 16) };
-    // SAFETY: 16 bytes of the reference are read. The compiler broadcasts such a load by itself, unlike a copy.
+    // SAFETY: the load reads exactly the 16 bytes of the reference. The compiler turns such a load
+    // into a broadcast, but not a copy.
     _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(std::ptr::from_ref(half).cast()) })
 }
 
-/// Bytes of two rows from `at` on, which end in both rows: [`horizontal_avx2`] checks it.
+/// Loads bytes of two rows from `at` on. Both rows must contain them: [`horizontal_avx2`] checks
+/// this.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn load(low: &[u8], high: &[u8], at: usize) -> __m256i {
     debug_assert!(at + LOAD <= low.len().min(high.len()));
-    // SAFETY: the caller's.
+    // SAFETY: the caller checked that both rows contain the load.
     unsafe { _mm256_loadu2_m128i(high.as_ptr().add(at).cast(), low.as_ptr().add(at).cast()) }
 }
 
-/// Stores four values of two rows at `at`, behind which both rows have as many: [`horizontal_avx2`] checks it.
+/// Stores four values in each of two rows at `at`. Both rows must have room for them:
+/// [`horizontal_avx2`] checks this.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn store(value: __m256i, low: &mut [i32], high: &mut [i32], at: usize) {
     debug_assert!(at + 4 <= low.len().min(high.len()));
-    // SAFETY: the caller's.
+    // SAFETY: the caller checked that both rows have room for the store.
     unsafe {
         _mm256_storeu2_m128i(
             high.as_mut_ptr().add(at).cast(),
@@ -162,7 +170,7 @@ unsafe fn store(value: __m256i, low: &mut [i32], high: &mut [i32], at: usize) {
     }
 }
 
-/// The values of `sum`, less 128, in the form of the ring.
+/// Combines the sums to values, less 128, in the form of the ring.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
@@ -175,7 +183,7 @@ fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
     _mm256_blend_epi16::<0b1010_1010>(value, _mm256_slli_epi32::<24>(value))
 }
 
-/// `PAIRS` is the number of pairs of taps, or 0 for any.
+/// `PAIRS` is the number of pairs of taps, or 0 for any number.
 #[target_feature(enable = "avx2")]
 fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
     by: &Prepared,
@@ -205,7 +213,7 @@ fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
         for weights in weights {
             let [by_high, by_low] = [0, 1].map(|k| twice(&weights[k]));
             for k in 0..2 {
-                // SAFETY: `at` is at most the checked one, and the rows end at the reach.
+                // SAFETY: `at` is at most the checked offset, and each row has `reach` bytes.
                 let bytes = unsafe { load(from[2 * k], from[2 * k + 1], at) };
                 let taps = _mm256_shuffle_epi8(bytes, pick);
                 high[k] = _mm256_add_epi32(high[k], _mm256_madd_epi16(taps, by_high));
@@ -229,7 +237,7 @@ const BLOCK: usize = 32;
 
 #[target_feature(enable = "avx2")]
 fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
-    // Weighs the 128 that the ring's values lack.
+    // Adds the weighted 128 that the ring's values lack.
     let sum = weights.iter().fold(0_i32, |sum, code| {
         sum.wrapping_add(((code >> 16) << 8) + (code & 0xFF))
     });
@@ -255,7 +263,8 @@ fn vertical_avx2((between, starts, weights): Sum<'_>, to: &mut [u8]) {
     }
 }
 
-/// The values from `x` on. From each of `starts`, `between` has the block's values: [`vertical_avx2`] checks it.
+/// The values from `x` on. `between` must contain the block's values for each of `starts`:
+/// [`vertical_avx2`] checks this.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn block(
@@ -269,7 +278,7 @@ unsafe fn block(
     for (row, code) in starts.iter().zip(weights) {
         let by = _mm256_set1_epi32(*code);
         debug_assert!(row + x + BLOCK <= between.len());
-        // SAFETY: the caller's.
+        // SAFETY: the caller checked that `between` contains the block.
         let values = unsafe { &*between.as_ptr().add(row + x).cast::<[[i32; 8]; 4]>() };
         for (sum, values) in sums.iter_mut().zip(values) {
             *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(bytemuck::must_cast(*values), by));
@@ -277,7 +286,7 @@ unsafe fn block(
     }
     let [a, b, c, d] = sums.map(|sum| _mm256_srai_epi32::<{ BITS as i32 }>(sum));
     let bytes = _mm256_packus_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
-    // Each instruction packs half by half.
+    // The pack instructions work on each half separately.
     let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     bytemuck::must_cast(_mm256_permutevar8x32_epi32(bytes, order))
 }

@@ -5,7 +5,7 @@ use super::Filter;
 /// Bits of a weight's fraction: 1.0 is `1 << BITS`.
 pub(super) const BITS: u32 = 22;
 
-/// What the weights of an axis follow from.
+/// The parameters that determine the weights of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Side {
     /// Pixels of the whole source.
@@ -15,7 +15,7 @@ pub(super) struct Side {
     pub(super) to: f32,
     /// Pixels of the whole output.
     pub(super) whole: u32,
-    /// Pixels of the output that are wanted: the first, and how many.
+    /// The wanted pixels of the output: the first one, and their number.
     pub(super) first: u32,
     pub(super) count: u32,
     pub(super) filter: Filter,
@@ -39,7 +39,7 @@ impl Side {
         f64::from(self.from) + (f64::from(at) + 0.5) * self.scale()
     }
 
-    /// Whether output pixels are source pixels: every filter's other weights are then 0.
+    /// Whether each output pixel is one source pixel: all other weights of any filter are then 0.
     fn is_copy(&self) -> bool {
         self.from.fract() == 0.0 && self.to - self.from == self.whole as f32
     }
@@ -63,7 +63,7 @@ impl Side {
     fn nearest(&self) -> impl Iterator<Item = u32> {
         let side = *self;
         let scale = self.scale();
-        // Too many steps would take long; sums and products then round differently anyway.
+        // Adding up many steps would take long. Sums and products then round differently anyway.
         let skipped = if side.first > 1 << 16 { side.first } else { 0 };
         let mut at = f64::from(side.from) + scale * (f64::from(skipped) + 0.5);
         (skipped..side.first + side.count).filter_map(move |k| {
@@ -105,13 +105,13 @@ impl Side {
 #[derive(Default)]
 pub(super) struct Axis {
     side: Option<Side>,
-    /// First source pixel of each output pixel: they never fall.
+    /// First source pixel of each output pixel; never decreases.
     pub(super) starts: Vec<u32>,
     /// Number of source pixels of each output pixel.
     pub(super) counts: Vec<u32>,
     /// The largest of `counts`.
     pub(super) taps: usize,
-    /// `taps` weights of each output pixel, of which those beyond `counts` are 0.
+    /// `taps` weights of each output pixel; those beyond its count are 0.
     pub(super) weights: Vec<i32>,
     /// Whether sums may be below 0 or above 255.
     pub(super) clamps: bool,
@@ -120,7 +120,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Computes the weights, unless they are those of the last call. Says whether they are new.
+    /// Computes the weights, unless `side` is that of the last call. Returns whether they are new.
     pub(super) fn update(&mut self, side: Side) -> bool {
         if self.side == Some(side) {
             return false;
@@ -172,7 +172,7 @@ impl Axis {
             Filter::Bicubic => self.weigh(side, bicubic),
             Filter::Lanczos3 => self.weigh(side, lanczos3),
         }
-        // With so many taps the sum of rounded weights could exceed 1 too far.
+        // With so many taps, the sum of rounded weights could exceed 1 by too much.
         self.clamps = side.filter != Filter::Bilinear || self.taps > 1 << 13;
     }
 
@@ -190,7 +190,7 @@ impl Axis {
             self.exact.extend(
                 (*start..start + count).map(|x| filter((f64::from(x) - center + 0.5) * shrink)),
             );
-            // In this order, as Pillow adds them.
+            // Summed in this order, as in Pillow.
             let sum: f64 = self.exact.iter().sum();
             for (weight, exact) in weights.iter_mut().zip(&self.exact) {
                 *weight = fixed(if sum == 0.0 { *exact } else { exact / sum });

@@ -1,11 +1,11 @@
-//! The arithmetic of the two passes, without any instruction set's own instructions: what the others must equal.
+//! The portable arithmetic of the two passes, which the vector kernels must equal.
 
 use super::axis::{Axis, BITS};
 
 /// Source rows of one step of the horizontal pass.
 pub(super) const ROWS: usize = 4;
 
-/// Source rows, and the rows between the passes that they become.
+/// Source rows, and the rows between the passes that are made from them.
 pub(super) type Rows<'a> = ([&'a [u8]; ROWS], [&'a mut [i32]; ROWS]);
 
 /// Rows between the passes, the starts of those to add, and their weights.
@@ -13,15 +13,16 @@ pub(super) type Sum<'a> = (&'a [i32], &'a [usize], &'a [i32]);
 
 /// The functions that an instruction set can replace.
 ///
-/// Rows between the passes have one `i32` per value. What it means is private to a table: its vertical pass reads what
-/// its horizontal pass wrote.
+/// Rows between the passes have one `i32` per value. Its format is private to a set of kernels: the
+/// vertical pass reads what the horizontal pass of the same set wrote.
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    /// Brings the weights of the horizontal pass into its order; `left` is the source pixel at the start of a row.
+    /// Puts the weights of the horizontal pass in its order; `left` is the source pixel at the
+    /// start of a row.
     pub(super) prepare: fn(axis: &Axis, left: u32, to: &mut Prepared),
-    /// Scales rows of [`Prepared::reach`] bytes at least to rows of [`padded`] values.
+    /// Scales rows of at least [`Prepared::reach`] bytes to rows of [`padded`] values.
     pub(super) horizontal: fn(axis: &Axis, by: &Prepared, rows: Rows<'_>),
-    /// Brings a weight of the vertical pass into its form.
+    /// Converts a weight to the format of the vertical pass.
     pub(super) code: fn(weight: i32) -> i32,
     /// The weighted sum of rows, in 8 bits.
     pub(super) vertical: fn(sum: Sum<'_>, to: &mut [u8]),
@@ -37,15 +38,15 @@ pub(super) const SCALAR: Kernels = Kernels {
 /// The weights of the horizontal pass, in the order in which it reads them.
 #[derive(Default)]
 pub(super) struct Prepared {
-    /// Bytes of a source row that are read; some may lie behind the row.
+    /// Bytes of a source row that are read; some may be beyond its end.
     pub(super) reach: usize,
-    /// Bytes of the row's pixels before those of each step.
+    /// Byte offset in the row of the first pixel of each step.
     pub(super) offsets: Vec<u32>,
     /// Which bytes each step takes.
     pub(super) picks: Vec<[u8; 16]>,
     /// Weights of each step and pair of taps.
     pub(super) weights: Vec<[[i16; 8]; 2]>,
-    /// Output values from step to step.
+    /// Output values per step.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "only vector kernels read it")
@@ -65,7 +66,8 @@ impl Prepared {
     }
 }
 
-/// Values of a row between the passes, for `width` pixels: the last steps may write, and read, more than the pixels have.
+/// The number of values of a row between the passes for `width` pixels. The last steps may write
+/// and read beyond those of the pixels.
 pub(super) fn padded(width: usize) -> usize {
     (3 * width + 1).next_multiple_of(32)
 }

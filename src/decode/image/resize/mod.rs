@@ -5,21 +5,24 @@
 //!  (only those that are needed)    weights by column   (in the cache)   weights by row
 //! ```
 //!
-//! The rows come from a whole picture ([`Resizer::resize`]), or one by one from a decoder ([`Resizer::start`]).
+//! The rows come from a whole picture ([`Resizer::resize`]), or one at a time from a decoder
+//! ([`Resizer::start`]).
 //!
 //! # Values
 //!
-//! Weights are computed in `f64` and rounded to 22 bits. Each pass rounds to 8 bits, the horizontal one first. A window
-//! equals the resize of the whole picture and then its crop. A part of the picture has the same weights as the whole.
-//! The kernels for an instruction set equal the scalar ones. Newer versions of Pillow do the vertical pass first for some
-//! tall pictures (12.3, 13); this module never does.
+//! Weights are computed in `f64` and rounded to 22 fraction bits. Each pass rounds to 8 bits, the
+//! horizontal one first. A window equals a crop of the whole resized picture. A part of the picture
+//! has the same weights as the whole. The kernels for an instruction set give the same values as
+//! the scalar ones. Newer versions of Pillow do the vertical pass first for some tall pictures
+//! (12.3, 13); this module never does.
 //!
-//! Sums of 32 bits suffice: no output pixel lies so near an edge that its positive weights sum to 2 or more. Partial
-//! sums of the vector kernels may overflow; they wrap, so the last sum is right.
+//! Sums of 32 bits suffice: no output pixel is so near an edge that its positive weights sum to 2
+//! or more. Partial sums of the vector kernels may overflow; they wrap, so the final sum is right.
 //!
 //! # Limits and invariants
 //!
-//! * A picture's sides have at most 2²⁴ pixels, none has 0. A window lies in the output, and the area in the picture.
+//! * A picture's sides have 1 to 2²⁴ pixels. The window is within the output, and the area is
+//!   within the picture.
 //! * Memory is at most [`ResizePlan::heap_bytes`], and steady state allocates nothing.
 //! * Time is linear in the source rows times the window's width times the taps.
 
@@ -37,10 +40,10 @@ use crate::jpeg::{RowSink, grow};
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
-/// What becomes of a picture.
+/// How a picture is resized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct ResizePlan {
-    /// The whole picture: pixels beyond it do not count.
+    /// The size of the whole picture: pixels beyond it do not count.
     pub(super) picture: Size,
     /// The part of the picture that is scaled. Its edges are rounded to `f32`, as by Pillow.
     pub(super) area: Part,
@@ -85,7 +88,7 @@ impl ResizePlan {
         }
     }
 
-    /// The most heap bytes that a new [`Resizer`] takes for this.
+    /// Maximum heap bytes that a new [`Resizer`] takes for this plan.
     pub(super) fn heap_bytes(&self) -> u64 {
         let across = self.across();
         let down = self.down();
@@ -93,7 +96,7 @@ impl ResizePlan {
         let taps = across.most_taps() as u64;
         let ring = 4 * (ring_rows(&down) * padded(across.count as usize)) as u64;
         let slots = 8 * down.most_taps() as u64;
-        // A row's pixels, and as many as its last step reads behind them.
+        // A row's pixels, and those that its last step reads beyond them.
         let band = (ROWS as u64) * (3 * (u64::from(self.picture.width) + taps) + 64);
         Axis::bound(&across)
             + Axis::bound(&down)
@@ -148,10 +151,10 @@ impl ResizePlan {
     }
 }
 
-/// Longest side of a picture: `f32` counts so far.
+/// Longest side of a picture: `f32` holds all integers up to this one.
 pub(super) const SIDE_MAX: u32 = 1 << 24;
 
-/// Rows of the ring: those under an output row, and those that the last step made too many.
+/// Rows of the ring: those under an output row, and the surplus rows of the last step.
 fn ring_rows(down: &Side) -> usize {
     (down.most_taps() + ROWS - 1).next_multiple_of(ROWS)
 }
@@ -160,14 +163,14 @@ fn ring_rows(down: &Side) -> usize {
 #[derive(Clone, Copy)]
 pub(super) struct Pixels<'a> {
     pub(super) bytes: &'a [u8],
-    /// Bytes from row to row.
+    /// Bytes from the start of one row to the next.
     pub(super) stride: usize,
-    /// Where in the picture they are.
+    /// The part of the picture that they cover.
     pub(super) there: Rect,
 }
 
 impl<'a> Pixels<'a> {
-    /// Row `y` of the picture, and whatever lies behind it.
+    /// Row `y` of the picture, and all bytes after it.
     fn rows_from(&self, y: u32) -> &'a [u8] {
         &self.bytes[self.stride * (y - self.there.top) as usize..]
     }
@@ -193,7 +196,8 @@ impl<'a> Pixels<'a> {
 #[derive(Default)]
 pub(super) struct Resizer {
     passes: Passes,
-    /// The last source rows: those of a decoder, or copies of rows behind which the horizontal pass may not read.
+    /// The last source rows: rows of a decoder, or copies of rows that end before the reach of the
+    /// horizontal pass.
     band: Vec<u8>,
 }
 
@@ -207,15 +211,15 @@ struct Passes {
     prepared: Prepared,
     left: u32,
     kind: RowWork,
-    /// Rows between the passes: `rows` of `stride` values.
+    /// Rows between the passes: `rows` rows of `stride` values.
     ring: Vec<i32>,
     rows: usize,
     stride: usize,
-    /// Starts in the ring of the rows under an output row.
+    /// Offsets in the ring of the rows under an output row.
     slots: Vec<usize>,
     /// The first source row.
     first: u32,
-    /// Output rows that are written.
+    /// Number of output rows written.
     written: usize,
 }
 
@@ -224,18 +228,18 @@ struct Passes {
 enum RowWork {
     /// The output's pixels are adjacent source pixels.
     Copy,
-    /// They are single source pixels.
+    /// The output's pixels are single source pixels.
     Pick,
     #[default]
     Weigh,
 }
 
-/// The scaling of a picture whose rows come one by one.
+/// The scaling of a picture whose rows arrive one at a time.
 pub(super) struct Resizing<'a> {
     passes: &'a mut Passes,
     /// [`ROWS`] rows.
     band: &'a mut [u8],
-    /// Source rows that came.
+    /// Number of source rows received.
     came: u32,
     needed: Rect,
     out: &'a mut [u8],
@@ -278,7 +282,8 @@ impl Resizer {
         }
     }
 
-    /// Writes the plan's window to `out`, RGB without gaps, from rows of [`ResizePlan::needed`] that come one by one.
+    /// Writes the plan's window to `out`, RGB without gaps, from rows of [`ResizePlan::needed`]
+    /// that arrive one at a time.
     ///
     /// Panics if sizes do not fit.
     pub(super) fn start<'a>(&'a mut self, plan: &ResizePlan, out: &'a mut [u8]) -> Resizing<'a> {
@@ -319,7 +324,7 @@ impl Resizing<'_> {
         self.step();
     }
 
-    /// Scales the rows of the band, of which the last stands for those that did not come.
+    /// Scales the rows of the band. The last row received is repeated for missing ones.
     fn step(&mut self) {
         let last = self.came - 1;
         let start = last - last % ROWS as u32;
@@ -344,8 +349,8 @@ impl Passes {
         self.across.bytes() + self.down.bytes() + self.prepared.bytes() + rows
     }
 
-    /// Prepares for source rows from `first` on, that start at source pixel `left`. Returns the bytes of each that
-    /// [`step`](Self::step) may read.
+    /// Prepares for source rows from `first` on, which start at source pixel `left`. Returns the
+    /// number of bytes of each row that [`step`](Self::step) may read.
     fn start(&mut self, plan: &ResizePlan, left: u32, first: u32, out: &[u8]) -> usize {
         let Size { width, height } = plan.window.size;
         assert_eq!(
@@ -367,7 +372,7 @@ impl Passes {
                 .for_each(|weight| *weight = (self.kernels.code)(*weight));
         }
         if self.across.taps == 1 && self.down.taps == 1 {
-            // The weights are 1. Starts never fall.
+            // The weights are 1. `starts` never decreases.
             let adjacent = self
                 .across
                 .starts
@@ -431,7 +436,7 @@ impl Passes {
         }
     }
 
-    /// Does so if the weights are 1.
+    /// Does the work of [`step`](Self::step) if the weights are 1.
     fn copy(&mut self, next: u32, from: [&[u8]; ROWS], out: &mut [u8]) {
         let columns = &self.across.starts;
         let left = self.left;
@@ -452,7 +457,8 @@ impl Passes {
     }
 }
 
-/// The source rows from `next` on, of at least `reach` bytes; the last before `end` stands for those behind it.
+/// The source rows from `next` on, of at least `reach` bytes. The last row before `end` is repeated
+/// for those after it.
 fn sources<'a>(
     pixels: Pixels<'a>,
     next: u32,
