@@ -195,13 +195,8 @@ pub(super) fn step(input: &[u8], header: &Header, most: usize) -> u32 {
 pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]) -> u32 {
     let segments = header
         .segments(input)
-<<<<<<< HEAD
         .filter(|(marker, ..)| matches!(marker, 0xC0..=0xCF | 0xDA | 0xDD));
-    // From the marker's second byte on: before the body come 2 bytes of length.
-=======
-        .filter(|(marker, ..)| of_codes(*marker));
     // From the marker's second byte on: 2 bytes of length precede the body.
->>>>>>> words-g
     let crc = segments.fold(0, |crc, (_, start, body)| {
         crc32c::crc32c_append(crc, &input[start - 3..start + body.len()])
     });
