@@ -24,7 +24,8 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         for root in &roots {
-            // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
+            // In a container the path may belong to the host's hierarchy. Then the root of the
+            // mount is this process's own group.
             let own = Path::new(root).join(path.trim_start_matches('/'));
             all.extend(
                 own.ancestors()

@@ -1,7 +1,8 @@
 //! One error type for the whole crate.
 //!
-//! [`ErrorKind`] is for programs to match on, [`Site`] tells people the place in the data, and `source()` keeps the
-//! operating system's or decoder's own error. The one-line rendering is part of the contract, and tests assert it:
+//! [`ErrorKind`] is for programs to match on, [`Site`] shows people the place in the data, and
+//! `source()` keeps the operating system's or decoder's own error. The one-line rendering is part
+//! of the contract, and tests assert it:
 //!
 //! ```text
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
@@ -238,7 +239,7 @@ pub struct Site {
     pub path: Option<PathBuf>,
     /// Name of the sample within the file: a member of a tar.
     pub member: Option<String>,
-    /// Field of the dataset, where it has several.
+    /// Field of the dataset, if it has several.
     pub field: Option<String>,
     /// Byte offset in the file.
     pub offset: Option<u64>,

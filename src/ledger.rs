@@ -19,8 +19,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// How many new bad samples the error for an exceeded budget describes, and how many more of the
-/// same batch it lists by number only.
+/// Maximum new bad samples that the error for an exceeded budget describes, and maximum others of
+/// the same batch that it lists by id only.
 const NAMED: usize = 10;
 const NUMBERED: usize = 1000;
 
@@ -40,7 +40,8 @@ pub struct BadSample {
     pub substitute: Option<u64>,
     /// The file, if the sample is stored in one.
     pub path: Option<PathBuf>,
-    /// The sample's name within that file (its first member in a tar, its Parquet row group), where the dataset knows one.
+    /// The sample's name within that file (its first member in a tar, its Parquet row group), if
+    /// the dataset knows one.
     pub member: Option<String>,
     /// Byte offset of the failed read in the file. The read may cover more than this member.
     pub offset: Option<u64>,

@@ -1,7 +1,8 @@
 //! Hides secrets in texts that people see: user names and passwords, queries and keys in URLs, in whatever form.
 //!
-//! [`hidden`] is applied where an error gets its message, its path and its source, so that no caller can forget it. A URL
-//! with a secret is also refused before it is used (`storage/remote/url.rs`), so nothing else ever holds one.
+//! [`hidden`] is applied wherever an error gets its message, path or source, so that no caller can
+//! forget it. A URL with a secret is also refused before it is used (`storage/remote/url.rs`), so
+//! nothing else ever holds one.
 //!
 //! Limits: a secret without a marker (a bare word, except after the path of a web address) is not
 //! recognised. Harmless text in such a form is hidden, too.

@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// A signal reaches ranks at different steps, and some not at all. A rank that stops alone leaves the others waiting in
 /// their next collective operation, and states of different steps do not fit together. So let the ranks agree: all-reduce
-/// the flag in every step, and stop where the result says so.
+/// the flag in every step, and stop when the result says so.
 ///
 /// ```text
 /// let stop = Stop::on_signals()?;

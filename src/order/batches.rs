@@ -38,7 +38,8 @@ use std::sync::Arc;
 /// | `Drop` | none | all but those that do not fill a batch |
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
-/// counts the others. It is 0 on some ranks when fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+/// counts the others. This number is 0 on some ranks when fewer samples than ranks are left. A
+/// blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
 ///
 /// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the
 /// epoch. It belongs to the largest group and is filled up from the beginning of that group's

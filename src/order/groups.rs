@@ -579,7 +579,7 @@ pub(crate) struct Plan {
     rows: Box<[u64]>,
     /// Samples of all groups before each group.
     before: Box<[u64]>,
-    /// Where the batches of each group begin in the line, and its end.
+    /// The place in the line at which the batches of each group begin, then the end of the line.
     starts: Box<[u64]>,
     /// Batches of each group and of those before it.
     ends: Box<[u64]>,
@@ -695,7 +695,7 @@ impl Plan {
         self.flows
     }
 
-    /// What an epoch delivers.
+    /// The counts of an epoch.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -782,7 +782,7 @@ pub(crate) struct GroupBatch {
     pub(crate) full: u64,
     /// Samples of the epoch in the batch.
     pub(crate) real: u64,
-    /// The first of them among the members of the group's batches.
+    /// The index of the first of these samples among the members of the group's batches.
     first: u64,
 }
 

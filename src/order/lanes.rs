@@ -7,10 +7,10 @@
 //! positions         0 L 2L …          1 L+1 2L+1 …             position p is entry p / L of lane p % L
 //! ```
 //!
-//! A rank visits the positions p ≡ class (mod step). With g = gcd(L, step) these lie in the lanes l ≡ class (mod g), so
-//! it reads L / g lanes of L. When step (the number of ranks, say) divides L, no two ranks read the same lane, and a chunk
-//! is read twice only where a cut goes through it; otherwise step / g ranks read each lane. The order itself knows nothing
-//! of ranks.
+//! A rank visits the positions p ≡ class (mod step). With g = gcd(L, step) these are in the lanes l
+//! ≡ class (mod g), so it reads L / g lanes of L. When step (the number of ranks, say) divides L,
+//! no two ranks read the same lane, and a chunk is read twice only where a cut goes through it;
+//! otherwise step / g ranks read each lane. The order itself knows nothing of ranks.
 //!
 //! *Virtual* positions continue past N for the padding at an epoch's end: v stands for v % N. Round
 //! k is [kN, (k + 1)N); there a rank visits the lanes l ≡ class - kN (mod g).
@@ -32,8 +32,9 @@
 //! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at p or later; x begins L
 //!   after the end of such a group at the earliest: f(x) ≥ p + L, so x comes after all of A.
 //!
-//! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory, whatever L is; `Needs` take
-//! O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes visited × W).
+//! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory for any L; `Needs`
+//! take O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes
+//! visited × W).
 
 use super::gcd;
 use super::key::{Key, Permutation};
@@ -144,7 +145,7 @@ impl Lanes {
     }
 
     /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a chunk counts with all its
-    /// rows each time it is opened. 1 is the least; NaN without samples.
+    /// rows each time it is opened. 1 is the minimum; NaN without samples.
     pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
         let Inner {
             starts,
@@ -486,7 +487,7 @@ impl Needs {
 pub(crate) struct Places<'a> {
     needed: &'a Needed,
     round: &'a Round,
-    /// By visited lane of the round.
+    /// One per visited lane of the round.
     lanes: Vec<Option<Place<'a>>>,
 }
 

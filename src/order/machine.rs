@@ -26,7 +26,7 @@ const SIZES: [&str; 8] = [
 /// A larger number cannot be a number of processes.
 const RANKS_MAX: usize = 1 << 16;
 
-/// Ranks on this machine, by the launcher's variables; 1 if these do not tell.
+/// The number of ranks on this machine, from the launcher's variables; 1 if they do not give it.
 pub(crate) fn local_ranks() -> usize {
     local_ranks_of(Env(&super::rank::environment))
 }
@@ -61,7 +61,8 @@ pub(crate) fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The cores for this process, where several ranks of a machine share them: the default number of workers.
+/// The cores for this process if several ranks of a machine share them: the default number of
+/// workers.
 pub fn cores_of_rank() -> usize {
     Cores::here().part()
 }

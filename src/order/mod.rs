@@ -116,8 +116,8 @@ pub trait Sampler: Send + Sync + 'static {
     /// later part may change between runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The
     /// default, `None`, is for all others.
     ///
-    /// A run then resumes if [`Progress::past`] is the same, whatever the [`identity`](Self::identity). Not asked for a
-    /// sampler that is shuffled.
+    /// A run then resumes if [`Progress::past`] is the same, regardless of the
+    /// [`identity`](Self::identity). Not asked for a sampler that is shuffled.
     fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
         let _ = (epoch, position);
         None
@@ -282,9 +282,10 @@ impl Order {
     /// once: position *p* is the next sample of lane *p* mod `lanes`. Default: 1.
     ///
     /// With several ranks and one lane, neighbouring samples go to different ranks, so that every rank opens every chunk.
-    /// With as many lanes as ranks, or a multiple, a rank reads its own lanes alone (the report gives the bytes read twice).
-    /// The order depends on the number of lanes and not on that of ranks, so choose the largest possible world, or a
-    /// common multiple of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
+    /// With as many lanes as ranks, or a multiple, a rank reads only its own lanes (the report
+    /// gives the bytes read twice). The order depends on the number of lanes and not on that of
+    /// ranks, so choose the largest possible world, or a common multiple of all: 8 lanes serve 1,
+    /// 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;

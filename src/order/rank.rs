@@ -72,7 +72,8 @@ impl Rank {
     /// same local rank.
     ///
     /// In other layouts, give the position on the data axis. With ranks numbered
-    /// `(pp × dp_size + dp) × tp_size + tp`, that is `Rank::new(rank / tp_size % dp_size, dp_size)`.
+    /// `(pp × dp_size + dp) × tp_size + tp`, that is
+    /// `Rank::new(rank / tp_size % dp_size, dp_size)`.
     ///
     /// ```
     /// use feedline::Rank;
@@ -909,7 +910,8 @@ mod tests {
         "TORCHELASTIC_RUN_ID",
     ];
 
-    /// Some launchers' claims, some of them spoilt by further variables, so that a part of the environments is legal.
+    /// Some launchers' claims, some of them made invalid by further variables, so that some of the
+    /// environments are legal.
     fn any_environment() -> impl Strategy<Value = Variables<'static>> {
         let value = prop_oneof![
             5 => (0_u32..5).prop_map(|number| number.to_string()),

@@ -322,7 +322,7 @@ pub enum HowMany {
     Few,
     /// More than half.
     Most,
-    /// All: there are no others that they delay.
+    /// All of them: there are no others to delay.
     All,
 }
 
@@ -332,7 +332,7 @@ pub enum HowMany {
 pub struct Late {
     /// The ranks.
     pub ranks: Vec<u32>,
-    /// How many of all ranks these are.
+    /// Whether these are few, most or all of the ranks.
     pub how_many: HowMany,
     /// Their machine, if they are all of its ranks and there are other ranks.
     pub host: Option<String>,

@@ -179,7 +179,7 @@ impl Estimate {
     }
 }
 
-/// From this share of bytes from memory on, storage was hardly seen.
+/// If at least this share of the bytes came from memory, the probe hardly used storage.
 const MOSTLY: f64 = 0.5;
 
 fn ceiling(stages: &[StageLoad], stage: PipelineStage) -> Option<f64> {

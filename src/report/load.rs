@@ -300,7 +300,8 @@ impl Loads {
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
     }
 
-    /// Whether the consumer works between two batches, so that there is a demand. A loop that only takes batches has none.
+    /// Whether the consumer works between two batches, so that there is a demand. A loop without
+    /// own work has none.
     pub(super) fn has_demand(&self) -> bool {
         self.starved.is_none() || self.consumer() * self.steady_ns / self.batches >= STEP_LEAST_NS
     }

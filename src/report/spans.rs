@@ -39,13 +39,13 @@ pub(crate) fn wait(epoch: &Span, batch: u64) -> EnteredSpan {
     debug_span!(target: "feedline", parent: epoch, "wait", batch).entered()
 }
 
-/// That wait was long.
+/// The wait was long.
 pub(crate) fn starved(epoch: &Span, batch: u64, waited: Duration) {
     let ms = waited.as_secs_f64() * 1e3;
     debug!(target: "feedline", parent: epoch, batch, ms, "starved");
 }
 
-/// Whether a subscriber takes verdicts; making one takes a snapshot.
+/// Whether a subscriber receives verdicts; a verdict needs a snapshot.
 pub(crate) fn wants_verdicts() -> bool {
     enabled!(target: "feedline", Level::WARN)
 }

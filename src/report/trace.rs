@@ -567,7 +567,7 @@ mod tests {
                 },
                 vec![(read, 1), (decode, 2), (queue, 3)],
             ),
-            // The last read was seen after the last row: decoding takes no time then.
+            // The last read was seen after the last row: then decoding takes no time.
             (
                 BatchRecord { read_ns: 5, ..all },
                 vec![(read, 4), (queue, 2), (copy, 4), (held, 5)],

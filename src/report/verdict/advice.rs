@@ -20,7 +20,7 @@ impl Case<'_> {
     pub(super) fn advice(&self) -> Vec<Advice> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
-            // The first of each is the most promising, unless its setting is advised already.
+            // The first of each list is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
             let known = |new: &Advice| {
                 new.value.is_some() && all.iter().any(|advice| advice.setting == new.setting)

@@ -95,7 +95,7 @@ pub struct Verdict {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Strength {
-    /// Hardly any.
+    /// Little evidence.
     Thin {
         /// The missing evidence.
         why: String,
@@ -125,14 +125,14 @@ const NEAR: f64 = 0.8;
 /// The planner, rows or copies lack room if they do for this share of the time (for the planner, of
 /// the time in which it does not compute).
 const LACKS: f64 = 0.3;
-/// Handing over takes the time when the work of all stages, one after the other, is less than this share of it.
+/// Hand-over is the cause if the summed work of all stages is less than this share of the time.
 const AT_WORK: f64 = 0.6;
 /// Decode is the caller's `map_batch` from this share of the workers' work on.
 const MOSTLY_MAPS: f64 = 0.5;
 /// Minimum evidence for a verdict that is more than a guess.
 const BATCHES_LEAST: f64 = 8.0;
 const STEADY_LEAST_NS: f64 = 0.5e9;
-/// From this share of all time in first batches on, the rest is little evidence.
+/// If first batches take at least this share of all time, the rest is little evidence.
 const MOSTLY_FIRST: f64 = 0.5;
 /// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
 const HOLDS: f64 = 0.75;
@@ -144,7 +144,7 @@ const HARDLY: f64 = 0.1;
 const BLOCKED: f64 = 0.6;
 /// If waits for a core take this share of the time, a device that always reads is not the cause.
 const MOSTLY_LOST: f64 = 0.5;
-/// Handing over takes no longer than this for a batch.
+/// The hand-over of a batch takes no longer than this.
 const HANDED_NS: f64 = 2e6;
 
 impl Verdict {
