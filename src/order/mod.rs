@@ -103,7 +103,7 @@ pub trait Sampler: Send + Sync + 'static {
 
     /// A number for the draw at `position` of `epoch`, which distinguishes the draws of one sample
     /// within the epoch. Crops, flips and all other random choices of transforms depend on it, too.
-    /// The most useful number is that of the sample's earlier draws in the epoch, since with 0
+    /// The most useful value is the number of the sample's earlier draws in the epoch: with 0,
     /// transforms draw as if the sample came once.
     ///
     /// The default is the position, so that no two draws are equal.
