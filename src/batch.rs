@@ -122,7 +122,7 @@ impl Contents {
         on!(self, inner => inner.row_bytes(field))
     }
 
-    /// The consumer receives the batch. On a device, its slot is released separately.
+    /// Records that the consumer received the batch. On a device, its slot is released separately.
     fn held(&self, meters: &Meters) {
         match self {
             Self::Host(filled) => {
@@ -148,7 +148,7 @@ impl Contents {
         on!(self, inner => inner.take_bad())
     }
 
-    /// Failure of the lowest row. A failed batch is never copied to a device.
+    /// The error of the lowest failed row. A failed batch is never copied to a device.
     pub(crate) fn take_failure(&self) -> Option<Error> {
         match self {
             Self::Host(filled) => filled.take_failure(),
@@ -161,8 +161,8 @@ impl Contents {
 ///
 /// Owned: it may outlive its [`Epoch`](crate::Epoch) and [`Loader`](crate::Loader).
 ///
-/// A forked child has a copy of the batches that its parent held on the host, and may read and write it. GPU memory does
-/// not belong to the child.
+/// A forked child has a copy of the batches that its parent held on the host, and may read and
+/// write them. GPU memory does not belong to the child.
 pub struct Batch {
     /// Taken only by `drop`.
     contents: Option<Contents>,
@@ -191,7 +191,8 @@ impl Batch {
         self.contents.as_ref().expect("taken only by drop")
     }
 
-    /// Number of rows. The last batch of an epoch may have fewer; in an order of groups each group has its number.
+    /// Number of rows. The last batch of an epoch may have fewer. In an order of groups, each group
+    /// has its own number of rows.
     ///
     /// [`valid`](Self::valid) rows hold samples; the others are padding.
     #[allow(clippy::len_without_is_empty, reason = "a batch is never empty")]
@@ -209,7 +210,8 @@ impl Batch {
         self.contents().ticket().epoch
     }
 
-    /// The number of the group that all samples are of, in an [order of groups](crate::Order::grouped).
+    /// The number of the group that contains all its samples, in an [order of
+    /// groups](crate::Order::grouped).
     pub fn group(&self) -> Option<usize> {
         self.contents().ticket().group.map(usize::from)
     }
@@ -282,11 +284,13 @@ impl Batch {
         }))
     }
 
-    /// Makes `stream` wait for the batch's copy. The memory is reused only after the stream's work before the drop.
+    /// Makes `stream` wait for the batch's copy. The memory is reused only after the work that was
+    /// submitted to the stream before the drop.
     ///
-    /// The first stream that is bound this way takes the batch: its idle time is measured. Bind others by [`bind_as`](Self::bind_as).
-    /// Streams of [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on a batch on
-    /// the host.
+    /// The first stream bound this way takes the batch, and its idle time is measured. Bind other
+    /// streams with [`bind_as`](Self::bind_as). Streams of
+    /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on
+    /// a batch on the host.
     ///
     /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the
     /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails;
@@ -304,10 +308,12 @@ impl Batch {
         }
     }
 
-    /// Says that `stream` works on the batch as well, after a stream that is bound: the memory is reused only after its work
-    /// before the drop. The stream does not wait for the copy.
+    /// Declares that `stream` also works on the batch, after a bound stream. The memory is reused
+    /// only after the work that was submitted to `stream` before the drop. The stream does not wait
+    /// for the copy.
     ///
-    /// This is [`StreamUse::Releases`], as PyTorch's `record_stream`. Errors: as [`bind`](Self::bind).
+    /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: as
+    /// [`bind`](Self::bind).
     pub fn used_on(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         self.bind_as(stream, StreamUse::Releases)
     }
@@ -386,7 +392,8 @@ impl Batch {
                     dl_device(on_device.memory().kind()),
                     Box::new(self.clone()),
                 ),
-                // A list on the host, which this crate still reads: consumers may write to a copy.
+                // A host list that this crate still reads: consumers get a copy, which they may
+                // write to.
                 None => {
                     let bytes = match array {
                         Array::Status => on_device.status(),
@@ -424,7 +431,7 @@ impl Batch {
         }
     }
 
-    /// Records the batch for the profiler; `asked` and `got` by the loader's clock.
+    /// Records the batch for the profiler. `asked_ns` and `got_ns` are times of the loader's clock.
     pub(crate) fn record(&mut self, first: bool, asked_ns: u64, got_ns: u64) {
         let ([planned_ns, read_ns, full_ns], copied_ns) = self.contents().times();
         let ticket = self.contents().ticket();
@@ -468,8 +475,9 @@ const _: () = {
 impl Drop for Batch {
     fn drop(&mut self) {
         if self.info.process.is_forked() {
-            // Returning the memory takes locks that threads of the parent may have held at the fork, and rings their
-            // bell; and a device belongs to the parent. This leaks only the child's copy.
+            // Returning the memory would take locks that the parent's threads may have held at the
+            // fork, and ring their bell. A device belongs to the parent. This leaks only the
+            // child's copy.
             return std::mem::forget((self.contents.take(), self.info.clone()));
         }
         self.info.held.fetch_sub(1, Ordering::Relaxed);
@@ -587,8 +595,9 @@ impl<'a> FieldView<'a> {
         self.field().dtype()
     }
 
-    /// Dimensions, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, the one
-    /// [given](crate::order::Groups::up_to) for the batch's group. A packed field has the elements of all rows in its first.
+    /// Dimensions, rows first. The second dimension of an `UpTo` field is its maximum; in an order
+    /// of groups, the maximum [given](crate::order::Groups::up_to) for the batch's group. The first
+    /// dimension of a packed field is the elements of all rows.
     pub fn shape(&self) -> Vec<usize> {
         if self.field().is_packed() {
             return self.field().packed_shape(self.span().len());
@@ -620,8 +629,8 @@ impl<'a> FieldView<'a> {
     /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
     /// fields with a stride.
     ///
-    /// One element more than rows. In a [part](Batch::micro) of a batch, subtract `offsets[0]`. The host keeps them,
-    /// even for a batch on a device.
+    /// There is one offset more than rows. In a [part](Batch::micro) of a batch, subtract
+    /// `offsets[0]`. The offsets are on the host, even for a batch on a device.
     pub fn offsets(&self) -> Option<&'a [u64]> {
         on!(self.contents, inner => inner.offsets(self.kept.index))
             .map(|offsets| &offsets[self.start..=self.end])
@@ -830,7 +839,8 @@ fn dense_strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Restores the order of items numbered 0, 1, 2 …, which arrive at most `window` ahead. Pure.
+/// Restores the order of items numbered 0, 1, 2 …, each of which arrives less than `window` ahead.
+/// Pure.
 pub(crate) struct Reorder<T> {
     places: Vec<Option<T>>,
     next: u64,
@@ -844,7 +854,8 @@ impl<T> Reorder<T> {
         }
     }
 
-    /// Adds item number `sequence`. Panics if it is outside of the window or present already: slots bound the numbers.
+    /// Adds item number `sequence`. Panics if the item is outside the window or already present.
+    /// The number of slots bounds the numbers.
     pub(crate) fn put(&mut self, sequence: u64, item: T) {
         assert!(
             sequence >= self.next && sequence - self.next < self.places.len() as u64,
@@ -880,7 +891,7 @@ mod tests {
             let mut out = Vec::new();
             let mut state = seed;
             while (out.len() as u64) < count {
-                // At most `window` numbers are in flight, as slots are.
+                // At most `window` numbers are in flight, one per slot.
                 while next_in < count && next_in < out.len() as u64 + window as u64 {
                     waiting.push(next_in);
                     next_in += 1;

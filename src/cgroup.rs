@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// The folders with the limits of `controller`, from the process's own group up. `groups` is the text of
-/// `/proc/self/cgroup`.
+/// The folders with the limits of `controller`, from the process's own group upwards. `groups` is
+/// the text of `/proc/self/cgroup`.
 pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for line in groups.lines() {
@@ -11,7 +11,7 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
         let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
             continue;
         };
-        // A mount of v1 has the name of one controller, or of all that it joins.
+        // A v1 mount is named after one controller, or after all controllers that it combines.
         let roots = match controllers {
             "" => vec![String::from("/sys/fs/cgroup")],
             list if list.split(',').any(|name| name == controller) => {
@@ -24,7 +24,8 @@ pub(crate) fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
             _ => continue,
         };
         for root in &roots {
-            // In a container the path may belong to the host's hierarchy. Then the root of the mount is our own group.
+            // In a container the path may belong to the host's hierarchy. Then the root of the
+            // mount is this process's own group.
             let own = Path::new(root).join(path.trim_start_matches('/'));
             all.extend(
                 own.ancestors()

@@ -17,8 +17,9 @@
 //! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's writes.
 //! * The pointers derive from the memory itself, never from a shared slice.
 //! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
-//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread frees device memory
-//!   of a dropped loader: `cuMemFree` waits for the device, and its work may need the consumer's lock (the GIL).
+//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread
+//!   frees the device memory of a dropped loader, because `cuMemFree` waits for the device, whose
+//!   work may need the consumer's lock (the GIL).
 //!
 //! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory lives as long as the
 //! owner.
@@ -186,7 +187,8 @@ pub struct Tensors {
     pub streams: BatchStreams,
 }
 
-/// The streams of an exported batch, while a tensor of it lives. Does not keep the batch.
+/// The streams of an exported batch, as long as one of its tensors lives. Does not keep the batch
+/// alive.
 #[derive(Clone, Debug)]
 pub struct BatchStreams(Weak<dyn Streams>);
 
@@ -197,7 +199,7 @@ pub(crate) trait Streams: Send + Sync {
     /// Handles and uses of the bound streams; `None` on the host.
     fn bound(&self) -> Option<Vec<(usize, StreamUse)>>;
 
-    /// Whether this device address lies in the batch's memory.
+    /// Whether this device address is in the batch's memory.
     fn holds(&self, address: u64) -> bool;
 }
 
@@ -207,7 +209,8 @@ impl BatchStreams {
         Self(Arc::downgrade(&batch))
     }
 
-    /// Binds a stream as [`Batch::bind_as`](crate::Batch::bind_as). False if every tensor was freed.
+    /// Binds a stream, as [`Batch::bind_as`](crate::Batch::bind_as) does. Returns false if every
+    /// tensor was freed.
     ///
     /// Errors: as [`Batch::bind_as`](crate::Batch::bind_as).
     pub fn bind_as(
@@ -221,7 +224,7 @@ impl BatchStreams {
         batch.bind_as(stream.borrow(), how).map(|()| true)
     }
 
-    /// Whether a tensor of the batch lives.
+    /// Whether a tensor of the batch is still alive.
     pub fn lives(&self) -> bool {
         self.0.strong_count() > 0
     }
@@ -231,7 +234,7 @@ impl BatchStreams {
         self.0.upgrade()?.bound()
     }
 
-    /// Whether this device address lies in the batch's memory.
+    /// Whether this device address is in the batch's memory.
     pub fn holds(&self, address: u64) -> bool {
         self.0.upgrade().is_some_and(|batch| batch.holds(address))
     }
@@ -249,7 +252,7 @@ pub(crate) struct Parts {
     pub(crate) strides: Vec<i64>,
     /// Dropped on any thread when the last user of the memory is done.
     pub(crate) owner: Box<dyn Owner>,
-    /// Of [`Dlpack::counted_by`].
+    /// The count of [`Dlpack::counted_by`].
     pub(crate) counted: Option<Arc<()>>,
 }
 
@@ -285,7 +288,8 @@ impl Dlpack {
         Self(Box::new(parts))
     }
 
-    /// Holds a clone of `count` as long as the memory: its strong count tells how many arrays live, here or in a consumer.
+    /// Holds a clone of `count` as long as the memory lives. The strong count of `count` tells how
+    /// many arrays live, here or in a consumer.
     #[must_use]
     pub fn counted_by(mut self, count: &Arc<()>) -> Self {
         self.0.counted = Some(count.clone());
@@ -314,9 +318,10 @@ impl Dlpack {
 
     /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the stream's work.
     ///
-    /// The work counts until the last tensor of the batch is freed. Call this before exporting: it implements `stream`
-    /// of `__dlpack__`. JAX names a stream there on which it does not compute: bind its compute stream as well. 0 and 1 are the legacy default stream, which is also used without a call. Has no effect on host
-    /// memory.
+    /// The work counts until the last tensor of the batch is freed. Call this before exporting: it
+    /// implements `stream` of `__dlpack__`. JAX passes a stream there on which it does not compute:
+    /// bind its compute stream as well. 0 and 1 are the legacy default stream, which is also used
+    /// if this is never called. Has no effect on host memory.
     ///
     /// Errors: [`ErrorKind::Config`](crate::ErrorKind::Config) for a stream of another context,
     /// [`ErrorKind::Device`](crate::ErrorKind::Device) if the device fails.
@@ -329,7 +334,8 @@ impl Dlpack {
 
     /// The struct of version 1.0, owned by the caller.
     ///
-    /// The caller must call its deleter once, from any thread, without a lock that a thread of the loader could need.
+    /// The caller must call its deleter once, from any thread. It must not hold a lock then that a
+    /// thread of the loader could need.
     #[must_use = "only the deleter releases the memory"]
     pub fn into_versioned(mut self) -> NonNull<DLManagedTensorVersioned> {
         self.order();
@@ -356,9 +362,11 @@ impl Dlpack {
         })))
     }
 
-    /// Orders the memory before its export: on the bound streams, or else on the default stream.
+    /// Orders the use of the memory before its export: on the bound streams, or else on the default
+    /// stream.
     fn order(&self) {
-        // A failing device is broken: it runs nothing any more, and the next batch reports the error.
+        // A device that fails is broken: it runs no more work, and the next batch reports the
+        // error.
         let _ = self.0.owner.bind_any();
     }
 
@@ -596,7 +604,8 @@ mod tests {
                 assert_eq!((&seen, tensor.byte_offset, tensor.device), (&shape, 0, DLDevice::CPU));
                 let elements: i64 = shape.iter().product();
                 for number in 0..elements {
-                    // From an element's number to its index by division, then by strides to its offset.
+                    // Division turns an element's number into its index; the strides turn the index
+                    // into its offset.
                     let mut rest = number;
                     let mut place = 0;
                     for dim in (0..shape.len()).rev() {

@@ -1,7 +1,8 @@
 //! One error type for the whole crate.
 //!
-//! [`ErrorKind`] is for programs to match on, [`Site`] tells people the place in the data, and `source()` keeps the
-//! operating system's or decoder's own error. The one-line rendering is part of the contract, and tests assert it:
+//! [`ErrorKind`] is for programs to match on, [`Site`] shows people the place in the data, and
+//! `source()` keeps the operating system's or decoder's own error. The one-line rendering is part
+//! of the contract, and tests assert it:
 //!
 //! ```text
 //! read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 sample=2 batch=0: <source>
@@ -25,8 +26,8 @@ pub enum ErrorKind {
     /// This machine lacks what a setting asks for: io_uring, `O_DIRECT` on this file system, a direct route of cuFile, a
     /// NUMA node.
     Unsupported,
-    /// The memory budget or the free memory is below the smallest legal plan, whose terms the message lists, or below the
-    /// data that is to be in memory.
+    /// The memory budget or the free memory is smaller than the smallest legal plan, whose terms
+    /// the message lists, or than the data to be kept in memory.
     Budget,
     /// A file or folder does not exist, or no longer exists.
     NotFound,
@@ -146,7 +147,7 @@ pub(crate) fn panicked(panic: Box<dyn std::any::Any + Send>, stage: Stage) -> Er
         .take(200)
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    // What was thrown is the user's as well, and may throw when it is dropped.
+    // The panic's payload is the user's as well, and may panic when it is dropped.
     if let Err(again) = catch_unwind(AssertUnwindSafe(move || drop(panic))) {
         std::mem::forget(again);
     }
@@ -158,7 +159,8 @@ pub(crate) fn config(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Config, Stage::Build, message)
 }
 
-/// Of several errors the one with the lowest number, so that it does not depend on the threads' timing.
+/// The error with the lowest number among several, so that the result does not depend on the
+/// threads' timing.
 #[derive(Default)]
 pub(crate) struct Lowest(Option<(u32, Error)>);
 
@@ -182,7 +184,7 @@ impl Lowest {
     }
 }
 
-/// The stage on a sample's way at which an error happened.
+/// The stage of a sample's processing at which an error happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Stage {
@@ -237,7 +239,7 @@ pub struct Site {
     pub path: Option<PathBuf>,
     /// Name of the sample within the file: a member of a tar.
     pub member: Option<String>,
-    /// Field of the dataset, where it has several.
+    /// Field of the dataset, if it has several.
     pub field: Option<String>,
     /// Byte offset in the file.
     pub offset: Option<u64>,
@@ -342,8 +344,8 @@ impl Error {
         self
     }
 
-    /// Adds offset and length in bytes, unless the error has them. A decoder gives them within its bytes; the loader adds
-    /// their place in the file.
+    /// Adds offset and length in bytes, unless the error has them. A decoder gives an offset in its
+    /// own bytes; the loader adds the offset of these bytes in the file.
     #[must_use]
     pub fn with_range(mut self, offset: u64, len: u64) -> Self {
         self.0.site.offset.get_or_insert(offset);
@@ -351,7 +353,8 @@ impl Error {
         self
     }
 
-    /// Moves the range, which a decoder gave within its bytes, to their place in the file.
+    /// Adds the offset of a decoder's bytes in the file to the range, which the decoder gave
+    /// relative to its bytes.
     pub(crate) fn moved(mut self, offset: u64) -> Self {
         if let (None, Some(within)) = (&self.0.site.path, &mut self.0.site.offset) {
             *within = within.saturating_add(offset);
@@ -359,7 +362,7 @@ impl Error {
         self
     }
 
-    /// Moves such a range into the message: unpacked bytes have no place in the file.
+    /// Moves such a range into the message: unpacked bytes have no offset in the file.
     pub(crate) fn with_range_in_words(mut self) -> Self {
         let site = &mut self.0.site;
         if let (None, Some(offset)) = (&site.path, site.offset.take()) {
@@ -402,7 +405,8 @@ impl Error {
         self
     }
 
-    /// A copy of the error, for every sample that one fault concerns. Its source is the source's text.
+    /// A copy of the error, for each sample that one fault affects. Its source is only the text of
+    /// the original source.
     pub(crate) fn clone_lossy(&self) -> Self {
         let Inner {
             kind,

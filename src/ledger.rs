@@ -4,9 +4,10 @@
 //! row with a bad sample ──► BadSample, kept with the batch ──► batch is handed out ──► Ledger ──► file, a line each
 //! ```
 //!
-//! The loader makes entries when it hands out their batch, in order. So the ledger does not depend on workers and holds delivered
-//! rows only. Limits: in memory one entry per distinct sample, as many as the budget allows; in the file one line each time. The
-//! file is appended to and never read.
+//! The loader adds the entries of a batch when it hands out the batch, in order. So the ledger does
+//! not depend on workers and holds delivered rows only. Limits: the memory holds one entry per
+//! distinct sample, as many as the budget allows; the file gets one line per occurrence. The file
+//! is appended to and never read.
 
 use crate::error::{Error, ErrorKind, Result, Stage, one_line};
 use crate::setting::Setting;
@@ -18,7 +19,8 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// New bad samples that the error over the budget describes, and those of the same batch that it lists by number only.
+/// Maximum new bad samples that the error for an exceeded budget describes, and maximum others of
+/// the same batch that it lists by id only.
 const NAMED: usize = 10;
 const NUMBERED: usize = 1000;
 
@@ -34,13 +36,14 @@ pub struct BadSample {
     pub row: u32,
     /// The bad sample: an index in the dataset.
     pub sample: u64,
-    /// The sample that takes its row; `None` for a substitute that was bad, too.
+    /// The sample that replaces it in its row; `None` for a substitute that was bad, too.
     pub substitute: Option<u64>,
-    /// The file, if the sample lies in one.
+    /// The file, if the sample is stored in one.
     pub path: Option<PathBuf>,
-    /// The sample's name within that file (its first member in a tar, its Parquet row group), where the dataset knows one.
+    /// The sample's name within that file (its first member in a tar, its Parquet row group), if
+    /// the dataset knows one.
     pub member: Option<String>,
-    /// Byte offset in the file of the failed read, which may hold more than the one member.
+    /// Byte offset of the failed read in the file. The read may cover more than this member.
     pub offset: Option<u64>,
     /// Bytes of that read.
     pub length: Option<u64>,
@@ -52,7 +55,8 @@ pub struct BadSample {
     pub stage: Stage,
     /// The error's message, for people.
     pub cause: String,
-    /// Number of delivered rows that wanted it. Not in the file, which has a line each time.
+    /// Number of delivered rows that needed the sample. Not in the file, which has a line per
+    /// occurrence.
     #[serde(skip)]
     pub times: u64,
 }
@@ -143,13 +147,13 @@ fn count_of(count: u64, what: &str) -> String {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Ledger {
-    /// Distinct bad samples in the order of their first row; each as it was that time.
+    /// Distinct bad samples in the order of their first row, each as it was in that row.
     pub samples: Vec<BadSample>,
     /// Rows of delivered batches that hold a substitute.
     pub substituted: u64,
     /// The ledger's file, if there is one.
     pub path: Option<PathBuf>,
-    /// The first error of writing the file. Training goes on, and so does the list in memory.
+    /// The first error of writing the file. Training and the list in memory continue.
     pub not_written: Option<String>,
 }
 
@@ -180,7 +184,8 @@ pub(crate) struct LedgerWriter {
 }
 
 impl LedgerWriter {
-    /// Distinct bad samples up to `budget`; each time in the file at `path`.
+    /// Opens a ledger for at most `budget` distinct bad samples. The file at `path` gets every
+    /// occurrence.
     ///
     /// Errors: those of opening the file for appending; [`ErrorKind::NotAFile`].
     pub(crate) fn open(budget: u64, path: Option<&Path>) -> Result<Self> {
@@ -198,9 +203,10 @@ impl LedgerWriter {
         })
     }
 
-    /// Enters the bad samples of a batch that is handed out.
+    /// Adds the bad samples of a batch that is handed out.
     ///
-    /// Errors: [`ErrorKind::BadSamples`] over the budget; then the batch is not handed out, and nothing of it is kept.
+    /// Errors: [`ErrorKind::BadSamples`] over the budget; then the batch is not handed out, and
+    /// none of its entries is kept.
     pub(crate) fn add(&mut self, bad: Vec<BadSample>) -> Result<()> {
         if let Some(error) = self.refuse(&bad) {
             return Err(error);
@@ -208,7 +214,8 @@ impl LedgerWriter {
         let mut lines = Vec::new();
         for mut entry in bad {
             if self.file.is_some() {
-                // All strings and numbers; JSON refuses only a path that is not UTF-8.
+                // All fields are strings and numbers, so JSON refuses only a path that is not
+                // UTF-8.
                 let line = serde_json::to_vec(&entry).or_else(|_| {
                     let name = entry
                         .path
@@ -324,7 +331,7 @@ impl LedgerWriter {
 }
 
 fn open(path: &Path) -> Result<File> {
-    // Without waiting: a FIFO in its place is an error, not a wait for a reader.
+    // Does not wait: a FIFO at the path is an error, not a wait for a reader.
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let opened = OpenOptions::new()
         .append(true)
@@ -395,7 +402,7 @@ mod tests {
         let error = writer
             .add(vec![bad(5, 0, Some(9)), bad(8, 0, None)])
             .unwrap_err();
-        // The batch is not handed out, and nothing of it counts.
+        // The batch is not handed out, and none of its entries counts.
         assert_eq!(
             (error.kind(), writer.ledger.substituted),
             (ErrorKind::BadSamples, 0)

@@ -57,18 +57,20 @@
 //! | framed | bytes that the dataset checks or unpacks before they are used |
 //! | slot | the memory of one batch |
 //!
-//! **Lengths that vary.** A field `up_to` *max* ([`tensor::Field::up_to`], [`decode::Bytes`]) has rows of *max* elements with zeros
-//! behind the sample's length, which [`FieldView::lens`] gives. Packed rows lie side by side without padding. Batches of samples
-//! of similar length have little padding: [`Order::grouped`].
+//! **Lengths that vary.** A field `up_to` *max* ([`tensor::Field::up_to`], [`decode::Bytes`]) has
+//! rows of *max* elements, padded with zeros after the sample's length; [`FieldView::lens`] gives
+//! the lengths. Packed rows are adjacent, without padding. Batches of samples of similar length
+//! have little padding: [`Order::grouped`].
 //!
-//! **One iterator at a time.** A second one of the same loader is an error ([`ErrorKind::EpochLive`]), and so is a call of
-//! `next` while all slots are held as batches ([`ErrorKind::BatchesHeld`]): drop a batch.
+//! **One iterator at a time.** A second iterator of the same loader is an error
+//! ([`ErrorKind::EpochLive`]). So is a call of `next` while the caller holds all slots as batches
+//! ([`ErrorKind::BatchesHeld`]): drop a batch first.
 //!
 //! # Many ranks, and interrupted runs
 //!
-//! Every global batch is cut from one order, and a [`Rank`] gets its part of each. A [`State`] is the position in
-//! that order after the last batch received. It is the same on all ranks, and fits any number of ranks. Here two ranks
-//! resume as three:
+//! Every global batch is cut from one order, and a [`Rank`] gets its part of each. A [`State`] is
+//! the position in that order after the last batch received. It is the same on all ranks, and any
+//! number of ranks can resume from it. Here two ranks resume as three:
 //!
 //! ```
 //! use feedline::{Loader, Order, Rank, State, dataset::Records};
@@ -105,11 +107,12 @@
 //! |---|---|---|
 //! | format | [`dataset::Dataset`], with chunks also [`dataset::Chunked`] | [`dataset`]; with index files, patterns and URLs: [`dataset::index`] |
 //! | decoder | [`decode::Decoder`] | below |
-//! | order | [`order::Sampler`] | there |
-//! | change of a sample or batch | a closure | below |
+//! | order | [`order::Sampler`] | in the trait's documentation |
+//! | transform of a sample or batch | a closure | below |
 //!
-//! They need no `unsafe`. All workers share a decoder: it may hold what does not change, such as a tokenizer. `.decode` takes the decoder of the only field that needs one, `.decode_field` names the field. This
-//! decoder turns a text field of numbers into a vector:
+//! None of these needs `unsafe`. All workers share a decoder, so it may hold constant data, such as
+//! a tokenizer. `.decode` takes the decoder of the only field that needs one; `.decode_field` names
+//! the field. This decoder turns a text field of numbers into a vector:
 //!
 //! ```
 //! use feedline::decode::{Ctx, Decoder};
@@ -153,10 +156,11 @@
 //!
 //! # Transforms: mixup
 //!
-//! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their randomness comes from their
-//! [`decode::Ctx`], by the order's seed (a sampler's is 0 unless
-//! [`Order::with_seed`] sets it) or [`seed`](LoaderBuilder::seed), so a batch does not depend on the number of
-//! workers. What `.map` makes of a sample is the same on any number of ranks; `.map_batch` sees the rank's own batch.
+//! `.map` changes a sample, `.map_batch` a whole batch, both in place. Their random numbers come
+//! from their [`decode::Ctx`]. They derive from the order's seed (0 for a sampler, unless
+//! [`Order::with_seed`] sets it) or from [`seed`](LoaderBuilder::seed), so a batch does not depend
+//! on the number of workers. The result of `.map` for a sample is the same on any number of ranks;
+//! `.map_batch` sees the rank's own batch.
 //!
 //! ```
 //! use feedline::tensor::{DType, Field};
@@ -194,7 +198,7 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
-// docs.rs says of each item which feature it needs.
+// docs.rs shows the feature that each item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batch;

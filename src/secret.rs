@@ -1,17 +1,18 @@
 //! Hides secrets in texts that people see: user names and passwords, queries and keys in URLs, in whatever form.
 //!
-//! [`hidden`] is applied where an error gets its message, its path and its source, so that no caller can forget it. A URL
-//! with a secret is also refused before it is used (`storage/remote/url.rs`), so nothing else ever holds one.
+//! [`hidden`] is applied wherever an error gets its message, path or source, so that no caller can
+//! forget it. A URL with a secret is also refused before it is used (`storage/remote/url.rs`), so
+//! nothing else ever holds one.
 //!
-//! Limits: a secret without a marker (a bare word, except after the path of a web address) is not recognised. Harmless text of
-//! such a form is hidden, too.
+//! Limits: a secret without a marker (a bare word, except after the path of a web address) is not
+//! recognised. Harmless text in such a form is hidden, too.
 
 use std::borrow::Cow;
 
-/// What stands in a secret's place.
+/// The text that replaces a secret.
 const STARS: &str = "***";
 
-/// Words in the name of a value that is a secret.
+/// A value is a secret if its name contains one of these words.
 const NAMES: [&str; 14] = [
     "signature",
     "secret",
@@ -29,7 +30,7 @@ const NAMES: [&str; 14] = [
     "credential",
 ];
 
-/// The text, with stars in place of possible secrets.
+/// The text, with stars instead of possible secrets.
 pub(crate) fn hidden(text: &str) -> Cow<'_, str> {
     if !text.contains(['@', '?', '=', '#']) && !text.contains(":/") {
         return text.into();
@@ -63,7 +64,7 @@ fn of_word(word: &str) -> String {
 
 /// The text before the query or fragment, and whether there is one: `?name=value`, `#name=value`.
 pub(crate) fn at_query(text: &str) -> (&str, bool) {
-    // Of a web page's address, all of it.
+    // In a web address, everything from the first `?` or `#` counts.
     if let Some(at) = text.find(['?', '#']).filter(|_| is_web(text)) {
         return (&text[..at], true);
     }
@@ -96,7 +97,7 @@ fn of_user(text: &str) -> String {
     let is_url = start > 0;
     let (scheme, rest) = text.split_at(start);
     let host = &rest[..rest.find('/').unwrap_or(rest.len())];
-    // A password may hold a slash.
+    // A password may contain a slash.
     let odd = host.split_once(':').is_some_and(|(name, port)| {
         !name.starts_with('[')
             && !port.is_empty()
@@ -123,7 +124,7 @@ fn of_user(text: &str) -> String {
         host.find(':'),
     ) {
         (Some(at), _) => format!("{scheme}{STARS}{}", &rest[at..]),
-        // Of `user:password%40host`.
+        // For `user:password%40host`.
         (None, Some(colon)) if odd => {
             format!("{scheme}{}{STARS}{}", &rest[..=colon], &rest[host.len()..])
         }
@@ -157,7 +158,7 @@ fn is_secret(name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Forms of URLs and other names that hold `hunter2`; all are met where people paste them.
+    /// Forms of URLs and other names that contain `hunter2`; all occur where people paste them.
     const FORMS: [&str; 49] = [
         "http://user:hunter2@h/x",
         "https://user:hunter2@h/x",

@@ -1,9 +1,10 @@
-//! What messages call a setting: it has a name in Rust, in Python and on the command line.
+//! The names of settings in messages: a setting has a name in Rust, in Python and on the command
+//! line.
 
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Whose names messages use: Rust's, unless the process chose others.
+/// Whose names messages use: Rust's, unless the process chose another dialect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// The names of this crate.
@@ -17,7 +18,7 @@ pub enum Dialect {
 static SPOKEN: AtomicU8 = AtomicU8::new(Dialect::Rust as u8);
 
 impl Dialect {
-    /// Messages of this process use these names from now on.
+    /// Makes all messages of this process use these names from now on.
     pub fn speak(self) {
         SPOKEN.store(self as u8, Ordering::Relaxed);
     }
@@ -42,8 +43,9 @@ macro_rules! settings {
     };
 }
 
-// In Rust, in Python, on the command line. `{}` is the place of a value; without one the name ends before it. An empty
-// name: there is none, and no message may offer the setting.
+// Names in Rust, in Python and on the command line. `{}` is the place of a value; a name without a
+// value ends before it. An empty name means that the setting does not exist there: no message may
+// offer it.
 settings! {
     AnyCount: "Field::up_to", "NAME:TYPE:?", "NAME:TYPE:?";
     BatchBytes: "batch_bytes", "the bytes in ragged", "";
@@ -115,12 +117,12 @@ settings! {
 }
 
 impl Setting {
-    /// The setting, if this process has it.
+    /// The setting, if it exists in the dialect of this process.
     pub(crate) fn there(self) -> Option<Self> {
         (!self.name(Dialect::spoken()).is_empty()).then_some(self)
     }
 
-    /// The setting with this value. Enums outside of Rust are in lower case.
+    /// The setting with this value. Outside Rust, enum values are in lower case.
     pub(crate) fn with(self, value: impl Debug) -> String {
         self.with_in(Dialect::spoken(), value)
     }
@@ -135,7 +137,8 @@ impl Setting {
         format!("`{}`", self.name(dialect).replace("{}", &value))
     }
 
-    /// Behind a message that the setting is the way out of; nothing where there is no such setting.
+    /// Advice to use this setting, for the end of a message. Empty if this process does not have
+    /// it.
     pub(crate) fn hint(self, words: impl FnOnce(Self) -> String) -> String {
         self.there().map_or_else(String::new, words)
     }

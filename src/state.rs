@@ -1,5 +1,5 @@
-//! The state of a run, in less than 1 KiB. A crash while it is saved leaves the old state or the new one; a damaged state is
-//! an error when it is loaded, never another state.
+//! The state of a run, in less than 1 KiB. A crash while it is saved leaves the old state or the
+//! new one. Loading a damaged state is an error; it never gives another state.
 //!
 //! ```text
 //! loader ──► Checkpoint { cursor, order, dataset, past, … } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
@@ -7,15 +7,16 @@
 //!                                                            └───────────────────────────────────────┘
 //! ```
 //!
-//! The cursor counts positions of the epoch that were delivered to *all* ranks together, so a state is the same on every
-//! rank and fits another number of them.
+//! The cursor counts positions of the epoch that were delivered to *all* ranks together. So a state
+//! is the same on every rank, and another number of ranks can resume from it.
 //!
 //! Limits: a file of at most 64 KiB is read. Invariants:
 //! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one binary order, so it does
 //!   not depend on the format (JSON here; any of serde's elsewhere).
-//! - A state of an unknown version fails with that version, whatever else has changed in it. The version goes first.
-//! - A file appears by a rename: at any time it is the old one or the new one, also after a kill, and after
-//!   [`State::save`] also after a power loss.
+//! - Loading a state of an unknown version fails with that version, whatever else has changed in
+//!   it. The version comes first.
+//! - A rename replaces the file: at any time it is the old one or the new one, even after a kill.
+//!   After [`State::save`] this holds even after a power loss.
 
 use crate::dataset::Fingerprint;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -31,18 +32,18 @@ use std::path::Path;
 
 /// The version of the format, the only one that is read.
 const VERSION: u32 = 3;
-/// Bytes of a file at most; a state has less than 1 KiB.
+/// Maximum bytes of a file; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
-/// Characters of a parser's message that an error repeats.
+/// Maximum characters of a parser's message that an error repeats.
 const WORDS_MAX: usize = 200;
-/// Ranks that an error names.
+/// Maximum number of ranks that an error names.
 const RANKS_MAX: usize = 16;
 
 /// The state of a run between two batches: the same on all ranks, and enough to resume with any number of ranks.
 ///
-/// It is less than 1 KiB of JSON by [`save`](Self::save) or [`to_bytes`](Self::to_bytes); serde's traits put it into any other
-/// checkpoint. However it is stored, a version, a checksum over all values and the fingerprint of the dataset
-/// go with it.
+/// [`save`](Self::save) and [`to_bytes`](Self::to_bytes) write it as less than 1 KiB of JSON;
+/// serde's traits store it in any other checkpoint. Every form contains a version, a checksum over
+/// all values and the fingerprint of the dataset.
 ///
 /// ```no_run
 /// use feedline::State;
@@ -68,15 +69,16 @@ pub(crate) struct Checkpoint {
     /// Seed of the draws of decoders and transforms.
     pub(crate) draws: u64,
     pub(crate) dataset: Fingerprint,
-    /// Batches that are still to be left out.
+    /// Batches that are still to be skipped.
     pub(crate) skips: Skips,
-    /// Of a mixture, whose later part may change.
+    /// For a mixture, whose later part may change.
     pub(crate) past: Option<Past>,
-    /// Of groups; none in states of versions in which each group had a last batch.
+    /// For groups; `None` in states of versions in which each group had a last batch.
     pub(crate) groups: Option<GroupsMark>,
 }
 
-/// What of a mixture's schedule cannot change any more: that before this place, where the state was taken.
+/// The part of a mixture's schedule that cannot change any more: the part before the position at
+/// which the state was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Past {
     pub(crate) epoch: u64,
@@ -91,7 +93,7 @@ impl Past {
     }
 }
 
-/// The place of a run.
+/// The position of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Cursor {
     pub(crate) epoch: u64,
@@ -167,7 +169,8 @@ impl Checkpoint {
         })
     }
 
-    /// What an order of this kind keeps besides, of which there is one at most.
+    /// The additional values that an order of this kind saves: those of a mixture or of groups,
+    /// never both.
     fn more(&self) -> Option<[u64; 4]> {
         self.past
             .as_ref()
@@ -245,7 +248,7 @@ impl Checkpoint {
             return format!("{has} another {what} ({own}, the others {theirs})");
         }
         if self.order.identity != others.order.identity {
-            // A hash says no more.
+            // The hash shows only that they differ.
             return match (self.order.kind, self.past, others.past) {
                 (_, Some(own), Some(theirs)) if own.segments != theirs.segments => format!(
                     "{has} another schedule of the mix ({} segments had begun, with the others {})",
@@ -297,8 +300,8 @@ impl Checkpoint {
 }
 
 impl State {
-    /// The most bytes when batches are skipped: the numbers may grow until the skipped ones lie behind, and Python
-    /// writes spaces between them.
+    /// Maximum bytes of a state with skipped batches. It is less than 1 KiB because the numbers may
+    /// grow before the run has passed the skipped batches, and Python writes spaces between them.
     pub(crate) const BYTES_WITH_SKIPS: usize = 940;
 
     /// The state of a loader at this checkpoint.
@@ -343,8 +346,9 @@ impl State {
         self
     }
 
-    /// The same run, `batches` global batches further in its order, also in later epochs: for a run that leaves out what comes
-    /// next. They are no [`steps`](Self::steps). To leave out later ones: [`Loader::skip`](crate::Loader::skip).
+    /// The same run, `batches` global batches further in its order, if necessary in later epochs:
+    /// for a run that skips the next batches. Skipped batches are not [`steps`](Self::steps). To
+    /// skip later batches, use [`Loader::skip`](crate::Loader::skip).
     ///
     /// After the last batch of an epoch the state stays at the end of that epoch; a run that resumes from it begins the next.
     pub fn advance(self, batches: u64) -> Self {
@@ -408,9 +412,10 @@ impl State {
         state.map_err(|error| error.with_path(path))
     }
 
-    /// The state in these bytes of [`to_bytes`](Self::to_bytes).
+    /// Reads the state from bytes that [`to_bytes`](Self::to_bytes) returned.
     ///
-    /// Errors: [`ErrorKind::State`] for bytes that were cut or damaged, hold something else, or a version that is not read.
+    /// Errors: [`ErrorKind::State`] for bytes that were cut or damaged, that contain something
+    /// else, or whose version is not supported.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         if bytes.len() as u64 > BYTES_MAX {
             return Err(bad(format!(
@@ -421,7 +426,8 @@ impl State {
         if bytes.is_empty() {
             return Err(bad("an empty file: it was cut, or never written"));
         }
-        // First, for the other values may have other types in another version.
+        // The version is read first, because the other values may have other types in another
+        // version.
         let version: Version = serde_json::from_slice(bytes).map_err(unread)?;
         known(version.version).map_err(bad)?;
         let raw: Raw = serde_json::from_slice(bytes).map_err(unread)?;
@@ -433,14 +439,14 @@ impl State {
         serde_json::to_vec(self).expect("numbers and text")
     }
 
-    /// Writes the state to a file, which appears as a whole or not at all: a temporary file in the same folder
-    /// (`.NAME.PID.N.tmp`) is written, synced to the device and given the name, and the folder is synced. On a local disk that
-    /// takes milliseconds; [`save_unsynced`](Self::save_unsynced) does not wait.
+    /// Writes the state to a file, as a whole or not at all. It writes a temporary file in the same
+    /// folder (`.NAME.PID.N.tmp`), syncs it to the device, renames it, and syncs the folder. On a
+    /// local disk that takes milliseconds; [`save_unsynced`](Self::save_unsynced) does not wait.
     ///
-    /// After an error the file is what it was before and the temporary file is gone; only where the error is that the folder
-    /// cannot be synced the new file is there already. A process that is killed leaves the old file or the new one, and maybe a
-    /// temporary one, which nothing reads and nothing removes. Several processes may save to the same path at a time: the file
-    /// is that of one of them.
+    /// After an error the file is unchanged and the temporary file is gone. Only if the folder
+    /// cannot be synced, the new file is in place already. A process that is killed leaves the old
+    /// file or the new one, and maybe a temporary one, which nothing reads or removes. Several
+    /// processes may save to the same path at the same time: the file is then that of one of them.
     ///
     /// The file's mode is 0644 less the umask. A link at `path` is replaced; its target is left alone.
     ///
@@ -451,18 +457,20 @@ impl State {
         write(path.as_ref(), &self.to_bytes(), true)
     }
 
-    /// As [`save`](Self::save) without waiting for the device: a process that is killed leaves the old file or the new one, a
-    /// machine that loses power may leave an empty or damaged one, which [`load`](Self::load) refuses.
+    /// As [`save`](Self::save), but does not wait for the device. A process that is killed leaves
+    /// the old file or the new one. A machine that loses power may leave an empty or damaged file,
+    /// which [`load`](Self::load) refuses.
     ///
     /// Errors: as [`save`](Self::save).
     pub fn save_unsynced(&self, path: impl AsRef<Path>) -> Result<()> {
         write(path.as_ref(), &self.to_bytes(), false)
     }
 
-    /// Checks that all ranks stand at the same place of the same run; `states[i]` is that of rank *i*.
+    /// Checks that all ranks are at the same position of the same run; `states[i]` is that of rank
+    /// *i*.
     ///
-    /// Errors: [`ErrorKind::State`], which names the ranks that differ from most and the difference; [`ErrorKind::Config`] for no
-    /// states.
+    /// Errors: [`ErrorKind::State`], which names the ranks that differ from the majority, and the
+    /// difference; [`ErrorKind::Config`] for no states.
     pub fn agree(states: &[Self]) -> Result<()> {
         // Each distinct state with its ranks, in the order of their first ranks.
         let mut groups = Vec::<(&Self, Vec<usize>)>::new();
@@ -570,7 +578,7 @@ fn unread(error: serde_json::Error) -> Error {
     bad(message).with_source(words)
 }
 
-/// Errors: the message for a version that is not read.
+/// Errors: the message for a version that is not supported.
 fn known(version: u64) -> Result<u32, String> {
     match u32::try_from(version) {
         Ok(VERSION) => Ok(VERSION),
@@ -580,13 +588,14 @@ fn known(version: u64) -> Result<u32, String> {
     }
 }
 
-/// The version alone, of any version's state.
+/// The version alone, which states of all versions have.
 #[derive(Deserialize)]
 struct Version {
     version: u64,
 }
 
-/// The stored form of a state. The version comes first, so that a foreign version is the first complaint.
+/// The stored form of a state. The version comes first, so that an unknown version is the first
+/// error.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "State")]
 struct Raw {
@@ -602,13 +611,13 @@ struct Raw {
     draws: u64,
     dataset: Fingerprint,
     skip: Skips,
-    /// Of a mixture; of groups their mark.
+    /// The values of a mixture, or the mark of groups.
     #[serde(deserialize_with = "required")]
     past: Option<[u64; 4]>,
     check: u32,
 }
 
-/// Without it, a missing value would be none.
+/// Makes the value mandatory: without this, a missing value would be `None`.
 fn required<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u64; 4]>, D::Error> {
     Option::deserialize(from)
 }
@@ -717,7 +726,7 @@ impl TryFrom<Raw> for State {
 /// The bytes of a small regular file.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let failed = |source: io::Error| Error::os(Stage::State, "cannot read the state", source);
-    // Without waiting for a FIFO in its place.
+    // Does not wait if the path is a FIFO.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let stat = rustix::fs::fstat(&fd).map_err(|errno| failed(errno.into()))?;
@@ -749,7 +758,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     }
 }
 
-/// Gives `path` these bytes, as a whole or not at all.
+/// Writes these bytes to `path`, as a whole or not at all.
 fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
     if path.file_name().is_none() {
         return Err(Error::new(
@@ -759,7 +768,7 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         )
         .with_path(path));
     }
-    // Checked here, for the rename would replace a device by a file.
+    // Checked here, because the rename would replace a device by a file.
     if path
         .symlink_metadata()
         .is_ok_and(|meta| !meta.is_file() && !meta.is_symlink())
@@ -771,7 +780,7 @@ fn write(path: &Path, bytes: &[u8], sync: bool) -> Result<()> {
         )
         .with_path(path));
     }
-    // Before the write: a folder that cannot be opened cannot be synced.
+    // Opened before the write: a folder that cannot be opened cannot be synced.
     let folder = match Folder::of(path) {
         Ok(folder) => Some(folder),
         Err(source) if sync || source.kind() == io::ErrorKind::NotFound => {
@@ -807,7 +816,7 @@ mod tests {
     use crate::order::Skip;
     use proptest::prelude::*;
 
-    /// Changing it changes the format: states of before are no longer read.
+    /// A change of this file is a change of the format: earlier states are no longer read.
     const PINNED: &[u8] = include_bytes!("../tests/fixtures/state/step-1200.json");
     const NEXT: &[u8] = include_bytes!("../tests/fixtures/state/step-1201.json");
 
@@ -952,7 +961,7 @@ mod tests {
             let state = State::new(checkpoint.clone());
             prop_assert_eq!(state.checkpoint(), &checkpoint);
             let text = state.to_bytes();
-            // A loader takes skips only as far as they fit.
+            // A loader accepts skips only as long as they fit.
             prop_assert!(text.len() < 1024 || checkpoint.skips.iter().len() > 0);
             prop_assert_eq!(&State::from_bytes(&text).unwrap(), &state);
             let value = serde_json::to_value(&state).unwrap();
@@ -1116,7 +1125,7 @@ mod tests {
         let text = String::from_utf8(PINNED.to_vec()).unwrap();
         let cases = [
             (4, text.replace("\"version\":3", "\"version\":4")),
-            // That of before batches could be skipped.
+            // The version before batches could be skipped.
             (
                 2,
                 text.replace("\"version\":3", "\"version\":2")
@@ -1142,7 +1151,7 @@ mod tests {
             );
             assert_eq!(error.to_string(), expected);
         }
-        // Inside another checkpoint it is serde that reads it.
+        // Inside another checkpoint, serde reads it.
         let newer = r#"{"version":4,"news":true,"epoch":"three"}"#;
         let error = serde_json::from_str::<State>(newer)
             .unwrap_err()

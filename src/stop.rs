@@ -51,7 +51,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// A signal reaches ranks at different steps, and some not at all. A rank that stops alone leaves the others waiting in
 /// their next collective operation, and states of different steps do not fit together. So let the ranks agree: all-reduce
-/// the flag in every step, and stop where the result says so.
+/// the flag in every step, and stop when the result says so.
 ///
 /// ```text
 /// let stop = Stop::on_signals()?;
@@ -88,7 +88,7 @@ impl Stop {
 
     /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads: poll it every step.
     pub fn requested(&self) -> bool {
-        // The signal first: this call notes it.
+        // Checks the signal first, because this call records it.
         self.signal().is_some() || self.shared.requested.load(Ordering::Acquire)
     }
 
@@ -110,8 +110,9 @@ impl Stop {
         })
     }
 
-    /// The first of this flag's signals that arrived. Calls of this and of [`requested`](Self::requested) record it; of several
-    /// signals since the last call, it is the first in the order of [`on`](Self::on).
+    /// The first of this flag's signals that arrived. Calls of this and of
+    /// [`requested`](Self::requested) record it. If several signals arrived since the last call, it
+    /// is the first in the order of [`on`](Self::on).
     pub fn signal(&self) -> Option<Signal> {
         self.shared.signals.first()
     }
@@ -142,7 +143,7 @@ mod signals {
     #[non_exhaustive]
     #[repr(i32)]
     pub enum Signal {
-        /// SIGTERM: what `kill`, Slurm and Kubernetes send.
+        /// SIGTERM: sent by `kill`, Slurm and Kubernetes.
         Term = consts::SIGTERM,
         /// SIGINT: Ctrl-C. A second one ends the process.
         Int = consts::SIGINT,
@@ -175,7 +176,8 @@ mod signals {
         }
 
         fn register(self) -> std::io::Result<()> {
-            // Actions run in the order of their registration: the first signal finds the flag down.
+            // Actions run in the order of their registration: the first signal finds the flag
+            // unset.
             if self == Self::Int {
                 flag::register_conditional_default(self as i32, self.came())?;
             }

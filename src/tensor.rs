@@ -9,9 +9,10 @@
 //! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group: their rows are dense with that
 //! stride, and the array has room for the largest batch.
 //!
-//! Rows of a *packed* field have no stride: they lie side by side, row `i` from element `offsets[i]` of the first dimension to
-//! `offsets[i + 1]`. If the index has the lengths, the offsets are their sums, known before any byte is read. Else each row
-//! has its maximum at first, and the rows move together when all are filled.
+//! Rows of a *packed* field have no stride: they are adjacent. Row `i` extends from element
+//! `offsets[i]` of the first dimension to `offsets[i + 1]`. If the index has the lengths, the
+//! offsets are their sums, known before any byte is read. Otherwise each row has room for its
+//! maximum at first, and the rows are moved together when all are filled.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 pub use half::{bf16, f16};
@@ -22,7 +23,7 @@ use std::fmt;
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the names are the field's common ones")]
 pub enum DType {
-    /// A byte as the source has it: 0 is false, 1 is true. Rust sees it as `u8`.
+    /// A byte as in the source: 0 is false, 1 is true. Rust sees it as `u8`.
     Bool,
     U8,
     I8,
@@ -68,7 +69,7 @@ impl DType {
         }
     }
 
-    /// Whether elements may be seen as `T`: no byte of a file becomes Rust's `bool`.
+    /// Whether elements may be viewed as `T`: no byte of a file becomes Rust's `bool`.
     pub(crate) fn is_seen_as<T: Element>(self) -> bool {
         self == T::DTYPE || (self == Self::Bool && T::DTYPE == Self::U8)
     }
@@ -133,13 +134,13 @@ pub struct Field {
     name: String,
     dtype: DType,
     shape: Shape,
-    /// Rows lie side by side.
+    /// How rows are packed; `None` for rows with a stride.
     packed: Option<Packing>,
     /// The shape of a row in the batches of each group of the order, where it differs; `shape` is the largest.
     of_groups: Vec<Vec<usize>>,
 }
 
-/// How the rows of a packed field get their places.
+/// How the positions of a packed field's rows are determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     /// Maximum bytes of a batch, if declared.
@@ -160,7 +161,7 @@ impl Field {
         }
     }
 
-    /// A field whose rows have one of these shapes, that of the batch's group.
+    /// A field whose rows have one of these shapes: the one for the batch's group.
     #[cfg(feature = "image")]
     pub(crate) fn in_groups(
         name: impl Into<String>,
@@ -187,7 +188,8 @@ impl Field {
         Self::rows_up_to(name, dtype, max, [])
     }
 
-    /// A field of at most `max` rows of the shape `row`, such as 80 mel bands of each of a clip's frames.
+    /// A field of at most `max` rows of the shape `row`, such as 80 mel bands for each frame of a
+    /// clip.
     pub fn rows_up_to(
         name: impl Into<String>,
         dtype: DType,
@@ -203,10 +205,12 @@ impl Field {
         }
     }
 
-    /// A `u8` field of byte strings with at most `max` bytes, side by side in the batch without padding.
+    /// A `u8` field of byte strings with at most `max` bytes, adjacent in the batch without
+    /// padding.
     ///
-    /// Where [`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths) are known, and the field is the only output of its
-    /// decoder, each row has exactly that length. Then substitutes stay empty: the decoder is not called for them.
+    /// If [`DatasetExt::lengths`](crate::dataset::DatasetExt::lengths) are known, and the field is
+    /// the only output of its decoder, each row has exactly that length. Then substitutes stay
+    /// empty: the decoder is not called for them.
     ///
     /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
     /// declared, which needs known lengths, it reserves and allows only that many.
@@ -250,8 +254,8 @@ impl Field {
         &self.shape
     }
 
-    /// Dimensions of one row as stored; for `UpTo` the first is the maximum. The largest of pictures in
-    /// [buckets](crate::decode::Image::buckets).
+    /// Dimensions of one row as stored; for `UpTo` the first is the maximum. For pictures in
+    /// [buckets](crate::decode::Image::buckets), the largest shape.
     pub fn dims(&self) -> Vec<usize> {
         match &self.shape {
             Shape::Fixed(dims) => dims.clone(),
@@ -261,7 +265,8 @@ impl Field {
         }
     }
 
-    /// Dimensions of one row in a batch of `group`, whatever the maximum of an `UpTo` field there.
+    /// Dimensions of one row in a batch of `group`, regardless of the maximum that an `UpTo` field
+    /// has there.
     pub(crate) fn dims_in(&self, group: Option<u8>) -> Vec<usize> {
         let of_group = group.and_then(|group| self.of_groups.get(usize::from(group)));
         of_group.cloned().unwrap_or_else(|| self.dims())
@@ -272,7 +277,7 @@ impl Field {
         !self.of_groups.is_empty()
     }
 
-    /// Whether rows lie side by side, without padding.
+    /// Whether rows are adjacent, without padding.
     pub fn is_packed(&self) -> bool {
         self.packed.is_some()
     }
@@ -300,7 +305,7 @@ impl Field {
         }
     }
 
-    /// Shape of so many bytes of a packed field.
+    /// The shape of `bytes` bytes of a packed field.
     pub(crate) fn packed_shape(&self, bytes: usize) -> Vec<usize> {
         let mut dims = self.dims();
         dims[0] = bytes / self.unit_bytes();
@@ -309,7 +314,7 @@ impl Field {
 
     /// Bytes of one row as stored; `None` if they overflow.
     fn checked_row_bytes(&self) -> Option<usize> {
-        // Without `dims()`, which allocates: this runs for each sample.
+        // Does not use `dims()`, which allocates: this runs for each sample.
         let (first, rest) = match &self.shape {
             Shape::Fixed(dims) => (1, dims),
             Shape::UpTo { max, inner } => (*max, inner),
@@ -333,7 +338,7 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Maximum fields of a sample: a bit set of them fits a word.
+    /// Maximum fields of a sample, so that a bit set of them fits a word.
     pub const FIELDS_MAX: usize = 64;
 
     /// Checks names and sizes.
@@ -512,7 +517,7 @@ pub(crate) const PAGE: usize = 4096;
 /// Arrays of at least this many bytes start at a page. This is the smallest unit of O_DIRECT reads.
 const PAGE_FROM: usize = 512;
 
-/// What differs between the batches of the groups of an order.
+/// The properties that differ between the batches of an order's groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GroupShapes {
     /// Rows of a batch of each group; 0 for a group without batches.
@@ -596,7 +601,8 @@ impl GroupShapes {
 pub(crate) struct Layout {
     rows: usize,
     fields: Vec<FieldLayout>,
-    /// Bytes from row to row in a batch of each group, of fields where they differ.
+    /// Fields whose row stride differs between groups, and that stride in bytes in a batch of each
+    /// group.
     of_groups: Vec<(usize, Box<[usize]>)>,
     ids: usize,
     status: usize,
@@ -608,7 +614,8 @@ pub(crate) struct Layout {
 pub(crate) struct FieldLayout {
     /// Byte offset of row 0.
     pub offset: usize,
-    /// Bytes from row to row; rows are dense. 0 for a packed field. The most of all [groups](Layout::row_bytes).
+    /// Row stride in bytes; rows are dense. 0 for a packed field. The maximum over all
+    /// [groups](Layout::row_bytes).
     pub row_bytes: usize,
     /// Byte offset of the `u64` lengths of an `UpTo` field.
     pub lens: Option<usize>,
@@ -715,7 +722,7 @@ impl Layout {
         })
     }
 
-    /// Bytes from row to row of field `field` in a batch of `group`; 0 for a packed field.
+    /// Row stride in bytes of field `field` in a batch of `group`; 0 for a packed field.
     pub(crate) fn row_bytes(&self, field: usize, group: Option<u8>) -> usize {
         group
             .and_then(|group| {

@@ -1,5 +1,5 @@
-//! The start of every thread of this crate. Where the system refuses one, the error names its limits; a group of threads goes on
-//! with fewer, and the report says so.
+//! Starts every thread of this crate. If the system refuses a thread, the error names the system's
+//! limits. A group of threads continues with fewer threads, and the report says so.
 
 use crate::cgroup;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -13,10 +13,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
-/// Milliseconds before a refused thread is tried again: the kernel counts a thread for a moment after its end.
+/// Milliseconds before each retry of a refused thread: the kernel counts a thread for a moment
+/// after its end.
 const PAUSES: [u64; 4] = [1, 2, 4, 8];
 
-/// The groups that go on with fewer threads than wanted: how many were wanted, how many started, and the limits then.
+/// The groups that run with fewer threads than wanted: the number wanted, the number started, and
+/// the limits at that time.
 static FEWER: Mutex<BTreeMap<&str, (usize, usize, String)>> = Mutex::new(BTreeMap::new());
 
 /// Starts a thread that the caller cannot do without: `what` is for the error, `name` for `ps`.
@@ -30,7 +32,7 @@ pub fn start<T: Send + 'static>(
     spawn(name, body).map_err(|source| refused(what, 1, 0, source))
 }
 
-/// As [`start`], for a caller with its own answer to a refusal.
+/// As [`start`], for a caller that handles a refusal itself.
 pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
     body: impl FnOnce() -> T + Send + 'static,
@@ -57,7 +59,7 @@ pub(crate) fn spawn<T: Send + 'static>(
     }
 }
 
-/// Starts a thread in a scope. It is tried once.
+/// Starts a thread in a scope, without retries.
 pub(crate) fn scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     name: &str,
@@ -72,10 +74,11 @@ pub(crate) fn scoped<'scope, T: Send + 'scope>(
         })
 }
 
-/// Calls `start` for `wanted` threads. Where one is refused, `start` ends those that it has, gives their number and the refusal, and
-/// is called for half as many: the process's other threads need room, too.
+/// Calls `start` for `wanted` threads. If a thread is refused, `start` ends those that it started,
+/// and returns their number and the refusal. Then it is called for half of that number, because the
+/// process's other threads need room, too.
 ///
-/// Errors: [`ErrorKind::Limit`] where not one can start.
+/// Errors: [`ErrorKind::Limit`] if not a single thread can start.
 pub(crate) fn or_fewer<T>(
     what: &'static str,
     wanted: usize,
@@ -96,8 +99,8 @@ pub(crate) fn or_fewer<T>(
     }
 }
 
-/// A rayon pool of `wanted` threads, or of [fewer](or_fewer), and their handles. `enter` gets their number and makes what each calls
-/// first.
+/// A rayon pool of `wanted` threads, or of [fewer](or_fewer), and their handles. `enter` gets the
+/// number of threads and returns the function that each calls first.
 pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
     what: &'static str,
     name: &str,
@@ -125,7 +128,8 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
                 })
             });
         let built = builder.build().ok().filter(|_| {
-            // The process needs one more, such as the planner. A pool that took the last one would leave it none.
+            // The process needs one more thread, such as the planner. A pool that took the last one
+            // would leave none for it.
             count == 1
                 || spawn("feedline-room", || ())
                     .map(|last| drop(last.join()))
@@ -134,7 +138,7 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
         if let Some(pool) = built {
             return Ok((pool, threads));
         }
-        // Rayon ends them, and does not wait for that.
+        // Rayon ends the threads, but does not wait for their end.
         let started = threads.len();
         threads.into_iter().for_each(|thread| drop(thread.join()));
         Err((
@@ -144,7 +148,8 @@ pub(crate) fn pool<E: FnOnce() + Clone + Send + 'static>(
     })
 }
 
-/// How many of `wanted` threads could start now: they are started, and ended. For a library that panics where it cannot start its own.
+/// How many of `wanted` threads could start now: starts them, and ends them. For a library that
+/// panics if it cannot start its own threads.
 #[cfg(feature = "remote")]
 pub(crate) fn room_for(wanted: usize) -> usize {
     let (hold, held) = crossbeam_channel::bounded::<()>(0);
@@ -161,7 +166,7 @@ pub(crate) fn room_for(wanted: usize) -> usize {
     drop(hold);
     let count = threads.len();
     for id in threads.into_iter().filter_map(|thread| thread.join().ok()) {
-        // The kernel counts it until its folder is gone.
+        // The kernel counts a thread until its folder is gone.
         let folder = format!("/proc/self/task/{}", id.as_raw_nonzero());
         for _ in (0..100).take_while(|_| Path::new(&folder).exists()) {
             std::thread::sleep(Duration::from_millis(1));
@@ -170,12 +175,13 @@ pub(crate) fn room_for(wanted: usize) -> usize {
     count
 }
 
-/// Notes that a group of threads goes on with fewer than wanted.
+/// Records that a group of threads runs with fewer than wanted.
 pub(crate) fn fewer(what: &'static str, wanted: usize, started: usize) {
     FEWER.hold().insert(what, (wanted, started, limits()));
 }
 
-/// For the report: the groups of this process that went on with fewer threads than wanted, each as it was last.
+/// For the report: the groups of this process with fewer threads than wanted, each as last
+/// recorded.
 pub(crate) fn fewer_in_words() -> Option<String> {
     let groups = FEWER.hold();
     (!groups.is_empty()).then(|| {
@@ -189,7 +195,8 @@ pub(crate) fn fewer_in_words() -> Option<String> {
     })
 }
 
-/// The error where the system refuses a thread of `what`, of which so many were wanted and have started.
+/// The error if the system refuses a thread of `what`, with the numbers of threads wanted and
+/// started.
 pub(crate) fn refused(what: &str, wanted: usize, started: usize, source: io::Error) -> Error {
     let message = format!(
         "no thread can be started for the {what}: {wanted} wanted, {started} started; {}: raise the limit, end other threads, or \
@@ -201,7 +208,7 @@ pub(crate) fn refused(what: &str, wanted: usize, started: usize, source: io::Err
     Error::new(ErrorKind::Limit, Stage::Build, message).with_source(source)
 }
 
-/// The limits on threads that this process can see; where control groups are full, those alone.
+/// The limits on threads that this process can see; if control groups are full, only theirs.
 fn limits() -> String {
     let read = |path: &Path| std::fs::read_to_string(path).ok();
     let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
@@ -223,7 +230,7 @@ fn limits() -> String {
     }
 }
 
-/// `pids.max` of this process's groups: of those that are full, and of the others.
+/// `pids.max` of this process's groups: first of the full ones, then of the others.
 fn of_groups(groups: &str, read: impl Fn(&Path) -> Option<String>) -> (Vec<String>, Vec<String>) {
     let mut full = Vec::new();
     let mut known = Vec::new();
@@ -271,7 +278,7 @@ pub(crate) mod room {
         }
     }
 
-    /// From now on so many more threads of this crate may live at once.
+    /// From now on, at most `count` more threads of this crate may live at once.
     pub fn leave_room_for_threads(count: i64) {
         LEFT.store(count, Ordering::Relaxed);
     }

@@ -7,16 +7,18 @@
 //! in lanes   │ 0 1 2 0 1 2 0 1 2 0 1 2 0 1 2 0 1 2 …      │ 0 1 2 0 1 ┊ 2 0 1 2
 //! ```
 //!
-//! A rank's rows of a batch are consecutive positions, so that the rows of all ranks one after the other, as an all-gather
-//! has them, are in the order of the epoch, with padding at the end. In an order of several lanes row *k* of rank *r*
-//! stands at position first + *k* × world + *r* instead, so that a rank reads its own lanes. Either way a global batch
-//! holds the same samples for any world size, and all ranks get the same number of batches.
+//! A rank's rows of a batch are consecutive positions. So the rows of all ranks one after the
+//! other, as an all-gather returns them, are in the order of the epoch, with padding at the end. In
+//! an order of several lanes, row *k* of rank *r* is at position first + *k* × world + *r* instead,
+//! so that a rank reads its own lanes. Either way a global batch holds the same samples for any
+//! world size, and all ranks get the same number of batches.
 //!
-//! A resumed epoch starts at any position, and its global batches are counted from there. `start` is a multiple of the global
-//! batch unless the global batch was changed on the way.
+//! A resumed epoch starts at any position, and its global batches are counted from there. `start`
+//! is a multiple of the global batch unless the run has changed the global batch.
 //!
-//! In [groups](super::Groups) a batch has its group's size, and a global batch of positions is as large as the largest: a
-//! smaller batch leaves the last of its positions unused. Only a short last batch of the epoch has as many as it has samples.
+//! In [groups](super::Groups) a batch has its group's size. Each batch has as many positions as the
+//! largest batch has rows, so a smaller batch leaves its last positions unused. Only a short last
+//! batch of the epoch has as many positions as samples.
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
@@ -30,18 +32,20 @@ use std::sync::Arc;
 ///
 /// | | last batch of every rank | samples of the epoch |
 /// |---|---|---|
-/// | `Keep` | smaller, of the same size on all ranks (or as full batches differ, where the world does not divide them); blank rows where the samples do not divide evenly | each once |
+/// | `Keep` | smaller, of the same size on all ranks (or with the same differences as full batches, if the world does not divide them); blank rows if the samples do not divide evenly | each once |
 /// | `Mask` | full size, blank rows at its end | each once |
-/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, those again |
-/// | `Drop` | none | all but those |
+/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, and the repeated ones again |
+/// | `Drop` | none | all but those that do not fill a batch |
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
-/// counts the others. It is 0 on some ranks when fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+/// counts the others. This number is 0 on some ranks when fewer samples than ranks are left. A
+/// blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
 ///
-/// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the epoch, which is of the largest
-/// group and filled up from the beginning of that group's order. Where samples fit one group only (groups by number, buckets of
-/// pictures), each group has such a batch, anywhere in a shuffled epoch; `Pad` then fills up only until all ranks have equally
-/// many rows.
+/// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the
+/// epoch. It belongs to the largest group and is filled up from the beginning of that group's
+/// order. If samples fit only one group (groups by number, buckets of pictures), each group has
+/// such a batch, anywhere in a shuffled epoch. `Pad` then adds rows only until all ranks have
+/// equally many.
 ///
 /// [`Snapshot::epoch`](crate::profile::Snapshot::epoch) and the report have the exact numbers of repeated and left-out samples,
 /// before the first batch.
@@ -49,25 +53,27 @@ use std::sync::Arc;
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LastBatch {
-    /// They come as a smaller batch.
+    /// The remaining samples form a smaller batch.
     #[default]
     Keep,
-    /// They come as a batch of full size whose other rows are blank: exact, and of one shape. For evaluation on many ranks.
+    /// The remaining samples form a batch of full size whose other rows are blank: exact, and of
+    /// one shape. For evaluation on many ranks.
     Mask,
-    /// They come in a batch of full size that is filled up from the beginning of the epoch's order. For training on many
-    /// ranks.
+    /// The remaining samples form a batch of full size, filled up from the beginning of the epoch's
+    /// order. For training on many ranks.
     Pad,
-    /// They are left out of this epoch; a shuffled order leaves out others each time.
+    /// The remaining samples are left out of this epoch; a shuffled order leaves out others each
+    /// time.
     Drop,
 }
 
-/// What an epoch delivers to all ranks together.
+/// The numbers of samples and batches of an epoch, for all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Samples of the order.
     pub(crate) samples: u64,
     pub(crate) batches: u64,
-    /// Rows that fill up batches with samples once more.
+    /// Rows that fill up batches with repeated samples.
     pub(crate) repeated: u64,
     /// Samples in no batch.
     pub(crate) left_out: u64,
@@ -81,16 +87,16 @@ pub(crate) struct Batches {
     /// The first position, and the number of the batch there.
     start: u64,
     first: u64,
-    /// Batches from there at most.
+    /// The maximum number of batches from there.
     most: u64,
     /// Positions of a batch, all ranks together.
     global: u64,
     last: LastBatch,
     rank: u64,
     world: u64,
-    /// Ranks take positions in turn.
+    /// Whether ranks take positions in turn.
     in_turn: bool,
-    /// Each batch is of a group.
+    /// The groups of the batches, in an order of groups.
     groups: Option<Arc<GroupedEpoch>>,
 }
 
@@ -138,7 +144,7 @@ impl Batches {
         }
     }
 
-    /// The same batches, each of a group.
+    /// The same batches, each of one group.
     pub(crate) fn in_groups(self, groups: Option<Arc<GroupedEpoch>>) -> Self {
         Self { groups, ..self }
     }
@@ -157,7 +163,7 @@ impl Batches {
         }
     }
 
-    /// The same, up to `batch`.
+    /// The same batches, up to `batch`.
     pub(crate) fn until(self, batch: u64) -> Self {
         Self {
             most: batch.saturating_sub(self.first),
@@ -194,7 +200,7 @@ impl Batches {
         }
     }
 
-    /// The number after that of the last batch.
+    /// One past the number of the last batch.
     pub(crate) fn end(&self) -> u64 {
         self.first.saturating_add(self.count())
     }
@@ -207,7 +213,7 @@ impl Batches {
         samples - left_out
     }
 
-    /// What the whole epoch delivers, from its beginning.
+    /// The counts of the whole epoch, from its beginning.
     pub(crate) fn counts(&self) -> Counts {
         if let Some(groups) = &self.groups {
             return groups.plan().counts();
@@ -240,7 +246,7 @@ impl Batches {
             .is_some_and(|groups| !groups.plan().flows())
     }
 
-    /// Whether each batch is of a group.
+    /// Whether each batch belongs to a group.
     pub(crate) fn are_grouped(&self) -> bool {
         self.groups.is_some()
     }
@@ -257,7 +263,7 @@ impl Batches {
         (next < self.end()).then(|| (self.first_position(next), next))
     }
 
-    /// The position of `row` of this rank. Padding rows stand past the end.
+    /// The position of `row` of this rank. Positions of padding rows are past the end.
     pub(crate) fn position(&self, batch: u64, row: u32) -> u64 {
         let row = u64::from(row)
             .saturating_mul(self.stride())
@@ -294,7 +300,8 @@ impl Batches {
         }
     }
 
-    /// The range of positions that the first `most` batches visit; past `len` where the epoch is filled up.
+    /// The range of positions that the first `most` batches visit; past `len` if the epoch is
+    /// filled up.
     pub(crate) fn visited(&self, most: u64) -> std::ops::Range<u64> {
         let most = most.min(self.most);
         let end = match self.last {
@@ -339,7 +346,7 @@ impl Batches {
         rows.saturating_sub(self.rank).div_ceil(self.world) as u32
     }
 
-    /// The most rows of a batch of this rank.
+    /// The maximum rows of a batch on this rank.
     pub(crate) fn rows_max(&self) -> u32 {
         self.share(self.global)
     }
@@ -392,7 +399,8 @@ mod tests {
             .in_lanes(1 + len % 2)
     }
 
-    /// Rank and row of place `index` of `size`, when each rank takes as many as it has rows.
+    /// The rank and row of place `index` of `size`, if each rank takes as many places as it has
+    /// rows.
     fn consecutive(size: u64, world: u64, index: u64) -> (u64, u64) {
         let rows = |rank| (0..size).filter(|place| place % world == rank).count() as u64;
         let mut before = 0;

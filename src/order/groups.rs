@@ -8,16 +8,19 @@
 //!     permutation of g's members ──► place in the line ──► group h, k ──► permutation of h's samples ──► sample
 //! ```
 //!
-//! Groups by length follow each other in a *line*, and batches are consecutive parts of it: what is left of a group goes into
-//! the next larger one. So one batch of an epoch is short, that at the end of the line, and it comes last. Samples that a
-//! number or a shape puts into a group can be in no other: there the last batch of each group is short.
+//! Groups by length follow each other in a *line*, and batches are consecutive parts of it: the
+//! remainder of a group goes into the next larger one. So only one batch of an epoch is short: the
+//! one at the end of the line, which comes last. Samples that are grouped by a number or a shape
+//! fit no other group: there the last batch of each group is short.
 //!
-//! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller batch leaves the last
-//! of them unused. So a position names its batch without a table, and a state holds a position as for any other order.
-//! Positions past the last batch name the samples one by one, by group: substitutes are drawn from these.
+//! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller
+//! batch leaves the last of them unused. So a position determines its batch without a table, and a
+//! state holds a position as for any other order. Positions past the last batch map to the samples
+//! one by one, by group: substitutes are drawn from these.
 //!
-//! Memory: a byte per sample for its group, and some 1.6 % more to find the k-th sample of a group: samples of each group
-//! before each block. An epoch adds 4 KiB per group at most.
+//! Memory: a byte per sample for its group. Some 1.6 % more, the number of samples of each group
+//! before each block, serves to find the k-th sample of a group. An epoch adds 4 KiB per group at
+//! most.
 
 use super::{Counts, Draws, Key, LastBatch, Permutation, Rank};
 use crate::error::{Error, ErrorKind, Result, Stage, config};
@@ -26,7 +29,7 @@ use std::sync::Arc;
 
 /// Most groups: their numbers fit a byte.
 pub(crate) const GROUPS_MAX: usize = 256;
-/// Lengths of more bits share a bin with those that begin with the same ones.
+/// Lengths of more bits share a bin with those that have the same leading bits.
 const BITS: u32 = 13;
 /// Samples of a block, per group: counts of 4 bytes take 1/64 of the samples' bytes.
 const BLOCK: usize = 256;
@@ -35,12 +38,14 @@ const STRIDE: usize = 128;
 
 /// The group of each sample, and the batches of each group, for [`Order::grouped`](super::Order::grouped).
 ///
-/// A group holds samples that may share a batch: texts of similar length, pictures of one aspect ratio, clips of similar
-/// duration. A global batch is of one group, so all ranks have the same group at the same step.
+/// A group holds samples that may share a batch: texts of similar length, pictures of one aspect
+/// ratio, clips of similar duration. A global batch belongs to one group, so all ranks have the
+/// same group at the same step.
 ///
-/// Of groups [by](Self::by) length, what is left of one (less than a batch) goes into the batches of the next larger one, a
-/// random part of the group in each shuffled epoch. So one batch of an epoch at most is short, the last one. Groups by
-/// [number](Self::of) or picture [shape](crate::decode::Image::groups) each have a short batch, see
+/// In groups [by](Self::by) length, the remainder of a group (less than a batch) goes into the
+/// batches of the next larger one. It is a random part of the group in each shuffled epoch. So at
+/// most one batch of an epoch is short: the last one. Groups by [number](Self::of) or picture
+/// [shape](crate::decode::Image::groups) each have a short batch, see
 /// [`LastBatch`](super::LastBatch).
 ///
 /// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or [`budget`](Self::budget) gives
@@ -63,7 +68,7 @@ pub struct Groups {
     table: Arc<Table>,
     /// The greatest length of each group, if they are made by lengths.
     bounds: Option<Arc<[u64]>>,
-    /// What is left of a group goes into the next one.
+    /// Whether the remainder of a group goes into the next one.
     flows: bool,
     sizes: Sizes,
     multiple: u64,
@@ -80,8 +85,8 @@ enum Sizes {
 }
 
 impl Groups {
-    /// Groups by a number that is known of each sample, such as its length, one per sample of the dataset. Group *i* has the
-    /// lengths up to `bounds[i]` that exceed `bounds[i - 1]`.
+    /// Groups by a number that is known for each sample, such as its length, one per sample of the
+    /// dataset. Group *i* has the lengths up to `bounds[i]` that exceed `bounds[i - 1]`.
     ///
     /// Errors: [`ErrorKind::Config`] for no bounds, more than 256, bounds that do not ascend, and a length above the last
     /// bound, naming the sample; [`ErrorKind::Limit`] for more than 2^32 samples.
@@ -120,10 +125,11 @@ impl Groups {
         })
     }
 
-    /// `count` groups by length, with the least padding that so many can have; fewer where there are fewer distinct lengths.
+    /// `count` groups by length, with the least possible padding; fewer if there are fewer distinct
+    /// lengths.
     ///
-    /// Half the padding takes twice the groups. Of web text (a lognormal, cut at 4,096) 16 groups leave 9 %, 64 groups 2 %,
-    /// one group 80 %.
+    /// Half the padding takes twice the groups. For web text (a lognormal, cut at 4,096), 16 groups
+    /// leave 9 % padding, 64 groups 2 %, one group 80 %.
     ///
     /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn by_length(lengths: &[u64], count: usize) -> Result<Self> {
@@ -135,8 +141,8 @@ impl Groups {
         Self::by(lengths.iter().copied(), &best_bounds(lengths, count))
     }
 
-    /// The number of each sample's group, one per sample of the dataset. There are as many groups as the largest number
-    /// says. No sample goes into the batches of another group.
+    /// The number of each sample's group, one per sample of the dataset. The number of groups is
+    /// the largest number plus 1. No sample goes into the batches of another group.
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn of(numbers: impl IntoIterator<Item = u8>) -> Result<Self> {
@@ -173,28 +179,31 @@ impl Groups {
         self
     }
 
-    /// As many rows in a batch of each group as their lengths, each padded to the group's bound, together stay within
-    /// `most` (tokens, pixels, seconds), over all ranks. For groups [by](Self::by) lengths.
+    /// Gives the batches of each group as many rows as fit into `most` (tokens, pixels, seconds),
+    /// over all ranks, with each row padded to the group's bound. For groups [by](Self::by)
+    /// lengths.
     #[must_use]
     pub fn budget(mut self, most: u64) -> Self {
         self.sizes = Sizes::Budget(most);
         self
     }
 
-    /// Rounds the batch sizes of a [`budget`](Self::budget) down to multiples of `rows`: of the largest world size, so that
-    /// all ranks have equally many rows. Default: 1.
+    /// Rounds the batch sizes of a [`budget`](Self::budget) down to multiples of `rows`. Give the
+    /// largest world size, so that all ranks have equally many rows. Default: 1.
     #[must_use]
     pub fn multiple_of(mut self, rows: u64) -> Self {
         self.multiple = rows;
         self
     }
 
-    /// Gives field `field`, whose rows have [up to](crate::tensor::Field::up_to) a maximum, a smaller maximum in each group: the
-    /// batches of group *i* have the shape `[rows, most[i], …]`, dense. Else they are padded to the field's maximum. Where the
-    /// lengths count elements of the field, `most` are the bounds; 0 counts as 1. A group that takes what is left of a smaller one
-    /// has the greatest maximum up to its own.
+    /// Gives field `field`, whose rows have [up to](crate::tensor::Field::up_to) a maximum, a
+    /// smaller maximum in each group: the batches of group *i* have the shape `[rows, most[i], …]`,
+    /// dense. Otherwise they are padded to the field's maximum. If the lengths count elements of
+    /// the field, `most` are the bounds; 0 counts as 1. A group that takes the remainder of a
+    /// smaller one has the greatest of the maxima up to its own.
     ///
-    /// Slots have room for the largest batch, so with a [`budget`](Self::budget) for little more than that.
+    /// Slots have room for the largest batch, so with a [`budget`](Self::budget) for little more
+    /// than the budget.
     #[must_use]
     pub fn up_to(mut self, field: impl Into<String>, most: &[u64]) -> Self {
         let mut most: Vec<_> = most
@@ -208,8 +217,8 @@ impl Groups {
         self
     }
 
-    /// The greatest length of each group, of pictures in [buckets](crate::decode::Image::groups) the pixels; none for groups by
-    /// [number](Self::of).
+    /// The greatest length of each group; for pictures in [buckets](crate::decode::Image::groups),
+    /// the pixels. Empty for groups by [number](Self::of).
     pub fn bounds(&self) -> &[u64] {
         self.bounds.as_deref().unwrap_or_default()
     }
@@ -314,7 +323,7 @@ impl Groups {
         Ok(Arc::new(plan))
     }
 
-    /// What a state keeps of them, for the words of a refusal.
+    /// The facts about the groups that a state saves, for error messages.
     pub(crate) fn mark(&self) -> GroupsMark {
         let hash = |words: &mut dyn Iterator<Item = u64>| {
             Draws::from_key(words.fold(Key::new(0).named("mark"), Key::derive)).next_u64() as u32
@@ -336,12 +345,12 @@ impl Groups {
     }
 }
 
-/// Numbers by which the groups of two runs differ.
+/// Numbers that show how the groups of two runs differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GroupsMark {
-    /// What is left of a group goes into the next one.
+    /// Whether the remainder of a group goes into the next one.
     pub(crate) flows: bool,
-    /// 0 without one.
+    /// 0 without a budget.
     pub(crate) budget: u64,
     /// The greatest length of the last group.
     pub(crate) bound: u64,
@@ -384,8 +393,9 @@ impl GroupsMark {
 
 /// The greatest lengths of at most `count` groups with the least padding.
 ///
-/// Lengths below 8,192 count singly, others in steps of less than 1/4,096. The number of padded elements of the first *n*
-/// lengths in *g* groups is the least sum of those of fewer lengths in *g* - 1 groups and of one group of the others.
+/// Lengths below 8,192 count singly, others in steps of less than 1/4,096. The number of padded
+/// elements of the first *n* lengths in *g* groups is the minimum over all cuts: the elements of
+/// the lengths before the cut in *g* - 1 groups, plus those of one group of the others.
 fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
     let mut bins = vec![(0_u64, 0_u64); (64 - BITS as usize + 2) << (BITS - 1)];
     for length in lengths {
@@ -438,10 +448,13 @@ impl Costs {
         }
     }
 
-    /// Takes the `least` for the lengths before each to that with a group more, and tells where the last group begins.
+    /// Updates `least`, the minimum for the lengths before each index, for one more group. Returns
+    /// where the last group begins.
     ///
-    /// For the group's end *e* that is the lowest at `most[e - 1]` of the lines of all begins *b*: with the slope `-before[b]` and
-    /// the height `least[b]` at 0. Slopes fall and the places rise, so the lowest line only ever moves on along their hull.
+    /// For a group that ends at *e*, the minimum is the lowest value at `most[e - 1]` of the lines
+    /// of all begins *b*. These have the slope `-before[b]` and the height `least[b]` at 0. The
+    /// slopes fall and `most[e - 1]` rises, so the lowest line only ever moves forward along the
+    /// hull of the lines.
     fn add_group(&self, least: &mut [f64]) -> Vec<u32> {
         let old = least.to_vec();
         let mut hull = Vec::<usize>::new();
@@ -480,7 +493,7 @@ struct Table {
     sizes: Box<[u64]>,
     /// Samples of a block.
     block: usize,
-    /// Samples of each group before each block; the blocks of a group side by side.
+    /// Samples of each group before each block; the blocks of a group are adjacent.
     before: Box<[u32]>,
 }
 
@@ -531,7 +544,7 @@ impl Table {
         })
     }
 
-    /// The sample that `k` others of its group precede. `k` must be below the group's size.
+    /// Sample `k` of a group, counted from 0. `k` must be below the group's size.
     fn select(&self, group: usize, k: u64) -> u64 {
         let blocks = self.of.len().div_ceil(self.block);
         let before = &self.before[group * blocks..(group + 1) * blocks];
@@ -564,19 +577,19 @@ impl Table {
 #[derive(Debug)]
 pub(crate) struct Plan {
     table: Arc<Table>,
-    /// What is left of a group goes into the next one.
+    /// Whether the remainder of a group goes into the next one.
     flows: bool,
     /// Rows of a batch of each group.
     rows: Box<[u64]>,
-    /// Samples of the groups before each.
+    /// Samples of all groups before each group.
     before: Box<[u64]>,
-    /// Where the batches of each group begin in the line, and its end.
+    /// The place in the line at which the batches of each group begin, then the end of the line.
     starts: Box<[u64]>,
     /// Batches of each group and of those before it.
     ends: Box<[u64]>,
-    /// Batches that are permuted. Of groups that flow a short one follows.
+    /// Batches that are permuted. If groups flow, a short one follows.
     permuted: u64,
-    /// Batches with positions, of which the policy may leave out a short last one.
+    /// Batches with positions; the policy may leave out a short last one.
     batches: u64,
     largest: u64,
     len: u64,
@@ -597,7 +610,7 @@ impl Plan {
         let mut counts = Counts::default();
         let mut batches = 0;
         let mut largest = 0;
-        // Samples of the short batch behind all others.
+        // Samples of the short batch after all others.
         let mut behind = 0;
         for (group, (own, full)) in table.sizes.iter().zip(&rows).enumerate() {
             before[group] = counts.samples;
@@ -620,7 +633,7 @@ impl Plan {
                 LastBatch::Pad => counts.repeated += padded(rest, *full, flows, world) - rest,
                 LastBatch::Keep | LastBatch::Mask => {}
             }
-            // Of groups that flow, the short batch has positions whatever the policy.
+            // If groups flow, the short batch has positions under any policy.
             if rest > 0 && (flows || last != LastBatch::Drop) {
                 made = whole + 1;
             }
@@ -681,12 +694,12 @@ impl Plan {
         self.len
     }
 
-    /// Whether what is left of a group goes into the next one.
+    /// Whether the remainder of a group goes into the next one.
     pub(crate) fn flows(&self) -> bool {
         self.flows
     }
 
-    /// What an epoch delivers.
+    /// The counts of an epoch.
     pub(crate) fn counts(&self) -> Counts {
         self.counts
     }
@@ -715,8 +728,9 @@ impl Plan {
     }
 }
 
-/// Rows of a short batch of `rest` samples that is filled up with others: a full one at the end of the epoch; where each group
-/// has one, as few as give all ranks equally many.
+/// Rows of a short batch of `rest` samples after it is filled up with others. If groups flow, that
+/// is a full batch; otherwise the fewest rows that give all ranks equally many, at most a full
+/// batch.
 pub(super) fn padded(rest: u64, full: u64, flows: bool, world: u64) -> u64 {
     if flows {
         full
@@ -729,7 +743,7 @@ pub(super) fn padded(rest: u64, full: u64, flows: bool, world: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct GroupedEpoch {
     plan: Arc<Plan>,
-    /// `None` for the order of the groups and of the dataset.
+    /// `None` keeps the order of the groups and of the dataset.
     shuffle: Option<Shuffle>,
 }
 
@@ -737,9 +751,9 @@ pub(crate) struct GroupedEpoch {
 #[derive(Debug)]
 struct Shuffle {
     batches: Permutation,
-    /// Of the samples of each group.
+    /// The permutation of the samples of each group.
     samples: Box<[Permutation]>,
-    /// Of the members of its batches, where some come from smaller groups.
+    /// The permutation of the members of each group's batches, if some come from smaller groups.
     members: Box<[Option<Permutation>]>,
 }
 
@@ -770,9 +784,9 @@ pub(crate) struct GroupBatch {
     pub(crate) group: u8,
     /// Rows of a full batch, over all ranks.
     pub(crate) full: u64,
-    /// Samples of the epoch in it.
+    /// Samples of the epoch in the batch.
     pub(crate) real: u64,
-    /// The first of them among the members of the group's batches.
+    /// The index of the first of these samples among the members of the group's batches.
     first: u64,
 }
 
@@ -812,7 +826,8 @@ impl GroupedEpoch {
         }
     }
 
-    /// The sample at `position`. Past the last sample of a batch are those that fill it up.
+    /// The sample at `position`. Positions after the last sample of a batch have those that fill it
+    /// up.
     pub(crate) fn id(&self, position: u64) -> u64 {
         let Plan {
             table,
@@ -852,7 +867,8 @@ impl GroupedEpoch {
         self.plan.starts[group] + permuted.map_or(member, |members| members.get(member))
     }
 
-    /// The place of a sample that fills up the group's short batch: of its full ones, else of those before it in the line.
+    /// The place of a sample that fills up the group's short batch: one of its full batches, or
+    /// else one before it in the line.
     fn again(&self, group: usize, k: u64) -> u64 {
         let Plan {
             starts,
@@ -874,7 +890,7 @@ impl GroupedEpoch {
         first + (starts[group] - first + len - 1 - (k - of_full) % len) % len
     }
 
-    /// The position of any sample of the group of `position`.
+    /// The position of a random sample of the group of `position`.
     pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
         let Plan {
             table,

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 /// A 128-bit key: the root of a permutation or of a stream of draws.
 ///
-/// Keys form a tree: a sub-key depends on its parent and on every word on the way, in order. Two lanes of 64 bits keep
-/// accidental equality out of reach: 2^40 keys hold two equal ones with probability 2^-49, where with one lane they
-/// would hold some 30 000 pairs.
+/// Keys form a tree: a sub-key depends on its parent and on every word on the way, in order. Two
+/// lanes of 64 bits make accidental equality improbable. Among 2^40 keys, two are equal with
+/// probability 2^-49; with one lane, some 30 000 pairs would be equal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key {
     low: u64,
@@ -56,7 +56,7 @@ impl Key {
     }
 }
 
-/// Sets names apart from small numbers: `named("")` is not `derive(0)`.
+/// Distinguishes names from small numbers: `named("")` is not `derive(0)`.
 const LABEL: u64 = 0xa409_3822_299f_31d0;
 
 impl std::fmt::Debug for Key {
@@ -162,10 +162,11 @@ const DOUBLE_ROUNDS: usize = 4;
 
 /// An unbalanced Feistel network on `rows × 2^bits ≥ n` cells, walked until it lands below `n`.
 ///
-/// A position is a pair (row, column). Each round moves one half by a keyed hash of the other, which the way back can
-/// undo: a bijection for any hash. Columns are a power of two, so that splitting and joining are shifts and no
-/// round divides; rows are just as many as are needed, so fewer than 2^bits ≈ √n cells are surplus and a walk takes a
-/// second step with probability below 2/√n. Nothing here depends on `n` but the widths.
+/// A position is a pair (row, column). Each round moves one half by a keyed hash of the other half.
+/// The inverse can undo that, so a round is a bijection for any hash. The number of columns is a
+/// power of two, so that splitting and joining are shifts and no round divides. There are only as
+/// many rows as needed, so fewer than 2^bits ≈ √n cells are surplus, and a walk takes a second step
+/// with probability below 2/√n. Only the widths depend on `n`.
 #[derive(Clone, Debug)]
 struct Feistel {
     n: u64,
@@ -231,9 +232,9 @@ impl Round {
         }
     }
 
-    /// Only the high bits are used. The first line alone is the strongly universal multiply-shift hash of a 32-bit
-    /// half (Dietzfelbinger): any two halves are moved independently. It is affine, though, so that three halves in
-    /// step move in step; the second line breaks that.
+    /// Only the high bits are used. The first line alone is the strongly universal multiply-shift
+    /// hash of a 32-bit half (Dietzfelbinger): any two halves are moved independently. But it is
+    /// affine, so equally spaced halves stay equally spaced; the second line breaks that.
     #[inline]
     fn hash(self, half: u64) -> u64 {
         let word = half.wrapping_mul(self.multiply).wrapping_add(self.add);
@@ -243,10 +244,11 @@ impl Round {
 
 /// Random numbers that depend on (seed, epoch, sample id, purpose) alone: the only source of randomness of transforms.
 ///
-/// The numbers are the same for any worker, decode order and rank. A transform with another source of randomness makes the run
-/// irreproducible. A sample that an order repeats within an epoch has other numbers each time, by
-/// [`Ctx::draws`](crate::decode::Ctx::draws). Two purposes (`"crop"`, `"flip"`) have unrelated numbers, so a transform can be added without
-/// changing those of another.
+/// The numbers are the same for any worker, decode order and rank. A transform with another source
+/// of randomness makes the run irreproducible. A sample that an order repeats within an epoch has
+/// other numbers each time, through [`Ctx::draws`](crate::decode::Ctx::draws). Two purposes
+/// (`"crop"`, `"flip"`) have unrelated numbers, so adding a transform does not change those of
+/// another.
 ///
 /// The generator is xoroshiro128++ (Blackman and Vigna): 2 words of state, period 2^128 - 1. 2^40 streams of 2^20
 /// numbers overlap somewhere with probability 2^-28.
@@ -281,7 +283,7 @@ impl Draws {
 
     /// The draws that belong to a key.
     pub fn from_key(key: Key) -> Self {
-        // The generator would stay at zero for ever.
+        // From the state zero, the generator would stay at zero for ever.
         let low = if key.low | key.high == 0 {
             LABEL
         } else {
@@ -342,7 +344,7 @@ impl Draws {
         self.next_f64() < p
     }
 
-    /// Brings `items` into a uniformly random order (Fisher and Yates).
+    /// Shuffles `items` into a uniformly random order (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1) as usize);
@@ -482,7 +484,7 @@ mod tests {
         assert!(matches!(permutation.method, Method::Feistel(_)));
         assert!(permutation.get(0) < 1_000_000_000_000);
         assert_eq!(permutation.bytes(), size_of::<Permutation>());
-        // And the table, where there is one, is bounded.
+        // The table, if there is one, is bounded.
         let table = Permutation::new(Permutation::TABLE_MAX, Key::new(1));
         assert!(matches!(table.method, Method::Table(_)));
         assert!(table.bytes() <= 2400, "{} bytes", table.bytes());

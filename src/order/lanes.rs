@@ -7,22 +7,24 @@
 //! positions         0 L 2L …          1 L+1 2L+1 …             position p is entry p / L of lane p % L
 //! ```
 //!
-//! A rank visits the positions p ≡ class (mod step). With g = gcd(L, step) these lie in the lanes l ≡ class (mod g), so
-//! it reads L / g lanes of L. When step (the number of ranks, say) divides L, no two ranks read the same lane, and a chunk
-//! is read twice only where a cut goes through it; otherwise step / g ranks read each lane. The order itself knows nothing
-//! of ranks.
+//! A rank visits the positions p ≡ class (mod step). With g = gcd(L, step) these are in the lanes l
+//! ≡ class (mod g), so it reads L / g lanes of L. When step (the number of ranks, say) divides L,
+//! no two ranks read the same lane, and a chunk is read twice only where a cut goes through it;
+//! otherwise step / g ranks read each lane. The order itself knows nothing of ranks.
 //!
-//! *Virtual* positions go on past N for the padding at an epoch's end: v stands for v % N. Round k is [kN, (k + 1)N);
-//! there a rank visits the lanes l ≡ class - kN (mod g).
+//! *Virtual* positions continue past N for the padding at an epoch's end: v stands for v % N. Round
+//! k is [kN, (k + 1)N); there a rank visits the lanes l ≡ class - kN (mod g).
 //!
 //! # Why opening in sequence cannot get stuck
 //!
-//! [`Needs`] lists the pieces of a rank, group by group, by *first need* f: the group's first virtual position in the
-//! run. A pipeline opens them strictly in that sequence in at least [`Lanes::most`] buffers. When the oldest waiting
-//! position p reaches an entry's `until`, the entry is *done*: let go of or, if a rank that skips positions never came to
-//! need it, passed over without a buffer. Let A be what p needs: of every visited lane of p's round the first group that
-//! is not done at p. Then **every entry before the last one of A is in A or done at p**, so that before all of A is open
-//! only entries of A have buffers, and A has at most `most`:
+//! [`Needs`] lists the pieces of a rank, group by group, by *first need* f: the group's first
+//! virtual position in the run. A pipeline opens them strictly in that sequence in at least
+//! [`Lanes::most`] buffers. When the oldest waiting position p reaches an entry's `until`, the
+//! entry is *done*. It is released or, if a rank that skips positions never needed it, passed over
+//! without a buffer. Let A be the groups that p needs: in every visited lane of p's round, the
+//! first group that is not done at p. Then **every entry before the last one of A is in A or done
+//! at p**, so that before all of A is open only entries of A have buffers, and A has at most
+//! `most`:
 //!
 //! - Entries of earlier rounds are done at p; those of later rounds have a later f than all of A's.
 //! - A lane that has a position of the run left in the round has one in [p, p + L): its positions are L apart and the
@@ -30,8 +32,9 @@
 //! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at p or later; x begins L
 //!   after the end of such a group at the earliest: f(x) ≥ p + L, so x comes after all of A.
 //!
-//! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory, whatever L is; `Needs` take
-//! O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes visited × W).
+//! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory for any L; `Needs`
+//! take O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes
+//! visited × W).
 
 use super::gcd;
 use super::key::{Key, Permutation};
@@ -44,11 +47,11 @@ pub(crate) struct Lanes(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// First sample of each chunk, and the number of all.
+    /// The first sample of each chunk, then the number of all samples.
     starts: Arc<[u64]>,
-    /// The chunks in their order, without empty ones. An index of it is a *turn*.
+    /// The chunks in their order, without empty ones. An index into it is a *turn*.
     sequence: Vec<usize>,
-    /// Samples before each turn, and the number of all.
+    /// Samples before each turn, then the number of all samples.
     before: Vec<u64>,
     lanes: u64,
     window: usize,
@@ -123,7 +126,8 @@ impl Lanes {
         self.locate(&group, self.permutation(&group).as_ref(), at).2
     }
 
-    /// The most entries that a piece of a rank with this `step` has, in any round and whatever the key and the class.
+    /// The maximum number of entries of a piece of a rank with this `step`, for any round, key and
+    /// class.
     pub(crate) fn most(&self, step: u64) -> usize {
         let lanes = self
             .0
@@ -131,7 +135,7 @@ impl Lanes {
             .min(self.len())
             .div_ceil(gcd(self.0.lanes, step.max(1)));
         let lanes = usize::try_from(lanes).unwrap_or(usize::MAX);
-        // Beside its first piece a lane has only chunks that no earlier lane has.
+        // Apart from its first piece, a lane has only chunks that no earlier lane has.
         let exist = self
             .0
             .sequence
@@ -141,7 +145,7 @@ impl Lanes {
     }
 
     /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a chunk counts with all its
-    /// rows each time it is opened. 1 is the least; NaN without samples.
+    /// rows each time it is opened. 1 is the minimum; NaN without samples.
     pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
         let Inner {
             starts,
@@ -153,7 +157,7 @@ impl Lanes {
             .flat_map(|lane| self.turns(lane))
             .map(|turn| u128::from(starts[sequence[turn] + 1] - starts[sequence[turn]]))
             .sum();
-        // So many ranks read each lane.
+        // The number of ranks that read each lane.
         let ranks = world.max(1) / gcd(*lanes, step.max(1));
         once as f64 * ranks as f64 / self.len() as f64
     }
@@ -242,7 +246,7 @@ impl Lanes {
         }
     }
 
-    /// Where the entries of a lane are when all turns are laid end to end.
+    /// The range of a lane's entries when all turns are laid end to end.
     fn span(&self, lane: u64) -> Range<u64> {
         let each = self.len() / self.0.lanes;
         let more = self.len() % self.0.lanes;
@@ -250,7 +254,7 @@ impl Lanes {
         start(lane)..start(lane + 1)
     }
 
-    /// The turn in which the sample at `at` is.
+    /// The turn that contains the sample at `at`.
     fn turn(&self, at: u64) -> usize {
         self.0.before.partition_point(|before| *before <= at) - 1
     }
@@ -290,7 +294,7 @@ impl Lanes {
         ))
     }
 
-    /// The piece of the group, the row in its chunk, and the sample that comes at `at`.
+    /// The piece of the group, the row in its chunk, and the sample at `at`.
     fn locate(
         &self,
         group: &Group,
@@ -334,9 +338,9 @@ struct Needed {
     /// The distance between visited lanes.
     stride: u64,
     rounds: Vec<Round>,
-    /// First of `groups` of each visited lane of each round, and the number of all.
+    /// The first of `groups` of each visited lane of each round, then the number of all groups.
     begins: Vec<usize>,
-    /// By round, lane, and position.
+    /// Sorted by round, lane, and position.
     groups: Vec<Needing>,
     /// Indices of `groups` by their first need, and so by entry.
     sequence: Vec<usize>,
@@ -372,9 +376,9 @@ pub(crate) struct Need {
 /// A run of positions that needs the same entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// The first virtual position that needs others.
+    /// The first virtual position that needs other entries.
     pub(crate) end: u64,
-    /// The entries that it needs, ascending.
+    /// The needed entries, ascending.
     pub(crate) entries: Vec<usize>,
 }
 
@@ -431,7 +435,7 @@ impl Needs {
         }
     }
 
-    /// The same, ready for many lookups.
+    /// The piece at `position`, prepared for many lookups.
     pub(crate) fn places(&self, position: u64) -> Places<'_> {
         let (round, groups) = self.groups(position);
         let mut lanes: Vec<_> = round.visited.clone().map(|_| None).collect();
@@ -483,7 +487,7 @@ impl Needs {
 pub(crate) struct Places<'a> {
     needed: &'a Needed,
     round: &'a Round,
-    /// By visited lane of the round.
+    /// One per visited lane of the round.
     lanes: Vec<Option<Place<'a>>>,
 }
 
@@ -497,10 +501,11 @@ struct Place<'a> {
 }
 
 impl Places<'_> {
-    /// The index in the piece's entries, the row in the chunk, and the sample at a virtual position, which must lie in the
-    /// piece and in a visited lane.
+    /// The index in the piece's entries, the row in the chunk, and the sample at a virtual
+    /// position, which must be in the piece and in a visited lane.
     pub(crate) fn locate(&self, position: u64) -> (usize, u64, u64) {
-        // Divisions cost most here, and usual orders need none: one lane, or one lane of this rank's.
+        // Divisions cost most here, and usual orders need none: one lane, or one lane for this
+        // rank.
         let Needed { lanes, stride, .. } = self.needed;
         let inner = position - self.round.base;
         let count = lanes.0.lanes;

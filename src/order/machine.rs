@@ -11,7 +11,7 @@ use rustix::thread::sched_getaffinity;
 use std::fmt;
 use std::path::Path;
 
-/// Numbers of local ranks that launchers give, innermost first.
+/// Variables in which launchers give the number of local ranks, innermost first.
 const SIZES: [&str; 8] = [
     "LOCAL_WORLD_SIZE",
     "HOROVOD_LOCAL_SIZE",
@@ -23,10 +23,10 @@ const SIZES: [&str; 8] = [
     "PALS_LOCAL_SIZE",
 ];
 
-/// More are no number of processes.
+/// A larger number cannot be a number of processes.
 const RANKS_MAX: usize = 1 << 16;
 
-/// Ranks on this machine, by the launcher's variables; 1 where they say nothing.
+/// The number of ranks on this machine, from the launcher's variables; 1 if they do not give it.
 pub(crate) fn local_ranks() -> usize {
     local_ranks_of(Env(&super::rank::environment))
 }
@@ -61,15 +61,16 @@ pub(crate) fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The cores for this process, where several ranks of a machine share them: the default number of workers.
+/// The cores for this process if several ranks of a machine share them: the default number of
+/// workers.
 pub fn cores_of_rank() -> usize {
     Cores::here().part()
 }
 
-/// The cores for this process, and whom it shares them with.
+/// The cores for this process, and the ranks that share them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// That it may use.
+    /// Cores that the process may use.
     usable: usize,
     ranks: usize,
     /// Whether the launcher gave each rank cores of its own.
@@ -90,7 +91,7 @@ impl Cores {
         }
     }
 
-    /// `None` for the only rank.
+    /// The cores, or `None` for the only rank.
     pub(crate) fn shared(self) -> Option<Self> {
         (self.ranks > 1).then_some(self)
     }

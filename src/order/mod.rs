@@ -91,7 +91,7 @@ use std::sync::Arc;
     reason = "an empty sampler is of no use to anybody"
 )]
 pub trait Sampler: Send + Sync + 'static {
-    /// Positions per epoch. Asked once per epoch.
+    /// Positions per epoch. Called once per epoch.
     fn len(&self) -> u64;
 
     /// The sample at `position` (below `len`) of `epoch`.
@@ -101,46 +101,48 @@ pub trait Sampler: Send + Sync + 'static {
     /// another order. It must be the same in every process and on every machine.
     fn identity(&self) -> u64;
 
-    /// A number for the draw at `position` of `epoch`, which sets the draws of one sample within the epoch apart: crops, flips
-    /// and all else that transforms draw depend on it, too. Most useful is the number of the sample's earlier draws in the
-    /// epoch, since with 0 transforms draw as if the sample came once.
+    /// A number for the draw at `position` of `epoch`, which distinguishes the draws of one sample
+    /// within the epoch. Crops, flips and all other random choices of transforms depend on it, too.
+    /// The most useful value is the number of the sample's earlier draws in the epoch: with 0,
+    /// transforms draw as if the sample came once.
     ///
-    /// The default is the position, so that no two draws are copies.
+    /// The default is the position, so that no two draws are equal.
     fn draw(&self, epoch: u64, position: u64) -> u64 {
         let _ = epoch;
         position
     }
 
-    /// How far a run is after the positions below `position` of `epoch`, for samplers whose later part may change between
-    /// runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The default, `None`, is for all others.
+    /// The progress of a run after the positions below `position` of `epoch`, for samplers whose
+    /// later part may change between runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The
+    /// default, `None`, is for all others.
     ///
-    /// A run then resumes if [`Progress::past`] is the same, whatever the [`identity`](Self::identity). Not asked for a
-    /// sampler that is shuffled.
+    /// A run then resumes if [`Progress::past`] is the same, regardless of the
+    /// [`identity`](Self::identity). Not asked for a sampler that is shuffled.
     fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
         let _ = (epoch, position);
         None
     }
 }
 
-/// How far a run is.
+/// The progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Progress {
     /// A hash of all that decided the ids so far.
     pub past: u64,
     /// Segments that have begun, for error messages.
     pub segments: u64,
-    /// Of each source, in order; for the report.
+    /// The counts of each source, in order; for the report.
     pub sources: Vec<Drawn>,
 }
 
-/// What was drawn from a source of a mixture.
+/// Counts of the draws from a source of a mixture.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Drawn {
     /// Positions that drew from it.
     pub drawn: u64,
-    /// Positions that were to, by its weights.
+    /// Positions that should have drawn from it, by its weights.
     pub asked: f64,
-    /// Samples of a pass over it.
+    /// Samples of one pass over it.
     pub samples: u64,
 }
 
@@ -163,7 +165,7 @@ pub struct Order {
     shuffled: bool,
     /// Chunks of a group, when samples are shuffled within groups of chunks only.
     window: Option<usize>,
-    /// Samples of a chunk, where the dataset has none of its own; 0 if unknown.
+    /// Samples of a chunk, if the dataset has no chunks of its own; 0 if unknown.
     block: u64,
     /// Parts of the chunk sequence that are walked at once.
     lanes: u32,
@@ -172,14 +174,15 @@ pub struct Order {
     plan: Option<Arc<Plan>>,
 }
 
-/// Bytes of a chunk, where the dataset has none of its own: some blocks of a cache, of which the first and last are shared
-/// with the chunks beside it.
+/// Bytes of a chunk, if the dataset has no chunks of its own: some blocks of a cache, of which the
+/// first and last are shared with the adjacent chunks.
 const BLOCK: u64 = 32 << 20;
 
-/// Hints of [`EpochOrder::ahead`] per chunk: some 16 for each block of a cache, so that a block is hardly ever left out.
+/// Hints of [`EpochOrder::ahead`] per chunk: some 16 for each block of a cache, so that a block is
+/// hardly ever missed.
 const HINTS: u64 = 64;
 
-/// Lanes at most.
+/// Maximum number of lanes.
 const LANES_MAX: u32 = 65_536;
 
 #[derive(Clone)]
@@ -230,7 +233,7 @@ impl Order {
         self.lanes.into()
     }
 
-    /// For a dataset without chunks, of `len` samples in `bytes`.
+    /// The order for a dataset without chunks, of `len` samples in `bytes`.
     pub(crate) fn in_blocks(mut self, len: u64, bytes: impl FnOnce() -> u64) -> Self {
         if self.window.is_none() {
             return self;
@@ -241,7 +244,7 @@ impl Order {
         self
     }
 
-    /// Where samples that follow each other lie.
+    /// How close together consecutive samples are in storage.
     pub(crate) fn locality(&self) -> Locality {
         match (
             self.shuffled || self.groups.is_some(),
@@ -259,14 +262,15 @@ impl Order {
         Self::sequential().then_shuffled(seed)
     }
 
-    /// Every sample once per epoch, shuffled within groups of `chunks` chunks (row groups, compressed shards), which
-    /// are drawn anew each epoch: for datasets that open whole chunks. A sample meets those of
-    /// `chunks` chunks in an epoch; twice as many chunks are in memory. With as many chunks as there are it is a
-    /// global shuffle.
+    /// Every sample once per epoch, shuffled within groups of `chunks` chunks (row groups,
+    /// compressed shards), which are drawn anew each epoch: for datasets that open whole chunks. In
+    /// an epoch, a sample is mixed with those of `chunks` chunks; twice as many chunks are in
+    /// memory. If `chunks` is the number of all chunks, this is a global shuffle.
     ///
-    /// A dataset without chunks is cut into runs of samples of some 32 MiB together. That is for data behind a
-    /// [cache](crate::storage::Cache), which then brings whole blocks in few requests, ahead of the reads; elsewhere, and
-    /// for splits and subsets, whose samples lie apart, [`shuffled`](Self::shuffled) costs less.
+    /// A dataset without chunks is cut into runs of samples of some 32 MiB together. That is for
+    /// data read through a [cache](crate::storage::Cache), which then fetches whole blocks in few
+    /// requests, ahead of the reads. Elsewhere, and for splits and subsets, whose samples are
+    /// scattered, [`shuffled`](Self::shuffled) costs less.
     pub fn windowed(seed: u64, chunks: usize) -> Self {
         Self {
             window: Some(chunks),
@@ -278,9 +282,10 @@ impl Order {
     /// once: position *p* is the next sample of lane *p* mod `lanes`. Default: 1.
     ///
     /// With several ranks and one lane, neighbouring samples go to different ranks, so that every rank opens every chunk.
-    /// With as many lanes as ranks, or a multiple, a rank reads its own lanes alone (the report gives the bytes read twice).
-    /// The order depends on the number of lanes and not on that of ranks, so choose the largest possible world, or a
-    /// common multiple of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
+    /// With as many lanes as ranks, or a multiple, a rank reads only its own lanes (the report
+    /// gives the bytes read twice). The order depends on the number of lanes and not on that of
+    /// ranks, so choose the largest possible world, or a common multiple of all: 8 lanes serve 1,
+    /// 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
@@ -304,17 +309,20 @@ impl Order {
         Self::of(Source::Sampler(Arc::new(sampler)))
     }
 
-    /// Makes every global batch of samples of one group, such as texts of similar length; see [`Groups`]. For
-    /// [shuffled](Self::shuffled) and [sequential](Self::sequential) orders.
+    /// Fills every global batch with samples of one group, such as texts of similar length; see
+    /// [`Groups`]. For [shuffled](Self::shuffled) and [sequential](Self::sequential) orders.
     ///
-    /// Every sample comes once per epoch, but for batches that are dropped. Shuffled, the samples of each group and the batches of all groups are permuted anew
-    /// each epoch; else batches come group after group. What is left of a group by length goes into the next larger one, and the
-    /// last batch of the epoch may be partial; that of *each* group where its samples fit no other, see
-    /// [`LastBatch`]. Batches, counts and resumes are those of any other order: arithmetic, the same on all ranks.
+    /// Every sample comes once per epoch, except for batches that are dropped. In a shuffled order,
+    /// the samples of each group and the batches of all groups are permuted anew each epoch;
+    /// otherwise batches come group after group. The remainder of a group by length goes into the
+    /// next larger group, and the last batch of the epoch may be partial. If the samples of a group
+    /// fit no other, the last batch of *each* group may be partial, see [`LastBatch`]. Batches,
+    /// counts and resumes work as in any other order: by arithmetic, the same on all ranks.
     ///
-    /// [`State::position`](crate::State::position) counts every batch with the rows of the largest. A resumed run keeps
-    /// groups and batch sizes; another [`LastBatch`] is possible
-    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` where each group has its last batch.
+    /// [`State::position`](crate::State::position) counts every batch with the rows of the largest.
+    /// A resumed run keeps groups and batch sizes. Another [`LastBatch`] is possible
+    /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` if each group
+    /// has its last batch.
     #[must_use]
     pub fn grouped(self, groups: Groups) -> Self {
         Self {
@@ -324,7 +332,8 @@ impl Order {
         }
     }
 
-    /// For a dataset of `len` samples and these batches. Errors: [`ErrorKind::Config`] for groups that fit neither.
+    /// The order for a dataset of `len` samples and these batches. Errors: [`ErrorKind::Config`]
+    /// for groups that do not fit them.
     pub(crate) fn planned(
         mut self,
         len: u64,
@@ -344,7 +353,7 @@ impl Order {
         Ok(self)
     }
 
-    /// Rows of the largest batch, where groups decide.
+    /// Rows of the largest batch, if groups decide.
     pub(crate) fn largest_batch(&self) -> Option<u64> {
         self.plan.as_ref().map(|plan| plan.largest())
     }
@@ -354,7 +363,7 @@ impl Order {
         self.groups.as_ref().zip(self.plan.as_deref())
     }
 
-    /// What a state keeps of the groups.
+    /// The facts about the groups that a state saves.
     pub(crate) fn groups_mark(&self) -> Option<GroupsMark> {
         self.groups.as_ref().map(Groups::mark)
     }
@@ -532,7 +541,7 @@ impl Order {
         }
     }
 
-    /// How far a run of a mixture is. Errors: of a sampler that panics.
+    /// The progress of a run of a mixture. Errors: those of a sampler that panics.
     pub(crate) fn progress(&self, epoch: u64, position: u64) -> Result<Option<Progress>> {
         match &self.source {
             Source::Sampler(sampler) if !self.shuffled => {
@@ -544,7 +553,7 @@ impl Order {
 
     /// The part of a saved state that identifies the order, with the length of its epochs.
     ///
-    /// Errors: of a sampler that panics.
+    /// Errors: those of a sampler that panics.
     pub(crate) fn settings(&self, positions: u64) -> Result<Settings> {
         let grouped = self.plan.as_ref();
         let (kind, identity) = match &self.source {
@@ -596,11 +605,12 @@ pub(crate) struct Settings {
     pub(crate) lanes: u64,
     /// Positions of an epoch.
     pub(crate) positions: u64,
-    /// Hash of the listed indices or groups, a sampler's identity, or samples of a chunk where the dataset has none.
+    /// Hash of the listed indices or groups, a sampler's identity, or samples of a chunk if the
+    /// dataset has no chunks.
     pub(crate) identity: u64,
 }
 
-/// Where samples that follow each other lie.
+/// How close together consecutive samples are in storage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Locality {
     /// Anywhere.
@@ -608,7 +618,7 @@ pub(crate) enum Locality {
     None,
     /// Within some MiB of each other.
     Blocks,
-    /// Side by side.
+    /// Adjacent.
     Sequence,
 }
 
@@ -639,8 +649,8 @@ fn hash(ids: &[u64]) -> u64 {
     .next_u64()
 }
 
-/// For each entry the number of equal ones before it; `None` if all differ. Where a bit per sample takes less than the list,
-/// only samples that come again take more.
+/// For each entry the number of equal ones before it; `None` if all differ. If a bit per sample
+/// takes less memory than the list, only repeated samples take more.
 fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
     let has_bits = largest / 64 < ids.len() as u64;
     let mut seen = vec![
@@ -673,7 +683,7 @@ fn earlier_equals(ids: &[u64], largest: u64) -> Option<Arc<[u32]>> {
         .then(|| earlier.into())
 }
 
-/// Runs a user's sampler: its panic is an error of the order, on whichever thread it is asked.
+/// Runs a user's sampler: its panic becomes an error of the order, on whichever thread it runs.
 fn in_sampler<T>(ask: impl FnOnce() -> T) -> Result<T> {
     caught_in("the sampler", Stage::Order, || Ok(ask()))
 }
@@ -688,8 +698,9 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 
 /// The order of one epoch. A few hundred bytes for any length; clones share larger parts.
 ///
-/// Positions past the end begin again at 0: an epoch filled up with padding has some. In groups the positions behind the last
-/// batch name the samples of a group, and those within that no batch uses name samples, too.
+/// Positions past the end start again at 0: an epoch filled up with padding has some. In groups,
+/// the positions after the last batch map to the samples of a group. Earlier positions that no
+/// batch uses map to samples, too.
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
@@ -700,19 +711,20 @@ pub(crate) struct EpochOrder {
     epoch: u64,
     chunks: Option<ChunkStarts>,
     lanes: Option<Lanes>,
-    /// Samples of a chunk, where the dataset has none of its own, and positions up to the next window; else 0.
+    /// Samples of a chunk, if the dataset has no chunks of its own, and positions up to the next
+    /// window; otherwise 0.
     block: u64,
     ahead: u64,
     /// The sequence in which a rank needs chunks, once the positions that it visits are known.
     needs: Option<Needs>,
-    /// The most chunks needed at once, in any epoch.
+    /// The maximum number of chunks needed at once, in any epoch.
     most: usize,
 }
 
 /// The chunks of a dataset.
 #[derive(Clone, Debug)]
 pub(crate) struct ChunkStarts {
-    /// First sample of each, and the number of all.
+    /// The first sample of each chunk, then the number of all samples.
     pub(crate) starts: Arc<[u64]>,
     /// The dataset's samples are those of the chunks, not a subset of them.
     pub(crate) whole: bool,
@@ -794,8 +806,9 @@ impl EpochOrder {
         }
     }
 
-    /// Sets the draws of one sample within the epoch apart; 0 for the first of a dataset's or a list's. Positions past the end
-    /// are copies of those at the beginning. Errors: of a sampler that panics.
+    /// A number that distinguishes the draws of one sample within the epoch; 0 for the first draw
+    /// in a dataset or list. Positions past the end are copies of those at the beginning. Errors:
+    /// those of a sampler that panics.
     pub(crate) fn draw(&self, position: u64) -> Result<u64> {
         let index = |position| {
             self.permutation
@@ -820,7 +833,7 @@ impl EpochOrder {
         self.groups.clone()
     }
 
-    /// A position with any sample of the epoch that may stand in the batch of `position`.
+    /// A position with a random sample of the epoch that may be in the batch of `position`.
     pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
         match &self.groups {
             Some(groups) => groups.another(position, draws),
@@ -828,7 +841,8 @@ impl EpochOrder {
         }
     }
 
-    /// Samples of the window after that of the positions, of which each rank has one in `step`: [`HINTS`] per chunk by all.
+    /// Samples of the window after that of the positions, of which each rank has one in `step`. All
+    /// ranks together give [`HINTS`] per chunk.
     pub(crate) fn ahead(
         &self,
         positions: impl Iterator<Item = u64>,
@@ -896,7 +910,7 @@ impl EpochOrder {
         self.needs.is_none()
     }
 
-    /// The reason for all chunks, for errors.
+    /// The reason why all chunks are needed, for errors.
     pub(crate) fn why_all_chunks(&self) -> &'static str {
         match self.source {
             Source::Sampler(_) => {
@@ -906,7 +920,7 @@ impl EpochOrder {
         }
     }
 
-    /// The most entries that a piece has, in any epoch.
+    /// The maximum number of entries of a piece, in any epoch.
     pub(crate) fn entries_most(&self) -> usize {
         self.most
     }
@@ -1024,7 +1038,7 @@ mod tests {
 
     #[test]
     fn a_windowed_order_without_chunks_shuffles_runs_of_samples() {
-        // 4 MiB each: 8 samples of a run.
+        // Samples of 4 MiB: 8 in a run.
         let order = Order::windowed(5, 3).in_blocks(1000, || 1000 * (4 << 20));
         let epoch = order.epoch(1000, 2).unwrap();
         let all = epoch.first_ids(u64::MAX).unwrap();

@@ -59,18 +59,20 @@ impl Rank {
         }
     }
 
-    /// The same process, with its rank among those of its machine. It chooses a device and no sample, and is not
-    /// checked.
+    /// The same process, with its rank among the processes of its machine. The local rank selects a
+    /// device, but no samples, and is not checked.
     #[must_use]
     pub const fn with_local_rank(mut self, local_rank: u32) -> Self {
         self.local_rank = Some(local_rank);
         self
     }
 
-    /// The rank where each `n` adjacent processes share their data, as those of tensor, context or pipeline parallelism inside of
-    /// data parallelism: rank `number / n` of `world / n`, with the same local rank.
+    /// The data rank if each `n` adjacent processes share their data, as in tensor, context or
+    /// pipeline parallelism within data parallelism: rank `number / n` of `world / n`, with the
+    /// same local rank.
     ///
-    /// In other layouts give the place on the data axis. With ranks `(pp × dp_size + dp) × tp_size + tp` it is
+    /// In other layouts, give the position on the data axis. With ranks numbered
+    /// `(pp × dp_size + dp) × tp_size + tp`, that is
     /// `Rank::new(rank / tp_size % dp_size, dp_size)`.
     ///
     /// ```
@@ -96,9 +98,9 @@ impl Rank {
         })
     }
 
-    /// Checks that the processes of a run share data where they should, before anything is read: `processes[i]` is the data
-    /// rank of process *i* and the ids of its next batch, of [`Loader::rank`](crate::Loader::rank) and
-    /// [`Loader::next_ids`](crate::Loader::next_ids).
+    /// Checks that the processes of a run share data where they should, before anything is read.
+    /// `processes[i]` is the data rank of process *i* and the ids of its next batch, from
+    /// [`Loader::rank`](crate::Loader::rank) and [`Loader::next_ids`](crate::Loader::next_ids).
     ///
     /// Errors: [`ErrorKind::Config`], naming two processes: of different worlds, of one rank with different ids, or of different
     /// ranks with the same ids; or naming a rank that fewer processes have than another.
@@ -147,7 +149,8 @@ impl Rank {
 
     /// Reads rank and world from the launcher's variables; without any it is the only process.
     ///
-    /// These are all processes. Where some of them share their data: [`replicated`](Self::replicated).
+    /// The world counts all processes. If some of them share their data, use
+    /// [`replicated`](Self::replicated).
     ///
     /// | launcher, innermost first | rank | world | local rank |
     /// |---|---|---|---|
@@ -169,12 +172,15 @@ impl Rank {
     /// - An empty variable counts as unset.
     /// - Two launchers number nodes in their own way: torchrun with one process per node (`TORCHELASTIC_RUN_ID` is set)
     ///   may give other ranks than the launcher around it, and Open MPI inside of Slurm sees one node too few.
-    /// - In a batch script and in the shell of `salloc` Slurm's variables describe tasks that srun has not started. They
-    ///   are ignored beside another launcher; without one, more than one task is an error.
-    /// - `JOB_COMPLETION_INDEX` without a `WORLD_SIZE` of its own (beside `RANK` it belongs to torchrun) is ignored beside
-    ///   another launcher. `WORLD_SIZE` alone must equal the world that was found.
-    /// - Without any rank `LOCAL_RANK=0` is kept. A higher one, `PMIX_RANK` and the like above 0 are errors: so are the
-    ///   processes of Lightning's launcher on further nodes, whose rank only torch.distributed knows.
+    /// - In a batch script and in the shell of `salloc`, Slurm's variables describe tasks that srun
+    ///   has not started. They are ignored if another launcher is present; without one, more than
+    ///   one task is an error.
+    /// - `JOB_COMPLETION_INDEX` without a `WORLD_SIZE` of its own (together with `RANK` it belongs
+    ///   to torchrun) is ignored if another launcher is present. `WORLD_SIZE` alone must equal the
+    ///   world that was found.
+    /// - Without any rank, `LOCAL_RANK=0` is kept. A higher `LOCAL_RANK`, or a variable such as
+    ///   `PMIX_RANK` above 0, is an error. So are the processes of Lightning's launcher on further
+    ///   nodes, whose rank only torch.distributed knows.
     ///
     /// Errors: [`ErrorKind::Config`], with the variables and their values: not a number; a rank that is not below its
     /// world; a rank without a world, or the reverse; two launchers that contradict each other; a forgotten srun.
@@ -190,7 +196,7 @@ impl Rank {
         })
     }
 
-    /// The local rank alone: `LOCAL_RANK` gives it also where no variable gives the rank.
+    /// Only the local rank. `LOCAL_RANK` gives it even if no variable gives the rank.
     pub(crate) fn local_from_env() -> Result<Option<u32>> {
         local(Env(&environment))
     }
@@ -298,7 +304,7 @@ const fn row(
     }
 }
 
-/// Ranks without a world, or not among all processes.
+/// Variables with ranks that have no world, or that do not count all processes.
 const RANKS_ALONE: [&str; 6] = [
     "LOCAL_RANK",
     "PMIX_RANK",
@@ -343,7 +349,7 @@ impl Env<'_> {
         })
     }
 
-    /// Whether Lightning's own launcher set the variables: that of the rank is missing.
+    /// Whether Lightning's own launcher set the variables: the one for the rank is missing.
     fn of_lightning(self) -> bool {
         !self.has("RANK")
             && ["LOCAL_RANK", "NODE_RANK", WORLD_SIZE]
@@ -361,7 +367,8 @@ impl Env<'_> {
 }
 
 impl Row {
-    /// Reads the variables beside those of other launchers: `None` where they do not describe this process.
+    /// Reads the variables in the presence of other launchers' variables. `None` if they do not
+    /// describe this process.
     fn claim(&'static self, env: Env<'_>) -> Result<Option<Claim>> {
         let silent = match self.launcher {
             Launcher::Torchrun => !env.has(self.rank),
@@ -571,7 +578,7 @@ fn only(launcher: Launcher, env: Env<'_>) -> Result<Rank> {
     })
 }
 
-/// The way out that needs no variables.
+/// Advice to set the rank in the program, which needs no variables.
 fn explicit(link: &str) -> String {
     Setting::Rank.hint(|rank| format!("{link} {rank}"))
 }
@@ -903,7 +910,8 @@ mod tests {
         "TORCHELASTIC_RUN_ID",
     ];
 
-    /// Some launchers' claims, some of them spoilt by further variables, so that a part of the environments is legal.
+    /// Some launchers' claims, some of them made invalid by further variables, so that some of the
+    /// environments are legal.
     fn any_environment() -> impl Strategy<Value = Variables<'static>> {
         let value = prop_oneof![
             5 => (0_u32..5).prop_map(|number| number.to_string()),

@@ -35,7 +35,7 @@ impl fmt::Display for Skip {
     }
 }
 
-/// All that a run leaves out, in its order: none is empty, no two meet.
+/// All batches that a run skips, in its order. No range is empty, and no two ranges touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Skips(Vec<Skip>);
@@ -45,7 +45,7 @@ impl Skips {
         self.0.iter()
     }
 
-    /// Whether they are what [`add`](Self::add) makes.
+    /// Whether the ranges are as [`add`](Self::add) makes them.
     pub(crate) fn are_legal(&self) -> bool {
         // The last epoch cannot be used: none follows it.
         self.0
@@ -57,14 +57,14 @@ impl Skips {
                 .all(|pair| (pair[0].epoch, pair[0].end) < (pair[1].epoch, pair[1].start))
     }
 
-    /// Adds batches, of which none is left out yet. Errors: the ones that are.
+    /// Adds a range of batches. Errors: the range in the list that overlaps it.
     pub(crate) fn add(&mut self, new: Skip) -> Result<(), Skip> {
         let overlaps =
             |old: &&Skip| old.epoch == new.epoch && old.start < new.end && new.start < old.end;
         if let Some(old) = self.0.iter().find(overlaps) {
             return Err(*old);
         }
-        // With those that it touches it is one.
+        // Ranges that touch the new one are merged with it.
         let mut joined = new;
         self.0.retain(|old| {
             let touches = old.epoch == new.epoch && (old.end == new.start || old.start == new.end);
@@ -79,7 +79,7 @@ impl Skips {
         Ok(())
     }
 
-    /// The first at or after `batch` of an epoch.
+    /// The range that contains `batch` of an epoch, or else the next one in that epoch.
     pub(crate) fn next(&self, epoch: u64, batch: u64) -> Option<Skip> {
         self.0
             .iter()
@@ -87,7 +87,7 @@ impl Skips {
             .copied()
     }
 
-    /// Those that do not lie before `batch` of an epoch.
+    /// The ranges that end after `batch` of an epoch, later epochs included.
     pub(crate) fn ahead(&self, epoch: u64, batch: u64) -> Self {
         Self(
             self.0

@@ -4,12 +4,14 @@ use super::{Key, Permutation, out_of_range};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use std::sync::Arc;
 
-/// A random cut of `0..n` in two parts, disjoint and together everything, in constant memory: a keyed permutation's first
-/// entries and the rest. The first part has `fraction` of `n` samples, rounded to the nearest whole number, halves up; so
-/// either part may be empty. Above 2^53 samples the size is that of the nearest `f64`.
+/// A random split of `0..n` into two disjoint parts that cover it, in constant memory: the first
+/// entries of a keyed permutation, and the rest. The first part has `fraction` of `n` samples,
+/// rounded to the nearest whole number, halves up; so either part may be empty. Above 2^53 samples
+/// the size is that of the nearest `f64`.
 ///
-/// The cut depends on (n, fraction, key) alone. With the same `n` and key, the first part of a smaller fraction lies within
-/// the first part of a larger one, so a training set can grow and the samples held out longest stay held out.
+/// The split depends on (n, fraction, key) alone. With the same `n` and key, the first part of a
+/// larger fraction contains that of a smaller one. So a training set can grow, and the samples held
+/// out longest stay held out.
 ///
 /// Errors: [`ErrorKind::Config`] unless 0 ≤ fraction ≤ 1.
 pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {

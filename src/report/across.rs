@@ -6,26 +6,31 @@
 //!     cost of ranks R = mean over steps of  max(0, longest wait in R − longest wait of the others)
 //! ```
 //!
-//! The waits of the last steps are compared step by step, so that hiccups of all ranks by turns are not the fault of one. Ranks
-//! are held responsible where they cost at least [`COSTS`] of a step and are last in more steps than chance makes them. Most
-//! ranks are, where each of them alone waits longer than all of the others in more steps than by chance. All ranks are, where
-//! each waits for at least [`ALL_WAIT`] of a step.
+//! The waits of the last steps are compared step by step, so that hiccups of all ranks in turn are
+//! not attributed to one. Ranks count as late if they cost at least [`COSTS`] of a step and are
+//! last in more steps than by chance. More than half of the ranks count as late if each of them
+//! alone waits longer than all of the others in more steps than by chance. All ranks count as late
+//! if each waits for at least [`ALL_WAIT`] of a step.
 //!
-//! The cause is the stage that takes the most time for a batch beyond what it takes on the ranks that are not late. So a slow decoder
-//! is named as such where few slots keep the workers from being busy all the time: the others have as few.
+//! The cause is the stage whose time for a batch exceeds that on the other ranks by the most. So a
+//! slow decoder is named as such even if few slots keep the workers from being busy all the time:
+//! the others have as few.
 //!
-//! Where no waits tell, the time does for which a CPU quota kept the process from its cores: such a rank is late with its own part
-//! of the step. Other programs take cores from all ranks by turns, so their means prove nothing.
+//! If no waits show a late rank, the time for which a CPU quota kept the process off its cores may:
+//! such a rank is late with its own part of the step. Other programs take cores from all ranks in
+//! turn, so their means prove nothing.
 //!
 //! # Limits
 //!
-//! - The waits of a rank whose own part of the step is longer are like those of the others, who wait for it within the step: between
-//!   two batches all take the same time. So a stopped process, a thread that holds an interpreter's lock, a neighbour on the core,
-//!   or more work are seen with [`Loader::arrive`](crate::Loader::arrive) alone.
-//! - The cost of a quota is an estimate: the time that it keeps threads from a core, which others may not wait for, and which may
-//!   follow in several threads of a step one after the other.
-//! - On a GPU the host's waits are no waits of the stream. Means of the stream's waits in the whole run are compared there, without
-//!   a test of chance. So they are for ranks of different steps (epoch and batch), that share fewer than [`STEPS_LEAST`].
+//! - A rank whose own part of the step is longer has waits like those of the others, which wait for
+//!   it within the step: the time between two batches is the same on all ranks. So a stopped
+//!   process, a thread that holds an interpreter's lock, another program on the core, or more work
+//!   are seen only with [`Loader::arrive`](crate::Loader::arrive).
+//! - The cost of a quota is an estimate: the time that it keeps threads off a core. Others may not
+//!   wait for that time, and it may occur in several threads of a step one after the other.
+//! - On a GPU the host's waits are not waits of the stream. There, means of the stream's waits in
+//!   the whole run are compared, without a test of chance. Means are also compared for ranks of
+//!   different steps (epoch and batch), which share fewer than [`STEPS_LEAST`].
 //! - Causes are those of each rank's whole run.
 
 #[cfg(test)]
@@ -65,57 +70,58 @@ pub struct RankReport {
     pub stage: Option<Cause>,
     /// Samples handed out.
     pub samples: u64,
-    /// Rows for which others stood in.
+    /// Rows with a substitute.
     pub bad_samples: u64,
-    /// Time of each batch that its consumer stood ready without a core, in nanoseconds.
+    /// Time per batch in which its consumer was ready but had no core, in nanoseconds.
     pub without_core_ns: f64,
     /// CPU time of its decode workers for each batch, in nanoseconds.
     pub decode_cpu_ns: f64,
-    /// The takers of its cores, where they take much.
+    /// The cause that takes its cores, if it takes much.
     pub cores_taken_by: Option<Cause>,
-    /// Time of each batch for which a CPU quota kept the process from its cores, in nanoseconds.
+    /// Time per batch for which a CPU quota kept the process off its cores, in nanoseconds.
     pub throttled_ns: f64,
-    /// Time that each stage works for a batch, with all its workers, or all reads in flight; without waits for a core. In
-    /// nanoseconds.
+    /// Working time of each stage per batch, with all its workers, or all reads in flight; without
+    /// waits for a core. In nanoseconds.
     pub work_ns: Vec<(Cause, f64)>,
-    /// Reads in flight for a batch, summed over the reads, in nanoseconds.
+    /// Time of reads in flight per batch, summed over the reads, in nanoseconds.
     pub reads_ns: f64,
     /// Batch slots.
     pub slots: u32,
-    /// On a GPU, where the host's waits are no starvation.
+    /// Whether the batches are on a GPU, where the host's waits are not starvation.
     pub on_device: bool,
     /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on. Empty in an [`Across`].
     pub waits: Vec<(u64, u64, Vec<u32>)>,
-    /// The rank's own part of these steps in microseconds, from the batch to [`Loader::arrive`](crate::Loader::arrive); the largest
-    /// number where it is not known. Empty where none is.
+    /// The rank's own part of these steps in microseconds, from the batch to
+    /// [`Loader::arrive`](crate::Loader::arrive); the maximum `u32` if it is not known. Empty if
+    /// none is known.
     pub own_us: Vec<u32>,
 }
 
 /// Waits of a [`RankReport`].
 const WAITS: usize = 256;
-/// Fewer common steps are compared by their means.
+/// Ranks with fewer common steps are compared by their means.
 const STEPS_LEAST: usize = 16;
-/// Ranks that are last in fewer steps of a half may be so by chance.
+/// Ranks that are last in fewer steps of the testing half may be so by chance.
 const LAST_LEAST: f64 = 3.0;
-/// So many steps have the longest waits of pauses.
+/// The number of steps whose longest waits may be pauses.
 const PAUSES: usize = 5;
-/// Ranks without a report that are named.
+/// Maximum number of ranks without a report that are named.
 const MISSING_MOST: usize = 1 << 16;
-/// Rows of the table; those with the longest starvation are shown.
+/// Maximum rows of the table; those with the longest starvation are shown.
 const ROWS_MOST: usize = 64;
-/// Runs of waits in a report: those of short epochs are many.
+/// Maximum runs of waits in a report: short epochs give many.
 const RUNS: usize = 64;
-/// Ranks that cost less than this share of a step are not worth a word.
+/// Ranks that cost less than this share of a step are not reported.
 const COSTS: f64 = 0.03;
-/// The same, for ranks whose batches were there.
+/// The same, for ranks that lacked cores but had their batches.
 const LACKS_CORES: f64 = 0.1;
-/// Ranks that all wait for so much of a step are all late.
+/// If all ranks wait for this share of a step, all are late.
 const ALL_WAIT: f64 = 0.05;
-/// A stage is the cause of a wait from this part of it on.
+/// A stage is the cause of a wait if it explains at least this share of it.
 const EXPLAINS: f64 = 0.2;
 /// A stage that works for this share of the step limits the rank, or nearly so.
 const FULL: f64 = 0.8;
-/// With this part of the slow ranks' work for a batch another rank is as slow.
+/// Another rank with this share of the slow ranks' work for a batch counts as equally slow.
 const AS_SLOW: f64 = 0.9;
 /// Standard deviations above chance.
 const BEYOND_CHANCE: f64 = 4.0;
@@ -206,7 +212,8 @@ impl RankReport {
         }
     }
 
-    /// For each batch the wait for it and, where it is known, the own part of its step, in nanoseconds.
+    /// For each batch the wait for it and, if known, the rank's own part of its step, in
+    /// nanoseconds.
     fn by_step(&self) -> BTreeMap<(u64, u64), (f64, Option<f64>)> {
         let ns = |us: u32| 1e3 * f64::from(us);
         let waits = self.waits.iter().flat_map(|(epoch, first, waits)| {
@@ -228,8 +235,9 @@ impl RankReport {
             .collect()
     }
 
-    /// What a stage does for a batch, to compare with that of other ranks: of storage the sum of all reads, since the time with
-    /// any in flight is that of the step where enough of them are.
+    /// The work of a stage for a batch, to compare with that of other ranks. For storage it is the
+    /// sum of all reads: if enough reads are in flight, the time with any in flight is the whole
+    /// step.
     fn effort_of(&self, stage: Cause) -> f64 {
         match stage {
             Cause::Storage | Cause::PageCache => self.reads_ns,
@@ -288,20 +296,20 @@ fn work(loads: &Loads, snapshot: &Snapshot) -> Vec<(Cause, f64)> {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Across {
-    /// The ranks that reported, in their order. The cause of late ones is that beside the others.
+    /// The ranks that reported, in their order. The cause of late ones is relative to the others.
     pub ranks: Vec<RankReport>,
     /// Ranks without a report.
     pub missing: Vec<u32>,
-    /// Steps that were compared; 0 where means were.
+    /// Steps that were compared; 0 if means were compared.
     pub steps: u64,
     /// Whether the reports were enough to compare the ranks.
     pub compared: bool,
     /// Whether the ranks' own parts of the steps were compared, too: each calls [`Loader::arrive`](crate::Loader::arrive).
     pub own_parts: bool,
-    /// Mean of the time by which the last rank of each step was late, whichever it was, in nanoseconds: its wait for the batch, with
-    /// own parts those as well.
+    /// Mean lateness of the last rank of each step, whichever it was, in nanoseconds: its wait for
+    /// the batch, plus its own part if own parts were compared.
     pub last_ns: f64,
-    /// The ranks that hold the others up.
+    /// The ranks that delay the others.
     pub late: Option<Late>,
 }
 
@@ -310,38 +318,41 @@ pub struct Across {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum HowMany {
-    /// Half of them at most.
+    /// At most half of them.
     Few,
     /// More than half.
     Most,
-    /// All: there are no others that they hold up.
+    /// All of them: there are no others to delay.
     All,
 }
 
-/// Ranks that hold the others up, or all ranks where all wait for their batches.
+/// Ranks that delay the others, or all ranks if all wait for their batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Late {
     /// The ranks.
     pub ranks: Vec<u32>,
-    /// How many of all these are.
+    /// Whether these are few, most or all of the ranks.
     pub how_many: HowMany,
-    /// Their machine, where they are all of its ranks and there are others.
+    /// Their machine, if they are all of its ranks and there are other ranks.
     pub host: Option<String>,
-    /// A step would be shorter by so many nanoseconds, were they like the others; of all ranks, had they no waits.
+    /// The time in nanoseconds by which a step would be shorter if these ranks were like the
+    /// others; for all ranks, if they had no waits.
     pub cost_ns: f64,
     /// The same as a share of the step.
     pub share: f64,
-    /// The stage with the most work beyond that of the others, for most of these ranks; of all ranks, their limit.
+    /// The stage with the most work beyond that of the others, for most of these ranks; for all
+    /// ranks, their limit.
     pub cause: Cause,
-    /// A CPU quota kept their own threads from a core, too: their batches are not all of it.
+    /// Whether a CPU quota kept their own threads off a core, too: their batches are not the whole
+    /// cause.
     pub without_core: bool,
-    /// The share of their samples that was bad, where the others had less than half of it.
+    /// The share of bad samples among theirs, if the others had less than half of that share.
     pub bad_share: Option<f64>,
 }
 
 impl Across {
-    /// The view of these reports. Of several with the same rank the last one counts.
+    /// The view of these reports. Of several reports with the same rank, the last one counts.
     pub fn of(reports: impl IntoIterator<Item = RankReport>) -> Self {
         let by_rank: BTreeMap<u32, RankReport> = reports
             .into_iter()
@@ -379,7 +390,7 @@ impl Across {
     }
 }
 
-/// The median of a value of ranks; 0 of none.
+/// The median of a value over ranks; 0 without ranks.
 fn median<'a>(
     ranks: impl IntoIterator<Item = &'a RankReport>,
     value: impl Fn(&RankReport) -> f64,
@@ -389,7 +400,7 @@ fn median<'a>(
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Whether the reports have enough of each rank: several ranks, some steps, on a GPU its idle time.
+/// Whether the reports suffice: several ranks, some steps of each, on a GPU its idle time.
 fn is_comparable(ranks: &[RankReport]) -> bool {
     let waits = |rank: &RankReport| {
         rank.waits
@@ -403,13 +414,13 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
         })
 }
 
-/// The common steps of all ranks, in nanoseconds: of step and place of the rank.
+/// The common steps of all ranks, in nanoseconds, by step and by place of the rank.
 struct Steps {
-    /// Waits for the batch of the step; one step of means where too few are common.
+    /// Waits for the batch of the step. If too few steps are common: one step of means.
     waits: Vec<Vec<f64>>,
     /// Waits and own part of the step together: how much later each rank arrived than the first one. `None` without arrivals.
     late: Option<Vec<Vec<f64>>>,
-    /// Steps that were compared; 0 where means were.
+    /// Steps that were compared; 0 if means were compared.
     count: u64,
     /// The mean time of a step.
     step_ns: f64,
@@ -452,7 +463,8 @@ impl Steps {
                 .collect()
         };
         let arrivals: Vec<Vec<f64>> = steps.iter().filter_map(arrivals).collect();
-        // Without a wait for each other behind them, arrivals were noted too late to tell anything.
+        // Unless the ranks waited for each other after them, arrivals were recorded too late to
+        // show anything.
         let met = arrivals.len() >= STEPS_LEAST
             && (0..ranks.len())
                 .any(|place| (ranks[place].step_ns - mean(&arrivals, place)) > 0.01 * step_ns);
@@ -476,7 +488,8 @@ impl Steps {
     }
 }
 
-/// Times without the longest of few steps: a pause of one rank may be longer than all waits of the slow one.
+/// Times, with those of the few longest steps capped: a pause of one rank may be longer than all
+/// waits of the slow one.
 fn without_pauses(mut steps: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     let mut longest: Vec<f64> = steps
         .iter()
@@ -513,7 +526,8 @@ struct Found {
     without_core: bool,
 }
 
-/// The ranks that arrive last, by their batches or with their own part; or all of them, where all wait for batches.
+/// The ranks that arrive last, because of their batches or their own part; or all ranks, if all
+/// wait for batches.
 fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
     let step_ns = steps.step_ns;
     if step_ns.is_nan() || step_ns <= 0.0 {
@@ -523,7 +537,7 @@ fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
     let all_wait = all(&steps.waits, ALL_WAIT * step_ns);
     match &steps.late {
         Some(late) => {
-            // Ranks that wait by turns are told from those that work by turns.
+            // Distinguishes ranks that wait in turn from those that work in turn.
             let found = by_steps(late, step_ns, COSTS).or_else(|| {
                 let found = by_steps(&steps.waits, step_ns, COSTS)?;
                 let cost_ns = cost_of(&found.places, late);
@@ -539,7 +553,7 @@ fn find(ranks: &[RankReport], steps: &Steps) -> Option<Found> {
     }
 }
 
-/// The first one, unless the second costs more than so many times as much.
+/// The first one, unless the second costs more than `times` times as much.
 fn larger(first: Option<Found>, second: Option<Found>, times: f64) -> Option<Found> {
     let cost = |found: &Option<Found>| found.as_ref().map_or(0.0, |found| found.cost_ns);
     if cost(&second) > times * cost(&first) {
@@ -549,7 +563,7 @@ fn larger(first: Option<Found>, second: Option<Found>, times: f64) -> Option<Fou
     }
 }
 
-/// All ranks, where each of them is late by this time on average.
+/// All ranks, if each of them is late by at least `least_ns` on average.
 fn all(steps: &[Vec<f64>], least_ns: f64) -> Option<Found> {
     let places: Vec<usize> = (0..steps.first()?.len()).collect();
     let each = places.iter().all(|place| mean(steps, *place) >= least_ns);
@@ -560,8 +574,8 @@ fn all(steps: &[Vec<f64>], least_ns: f64) -> Option<Found> {
     })
 }
 
-/// Ranks whose quota kept their process from its cores: the loader's threads and their own. On a GPU threads run ahead of the
-/// stream.
+/// Ranks whose quota kept their process off its cores: the loader's threads and their own. Not on a
+/// GPU, where threads run ahead of the stream.
 fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
     let usual = median(ranks, |rank| rank.without_core_ns);
     let means = [ranks
@@ -570,7 +584,7 @@ fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
             if rank.on_device || rank.cores_taken_by != Some(Cause::CpuQuota) {
                 return 0.0;
             }
-            // Other threads do work of the step, too, as that of a collective operation.
+            // Other threads do work of the step, too, such as that of a collective operation.
             let own = rank.without_core_ns - usual + rank.starved_share * rank.step_ns;
             own.max(rank.throttled_ns).clamp(0.0, step_ns)
         })
@@ -586,10 +600,11 @@ fn by_cores(ranks: &[RankReport], step_ns: f64) -> Option<Found> {
     })
 }
 
-/// The ranks that are last in more of these steps than by chance, where they cost at least the share `least` of a step.
+/// The ranks that are last in more of these steps than by chance, if they cost at least the share
+/// `least` of a step.
 fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
-    // One half of the steps chooses the ranks, the other one tests them: of many ranks some were always last by chance. The halves
-    // have no period.
+    // One half of the steps selects the ranks, the other half tests them, because among many ranks
+    // some are always last by chance. The halves have no period.
     let part = |first: bool| {
         steps
             .iter()
@@ -625,7 +640,8 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
         };
         last && cost_ns >= least * step_ns
     };
-    // The fewest ranks with nearly the most cost. Of more than half, those before the largest gap.
+    // At most half: the fewest ranks with nearly the highest cost. More than half: those before the
+    // largest gap.
     let best = chosen[..ranks / 2].iter().copied().fold(0.0, f64::max);
     let few = (1..=ranks / 2).find(|count| chosen[count - 1] >= 0.8 * best);
     let gap = |count: &usize| sums[count - 1].1 - sums[*count].1;
@@ -642,7 +658,8 @@ fn by_steps(steps: &[Vec<f64>], step_ns: f64, least: f64) -> Option<Found> {
     )
 }
 
-/// Whether these ranks are last in more steps than by chance, of the steps in which any rank is late by more than this time.
+/// Whether these ranks are last in more steps than by chance, of the steps in which any rank is
+/// late by more than `least_ns`.
 fn is_last(theirs: &[usize], others: &[usize], steps: &[&Vec<f64>], least_ns: f64) -> bool {
     if steps.len() < 2 {
         return true;
@@ -667,7 +684,7 @@ fn is_last(theirs: &[usize], others: &[usize], steps: &[&Vec<f64>], least_ns: f6
     last >= LAST_LEAST && last > by_chance.min(0.9 * waited)
 }
 
-/// The mean cost of a step, of the first one, two … ranks of this order, without all.
+/// The mean cost per step of the first one, two … ranks of this order, up to all but one.
 fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
     let mut sets = vec![0.0; order.len().saturating_sub(1)];
     let mut others = vec![0.0; order.len() + 1];
@@ -684,7 +701,7 @@ fn costs(order: &[usize], steps: &[&Vec<f64>]) -> Vec<f64> {
     sets
 }
 
-/// The mean cost of a step of these ranks.
+/// The mean cost per step of these ranks.
 fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
     let gaps: f64 = steps
         .iter()
@@ -706,7 +723,8 @@ fn cost_of(places: &[usize], steps: &[Vec<f64>]) -> f64 {
 }
 
 impl Found {
-    /// With the ranks whose stage is as slow: of equally slow ones the slowest alone waits, since the others get ahead meanwhile.
+    /// Adds the ranks whose stage is equally slow: of equally slow ranks only the slowest waits,
+    /// because the others get ahead meanwhile.
     fn widened(self, ranks: &[RankReport], steps: &Steps) -> Self {
         let rest: Vec<&RankReport> = (0..ranks.len())
             .filter(|place| !self.places.contains(place))
@@ -722,8 +740,8 @@ impl Found {
         else {
             return self;
         };
-        // As their own limit it has to be: where they have no more work in it than others, only those can be meant that need all
-        // the time for it.
+        // The stage must be their own limit. If they have no more work in it than others, only
+        // ranks that need all the time for it can be meant.
         let least = self
             .places
             .iter()
@@ -750,7 +768,7 @@ impl Found {
         }
     }
 
-    /// Whether the own part of the steps is more of a rank's lateness than its waits are.
+    /// Whether a rank's own part of the steps contributes more to its lateness than its waits do.
     fn is_own_part(&self, place: usize, ranks: usize, steps: &Steps) -> bool {
         let others: Vec<usize> = (0..ranks)
             .filter(|place| !self.places.contains(place))
@@ -764,7 +782,7 @@ impl Found {
         late.is_some_and(|late| beyond(late) > 2.0 * beyond(&steps.waits))
     }
 
-    /// With their causes, which the reports get as well.
+    /// Adds their causes, and stores these in the reports as well.
     fn explained(self, ranks: &mut [RankReport], steps: &Steps) -> Late {
         let (late, others): (Vec<usize>, Vec<usize>) =
             (0..ranks.len()).partition(|place| self.places.contains(place));
@@ -818,10 +836,11 @@ fn bad_share(ranks: &[&RankReport]) -> f64 {
     sum(|rank| rank.bad_samples) as f64 / sum(|rank| rank.samples).max(1) as f64
 }
 
-/// The limit of a late rank: the stage whose work for a batch is the most beyond that of the others, where it is at least
-/// `least_ns`; else fewer slots than theirs; else its own verdict.
+/// The limit of a late rank: the stage whose work for a batch exceeds that of the others by the
+/// most, if by at least `least_ns`; otherwise fewer slots than theirs; otherwise its own verdict.
 ///
-/// Of other programs it is late only where it lacks cores more than the others do, and its workers need no more CPU time than theirs.
+/// Other programs are its limit only if it lacks cores more than the others do, and its workers
+/// need no more CPU time than theirs.
 fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cause> {
     let usual = |value: fn(&RankReport) -> f64| median(others.iter().copied(), value);
     let as_others = rank.without_core_ns <= 2.0 * usual(|rank| rank.without_core_ns)
@@ -842,7 +861,7 @@ fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cau
         .work_ns
         .iter()
         .map(|(cause, ns)| {
-            // The least, since some of the others may be as slow.
+            // The minimum, because some of the others may be equally slow.
             (
                 *cause,
                 ns - others
@@ -854,7 +873,7 @@ fn limit(rank: &RankReport, others: &[&RankReport], least_ns: f64) -> Option<Cau
         })
         .max_by(|a, b| a.1.total_cmp(&b.1));
     let more = more.filter(|(_, ns)| *ns >= least_ns);
-    // The workers' time is without their waits for a core.
+    // The workers' time excludes their waits for a core.
     let workers = more.is_some_and(|(cause, _)| matches!(cause, Cause::Decode | Cause::MapBatch));
     if cores && !workers {
         return verdict;
@@ -905,7 +924,7 @@ impl fmt::Display for Across {
 }
 
 impl Across {
-    /// The sentence where no rank is late, with what it does not say.
+    /// The sentence if no rank is late, with what it does not show.
     fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.compared {
             let least = "some steps of each, on a GPU with the loader's stream";
@@ -981,7 +1000,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Eight ranks on two hosts with these waits in microseconds: of rank and step.
+    /// Eight ranks on two hosts; `wait` gives the wait of a rank at a step in microseconds.
     fn job(wait: impl Fn(u32, u64) -> u32) -> Vec<RankReport> {
         (0..8)
             .map(|rank| RankReport {

@@ -7,14 +7,16 @@
 //!                                         ≈ unloaded latency    none waits: the device serves them beside each other
 //! ```
 //!
-//! The fastest reads stand for an unloaded device: each iterator begins with nothing in flight.
+//! The fastest reads represent an unloaded device: each iterator begins with nothing in flight.
 //!
 //! # Limits
 //!
-//! - A fast read may have come from a cache of the device or of the kernel. So [`Headroom::Unknown`] is the answer where latencies
-//!   vary much on their own, and where they are longer by less than [`QUEUED`].
-//! - A device of fewer channels than the depth has a longer latency by depth / channels. Up to twice the channels that still
-//!   counts as [`Headroom::Left`]; from four times the channels on it is [`Headroom::Limit`].
+//! - A fast read may have come from a cache of the device or of the kernel. So the answer is
+//!   [`Headroom::Unknown`] if latencies vary much on their own, or if they are longer by a factor
+//!   below [`QUEUED`].
+//! - The latency of a device with fewer channels than the depth is longer by the factor depth /
+//!   channels. Up to twice the channels that still counts as [`Headroom::Left`]; from four times
+//!   the channels on it is [`Headroom::Limit`].
 
 use crate::meter::{Latency, Network, StorageStage};
 
@@ -23,9 +25,10 @@ use crate::meter::{Latency, Network, StorageStage};
 pub(super) enum Headroom {
     /// Reads took hardly longer than the fastest.
     Left,
-    /// Half of the reads took at least so many times as long as the fastest: they waited in the device.
+    /// Half of the reads took at least `times` times as long as the fastest: they waited in the
+    /// device.
     Limit { times: f64 },
-    /// Latencies do not tell.
+    /// The latencies do not show it.
     Unknown,
 }
 
@@ -35,24 +38,27 @@ const QUEUED: f64 = 2.5;
 const BESIDE: f64 = 2.0;
 /// Latencies vary on their own when the median is more than this many times the first decile.
 const VARY: f64 = 3.0;
-/// Reads of this many nanoseconds waited, even if they vary: no device needs that long for one.
+/// Reads that took this many nanoseconds waited, even if latencies vary: no device needs that long
+/// for one read.
 const SLOW_NS: f64 = 100e6;
 /// Reads needed as evidence, in multiples of the depth.
 const READS_LEAST: u64 = 4;
 
 impl Headroom {
-    /// Valid where the depth was filled.
+    /// Valid if the depth was filled.
     pub(super) fn of(storage: &StorageStage) -> Self {
         let latency = &storage.latency;
         let depth = u64::from(storage.depth.max(1));
-        // A store or mount may limit each connection: then more of them bring more, however long each takes.
+        // A store or mount may limit each connection. Then more connections give more throughput,
+        // however long each read takes.
         if network_share(storage) > 0.0 {
             return Self::Unknown;
         }
         if latency.count < depth.saturating_mul(READS_LEAST) {
             return Self::Unknown;
         }
-        // Of the first reads of an iterator a few find an idle device. One alone may be a freak.
+        // A few of the first reads of an iterator find an idle device. A single one may be an
+        // outlier.
         let fastest = shortest(latency, (depth / 8).max(2)).max(1.0);
         let low = shortest(latency, latency.count / 10);
         let half = shortest(latency, latency.count / 2);
@@ -79,10 +85,12 @@ pub(super) fn network_share(storage: &StorageStage) -> f64 {
     }
 }
 
-/// Requests to stores that waited for their turn, for each in flight, from which on the store or its link is full.
+/// Requests to stores that waited for their turn, per request in flight, from which on the store or
+/// its link counts as full.
 const TURNS: f64 = 0.1;
 
-/// Whether object stores and their links take no more requests at a time than they got: more reads would wait.
+/// Whether object stores and their links are at their limit of concurrent requests: more reads
+/// would wait.
 pub(super) fn link_is_full(storage: &StorageStage) -> bool {
     storage.network.as_ref().is_some_and(|network| {
         network.waiting_ns > 0 && (network.waiting_ns as f64 >= TURNS * network.in_flight_ns as f64)
@@ -108,7 +116,8 @@ fn shortest(latency: &Latency, count: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Reads that took so many milliseconds, with up to `depth` in flight.
+    /// The headroom for reads that took these numbers of milliseconds, with up to `depth` in
+    /// flight.
     fn at(depth: u32, latencies: &[(f64, u64)]) -> Headroom {
         let buckets: Vec<(f64, u64)> = latencies
             .iter()
@@ -169,7 +178,7 @@ mod tests {
             of(&[(0.1, 500), (1.0, 2000), (4.0, 4000), (9.0, 3500)]),
             Headroom::Unknown
         );
-        // One fast read may be a freak.
+        // One fast read may be an outlier.
         assert_eq!(of(&[(0.1, 1), (1.0, 9000)]), Headroom::Left);
     }
 

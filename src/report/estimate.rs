@@ -8,10 +8,13 @@
 //!
 //! # Limits
 //!
-//! - The data behind the probe is taken to be like that of the probe, and the machine as idle as during it.
-//! - Bytes that lay in memory during the probe are taken to lie there in the run.
-//! - A probe shorter than the loader's read-ahead tells less than the loader can do; `strength` is that of the verdict.
-//! - Operations of the loader on the device take time of the step there; here they run beside it.
+//! - The data after the probe are assumed to be like those of the probe, and the machine as idle as
+//!   during it.
+//! - Bytes that were in memory during the probe are assumed to be there in the run.
+//! - A probe shorter than the loader's read-ahead shows less than the loader can do; `strength` is
+//!   that of the verdict.
+//! - On the device, operations of the loader take time from the step; the estimate assumes that
+//!   they run in parallel.
 //! - Other ranks on the same storage are not seen: `ranks_until_storage` divides what this process saw.
 
 use super::load::{Cause, StageLoad, ratio};
@@ -22,7 +25,8 @@ use crate::meter::{PipelineStage, Snapshot};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A run that a [`Loader`](crate::Loader) would give. `Display` is a table with the source of each number.
+/// A prediction of a run of a [`Loader`](crate::Loader). `Display` is a table with the source of
+/// each number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Estimate {
@@ -42,9 +46,9 @@ pub struct Estimate {
     pub first_batch_ns: u64,
     /// Samples of the probe.
     pub probed_samples: u64,
-    /// Time of the probe behind its first batch, in nanoseconds.
+    /// Time of the probe after its first batch, in nanoseconds.
     pub probed_ns: u64,
-    /// Share of the probe's bytes that no device and no network read.
+    /// Share of the probe's bytes that were read from neither a device nor the network.
     pub from_memory_share: Option<f64>,
     /// An epoch of this rank.
     pub epoch: EpochCost,
@@ -52,9 +56,11 @@ pub struct Estimate {
     pub cached: Option<Prediction>,
     /// Host memory that the loader plans, in bytes.
     pub memory_bytes: u64,
-    /// Decode workers from which on storage limits. A lower bound where the probe did not fill storage.
+    /// The number of decode workers from which on storage is the limit. A lower bound if the probe
+    /// did not saturate storage.
     pub workers_until_storage: Option<f64>,
-    /// Ranks like this one until the storage that the probe saw limits. A lower bound as well.
+    /// The number of ranks like this one from which on the storage that the probe saw is the limit.
+    /// A lower bound as well.
     pub ranks_until_storage: Option<f64>,
 }
 
@@ -66,17 +72,18 @@ pub struct EpochCost {
     pub samples: u64,
     /// Batches.
     pub batches: u64,
-    /// Time with the first batch, in nanoseconds.
+    /// Time including the first batch, in nanoseconds.
     pub ns: f64,
     /// Bytes read, from storage or memory.
     pub bytes: f64,
-    /// Requests to object stores; 0 with all of it in a local cache.
+    /// Requests to object stores; 0 if everything is in a local cache.
     pub requests: f64,
 }
 
 impl Estimate {
-    /// `None` without a batch behind the first. `total`: counts since the loader was built; `snapshot`: of the steady time;
-    /// `epoch`: its samples and batches; `from_memory_share` and `memory_bytes` as there.
+    /// `None` without a batch after the first. `total` has the counts since the loader was built,
+    /// `snapshot` those of the steady time, `epoch` an epoch's samples and batches.
+    /// `from_memory_share` and `memory_bytes` are as in [`Estimate`].
     pub(crate) fn of(
         total: &Snapshot,
         snapshot: &Snapshot,
@@ -93,7 +100,8 @@ impl Estimate {
             .saturating_sub(snapshot.consumer.handed().batches)
             .max(1);
         let first_ns = consumer.first_ns / firsts;
-        // Batches that were ready before the first one tell only with the time that they took before it.
+        // Batches that were ready before the first one count only with the time that they took
+        // before it.
         let whole_ns = ratio(
             (consumer.first_ns as f64) + snapshot.steady_ns as f64,
             consumer.batches as f64,
@@ -124,7 +132,7 @@ impl Estimate {
             .as_ref()
             .map_or(0, |network| network.requests);
         let from_memory_share = from_memory_share.filter(|_| requests == 0);
-        // A few reads among bytes from memory tell nothing of storage.
+        // A few reads among bytes from memory show nothing about storage.
         let is_seen = requests > 0 || from_memory_share.is_some_and(|share| share < MOSTLY);
         let limit = ceiling(&alone.stages, PipelineStage::Storage).filter(|_| is_seen);
         let change = Change {
@@ -171,7 +179,7 @@ impl Estimate {
     }
 }
 
-/// From this share of bytes from memory on, storage was hardly seen.
+/// If at least this share of the bytes came from memory, the probe hardly used storage.
 const MOSTLY: f64 = 0.5;
 
 fn ceiling(stages: &[StageLoad], stage: PipelineStage) -> Option<f64> {

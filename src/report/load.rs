@@ -11,21 +11,23 @@
 //! | stage | servers | load | the measure is |
 //! |---|---|---|---|
 //! | consumer | 1 | 1 − starved share | exact; on a GPU by events on its stream, unknown without them |
-//! | copy | 1, its stream | copies and the operations behind them | exact |
-//! | decode | workers, or cores where there are fewer | busy, or CPU time | exact |
+//! | copy | 1, its stream | copies and the operations after them | exact |
+//! | decode | workers, or cores if there are fewer | busy, or CPU time | exact |
 //! | order | 1 | busy | exact |
 //! | storage | ? | busy | an upper bound |
 //!
-//! Storage has as many servers as the device has channels, an unknown number. A read in flight does not show whether another one
-//! beside it would have been slower. So storage counts as busy while anything is in flight. That is right when reads fill the
-//! depth, and too much when small batches wait for the latency of a few reads; the ceiling is a lower bound then, and marked as
-//! one. A lower bound of the load is the mean share of the depth that was filled. Comparisons with other stages take the middle of
-//! both bounds.
+//! Storage has as many servers as the device has channels, an unknown number. A read in flight does
+//! not show whether an additional one would have been slower. So storage counts as busy while
+//! anything is in flight. That is correct if reads fill the depth, and too high if small batches
+//! wait for the latency of a few reads; the ceiling is then a lower bound, and marked as one. A
+//! lower bound of the load is the mean share of the depth that was filled. Comparisons with other
+//! stages use the middle of both bounds.
 //!
-//! Threads that are ready and get no core count as busy or as waiting, whichever they were. So the loads cannot tell a slow stage from
-//! a stage without a core; the kernel's run delay of each thread does. The CPU time of the process then tells the takers: the
-//! process itself fills its cores, or other programs or ranks do. Cores that only the loader's own threads fill are no lack: that stage is
-//! the cause.
+//! Threads that are ready and get no core count as busy or as waiting, whichever they were. So the
+//! loads do not distinguish a slow stage from a stage without a core; the kernel's run delay of
+//! each thread does. The CPU time of the process then shows what takes the cores: the process
+//! itself, or other programs or ranks. If only the loader's own threads fill the cores, cores are
+//! not lacking: that stage is the cause.
 //!
 //! In short epochs many samples are prepared before the first batch is handed out. The stages' work in the steady time is then that
 //! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
@@ -50,21 +52,23 @@ pub enum Cause {
     Decode,
     /// The caller's `map_batch`, which decode workers run.
     MapBatch,
-    /// Copies to the device, and the operations behind them on the same stream.
+    /// Copies to the device, and the operations after them on the same stream.
     Copy,
     /// The planner's thread: it chooses samples, finds their extents and submits reads.
     Order,
     /// No stage is saturated: there are too few slots (or bytes, or batches on the device) for all to work at once.
     MemoryBudget,
-    /// No stage is saturated, and there is room: the handing over from thread to thread takes the time.
+    /// No stage is saturated, and there is room: the hand-over from thread to thread takes the
+    /// time.
     HandOver,
-    /// Reads of bytes that lie in the page cache or another file system in memory: copies by the reader's threads.
+    /// Reads of bytes in the page cache or in another file system in memory: copies by the reader's
+    /// threads.
     PageCache,
-    /// The loader's threads stood ready without a core, and other programs had the cores.
+    /// The loader's threads were ready but had no core: other programs had the cores.
     OtherPrograms,
-    /// The loader's threads stood ready without a core, and other ranks of the job had the cores.
+    /// The loader's threads were ready but had no core: other ranks of the job had the cores.
     LocalRanks,
-    /// The loader's threads stood ready without a core, and other threads of the process had the cores.
+    /// The loader's threads were ready but had no core: other threads of the process had the cores.
     OwnThreads,
     /// The CPU quota of the process's control group was used up.
     CpuQuota,
@@ -119,13 +123,13 @@ impl fmt::Display for Cause {
 pub struct StageLoad {
     /// The stage.
     pub stage: PipelineStage,
-    /// Share of the stage's time in work: 0 … 1.
+    /// Share of the time in which the stage works: 0 … 1.
     pub utilisation: f64,
     /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in flight.
     pub demand_ns_per_batch: f64,
     /// Samples per second of the stage without any wait.
     pub ceiling_items_per_s: f64,
-    /// The ceiling is a lower bound.
+    /// Whether the ceiling is a lower bound.
     pub at_least: bool,
 }
 
@@ -146,7 +150,7 @@ pub(super) struct Loads {
     pub(super) prepared: f64,
     /// Mean number of reads in flight while there are any, as a share of the depth.
     pub(super) depth_filled: f64,
-    /// The gain of more reads in flight, where the depth is filled.
+    /// The gain of more reads in flight, if the depth is filled.
     pub(super) headroom: Headroom,
     /// Mean number of busy workers.
     pub(super) working: f64,
@@ -154,13 +158,15 @@ pub(super) struct Loads {
     pub(super) cpu_share: f64,
     /// Share of the workers' busy time in which they were runnable; in the rest they were blocked. 1 when it is not known.
     pub(super) on_cpu: f64,
-    /// Cores that the process may use, a part of one by its quota; infinite when it is not known.
+    /// Cores that the process may use, including a fraction from its quota; infinite when it is not
+    /// known.
     pub(super) cores: f64,
-    /// Time that the loader's threads stood ready without a core, one after the other, as a share of the steady time.
+    /// Time in which the loader's threads were ready but had no core, one after the other, as a
+    /// share of the steady time.
     pub(super) lost: f64,
-    /// The takers of the cores, where that time is much.
+    /// The cause that takes the cores, if that time is long.
     pub(super) taken: Option<Cause>,
-    /// The bytes that were read lay in memory.
+    /// Whether the bytes that were read were in memory.
     pub(super) from_memory: bool,
     /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no room on the device.
     pub(super) no_slot: f64,
@@ -193,7 +199,7 @@ impl Loads {
             return None;
         }
         let share = |ns: u64| ratio(ns as f64, steady);
-        // The measured work is that of fewer samples than were handed out: the load of all is more.
+        // The measured work is for fewer samples than were handed out: the load for all is higher.
         let flow = |done: u64, of: u64| {
             if done == 0 {
                 1.0
@@ -221,7 +227,7 @@ impl Loads {
             batches: handed.batches as f64,
             items_per_s: handed.samples as f64 / steady * 1e9,
             starved: starved(snapshot),
-            // Operations run beside the copies.
+            // Operations run in parallel with the copies.
             copy: share(copy.busy_ns.max(copy.ops_ns)).min(1.0)
                 / flow(copy.batches, handed.batches),
             decode: (working / workers).max(on_cores).min(1.0) / prepared,
@@ -254,8 +260,8 @@ impl Loads {
         })
     }
 
-    /// The highest load, at least 1. It is above 1 where samples had been prepared before the first batch and a stage could not
-    /// keep up with the rate.
+    /// The highest load, at least 1. It is above 1 if samples had been prepared before the first
+    /// batch and a stage could not keep up with the rate.
     pub(super) fn over(&self) -> f64 {
         PipelineStage::UPSTREAM
             .into_iter()
@@ -263,7 +269,8 @@ impl Loads {
             .fold(1.0, f64::max)
     }
 
-    /// The rate in samples per second that can be kept up: without samples that were ready before the first batch.
+    /// The sustainable rate in samples per second: without samples that were ready before the first
+    /// batch.
     pub(super) fn sustained(&self) -> f64 {
         self.items_per_s / self.over()
     }
@@ -283,7 +290,7 @@ impl Loads {
 
     /// Share of the time without room: the planner had no slot while it did not compute, or rows or full slots had no room.
     pub(super) fn lacks_room(&self) -> f64 {
-        // With most slots free, slots are not the lack.
+        // If most slots are free, slots are not lacking.
         let free = ratio(self.slots[0], self.slots.iter().sum());
         let slots = if free > 0.5 {
             0.0
@@ -293,7 +300,8 @@ impl Loads {
         slots.max(self.no_room).max(self.no_buffer).min(1.0)
     }
 
-    /// Whether the consumer works between two batches, so that there is a demand. A loop that only takes batches has none.
+    /// Whether the consumer works between two batches, so that there is a demand. A loop without
+    /// own work has none.
     pub(super) fn has_demand(&self) -> bool {
         self.starved.is_none() || self.consumer() * self.steady_ns / self.batches >= STEP_LEAST_NS
     }
@@ -323,7 +331,7 @@ impl Loads {
         self.with_work(PipelineStage::UPSTREAM.map(|stage| (stage, self.load(stage))))
     }
 
-    /// Those with work of the stages, which have these loads at the measured rate.
+    /// The stages with work, for these loads at the measured rate.
     pub(super) fn with_work(&self, loads: [(PipelineStage, f64); 5]) -> Vec<StageLoad> {
         loads
             .into_iter()
@@ -339,22 +347,24 @@ impl Loads {
     }
 }
 
-/// Samples prepared in the steady time, of those handed out in it.
+/// Below this share of samples prepared in the steady time, most were ready before the first batch.
 pub(super) const PREPARED_LEAST: f64 = 0.5;
 /// Reads count as filling the depth from this share of it on.
 pub(super) const FILLED: f64 = 0.9;
 
-/// A consumer with less own work for each batch only measures the loader.
+/// A consumer with less own work than this for each batch only measures the loader.
 const STEP_LEAST_NS: f64 = 0.5e6;
-/// The lack of cores is the cause from this share of the time on, and others are if they took this share of the cores.
+/// A lack of cores is the cause from this share of the time on. Others are its cause if they took
+/// this share of the cores.
 pub(super) const LOST: f64 = 0.15;
-/// A process uses the cores by itself from this share of them on; only where the time of others is not known.
+/// A process fills the cores by itself from this share of them on. Used only if the time of others
+/// is not known.
 const ALL_CORES: f64 = 0.8;
 /// Threads that are not the loader's take the cores from this share of the process's CPU time on.
 const NOT_OURS: f64 = 0.3;
 /// From this share of throttled periods on, the CPU quota counts as a limit.
 const THROTTLED: f64 = 0.1;
-/// Bytes lay in memory when devices read less than this part of them.
+/// Bytes were in memory if devices read less than this part of them.
 const FROM_DEVICES: f64 = 0.05;
 
 /// See [`Loads::cores`]. The number of cores is the quota without its fraction.
@@ -367,7 +377,8 @@ fn cores(snapshot: &Snapshot) -> f64 {
     quota.filter(|quota| *quota < whole + 1.0).unwrap_or(whole)
 }
 
-/// Nanoseconds that the loader's threads were runnable without a core. Workers wait beside each other, the others in turn.
+/// Nanoseconds that the loader's threads were runnable without a core. Workers wait in parallel,
+/// the others in turn.
 fn lost(snapshot: &Snapshot, working: f64) -> u64 {
     let delays = [
         snapshot.order.delay_ns,
@@ -381,7 +392,8 @@ fn lost(snapshot: &Snapshot, working: f64) -> u64 {
     delays.into_iter().flatten().fold(0, u64::saturating_add)
 }
 
-/// The takers of the cores; `None` where the loader's own work fills them, or the kernel does not count.
+/// The cause that takes the cores; `None` if the loader's own work fills them, or the kernel does
+/// not count.
 fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     let cpu = snapshot.cpu.as_ref()?;
     if ratio(cpu.throttled as f64, cpu.periods as f64) >= THROTTLED {
@@ -394,7 +406,7 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     let loaders = cpu.loaders_ns as f64;
     let others = match cpu.others_ns {
         Some(others) => others as f64 >= (LOST * capacity).max(process - loaders),
-        // Then nobody else can have taken the rest.
+        // In that case nobody else can have taken the rest.
         None => process < ALL_CORES * capacity,
     };
     match others {
@@ -404,7 +416,8 @@ fn taken(snapshot: &Snapshot, lost: f64, capacity: f64) -> Option<Cause> {
     }
 }
 
-/// Whether the other ranks of this machine, with as much CPU time as this one has, make up most of what others took.
+/// Whether the other ranks of this machine account for most of what others took, if each uses as
+/// much CPU time as this one.
 fn are_ranks(cpu: &Cpu) -> bool {
     let ranks = u64::from(cpu.local_ranks.saturating_sub(1)).saturating_mul(cpu.process_ns);
     cpu.others_ns
@@ -412,7 +425,7 @@ fn are_ranks(cpu: &Cpu) -> bool {
         && ranks > 0
 }
 
-/// Whether the bytes that readers brought lay in memory. File systems of the network have no devices.
+/// Whether the bytes that readers delivered were in memory. Network file systems have no devices.
 fn from_memory(storage: &StorageStage) -> bool {
     let devices = storage
         .device_bytes
@@ -455,7 +468,7 @@ fn on_cpu(decode: &DecodeStage) -> (f64, f64) {
     }
 }
 
-/// 0 for nothing of nothing.
+/// `part` / `whole`; 0 if `whole` is 0.
 pub(super) fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

@@ -8,8 +8,9 @@
 //! Timeline ──► trace       the last batches and the work of each thread, for ui.perfetto.dev
 //! ```
 //!
-//! Numbers in, numbers and words out; pure but for `spans`. The module imports `meter` and `error`, and no loader or reader.
-//! For all numbers (zero, out of order, beyond all bounds) and all names, exports are well-formed and nothing panics.
+//! Numbers in, numbers and words out; pure except for `spans`. The module imports `meter` and
+//! `error`, and no loader or reader. For all numbers (zero, out of order, beyond all bounds) and
+//! all names, exports are well-formed and nothing panics.
 
 mod across;
 mod depth;
@@ -30,7 +31,7 @@ pub use trace::trace;
 pub use verdict::{Advice, Evidence, Measure, Remedy, Strength, Unit, Value, Verdict};
 pub use whatif::{Change, Prediction, WhatIf};
 
-/// The loader of the numbers: labels of metrics, names in a trace.
+/// The loader that the numbers belong to: labels of metrics, names in a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names<'a> {
     /// A name for the loader, such as `train`; any text.

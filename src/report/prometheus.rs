@@ -6,9 +6,11 @@
 //! feedline_starved_seconds_total{loader="train",rank="0"} 12.042
 //! ```
 //!
-//! Most are counters since the loader was built, so `rate()` makes shares and means of them: `rate()` of a `_seconds_total` is the
-//! mean number at once, for instance of full slots with `feedline_slot_seconds_total{state="full"}`. Seconds are exact to the
-//! nanosecond. Histograms move the meters' 3 % wide buckets into wide ones by their middles, so a bound is off by 2 % at most.
+//! Most metrics are counters since the loader was built, so `rate()` turns them into shares and
+//! means: `rate()` of a `_seconds_total` is the mean number at any time, for instance of full slots
+//! with `feedline_slot_seconds_total{state="full"}`. Seconds are exact to the nanosecond.
+//! Histograms map the meters' 3 % wide buckets into wide ones by their middles, so a bound is off
+//! by 2 % at most.
 
 use super::Names;
 use crate::meter::{Latency, Slots, Snapshot};
@@ -31,7 +33,8 @@ const fn bounds() -> [u64; 25] {
     bounds
 }
 
-/// Metrics of loaders as text in Prometheus' exposition format 0.0.4. Give totals, not [`Snapshot::since`], or counters fall.
+/// Metrics of loaders as text in Prometheus' exposition format 0.0.4. Pass totals, not
+/// [`Snapshot::since`], otherwise counters decrease.
 ///
 /// ```
 /// use feedline::profile::{Names, Snapshot, prometheus};
@@ -290,7 +293,7 @@ impl Text<'_> {
 }
 
 fn line(out: &mut String, series: std::fmt::Arguments<'_>, value: impl Display) {
-    // A string takes everything.
+    // Writing to a string cannot fail.
     let _ = writeln!(out, "feedline_{series} {value}");
 }
 
@@ -312,7 +315,7 @@ fn sum(latency: &Latency) -> f64 {
         .sum()
 }
 
-/// A float in the format's words for values that are not finite.
+/// A float, with the format's words for values that are not finite.
 fn float(value: f64) -> String {
     match value {
         value if value.is_nan() => "NaN".into(),
@@ -336,7 +339,7 @@ mod tests {
         }
     }
 
-    /// A naive reader of the format: `name{labels}` → value; checks what the format asks for.
+    /// A naive reader of the format: `name{labels}` → value; checks the rules of the format.
     fn read(text: &str) -> BTreeMap<String, f64> {
         let mut values = BTreeMap::new();
         let mut family = String::new();

@@ -1,4 +1,4 @@
-//! Spans and events for the crate `tracing`, with the feature of that name; without it they are nothing.
+//! Spans and events for the crate `tracing`. Without the feature of that name, they do nothing.
 //!
 //! ```text
 //! span  epoch {epoch, batches}        INFO    as long as the iterator lives; never entered, for it crosses user code
@@ -21,7 +21,7 @@ use tracing::{
 /// The outcome of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A further attempt brought the data.
+    /// A further attempt delivered the data.
     Recovered,
     /// Another sample took its place.
     Substituted,
@@ -39,18 +39,18 @@ pub(crate) fn wait(epoch: &Span, batch: u64) -> EnteredSpan {
     debug_span!(target: "feedline", parent: epoch, "wait", batch).entered()
 }
 
-/// That wait was long.
+/// The wait was long.
 pub(crate) fn starved(epoch: &Span, batch: u64, waited: Duration) {
     let ms = waited.as_secs_f64() * 1e3;
     debug!(target: "feedline", parent: epoch, batch, ms, "starved");
 }
 
-/// Whether a subscriber takes verdicts; making one takes a snapshot.
+/// Whether a subscriber receives verdicts; a verdict needs a snapshot.
 pub(crate) fn wants_verdicts() -> bool {
     enabled!(target: "feedline", Level::WARN)
 }
 
-/// The limit of an iterator; `starves`: the consumer waited for it.
+/// The limit of an iterator. `starves`: whether the consumer waited for it.
 pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
     match starves {
         true => {
@@ -62,7 +62,8 @@ pub(crate) fn verdict(cause: &str, advice: &str, starves: bool) {
     }
 }
 
-/// The consumer's own work on the device has not ended for so long. The wait for a batch goes on.
+/// The consumer's own work on the device has not ended for the time `waited`. The wait for a batch
+/// continues.
 pub(crate) fn consumer_hangs(waited: Duration) {
     let waited_s = waited.as_secs_f64();
     warn!(target: "feedline", waited_s, "the consumer's streams do not end their work");

@@ -119,7 +119,7 @@ fn about(timeline: &Timeline, snapshot: &Snapshot, names: Names<'_>) -> Value {
     about
 }
 
-/// A trace on its way.
+/// A trace that is being written.
 struct Text {
     out: String,
     pid: u64,
@@ -130,7 +130,7 @@ impl Text {
     fn event(&mut self, phase: char, name: impl fmt::Display, rest: fmt::Arguments<'_>) {
         let comma = if self.out.ends_with('[') { "" } else { "," };
         let pid = self.pid;
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = write!(
             self.out,
             "{comma}\n{{\"ph\":\"{phase}\",\"name\":\"{name}\",\"pid\":{pid}{rest}}}"
@@ -160,7 +160,7 @@ impl Text {
         }
     }
 
-    /// A slice of a thread's track; red where the viewer takes colours.
+    /// A slice of a thread's track; red if the viewer supports colours.
     fn slice(
         &mut self,
         tid: usize,
@@ -180,8 +180,9 @@ impl Text {
         );
     }
 
-    /// A batch and its phases, as asynchronous slices with one id. The id holds the process, so that traces of several ranks can
-    /// be merged. All batches have one name: viewers show slices of one name together.
+    /// A batch and its phases, as asynchronous slices with one id. The id contains the process, so
+    /// that traces of several ranks can be merged. All batches have one name: viewers show slices
+    /// of one name together.
     fn batch(&mut self, record: &BatchRecord, now: u64) {
         let phases = phases(record, now);
         let (Some((_, start, _)), Some((_, _, end))) = (phases.first(), phases.last()) else {
@@ -245,8 +246,8 @@ impl Text {
     }
 }
 
-/// Name, start and end of a batch's phases: adjacent, none of them empty. The consumer holds a batch without a drop until `now`.
-/// A record without a beginning has no phases.
+/// Name, start and end of a batch's phases: adjacent, none of them empty. The consumer holds a
+/// batch without a drop until `now`. A record without a beginning has no phases.
 fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
     let turn = if record.copied_ns > 0 {
         "copy, then ready"
@@ -276,8 +277,8 @@ fn phases(record: &BatchRecord, now: u64) -> Vec<(&'static str, u64, u64)> {
         .collect()
 }
 
-/// The consumer's stretches of time in order (name, start, end, batch), none of them empty: each wait for a batch, and before it
-/// the time since the batch before.
+/// The consumer's stretches of time in order (name, start, end, batch), none of them empty: each
+/// wait for a batch, and before it the time since the previous batch.
 fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecord)> {
     let mut records: Vec<&BatchRecord> =
         batches.iter().filter(|record| record.got_ns > 0).collect();
@@ -304,8 +305,9 @@ fn consumer(batches: &[BatchRecord]) -> Vec<(&'static str, u64, u64, &BatchRecor
     all
 }
 
-/// Spans in order of time, disjoint or nested, none of them empty: a span that reaches beyond the one around it is cut off. A
-/// worker's spans can overlap so, since short gaps between spans are closed.
+/// Spans in order of time, disjoint or nested, none of them empty. A span that extends past its
+/// enclosing span is cut off. A worker's spans can overlap in this way, because short gaps between
+/// spans are closed.
 fn nested(spans: &[Span]) -> Vec<Span> {
     let mut all: Vec<Span> = spans
         .iter()
@@ -566,7 +568,7 @@ mod tests {
                 },
                 vec![(read, 1), (decode, 2), (queue, 3)],
             ),
-            // The last read was seen after the last row: decoding takes no time then.
+            // The last read was seen after the last row: then decoding takes no time.
             (
                 BatchRecord { read_ns: 5, ..all },
                 vec![(read, 4), (queue, 2), (copy, 4), (held, 5)],

@@ -5,24 +5,29 @@
 //!  u₁ … uₙ                u'₁ … u'ₙ                       X' = X · t(u) ÷ t(u')
 //! ```
 //!
-//! A stage's ceiling is throughput ÷ load, see [`load`](super::load). Were all stages always at work, the throughput would
-//! be the least of the ceilings. It is less when slots are few and times vary, since stages then wait for each other; with
-//! one slot they work in turn, and the demands add up. The measurement lies between: `serial` is chosen so that t(u) = 1, for
-//! the measured loads gave the measured throughput. So without a change the model gives the measured rate, or the rate that can be
-//! kept up where samples had been prepared before the first batch. Behind a saturated stage `serial` cannot be seen; it is then the
-//! least that this number of slots leaves. For a change of slots it is taken to be in inverse proportion to them.
+//! A stage's ceiling is throughput ÷ load, see [`load`](super::load). If all stages were always at
+//! work, the throughput would be the lowest ceiling. It is lower if slots are few and times vary,
+//! because stages then wait for each other. With one slot they work in turn, and the demands add
+//! up. The measurement is between these cases: `serial` is chosen so that t(u) = 1, because the
+//! measured loads gave the measured throughput. So without a change the model gives the measured
+//! rate or, if samples had been prepared before the first batch, the sustainable rate. A saturated
+//! stage hides `serial`, which is then the minimum for this number of slots. For a change of slots
+//! it is assumed to be inversely proportional to their number.
 //!
 //! # Limits
 //!
-//! - Storage's ceiling is a lower bound where reads did not fill the depth; a prediction bound by it says "at least".
-//! - Workers are taken to go as fast beside more of them. Memory bandwidth, caches and hyper-threads say otherwise at some point,
-//!   and cores that the consumer's own threads need are not known.
+//! - Storage's ceiling is a lower bound if reads did not fill the depth; a prediction bound by it
+//!   says "at least".
+//! - Each worker is assumed to be as fast when there are more workers. Memory bandwidth, caches and
+//!   hyper-threads end that at some point, and cores that the consumer's own threads need are not
+//!   known.
 //! - More workers than rows in the slots, or than cores, are of no use and are not counted.
-//! - A change of slots is an extrapolation, to be taken as a direction.
-//! - No measurement shows how much the consumer's own work varies; behind a saturated stage it cannot be seen.
-//! - Against scenarios of the real pipeline (`loader::scenarios`), for workers and storage, and constant as well as
-//!   exponentially distributed times: more than nine of ten predictions are within 10 %, or say "at least". With few rows for
-//!   each worker, or one or two slots, stages wait for the last row of each batch. A caveat says so where slots are few.
+//! - A prediction for other slots is an extrapolation, to be taken as a direction.
+//! - No measurement shows how much the consumer's own work varies; a saturated stage hides it.
+//! - More than nine of ten predictions are within 10 % of scenarios of the real pipeline
+//!   (`loader::scenarios`), or say "at least". The scenarios change workers and storage, with
+//!   constant as well as exponentially distributed times. With few rows for each worker, or one or
+//!   two slots, stages wait for the last row of each batch. A caveat says so if slots are few.
 
 use super::depth::{Headroom, network_share};
 use super::load::{Cause, FILLED, Loads, PREPARED_LEAST, StageLoad, ratio};
@@ -30,7 +35,7 @@ use crate::meter::{Latency, PipelineStage, Snapshot};
 use crate::setting::Setting;
 use serde::{Deserialize, Serialize};
 
-/// A change of settings or of the machine. `Default` is none.
+/// A change of settings or of the machine. `Default` is no change.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Change {
@@ -38,7 +43,7 @@ pub struct Change {
     pub workers: Option<u32>,
     /// Number of batch slots.
     pub slots: Option<u32>,
-    /// Reads in flight at most.
+    /// Maximum number of reads in flight.
     pub depth: Option<u32>,
     /// Speed of storage, as a multiple of the present one.
     pub storage_factor: Option<f64>,
@@ -58,9 +63,10 @@ pub struct Change {
 pub struct Prediction {
     /// Samples per second.
     pub items_per_s: f64,
-    /// It is a lower bound: the stage that limits was not seen at its limit.
+    /// Whether the rate is a lower bound: the limiting stage was not seen at its limit.
     pub at_least: bool,
-    /// It is an upper bound: the gain of the change was not measured. The caveats give the reason.
+    /// Whether the rate is an upper bound: the gain of the change was not measured. The caveats
+    /// give the reason.
     pub at_most: bool,
     /// The limit after the change.
     pub bound_by: Cause,
@@ -74,7 +80,8 @@ pub struct Prediction {
 #[derive(Clone, Debug)]
 pub struct WhatIf {
     loads: Loads,
-    /// Share of the other stages' work that does not overlap with that of the stage with the most: 0 to 1.
+    /// Share of the other stages' work that does not overlap with that of the busiest stage: 0 to
+    /// 1.
     serial: f64,
     /// Share of the time in which no known stage was at work.
     rest: f64,
@@ -82,9 +89,10 @@ pub struct WhatIf {
     /// Cores that workers may use; infinite when it is not known.
     cores: f64,
     slots: f64,
-    /// Reads in flight at most.
+    /// Maximum number of reads in flight.
     depth: f64,
-    /// Rows of a batch that workers can decode at once: the last, longer ones keep the slot while the others are done.
+    /// Rows of a batch that workers can decode at once: the last, longer ones occupy the slot after
+    /// the others are done.
     rows: f64,
     /// Additional share of the workers' time for copying the bytes that are now read.
     caching: f64,
@@ -92,7 +100,7 @@ pub struct WhatIf {
     network: f64,
 }
 
-/// The least `serial` with two slots; with more slots it is less in proportion.
+/// The minimum of `serial` with two slots; with more slots it is proportionally lower.
 const SERIAL_LEAST: f64 = 0.15;
 /// Assumed speed of a worker's copies from the page cache, in bytes per nanosecond.
 const CACHE_SPEED: f64 = 4.0;
@@ -113,7 +121,7 @@ impl WhatIf {
         let workers = f64::from(decode.workers.max(1));
         // The planner's thread needs its share, too.
         let free = (loads.cores - loads.order.min(1.0)).max(1.0);
-        // Workers that compete do not get more CPU time by being more.
+        // Workers that compete do not get more CPU time if there are more of them.
         let got = if loads.cpu_share < COMPETES {
             (workers * loads.cpu_share).max(1.0)
         } else {
@@ -240,8 +248,8 @@ impl WhatIf {
         self.loads.prepared < PREPARED_LEAST
     }
 
-    /// Samples per second of the loader beside a step of so many nanoseconds, and the loader's time of a batch of so many rows, at
-    /// least `least_ns`.
+    /// The rate in samples per second of the loader alongside a step of `step_ns`, and the loader's
+    /// time for a batch of `rows` rows, at least `least_ns`.
     pub(super) fn beside(
         &self,
         alone: &Prediction,
@@ -262,14 +270,14 @@ impl WhatIf {
 
     /// Workers that can work at once.
     fn parallel(&self, workers: f64, slots: f64) -> f64 {
-        // As many as work now can.
+        // At least as many as work now.
         workers
             .max(1.0)
             .min((slots.max(1.0) * self.rows).max(self.loads.working))
             .min(self.cores)
     }
 
-    /// The loads at the rate that can be kept up.
+    /// The loads at the sustainable rate.
     fn measured(&self) -> [(PipelineStage, f64); 5] {
         PipelineStage::UPSTREAM.map(|stage| {
             let load = match stage {
@@ -307,7 +315,7 @@ impl WhatIf {
         self.measured().map(|(stage, load)| {
             let changed = match stage {
                 PipelineStage::Consumer => load / consumer,
-                // Reads of the network are few or many; their share of the time is not known.
+                // Network reads may be few or many; their share of the time is not known.
                 PipelineStage::Storage if change.cached || local => 0.0,
                 PipelineStage::Storage => load / storage,
                 PipelineStage::Decode => self.decode(load, change, caveats),
@@ -317,7 +325,7 @@ impl WhatIf {
         })
     }
 
-    /// The most that another depth can multiply storage's speed by.
+    /// The maximum factor by which another depth can multiply storage's speed.
     fn deeper(&self, change: &Change, caveats: &mut Vec<String>) -> f64 {
         let depth = change
             .depth
@@ -420,7 +428,7 @@ fn most_and_sum(loads: &[f64; 5]) -> (f64, f64) {
     )
 }
 
-/// The stage with the least ceiling.
+/// The stage with the lowest ceiling.
 pub(super) fn least(stages: &[StageLoad]) -> Option<StageLoad> {
     stages
         .iter()
@@ -428,7 +436,7 @@ pub(super) fn least(stages: &[StageLoad]) -> Option<StageLoad> {
         .min_by(|a, b| a.ceiling_items_per_s.total_cmp(&b.ceiling_items_per_s))
 }
 
-/// Mean time of a row as a share of a long row's: 1 when all take the same.
+/// Mean time of a row as a share of a long row's: 1 if all rows take the same time.
 fn evenness(latency: &Latency) -> f64 {
     let share = latency.mean_ns / latency.p90_ns;
     if share.is_finite() {

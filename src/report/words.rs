@@ -32,7 +32,7 @@ pub(super) fn time(ns: f64) -> String {
     }
 }
 
-/// Bytes, by thousands.
+/// Bytes, with decimal units.
 pub(super) fn bytes(count: f64) -> String {
     match count {
         1e6.. => format!("{:.1} MB", count / 1e6),
@@ -41,7 +41,7 @@ pub(super) fn bytes(count: f64) -> String {
     }
 }
 
-/// Behind a number that is a lower bound.
+/// The words after a number that is a lower bound.
 pub(super) fn or_more(at_least: bool) -> &'static str {
     if at_least { " or more" } else { "" }
 }

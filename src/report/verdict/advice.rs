@@ -1,4 +1,4 @@
-//! The advice of a verdict: the most promising first, in the names of the settings.
+//! The advice of a verdict: the most promising first, with the names of the settings.
 
 use super::{
     Advice, Case, LACKS, Remedy, WhyUnmeasured, first_share, slots_bound_reads, slots_lack,
@@ -20,7 +20,7 @@ impl Case<'_> {
     pub(super) fn advice(&self) -> Vec<Advice> {
         let mut all = self.advice_on(self.cause);
         if let Some(also) = self.also {
-            // The first of each is the most promising, unless its setting is advised already.
+            // The first of each list is the most promising, unless its setting is advised already.
             let first = self.advice_on(also).into_iter().next();
             let known = |new: &Advice| {
                 new.value.is_some() && all.iter().any(|advice| advice.setting == new.setting)
@@ -139,7 +139,8 @@ let cores = self.loads.cores.ceil() as u32;
                 let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
                 all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
             }
-            // Where the kernel counts the process's CPU time, the takers have causes of their own.
+            // If the kernel counts the process's CPU time, whatever takes the cores is a cause of
+            // its own.
             _ if self.competes() && self.snapshot.cpu.is_none() => all.push(Advice::new(
                 Remedy::OwnThreads,
                 "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
@@ -201,13 +202,13 @@ let next = self.next(then);
         Advice::new(Remedy::LessWork, text)
     }
 
-    /// Whether `map_batch` may be bound by Python's lock: threads that hold it by turns use up to one core. With less, it waits
-    /// for something else.
+    /// Whether `map_batch` may be bound by Python's lock: threads that hold it in turn use up to
+    /// one core. With less, it waits for something else.
     fn waits_for_python(&self) -> bool {
         Dialect::spoken() == Dialect::Python && self.loads.working * self.loads.on_cpu >= 0.5
     }
 
-    /// The advice where samples are only copied.
+    /// The advice if samples are only copied.
     fn fewer_bytes(&self, each: f64) -> Advice {
         if each < SMALL {
             let each = bytes(each);
@@ -224,7 +225,7 @@ let next = self.next(then);
         Advice::new(Remedy::FewerBytes, text)
     }
 
-    /// The advice where readers copy bytes from memory.
+    /// The advice if readers copy bytes from memory.
     fn memory_copies(&self) -> Advice {
         self.other_reader()
             .unwrap_or_else(|| self.fewer_bytes(self.bytes_per_read()))
@@ -252,7 +253,7 @@ let next = self.next(then);
         let decode = &self.snapshot.decode;
         let most = match decode.cores {
             0 => decode.workers.saturating_mul(4),
-            // Those that are blocked leave their cores to others; how far that goes nobody has tried.
+            // Blocked workers leave their cores to others; how far that scales has not been tried.
             cores if self.blocked() => ((f64::from(cores) / self.loads.on_cpu) as u32)
                 .min(decode.workers.saturating_mul(8)),
             _ => self.loads.cores.ceil() as u32,
@@ -334,7 +335,7 @@ let next = self.next(then);
         all
     }
 
-    /// More slots where they keep reads from being in flight.
+    /// More slots, if too few slots limit the reads in flight.
     fn slots_for_reads(&self) -> Option<Advice> {
         let filled = self.loads.depth_filled;
         let depth = self.snapshot.storage.depth.max(1);
@@ -392,7 +393,7 @@ let next = self.next(then);
                 "The local cache is still being filled; `prepare warm` does it beforehand".into()
             }
         };
-        // A few misses of a full cache are not worth a word.
+        // A few misses of a full cache are not reported.
         let misses = network_share(storage) >= 0.05 && self.gains(&local);
         let setting = if storage.local_cache.is_none() {
             Setting::Cache
@@ -416,7 +417,7 @@ let next = self.next(then);
         )
     }
 
-    /// More reads in flight, where they may raise the rate.
+    /// More reads in flight, if they may raise the rate.
     fn deeper(&self, why: &str) -> Option<Advice> {
         let depth = self.snapshot.storage.depth.max(1);
         let then = self.model.with(&Change {
@@ -432,17 +433,17 @@ let next = self.next(then);
         Some(deeper.predicting(&then))
     }
 
-    /// Whether a change is worth a word.
+    /// Whether the gain of a change is worth reporting.
     fn gains(&self, then: &Prediction) -> bool {
         then.items_per_s >= WhatIf::GAIN * self.now()
     }
 
-    /// Samples per second as it is.
+    /// Samples per second without a change.
     fn now(&self) -> f64 {
         self.model.with(&Change::default()).items_per_s
     }
 
-    /// Another reader, where the caller named one that costs more per read.
+    /// Another reader, if the caller chose one that costs more per read.
     fn other_reader(&self) -> Option<Advice> {
         let reader = self
             .snapshot
@@ -610,7 +611,7 @@ fn more_room() -> Advice {
     Advice::new(Remedy::MemoryBudget, text).about(Setting::MemoryBudget)
 }
 
-/// Twice as many slots, or reads, up to the most allowed.
+/// Twice as many slots, or reads, up to the maximum allowed.
 fn twice(count: u32) -> u32 {
     count.max(1).saturating_mul(2).min(4096)
 }

@@ -1,4 +1,5 @@
-//! Advice and evidence as values: codes, settings, amounts with units; the sentences beside them are for people.
+//! Advice and evidence as values: codes, settings, amounts with units. Their sentences are for
+//! people.
 
 use crate::report::whatif::Prediction;
 use crate::setting::Setting;
@@ -11,11 +12,12 @@ use std::fmt::{self, Debug, Display};
 pub struct Advice {
     /// The kind of change.
     pub remedy: Remedy,
-    /// The setting to change, by its name in this program: of Rust, of Python or on the command line.
+    /// The setting to change, by its name in this program: in Rust, in Python or on the command
+    /// line.
     pub setting: Option<String>,
     /// Its new value. `None`: it depends on the machine or the data; the text gives the direction.
     pub value: Option<Value>,
-    /// The predicted effect, where there is a model of it.
+    /// The predicted effect, if there is a model of it.
     pub prediction: Option<Prediction>,
     /// The sentence.
     pub text: String,
@@ -52,15 +54,15 @@ pub enum Remedy {
     BatchSize,
     /// The stream of the steps given to the loader.
     Stream,
-    /// Epochs read ahead across their ends.
+    /// Reading ahead across the ends of epochs.
     Epochs,
     /// A local cache of the store's objects, or a larger one.
     Cache,
-    /// Storage that gives more, or memory for the page cache.
+    /// Storage with more throughput, or memory for the page cache.
     Storage,
     /// Reads through the page cache.
     PageCache,
-    /// A look at storage that fails or falls short.
+    /// A check of storage whose reads fail or are short.
     Repeated,
     /// Fewer requests at a time, or a higher quota of the store.
     Throttled,
@@ -72,7 +74,7 @@ pub enum Remedy {
     FewerBytes,
     /// More cores.
     Cores,
-    /// Other programs off the cores.
+    /// No other programs on the cores.
     OtherPrograms,
     /// Fewer threads of other libraries in this process.
     OwnThreads,
@@ -90,7 +92,7 @@ pub enum Remedy {
     Sampler,
 }
 
-/// A measurement behind a verdict. `Display` is the sentence, which may give more of them.
+/// A measurement behind a verdict. `Display` is the sentence, which may contain more measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Evidence {
@@ -111,29 +113,29 @@ pub struct Evidence {
 pub enum Measure {
     /// Time in which the consumer (on a GPU, its stream) waited for batches.
     Starved,
-    /// Time in which the consumer's thread waited, where its stream was not measured.
+    /// Time in which the consumer's thread waited, if its stream was not measured.
     HostWaits,
-    /// The rate that can be kept up.
+    /// The sustainable rate.
     SustainedRate,
     /// Time in first batches of epochs.
     FirstBatches,
     /// Time with copies on the bus.
     CopiesOnBus,
-    /// Time of the workers in work.
+    /// Time in which the workers worked.
     WorkersBusy,
-    /// Time of the workers' work in `map_batch`.
+    /// Time in which the workers ran `map_batch`.
     MapBatch,
     /// Scheduler periods in which the process used up its CPU quota.
     QuotaUsedUp,
-    /// Time in which the loader's threads stood ready without a core.
+    /// Time in which the loader's threads were ready but had no core.
     WithoutCore,
-    /// Workers on a core, of those that could have run.
+    /// Workers on a core, of those that could run.
     OnCore,
-    /// Time of the workers' work that waited, and not for a core.
+    /// Working time in which the workers waited for something other than a core.
     WorkBlocked,
     /// Time with reads in flight.
     ReadsInFlight,
-    /// Bytes from the page cache, where nothing was read.
+    /// Bytes from the page cache, if nothing was read.
     CachedBytes,
     /// Requests to object stores in flight, on average.
     RequestsInFlight,
@@ -171,7 +173,7 @@ impl Advice {
         }
     }
 
-    /// To give the setting this value; nothing where there is no such setting.
+    /// Advice to give the setting this value; `None` if there is no such setting.
     pub(super) fn set(
         remedy: Remedy,
         setting: Setting,
@@ -182,7 +184,7 @@ impl Advice {
         Some(Self::new(remedy, format!("{with}{rest}")).valued(setting, value))
     }
 
-    /// The setting that the sentence is about.
+    /// Adds the setting that the sentence is about.
     pub(super) fn about(self, setting: Setting) -> Self {
         let name = setting
             .there()
@@ -193,7 +195,7 @@ impl Advice {
         }
     }
 
-    /// The setting and its new value.
+    /// Adds the setting and its new value.
     pub(super) fn valued(self, setting: Setting, value: impl Debug) -> Self {
         let value = format!("{value:?}").to_lowercase();
         let value = value.parse().map_or(Value::Name(value), Value::Count);

@@ -62,7 +62,7 @@ impl Case<'_> {
         Evidence::share(Measure::Starved, starved, text + ".")
     }
 
-    /// A note that the rate cannot be kept up.
+    /// A note that the rate cannot be sustained.
     fn read_ahead(&self) -> Option<Evidence> {
         let rate = self.loads.items_per_s;
         let kept = self.loads.sustained();

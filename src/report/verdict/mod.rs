@@ -25,20 +25,24 @@
 //! planner without a slot, rows without room, full slots without room on the device? ──yes──► memory budget
 //! ```
 //!
-//! Loads (see [`load`](super::load)) are in proportion to demands, in any pattern of waits. So the walk upstream compares
-//! numbers: a stage that mostly waited for its input has a low load. Another stage with at least 1 / 1.25 of the highest load is
-//! named beside it: it would be next, and the measurement cannot tell the two apart.
+//! Loads (see [`load`](super::load)) are in proportion to demands, in any pattern of waits. So the
+//! walk upstream compares numbers: a stage that mostly waited for its input has a low load. Another
+//! stage with at least 1 / 1.25 of the highest load is named as well: it would be next, and the
+//! measurement cannot tell the two apart.
 //!
 //! # Limits
 //!
-//! - A saturated stage with load *u* can be slower than another by no more than 1 / *u*. So at 0.87 and above nothing else can
-//!   be the cause by 20 %; below it is the waiting of stages for each other that costs, and room (slots) that helps.
-//! - One snapshot cannot tell a storage device at its limit from one that few reads keep waiting for its latency, when
-//!   slots bound the reads in flight. Both are named then.
-//! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that is what they show.
-//! - Without work of the consumer there is no demand, and nothing is late: the text says "as fast as it goes", with the limit.
+//! - A saturated stage with load *u* can be slower than another by no more than 1 / *u*. So at 0.87
+//!   and above nothing else can be the cause by 20 %. Below that, stages lose time by waiting for
+//!   each other, and room (slots) helps.
+//! - If slots bound the reads in flight, one snapshot cannot distinguish a storage device at its
+//!   limit from one with few reads that wait for its latency. Both are named then.
+//! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that
+//!   is what they show.
+//! - Without work of the consumer there is no demand, and nothing is late: the text says "as fast
+//!   as it goes", with the limit.
 //! - A figure for more slots would be an extrapolation, so the advice gives none.
-//! - Starvation is that of the steady time: first batches of iterators are reported apart.
+//! - Starvation is measured in the steady time: first batches of iterators are reported separately.
 
 mod advice;
 mod codes;
@@ -61,15 +65,16 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// [`VERSION`](Self::VERSION) of its maker: goes up where a field or a code gets another meaning.
+    /// [`VERSION`](Self::VERSION) of its maker: increases if a field or a code gets another
+    /// meaning.
     #[serde(default)]
     pub version: u32,
     /// The limiting stage.
     pub cause: Cause,
     /// Another stage within 20 % of limiting.
     pub also: Option<Cause>,
-    /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0 where the cause is
-    /// [`Unknown`](Cause::Unknown).
+    /// Share of the steady time in which the consumer (on a GPU, its stream) waited for batches; 0
+    /// if the cause is [`Unknown`](Cause::Unknown).
     pub starved_share: f64,
     /// The confidence.
     pub strength: Strength,
@@ -90,7 +95,7 @@ pub struct Verdict {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Strength {
-    /// Hardly.
+    /// Little evidence.
     Thin {
         /// The missing evidence.
         why: String,
@@ -117,32 +122,33 @@ const FED: f64 = 0.02;
 const SATURATED: f64 = 0.87;
 /// Another stage is close to the cause from this part of its load on.
 const NEAR: f64 = 0.8;
-/// The planner, rows or copies lack room when they do for this share of the time (the planner: that it does not compute).
+/// The planner, rows or copies lack room if they do for this share of the time (for the planner, of
+/// the time in which it does not compute).
 const LACKS: f64 = 0.3;
-/// Handing over takes the time when the work of all stages, one after the other, is less than this share of it.
+/// Hand-over is the cause if the summed work of all stages is less than this share of the time.
 const AT_WORK: f64 = 0.6;
 /// Decode is the caller's `map_batch` from this share of the workers' work on.
 const MOSTLY_MAPS: f64 = 0.5;
-/// Least evidence of a verdict that is more than a guess.
+/// Minimum evidence for a verdict that is more than a guess.
 const BATCHES_LEAST: f64 = 8.0;
 const STEADY_LEAST_NS: f64 = 0.5e9;
-/// From this share of all time in first batches on, the rest is little evidence.
+/// If first batches take at least this share of all time, the rest is little evidence.
 const MOSTLY_FIRST: f64 = 0.5;
 /// A consumer that holds this share of the slots, on average, keeps the loader from filling them.
 const HOLDS: f64 = 0.75;
-/// From this multiple of the rate that can be kept up on, the report tells both.
+/// From this multiple of the sustainable rate on, the report gives both rates.
 const AHEAD: f64 = 1.01;
-/// With fewer busy workers than this, on average, the report is silent on cores.
+/// With fewer busy workers than this, on average, the report says nothing about cores.
 const HARDLY: f64 = 0.1;
 /// Workers count as blocked when they are runnable for less than this share of their busy time.
 const BLOCKED: f64 = 0.6;
-/// A device that always reads is not the cause from this share of waits for a core on.
+/// If waits for a core take this share of the time, a device that always reads is not the cause.
 const MOSTLY_LOST: f64 = 0.5;
-/// Handing over takes no longer than this for a batch.
+/// The hand-over of a batch takes no longer than this.
 const HANDED_NS: f64 = 2e6;
 
 impl Verdict {
-    /// The version of its fields and codes. New ones may come without a new version.
+    /// The version of its fields and codes. New ones may be added without a new version.
     pub const VERSION: u32 = 1;
 
     /// The verdict on what was measured.
@@ -153,7 +159,7 @@ impl Verdict {
         let (cause, also) = match decide(&loads, snapshot) {
             // No measurement shows whether the loader or the consumer was late.
             _ if loads.starved.is_none() => (Cause::Unknown, None),
-            // The consumer is fed in a small part of the time: no evidence of the rest.
+            // The consumer was fed in a small part of the time: no evidence for the rest.
             (Cause::NotStarved, _) if first_share(snapshot, &loads) >= MOSTLY_FIRST => {
                 (Cause::Unknown, None)
             }
@@ -241,7 +247,7 @@ fn map_share(snapshot: &Snapshot) -> f64 {
 
 fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     use PipelineStage::{Consumer, Copy, Decode, Order, Storage};
-    // Of equal loads the first: the stage nearer to the consumer.
+    // Among equal loads, the first one counts: the stage nearer to the consumer.
     let top = |among: &[PipelineStage]| {
         among.iter().copied().reduce(|best, next| {
             if loads.likely(next) > loads.likely(best) {
@@ -276,7 +282,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     // limit, unless most of the time is such a wait.
     let reads =
         (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
-    // The own loss of a saturated stage bounds the gain of more cores.
+    // The saturated stage's own loss bounds the gain of more cores.
     let delay = snapshot.decode.delay_ns.unwrap_or(0);
     let busy = snapshot.decode.busy_ns;
     let decoding = loads.decode >= SATURATED && ratio(delay as f64, busy as f64) < 0.5 * LOST;
@@ -315,7 +321,7 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
     }
 }
 
-/// Whether more slots might bring more reads in flight.
+/// Whether more slots might allow more reads in flight.
 fn slots_bound_reads(loads: &Loads, snapshot: &Snapshot) -> bool {
     loads.depth_filled < FILLED && slots_lack(loads) && !link_is_full(&snapshot.storage)
 }
@@ -331,14 +337,14 @@ fn slots_lack(loads: &Loads) -> bool {
     loads.no_slot >= LACKS * (1.0 - loads.order.min(1.0)).max(1e-3)
 }
 
-/// The stages' work one after the other, as a share of the time; a batch's rows are decoded beside each other.
+/// The sum of the stages' work, as a share of the time; a batch's rows are decoded in parallel.
 fn at_work(loads: &Loads, snapshot: &Snapshot) -> f64 {
     let rows = loads.samples_per_batch();
     let beside = rows.clamp(1.0, f64::from(snapshot.decode.workers.max(1)));
     loads.consumer() + loads.copy + loads.working / beside + loads.storage + loads.order
 }
 
-/// A verdict in the making.
+/// A verdict that is being made.
 struct Case<'s> {
     snapshot: &'s Snapshot,
     loads: &'s Loads,
@@ -423,7 +429,7 @@ impl Case<'_> {
         self.loads.cpu_share < COMPETES && self.loads.working > HARDLY
     }
 
-    /// Whether the workers' own work waits, and not for a core.
+    /// Whether the workers' own work waits for something other than a core.
     fn blocked(&self) -> bool {
         self.loads.on_cpu < BLOCKED && self.loads.working > HARDLY
     }
