@@ -216,7 +216,7 @@ impl<'a> Walk<'a> {
             let done = if self.broken {
                 Ok(())
             } else {
-                self.decode(layout, (column, row), rows, kernels)
+                self.decode(layout, column, row, rows, kernels)
             };
             self.settle(done)?;
             if self.broken {
@@ -437,14 +437,15 @@ impl<'a> Walk<'a> {
     fn decode(
         &mut self,
         layout: &Layout,
-        place: (u32, u32),
+        column: u32,
+        row: u32,
         rows: &mut Rows,
         kernels: &Kernels,
     ) -> Result<(), Fault> {
         let mut bits = self.bits.clone();
         let done = match layout.scale {
-            1 => self.decode_blocks::<true>(&mut bits, layout, place, rows, kernels),
-            _ => self.decode_blocks::<false>(&mut bits, layout, place, rows, kernels),
+            1 => self.decode_blocks::<true>(&mut bits, layout, column, row, rows, kernels),
+            _ => self.decode_blocks::<false>(&mut bits, layout, column, row, rows, kernels),
         };
         self.bits = bits;
         done

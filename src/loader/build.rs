@@ -755,7 +755,11 @@ impl Assembly {
         let pending = self.reserved.pending;
         let row_bytes = self.fields.slot.bytes() / self.fields.slot.rows();
         let cached = term(MemoryTerm::CACHED).each;
-        let cached = if chunks > 0 { (0, cached) } else { (cached, 0) };
+        let (cached_bytes, chunk_bytes) = if chunks > 0 {
+            (0, cached)
+        } else {
+            (cached, 0)
+        };
         let waiting = exchange::Capacity {
             slots: count,
             samples: pending,
@@ -774,7 +778,13 @@ impl Assembly {
         let watch = Arc::new(Watch::new(handles.len(), pending + chunks));
         let room = self.reserved.room;
         let (core, reader) = self.core(exchange, to_workers, watch, idle);
-        handles.keep(Workers::start(core.clone(), pool, room, cached)?);
+        handles.keep(Workers::start(
+            core.clone(),
+            pool,
+            room,
+            cached_bytes,
+            chunk_bytes,
+        )?);
         let io = Planner::new(core.clone(), reader, side, pending);
         let runtime = DeviceStage::start(stage, core, io, handles, slots, pinning)?;
         closing.defuse();

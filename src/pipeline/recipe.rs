@@ -137,7 +137,8 @@ impl Finishing {
         drawn: (u64, u64),
         on_device: bool,
     ) {
-        let flip = self.flipped(seed, epoch, drawn);
+        let (id, draw) = drawn;
+        let flip = self.flipped(seed, epoch, id, draw);
         match self.step.flips.filter(|_| on_device) {
             Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
             None if on_device => {}

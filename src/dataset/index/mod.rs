@@ -307,8 +307,15 @@ impl Index {
             // If the file is large, it is read in place from now on.
             if let Some(all) = written.map_or(Ok(None), |()| file::open_all(target))? {
                 files.iter().zip(&mut shards).for_each(|(path, shard)| {
-                    let place = (file::purpose(settings), settings.fields);
-                    if let Some(table) = file::load(&all, path, false, &shard.version, place) {
+                    let table = file::load(
+                        &all,
+                        path,
+                        false,
+                        &shard.version,
+                        file::purpose(settings),
+                        settings.fields,
+                    );
+                    if let Some(table) = table {
                         shard.table = table;
                     }
                 });

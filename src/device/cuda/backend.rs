@@ -120,11 +120,11 @@ impl Lane {
 
     /// Reserves the remaining memory and opens the streams.
     pub(crate) fn open(self, setup: Setup) -> Result<(Copier, Arc<IdleMeter>)> {
-        let counts = (setup.slots, setup.batches);
         let idle = Arc::new(IdleMeter::new(
             &self.gpu,
             setup.clock.clone(),
-            counts,
+            setup.slots,
+            setup.batches,
             setup.measured,
         )?);
         let copier = Copier::new(&self.gpu, setup, self.targets, idle.clone())?;

@@ -377,11 +377,22 @@ impl Copier {
         let at = |field| self.home.at(buffer, field);
         let rows = real_rows(slot);
         if let (Some(kernels), Some(gather)) = (kernels, step.gather) {
-            let places = (at(gather.staging), at(gather.offsets), at(step.field));
+            let staging = at(gather.staging);
+            let offsets = at(gather.offsets);
+            let out = at(step.field);
             // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
             // in `pipeline/direct.rs`. The arrays are in the buffer, which only this stream uses
             // now.
-            unsafe { kernels.gather(self.made.raw(), places, step.row_bytes as u64, rows as u64) }?;
+            unsafe {
+                kernels.gather(
+                    self.made.raw(),
+                    staging,
+                    offsets,
+                    out,
+                    step.row_bytes as u64,
+                    rows as u64,
+                )
+            }?;
         }
         self.blank(step.field, step.row_bytes, rows, slot, buffer)
     }

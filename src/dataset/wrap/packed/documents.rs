@@ -158,12 +158,8 @@ impl<D: Dataset> Documents<D> {
                 }
             }
         }
-        Ok(Group::new(
-            &items,
-            fit::bins(&items, self.size),
-            self.size,
-            counts,
-        ))
+        let (bin_of, bins) = fit::bins(&items, self.size);
+        Ok(Group::new(&items, bin_of, bins, self.size, counts))
     }
 
     /// Appends the documents at these positions to those before. The last bin stays open, unless
@@ -183,8 +179,8 @@ impl<D: Dataset> Documents<D> {
             self.check_parts(document, in_turn.len(), len)?;
             counts.long += u64::from(in_turn.put(document, len, self.size));
         }
-        let (items, bins) = in_turn.take(last);
-        Ok(Group::new(&items, bins, self.size, counts))
+        let (items, (bin_of, bins)) = in_turn.take(last);
+        Ok(Group::new(&items, bin_of, bins, self.size, counts))
     }
 
     /// Returns the document at a position of the order and its number of tokens, and counts the

@@ -31,10 +31,10 @@ impl<D: Dataset> Packed<D> {
             .end();
         let end = [END, identity.to_le_bytes()].concat();
         let len = self.counts.bins * self.row_bytes() + end.len() as u64;
-        let what = ("rows", "these bins and documents");
         let (blob, _) = kept::open_or_write(
             &place,
-            what,
+            "rows",
+            "these bins and documents",
             &end,
             |blob| blob.len() == len,
             |out| self.write_rows(out),
