@@ -7,7 +7,7 @@ use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// `pread`, past the page cache if `files` says so.
+/// Reads with `pread`, past the page cache if `files` says so.
 pub(super) struct Pread {
     files: Files,
 }
