@@ -66,8 +66,7 @@ pub(crate) struct Meta {
     pub(crate) kind: FileKind,
     pub(crate) len: u64,
     /// Differs if the bytes differ: the modification time in nanoseconds, modulo 2^64. A copy that
-    /// keeps the time keeps the
-    /// version.
+    /// keeps the time keeps the version.
     pub(crate) version: u64,
     /// The version of an object, as its store names it.
     pub(crate) pin: Option<Arc<str>>,

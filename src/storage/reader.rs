@@ -144,8 +144,7 @@ pub struct Footprint {
     /// Bytes of buffer.
     pub bytes: usize,
     /// The read puts exactly the extent's bytes at the start of the buffer. So the buffer may be
-    /// their final place,
-    /// if it is aligned to [`Reader::mem_align`] in its region.
+    /// their final place, if it is aligned to [`Reader::mem_align`] in its region.
     pub in_place: bool,
 }
 

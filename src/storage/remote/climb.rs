@@ -28,8 +28,8 @@
 //!
 //! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe costs up to a fifth of a full link's
 //! rate, and half of a slow store's, for two windows. The time between probes is at least [`SPARE`]
-//! times as long, so they cost about 1 %. A window of few large requests is as long as one of them,
-//! at most [`ROUND_MAX`].
+//! times as long, so probes cost about 1 %. A window of few large requests is as long as one of
+//! them, at most [`ROUND_MAX`].
 
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
@@ -62,7 +62,7 @@ const HALF: f64 = 0.6;
 const PROBE: u64 = 2;
 const RARE: u64 = 32;
 
-/// The time between probes is this many times the time of a probe.
+/// The time between probes is at least this many times the time of a probe.
 const SPARE: u32 = 16;
 
 /// If the rate differs from the last one by more than this share, the link has changed.

@@ -32,8 +32,7 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// A connection that is idle for longer is closed. S3 itself closes it after some 20 s.
 const IDLE: Duration = Duration::from_secs(15);
 
-/// Maximum bytes of a body that is not a range: a page of a listing has at most 5,000 keys of 1
-/// KiB.
+/// Maximum bytes of a body that is not a range. A page of a listing has at most 5,000 keys of 1 KiB.
 const HELD: usize = 32 << 20;
 
 /// Bytes of an error's body that are read, and the time for them. Stores need less.

@@ -191,7 +191,7 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
     Ok(store)
 }
 
-/// Replaces a store with one with these options, for all opens and reads after this.
+/// Replaces a store with one that has these options, for all opens and reads after this.
 pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
     let net = net();
     let url = Url::parse(Path::new(name))?;

@@ -1,4 +1,4 @@
-//! Which buffered reads go to the kernel's workers (`IOSQE_ASYNC`)instead of the ring's thread.
+//! Which buffered reads go to the kernel's workers (`IOSQE_ASYNC`) instead of the ring's thread.
 //!
 //! The kernel copies a buffered read on the thread that submits it. For small reads on a free core
 //! that is the cheapest way: 4 KiB by workers cost 1.75 times the CPU time. But the scheduler

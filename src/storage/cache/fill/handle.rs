@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 /// Number of concurrent downloads, without a memory limit.
 const THREADS: usize = 8;
 
-/// Memory for pieces in blocks, without a memory limit: a shuffled order has some hundred pieces in
-/// flight.
+/// Memory for pieces, in blocks, without a memory limit: a shuffled order has some hundred pieces
+/// in flight.
 const PIECES: usize = 4;
 
 /// Time to write the pieces that reads received, at a loader's end.
