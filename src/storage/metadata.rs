@@ -152,7 +152,7 @@ impl fmt::Display for Stamp {
         let rest = self.modified % 1_000_000_000;
         let days = seconds / 86_400;
         let second = seconds % 86_400;
-        // Years begin in March, so that a leap day is the last one; 719,468 days lie before 1970.
+        // Years begin in March, so that a leap day is the last one; 719,468 days precede 1970.
         let shifted = days + 719_468;
         let era = shifted / 146_097;
         let day = shifted % 146_097;

@@ -19,7 +19,7 @@ impl Pread {
 }
 
 /// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The extent must not be
-/// empty and must lie within its file.
+/// empty and must be within its file.
 pub(super) fn read_file(
     files: &Files,
     extent: &Extent,

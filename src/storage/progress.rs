@@ -261,7 +261,7 @@ mod tests {
             play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1,
             Step::Fail(Failure::Truncated(20))
         );
-        // O_DIRECT brings the same tail again after aligning down: no new byte is the end, too.
+        // O_DIRECT returns the same tail again after aligning down: no new byte also means the end.
         assert_eq!(
             play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1,
             Step::Fail(Failure::Truncated(600))

@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// A folder with links of every kind, beside a file that must stay out of reach.
+    /// A folder with links of every kind, next to a file that must stay out of reach.
     fn folder(name: &str) -> PathBuf {
         let base =
             std::env::temp_dir().join(format!("feedline-beneath-{name}-{}", std::process::id()));

@@ -143,7 +143,7 @@ impl Sidefile {
         Self::of_limited(blob, kind, HELD_MAX)
     }
 
-    /// As `of`, with at most so many bytes in memory.
+    /// As `of`, with at most `held_max` bytes in memory.
     fn of_limited(blob: Blob, kind: SideKind, held_max: u64) -> Result<SideFound> {
         if blob.len() == 0 {
             return Ok(SideFound::Nothing);

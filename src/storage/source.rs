@@ -438,7 +438,7 @@ impl Sources {
             .any(|entry| entry.dir != MEMORY && entry.stamp() == UNSEEN)
     }
 
-    /// Checks that the extent lies within a source.
+    /// Checks that the extent is within a source.
     ///
     /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and range.
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {

@@ -225,7 +225,7 @@ impl Warm<'_> {
                         buf: span.into(),
                     })?;
                 }
-                // A thread holds the buffer of a block that came back.
+                // A thread still holds the buffer of a block that was returned.
                 None => {
                     self.again.push_front(id);
                     break;

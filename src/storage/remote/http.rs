@@ -32,7 +32,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// A connection that is idle for longer is closed. S3 itself closes it after some 20 s.
 const IDLE: Duration = Duration::from_secs(15);
 
-/// Maximum bytes of a body that is not a range. A page of a listing has at most 5,000 keys of 1 KiB.
+/// Maximum bytes of a body that is not a range. A page of a listing has at most 5,000 keys of 1 KiB
+/// each.
 const HELD: usize = 32 << 20;
 
 /// Bytes of an error's body that are read, and the time for them. Stores need less.
@@ -242,7 +243,7 @@ pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     last.to_string()
 }
 
-/// Whether the server's certificate is not trusted.
+/// Whether the server's certificate is not trusted, or the server has no TLS.
 fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| {
         error
