@@ -44,7 +44,7 @@ pub(crate) struct Stream {
     at: u64,
 }
 
-/// A way through an object.
+/// A walk through an object, range by range.
 pub(crate) trait Way: Send + 'static {
     /// Offset and length of the next range. It is cut at the object's end.
     fn next(&self) -> (u64, u64);
@@ -139,7 +139,7 @@ impl Blob {
         Self::of_fd(patiently(|| open_indexed(sources, id)), sources.path(id))
     }
 
-    /// Bytes of the process in place of a file.
+    /// Bytes of the process instead of a file.
     pub(crate) fn memory(bytes: Bytes) -> Self {
         let len = bytes.len() as u64;
         Self {
@@ -149,8 +149,9 @@ impl Blob {
         }
     }
 
-    /// Goes along many ways through an object at a time: reads the range that each way names, and calls `step` with its
-    /// bytes until that is `false`. A way that cannot be read ends. Other sources are not walked.
+    /// Walks many ways through an object at the same time: reads the next range of each way, and
+    /// calls `step` with its bytes until it returns `false`. A way ends if it cannot be read. Files
+    /// and memory are not walked.
     pub(crate) fn walk<W: Way>(
         &self,
         ways: Vec<W>,
@@ -189,7 +190,7 @@ impl Blob {
         &self.path
     }
 
-    /// The bytes, if they lie in memory.
+    /// The bytes, if they are in memory.
     pub(crate) fn in_memory(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Memory(bytes) => Some(bytes),
@@ -215,7 +216,7 @@ impl Blob {
         }
     }
 
-    /// Reads the bytes from `offset` on, one after the other.
+    /// Reads the bytes sequentially, starting at `offset`.
     pub(crate) fn stream(self, offset: u64) -> Stream {
         Stream {
             at: offset.min(self.len),
@@ -292,7 +293,8 @@ impl Blob {
         Err(self.error(ErrorKind::Truncated, message, offset, len))
     }
 
-    /// An object's content is wrong: whoever mends it and opens it again gets the mended one.
+    /// Drops what is remembered of an object whose content is wrong. The next open finds a
+    /// corrected object.
     pub(crate) fn forget(&self) {
         if let Content::Object(object, _) = &self.content {
             object.forget();

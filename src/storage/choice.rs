@@ -32,8 +32,9 @@ const DEPTH_DEFAULT: u32 = 32;
 /// O_DIRECT's rate at depth 32, 64 and 128, and no more at 256.
 const DEPTH_BUFFERED: u32 = 128;
 
-/// The default for network mounts, also of threads: a read waits for a server's answer. With 20 ms for an answer (FUSE),
-/// reads of 147 KiB reached 1,470 samples/s at depth 32, 3,400 at 128 and 3,600 at 256.
+/// The default for network mounts, also of threads: a read waits for a server's answer. With a
+/// latency of 20 ms (FUSE), reads of 147 KiB reached 1,470 samples/s at depth 32, 3,400 at 128 and
+/// 3,600 at 256.
 const DEPTH_MOUNT: u32 = 128;
 
 /// An open reader and the reasons for it.
@@ -41,31 +42,31 @@ const DEPTH_MOUNT: u32 = 128;
 pub struct Opened {
     /// The reader.
     pub reader: Box<dyn Reader>,
-    /// The page cache to ask first, under [`Mode::Auto`].
+    /// The page cache to try first, under [`Mode::Auto`].
     pub cache: Option<Arc<PageCache>>,
     /// The choice and its reasons.
     pub choice: Choice,
     /// Retries of failed reads.
     pub(crate) again: Again,
-    /// Tells the cache of reads to come, for orders by blocks.
+    /// Announces future reads to the cache, for orders by blocks.
     pub(crate) announcer: Option<Announcer>,
     /// Counts of requests to object stores, and of their local cache.
     pub(crate) remote: Option<RemoteCounts>,
 }
 
-/// Asks for the counts of network and local cache.
+/// Returns the counts of the network and of the local cache.
 pub(crate) type RemoteCounts = Arc<dyn Fn() -> (Option<Network>, Option<CacheReads>) + Send + Sync>;
 
 /// The choice and its reasons, for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {
-    /// The reader, what it reads beside local files, and whether the options named it ([`Mode::Uring`],
-    /// [`Mode::Pread`], [`Mode::Mmap`]).
+    /// The reader, what it reads besides local files, and whether the options named it
+    /// ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]).
     pub reader: ReaderInUse,
     /// Whether reads bypass the page cache.
     pub direct: bool,
-    /// Whether the page cache is asked first.
+    /// Whether the page cache is tried first.
     pub cached_first: bool,
     /// One reason per line.
     pub why: Vec<String>,
@@ -107,8 +108,9 @@ impl fmt::Display for Choice {
 
 /// Opens a reader for `sources`.
 ///
-/// Errors: [`ErrorKind::Config`] for options out of their limits; [`ErrorKind::Unsupported`] for `O_DIRECT` if the file
-/// system refuses it (names the file), and for [`Mode::Uring`] if io_uring is refused (says why).
+/// Errors: [`ErrorKind::Config`] for options outside their limits; [`ErrorKind::Unsupported`] for
+/// `O_DIRECT` if the file system refuses it (names the file), and for [`Mode::Uring`] if io_uring
+/// is refused (says why).
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     check_limits(options)?;
     let facts = Facts::of(sources, options);
@@ -134,7 +136,7 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
         .map(Fill::announcer);
     let mut others = Vec::<(Route, Box<dyn Reader>)>::new();
     if !facts.staged.is_empty() {
-        // What the cache does not hold is read from the mount itself.
+        // Bytes that the cache does not hold are read from the mount itself.
         let mounts = Pread::new(facts.table(sources.clone(), 1, main.seen.clone()));
         others.push((
             Route::Mount,
@@ -183,14 +185,14 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     })
 }
 
-/// What decides which readers there are.
+/// The facts that decide which readers are opened.
 struct Facts<'a> {
     options: &'a ReaderOptions,
-    /// With the folders on mounts that the cache stages.
+    /// The sources, with the folders on mounts that the cache stages.
     sources: Arc<Sources>,
-    /// Some sources are objects.
+    /// Whether some sources are objects.
     objects: bool,
-    /// Some sources are files.
+    /// Whether some sources are files.
     files: bool,
     /// Folders on network mounts whose files the cache stages.
     staged: Vec<Slow>,
@@ -206,7 +208,7 @@ struct Facts<'a> {
 struct MainReader {
     reader: Box<dyn Reader>,
     used: ReaderInUse,
-    /// Reads bypass the page cache.
+    /// Whether reads bypass the page cache.
     direct: bool,
     page_cache: Option<Arc<PageCache>>,
     seen: Option<Seen>,
@@ -264,7 +266,7 @@ impl<'a> Facts<'a> {
         why
     }
 
-    /// Opens the reader of files. Without any file, nor a cache, the reader of objects is the only one.
+    /// Opens the reader of files. Without files and a cache, the reader of objects is the only one.
     fn open_main(
         &self,
         meter: &Arc<Meter>,
@@ -340,14 +342,14 @@ impl<'a> Facts<'a> {
         Files::new(sources, align, self.options.fds).through(FaultHook::of(self.options), seen)
     }
 
-    /// The reader of objects. `fill`: the cache that keeps what it reads.
+    /// The reader of objects. `fill`: the cache that keeps the bytes that it reads.
     fn start_objects(
         &self,
         meter: Arc<Meter>,
         waker: Option<Waker>,
         fill: Option<&Fill>,
     ) -> Result<Box<dyn Reader>> {
-        // Beside a network mount no more than its depth is used.
+        // If there is also a network mount, at most its depth is used.
         let unlimited = self.options.connections.is_none();
         let depth = self.options.depth.or(self.depth.filter(|_| unlimited));
         let options = ReaderOptions {
@@ -460,7 +462,8 @@ fn check_limits(options: &ReaderOptions) -> Result<()> {
     Ok(())
 }
 
-/// Whether a second epoch would run from memory, so that the first one should fill the page cache.
+/// Whether a second epoch would be read from memory, so that the first one should fill the page
+/// cache.
 fn fits_memory(dataset: u64, why: &mut Vec<String>) -> bool {
     let Some(free) = available::for_page_cache() else {
         why.push("free memory unknown: misses bypass the page cache".into());

@@ -1,4 +1,4 @@
-//! Completions that other threads bring, and the bell of the driver that waits for them.
+//! Completions from other threads, and the bell of the driver that waits for them.
 
 use super::waker::Bell;
 use super::{Completion, Waker};
@@ -6,7 +6,7 @@ use crate::sync::Hold;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// The end of every operation of a reader whose threads do the reads.
+/// The completions of a reader whose threads do the reads.
 pub(super) struct Completions {
     completions: Mutex<Vec<Completion>>,
     bell: Arc<Bell>,
@@ -35,8 +35,8 @@ impl Completions {
         self.announce();
     }
 
-    /// Adds completions, which the driver meets at the next [`announce`](Self::announce); gives the number of
-    /// completions that wait.
+    /// Adds completions. The driver learns of them at the next [`announce`](Self::announce).
+    /// Returns the number of completions that wait.
     pub(super) fn add(&self, completions: impl IntoIterator<Item = Completion>) -> usize {
         let mut waiting = self.completions.hold();
         waiting.extend(completions);
@@ -51,7 +51,7 @@ impl Completions {
         }
     }
 
-    /// As [`Reader::wait`](super::Reader::wait); gives the number of completions.
+    /// As [`Reader::wait`](super::Reader::wait); returns the number of completions.
     pub(super) fn wait(&self, out: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {

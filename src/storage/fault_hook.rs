@@ -1,5 +1,5 @@
-//! The hook between readers and the system: every open and every read attempt passes it, so that tests can inject
-//! faults.
+//! The hook between readers and the system: every open and every read attempt goes through it, so
+//! that tests can inject faults.
 //!
 //! ```text
 //! uring, pread, mmap, cache ── inject(call) ──► Injection ── next ──► the range that is really requested
@@ -23,7 +23,7 @@ mod plain {
     use rustix::io::Errno;
     use std::time::Duration;
 
-    /// The hook without faults, and the injection without one.
+    /// A hook and an injection without faults.
     #[derive(Clone, Default)]
     pub(crate) struct FaultHook;
 

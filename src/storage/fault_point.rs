@@ -21,8 +21,8 @@ pub enum Call {
     Copy,
 }
 
-/// A read attempt. `next` is the requested range, in multiples of `align` bytes. `there` is the range of the file that
-/// could be requested: the whole file, or that of a map.
+/// A read attempt. `next` is the requested range, in multiples of `align` bytes. `there` is the
+/// range of the file that could be requested: the whole file, or the range of a map.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "unstable"), allow(dead_code, reason = "for faults"))]
 pub(super) struct Attempt {

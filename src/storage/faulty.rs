@@ -9,12 +9,12 @@
 //! * Counted calls: opens, reads (io_uring entries, `pread`), reads that must not block (`preadv2` on the page cache),
 //!   and a map's read-ahead and copies. Retried reads count again. Bytes of memory sources and of cuFile are not read
 //!   here.
-//! * A fault happens *below* the code that handles it. A short read really requests fewer bytes, and bytes of another
-//!   offset are really read from there. An operation that shall fail is not done (in a ring, a NOP takes its place), so
-//!   nothing is opened or written unknown to the reader. A late operation is done and reported late; until then it owns
-//!   its buffer.
-//! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one byte) lets it pass.
-//!   Only faults that happened are [counted](Faulty::injected).
+//! * A fault happens *below* the code that handles it. A short read really requests fewer bytes,
+//!   and bytes of another offset are really read from there. An operation that must fail is not
+//!   executed (a ring gets a NOP instead), so nothing is opened or written without the reader's
+//!   knowledge. A late operation is executed and reported late; until then it owns its buffer.
+//! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one
+//!   byte) has no effect. Only faults that happened are [counted](Faulty::injected).
 //!
 //! With a plan, pauses between retries are a thousandth of the usual ones.
 //!
@@ -32,19 +32,19 @@ use std::time::{Duration, Instant};
 
 /// Number of injected faults that are recorded; later ones are only counted.
 const HITS_MAX: usize = 4096;
-/// Distance of the other offset, if no alignment is needed.
+/// Distance to the other offset, if no alignment is needed.
 const ELSEWHERE: u64 = 64;
 
 /// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The operation fails with this errno (1 to 4095) and is not done.
+    /// The operation fails with this errno (1 to 4095) and is not executed.
     Error(i32),
-    /// The operation brings at most this many bytes, at least 1. With `O_DIRECT` the number is rounded up to the block
-    /// size.
+    /// The operation returns at most this many bytes, at least 1. With `O_DIRECT` the number is
+    /// rounded up to the block size.
     Short(usize),
-    /// The operation brings 0 bytes, as at the end of a file.
+    /// The operation returns 0 bytes, as at the end of a file.
     Zero,
     /// The operation ends this much later.
     Late(Duration),
@@ -66,7 +66,8 @@ pub struct Hit {
     pub fault: Fault,
     /// The reader's requested extent; for an open, only the source matters.
     pub extent: Extent,
-    /// The affected bytes, by their place in the file: the bytes of the attempt, or the byte with the wrong bit.
+    /// The affected bytes, by their position in the file: the bytes of the attempt, or the byte
+    /// with the wrong bit.
     pub bytes: Range<u64>,
 }
 
@@ -101,14 +102,14 @@ impl Faulty {
         self.times(at, 1, fault)
     }
 
-    /// Adds a fault of each of `count` operations from `at` on.
+    /// Adds a fault of each of `count` operations starting at `at`.
     #[must_use]
     pub fn times(self, at: u64, count: u64, fault: Fault) -> Self {
         self.0.hold().plan.push((at, count, fault));
         self
     }
 
-    /// Adds a fault of every operation from `at` on.
+    /// Adds a fault of every operation starting at `at`.
     #[must_use]
     pub fn ever(self, at: u64, fault: Fault) -> Self {
         self.times(at, u64::MAX, fault)
@@ -174,7 +175,7 @@ impl Faulty {
 /// The change to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// The operation is not done; this is its result: a count, or minus an errno.
+    /// The operation is not executed; this is its result: a count, or minus an errno.
     Instead(i32),
     /// This many bytes are requested.
     Len(usize),
@@ -186,8 +187,8 @@ enum Change {
     Until(Instant),
 }
 
-/// The change that makes `fault`, and the affected part of the wanted bytes (offset, length). `None` if the fault makes
-/// no sense here.
+/// The change that causes `fault`, and the affected part of the wanted bytes (offset, length).
+/// `None` if the fault makes no sense here.
 fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
     let Attempt {
         call,
@@ -196,7 +197,7 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
         align,
         there: ref file,
     } = *attempt;
-    // The bytes that the kernel would bring, and the wanted part of them.
+    // The bytes that the kernel would return, and the wanted part of them.
     let there = file.end.saturating_sub(next.offset).min(next.len as u64);
     let start = next.offset.max(extent.offset);
     let end = (next.offset + there)
@@ -254,7 +255,7 @@ fn mix(number: u64) -> u64 {
     (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 7
 }
 
-/// The hook that a reader's calls pass.
+/// The hook that a reader's calls go through.
 #[derive(Clone, Default)]
 pub(crate) struct FaultHook(Option<Arc<Faulty>>);
 
@@ -333,7 +334,7 @@ impl Injection {
         }
     }
 
-    /// The request in place of `next`.
+    /// The request instead of `next`.
     pub(crate) fn next(&self, next: Next) -> Next {
         match self.change() {
             Some(Change::Len(len)) => Next { len, ..next },
@@ -342,7 +343,7 @@ impl Injection {
         }
     }
 
-    /// The result of an operation that must not be done: a count, or minus an errno.
+    /// The result of an operation that must not be executed: a count, or minus an errno.
     pub(crate) fn instead(&self) -> Option<i32> {
         let Some(Change::Instead(result)) = self.change() else {
             return None;
@@ -358,7 +359,8 @@ impl Injection {
         Some(time)
     }
 
-    /// Ends the operation. Returns the result to report in place of `result`; `bytes` are the bytes read.
+    /// Ends the operation. Returns the result to report instead of `result`; `bytes` are the bytes
+    /// read.
     pub(super) fn told(self, result: i64, bytes: Option<&mut [u8]>) -> i64 {
         let Some(change) = self.change() else {
             return result;
@@ -502,7 +504,7 @@ mod tests {
         for (fault, attempt, right) in table {
             assert_eq!(change(fault, 0, &attempt), right, "{fault:?} {attempt:?}");
         }
-        // A map of the extent alone has no other bytes.
+        // A map of only the extent has no other bytes.
         let map = Attempt {
             call: Call::Copy,
             there: 1000..3000,
@@ -554,7 +556,7 @@ mod tests {
         }
     }
 
-    /// The reported results of consecutive reads that bring 2000 bytes.
+    /// The reported results of consecutive reads that return 2000 bytes.
     fn told(faulty: Faulty, reads: usize) -> (Vec<i64>, Arc<Faulty>) {
         let faulty = Arc::new(faulty);
         let told = (0..reads).map(|_| {

@@ -5,15 +5,15 @@
 //! table, so reader and page cache together leave half of it to the program. The limit itself is never raised, because
 //! programs that use `select` rely on it.
 //!
-//! An opened file is the regular file that was indexed; anything else is an error that says what it is. All opens of data
-//! files come through [`check_indexed`], which compares:
+//! An opened file is the regular file that was indexed; anything else is an error that says what it
+//! is. All opens of data files go through [`check_indexed`], which compares:
 //!
 //! * the length, and the time of the last write;
 //! * the inode, except where file systems invent the number anew (FUSE, SMB, FAT, some overlays);
-//! * not a time that moves by itself, as that of some FUSE programs, which give the time of the question.
+//! * not a time that changes by itself: some FUSE programs return the time of the query.
 //!
-//! If a dataset told only lengths, the first open of the reader takes the place of the index ([`Seen`]). A name that came
-//! from a file is opened beneath its folder (`resolve_beneath`).
+//! If a dataset gave only lengths, the reader's first open replaces the index ([`Seen`]). A name
+//! that came from a file is opened beneath its folder (`resolve_beneath`).
 
 use super::fault_hook::FaultHook;
 use super::fault_point::{Attempt, Call};
@@ -34,8 +34,9 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// With `O_NONBLOCK`, a FIFO in place of a file is an error and not an endless wait. The flag is cleared once the file
-/// is known to be regular: with it, io_uring answers EAGAIN on file systems without asynchronous reads.
+/// With `O_NONBLOCK`, a FIFO instead of a file is an error and not an endless wait. The flag is
+/// cleared once the file is known to be regular: with it, io_uring returns EAGAIN on file systems
+/// without asynchronous reads.
 pub(crate) const OPEN_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -63,7 +64,8 @@ pub(crate) struct Files {
     seen: Option<Seen>,
 }
 
-/// The files whose versions no index has, as their first open found them. The tables of one reader share it.
+/// The stamps of files that have none in the index, from their first open. The tables of one reader
+/// share them.
 pub(crate) type Seen = Arc<[OnceLock<Stamp>]>;
 
 /// `None` if the index has all versions.
@@ -129,7 +131,8 @@ impl Files {
         }
     }
 
-    /// The same table, with opens and reads through `hook`. Each file must be the one that was opened first, by `seen`.
+    /// The same table, with opens and reads through `hook`. Each file must be the one that was
+    /// opened first, according to `seen`.
     pub(crate) fn through(self, hook: FaultHook, seen: Option<Seen>) -> Self {
         Self { hook, seen, ..self }
     }
@@ -139,8 +142,8 @@ impl Files {
         Self::new(self.sources.clone(), align, budget).through(self.hook.clone(), self.seen.clone())
     }
 
-    /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring minds it on regular files, and must not
-    /// read these.
+    /// The same table, but `O_NONBLOCK` stays set after the open. Only io_uring is affected by it
+    /// on regular files, and must not read these.
     pub(crate) fn nonblocking(self) -> Self {
         Self {
             nonblocking: true,
@@ -151,7 +154,7 @@ impl Files {
     /// Checks an opened file.
     fn check_opened(&self, id: SourceId, fd: &OwnedFd) -> Result<()> {
         if self.is_of_cache(id) {
-            // A cache never uses a name again.
+            // A cache never reuses a name.
             let stat = check_regular(fd)?;
             return same_length(&stat, self.sources.len_of(id));
         }
@@ -341,7 +344,8 @@ impl Files {
 
     /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are not disturbed.
     pub(crate) fn make_buffered(&self, file: &File) {
-        // If this fails, the next read fails with EINVAL again. Then `O_DIRECT` is not to blame, and it is an error.
+        // If this fails, the next read fails with EINVAL again. Then `O_DIRECT` is not the cause,
+        // and the read fails.
         let _ = rustix::fs::fcntl_setfl(&file.fd, OFlags::empty());
         file.buffered.store(true, Ordering::Relaxed);
         add(&self.fallbacks, 1);
@@ -355,14 +359,14 @@ impl File {
     }
 }
 
-/// Opens the file of a source, which is the indexed one. Errors: as of [`Files::get`].
+/// Opens the file of a source, which must be the indexed one. Errors: as of [`Files::get`].
 pub(crate) fn open_indexed(sources: &Sources, id: SourceId) -> Result<OwnedFd> {
     let opened = open(sources, id, OPEN_FLAGS).map_err(|errno| open_error(sources, id, errno))?;
     check_indexed(sources, id, &opened, None).map_err(|error| error.with_path(sources.path(id)))?;
     Ok(opened)
 }
 
-/// Opens the file of a source: where its path leads, or beneath its root.
+/// Opens the file of a source: at its path, or beneath its root.
 fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno> {
     match sources.beneath(id) {
         None => with_path(sources, id, |path| {
@@ -378,7 +382,7 @@ fn open(sources: &Sources, id: SourceId, flags: OFlags) -> Result<OwnedFd, Errno
     }
 }
 
-/// What the kernel says of an opened file, if it is a regular file.
+/// Metadata of an open file. An error unless it is a regular file.
 pub(super) fn check_regular(fd: &OwnedFd) -> Result<Stat> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os(Stage::Open, "", errno.into()))?;
     match FileType::from_raw_mode(stat.st_mode) {
@@ -438,7 +442,7 @@ fn check_indexed(
 fn may_be_same(fd: &OwnedFd, stat: &Stat, same_time: bool) -> bool {
     let invents = rustix::fs::fstatfs(fd)
         .is_ok_and(|system| invents_inodes(system.f_type as u32, stat.st_dev));
-    // Two looks without the kernel's cache of attributes.
+    // Two queries that bypass the kernel's cache of attributes.
     let time = || {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
         rustix::fs::statx(fd, c"", flags, StatxFlags::MTIME)
@@ -557,7 +561,7 @@ pub(crate) fn probe(sources: &Sources) -> Probe {
 
 /// The alignment that a file opened with `O_DIRECT` needs.
 fn direct_align(fd: &OwnedFd) -> Result<usize, Errno> {
-    // Kernels before 6.1 do not know the question, and seccomp filters may refuse it.
+    // Kernels before 6.1 do not know the query, and seccomp filters may refuse it.
     let Ok(stat) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Ok(ALIGN_UNKNOWN);
     };

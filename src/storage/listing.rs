@@ -1,5 +1,5 @@
-//! The sources of a dataset: a file, a folder, or a pattern such as `train-{0000..0127}.tar` or `*.parquet`; lengths,
-//! versions.
+//! Lists the sources of a dataset, with lengths and versions. A dataset is a file, a folder, or a
+//! pattern such as `train-{0000..0127}.tar` or `*.parquet`.
 
 pub(crate) use super::metadata::{FileKind, Meta, ODD, Stamp};
 use super::metadata::{bad_pattern, is_pattern, is_url};
@@ -15,7 +15,7 @@ const FILES_MAX: usize = 1 << 24;
 /// Limit of folders that are searched for data below a folder.
 const FOLDERS_MAX: usize = 1024;
 
-/// Ending of the index files that the crate writes beside shards.
+/// Ending of the index files that the crate writes next to shards.
 pub(crate) const INDEX: &str = ".fdx";
 
 /// The files of a dataset.
@@ -24,22 +24,25 @@ pub(crate) const INDEX: &str = ".fdx";
 pub struct Listed {
     /// Paths or URLs.
     pub files: Vec<PathBuf>,
-    /// The pattern, and what is left out.
+    /// The pattern, and what was left out.
     pub name: String,
-    /// Counts of what is left out, by ending.
+    /// Number of entries left out, by ending.
     pub left_out: BTreeMap<String, u64>,
 }
 
-/// The files that `pattern` names, in the order of their names (numbers in braces in the written order).
+/// The files that match `pattern`, in the order of their names (numbers in braces in the written
+/// order).
 ///
-/// It may be a URL, if the feature `remote` is on. An existing path is taken literally. A folder gives its regular files whose names end in one of `endings`, in upper
-/// or lower case (all files if there are none). Others are left out and counted: hidden files, other endings, folders
-/// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and `**`, any folders, are
-/// looked up; `folder/**` gives the files of a folder and of all folders in it, but for folders that begin with `_`. Links
-/// are followed. Files of an index (`.fdx`) are nobody's data.
+/// It may be a URL, if the feature `remote` is on. An existing path is taken literally. A folder
+/// gives its regular files whose names end in one of `endings`, in upper or lower case (all files
+/// if `endings` is empty). Others are left out and counted: hidden files, other endings, folders
+/// without such files. Otherwise `{a,b}` and `{000..127}` are expanded, then `*`, `?`, `[…]` and
+/// `**` (any folders) are matched; `folder/**` gives the files of a folder and of all folders in
+/// it, except folders that begin with `_`. Links are followed. Index files (`.fdx`) are never data.
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing name, [`ErrorKind::Empty`] if nothing is found,
-/// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a folder in a folder with such files.
+/// [`ErrorKind::NotAFile`] for a folder whose name ends like a file's, and for a subfolder with
+/// such files.
 pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
     let mut found = Found {
@@ -92,14 +95,14 @@ struct Found<'a> {
     left_out: BTreeMap<String, u64>,
 }
 
-/// What becomes of the folders in a folder.
+/// The treatment of subfolders.
 #[derive(Clone, Copy, PartialEq)]
 enum Inner {
-    /// Those that hold data are an error: to leave it out would lose samples silently.
+    /// A subfolder with data is an error: leaving it out would lose samples silently.
     Refused,
-    /// Taken, but for those that hold no data by their name.
+    /// Included, except those whose names say that they hold no data.
     Taken,
-    /// Taken, but for hidden ones.
+    /// Included, except hidden ones.
     All,
 }
 
@@ -115,7 +118,7 @@ impl Found<'_> {
         let mut names = Vec::new();
         braces(text, &mut names)?;
         if is_url(Path::new(text)) && !names.iter().any(|name| name.ends_with("/**")) {
-            // Together, because they may have one listing in common.
+            // Together, because they may share one listing.
             return self.objects(&names);
         }
         for name in &names {
@@ -148,7 +151,8 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// Adds the files of a pattern with `**`. The crate `glob` never ends where links lead around.
+    /// Adds the files of a pattern with `**`. The crate `glob` does not terminate on loops of
+    /// symbolic links.
     fn deep(&mut self, name: &str) -> Result<()> {
         let pattern = glob::Pattern::new(name).map_err(|error| bad_pattern(name, error))?;
         let options = glob::MatchOptions {
@@ -163,7 +167,7 @@ impl Found<'_> {
             left_out: BTreeMap::new(),
         };
         all.folder(Path::new(dir), Inner::All)?;
-        // The working folder is not in the pattern.
+        // The pattern does not contain the working folder.
         let mut files: Vec<_> = all
             .files
             .into_iter()
@@ -182,7 +186,7 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// Adds the files of a folder, in the order of their paths as texts.
+    /// Adds the files of a folder, in the order of their paths as text.
     fn folder(&mut self, dir: &Path, inner: Inner) -> Result<()> {
         let before = self.files.len();
         let mut todo = vec![dir.to_path_buf()];
@@ -190,7 +194,7 @@ impl Found<'_> {
             for (name, kind) in names_in(&folder)? {
                 let path = folder.join(&name);
                 let ending = ending_of(&name);
-                // A file without a target is an error where it is opened.
+                // A link without a target is an error when it is opened.
                 match is_folder(&path, kind) {
                     _ if is_index(&name) => {}
                     _ if kind == FileKind::Odd => self.leave_out(ODD.into()),
@@ -226,7 +230,7 @@ impl Found<'_> {
         *self.left_out.entry(what).or_default() += 1;
     }
 
-    /// Counts a folder in a folder, or refuses it.
+    /// Counts a subfolder, or refuses it.
     fn inner(&mut self, dir: PathBuf) -> Result<()> {
         let refused = |message: String| {
             Err(Error::new(ErrorKind::NotAFile, Stage::Index, message).with_path(&dir))
@@ -244,8 +248,9 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// Whether there is a wanted file below a folder, looked for in a limited number of folders. Folders that begin with
-    /// `.` or `_` hold no data, as elsewhere: a table's log, files of an unfinished job.
+    /// Whether there is a wanted file below a folder, searching a limited number of folders.
+    /// Folders that begin with `.` or `_` hold no data, by convention: they have a table's log, or
+    /// files of an unfinished job.
     fn holds_data(&self, dir: &Path) -> bool {
         let mut todo = vec![dir.to_path_buf()];
         for _ in 0..FOLDERS_MAX {
@@ -256,11 +261,11 @@ impl Found<'_> {
             {
                 continue;
             }
-            // Somebody else's, such as a file system's `lost+found`.
+            // A folder that cannot be read is skipped, such as a file system's `lost+found`.
             for (name, kind) in names_in(&dir).unwrap_or_default() {
                 let path = dir.join(&name);
                 match is_folder(&path, kind) {
-                    // A folder of the bucket, with an empty or relative name.
+                    // A folder in the bucket, with an empty or relative name.
                     false if kind == FileKind::Odd && name.as_encoded_bytes().ends_with(b"/") => {
                         return true;
                     }
@@ -280,7 +285,7 @@ impl Found<'_> {
     }
 }
 
-/// What matches a pattern without `**`.
+/// The paths that match a pattern without `**`.
 fn looked_up(name: &str) -> Result<Vec<PathBuf>> {
     let found = glob::glob_with(name, OPTIONS).map_err(|error| bad_pattern(name, error))?;
     found
@@ -298,7 +303,7 @@ fn is_folder(path: &Path, kind: FileKind) -> bool {
     kind == FileKind::Folder || (kind == FileKind::Link && path.is_dir())
 }
 
-/// What is left out of a folder, behind a description.
+/// What was left out of a folder, as the end of a description.
 pub(crate) fn others(left_out: &BTreeMap<String, u64>) -> String {
     if left_out.is_empty() {
         return String::new();
@@ -323,8 +328,8 @@ pub(crate) fn ending_of(name: &OsStr) -> String {
 
 /// The kind of a link's target. `root`: the folder that is listed.
 ///
-/// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that the link lies in, whose
-/// list would never end.
+/// Errors: [`ErrorKind::NotFound`] without a target; [`ErrorKind::NotAFile`] for a folder that
+/// contains the link, whose listing would never end.
 pub(crate) fn follow(link: &Path, root: &Path) -> Result<FileKind> {
     let target = real_path(link).map_err(|source| {
         Error::os(Stage::Index, "a link without a target", source).with_path(link)
@@ -373,7 +378,7 @@ pub(crate) fn regular(path: &Path) -> Result<Meta> {
     }
 }
 
-/// The names in a folder, in no order. Links are not followed.
+/// The names in a folder, in no particular order. Links are not followed.
 pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, FileKind)>> {
     let mut names = Vec::new();
     each_name(dir, |name, kind| {
@@ -383,7 +388,7 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<(OsString, FileKind)>> {
     Ok(names)
 }
 
-/// As [`names_in`], one at a time; those of a bucket are held together.
+/// As [`names_in`], one name at a time. The names in a bucket are collected first.
 pub(crate) fn each_name(
     dir: &Path,
     mut each: impl FnMut(OsString, FileKind) -> Result<()>,
@@ -413,7 +418,8 @@ pub(crate) fn real_path(path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-/// Whether a name ends in one of `endings`, in upper or lower case; all names do if there are none.
+/// Whether a name ends in one of `endings`, in upper or lower case; all names do if `endings` is
+/// empty.
 fn wanted(name: &OsStr, endings: &[&str]) -> bool {
     let name = name.as_encoded_bytes();
     endings.is_empty()
@@ -515,7 +521,7 @@ fn range(inside: &str) -> Option<(u64, u64, usize)> {
     Some((number(first)?, number(last)?, width))
 }
 
-/// `a,{b,c},d` at its outer commas.
+/// Splits `a,{b,c},d` at its outer commas.
 fn choices(inside: &str) -> Vec<&str> {
     let mut depth = 0;
     let mut start = 0;

@@ -1,4 +1,4 @@
-//! Kind, length and version of a source, as a folder or a store names them; which paths are URLs.
+//! Kind, length and version of a source, as a folder or a store reports them; which paths are URLs.
 
 use crate::error::{Error, ErrorKind, Stage};
 use std::fmt;
@@ -17,7 +17,7 @@ pub(crate) fn is_url(path: &Path) -> bool {
     scheme > 0 && bytes[scheme..].starts_with(b"://")
 }
 
-/// Whether a name is a pattern of several.
+/// Whether a name is a pattern, which may match several names.
 pub(super) fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?', '['])
 }
@@ -28,7 +28,7 @@ pub(super) fn bad_pattern(name: &str, error: glob::PatternError) -> Error {
         .with_path(name)
 }
 
-/// The kind of a name.
+/// The kind of the file or key with a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FileKind {
     File,
@@ -37,7 +37,7 @@ pub(crate) enum FileKind {
     Link,
     /// FIFO, socket, device.
     Other,
-    /// A key of a bucket that has no place in a folder, such as `a//b`.
+    /// A key in a bucket that cannot be a path in a folder, such as `a//b`.
     #[cfg_attr(
         not(feature = "remote"),
         allow(dead_code, reason = "files have no such names")
@@ -45,7 +45,7 @@ pub(crate) enum FileKind {
     Odd,
 }
 
-/// How such keys are counted.
+/// The label of such keys in counts.
 pub(crate) const ODD: &str =
     "with an odd key (an empty or relative part, or a control character; rename it)";
 
@@ -65,8 +65,8 @@ impl FileKind {
 pub(crate) struct Meta {
     pub(crate) kind: FileKind,
     pub(crate) len: u64,
-    /// Differs if the bytes do: the modification time in nanoseconds, modulo 2^64. A copy that keeps the time keeps the
-    /// version.
+    /// Differs if the bytes differ: the modification time in nanoseconds, modulo 2^64. A copy that
+    /// keeps the time keeps the version.
     pub(crate) version: u64,
     /// The version of an object, as its store names it.
     pub(crate) pin: Option<Arc<str>>,
@@ -116,10 +116,11 @@ impl Meta {
     }
 }
 
-/// What tells apart the files that had one path, beside their length: the time of the last write, and the inode.
+/// Distinguishes files that had the same path and length: the time of the last write, and the
+/// inode.
 ///
-/// The device does not count: an automatic mount may come back with another number. The time of a file's last change of
-/// attributes does not either: `chmod`, a link or a backup moves it.
+/// The device number is not part of it: an automatic mount may return with another number. Nor is
+/// the time of the last change of attributes: `chmod`, a link or a backup changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     /// In nanoseconds, modulo 2^64.
@@ -151,7 +152,7 @@ impl fmt::Display for Stamp {
         let rest = self.modified % 1_000_000_000;
         let days = seconds / 86_400;
         let second = seconds % 86_400;
-        // Years begin in March, so that a leap day is the last one; 719,468 days lie before 1970.
+        // Years begin in March, so that a leap day is the last one; 719,468 days precede 1970.
         let shifted = days + 719_468;
         let era = shifted / 146_097;
         let day = shifted % 146_097;
@@ -171,18 +172,19 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// Modulo 2^64.
+/// The time in nanoseconds, modulo 2^64.
 fn nanoseconds(seconds: i64, rest: i64) -> u64 {
     (seconds as u64)
         .wrapping_mul(1_000_000_000)
         .wrapping_add(rest as u64)
 }
 
-/// What tells contents of a file apart: the times of the last changes in nanoseconds, and the inode if it stays.
+/// Distinguishes contents of a file: the times of the last changes in nanoseconds, and the inode if
+/// it is stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     modified: u64,
-    /// Of content or attributes. No program can set it.
+    /// Time of the last change of content or attributes. No program can set it.
     changed: u64,
     inode: u64,
     len: u64,

@@ -108,8 +108,9 @@ impl Mmap {
             at: done,
             len: extent.len as usize - done,
         };
-        // First start the reads of all pages, then wait for them: page faults alone would read page by page. Both calls
-        // are hints. The copy brings the pages that they miss, and reports pages that are not available.
+        // First start the reads of all pages, then wait for them: page faults alone would read page
+        // by page. Both calls are hints. The copy loads the pages that they miss, and reports pages
+        // that are not available.
         let _ = map.advise_range(Advice::WillNeed, start, dst.len());
         let _ = turn(Call::Populate, next(0))
             .opened(|| Ok(map.advise_range(Advice::PopulateRead, start, dst.len())));
@@ -132,7 +133,8 @@ impl Mmap {
         Ok(done)
     }
 
-    /// Checks that the copied bytes belong to the file. Behind its end, a map shows zeros up to the end of the page.
+    /// Checks that the copied bytes belong to the file. Past its end, a map shows zeros up to the
+    /// end of the page.
     fn check_end(&self, file: &File, extent: &Extent, copied: usize) -> Result<()> {
         let len = file
             .len_now()
@@ -147,7 +149,7 @@ impl Mmap {
         Ok(())
     }
 
-    /// Reads the bytes by `pread`.
+    /// Reads the bytes with `pread`.
     fn read_plain(
         &self,
         file: &File,

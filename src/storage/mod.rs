@@ -15,11 +15,12 @@
 //! opened.
 //!
 //! Invariants:
-//! * An operation owns its buffer from `submit` until its `Completion`, or until `submit` returns it. If the end of an
-//!   operation is unknown, buffer and ring are leaked and counted (`Report::leaked`), never freed.
-//! * Every operation ends in exactly one completion. It has all bytes of the extent, or one error that names path,
-//!   offset and length. A short read is continued. A read of 0 before the end is
-//!   [`ErrorKind::Truncated`](crate::ErrorKind).
+//! * An operation owns its buffer from `submit` until its `Completion`, or until `submit` returns
+//!   it. If it is unknown whether an operation ended, its buffer and ring are leaked and counted
+//!   (`Report::leaked`), never freed.
+//! * Every operation ends in exactly one completion. It carries all bytes of the extent, or one
+//!   error that names the path, offset and length. A short read is continued. A read of 0 before
+//!   the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * One thread drives a reader; other threads may only use its `Waker`.
 
 mod blob;

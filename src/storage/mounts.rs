@@ -1,12 +1,13 @@
-//! Which sources lie on a network or parallel file system, and what readers do there.
+//! Which sources are on a network or parallel file system, and how readers treat them.
 //!
 //! ```text
 //! first file of each folder ──stat──► device ──statfs, once per device──► kind of file system ──► Mount, or a local disk
 //! ```
 //!
-//! With a cache, such files are staged like objects: `cache::upstream` reads their blocks, `router` the rest from the files
-//! themselves. Without one, the readers alone know: `choice` opens more reads at once, and no O_DIRECT where [`Mount`]
-//! says so. The kinds are those of `statfs` (`linux/magic.h`, and the file systems' own headers).
+//! With a cache, such files are staged like objects: `cache::upstream` reads their blocks, `router`
+//! reads the rest from the files themselves. Without a cache, only the readers differ: `choice`
+//! allows more reads at once, and no O_DIRECT if [`Mount`] says so. The kinds are those of `statfs`
+//! (`linux/magic.h`, and the file systems' own headers).
 
 use super::{SourceId, Sources};
 use crate::sync::Hold;
@@ -19,9 +20,11 @@ use std::sync::Mutex;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
     pub(super) name: &'static str,
-    /// A file keeps its inode number when it is mounted again. FUSE programs and SMB clients may invent numbers.
+    /// A file keeps its inode number when its file system is mounted again. FUSE programs and SMB
+    /// clients may invent numbers.
     pub(super) keeps_inodes: bool,
-    /// Reads may use O_DIRECT by default. The others refuse it, or lose the page cache that a machine's processes share.
+    /// Reads may use O_DIRECT by default. The other kinds refuse it, or would bypass the page cache
+    /// that a machine's processes share.
     pub(super) direct: bool,
 }
 
@@ -61,8 +64,8 @@ fn by_magic(magic: u32, device: u64) -> Option<&'static Mount> {
         .map(|(_, mount)| mount)
 }
 
-/// Local file systems that number an inode anew once the kernel has forgotten it: FAT, exFAT, VirtualBox's folders, and
-/// overlays after a copy.
+/// Local file systems that give an inode a new number once the kernel has dropped it: FAT, exFAT,
+/// VirtualBox's folders, and overlays after a copy.
 const INVENTIVE: [u32; 4] = [0x4d44, 0x2011_bab0, 0x786f_4256, 0x794c_7630];
 
 /// Whether a file of this file system may get another inode number while a loader runs.
@@ -70,14 +73,14 @@ pub(super) fn invents_inodes(magic: u32, device: u64) -> bool {
     INVENTIVE.contains(&magic) || by_magic(magic, device).is_some_and(|mount| !mount.keeps_inodes)
 }
 
-/// The kinds of file systems, each asked for once per device.
+/// The kinds of file systems, each looked up once per device.
 pub(crate) struct Mounts {
     devices: Mutex<HashMap<u64, Option<&'static Mount>>>,
     /// For tests: a folder that counts as a mount.
     also: Option<PathBuf>,
 }
 
-/// What such a folder is taken for.
+/// The mount that stands for such a folder.
 static TEST: Mount = mount("a test's mount", true, false);
 
 /// A folder on a mount.
@@ -88,7 +91,7 @@ pub(crate) struct Slow {
 }
 
 impl Slow {
-    /// What it is, for a reason.
+    /// A description of the folder, for a reason in the report.
     pub(super) fn words(&self) -> String {
         let folder = self.path.parent().unwrap_or(&self.path);
         format!("{} on {}", folder.display(), self.mount.name)
@@ -125,7 +128,7 @@ impl Mounts {
             .into_iter()
             .filter_map(|first| {
                 let path = sources.path(first);
-                // A file that cannot be looked at has an error of its own when it is read.
+                // If its metadata cannot be read, the file gives its own error when it is read.
                 let mount = self.of(&path, std::fs::metadata(&path).ok()?.dev())?;
                 Some(Slow { first, path, mount })
             })

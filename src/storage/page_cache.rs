@@ -1,9 +1,10 @@
 //! Copies bytes from the page cache at once, on the caller's thread: `preadv2` with `RWF_NOWAIT`, which never blocks.
 //!
-//! A miss must cost the device nothing. But since Linux 5.x, a `RWF_NOWAIT` read that misses *starts* the read into the
-//! page cache before it answers EAGAIN (measured on 6.18: 32 pages of 32 were there 0.2 s later). An O_DIRECT read
-//! after it would move the same bytes twice. So `cachestat` is asked first, until many hits in a row. If the kernel
-//! does not answer `cachestat`, probes become rarer while they do not pay.
+//! A miss must cost the device nothing. But since Linux 5.x, a `RWF_NOWAIT` read that misses
+//! *starts* the read into the page cache before it returns EAGAIN (measured on 6.18: all 32 pages
+//! were cached 0.2 s later). An O_DIRECT read after it would move the same bytes twice. So
+//! `cachestat` is called first, except after many hits in a row. If the kernel refuses `cachestat`,
+//! probes become rarer while they miss.
 
 use super::fault_hook::FaultHook;
 use super::fault_point::Call;
@@ -17,23 +18,23 @@ use std::io::IoSliceMut;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Limit of misses without a probe, if `cachestat` is not available.
+/// Maximum number of reads in a row that skip the probe, if `cachestat` is not available.
 const SKIP_MAX: u32 = 32;
 
 /// After this many hits in a row, the next read is tried without `cachestat`. With half of the data cached, a
 /// `cachestat` per read costs a microsecond, and a miss without it costs a second read from the device.
 const SURE: u32 = 32;
 
-/// The page cache as a reader that answers at once. Many threads share it; a hit takes no lock.
+/// The page cache as a reader that returns at once. Many threads share it; a hit takes no lock.
 pub struct PageCache {
     files: Files,
     hits: AtomicU64,
     misses: AtomicU64,
     /// Hits in a row, up to `SURE`. A hint; a race costs one `cachestat`.
     sure: AtomicU32,
-    /// `cachestat` is refused here.
+    /// Whether `cachestat` is refused here.
     blind: AtomicBool,
-    /// If it is refused: misses in a row (capped), and the number of tries still to skip.
+    /// If it is refused: misses in a row (capped), and the number of reads still to skip.
     streak: AtomicU32,
     skip: AtomicU32,
     refused: OnceLock<String>,
@@ -42,7 +43,7 @@ pub struct PageCache {
 /// The answer of the page cache.
 #[derive(Debug)]
 pub enum Cached {
-    /// All bytes were there and are in `dst`.
+    /// All bytes were cached and are in `dst`.
     Hit,
     /// Some bytes were missing; `dst` holds garbage. Read them by a [`Reader`](super::Reader).
     Miss,
@@ -114,7 +115,8 @@ impl PageCache {
             return Ok(true);
         }
         if sources.is_staged(extent.source) {
-            // If the cache's file cannot be read, the network has the bytes. It alone is looked at: a mount may not answer.
+            // Only the cache's file is tried, because a mount may not respond. If that fails, the
+            // bytes come from the network.
             return Ok(sources.read_cached(extent, || self.look(extent, dst).unwrap_or(false)));
         }
         self.look(extent, dst)
@@ -147,7 +149,7 @@ impl PageCache {
         Ok(hit)
     }
 
-    /// Copies the bytes; false as soon as some are missing.
+    /// Copies the bytes; false as soon as a byte is missing.
     fn copy(&self, fd: impl AsFd, extent: &Extent, dst: &mut [u8]) -> Result<bool> {
         let mut done = 0;
         let mut retries = 0;
@@ -176,7 +178,7 @@ impl PageCache {
                 }
                 Ok(read) => done += read,
                 Err(Errno::INTR) if retries < RETRIES_MAX => retries += 1,
-                // The reader that then waits for the bytes reports errors better.
+                // The blocking read that follows reports errors better.
                 Err(Errno::INTR) => return Ok(false),
                 Err(Errno::AGAIN) => return Ok(false),
                 Err(errno @ (Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
@@ -203,7 +205,7 @@ impl PageCache {
         }
     }
 
-    /// Whether to skip this try, because the last ones did not pay and a probe is not free.
+    /// Whether to skip this read, because the last probes missed and a probe has a cost.
     fn let_pass(&self) -> bool {
         let left = self.skip.load(Ordering::Relaxed);
         if left > 0 {

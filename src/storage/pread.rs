@@ -7,7 +7,7 @@ use super::threads::BlockingRead;
 use super::{Counters, Extent, Footprint, ReadStats, add};
 use crate::error::{Error, ErrorKind, Result, Stage};
 
-/// `pread`, past the page cache if `files` says so.
+/// Reads with `pread`, past the page cache if `files` says so.
 pub(super) struct Pread {
     files: Files,
 }
@@ -19,7 +19,7 @@ impl Pread {
 }
 
 /// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The extent must not be
-/// empty and must lie within its file.
+/// empty and must be within its file.
 pub(super) fn read_file(
     files: &Files,
     extent: &Extent,

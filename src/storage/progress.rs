@@ -21,7 +21,7 @@ pub(crate) const RETRIES_MAX: u32 = 1000;
 /// The next step after a read returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// All bytes are there; the extent starts at this offset of the buffer.
+    /// All bytes are in the buffer; the extent starts at this offset of the buffer.
     Done(usize),
     /// Some bytes came: continue at `next()`.
     Continue,
@@ -36,7 +36,7 @@ pub(crate) enum Step {
 /// Why a read failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The file ends before the extent does; this many bytes of the extent are there.
+    /// The file ends before the extent does; this many bytes of the extent were read.
     Truncated(u64),
     /// An error of the operating system.
     Os(Errno),
@@ -129,7 +129,8 @@ impl Progress {
                 self.retries += 1;
                 Step::Retry
             }
-            // The alignment differs on this file, or its file system knows O_DIRECT only on opening.
+            // The alignment differs on this file, or its file system accepts O_DIRECT only in
+            // `open`.
             Err(Errno::INVAL) if self.is_direct() => {
                 *self = Self::new(self.extent, 1);
                 Step::Buffered
@@ -260,7 +261,7 @@ mod tests {
             play(extent(100, 50), 1, &[Ok(20), Ok(0)]).1,
             Step::Fail(Failure::Truncated(20))
         );
-        // O_DIRECT brings the same tail again after aligning down: no new byte is the end, too.
+        // O_DIRECT returns the same tail again after aligning down: no new byte also means the end.
         assert_eq!(
             play(extent(100, 900), 512, &[Ok(700), Ok(188)]).1,
             Step::Fail(Failure::Truncated(600))
@@ -309,8 +310,9 @@ mod tests {
     }
 
     proptest! {
-        /// A file of `file` bytes behind a kernel that returns any short counts. Existing wanted bytes always arrive at
-        /// the right place, and nothing else counts as success.
+        /// Simulates a file of `file` bytes and a kernel that returns arbitrary short counts.
+        /// Existing wanted bytes always arrive at the right place, and nothing else counts as
+        /// success.
         #[test]
         fn any_short_reads_succeed_exactly_if_the_bytes_exist(
             offset in 0_u64..5000, len in 1_u64..5000, file in 0_u64..12_000, shift in 0_u32..13,

@@ -13,10 +13,10 @@ const BUFFER: usize = 1 << 20;
 /// Bytes of the target's name in the hidden name. File systems limit names to 255 bytes.
 const NAME_MAX: usize = 200;
 
-/// A file being written. Dropped before [`commit`](Self::commit), it leaves nothing.
+/// A file being written. If it is dropped before [`commit`](Self::commit), nothing is left of it.
 pub(crate) struct Pending {
     file: Option<BufWriter<File>>,
-    /// Its path so far, and the final one.
+    /// Its current path, and the final one.
     pub(crate) hidden: PathBuf,
     pub(crate) target: PathBuf,
 }
@@ -61,8 +61,8 @@ impl Pending {
         std::fs::rename(&self.hidden, &self.target)
     }
 
-    /// Gives the file its final name; with `sync`, after its bytes are on the device. A file of that name goes, unless it
-    /// `stays`.
+    /// Gives the file its final name; with `sync`, after its bytes are on the device. An existing
+    /// file of that name is replaced, unless `stays`.
     pub(crate) fn commit_unless(
         mut self,
         sync: bool,
@@ -72,20 +72,21 @@ impl Pending {
         match std::fs::hard_link(&self.hidden, &self.target) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && stays() => Ok(()),
-            // Also on a file system without links.
+            // Replaces an existing file. Also used on a file system without links.
             Err(_) => std::fs::rename(&self.hidden, &self.target),
         }
     }
 
-    /// Gives the file its final name, after its bytes are on the device, unless the name is taken: then an equal file
-    /// stays. Errors: [`io::ErrorKind::AlreadyExists`] for a file of other bytes.
+    /// Gives the file its final name, after its bytes are on the device, unless the name is taken;
+    /// an equal file is then left in place. Errors: [`io::ErrorKind::AlreadyExists`] for a file of
+    /// other bytes.
     pub(crate) fn commit_new(mut self) -> io::Result<()> {
         self.close(true)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 match equal(&self.hidden, &self.target) {
                     Ok(true) => Ok(()),
-                    // Also a link without a target.
+                    // Other bytes. In the next case, the target is a link without a target.
                     Ok(false) => Err(error),
                     Err(other) if other.kind() == io::ErrorKind::NotFound => Err(error),
                     Err(other) => Err(other),
@@ -105,7 +106,7 @@ impl Pending {
     pub(crate) fn commit_first(mut self) -> io::Result<()> {
         self.close(true)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
-            // Without links, too, a name that is taken stays.
+            // An existing file stays, also on a file system without links.
             Err(_) if self.target.symlink_metadata().is_ok() => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(error),
             Err(_) => std::fs::rename(&self.hidden, &self.target),
@@ -171,7 +172,7 @@ fn equal(one: &Path, other: &Path) -> io::Result<bool> {
     }
 }
 
-/// The target of a hidden file of [`Pending::create`], by its name; its end is cut off if it is long.
+/// The name of the target of a hidden file of [`Pending::create`]. A long name is truncated.
 pub(crate) fn target_of(name: &str) -> Option<&str> {
     let (name, number) = name
         .strip_prefix('.')?
@@ -182,9 +183,10 @@ pub(crate) fn target_of(name: &str) -> Option<&str> {
     (digits(number) && digits(process)).then_some(target)
 }
 
-/// An open file whose lock ends with this value, and in its process alone.
+/// An open file. Its lock ends when this value is dropped, but only in the process that made it.
 ///
-/// A child shares the lock of a file that was open at the fork, until it closes it: to close the file here ends nothing.
+/// A child shares the lock of a file that was open at the fork, until it closes the file. So
+/// closing the file here would not end the lock.
 pub(crate) struct Held {
     pub(crate) file: File,
     process: Process,
@@ -215,7 +217,7 @@ pub(crate) struct Lock(
 impl Lock {
     /// Locks the file. `None`: another process holds the lock.
     pub(crate) fn try_of(path: &Path) -> io::Result<Option<Self>> {
-        // An exclusive lock on a network file system needs a file that may be written to.
+        // An exclusive lock on a network file system needs a file that is open for writing.
         let file = File::options()
             .read(true)
             .write(true)
@@ -247,7 +249,7 @@ pub(crate) fn make_folder(dir: &Path) -> io::Result<()> {
 
 /// Removes a folder if it is empty.
 pub(crate) fn remove_folder(dir: &Path) {
-    // A folder with files is not ours alone, and stays.
+    // A folder with files is also used by others, and stays.
     let _ = std::fs::remove_dir(dir);
 }
 
@@ -349,7 +351,7 @@ mod tests {
         std::fs::write(&path, b"").unwrap();
         let lock = Lock::try_of(&path).unwrap().unwrap();
         assert!(Lock::try_of(&path).unwrap().is_none());
-        // A copy of the descriptor, as a child has it.
+        // A copy of the descriptor, as a child would have it.
         let child = lock.0.as_ref().unwrap().file.try_clone().unwrap();
         drop(lock);
         assert!(Lock::try_of(&path).unwrap().is_some());

@@ -16,7 +16,8 @@ pub(crate) use sealed::Sealed;
 pub const DEPTH_MAX: u32 = 4096;
 /// Limit of threads in a pread or mmap reader.
 pub const THREADS_MAX: u32 = 256;
-/// Deadline for operations in flight when a reader is dropped. Later ones are leaked.
+/// Deadline for operations in flight when a reader is dropped. Operations that take longer are
+/// leaked.
 pub const DROP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Options to open a reader.
@@ -27,9 +28,10 @@ pub struct ReaderOptions {
     pub mode: Mode,
     /// Whether to bypass the page cache.
     pub direct: Direct,
-    /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32; there NVMe devices reach their bandwidth
-    /// at 128 KiB. For io_uring through the page cache it is 128, because each operation also allocates and fills its
-    /// pages; on network mounts too, because each waits for a server.
+    /// Operations in flight, 1 to [`DEPTH_MAX`]. `None`, the default, is 32: at this depth, NVMe
+    /// devices reach their bandwidth with reads of 128 KiB. For io_uring through the page cache it
+    /// is 128, because each operation also allocates and fills its pages. It is also 128 on network
+    /// mounts, because each waits for a server.
     pub depth: Option<u32>,
     /// Threads of the pread and mmap readers, at most [`THREADS_MAX`] and never more than `depth`. 0, the default,
     /// means `depth` threads, but at most 32, and 128 on network mounts: each only waits for the device.
@@ -39,13 +41,13 @@ pub struct ReaderOptions {
     pub fds: Option<u32>,
     /// io_uring registers neither files nor buffers; only to measure their gain.
     pub unregistered: bool,
-    /// Limit of a request to a store without a byte.
+    /// Maximum time that a request to a store may receive no byte.
     pub(crate) patience: Option<std::time::Duration>,
-    /// Limit of memory for connections, which bounds the default depth.
+    /// Maximum memory for connections, which bounds the default depth.
     pub(crate) connections: Option<usize>,
     /// The cache of objects and of files on network mounts.
     pub(crate) cache: Option<super::Cache>,
-    /// Where samples that follow each other lie.
+    /// Whether consecutive samples are close together in storage.
     pub(crate) locality: Locality,
     /// For tests: the errno with which the setup of io_uring fails.
     #[doc(hidden)]
@@ -84,17 +86,17 @@ impl ReadOp {
     }
 }
 
-/// Bytes on their way to the disk are at their limit.
+/// The error if the bytes on their way to the disk have reached their limit.
 pub(crate) struct NoRoom;
 
-/// Keeps what requests to stores bring.
+/// Keeps the bytes that requests to stores return.
 #[cfg_attr(
     not(feature = "remote"),
     allow(dead_code, reason = "for the reader of objects")
 )]
 pub(crate) trait Keep: Send + Sync {
-    /// The range to ask for in place of this one, if its bytes are to be kept: it begins and ends as the keeper needs it.
-    /// Then [`keep`](Self::keep) follows. `Err`: there is no room now.
+    /// The range to request instead of this one, if its bytes are to be kept; the keeper chooses
+    /// its ends. Then [`keep`](Self::keep) follows. `Err`: there is no room now.
     fn wants(
         &self,
         source: SourceId,
@@ -102,10 +104,10 @@ pub(crate) trait Keep: Send + Sync {
         len: u64,
     ) -> std::result::Result<Option<Range<u64>>, NoRoom>;
 
-    /// A range is read without being kept, for lack of room.
+    /// Records that a range is read but not kept, for lack of room.
     fn pass(&self);
 
-    /// Takes the bytes of such a range that came, and are right: all of them, or a beginning.
+    /// Takes the correct bytes received of such a range: all of them, or a prefix.
     fn keep(&self, source: SourceId, range: Range<u64>, bytes: Vec<u8>);
 }
 
@@ -141,8 +143,8 @@ impl MemoryTerm {
 pub struct Footprint {
     /// Bytes of buffer.
     pub bytes: usize,
-    /// The read brings exactly the extent's bytes to the start of the buffer. So the buffer may be their final place,
-    /// if it is aligned to [`Reader::mem_align`] in its region.
+    /// The read puts exactly the extent's bytes at the start of the buffer. So the buffer may be
+    /// their final place, if it is aligned to [`Reader::mem_align`] in its region.
     pub in_place: bool,
 }
 
@@ -175,7 +177,7 @@ pub trait Reader: Sealed + Send {
     /// The requirements of a read of `extent`.
     fn footprint(&self, extent: &Extent) -> Footprint;
 
-    /// Memory that it needs beside the buffers of its reads.
+    /// Memory that the reader needs besides the buffers of its reads.
     fn terms(&self) -> Vec<MemoryTerm> {
         Vec::new()
     }
@@ -190,10 +192,11 @@ pub trait Reader: Sealed + Send {
     #[allow(clippy::result_large_err, reason = "the operation itself comes back")]
     fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp>;
 
-    /// Sends the submitted operations as one batch and appends completions to `out`. Returns after at least one
-    /// completion, a wake, or `timeout` (`None`: never; zero: looks once). It may return early without a completion. It
-    /// may return up to 1 ms late if many small reads are in flight, to gather their completions. Neither `submit` nor
-    /// `wait` blocks on storage: a hung read must not hold the planner.
+    /// Sends the submitted operations as one batch and appends completions to `out`. Returns after
+    /// at least one completion, a wake, or `timeout` (`None`: no timeout; zero: checks once). It
+    /// may return early without a completion. It may return up to 1 ms late if many small reads are
+    /// in flight, to gather their completions. Neither `submit` nor `wait` blocks on storage: a
+    /// hung read must not hold the planner.
     fn wait(&mut self, out: &mut Vec<Completion>, timeout: Option<Duration>);
 
     /// Submitted operations whose completion was not returned yet.

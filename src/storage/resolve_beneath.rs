@@ -5,10 +5,11 @@
 //!                                                └── without openat2: one component at a time, no link at all
 //! ```
 //!
-//! A name from the user or from a folder listing may be a link to any place of the user's data. A name in an index or a
-//! manifest is data. [`is_plain`] refuses it if it is absolute, or has `..`, `.`, an empty component or a NUL. The
-//! kernel refuses it if a link on its path leads out of the root (`EXDEV`), or is one of `/proc`'s (`ELOOP`). An
-//! absolute link counts as leading out, wherever it ends.
+//! A name from the user or from a folder listing may be a link to any place of the user's data. A
+//! name in an index or a manifest is data. [`is_plain`] refuses it if it is absolute, or has `..`,
+//! `.`, an empty component or a NUL. The kernel refuses it if a link on its path leads out of the
+//! root (`EXDEV`), or is a magic link of `/proc` (`ELOOP`). An absolute link counts as leading out,
+//! wherever it ends.
 //!
 //! Limits: before Linux 5.6, and under filters that refuse `openat2`, links within the root are refused as well. The
 //! root is opened anew each time, so that a remounted file system is found again.
@@ -60,7 +61,7 @@ pub(crate) fn open(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<O
     Err(Errno::AGAIN)
 }
 
-/// As [`open`] with `openat` alone: one component after the other, links refused.
+/// As [`open`] with `openat` only: one component after the other, links refused.
 fn walk(root: BorrowedFd<'_>, name: &CStr, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut here: Option<OwnedFd> = None;
@@ -146,7 +147,7 @@ mod tests {
         }
     }
 
-    /// A folder with links of every kind, beside a file that must stay out of reach.
+    /// A folder with links of every kind, next to a file that must stay out of reach.
     fn folder(name: &str) -> PathBuf {
         let base =
             std::env::temp_dir().join(format!("feedline-beneath-{name}-{}", std::process::id()));
@@ -167,7 +168,7 @@ mod tests {
     fn no_file_outside_of_the_root_is_opened_on_either_path() {
         let base = folder("table");
         let root = root(&base.join("root")).unwrap();
-        // The answer of openat2, and the answer without it.
+        // The result of openat2, and the result without it.
         let table = [
             ("sub/file", None, None),
             ("inside", None, Some(Errno::XDEV)),
@@ -186,7 +187,7 @@ mod tests {
                 let name = std::ffi::CString::new(name).unwrap();
                 match (way(root.as_fd(), &name, FLAGS), refused) {
                     (Err(errno), Some(refused)) => assert_eq!(errno, refused, "{name:?}"),
-                    // A kernel without openat2 gives no answer here.
+                    // A kernel without openat2 refuses all links.
                     (Err(Errno::XDEV), None) if pick == 0 && !has_openat2() => {}
                     (Ok(fd), None) => {
                         let mut text = String::new();

@@ -6,7 +6,7 @@
 //!             └─────── transient, up to 5 × ──────┴─► otherwise: the error
 //! ```
 //!
-//! Opening anew cures a stale handle of a network file system.
+//! Opening the file anew fixes a stale handle of a network file system.
 //!
 //! Limits: five tries with pauses of about 110 ms together; a bounce buffer of 1 MiB for each read past the page cache.
 //! The result is the whole extent or an error, as from any reader.
@@ -28,10 +28,10 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(100),
 ];
 
-/// Bytes that go past the page cache at a time.
+/// Bytes per read past the page cache.
 const BOUNCE: usize = 1 << 20;
 
-/// Reads extents anew.
+/// Repeats failed reads.
 pub(crate) struct Again {
     /// Opens the file for each read, because the open descriptor may be stale.
     files: Files,
@@ -39,7 +39,8 @@ pub(crate) struct Again {
     recovered: AtomicU64,
 }
 
-/// Whether memory or descriptors are short, for every sample. A retry may help; another sample does not.
+/// Whether memory or descriptors are short, which affects every sample. A retry may help; another
+/// sample does not.
 pub(crate) fn exhausted(error: &Error) -> bool {
     use Errno as E;
     matches!(
@@ -48,19 +49,20 @@ pub(crate) fn exhausted(error: &Error) -> bool {
     )
 }
 
-/// Whether a store failed, not one of its objects. An object itself is gone, or has changed.
+/// Whether a store failed, and not only one of its objects. Errors of an object itself are that it
+/// is gone, or has changed.
 pub(crate) fn out_of_reach(error: &Error) -> bool {
     let of_store = matches!(error.kind(), ErrorKind::Io | ErrorKind::Permission);
     of_store && error.site().path.as_deref().is_some_and(is_url)
 }
 
-/// Whether an object has another version than was listed, or its servers disagree about it.
+/// Whether an object has a version other than the listed one, or its servers disagree about it.
 pub(crate) fn has_other_version(error: &Error) -> bool {
     error.kind() == ErrorKind::Changed && error.site().path.as_deref().is_some_and(is_url)
 }
 
-/// Whether a retry of a failed read may work: a resource is short, or storage or network is in trouble. Only this
-/// function knows the system's codes for that.
+/// Whether a retry of a failed read may work: a resource is short, or storage or network has a
+/// temporary failure. Only this function knows the system's codes for that.
 pub(crate) fn may_pass(error: &Error) -> bool {
     use Errno as E;
     let Some(code) = code(error) else {
@@ -91,7 +93,7 @@ fn code(error: &Error) -> Option<Errno> {
     source.and_then(Errno::from_io_error)
 }
 
-/// Does `work` anew, with the pauses of a read, while its error may pass.
+/// Repeats `work`, with the pauses of a read, while its error may be temporary.
 pub(crate) fn patiently<T>(mut work: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in PAUSES {
         match work() {
@@ -142,7 +144,7 @@ impl Again {
     pub(crate) fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
         let done = match self.once(extent, buf, code(error) == Some(Errno::IO)) {
-            // The read past the page cache may itself be what fails.
+            // The read past the page cache may itself be the cause of the error.
             Err(error) if may_pass(&error) => self.tries(extent, buf).0,
             done => done,
         };
@@ -192,7 +194,8 @@ impl Again {
         read.map_err(|error| self.files.sources().at(error, extent))
     }
 
-    /// Reads the bytes of `extent`, which lies within its file, once, by a descriptor of `files`.
+    /// Reads the bytes of `extent`, which must be within its file, once, with a descriptor of
+    /// `files`.
     pub(crate) fn plainly(&self, files: &Files, extent: &Extent, buf: &mut [u8]) -> Result<usize> {
         match extent.len {
             0 => Ok(0),

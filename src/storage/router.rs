@@ -1,5 +1,6 @@
-//! The reader that gives each read to the reader of its source, by a list of routes that is made once. With a cache, the
-//! reads of objects and of files on network mounts ask it first, and what it holds is read as a file.
+//! The reader that passes each read to the reader of its source, by a list of routes that is made
+//! once. With a cache, reads of objects and of files on network mounts ask it first. Bytes that the
+//! cache holds are read as a file.
 //!
 //! ```text
 //! submit ─┬─ file ───────────────────────────► reader of files ─────────────────┬─► wait
@@ -20,14 +21,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The reader of a source, for what no cache holds.
+/// The reader of a source, for bytes that no cache holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// A file that no cache stages, or memory.
     File,
     /// A file on a network mount, which a cache stages.
     Mount,
-    /// An object, staged where there is a cache.
+    /// An object; staged if there is a cache.
     Object,
 }
 
@@ -51,19 +52,21 @@ pub(super) struct Router {
     cached: Option<CachedReads>,
 }
 
-/// A cache's part of the reader.
+/// The router's state for a cache.
 struct CachedReads {
     fill: Fill,
-    /// Reads that the cache holds back.
+    /// Number of reads that wait in the cache.
     waiting: usize,
-    /// Reads of its files, which the network serves if they fail.
+    /// Reads of the cache's files, by tag. If one fails, the network serves it.
     on_disk: HashMap<u64, Extent>,
-    /// Reads that come back from the cache end. Until the next read after the last of them.
+    /// Whether reads that return from the cache are cancelled. The next read after the last of them
+    /// resets it.
     cancelled: bool,
 }
 
 impl Router {
-    /// `others` has a reader for each route but [`Route::File`]. They and `fill` wake the driver of `files`.
+    /// `others` has a reader for each route except [`Route::File`]. They and `fill` wake the driver
+    /// of `files`.
     pub(super) fn new(
         routes: Box<[Route]>,
         files: Box<dyn Reader>,
@@ -85,7 +88,7 @@ impl Router {
         }
     }
 
-    /// A source that the list lacks goes to the reader of files, which refuses it by name.
+    /// A source that is not in the list goes to the reader of files, whose error names it.
     fn route(&self, extent: &Extent) -> Route {
         self.routes
             .get(extent.source.index())
@@ -93,7 +96,8 @@ impl Router {
             .unwrap_or(Route::File)
     }
 
-    /// Gives a read to the reader of a route. There is room: no reader has less than the depth of all.
+    /// Submits a read to the reader of a route. It has room: no reader's depth is less than the
+    /// router's.
     fn give(&mut self, route: Route, op: ReadOp) -> Result<(), ReadOp> {
         match self.others.iter_mut().find(|(of, _)| *of == route) {
             Some((_, reader)) => reader.submit(op),
@@ -101,7 +105,7 @@ impl Router {
         }
     }
 
-    /// Sends a read on, to the cache first unless it is to go past it.
+    /// Forwards a read: to the cache first, unless `past_cache`.
     fn send(&mut self, op: ReadOp, past_cache: bool) -> Result<(), ReadOp> {
         let route = self.route(&op.extent);
         let Some(cached) = self
@@ -128,7 +132,8 @@ impl Router {
         }
     }
 
-    /// Takes what the cache and the other readers completed, and sends on the reads that waited for the cache.
+    /// Collects the completions of the cache and of the other readers, and forwards the reads that
+    /// waited for the cache.
     fn take_others(&mut self, out: &mut Vec<Completion>) {
         self.take_waiting(out);
         self.others
@@ -157,7 +162,8 @@ impl Router {
         }
     }
 
-    /// Sends failed reads of the cache's files to the network. `from`: the first completion of the reader of files.
+    /// Sends failed reads of the cache's files to the network. `from`: the index of the first
+    /// completion of the reader of files.
     fn read_again(&mut self, out: &mut Vec<Completion>, from: usize) {
         let mut at = from;
         while at < out.len() {
@@ -209,7 +215,7 @@ impl Reader for Router {
 
     fn footprint(&self, extent: &Extent) -> Footprint {
         let route = self.route(extent);
-        // What a cache holds is read as a file; the network needs no more.
+        // Bytes in a cache are read as a file; a read from the network needs no larger buffer.
         match self
             .others
             .iter()

@@ -1,19 +1,24 @@
-//! Side files: what was computed about data, kept beside them: indexes, checksums, seek points, plans.
+//! Side files: computed facts about data, stored next to the data: indexes, checksums, seek points,
+//! plans.
 //!
 //! ```text
 //! file:    page │ page │ page │ …        page: 4,092 bytes │ CRC32C of its number and bytes 4 (the last page may be shorter)
 //! pages:   "feedside" │ kind 4, version 4 │ sections, one after the other │ length of each section 8 × 4, identity 8, "sidefeed"
 //! ```
 //!
-//! Numbers are in the machine's byte order; in the other order the version is a newer one.
+//! Numbers are in the machine's byte order. In the other order, a file appears to be of a newer
+//! version.
 //!
-//! A file of up to 16 MiB, and an object of a store, is read whole when it is opened. A larger file is read in place, a page at a
-//! time by `pread`: it takes no memory, and processes share the page cache. A page is checked each time it is read. A truncated
-//! file is an error, never a signal, which a map would raise.
+//! A file of up to 16 MiB, or an object in a store, is read whole when it is opened. A larger file
+//! is read in place, a page at a time by `pread`: it takes no memory, and processes share the page
+//! cache. A page is checked each time it is read. A truncated file is an error, never a signal,
+//! which a map would raise.
 //!
-//! Invariants: a file appears whole, by a rename; one that is not checked when it is opened is on the device before. A file that
-//! others read in place is not replaced by an equal one, and none of a newer version or of another program is replaced. No byte is used before its page was checked. Lengths in the file are
-//! compared with its size, or with the caller's limit, before memory is allocated.
+//! Invariants: a file appears whole, by a rename. A file that is not checked when it is opened is
+//! synced before the rename. A file that others read in place is not replaced by an equal one. No
+//! file of a newer version or of another program is replaced. No byte is used before its page is
+//! checked. Lengths in the file are compared with its size, or with the caller's limit, before
+//! memory is allocated.
 
 use super::publish::{Pending, make_folder};
 use super::{Blob, is_url};
@@ -33,9 +38,10 @@ const HEAD: u64 = 16;
 /// Maximum sections of a file.
 const SECTIONS: usize = 4;
 const TAIL: u64 = size_of::<Tail>() as u64;
-/// Maximum bytes that are held in memory.
+/// Maximum bytes of a file that is held in memory.
 const HELD_MAX: u64 = 16 << 20;
-/// Pages read last that are kept: one sample's places are asked for several times in a row.
+/// Number of recently read pages that are kept: the places of one sample are looked up several
+/// times in a row.
 const RECENT: usize = 32;
 
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
@@ -46,16 +52,16 @@ struct Tail {
     end: [u8; 8],
 }
 
-/// What a side file is about, and the version of its sections.
+/// The content type of a side file, and the version of its sections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SideKind {
     pub(crate) name: [u8; 4],
     pub(crate) version: u32,
-    /// First 8 bytes of each format before side files, one after the other.
+    /// First 8 bytes of each format that preceded side files, concatenated.
     pub(crate) older: &'static [u8],
 }
 
-/// What is at the path of a side file.
+/// The file at the path of a side file.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 pub(crate) enum SideFound {
     /// No file, or an empty one.
@@ -65,13 +71,13 @@ pub(crate) enum SideFound {
     Damaged,
     /// Of an older version of this crate.
     Older,
-    /// Of a newer version, or of a machine of the other byte order, which is not to be overwritten.
+    /// Of a newer version, or of a machine of the other byte order; must not be overwritten.
     Newer,
-    /// Another file, which is not to be overwritten.
+    /// A file of another program; must not be overwritten.
     Foreign,
 }
 
-/// What is wrong with [`SideFound::Newer`].
+/// The message for [`SideFound::Newer`].
 pub(crate) const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte order; it is not \
      overwritten: name another file, or update feedline";
 
@@ -84,12 +90,12 @@ pub(crate) struct Sidefile {
 }
 
 enum Pages {
-    /// The bytes between head and tail, and before.
+    /// The bytes before the tail, head included.
     Held(Vec<u8>),
     InPlace(Blob, Recent<Vec<u8>>),
 }
 
-/// Values looked up last, by their numbers: `T` each, or the default in an unused place.
+/// The values looked up last, by number. An unused slot holds the default of `T`.
 pub(crate) struct Recent<T>(Box<[Mutex<(u64, T)>]>);
 
 impl<T: Default> Recent<T> {
@@ -97,7 +103,8 @@ impl<T: Default> Recent<T> {
         Self((0..places).map(|_| Mutex::default()).collect())
     }
 
-    /// What `take` makes of value `number`, which `fill` puts in place of another one if it is not there.
+    /// Applies `take` to value `number`. If the value is not held, `fill` writes it over another
+    /// one.
     pub(crate) fn with<R>(
         &self,
         number: u64,
@@ -105,7 +112,7 @@ impl<T: Default> Recent<T> {
         take: impl FnOnce(&T) -> R,
     ) -> Result<R> {
         let mut fresh = <(u64, T)>::default();
-        // Another thread may wait for the disk with this place: then it is not used.
+        // Another thread may hold this slot while it waits for the disk. Then the slot is not used.
         let mut held = self.0[(number % self.0.len() as u64) as usize]
             .try_lock()
             .ok();
@@ -136,7 +143,7 @@ impl Sidefile {
         Self::of_limited(blob, kind, HELD_MAX)
     }
 
-    /// As `of`, with at most so many bytes in memory.
+    /// As `of`, with at most `held_max` bytes in memory.
     fn of_limited(blob: Blob, kind: SideKind, held_max: u64) -> Result<SideFound> {
         if blob.len() == 0 {
             return Ok(SideFound::Nothing);
@@ -153,7 +160,7 @@ impl Sidefile {
             let version = version.try_into().map_or(0, u32::from_ne_bytes);
             match (*found == kind.name, version.cmp(&kind.version)) {
                 (true, Ordering::Equal) => {}
-                // Damage of the head looks the same, unless its page is right.
+                // A damaged head looks the same; the checksum of its page tells them apart.
                 _ if page(&blob, 0, &mut Vec::new()).is_err() => return Ok(SideFound::Damaged),
                 (true, Ordering::Less) => return Ok(SideFound::Older),
                 (true, Ordering::Greater) => return Ok(SideFound::Newer),
@@ -204,7 +211,7 @@ impl Sidefile {
         }))
     }
 
-    /// A side file that exists in memory alone.
+    /// A side file that exists only in memory.
     pub(crate) fn held(parts: &[&[u8]]) -> Self {
         let mut bytes = vec![0; HEAD as usize];
         let mut sections = [const { 0..0 }; SECTIONS];
@@ -221,7 +228,7 @@ impl Sidefile {
         }
     }
 
-    /// The hash of what the file is about.
+    /// The hash of the data that the file describes.
     pub(crate) fn identity(&self) -> u64 {
         self.identity
     }
@@ -240,9 +247,11 @@ impl Sidefile {
         }
     }
 
-    /// `len` bytes of a section: those in memory, or read into `buffer`. The caller has compared `len` with a limit.
+    /// `len` bytes of a section: borrowed from memory, or read into `buffer`. The caller has
+    /// compared `len` with a limit.
     ///
-    /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range that the section has not.
+    /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range outside the
+    /// section.
     pub(crate) fn read<'a>(
         &'a self,
         section: usize,
@@ -256,14 +265,15 @@ impl Sidefile {
         })
     }
 
-    /// A value that lies at `offset` of a section. Errors: as [`read`](Self::read).
+    /// The value at `offset` of a section. Errors: as [`read`](Self::read).
     pub(crate) fn value<T: bytemuck::Pod>(&self, section: usize, offset: u64) -> Result<T> {
         let mut out = T::zeroed();
         self.fill(section, offset, bytemuck::bytes_of_mut(&mut out))?;
         Ok(out)
     }
 
-    /// As [`read`](Self::read), with `room` for `len` bytes.
+    /// As [`read`](Self::read); `room` returns a buffer of `len` bytes, called only for a file that
+    /// is read in place.
     pub(crate) fn bytes<'a>(
         &'a self,
         section: usize,
@@ -280,13 +290,14 @@ impl Sidefile {
         Ok(room)
     }
 
-    /// Fills `out` from `offset` of a section on. Errors: as [`read`](Self::read).
+    /// Fills `out` with the bytes of a section that start at `offset`. Errors: as
+    /// [`read`](Self::read).
     pub(crate) fn fill(&self, section: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         self.pages.copy(self.at(section, offset, out.len())?, out)
     }
 
-    /// Entry `number` of a section, whose end lies in the section `ends`, as a number. Errors: as [`read`](Self::read); an
-    /// entry of more than `most` bytes.
+    /// Entry `number` of a section. The section `ends` holds the end of each entry. Errors: as
+    /// [`read`](Self::read); an entry of more than `most` bytes.
     pub(crate) fn entry<'a>(
         &'a self,
         section: usize,
@@ -369,7 +380,7 @@ fn page(blob: &Blob, number: u64, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// All pages, checked: `len` bytes.
+/// Reads and checks all pages. Returns their `len` bytes.
 fn all_pages(blob: &Blob, len: u64) -> Result<Vec<u8>> {
     let mut all = blob.read(0, blob.len(), "the side file")?;
     let mut end = 0;
@@ -418,8 +429,8 @@ pub(crate) struct SideWriter {
 }
 
 impl SideWriter {
-    /// Begins `target`, and creates its folder. Errors: the system's; nothing is written to a store, nor in place of a file of
-    /// a newer version or of another program.
+    /// Begins `target`, and creates its folder. Errors: the system's; a target in a store; a target
+    /// that is a file of a newer version or of another program.
     pub(crate) fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
         if is_url(target) {
             return Err(io::Error::other(
@@ -481,14 +492,14 @@ impl SideWriter {
         self.ends.push(self.at);
     }
 
-    /// Ends the file, which the caller gives its name. Errors: the system's.
+    /// Ends the file. The caller commits it under its name. Errors: the system's.
     pub(crate) fn finish(mut self, identity: u64) -> io::Result<Pending> {
         self.end(identity)?;
         Ok(self.out)
     }
 
-    /// Ends the file and gives it its name. An equal file stays, since others may read it in place: of the same identity, with
-    /// sections of the same lengths. Errors: the system's.
+    /// Ends the file and commits it under its name. An existing equal file (same identity, sections
+    /// of the same lengths) is kept, since others may read it in place. Errors: the system's.
     pub(crate) fn publish(mut self, identity: u64) -> io::Result<()> {
         let lens = self.end(identity)?;
         let kind = self.kind;

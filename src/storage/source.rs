@@ -1,5 +1,5 @@
-//! The places of bytes: files by path and expected length, objects by URL and version, or memory of the process. A
-//! table, not open descriptors.
+//! Where bytes are stored: files by path and expected length, objects by URL and version, or memory
+//! of the process. The table holds no open descriptors.
 
 use super::cache::CachedBlocks;
 use super::metadata::{Meta, Stamp, is_url};
@@ -76,7 +76,7 @@ struct SourceEntry {
     len: u64,
 }
 
-/// The [`Stamp`] of a source whose dataset told only its length.
+/// The [`Stamp`] of a source whose dataset gave only its length.
 const UNSEEN: Stamp = Stamp {
     modified: u64::MAX,
     inode: u32::MAX,
@@ -120,21 +120,24 @@ impl Sources {
         DirId(number)
     }
 
-    /// Adds a folder for [`Self::file_in`] with names that come *from a file*, such as an index or a manifest. Such a
-    /// name never leads out of the folder: it is opened beneath it (`openat2`, `RESOLVE_BENEATH`). A link on its way
-    /// that leaves the folder, or is absolute, is an error ([`ErrorKind::NotAFile`]). The folder's own path is the
-    /// user's, and may be a link. Files of [`Self::dir`] and [`Self::file`] are opened wherever links lead.
+    /// Adds a folder for [`Self::file_in`] with names that come *from a file*, such as an index or
+    /// a manifest. Such a name never leads out of the folder: it is opened beneath it (`openat2`,
+    /// `RESOLVE_BENEATH`). A symbolic link in its path that leaves the folder, or is absolute, is
+    /// an error ([`ErrorKind::NotAFile`]). The folder's own path is the user's, and may be a link.
+    /// Files of [`Self::dir`] and [`Self::file`] may be anywhere that links lead to.
     pub fn root(&mut self, path: impl Into<PathBuf>) -> DirId {
         let dir = self.dir(path);
         self.roots.push(dir.0);
         dir
     }
 
-    /// Adds the file `name` of a folder with its length in bytes. If the file has another length when it is opened, or is
-    /// another file than at the reader's first open, that is an error ([`ErrorKind::Changed`]).
+    /// Adds the file `name` of a folder with its length in bytes. It is an error if the file has
+    /// another length when it is opened, or is not the file of the reader's first open
+    /// ([`ErrorKind::Changed`]).
     ///
-    /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes; in a [root](Self::root)
-    /// [`ErrorKind::NotAFile`] for a name that is absolute, or has `..`, `.`, an empty component or a NUL.
+    /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes;
+    /// [`ErrorKind::NotAFile`] in a [root](Self::root) for a name that is absolute, or has `..`,
+    /// `.`, an empty component or a NUL.
     pub fn file_in(
         &mut self,
         dir: DirId,
@@ -155,7 +158,7 @@ impl Sources {
         }
     }
 
-    /// As [`Self::file_in`], in this version.
+    /// As [`Self::file_in`], for a file with this stamp.
     pub(crate) fn found_in(
         &mut self,
         dir: DirId,
@@ -183,8 +186,8 @@ impl Sources {
         Ok(SourceId((self.entries.len() - 1) as u32))
     }
 
-    /// Adds a file by its path and length, or an object by its URL and length. The object is looked at once, and all
-    /// reads ask for that version.
+    /// Adds a file by its path and length, or an object by its URL and length. The object is looked
+    /// up once, and all reads request that version.
     ///
     /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for an object
     /// [`ErrorKind::Changed`] if it has another length, and errors of the store.
@@ -204,7 +207,7 @@ impl Sources {
         self.add(path, &meta)
     }
 
-    /// Adds the file or object at a path or URL, with its present length and version.
+    /// Adds the file or object at a path or URL, with its current length and version.
     ///
     /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
     pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {
@@ -212,7 +215,7 @@ impl Sources {
         self.add(path, &super::listing::regular(path)?)
     }
 
-    /// Adds a file or object as `meta` found it.
+    /// Adds a file or object with the length and version in `meta`.
     ///
     /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
     pub(crate) fn add(&mut self, path: &Path, meta: &Meta) -> Result<SourceId> {
@@ -323,7 +326,8 @@ impl Sources {
         self.entries[id.index()].len
     }
 
-    /// Copies an extent that needs no read, empty or of a memory source, to the start of `dst`; false for any other one.
+    /// Copies an extent that needs no read (an empty one, or one of a memory source) to the start
+    /// of `dst`. False for all others.
     pub(crate) fn copy_resident(&self, extent: &Extent, dst: &mut [u8]) -> bool {
         if let Some(bytes) = self.bytes_of(extent.source) {
             let len = extent.len as usize;
@@ -338,7 +342,8 @@ impl Sources {
         self.owned(id).map(|bytes| &bytes[..])
     }
 
-    /// The addresses of all bytes in memory, ascending; bytes that several sources share once.
+    /// The address ranges of all bytes in memory, ascending. Bytes that several sources share
+    /// appear once.
     pub(crate) fn resident(&self) -> Vec<Range<usize>> {
         let mut all: Vec<Range<usize>> = Vec::new();
         for bytes in self
@@ -347,7 +352,7 @@ impl Sources {
             .filter(|bytes| !bytes.is_empty())
         {
             let start = bytes.as_ptr().addr();
-            // Files in memory follow one another: millions of them are one range.
+            // Files in memory are contiguous: millions of them form one range.
             match all.last_mut() {
                 Some(last) if last.end == start => last.end += bytes.len(),
                 _ => all.push(start..start + bytes.len()),
@@ -366,7 +371,7 @@ impl Sources {
         all
     }
 
-    /// Whether the source lies in an object store.
+    /// Whether the source is in an object store.
     pub(crate) fn is_remote(&self, id: SourceId) -> bool {
         !self.stores.is_empty()
             && self
@@ -384,7 +389,7 @@ impl Sources {
                 .is_ok()
     }
 
-    /// The same table, with the folders of these files on network mounts.
+    /// The same table, with the folders of these files on network mounts recorded.
     pub(crate) fn with_mounts(&self, files: impl Iterator<Item = SourceId>) -> Self {
         let mut mounts: Vec<_> = files.map(|id| self.entries[id.index()].dir).collect();
         mounts.sort_unstable();
@@ -394,7 +399,7 @@ impl Sources {
         }
     }
 
-    /// Whether there is a source in an object store, and whether there is a file.
+    /// Whether the table has a source in an object store, and whether it has a file on a disk.
     pub(crate) fn kinds(&self) -> (bool, bool) {
         (
             !self.stores.is_empty(),
@@ -423,19 +428,20 @@ impl Sources {
         entry.inode = inode;
     }
 
-    /// The file of a source as it was indexed; `None` if the dataset told only its length.
+    /// The stamp of a source's file when it was indexed; `None` if the dataset gave only its
+    /// length.
     pub(crate) fn indexed(&self, id: SourceId) -> Option<Stamp> {
         Some(self.entries[id.index()].stamp()).filter(|stamp| *stamp != UNSEEN)
     }
 
-    /// Whether there is a file whose dataset told only its length.
+    /// Whether there is a file for which the dataset gave only the length.
     pub(crate) fn has_unseen(&self) -> bool {
         self.entries
             .iter()
             .any(|entry| entry.dir != MEMORY && entry.stamp() == UNSEEN)
     }
 
-    /// Checks that the extent lies within a source.
+    /// Checks that the extent is within a source.
     ///
     /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and range.
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
@@ -470,7 +476,8 @@ impl Sources {
             .with_range(extent.offset, extent.len)
     }
 
-    /// The bytes of an extent of a memory source, without a copy. `None` for files, and outside of the source.
+    /// The bytes of an extent of a memory source, without a copy. `None` for files that are not in
+    /// memory, and for a range outside the source.
     pub(crate) fn shared(&self, extent: &Extent) -> Option<Bytes> {
         let bytes = self.owned(extent.source)?;
         let end = extent
@@ -488,8 +495,8 @@ impl Sources {
         (entry.dir == MEMORY).then(|| &self.memory[entry.name as usize])
     }
 
-    /// The same table with the bytes of every source in memory: `bytes` in the order of the ids. Paths stay, for
-    /// errors.
+    /// The same table with the bytes of every source in memory: `bytes` in the order of the ids.
+    /// The paths are kept for errors.
     pub(crate) fn with_bytes(&self, bytes: Vec<Bytes>) -> Self {
         debug_assert_eq!(bytes.len(), self.entries.len());
         Self {
@@ -499,7 +506,8 @@ impl Sources {
         }
     }
 
-    /// The same table for a reader of files: what a cache holds has the path of the cache's file.
+    /// The same table for a reader of files: a source in the cache has the path of the cache's
+    /// file.
     pub(crate) fn with_cache(&self, blocks: Arc<CachedBlocks>) -> Self {
         Self {
             cached: Some(blocks),
@@ -512,7 +520,7 @@ impl Sources {
         self.cached.is_some()
     }
 
-    /// Reads a staged source's bytes by `read` if a cache holds them all; true if that succeeds.
+    /// Reads a staged source's bytes with `read` if a cache holds them all; true if that succeeds.
     pub(crate) fn read_cached(&self, extent: &Extent, read: impl FnOnce() -> bool) -> bool {
         let Some(blocks) = &self.cached else {
             return false;

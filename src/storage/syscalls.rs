@@ -24,7 +24,7 @@ pub(super) struct IoVec {
     pub(super) len: usize,
 }
 
-/// `struct flock` of systems with 64 bits.
+/// `struct flock` of 64-bit systems.
 #[repr(C)]
 struct Flock {
     kind: i16,
@@ -41,7 +41,7 @@ pub(crate) fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::R
     set_lock(fd, 1, start, len)
 }
 
-/// Ends all locks of an open file, also of a forked child that shares it.
+/// Releases all locks of an open file, also those of a forked child that shares it.
 pub(crate) fn unlock(fd: BorrowedFd<'_>) {
     let _ = set_lock(fd, 2, 0, 0);
 }

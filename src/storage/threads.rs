@@ -27,7 +27,7 @@ pub(super) trait BlockingRead: Send + Sync + 'static {
     fn footprint(&self, extent: &Extent) -> Footprint;
     /// As [`Reader::mem_align`].
     fn mem_align(&self) -> usize;
-    /// Adds the numbers that `counters` lack.
+    /// Adds the statistics that `counters` does not have.
     fn stats(&self, stats: &mut ReadStats);
 }
 
@@ -35,7 +35,7 @@ pub(super) trait BlockingRead: Send + Sync + 'static {
 pub(super) struct Threaded<W> {
     shared: Arc<ThreadsState<W>>,
     threads: Vec<JoinHandle<()>>,
-    /// Submitted and not yet sent.
+    /// Submitted, but not yet sent.
     pending: Vec<ReadOp>,
     in_flight: usize,
     depth: usize,
@@ -47,7 +47,7 @@ struct ThreadsState<W> {
     work: W,
     counters: Counters,
     queue: Mutex<ReadQueue>,
-    /// A read came, or the reader ends.
+    /// Notified when a read arrives, or the reader ends.
     changed: Condvar,
     done: Completions,
 }
@@ -161,7 +161,7 @@ impl<W: BlockingRead> Reader for Threaded<W> {
 }
 
 impl<W: BlockingRead> ThreadsState<W> {
-    /// Starts so many threads, or none.
+    /// Starts `count` threads, or none.
     fn start(
         self: &Arc<Self>,
         count: usize,

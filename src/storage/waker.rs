@@ -33,7 +33,7 @@ impl Waker {
     }
 }
 
-/// The reader's side.
+/// The reader's side of a [`Waker`].
 pub(crate) struct Bell {
     state: AtomicU32,
     /// The descriptor that a ring can poll; without it, the driver waits on the word itself.
@@ -99,7 +99,7 @@ impl Bell {
         }
     }
 
-    /// Ends the sleep that `doze` announced; true if a wake came in.
+    /// Ends the sleep that `doze` announced; true if a wake arrived.
     pub(crate) fn rise(&self) -> bool {
         self.state.swap(AWAKE, Ordering::AcqRel) == NOTIFIED
     }

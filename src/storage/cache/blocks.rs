@@ -1,5 +1,5 @@
-//! What this process knows of a cache: for each object its file and its whole blocks. Read on the hot path, without a
-//! lock.
+//! This process's knowledge of a cache: for each object its file and its whole blocks. The hot path
+//! reads it without a lock.
 
 use super::config::{Cache, QUEUE};
 use super::entry::stamp_of;
@@ -21,9 +21,9 @@ pub(crate) struct CachedBlocks {
     /// The folder of all objects.
     root: PathBuf,
     objects: Box<[OnceLock<Option<CachedObject>>]>,
-    /// Of the same sources; empty if none of them lies on a mount.
+    /// The files on mounts, by source; empty if no source is on a mount.
     mounts: Box<[OnceLock<MountedFile>]>,
-    /// Limit of heap bytes beside `objects`.
+    /// Maximum heap bytes besides `objects`.
     beside: usize,
     pub(crate) counts: BlockCounts,
 }
@@ -31,7 +31,7 @@ pub(crate) struct CachedBlocks {
 /// Counts for the report; relaxed.
 #[derive(Default)]
 pub(crate) struct BlockCounts {
-    /// Reads from the cache's disk, and from the network.
+    /// Number of reads from the cache's disk, and from the network.
     pub(crate) hits: AtomicU64,
     pub(crate) misses: AtomicU64,
     /// Blocks that were written, or that pieces completed.
@@ -45,33 +45,33 @@ pub(crate) struct BlockCounts {
     why: Mutex<Option<(String, bool)>>,
 }
 
-/// What a lookup found of an object.
+/// The result of an object's lookup.
 pub(super) struct FoundFile {
     /// The cache's file.
     pub(super) path: PathBuf,
     pub(super) inode: u64,
-    /// Of the object.
+    /// Length of the object.
     pub(super) len: u64,
-    /// Of a file on a mount.
+    /// Version of a file on a mount.
     pub(super) version: Option<Version>,
 }
 
-/// What is known of a file on a mount.
+/// Facts about a file on a mount.
 struct MountedFile {
     version: Version,
-    /// It is another file now: every read fails.
+    /// Whether it is another file now; then every read fails.
     changed: AtomicBool,
-    /// When it was compared last, in milliseconds from the loader's start.
+    /// Time of the last comparison, in milliseconds from the loader's start.
     compared: AtomicU64,
 }
 
 /// A cached object: few bytes, since there may be millions.
 pub(super) struct CachedObject {
     name: DataName,
-    /// The file's inode: blocks of another file of this name do not count.
+    /// The file's inode: blocks of another file of this name are not used.
     pub(super) inode: u64,
     blocks: BlockFacts,
-    /// The file is gone or unreadable.
+    /// Whether the file is gone or unreadable.
     lost: AtomicBool,
 }
 
@@ -132,17 +132,18 @@ impl CachedBlocks {
         }
     }
 
-    /// Limit of the heap bytes of the table, once all objects are known, and of the queue of their blocks.
+    /// Maximum heap bytes of the table, once all objects are known, and of the queue of their
+    /// blocks.
     pub(crate) fn table_bytes(&self) -> usize {
         size_of_val(&*self.objects) + self.beside
     }
 
-    /// Blocks that a range, which is not empty, needs.
+    /// The blocks that a range, which must not be empty, needs.
     pub(super) fn blocks(&self, offset: u64, len: u64) -> RangeInclusive<u64> {
         offset / self.block..=(offset + len - 1) / self.block
     }
 
-    /// The object, once it was looked up, unless it changed. `Some(None)`: it is not cached.
+    /// The object, if it was looked up and has not changed. `Some(None)`: it is not cached.
     pub(super) fn object(&self, source: usize) -> Option<Option<&CachedObject>> {
         let found = self.objects[source].get()?.as_ref();
         if self.is_changed(source) {
@@ -151,13 +152,13 @@ impl CachedBlocks {
         Some(found.filter(|object| !object.lost.load(Ordering::Relaxed)))
     }
 
-    /// The object that a lookup found, also one that was lost or changed since.
+    /// The object that a lookup found, even if it was lost or changed since.
     pub(super) fn found(&self, source: usize) -> Option<&CachedObject> {
         self.objects[source].get()?.as_ref()
     }
 
-    /// Sets what a lookup found; `None`: the object is not kept. `mark` sets the blocks that are there, before any read
-    /// meets the object.
+    /// Sets the result of a lookup; `None`: the object is not kept. `mark` sets the blocks that are
+    /// on the disk, before any read finds the object.
     pub(super) fn set(
         &self,
         source: usize,
@@ -192,14 +193,15 @@ impl CachedBlocks {
             .as_ref()
     }
 
-    /// The object's file cannot be read: from now on, it comes from the network.
+    /// Records that the object's file cannot be read. From now on, the object is read from the
+    /// network.
     pub(crate) fn lose(&self, source: usize) {
         if let Some(object) = self.objects[source].get().and_then(Option::as_ref) {
             object.lost.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The file on the mount is another one: from now on, its reads fail.
+    /// Records that the file on the mount is another one. From now on, its reads fail.
     pub(super) fn change(&self, source: usize) {
         if let Some(mount) = self.on_mount(source) {
             mount.changed.store(true, Ordering::Relaxed);
@@ -216,7 +218,7 @@ impl CachedBlocks {
         self.on_mount(source).map(|mount| mount.version)
     }
 
-    /// True once in `pause` milliseconds, for a cached file on a mount: it is time to compare it.
+    /// Whether a cached file on a mount is due for a comparison: true once in `pause` milliseconds.
     pub(super) fn is_due(&self, source: usize, now: u64, pause: u64) -> bool {
         let (Some(mount), Some(Some(_))) = (self.on_mount(source), self.object(source)) else {
             return false;
@@ -245,7 +247,7 @@ impl CachedBlocks {
         len > 0 && self.blocks(offset, len).all(|block| object.has(block))
     }
 
-    /// A block or object was not kept.
+    /// Records that a block or object was not kept.
     pub(super) fn dropped(&self, why: String) {
         self.not_kept(why, false);
     }
@@ -285,7 +287,7 @@ impl CachedBlocks {
         }
     }
 
-    /// Appends the path of the cache's file of an object; false if there is none.
+    /// Appends the path of an object's file in the cache; false if there is none.
     pub(crate) fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
         let object = self
             .objects
@@ -304,7 +306,8 @@ impl CachedBlocks {
         .is_ok()
     }
 
-    /// Whether pieces of an object have brought all of a range. Asks the system, for all processes bring some.
+    /// Whether the pieces of an object cover all of a range outside of its whole blocks. Reads the
+    /// marks from the file, because every process adds some.
     pub(super) fn has_pieces(
         &self,
         source: usize,
@@ -356,39 +359,39 @@ impl CachedObject {
         self.blocks.get(WHOLE, block)
     }
 
-    /// The block's bytes are on the disk, for every thread that learns of it here.
+    /// Records that the block's bytes are on the disk, for every thread that learns of it here.
     pub(super) fn set(&self, block: u64) {
         self.blocks.set(WHOLE, block);
     }
 
-    /// A block of an earlier boot.
+    /// Records that the block was written in an earlier boot.
     pub(super) fn doubt(&self, block: u64) {
         self.blocks.set(UNPROVEN, block);
     }
 
-    /// Whether a look at the disk may bring the block.
+    /// Whether the block may be on the disk, not yet compared.
     pub(super) fn is_unproven(&self, block: u64) -> bool {
         self.blocks.get(UNPROVEN, block)
     }
 
-    /// True for the first one who asks for a block.
+    /// Requests a block; true for the first request.
     pub(super) fn ask(&self, block: u64) -> bool {
         self.blocks.set(ASKED, block)
     }
 
-    /// The block is not asked for.
+    /// Withdraws the request for a block.
     pub(super) fn unask(&self, block: u64) {
         self.blocks.clear(ASKED, block);
     }
 
-    /// The block was not kept; it may be asked for again.
+    /// Records that the block was not kept. It may be requested again.
     pub(super) fn forget(&self, block: u64) {
         self.blocks.clear(ASKED, block);
         self.blocks.clear(UNPROVEN, block);
     }
 }
 
-/// What is known of a block.
+/// Facts about a block.
 const WHOLE: u64 = 0;
 /// Written in an earlier boot, and not compared since.
 const UNPROVEN: u64 = 1;
@@ -401,7 +404,7 @@ enum BlockFacts {
     Many(Box<[AtomicU64]>),
 }
 
-/// Blocks that one word has room for.
+/// Maximum number of blocks that fit one word.
 const FEW: u64 = 64 / FACTS;
 
 impl BlockFacts {
@@ -412,7 +415,7 @@ impl BlockFacts {
         }
     }
 
-    /// Words on the heap.
+    /// Number of words on the heap.
     fn words(blocks: u64) -> usize {
         if blocks <= FEW {
             0
@@ -435,7 +438,7 @@ impl BlockFacts {
         word.load(Ordering::Acquire) & mask != 0
     }
 
-    /// True if it was not set.
+    /// Sets a fact; true if it was not set.
     fn set(&self, fact: u64, block: u64) -> bool {
         let (word, mask) = self.place(fact, block);
         word.fetch_or(mask, Ordering::AcqRel) & mask == 0

@@ -1,4 +1,4 @@
-//! Where a cache lies, and its limits.
+//! The place of a cache, and its limits.
 
 use crate::storage::mounts::Mounts;
 use std::os::unix::fs::MetadataExt;
@@ -11,24 +11,27 @@ pub(super) const BLOCK: u64 = 8 << 20;
 /// Share of the file system that stays free: 1 / 20, at most [`FREE_BLOCKS`].
 pub(super) const FREE: u64 = 20;
 
-/// More free space than this serves nobody else: 8 GiB with the usual blocks.
+/// Maximum space that stays free, in blocks: 8 GiB with the usual blocks. More free space than this
+/// helps no other program.
 pub(super) const FREE_BLOCKS: u64 = 1024;
 
-/// A read waits so long for a disk, or for another process's download.
+/// How long a read waits for a disk, or for another process's download.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Blocks that wait for their download without a read.
+/// Maximum number of queued blocks that no read waits for.
 pub(super) const QUEUE: usize = 1 << 16;
 
-/// A folder on a local disk that keeps what is read from object stores and from network mounts: NFS, SMB, Lustre, GPFS,
-/// BeeGFS, CephFS, AFS, 9p and FUSE. Processes may share it.
+/// A folder on a local disk that keeps data read from object stores and from network mounts: NFS,
+/// SMB, Lustre, GPFS, BeeGFS, CephFS, AFS, 9p and FUSE. Processes may share it.
 ///
-/// A file on a mount is kept in the version that the loader first reads; if another one is met, its reads fail
-/// ([`Changed`](crate::ErrorKind)). Files on local disks are not kept.
+/// A file on a mount is kept in the version that the loader first reads; if the loader then finds
+/// another version, reads of the file fail ([`Changed`](crate::ErrorKind)). Files on local disks
+/// are not kept.
 ///
-/// A cached block is read like a file. Until the cache is full, sequential and windowed orders download whole blocks of
-/// 8 MiB, each once per machine; a global shuffle reads what it misses as single ranges, which are kept and fill
-/// the blocks. A full cache keeps what it has, except for data that no process reads.
+/// A cached block is read like a file. Until the cache is full, sequential and windowed orders
+/// download whole blocks of 8 MiB, each once per machine; a global shuffle reads missing bytes as
+/// single ranges, which are kept and fill the blocks. A full cache keeps its data, except for data
+/// that no process reads.
 ///
 /// ```no_run
 /// # fn main() -> feedline::Result<()> {
@@ -46,7 +49,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// A cache in this folder, which is made if it is missing. Everyone who may write to it is trusted.
+    /// A cache in this folder, which is created if it is missing. Everyone who may write to it is
+    /// trusted.
     pub fn at(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -56,8 +60,8 @@ impl Cache {
         }
     }
 
-    /// Limit of bytes of the whole folder, for all processes. By default, and in any case, 5 % of the file system stay
-    /// free, at most 8 GiB.
+    /// Maximum bytes of the whole folder, for all processes. With or without this limit, 5 % of the
+    /// file system, at most 8 GiB, stay free.
     pub fn capacity(self, bytes: u64) -> Self {
         Self {
             capacity: bytes,
@@ -75,7 +79,8 @@ impl Cache {
         }
     }
 
-    /// For tests: a folder whose files count as files on a network mount. Its path has no links.
+    /// For tests: a folder whose files count as files on a network mount. Its path must not contain
+    /// links.
     #[cfg(feature = "unstable")]
     #[doc(hidden)]
     pub fn mount(self, dir: impl Into<PathBuf>) -> Self {
@@ -85,12 +90,12 @@ impl Cache {
         }
     }
 
-    /// The kinds of file systems of what is read through this cache.
+    /// A lookup of the file-system kinds of files that are read through this cache.
     pub(crate) fn mounts(&self) -> Mounts {
         Mounts::new(self.mount.clone())
     }
 
-    /// The network mount that the cache itself lies on.
+    /// The name of the network mount that holds the cache itself, if any.
     pub(crate) fn own_mount(&self) -> Option<&'static str> {
         let dir = std::path::absolute(&self.dir).ok()?;
         let found = dir

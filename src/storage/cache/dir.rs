@@ -1,7 +1,7 @@
-//! The folder of a cache: who reads which share of it, and how many bytes it holds.
+//! The folder of a cache: which processes read which share of it, and how many bytes it holds.
 //!
-//! Each loader books room in a file of its own, which it locks. What the dead have booked comes back when a loader
-//! starts, and with the next count of all files.
+//! Each loader books room in its own file, which it locks. Bookings of ended processes are released
+//! when a loader starts, and at the next count of all files.
 
 use super::super::fnv;
 use super::super::publish::Held;
@@ -20,22 +20,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// Shares of the folders. A process protects the shares that it reads from removal.
+/// Number of shares of the folders. A process protects the shares that it reads from removal.
 const SHARES: usize = 64;
 
-/// Limit of the wait for another process's lock.
+/// Maximum wait for another process's lock.
 const LOCK: Duration = Duration::from_secs(1);
 
-/// After a search for files to remove that found too few, no process begins one for so many seconds.
+/// Seconds during which no process starts another search for files to remove, after one that found
+/// too few.
 const CALM: u64 = 60;
 
-/// Files without a link are removed at this age. Younger ones may be about to get it.
+/// Files without a link are removed at this age. Younger ones may be about to get one.
 const ORPHAN: Duration = Duration::from_secs(3600);
 
 pub(super) struct CacheDir {
     root: PathBuf,
     capacity: u64,
-    /// Most bytes of the file system that stay free.
+    /// Maximum bytes of the file system that stay free.
     spare: u64,
     room: Mutex<Room>,
     /// Shared locks, held for the life of the loader.
@@ -44,7 +45,8 @@ pub(super) struct CacheDir {
 
 struct Room {
     used: File,
-    /// Holds `booked` for others, and is locked for the life of the loader. Tools book nothing.
+    /// The file that shows `booked` to other processes, locked for the life of the loader. `None`
+    /// for tools, which book nothing.
     booking: Option<Held>,
     /// Bytes of blocks on their way to the disk.
     booked: u64,
@@ -66,7 +68,7 @@ pub(super) struct FoundEntry {
     pub(super) data: PathBuf,
     /// `None`: no reader finds the files.
     pub(super) link: Option<PathBuf>,
-    /// On the disk.
+    /// Bytes on the disk.
     pub(super) bytes: u64,
     pub(super) share: usize,
 }
@@ -91,14 +93,14 @@ impl CacheDir {
             .mode(0o700)
             .create(&cache.dir)?;
         make_folder(&root)?;
-        // Earlier versions made it for everyone.
+        // Earlier versions created it open to everyone.
         if root.metadata()?.mode() & 0o077 & !rights_below(&cache.dir)? != 0 {
             std::fs::set_permissions(&root, Permissions::from_mode(rights_below(&cache.dir)?))?;
         }
         for name in ["in-use", "objects", "booked"] {
             make_folder(&root.join(name))?;
         }
-        // Programs for backups leave such folders out.
+        // Backup programs skip folders with this file.
         let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
         if let Ok(file) = new_file(&root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
@@ -108,11 +110,12 @@ impl CacheDir {
         let booked = || {
             let (_, dead) = bookings(&root)?;
             if dead > 0 {
-                // A part of what a killed process had booked is on the disk. So the number stays too high, until someone who
-                // finds no room counts anew, which may be at once.
+                // Part of the bytes that a killed process had booked is on the disk. So the number
+                // stays too high until a process that finds no room counts anew. It may then do so
+                // at once.
                 write_number(&used, SEARCHED, 0)?;
             }
-            // Nobody looks between the file and its lock.
+            // Under the lock, no process looks between the creation of the file and its lock.
             new_booking(&root)
         };
         let booking = booked();
@@ -136,7 +139,8 @@ impl CacheDir {
         }
     }
 
-    /// The folder for a tool, which keeps nothing. Errors: the system's; `NotFound` for a folder that is no cache.
+    /// The folder for a tool, which stores nothing. Errors: the system's; `NotFound` for a folder
+    /// that is no cache.
     pub(super) fn existing(cache: &Cache, write: bool) -> io::Result<Self> {
         let root = std::path::absolute(&cache.dir)?.join("v1");
         let used = open_file(&root.join("used"), write)?;
@@ -144,7 +148,8 @@ impl CacheDir {
         Ok(Self::of(root, cache, used, None))
     }
 
-    /// The folder for the objects of a store's folder, which nobody empties from now on.
+    /// The cache's folder for the objects of one folder of a store. From now on, it is protected
+    /// from removal.
     pub(super) fn folder(&self, url: &Path) -> io::Result<PathBuf> {
         let share =
             fnv(url.parent().unwrap_or(url).as_os_str().as_encoded_bytes()) as usize % SHARES;
@@ -163,14 +168,15 @@ impl CacheDir {
         self.root.join("objects").join(format!("{share:02x}"))
     }
 
-    /// Books `bytes` more, and removes entries that nobody reads if there is no room; gives their number.
+    /// Books `bytes` more. If there is no room, removes entries that no process reads; returns
+    /// their number.
     ///
     /// Errors: the system's; `StorageFull`.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<u64> {
         self.locked(|room| self.reserve_locked(room, bytes))
     }
 
-    /// Does something with no other process beside it. Errors: the system's; `WouldBlock`.
+    /// Calls `work` while no other process holds the lock. Errors: the system's; `WouldBlock`.
     fn locked<T>(&self, work: impl FnOnce(&mut Room) -> io::Result<T>) -> io::Result<T> {
         let mut room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
@@ -179,14 +185,14 @@ impl CacheDir {
         done
     }
 
-    /// What [`reserve`](Self::reserve) booked is on the disk.
+    /// Records that bytes booked by [`reserve`](Self::reserve) are on the disk.
     pub(super) fn written(&self, bytes: u64) {
         let mut room = self.room.hold();
         let left = room.booked - bytes;
         let _ = room.book(left);
     }
 
-    /// Gives back what [`reserve`](Self::reserve) booked.
+    /// Releases bytes that [`reserve`](Self::reserve) booked.
     pub(super) fn release(&self, bytes: u64) {
         self.written(bytes);
         let _ = self.locked(|room| {
@@ -214,7 +220,8 @@ impl CacheDir {
         if now.abs_diff(read_number(&room.used, SEARCHED)?) < CALM {
             return Err(self.full(used, bytes));
         }
-        // Killed processes leave the number too high. The living have booked bytes that no file shows.
+        // Killed processes leave the number too high. Running processes have booked bytes that no
+        // file contains yet.
         let (found, total) = self.all()?;
         let (living, _) = bookings(&self.root)?;
         let mut used = total + living;
@@ -238,7 +245,8 @@ impl CacheDir {
         Ok(removed)
     }
 
-    /// `freed`: bytes that were just removed. Some file systems free them later.
+    /// Whether `bytes` more fit. `freed`: bytes that were just removed. Some file systems free them
+    /// later.
     fn fits(&self, used: u64, bytes: u64, freed: u64) -> io::Result<bool> {
         let disk = statvfs(&self.root)?;
         let free = disk.f_bavail * disk.f_frsize;
@@ -257,7 +265,8 @@ impl CacheDir {
         io::Error::new(io::ErrorKind::StorageFull, why)
     }
 
-    /// Removes entries that nobody reads until `bytes` fit, the longest unused first; gives their number and bytes.
+    /// Removes entries that no process reads until `bytes` fit, the least recently used first.
+    /// Returns their number and bytes.
     fn make_room(
         &self,
         used: u64,
@@ -287,14 +296,15 @@ impl CacheDir {
         Ok((removed, freed))
     }
 
-    /// The lock of a share that no process reads, which keeps others from it. Errors: the system's; `WouldBlock`.
+    /// Locks a share that no process reads, and so keeps others from it. Errors: the system's;
+    /// `WouldBlock`.
     fn idle(&self, share: usize) -> io::Result<Held> {
         let file = open_or_make(&self.lease(share))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Held::new(file))
     }
 
-    /// Keeps others from removing what a share holds, as long as the file is open.
+    /// Keeps others from removing the entries of a share, as long as the file is open.
     pub(super) fn protect(&self, share: usize) -> io::Result<Held> {
         let file = open_or_make(&self.lease(share))?;
         take(&file, FlockOperation::NonBlockingLockShared)?;
@@ -304,9 +314,9 @@ impl CacheDir {
     /// Whether a process reads a share.
     pub(super) fn is_read(&self, share: usize) -> bool {
         let room = self.room.hold();
-        // So that no one who makes room meets this lock.
+        // So that no process that makes room runs into the lock below.
         let _ = take(&room.used, FlockOperation::NonBlockingLockExclusive);
-        // Readers make the file, and lock it as long as they are there.
+        // Readers create the file, and lock it as long as they run.
         let read = open_file(&self.lease(share), false)
             .map(Held::new)
             .is_ok_and(|held| {
@@ -317,8 +327,8 @@ impl CacheDir {
         read
     }
 
-    /// Removes an entry if no process reads its share; gives the bytes that are free now. [`recount`](Self::recount)
-    /// follows.
+    /// Removes an entry if no process reads its share. Returns the bytes that are free now.
+    /// [`recount`](Self::recount) must follow.
     pub(super) fn discard(&self, old: &FoundEntry) -> io::Result<u64> {
         self.locked(|_| match self.idle(old.share) {
             Ok(_idle) if old.may_go() && remove(old) => Ok(old.bytes),
@@ -326,7 +336,8 @@ impl CacheDir {
         })
     }
 
-    /// Counts the bytes of all files anew: blocks that a kill cut short are on the disk, and nobody has booked them.
+    /// Counts the bytes of all files anew: incomplete blocks of killed processes are on the disk,
+    /// but not booked.
     pub(super) fn recount(&self) -> io::Result<()> {
         self.locked(|room| {
             let (_, total) = self.all()?;
@@ -335,7 +346,7 @@ impl CacheDir {
         })
     }
 
-    /// All entries, and their bytes.
+    /// All entries, and their total bytes.
     pub(super) fn all(&self) -> io::Result<(Vec<FoundEntry>, u64)> {
         let mut found = Vec::new();
         let total = (0..SHARES).try_fold(0, |total, share| {
@@ -344,7 +355,7 @@ impl CacheDir {
         Ok((found, total))
     }
 
-    /// Lists the entries of a share; gives their bytes.
+    /// Lists the entries of a share; returns their bytes.
     fn look(&self, share: usize, found: &mut Vec<FoundEntry>) -> io::Result<u64> {
         let folder = self.share(share);
         let names = match std::fs::read_dir(&folder) {
@@ -382,12 +393,13 @@ impl CacheDir {
     }
 }
 
-/// Removes the files of an entry of an idle share; false if they are not the cache's, or gone.
+/// Removes the files of an entry of an idle share; false if they are not the cache's, or are gone.
 fn remove(old: &FoundEntry) -> bool {
     if !old.is_own() {
         return false;
     }
-    // The link first: without it, nobody finds the rest. It may lead to a newer entry by now.
+    // The link goes first: without it, no process finds the rest. By now it may lead to a newer
+    // entry.
     if let Some(link) = old.link.as_ref().filter(|link| leads_to(link, &old.data)) {
         let _ = std::fs::remove_file(link);
     }
@@ -401,7 +413,7 @@ fn leads_to(link: &Path, data: &Path) -> bool {
     std::fs::read_link(link).is_ok_and(|to| data.file_name() == Some(to.as_os_str()))
 }
 
-/// Bytes that living loaders have booked, and dead ones. The files of the dead go.
+/// Bytes booked by running loaders, and by ended ones. Removes the files of the ended ones.
 fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     let mut living = 0;
     let mut dead = 0;
@@ -421,7 +433,7 @@ fn bookings(root: &Path) -> io::Result<(u64, u64)> {
     Ok((living, dead))
 }
 
-/// A new file for what this loader books, locked.
+/// Creates and locks a new file for this loader's bookings.
 fn new_booking(root: &Path) -> io::Result<Held> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = std::time::UNIX_EPOCH
@@ -438,7 +450,7 @@ fn new_booking(root: &Path) -> io::Result<Held> {
     Ok(Held::new(file))
 }
 
-/// Waits for a lock, but no longer than [`LOCK`].
+/// Waits for a lock, at most [`LOCK`].
 fn take(file: &File, operation: FlockOperation) -> io::Result<()> {
     let deadline = Instant::now() + LOCK;
     loop {
@@ -452,7 +464,8 @@ fn take(file: &File, operation: FlockOperation) -> io::Result<()> {
     }
 }
 
-/// Places of numbers in the file `used`: bytes of all files; time of the last search that found too few, in seconds.
+/// Offsets of numbers in the file `used`: bytes of all files; time of the last search that found
+/// too few, in seconds.
 const USED: u64 = 0;
 const SEARCHED: u64 = 8;
 

@@ -7,8 +7,9 @@
 //! record  stamp 8, hash of the header 8, length of the block 4, CRC32C of the block 4, 0 4, CRC32C of all before 4
 //! ```
 //!
-//! The stamp is a hash of this boot and the inode of the data. Such a record counts as it is: the page cache shows what was
-//! written before it. After a boot, in a copy of the folder, and where the stamp is 0, the block itself is compared.
+//! The stamp is a hash of the current boot and the inode of the data. A record with this stamp is
+//! trusted: the page cache shows the bytes that were written before it. After a reboot, in a copy
+//! of the folder, and if the stamp is 0, the block is compared with its checksum.
 
 use super::super::{fnv, syscalls};
 use super::rights::{make_folder, new_file, open_file};
@@ -25,10 +26,10 @@ const MAGIC: &[u8; 8] = b"FDLCACH1";
 const HEADER: usize = 4096;
 const RECORD: usize = 32;
 
-/// The stamp of a block that a verification refused. No boot has it.
+/// The stamp of a block that a verification refused. No boot has this stamp.
 const REFUSED: u64 = 0;
 
-/// This boot's id. Empty if it is not known: then every block is compared.
+/// This boot's id. Empty if it is unknown; then every block is compared.
 static BOOT: LazyLock<String> = LazyLock::new(|| {
     std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 });
@@ -77,7 +78,7 @@ impl Identity {
         })
     }
 
-    /// The header of a map, and its URL and version. `None` if it is damaged.
+    /// Parses the header of a map. Returns it with its URL and version; `None` if it is damaged.
     pub(super) fn parse(header: Vec<u8>) -> Option<(Self, String, String)> {
         let word = |at: usize| Some(u32::from_le_bytes(*header.get(at..)?.first_chunk()?));
         let long = |at: usize| Some(u64::from_le_bytes(*header.get(at..)?.first_chunk()?));
@@ -123,7 +124,7 @@ pub(super) enum BlockState {
 pub(super) struct EntryFiles {
     data: File,
     map: File,
-    /// Of the data.
+    /// Path of the data.
     pub(super) path: PathBuf,
     pub(super) inode: u64,
     stamp: u64,
@@ -131,7 +132,7 @@ pub(super) struct EntryFiles {
 }
 
 impl Drop for EntryFiles {
-    /// A forked child may share the files, and with them the claims.
+    /// Unlocks the file explicitly: a forked child may share the files, and with them the claims.
     fn drop(&mut self) {
         syscalls::unlock(self.map.as_fd());
     }
@@ -150,8 +151,8 @@ impl EntryFiles {
         })
     }
 
-    /// The entry that a link in `folder` names; `None` if there is none. Errors: the system's; `InvalidData` for
-    /// foreign files.
+    /// The entry that a link in `folder` points to; `None` if there is none. Errors: the system's;
+    /// `InvalidData` for foreign files.
     pub(super) fn find(folder: &Path, identity: &Identity) -> io::Result<Option<Self>> {
         let link = folder.join(link_name(identity.layout.hash));
         let name = match std::fs::read_link(&link) {
@@ -171,7 +172,8 @@ impl EntryFiles {
         let (data, map) = match (open_file(&path, true), open_file(&map_of(&path), true)) {
             (Ok(data), Ok(map)) => (data, map),
             (Err(error), _) | (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => {
-                // Another process removes the entry, or ended between its files and the link.
+                // Another process is removing the entry, or ended between handling its files and
+                // its link.
                 let _ = std::fs::remove_file(&link);
                 return Ok(None);
             }
@@ -192,7 +194,8 @@ impl EntryFiles {
         Self::of(data, map, path, identity.layout).map(Some)
     }
 
-    /// The entry with this data file, its URL and version. `None` if the header is damaged, or of another object.
+    /// The entry with this data file, its URL and version. `None` if the header is damaged, or
+    /// belongs to another object.
     pub(super) fn open(path: &Path, write: bool) -> io::Result<Option<(Self, String, String)>> {
         let data = open_file(path, write)?;
         let map = open_file(&map_of(path), write)?;
@@ -215,7 +218,7 @@ impl EntryFiles {
         }
     }
 
-    /// Makes the files and the link. Another process may be faster; then its entry is the one.
+    /// Creates the files and the link. If another process is faster, its entry is returned.
     pub(super) fn make(folder: &Path, identity: &Identity) -> io::Result<Self> {
         static MADE: AtomicU64 = AtomicU64::new(0);
         make_folder(folder)?;
@@ -245,7 +248,8 @@ impl EntryFiles {
         })
     }
 
-    /// Takes the right to download a block; false if another process has it. It ends with this entry, also by a kill.
+    /// Claims the right to download a block; false if another process has it. The claim ends with
+    /// this entry, and when the process is killed.
     pub(super) fn claim(&self, block: u64) -> bool {
         // A file system without such locks allows two downloads of one block.
         syscalls::lock_range(self.map.as_fd(), place_of(block), RECORD as u64).unwrap_or(true)
@@ -264,7 +268,7 @@ impl EntryFiles {
         }
     }
 
-    /// The states of all blocks that have a record, by one read.
+    /// The states of all blocks that have a record, with one read.
     pub(super) fn states(&self) -> io::Result<Vec<BlockState>> {
         self.records(|block, record| self.state_of(block, record))
     }
@@ -310,8 +314,8 @@ impl EntryFiles {
         }
     }
 
-    /// Reads a block, compares it with its checksum, and renews its record if it is right. False if it is not, or cannot
-    /// be read.
+    /// Reads a block, compares it with its checksum, and renews its record if they match. False if
+    /// they do not, or if the block cannot be read.
     pub(super) fn prove(&self, block: u64, crc: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
         match self.compare(block, crc, bytes) {
             true => self.record(block, crc, self.stamp).map(|()| true),
@@ -328,8 +332,8 @@ impl EntryFiles {
             && crc32c::crc32c(bytes) == crc
     }
 
-    /// Makes a block unproven for all who meet its record from now on. They compare it, and download it if it is wrong,
-    /// into the room that it has.
+    /// Makes a block unproven for every process that reads its record from now on. Such a process
+    /// compares the block, and downloads it into the same space if it is wrong.
     pub(super) fn refuse(&self, block: u64, crc: u32) -> io::Result<()> {
         if let Some(units) = Units::find(&self.path, self.stamp) {
             units.clear(&units_of(
@@ -340,24 +344,24 @@ impl EntryFiles {
         self.record(block, crc, REFUSED)
     }
 
-    /// Drops the data's pages, so that the disk answers the next reads.
+    /// Drops the data's pages from the page cache, so that the next reads come from the disk.
     pub(super) fn drop_pages(&self) {
         let _ = rustix::fs::fadvise(&self.data, 0, None, rustix::fs::Advice::DontNeed);
     }
 
-    /// Writes a block, waits for the disk, and writes the record.
+    /// Writes a block, syncs it, and writes the record.
     pub(super) fn keep(&self, block: u64, bytes: &[u8]) -> io::Result<()> {
         self.data.write_all_at(bytes, block * self.layout.block)?;
         self.data.sync_data()?;
         self.record(block, crc32c::crc32c(bytes), self.stamp)
     }
 
-    /// Writes a piece of whole units. It counts once it is [marked](Self::mark).
+    /// Writes a piece of whole units. It is valid once it is [marked](Self::mark).
     pub(super) fn put(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.data.write_all_at(bytes, offset)
     }
 
-    /// Waits for the disk, and marks pieces by their offsets. What could not be written back is not marked.
+    /// Syncs the data, and marks pieces by their offsets. If the sync fails, no piece is marked.
     pub(super) fn mark(&self, pieces: &[(u64, Vec<u32>)]) -> io::Result<()> {
         self.data.sync_data()?;
         let units = Units::make(&self.path, self.stamp)?;
@@ -366,21 +370,22 @@ impl EntryFiles {
             .try_for_each(|(offset, marks)| units.mark(*offset, marks))
     }
 
-    /// Bytes of a block that pieces have brought.
+    /// Number of a block's bytes that were stored as pieces.
     pub(super) fn brought(&self, offset: u64, len: u64) -> u64 {
         Units::find(&self.path, self.stamp).map_or(0, |units| {
             units.count(&units_of(offset, len.min(self.layout.len - offset)))
         }) * UNIT
     }
 
-    /// Whether pieces have brought all of a block.
+    /// Whether all of a block was stored as pieces.
     pub(super) fn is_brought(&self, block: u64) -> bool {
         let offset = block * self.layout.block;
         let len = self.layout.block_len(block);
         Units::find(&self.path, self.stamp).is_some_and(|units| units.has(&units_of(offset, len)))
     }
 
-    /// Gives a block its record if pieces have brought all of it, and it is what they brought; false otherwise.
+    /// Writes a block's record if all of it was stored as pieces, and its bytes match their marks;
+    /// false otherwise.
     pub(super) fn complete(&self, block: u64, bytes: &mut Vec<u8>) -> io::Result<bool> {
         let offset = block * self.layout.block;
         let len = self.layout.block_len(block);
@@ -404,18 +409,18 @@ impl EntryFiles {
             .write_all_at(&record_of(&self.layout, block, crc, stamp), place_of(block))
     }
 
-    /// Marks the entry as used now. Those that nobody used for longest are removed first.
+    /// Marks the entry as used now. The least recently used entries are removed first.
     pub(super) fn touch(&self) {
         let _ = self.map.set_modified(std::time::SystemTime::now());
     }
 }
 
-/// Whether stamps tell boots apart.
+/// Whether stamps differ between boots.
 pub(super) fn knows_boot() -> bool {
     !BOOT.is_empty()
 }
 
-/// Stands for this boot and a data file.
+/// The stamp of a data file in this boot.
 pub(super) fn stamp_of(inode: u64) -> u64 {
     fnv(format!("{} {inode}", BOOT.trim()).as_bytes())
 }
@@ -443,7 +448,7 @@ pub(super) fn link_name(hash: u64) -> String {
     format!("{hash:016x}")
 }
 
-/// Whether a name is one of a data file: 16 digits, a dot, 8 digits.
+/// Whether a name is that of a data file: 16 digits, a dot, 8 digits.
 pub(super) fn is_data_name(name: &str) -> bool {
     let hex = |text: &str, len: usize| {
         text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -466,7 +471,7 @@ pub(super) fn is_map(path: &Path) -> bool {
     })
 }
 
-/// Whether a map lost its header: the system crashed before the disk had it.
+/// Whether a map lost its header: the system crashed before the header was on the disk.
 fn is_blank(map: &File) -> bool {
     let mut header = [0; HEADER];
     match map.read_exact_at(&mut header, 0) {

@@ -10,10 +10,11 @@
 //!                                    piece ─► room ─► write, mark ─► all of a block is here? ─► sync ─► record
 //! ```
 //!
-//! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object), `blocks` (those that this
-//! process knows), `upstream` (object or file that blocks come from), `fill` (queue and threads), `tools` and `warm` (for
-//! tools), `units` (pieces of blocks), `rights`. `storage::router` asks [`Fill::route`]. In all of them a file on a network
-//! mount is an object, and the mount is the network.
+//! Where to start reading: `dir` (folders, names, room), `entry` (the two files of an object),
+//! `blocks` (those that this process knows), `upstream` (object or file that blocks come from),
+//! `fill` (queue and threads), `tools` and `warm` (for tools), `units` (pieces of blocks),
+//! `rights`. `storage::router` calls [`Fill::route`]. All of these modules treat a file on a
+//! network mount as an object, and the mount as the network.
 //!
 //! ```text
 //! DIR/v1/used                 bytes of all files, under a lock
@@ -29,13 +30,18 @@
 //! [`FREE`](config::FREE) of the file system stays free, at most [`FREE_BLOCKS`](config::FREE_BLOCKS).
 //!
 //! Invariants:
-//! * A file's name is never used again, and its blocks only come. So a reader may close and open it at any time.
-//! * All reads of a loader bring one version: of an object the listed one, of a file the one of the first read.
-//! * A record follows the block's synced bytes. A record of an earlier boot, of another inode, or that a
-//!   verification refused, counts after the block's checksum was compared.
-//! * A failing, full, slow or read-only disk never fails a read: it goes to the network, and is counted.
+//! * A file's name is never reused, and blocks are only added to it. So a reader may close and
+//!   reopen it at any time.
+//! * All reads of a loader return one version: of an object the listed one, of a file that of the
+//!   first read.
+//! * A record is written after the block's bytes are synced. A record of an earlier boot or of
+//!   another inode, or one that a verification refused, is trusted only after the block was
+//!   compared with its checksum.
+//! * A failing, full, slow or read-only disk never fails a read: the read goes to the network, and
+//!   is counted.
 //! * No read waits for a lock, a lookup or another process for longer than 4 × [`PATIENCE`](config::PATIENCE).
-//! * Only files with this name and header are removed, and only of folders that no process reads.
+//! * Only files with such a name and header are removed, and only from folders that no process
+//!   reads.
 
 mod blocks;
 mod config;

@@ -1,17 +1,19 @@
-//! Who may read a cache: its files have their owner's rights, 0700 and 0600. In a folder that its group may write to, the
-//! group has them, too: 0770 and 0660. No file is opened through a link.
+//! The access rights of a cache: only the owner may use its folders and files (0700 and 0600). In a
+//! folder that its group may write to, the group may use them, too (0770 and 0660). No file is
+//! opened through a link.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Flags of every open: no link, and a pipe must not hold the open.
+/// Flags of every open: links are not followed, and a pipe does not block the open.
 const NO_LINK: i32 = rustix::fs::OFlags::NOFOLLOW
     .union(rustix::fs::OFlags::NONBLOCK)
     .bits() as i32;
 
-/// Rights of a folder for its owner, and of its group if the folder above is the group's to write.
+/// The mode of a new folder: for its owner, and for its group if the group may write to the parent
+/// folder.
 pub(super) fn rights_below(above: &Path) -> io::Result<u32> {
     Ok(if above.metadata()?.mode() & 0o020 == 0 {
         0o700
@@ -20,18 +22,18 @@ pub(super) fn rights_below(above: &Path) -> io::Result<u32> {
     })
 }
 
-/// Makes a folder, unless it is there, with the rights that its files get.
+/// Creates a folder with the mode of `rights_below`, unless it exists.
 pub(super) fn make_folder(path: &Path) -> io::Result<()> {
     let rights = rights_below(path.parent().unwrap_or(path))?;
     match DirBuilder::new().mode(rights).create(path) {
-        // The process's mask may take away what the group has.
+        // The process's umask may remove the group's rights.
         Ok(()) if rights != 0o700 => std::fs::set_permissions(path, Permissions::from_mode(rights)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         made => made,
     }
 }
 
-/// Makes a file that must not be there yet.
+/// Creates a file, which must not exist yet.
 pub(super) fn new_file(path: &Path) -> io::Result<File> {
     let rights = rights_below(path.parent().unwrap_or(path))? & 0o660;
     let file = OpenOptions::new()
@@ -46,7 +48,7 @@ pub(super) fn new_file(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file that is there, to read, or to write as well.
+/// Opens an existing file for reading, or also for writing.
 pub(super) fn open_file(path: &Path, write: bool) -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -55,7 +57,7 @@ pub(super) fn open_file(path: &Path, write: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Opens a file to read and write, or makes it.
+/// Opens a file for reading and writing; creates it if it is missing.
 pub(super) fn open_or_make(path: &Path) -> io::Result<File> {
     match new_file(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_file(path, true),

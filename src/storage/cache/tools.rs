@@ -1,7 +1,8 @@
-//! What a cache holds, for tools: a list, a comparison with all checksums, removal.
+//! Tools for the contents of a cache: a list, a comparison with all checksums, removal.
 //!
-//! Loaders may run meanwhile. A list locks nothing for longer than a moment. A comparison protects what it reads from
-//! removal, as a loader does, and claims the block that it compares. Removal needs a share that no process reads.
+//! Loaders may run meanwhile. A list holds locks only for a moment. A comparison protects the
+//! entries that it reads from removal, as a loader does, and claims the block that it compares.
+//! Removal needs a share that no process reads.
 
 use super::config::Cache;
 use super::dir::{CacheDir, FoundEntry};
@@ -32,7 +33,8 @@ pub struct CacheEntry {
     pub bytes: u64,
     /// When a loader last began to read it.
     pub used: SystemTime,
-    /// Whether a running process may read it. Objects of one folder of a store share this, and a few folders may.
+    /// Whether a running process may read it. Objects of one folder of a store share this value,
+    /// and several folders may share it.
     pub in_use: bool,
     /// The file with its bytes, sparse where blocks are missing.
     pub path: PathBuf,
@@ -58,13 +60,16 @@ impl Cache {
         Ok(entries)
     }
 
-    /// Reads all kept blocks from the disk and compares each with its checksum. `seen` gets the bytes read so far; it may
-    /// stop the run. Gives an error for each damaged block, with path and range.
+    /// Reads all kept blocks from the disk and compares each with its checksum. `seen` is called
+    /// with the number of bytes read so far; it may stop the run. Returns an error for each damaged
+    /// block, with path and range.
     ///
-    /// Loaders that start later compare a damaged block again, and download it. Those that run keep to what they know. An
-    /// object whose map is damaged is removed, unless a process reads it.
+    /// Loaders that start later compare a damaged block again, and download it. Loaders that
+    /// already run do not learn of the damage. An object whose map is damaged is removed, unless a
+    /// process reads it.
     ///
-    /// Errors: as [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of others.
+    /// Errors: as [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of another
+    /// user.
     pub fn verify(&self, mut seen: impl FnMut(u64) -> ControlFlow<()>) -> Result<Vec<Error>> {
         let dir = self.existing(true)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
@@ -93,8 +98,8 @@ impl Cache {
         Ok(damaged)
     }
 
-    /// Removes objects that no process reads, those used longest ago first, until the folder holds at most `bytes`. Gives
-    /// the bytes that are free now.
+    /// Removes objects that no process reads, the least recently used first, until the folder holds
+    /// at most `bytes`. Returns the number of bytes that are free now.
     ///
     /// Errors: as [`verify`](Self::verify).
     pub fn trim(&self, bytes: u64) -> Result<u64> {
@@ -160,7 +165,8 @@ fn entry_of(old: FoundEntry, in_use: bool) -> CacheEntry {
     }
 }
 
-/// Compares the blocks of an entry, and refuses those that are wrong. `read`: gets the bytes of each.
+/// Compares the blocks of an entry, and refuses those that are wrong. `read` is called with the
+/// number of bytes of each block.
 fn verify_entry(
     dir: &CacheDir,
     old: &FoundEntry,
@@ -188,11 +194,11 @@ fn verify_entry(
     }
     for (crc, block) in entry.checksums()?.into_iter().zip(0..) {
         let Some(crc) = crc else { continue };
-        // Whoever has the claim compares or replaces the block.
+        // Another holder of the claim compares or replaces the block.
         if !entry.claim(block) {
             continue;
         }
-        // Another process may have replaced it since.
+        // Another process may have replaced the block since.
         let is_wrong =
             entry.checksum(block)? == Some(crc) && !entry.compare(block, crc, &mut buffer);
         if is_wrong {

@@ -1,12 +1,13 @@
-//! Pieces of blocks: the checksum of each unit of 4 KiB of an object that a read has brought to the data file.
+//! Pieces of blocks: the checksum of each unit of 4 KiB of an object that a read has stored in the
+//! data file.
 //!
 //! ```text
 //! HASH.INC.units   [ stamp: 8 bytes, zeros up to 4 KiB ][ CRC32C, or 0 ][ CRC32C, or 0 ]…
 //! piece ─► data file ─► sync, some twice a second ─► its units are marked ─► all of a block? ─► compared: its record
 //! ```
 //!
-//! Limits: the marks count in the boot, and for the data file, that the stamp names. After a boot, pieces of unfinished
-//! blocks come again.
+//! Limits: the marks are valid only for the boot and the data file that the stamp names. After a
+//! reboot, pieces of unfinished blocks are downloaded again.
 
 use super::rights::{open_file, open_or_make};
 use std::fs::File;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a unit. Reads are widened to whole ones.
+/// Bytes of a unit. Reads are widened to whole units.
 pub(super) const UNIT: u64 = 4096;
 
 const HEADER: u64 = 4096;
@@ -26,12 +27,12 @@ const MARK: u64 = 4;
 /// The marks of one object.
 pub(super) struct Units(File);
 
-/// Units that a range of bytes lies in.
+/// The units that contain a range of bytes.
 pub(super) fn units_of(offset: u64, len: u64) -> Range<u64> {
     offset / UNIT..(offset + len).div_ceil(UNIT)
 }
 
-/// The file of a data file's marks.
+/// The path of the file with a data file's marks.
 pub(super) fn units_file(data: &Path) -> PathBuf {
     let mut path = data.as_os_str().to_owned();
     path.push(".units");
@@ -39,14 +40,14 @@ pub(super) fn units_file(data: &Path) -> PathBuf {
 }
 
 impl Units {
-    /// The marks beside a data file; `None` if there are none of this stamp.
+    /// The marks of a data file; `None` if there are none with this stamp.
     pub(super) fn find(data: &Path, stamp: u64) -> Option<Self> {
         let units = Self(open_file(&units_file(data), true).ok()?);
         units.is_of(stamp).then_some(units)
     }
 
-    /// The marks beside a data file, made anew if they have another stamp. Of two processes that do so at a time, one may
-    /// lose marks: their pieces come again.
+    /// The marks of a data file, created anew if they have another stamp. If two processes do so at
+    /// the same time, one may lose marks: those pieces are downloaded again.
     pub(super) fn make(data: &Path, stamp: u64) -> io::Result<Self> {
         if let Some(found) = Self::find(data, stamp) {
             return Ok(found);
@@ -62,7 +63,7 @@ impl Units {
         self.0.read_exact_at(&mut found, 0).is_ok() && u64::from_le_bytes(found) == stamp
     }
 
-    /// The marks of these units. The file ends with its last mark.
+    /// The marks of these units; 0 past the end of the file, which ends with its last mark.
     fn marks(&self, units: &Range<u64>) -> Vec<u32> {
         let mut bytes = vec![0; (units.end - units.start) as usize * MARK as usize];
         let mut read = 0;
@@ -83,23 +84,23 @@ impl Units {
             .collect()
     }
 
-    /// How many of these units are here.
+    /// Number of these units that are marked.
     pub(super) fn count(&self, units: &Range<u64>) -> u64 {
         self.marks(units).iter().filter(|mark| **mark != 0).count() as u64
     }
 
-    /// Whether all of these units are here.
+    /// Whether all of these units are marked.
     pub(super) fn has(&self, units: &Range<u64>) -> bool {
         self.count(units) == units.end - units.start
     }
 
-    /// Units from this offset of the data on are on the disk.
+    /// Marks units as stored on the disk. The first one is at this offset of the data.
     pub(super) fn mark(&self, offset: u64, marks: &[u32]) -> io::Result<()> {
         let bytes: Vec<u8> = marks.iter().flat_map(|mark| mark.to_le_bytes()).collect();
         self.0.write_all_at(&bytes, HEADER + MARK * (offset / UNIT))
     }
 
-    /// These units count no more.
+    /// Clears the marks of these units.
     pub(super) fn clear(&self, units: &Range<u64>) -> io::Result<()> {
         self.0.write_all_at(
             &vec![0; ((units.end - units.start) * MARK) as usize],
@@ -107,13 +108,13 @@ impl Units {
         )
     }
 
-    /// Whether these bytes, from the disk, are what was marked.
+    /// Whether these bytes, read from the disk, match the marks of these units.
     pub(super) fn are(&self, units: &Range<u64>, bytes: &[u8]) -> bool {
         marks_of(bytes) == self.marks(units)
     }
 }
 
-/// The marks of units: their CRC32C, which is never 0 here.
+/// The marks of units: their CRC32C, at least 1.
 pub(super) fn marks_of(bytes: &[u8]) -> Vec<u32> {
     bytes
         .chunks(UNIT as usize)

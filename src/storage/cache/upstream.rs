@@ -1,14 +1,15 @@
 //! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task opens it anew.
 //!
-//! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its canonical path. Every
-//! open and every block compares the version with the one that the loader met first:
+//! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its
+//! canonical path. Every open and every block compares the version with the one that the loader
+//! found first:
 //!
 //! * Another length, inode or modification time: the file was written or replaced, and its reads fail
 //!   ([`ErrorKind::Changed`]).
-//! * Another change time alone, as after `chmod`: the bytes may be the same or not, so nothing more is read from the
-//!   cache.
-//! * A file that was just written is not kept yet: a second write may leave its times as they are. One with a time in the
-//!   future is never kept.
+//! * Only another change time, as after `chmod`: the bytes may have changed or not, so nothing more
+//!   is read from the cache.
+//! * A file that was just written is not kept yet: a second write may leave its times unchanged. A
+//!   file with a time in the future is never kept.
 
 use super::entry::Identity;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -27,16 +28,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// Bytes of a call. Between two, a thread looks whether the loader ends.
+/// Bytes per read call. Between two calls, a thread checks whether the loader ends.
 const PIECE: usize = 1 << 20;
 
-/// Some stores behind mounts have times of a second.
+/// A file younger than this is not kept yet. Some stores behind mounts have times in whole seconds.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// What a look at a source found.
+/// The result of opening a source.
 pub(super) enum FoundUpstream {
     Open(Upstream),
-    /// It is never kept; the reason, if that is worth a word.
+    /// It is never kept; with the reason, if it is worth reporting.
     Never(Option<&'static str>),
     /// It is not kept yet.
     Later(&'static str),
@@ -50,15 +51,15 @@ pub(super) enum Upstream {
 /// An open file on a mount.
 pub(super) struct StagedFile {
     file: File,
-    /// Canonical.
+    /// Canonical path.
     path: PathBuf,
     version: Version,
     mount: &'static Mount,
 }
 
 impl Upstream {
-    /// `known`: the loader has met it before. `meter` counts the requests to stores. Errors: as of a read, without its
-    /// place.
+    /// `known`: the loader has found it before. `meter` counts the requests to stores. Errors: as
+    /// of a read, without path and range.
     pub(super) fn open(
         sources: &Sources,
         source: SourceId,
@@ -108,7 +109,7 @@ impl Upstream {
         }
     }
 
-    /// Brings the bytes of a range.
+    /// Reads the bytes of a range.
     pub(super) fn bring(
         self,
         range: Range<u64>,
@@ -133,7 +134,7 @@ impl StagedFile {
         let file = File::from(open_indexed(sources, source)?);
         let at = |error| Error::os(Stage::Open, "", error);
         let meta = file.metadata().map_err(at)?;
-        // The kernel's name of the open file needs no request to a server.
+        // The kernel's name for the open file costs no request to a server.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = link
             .or_else(|_| sources.path(source).canonicalize())
@@ -142,13 +143,13 @@ impl StagedFile {
             return Ok(FoundUpstream::Never(None));
         };
         match SystemTime::now().duration_since(meta.modified().map_err(at)?) {
-            // The caller compares it.
+            // The caller compares its version.
             _ if known => {}
             Ok(age) if age < YOUNG => {
                 return Ok(FoundUpstream::Later("a file was written just now"));
             }
             Ok(_) => {}
-            // By a server's clock that is ahead, it may have been written just now.
+            // If the server's clock is ahead, the file may have been written just now.
             Err(_) => {
                 return Ok(FoundUpstream::Never(Some("a file's time is in the future")));
             }
@@ -189,7 +190,8 @@ impl StagedFile {
 
 pub(super) const TOUCHED: &str = "a file's attributes changed";
 
-/// Whether a file is the one of `first`; false if its bytes may differ, or not. Errors: [`ErrorKind::Changed`].
+/// Whether a file is unchanged since `first`; false if its bytes may have changed or not. Errors:
+/// [`ErrorKind::Changed`].
 pub(super) fn compare(first: Version, now: Version) -> Result<bool> {
     if first.is_same_content(now) {
         return Ok(first == now);

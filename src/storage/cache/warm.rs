@@ -1,4 +1,4 @@
-//! Fills a cache beforehand: a driver of [`Fill`] that reads a byte of each block.
+//! Fills a cache in advance: a driver of [`Fill`] that reads a byte of each block.
 //!
 //! ```text
 //! blocks ──► bring ─┬─ here ─────────────────────────────► there
@@ -6,7 +6,8 @@
 //!    └── later ─────┴─ the disk or a process is slow
 //! ```
 //!
-//! Limits: as many blocks on their way as [`Fill`] has downloads, so that each has a thread; [`STALL`] without a block.
+//! Limits: as many blocks in progress as [`Fill`] has download threads, so that each has a thread;
+//! [`STALL`] without a new block.
 
 use super::blocks::CachedBlocks;
 use super::config::Cache;
@@ -24,16 +25,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Without a new block for so long, nothing more will come.
+/// If no new block arrives for this long, no more will come.
 const STALL: Duration = Duration::from_secs(300);
 
-/// Pause between two looks at what moves without a wake-up.
+/// Pause between two checks of state that changes without a wake-up.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Pause between two calls of `seen`.
 const SAY: Duration = Duration::from_millis(100);
 
-/// A block that was downloaded and does not settle for so long is tried again: the disk may have refused it.
+/// A downloaded block that does not settle within this time is tried again: the disk may have
+/// refused it.
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// Limit of [`CacheWarmed::errors`].
@@ -43,11 +45,11 @@ const ERRORS: usize = 1000;
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct CacheWarmed {
-    /// Objects that were asked for.
+    /// Number of requested objects.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Bytes of them that were there, or that other processes kept meanwhile.
+    /// Bytes that the cache already held, or that other processes stored meanwhile.
     pub found: u64,
     /// Bytes that this call downloaded and kept.
     pub kept: u64,
@@ -63,15 +65,17 @@ impl CacheWarmed {
 }
 
 impl Cache {
-    /// Downloads what the cache lacks of all objects in `sources` and files on network mounts, 8 blocks at a time. Files on
-    /// local disks are left out. `seen` gets the numbers so far, some ten times a second; if it breaks, this ends with what
-    /// was kept.
+    /// Downloads the missing blocks of all objects and of all files on network mounts in `sources`,
+    /// 8 blocks at a time. Files on local disks are left out. `seen` is called with the counts so
+    /// far, about ten times a second. If it returns `Break`, this call ends with the blocks kept so
+    /// far.
     ///
-    /// A dataset has such a table ([`Dataset::sources`](crate::dataset::Dataset::sources)). Its index, footers and
-    /// listings do not pass the cache: opening a dataset asks the store in any case.
+    /// A dataset has such a table ([`Dataset::sources`](crate::dataset::Dataset::sources)). Its
+    /// index, footers and listings do not go through the cache: opening a dataset always asks the
+    /// store.
     ///
-    /// Errors: [`ErrorKind::Config`] for a folder that cannot be a cache; an error of the store if it is out of reach. An
-    /// object that cannot be read or kept is one of [`CacheWarmed::errors`].
+    /// Errors: [`ErrorKind::Config`] for a folder that cannot be a cache; an error of the store if
+    /// it is unreachable. An object that cannot be read or kept is one of [`CacheWarmed::errors`].
     ///
     /// ```no_run
     /// # fn main() -> feedline::Result<()> {
@@ -127,9 +131,9 @@ struct Warm<'a> {
     ring: ByteRing,
     /// Blocks to try again.
     again: VecDeque<BlockId>,
-    /// Blocks that were downloaded, and are written now.
+    /// Blocks that were downloaded and are being written.
     settling: Vec<(BlockId, Instant)>,
-    /// Reads in `fill`.
+    /// Number of reads in `fill`.
     flying: usize,
     /// Objects that cannot be kept.
     failed: HashSet<SourceId>,
@@ -185,7 +189,8 @@ impl Warm<'_> {
         Ok(self.end())
     }
 
-    /// Takes new blocks while there is room, old ones first. Errors: as [`collect`](Self::collect).
+    /// Submits blocks while there is room, those to try again first. Errors: as
+    /// [`collect`](Self::collect).
     fn submit(&mut self, blocks: &mut impl Iterator<Item = BlockId>) -> Result<()> {
         let mut tries = self.again.len();
         while self.flying + self.settling.len() < self.fill.downloads() {
@@ -220,7 +225,7 @@ impl Warm<'_> {
                         buf: span.into(),
                     })?;
                 }
-                // A thread holds the buffer of a block that came back.
+                // A thread still holds the buffer of a block that was returned.
                 None => {
                     self.again.push_front(id);
                     break;
@@ -246,13 +251,13 @@ impl Warm<'_> {
                 );
                 self.note(id.source, error.with_path(self.sources.path(id.source)));
             }
-            // The disk is slow, or rests.
+            // The disk is slow, or left alone for a while.
             CacheAnswer::Network(_) => self.again.push_back(id),
         }
         Ok(())
     }
 
-    /// Takes what comes back from `fill`. Errors: the store is out of reach.
+    /// Collects the results from `fill`. Errors: the store is unreachable.
     fn collect(&mut self) -> Result<()> {
         let mut done = Vec::new();
         self.flying -= self.fill.collect(&mut done);
@@ -271,8 +276,9 @@ impl Warm<'_> {
                 self.route(op)?;
                 continue;
             }
-            // The store failed, or another process holds the block. The store itself, or the mount, says which. One byte
-            // may come where a block does not.
+            // The store failed, or another process holds the block. A read from the store itself,
+            // or from the mount, tells which. It is of the whole block, because one byte may arrive
+            // where a block does not.
             let mut block = vec![0; self.len_of(id) as usize];
             match Blob::of_source(self.sources, id.source)
                 .and_then(|blob| blob.read_at(op.extent.offset, &mut block))
@@ -294,7 +300,8 @@ impl Warm<'_> {
         }
     }
 
-    /// An object cannot be read. Errors: nor can any other one of the store.
+    /// Records that an object cannot be read. Errors: no other object of the store can be read
+    /// either.
     fn fail(&mut self, source: SourceId, error: Error) -> Result<()> {
         if out_of_reach(&error) {
             return Err(error);
@@ -303,14 +310,14 @@ impl Warm<'_> {
         Ok(())
     }
 
-    /// An object cannot be kept.
+    /// Records that an object cannot be kept.
     fn note(&mut self, source: SourceId, error: Error) {
         if self.failed.insert(source) && self.done.errors.len() < ERRORS {
             self.done.errors.push(error);
         }
     }
 
-    /// Nothing more can be kept.
+    /// Records that nothing more can be kept.
     fn stop(&mut self, why: &str) {
         self.done
             .errors
@@ -329,13 +336,13 @@ impl Warm<'_> {
             .min(self.sources.len_of(id.source) - id.block * self.cache.block)
     }
 
-    /// The numbers for this many bytes in the cache.
+    /// Updates the counts for this many bytes in the cache.
     fn sum(&mut self, settled: u64) {
         self.done.kept = self.fill.blocks().counts().bytes.min(settled);
         self.done.found = settled - self.done.kept;
     }
 
-    /// Ends all downloads, and counts what is there.
+    /// Ends all downloads, and counts the bytes in the cache.
     fn end(mut self) -> CacheWarmed {
         self.fill.end();
         let all = blocks(self.sources, self.cache.block);

@@ -1,4 +1,5 @@
-//! The number of requests in flight that a link wants, from what it answers. Pure: the times come with each call.
+//! The number of requests in flight that fill a link, found from measured rates. Pure: the times
+//! come with each call.
 //!
 //! ```text
 //! start: twice as many each round, while a round brings GROWS times as much
@@ -10,75 +11,81 @@
 //! hold:  ROOM × the requests that would bring the rate if none waited for others
 //! ```
 //!
-//! More requests than a link takes overflow its queue; fewer than a store's latency asks for leave it idle. No constant
-//! serves both. Latencies do not tell a queue from a slow store, and the queue of a link may be short. But half as many
-//! requests bring half as much from a slow store, and as much from a full link. If *n* / 2 requests bring the share *r* of
-//! the rate of *n*, then *n* / (2 *r*) would bring all of it: they fill the link, and none waits for others.
+//! More requests than a link can take overflow its queue; fewer than a store's latency requires
+//! leave it idle. No constant suits both. Latencies do not distinguish a queue from a slow store,
+//! and the queue of a link may be short. But half as many requests get half the rate from a slow
+//! store, and the same rate from a full link. If *n* / 2 requests get the share *r* of the rate of
+//! *n*, then *n* / (2 *r*) would get all of it: they fill the link, and none waits for others.
 //!
-//! Rates count bytes, and [`COST`] for each request. They are measured in windows of a round of requests, once the requests
-//! of another limit have ended. New connections, which are slow at first, so count in no comparison but the start's. A
-//! window counts only if the requests in flight filled the limit. Where more requests bring less, they are taken back.
+//! Rates count bytes, and [`COST`] for each request. They are measured in windows of a round of
+//! requests, after the requests of the previous limit have ended. So new connections, which are
+//! slow at first, affect only the comparisons of the start. A window counts only if the requests in
+//! flight filled the limit. If more requests get a lower rate, the increase is undone.
 //!
-//! Several processes share a link, and each gains by more requests of its own. So they probe at the same times of the
-//! system's clock: half as many requests of all bring as much as before. That holds for a few processes. With eight and
-//! more, limits may go up to the maximum.
+//! Several processes may share a link, and each gains from more requests of its own. So they probe
+//! at the same times of the system's clock: half of all requests then get the same rate as before.
+//! That works for a few processes. With eight or more, limits may go up to the maximum.
 //!
-//! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe takes up to a fifth of a full link's rate, and half of a slow
-//! store's, for two windows. They are at least [`SPARE`] times as long apart, so that costs about 1 %. A window of few
-//! large requests is as long as one of them, at most [`ROUND_MAX`].
+//! Limits: [`LEAST`] to [`REQUESTS_MAX`] requests. A probe costs up to a fifth of a full link's
+//! rate, and half of a slow store's, for two windows. The time between probes is at least [`SPARE`]
+//! times as long, so probes cost about 1 %. A window of few large requests is as long as one of
+//! them, at most [`ROUND_MAX`].
 
 use std::time::{Duration, SystemTime};
 use tokio::time::Instant;
 
-/// Requests in flight of a store without trouble. By AWS's rule of 0.4 Gb/s per connection that is some 100 Gb/s.
+/// Maximum requests in flight to a store. By AWS's rule of 0.4 Gb/s per connection, that is some
+/// 100 Gb/s.
 pub(super) const REQUESTS_MAX: usize = 256;
 
-/// Requests of the first round.
+/// Number of requests in the first round.
 const FIRST: f64 = 32.0;
 
-/// As many as a cache's downloads.
+/// Minimum number of requests: as many as a cache's downloads.
 const LEAST: f64 = 8.0;
 
-/// Twice as many requests bring less than this many times as much: the link is full, or nearly.
+/// If twice as many requests get less than this many times the rate, the link is full, or nearly
+/// full.
 const GROWS: f64 = 1.25;
 
-/// Requests in flight per request that would fill the link: pauses of one are filled by another.
+/// Requests in flight per request that would fill the link: one request fills the pauses of
+/// another.
 const ROOM: f64 = 1.6;
 
-/// Half as many requests bring so much of the rate: there were far too many.
+/// If half as many requests get this share of the rate, there were far too many.
 const SAME: f64 = 0.9;
 
-/// Half as many requests bring at most so much of the rate: more may bring more.
+/// If half as many requests get at most this share of the rate, more requests may increase it.
 const HALF: f64 = 0.6;
 
-/// Seconds between probes: as a rule, and where all requests are needed.
+/// Seconds between probes: normally, and if all requests are needed.
 const PROBE: u64 = 2;
 const RARE: u64 = 32;
 
-/// The time between probes is so many times that of a probe.
+/// The time between probes is at least this many times the time of a probe.
 const SPARE: u32 = 16;
 
-/// Another rate than this share of the last: the link has changed.
+/// If the rate differs from the last one by more than this share, the link has changed.
 const CHANGED: f64 = 0.25;
 
-/// Shortest time of a measurement, and longest time of a round.
+/// Minimum time of a measurement, and maximum time of a round.
 const WINDOW: Duration = Duration::from_millis(100);
 const ROUND_MAX: Duration = Duration::from_secs(3);
 
-/// Fewest requests of a measurement, for their sizes differ.
+/// Minimum number of requests in a measurement, because their sizes differ.
 const MEASURED: usize = 64;
 
-/// Share of the limit that requests in flight fill.
+/// Minimum share of the limit that requests in flight must fill.
 const FILLED: f64 = 0.85;
 
-/// What a request costs beside its bytes, in bytes.
+/// The cost of a request besides its bytes, in bytes.
 const COST: u64 = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
-    /// The limit doubles. The rate of the round before.
+    /// The limit doubles. Holds the rate of the round before.
     Start(f64),
-    /// The requests of another limit end.
+    /// The requests of the previous limit are ending.
     Settle(Then),
     Hold,
     Probe,
@@ -94,10 +101,10 @@ enum Then {
 pub(super) struct Climb {
     phase: Phase,
     pub(super) limit: f64,
-    /// At the limit that is held, and the windows that gave it.
+    /// The rate at the limit that is held, and the number of windows that it comes from.
     rate: f64,
     windows: u32,
-    /// The next probe tells whether the start ended too early.
+    /// Whether the next probe tells if the start ended too early.
     starts: bool,
     /// Limit and rate before the last probe.
     kept: (f64, f64),
@@ -117,7 +124,7 @@ struct Window {
     began: Instant,
     limit: f64,
     ended: usize,
-    /// All of the store, at its begin.
+    /// All bytes from the store at its begin.
     bytes: u64,
     /// Requests in flight × seconds.
     area: f64,
@@ -128,7 +135,7 @@ impl Climb {
         Self::at(now, SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default())
     }
 
-    /// `clock`: the system's.
+    /// `clock`: the time of the system's clock.
     fn at(now: Instant, clock: Duration) -> Self {
         Self {
             phase: Phase::Start(0.0),
@@ -147,7 +154,8 @@ impl Climb {
         }
     }
 
-    /// `in_flight` requests from now on. `bytes`: one of those before is done, and so many came from the store in all.
+    /// Records that `in_flight` requests run from now on. `bytes`: if one of those before is done,
+    /// the bytes received from the store in total.
     pub(super) fn moved(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.window.area += self.in_flight as f64 * (now - self.since).as_secs_f64();
         let full = self.in_flight as f64 >= FILLED * self.limit;
@@ -232,7 +240,7 @@ impl Climb {
         self.phase = Phase::Settle(Then::Probe);
     }
 
-    /// A probe brought `rate`.
+    /// Evaluates a probe that measured `rate`.
     fn judge(&mut self, rate: f64, filled: bool, now: Instant) {
         let most = REQUESTS_MAX as f64;
         let share = (rate / self.kept.1).max(0.5);

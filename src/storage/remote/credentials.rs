@@ -1,4 +1,4 @@
-//! Credentials of a store, renewed ahead of their end by one task at a time.
+//! Credentials of a store, renewed before they expire, by one task at a time.
 //!
 //! ```text
 //! request ─► valid? ──yes──► signs with them ── due? ──► one renewal starts; nobody waits for it
@@ -25,13 +25,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Credentials are renewed this long before their end, or after half of their life if that is later.
+/// Credentials are renewed this long before they expire, or after half of their life if that is
+/// later.
 const AHEAD: Duration = Duration::from_secs(600);
 
 /// A renewal that takes longer has failed.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Pause after a failed renewal, or a quarter of the time that is left.
+/// Pause after a failed renewal, at most a quarter of the time that is left.
 const PAUSE: Duration = Duration::from_secs(30);
 
 /// Answers without the store's code, such as those to `HEAD`, force no renewal of credentials younger than this.
@@ -45,12 +46,12 @@ const LIBRARY_DUE: Duration = Duration::from_secs(60);
 /// New credentials.
 pub(super) struct Fresh<C> {
     pub(super) value: Arc<C>,
-    /// Time to their end and to their renewal; `None` without an end.
+    /// Time until they expire and until their renewal; `None` if they do not expire.
     pub(super) life: Option<(Duration, Duration)>,
 }
 
 impl<C> Fresh<C> {
-    /// `left`: time to their end.
+    /// `left`: time until they expire.
     pub(super) fn new(value: C, left: Option<Duration>) -> Self {
         let life = left.map(|left| (left, left.saturating_sub(AHEAD).max(left / 2)));
         Self {
@@ -67,13 +68,14 @@ pub(super) trait Source<C>: Send + Sync {
     async fn get(&self, anew: bool) -> Result<Fresh<C>>;
 }
 
-/// What requests need to know, of any store's kind of credentials.
+/// The interface to requests, for any store's kind of credentials.
 #[async_trait]
 pub(super) trait Renewed: Send + Sync {
-    /// Waits for valid credentials; gives their number. Errors: the renewal's.
+    /// Waits for valid credentials; returns their number. Errors: the renewal's.
     async fn ready(&self) -> Result<u64>;
 
-    /// The store refused a request that was signed with these. `sure`: it called them expired.
+    /// Records that the store refused a request that was signed with these. `sure`: it called them
+    /// expired.
     fn refuse(&self, number: u64, sure: bool);
 }
 
@@ -87,12 +89,12 @@ struct SharedRenewal<C> {
 
 struct Renewal<C> {
     current: Option<Current<C>>,
-    /// Renewals that ended.
+    /// Number of renewals that ended.
     renewals: u64,
     /// Why the last one failed.
     failure: Option<Error>,
     running: bool,
-    /// The store refused the current credentials.
+    /// Whether the store refused the current credentials.
     anew: bool,
 }
 
@@ -140,7 +142,7 @@ impl<C: Send + Sync + 'static> Credentials<C> {
         }
         loop {
             let mut ended = std::pin::pin!(self.0.ended.notified());
-            // Listens before it looks, so that no end is missed.
+            // Listens before it checks, so that no end is missed.
             ended.as_mut().enable();
             if let Some(found) = self.look(asked) {
                 return found;
@@ -149,7 +151,7 @@ impl<C: Send + Sync + 'static> Credentials<C> {
         }
     }
 
-    /// What is there, or `None` while a renewal runs that the caller needs.
+    /// The current credentials or an error. `None` while a renewal runs that the caller needs.
     fn look(&self, asked: u64) -> Option<Result<(Arc<C>, u64)>> {
         let mut state = self.0.state.hold();
         let now = Instant::now();
@@ -158,7 +160,8 @@ impl<C: Send + Sync + 'static> Credentials<C> {
         let found = current.map(|current| (current.value.clone(), current.number));
         let valid = current.is_some_and(|current| !passed(current.until));
         let due = current.is_none_or(|current| passed(current.due));
-        // A renewal that ended meanwhile is the answer, also if its credentials are over by now.
+        // A renewal that ended meanwhile gives the result, even if its credentials have expired by
+        // now.
         if !valid && state.renewals != asked {
             let failure = state.failure.as_ref().map(Error::clone_lossy);
             return Some(failure.map_or_else(|| found.ok_or_else(nothing), Err));
@@ -220,7 +223,7 @@ impl<C> Renewal<C> {
     }
 }
 
-/// The error of missing credentials. It blames no sample.
+/// The error of missing credentials. It is not the fault of a sample.
 pub(super) fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Permission, Stage::Read, message)
 }
@@ -238,7 +241,8 @@ impl<C: Send + Sync + 'static> Renewed for Credentials<C> {
     fn refuse(&self, number: u64, sure: bool) {
         let mut state = self.0.state.hold();
         let now = Instant::now();
-        // Others may have been refused with the same ones, and have them renewed.
+        // Other requests may have been refused with the same credentials, and have caused their
+        // renewal.
         let current = state
             .current
             .as_mut()
@@ -273,7 +277,7 @@ pub(super) struct Library<C> {
 }
 
 impl<C> Library<C> {
-    /// `make`: a provider that keeps nothing yet. Errors: those of `make`.
+    /// `make`: returns a provider that holds no credentials yet. Errors: those of `make`.
     pub(super) fn new(
         make: impl Fn() -> object_store::Result<Provider<C>> + Send + Sync + 'static,
     ) -> object_store::Result<Self> {

@@ -1,4 +1,4 @@
-//! One range of an object, with retries. Bytes count only when their answer is right.
+//! One range of an object, with retries. Bytes are used only if their answer is right.
 //!
 //! ```text
 //! permit ─► signed request ─► answer: range, length, coding, version? ─► chunks ─► sink
@@ -8,7 +8,8 @@
 //!                                                  └─► typed error      counts, and the next try asks for the rest
 //! ```
 //!
-//! Invariant: what is not proven goes into no sample and no cache, also if the read is cancelled or fails.
+//! Invariant: unproven bytes go into no sample and no cache, even if the read is cancelled or
+//! fails.
 //!
 //! Limits: a try ends when [`LEAST`] bytes take longer than the patience, so that no server holds a read for ever.
 
@@ -23,16 +24,18 @@ use object_store::{GetOptions, GetRange, GetResult};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Tries in a row that bring nothing, at least.
+/// Minimum number of tries in a row without progress.
 pub(super) const TRIES: u32 = 6;
 
-/// Bytes that must come within the patience.
+/// Bytes that must arrive within the patience.
 const LEAST: u64 = 16 << 10;
 
-/// So many tries are enough after twice the patience: each waits for its patience then, or as the store asks.
+/// After twice the patience, this many tries are enough: each then waits for its patience, or as
+/// the store asks.
 const SLOW_TRIES: u32 = 3;
 
-/// Halves of the patience for which reads of a loader go on without progress, beyond [`TRIES`].
+/// Number of half patiences for which reads of a loader continue without progress, beyond
+/// [`TRIES`].
 const AWAY: u32 = 5;
 
 /// How long a read waits.
@@ -40,12 +43,13 @@ const AWAY: u32 = 5;
 pub(super) struct Patience {
     /// A try ends when [`LEAST`] bytes take longer.
     of_try: Duration,
-    /// The store may be away for so long.
+    /// How long the store may be unreachable.
     away: Duration,
 }
 
 impl Store {
-    /// Patience of a read outside a run. No time away: a wrong URL is named at once.
+    /// Patience of a read outside a run. The store must be reachable: a wrong URL is reported at
+    /// once.
     pub(super) fn once(&self) -> Patience {
         Patience {
             of_try: self.patience,
@@ -53,7 +57,7 @@ impl Store {
         }
     }
 
-    /// Patience of a loader's reads: a run outlives a server's restart.
+    /// Patience of a loader's reads: a run survives a server's restart.
     pub(super) fn of_run(&self, own: Option<Duration>) -> Patience {
         let of_try = own.map_or(self.patience, |own| own.min(self.patience));
         Patience {
@@ -69,14 +73,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Bytes that make a try count as progress. A server that sends one byte and resets must not be asked for ever.
 const PROGRESS: u64 = 64 << 10;
 
-/// Looks at an object whose version is in doubt. Mirrors often answer in turn.
+/// Number of lookups of an object whose version is in doubt. Mirrors often answer in turn.
 const LOOKS: usize = 4;
 
 /// A failed try.
 struct Failed {
     class: Class,
     error: Error,
-    /// The try brought at least [`PROGRESS`] bytes.
+    /// Whether the try received at least [`PROGRESS`] bytes.
     progress: bool,
 }
 
@@ -90,9 +94,10 @@ enum Class {
     Throttled(Option<Duration>),
     /// No answer: requests may wait in a queue of the store.
     Unanswered,
-    /// Refused, perhaps on the way; one more try signs anew.
+    /// Refused, perhaps on the way to the store; one more try signs anew.
     Refused,
-    /// As `Refused`, and the credentials are renewed before. The store called them expired, or `sure` is false.
+    /// As `Refused`, and the credentials are renewed before the next try. `sure`: the store called
+    /// them expired.
     Expired { sure: bool },
     /// No try will work.
     Lasting,
@@ -150,7 +155,7 @@ impl Tries {
         match class {
             Class::Throttled(retry_after) => permit.throttled(retry_after),
             Class::Unanswered => permit.throttled(None),
-            // Others use the permit meanwhile.
+            // Other requests use the permit meanwhile.
             _ => drop(permit),
         }
         if last {
@@ -161,7 +166,7 @@ impl Tries {
     }
 }
 
-/// Waits for credentials, for as long as all tries may take; gives their number.
+/// Waits for credentials, for as long as all tries may take; returns their number.
 ///
 /// Errors: the renewal's; [`ErrorKind::Stalled`].
 async fn ready(store: &Store, patience: Duration) -> Result<u64> {
@@ -179,7 +184,8 @@ async fn ready(store: &Store, patience: Duration) -> Result<u64> {
     })
 }
 
-/// Credentials that the store calls expired are renewed once: for all requests, and for one of them.
+/// Has credentials renewed that the store called expired: once for all requests, and at most once
+/// for one request.
 fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
     if let (Class::Expired { sure }, Some(credentials), false) =
         (class, &store.credentials, tries.refused)
@@ -188,7 +194,7 @@ fn refuse(store: &Store, number: u64, class: Class, tries: &Tries) {
     }
 }
 
-/// A request without a body, such as a look or a page of a listing.
+/// A request without a body, such as a lookup or a page of a listing.
 pub(super) async fn asked<T>(
     store: &Store,
     key: &Key,
@@ -215,13 +221,14 @@ pub(super) async fn asked<T>(
 
 /// The destination of a range.
 pub(super) trait Sink: Send {
-    /// Bytes from `at` on. After a wrong answer, `at` is again the end of what is proven.
+    /// Takes the bytes that start at `at`. After a wrong answer, `at` goes back to the end of the
+    /// proven bytes.
     fn take(&mut self, at: u64, chunk: &[u8]);
 
-    /// All bytes before `end` are the object's.
+    /// Confirms that all bytes before `end` are the object's.
     fn prove(&mut self, end: u64);
 
-    /// Another try begins.
+    /// Called when another try begins.
     fn retried(&mut self) {}
 }
 
@@ -240,7 +247,7 @@ impl Sink for Collected {
     fn prove(&mut self, _: u64) {}
 }
 
-/// Brings `range`, which is not empty, of an object: `sink` gets its bytes in order.
+/// Fetches `range` of an object, which must not be empty. `sink` gets its bytes in order.
 ///
 /// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
 /// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
@@ -296,8 +303,9 @@ pub(super) async fn fetch(
     }
 }
 
-/// Asks for the version some times more. If the one that was listed is still there, or more than one is, the object was
-/// not replaced: the answers come from servers with different versions, or depend on the way of asking.
+/// Asks for the version several more times. If an answer has the listed version, or the answers
+/// have more than one, the object was not replaced: the answers come from servers with different
+/// versions, or depend on the kind of request.
 async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
     let store = &object.store;
     let mut pins = Vec::new();
@@ -326,7 +334,7 @@ async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
     ))
 }
 
-/// One try. `at` moves to the end of what it proves.
+/// One try. `at` moves to the end of the proven bytes.
 async fn attempt(
     object: &Object,
     at: &mut u64,
@@ -396,7 +404,8 @@ async fn attempt(
             Err(_) => break silent(&answer, here + LEAST - goal, patience),
         }
     };
-    // Of an announced length, what came before the cut is right. A body in chunks is right when it ends.
+    // With an announced length, the bytes before a cut are right. A chunked body is right only when
+    // it ends.
     if answer.len.is_some() {
         *at = here;
         sink.prove(here);
@@ -439,7 +448,7 @@ fn same(
     Ok(())
 }
 
-/// `came`: bytes within the patience.
+/// The error of a try that was too slow. `came`: bytes received within the patience.
 fn silent(answer: &Answer, came: u64, patience: Duration) -> Failed {
     match answer.status {
         0 => {
@@ -536,7 +545,7 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
             ErrorKind::Config,
             format!("{said}; check region and endpoint"),
         ),
-        // Another range than asked for, or a malformed one.
+        // Another range than the requested one, or a malformed one.
         206 => (
             Class::Passing,
             ErrorKind::Io,
@@ -559,7 +568,8 @@ fn failed(store: &Store, error: &object_store::Error, answer: &Answer) -> Failed
     Failed::new(class, kind, message)
 }
 
-/// The cause of a refusal by the time of the signature. `ahead`: seconds of the store's clock.
+/// Explains a refusal because of the signature's time. `ahead`: seconds by which the store's clock
+/// is ahead.
 fn skew(ahead: i64) -> String {
     let minutes = (ahead.unsigned_abs() + 30) / 60;
     match ahead {
@@ -575,7 +585,7 @@ fn skew(ahead: i64) -> String {
     }
 }
 
-/// `AccessDenied` of `<Code>AccessDenied</Code>`.
+/// The code in an error's body: `AccessDenied` of `<Code>AccessDenied</Code>`.
 fn code_in(text: &str) -> Option<String> {
     let (_, rest) = text.split_once("<Code>")?;
     let (code, _) = rest.split_once("</Code>")?;

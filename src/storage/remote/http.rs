@@ -1,13 +1,15 @@
-//! One HTTP exchange: the client with its time limits, and the note of what a store answered.
+//! One HTTP exchange: the client with its time limits, and a note of the store's answer.
 //!
 //! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and messages need: status,
 //! request id, `Retry-After`, length of the body, clock, or why there was no answer.
 //!
-//! An answer that is not the object, by its type or coding, ends here: no byte of it reaches a sample or a cache. A
-//! redirect may lead to another host, as those of Hugging Face and GitHub do; what comes from there must be as the object
-//! was looked up, in length and version (`fetch`), and no text unless the object's name says so.
+//! An answer whose type or coding shows that it is not the object is rejected here: no byte of it
+//! reaches a sample or a cache. A redirect may lead to another host, as those of Hugging Face and
+//! GitHub do; an object from there must have the length and version that were looked up (`fetch`),
+//! and must not be text unless its name says so.
 //!
-//! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an error's.
+//! Limits: [`HELD`] bytes of a body that the library holds in memory, [`REFUSAL`] bytes of an
+//! error's body.
 
 use super::odd::without_odd;
 use super::proxy::{Proxies, Proxy};
@@ -24,23 +26,25 @@ use reqwest::redirect::Policy;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Limit for name lookup, connection and TLS together.
+/// Time limit for name lookup, connection and TLS together.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A connection that is idle for longer is closed. S3 closes after some 20 s itself.
+/// A connection that is idle for longer is closed. S3 itself closes it after some 20 s.
 const IDLE: Duration = Duration::from_secs(15);
 
-/// Limit for a body that is no range: a page of a listing has at most 5,000 keys of 1 KiB.
+/// Maximum bytes of a body that is not a range. A page of a listing has at most 5,000 keys of 1 KiB
+/// each.
 const HELD: usize = 32 << 20;
 
-/// Bytes of an error's body that are read, and the time for them. Stores say all in less.
+/// Bytes of an error's body that are read, and the time for them. Stores need less.
 const REFUSAL: usize = 64 << 10;
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
-/// Redirects of one request.
+/// Maximum redirects of one request.
 const REDIRECTS: usize = 5;
 
-/// Stores refuse a signature that is 15 minutes off. A smaller difference is no reason yet.
+/// A refusal is explained by a clock difference of at least this. Stores refuse a signature that is
+/// 15 minutes off.
 const SKEW: i64 = 5 * 60;
 
 /// The answer to one request.
@@ -53,7 +57,7 @@ pub(super) struct Answer {
     pub(super) status: u16,
     pub(super) request_id: Option<String>,
     pub(super) retry_after: Option<Duration>,
-    /// A range was asked for.
+    /// Whether a range was asked for.
     pub(super) is_range: bool,
     /// Length of the body by `Content-Length`.
     pub(super) len: Option<u64>,
@@ -63,11 +67,11 @@ pub(super) struct Answer {
     pub(super) ahead: i64,
     /// Why the answer is not the object.
     pub(super) refused: Option<String>,
-    /// Keys of a listing that have no place in a folder.
+    /// Keys of a listing that cannot be in a folder.
     pub(super) odd: Vec<String>,
     /// Why the request failed. Without the URL, which may hold a secret.
     pub(super) failure: Option<String>,
-    /// No other try will work.
+    /// Whether no other try will work.
     pub(super) lasting: bool,
 }
 
@@ -105,12 +109,12 @@ impl Answer {
         }
     }
 
-    /// Whether the clocks differ by so much that a signature is refused.
+    /// Whether the clocks differ by so much that this explains a refused signature.
     pub(super) fn is_skewed(&self) -> bool {
         self.ahead.abs() >= SKEW
     }
 
-    /// Whether a proxy may have answered in place of the store.
+    /// Whether a proxy may have answered instead of the store.
     fn is_of_proxy(&self) -> bool {
         self.proxy.is_some() && self.request_id.is_none() && !(200..300).contains(&self.status)
     }
@@ -133,7 +137,7 @@ impl Answer {
     }
 }
 
-/// Headers by which the stores' own servers number answers.
+/// Headers in which the stores' own servers send a request id.
 const STORE_IDS: [&str; 3] = [
     "x-amz-request-id",
     "x-ms-request-id",
@@ -144,7 +148,7 @@ fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok().map(str::trim)
 }
 
-/// A server may send anything.
+/// Shortens a text from a server, which may send anything.
 fn short(text: &str) -> String {
     text.chars()
         .filter(|c| c.is_ascii_graphic())
@@ -152,7 +156,8 @@ fn short(text: &str) -> String {
         .collect()
 }
 
-/// `Content-Encoding`, unless the body is as it is stored. Google's store unpacks what it holds as gzip.
+/// `Content-Encoding`, unless the body is sent as it is stored. Google's store unpacks objects that
+/// are stored as gzip.
 fn coding_of(headers: &HeaderMap) -> Option<String> {
     // Some stores keep the framing of an upload as if it were a coding.
     let named = ["content-encoding", "x-goog-stored-content-encoding"]
@@ -166,7 +171,8 @@ fn coding_of(headers: &HeaderMap) -> Option<String> {
         .map(short)
 }
 
-/// What an answer is in place of the object with this name: a page for people, or a message for programs.
+/// Describes an answer that is not the object with this name: a page for people, or a message for
+/// programs.
 fn page_of(
     headers: &HeaderMap,
     name: &str,
@@ -209,13 +215,13 @@ const TEXTS: &[&str] = &[
     ".yml",
 ];
 
-/// How far the clock of a header `Date` is ahead of this machine's.
+/// Seconds by which the clock of a header `Date` is ahead of this machine's.
 fn seconds_ahead(date: &str) -> Option<i64> {
     let there = chrono::DateTime::parse_from_rfc2822(date).ok()?.timestamp();
     Some(there - i64::try_from(UNIX_EPOCH.elapsed().ok()?.as_secs()).ok()?)
 }
 
-/// The pause that a server asks for: seconds, or the time of its end.
+/// The pause that a server asks for: seconds, or the time when it ends.
 fn after(text: &str) -> Option<Duration> {
     if let Ok(seconds) = text.parse() {
         return Some(Duration::from_secs(seconds));
@@ -236,7 +242,7 @@ pub(super) fn cause(error: &(dyn std::error::Error + 'static)) -> String {
     last.to_string()
 }
 
-/// Whether the server's certificate is not trusted.
+/// Whether the server's certificate is not trusted, or the server has no TLS.
 fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
     std::iter::successors(Some(error), |error| error.source()).any(|error| {
         error
@@ -245,12 +251,12 @@ fn is_lasting(error: &(dyn std::error::Error + 'static)) -> bool {
     })
 }
 
-/// An I/O error's source is that of the error in it, not that error.
+/// `source` of an I/O error returns the source of the inner error, not the inner error.
 fn is_distrust(error: &std::io::Error) -> bool {
     error
         .get_ref()
         .is_some_and(|inner| match inner.downcast_ref::<rustls::Error>() {
-            // The other type is the answer of a server without TLS.
+            // The second kind is the answer of a server without TLS.
             Some(error) => matches!(
                 error,
                 rustls::Error::InvalidCertificate(_)
@@ -262,12 +268,12 @@ fn is_distrust(error: &std::io::Error) -> bool {
         })
 }
 
-/// The client of a process.
+/// The HTTP client of a process.
 #[derive(Clone, Debug)]
 pub(super) struct Web {
     client: reqwest::Client,
     proxies: Arc<Proxies>,
-    /// Why `SSL_CERT_FILE` or `SSL_CERT_DIR` brings no certificates.
+    /// Why `SSL_CERT_FILE` or `SSL_CERT_DIR` gives no certificates.
     untrusting: Option<Arc<str>>,
 }
 
@@ -390,7 +396,7 @@ impl Service {
         ))
     }
 
-    /// Why no answer came.
+    /// The note of a request that got no answer.
     async fn unanswered(&self, error: &HttpError, proxy: Option<&Proxy>, url: &Url) -> Answer {
         let mut failure = cause(error);
         let mut lasting = is_lasting(error);
@@ -401,7 +407,7 @@ impl Service {
             let to = url.clone();
             let status = tokio::task::spawn_blocking(move || proxy.refusal(&to)).await;
             if let Ok(Some(status)) = status {
-                // What a proxy forbids it forbids again.
+                // A proxy that forbids a request forbids it again.
                 lasting |= status < 500;
                 failure = format!("it refused the tunnel with the status {status}");
             }
@@ -415,7 +421,7 @@ impl Service {
         }
     }
 
-    /// Why an answer of success is not the object.
+    /// Why a successful answer is not the object.
     fn not_the_object(
         &self,
         response: &HttpResponse,
@@ -456,7 +462,8 @@ async fn refusal(response: HttpResponse) -> HttpResponse {
     HttpResponse::from_parts(parts, String::from_utf8_lossy(&text).into_owned().into())
 }
 
-/// An answer that the library reads whole, such as a page of a listing; without odd keys, which go into `odd`.
+/// An answer that the library reads as a whole, such as a page of a listing. Odd keys are moved to
+/// `odd`.
 async fn held(
     response: HttpResponse,
     odd: Option<&mut Vec<String>>,
@@ -506,8 +513,9 @@ fn whole(range: &str) -> Option<u64> {
     last.checked_add(1)
 }
 
-/// Some servers answer 200 to a request for a range. If `Content-Range` names what they send, or if they send the whole
-/// object and that was asked for, the answer counts as 206; otherwise the client refuses it. The range is compared later.
+/// Some servers answer 200 to a request for a range. If `Content-Range` names the range that they
+/// send, or if they send the whole object as requested, the answer is treated as 206; otherwise the
+/// client refuses it. The range is compared later.
 fn accept_ok(response: &mut HttpResponse, whole: Option<u64>) {
     let headers: &HeaderMap = response.headers();
     let has = headers
@@ -531,7 +539,8 @@ fn accept_ok(response: &mut HttpResponse, whole: Option<u64>) {
     }
 }
 
-/// The client adds 1 to the last byte, and takes the first of several ranges.
+/// Removes a range that the client would misread: it adds 1 to the last byte, and takes the first
+/// of several ranges.
 fn drop_odd_range(response: &mut HttpResponse) {
     let headers: &HeaderMap = response.headers();
     if headers.get_all("content-range").iter().count() > 1 || span(headers).is_none() {
@@ -539,7 +548,8 @@ fn drop_odd_range(response: &mut HttpResponse) {
     }
 }
 
-/// The client wants a length, which a body in chunks does not have. The range says it; the body is counted later.
+/// Adds a length, which the client requires and a chunked body does not have. It comes from the
+/// range; the body is counted later.
 fn add_length(response: &mut HttpResponse) {
     let headers: &HeaderMap = response.headers();
     if let (false, Some(len)) = (headers.contains_key("content-length"), span(headers)) {
@@ -564,7 +574,7 @@ fn span(headers: &HeaderMap) -> Option<u64> {
 /// Connects stores to the process's client, whose connections they share.
 #[derive(Debug)]
 pub(super) struct Connector {
-    /// Whether the store is a bucket, and no HTTP server.
+    /// Whether the store is a bucket, and not an HTTP server.
     pub(super) is_bucket: bool,
     pub(super) shared: &'static OnceLock<Web>,
 }
@@ -596,7 +606,7 @@ fn web(shared: &OnceLock<Web>) -> Result<Web> {
         .connect_timeout(CONNECT)
         .pool_idle_timeout(IDLE)
         .pool_max_idle_per_host(super::limit::REQUESTS_MAX)
-        // `Service` follows them.
+        // `Service` follows redirects.
         .redirect(Policy::none())
         .proxy(reqwest::Proxy::custom(move |url| {
             known.proxy_of(url).map(|proxy| proxy.url.clone())
@@ -613,7 +623,7 @@ fn web(shared: &OnceLock<Web>) -> Result<Web> {
         .clone())
 }
 
-/// TLS, and why the certificates that the environment names are missing.
+/// The configuration of TLS, and why the certificates that the environment names are missing.
 fn tls() -> Result<(rustls::ClientConfig, Option<Arc<str>>)> {
     let mut roots = rustls::RootCertStore::empty();
     // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still works.

@@ -3,13 +3,15 @@
 //! A throttled request (429, 503) multiplies the limit by [`CUT`], at most once per [`CALM`] and round of requests, and
 //! honours `Retry-After`. A completed request raises it by 1 / limit, so by about one per round.
 //!
-//! Latency counts as well, since some stores queue requests where others throttle: a try without an answer is throttled,
-//! and so is a late answer. Late is a first byte after [`LATE`] of the patience that is also [`LATE_TIMES`] the store's
-//! best. At 10 s of patience such a request waited for 2 s or more, so the store always had more to do: fewer requests
-//! wait, and the rate stays. The rule leaves [`LATE_LEAST`] requests. It compares no rates, which depend on the sizes of
-//! requests and on the loader's own demand.
+//! Latency counts as well, since some stores queue requests where others throttle. A try without an
+//! answer counts as throttled, and so does a late answer. An answer is late if its first byte takes
+//! longer than 1 / [`LATE`] of the patience, and longer than [`LATE_TIMES`] × the store's best
+//! time. With 10 s of patience, such a request waited for 2 s or more, so the store always had more
+//! to do: with fewer requests, fewer wait, and the rate stays. The rule leaves [`LATE_LEAST`]
+//! requests. It compares no rates, which depend on the sizes of requests and on the loader's own
+//! demand.
 //!
-//! The link to the store has a limit of its own, [`Climb`]: the smaller one counts.
+//! The link to the store has its own limit, [`Climb`]. The smaller limit applies.
 
 use super::climb::Climb;
 pub(super) use super::climb::REQUESTS_MAX;
@@ -22,15 +24,15 @@ use tokio::time::Instant;
 
 const CUT: f64 = 0.7;
 
-/// Share of the patience.
+/// An answer is late after 1 / `LATE` of the patience.
 const LATE: u32 = 4;
 
 const LATE_TIMES: u32 = 4;
 
-/// Requests that late answers leave. Slow answers of an idle store cost no more.
+/// Late answers leave this number of requests. Slow answers of an idle store cost no more.
 const LATE_LEAST: f64 = 16.0;
 
-/// All requests in flight meet the same throttling, which counts once.
+/// One throttling affects all requests in flight, and counts once.
 const CALM: Duration = Duration::from_millis(200);
 
 /// Longest pause that a server may ask for.
@@ -39,16 +41,16 @@ const PAUSE_MAX: Duration = Duration::from_secs(20);
 pub(super) struct Limit {
     state: Mutex<LimitState>,
     changed: Notify,
-    /// All that requests have brought.
+    /// All bytes that requests have received.
     bytes: AtomicU64,
 }
 
 struct LimitState {
-    /// By what the store says; the link has its own.
+    /// The limit by the store's answers; the link has its own.
     limit: f64,
     climb: Climb,
     in_flight: usize,
-    /// No request starts before.
+    /// No request starts before this time.
     until: Option<Instant>,
     cut: Option<Instant>,
     /// Shortest time to a first byte.
@@ -102,8 +104,8 @@ impl Limit {
             };
             match pause {
                 Some(until) => tokio::time::sleep_until(until).await,
-                // A permit that is given back meanwhile leaves its notice here. A task that took it may have ended in its
-                // pause, so nobody relies on notices alone.
+                // A permit that is returned meanwhile leaves its notification here. A task that
+                // took the notification may have ended in its pause, so there is also a timeout.
                 None => drop(tokio::time::timeout(CALM, self.changed.notified()).await),
             }
         }
@@ -111,7 +113,7 @@ impl Limit {
 }
 
 impl Permit<'_> {
-    /// The first byte came.
+    /// Records that the first byte arrived.
     pub(super) fn answered(&self, patience: Duration) {
         self.limit
             .state
@@ -123,12 +125,12 @@ impl Permit<'_> {
         self.limit.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    /// The request brought all its bytes.
+    /// Records that the request received all its bytes.
     pub(super) fn done(mut self) {
         self.done = true;
     }
 
-    /// The store asked for fewer requests.
+    /// Records that the store asked for fewer requests.
     pub(super) fn throttled(self, retry_after: Option<Duration>) {
         self.limit
             .state
@@ -138,12 +140,13 @@ impl Permit<'_> {
 }
 
 impl LimitState {
-    /// Requests that may be in flight.
+    /// Maximum number of requests in flight.
     fn most(&self) -> usize {
         self.limit.min(self.climb.limit) as usize
     }
 
-    /// A request began or ended; `bytes`: it brought all of its own, and so many came in all.
+    /// Records that a request began or ended. `bytes`: if it received all its bytes, the bytes
+    /// received by all requests.
     fn moves(&mut self, now: Instant, in_flight: usize, bytes: Option<u64>) {
         self.in_flight = in_flight;
         self.climb.moved(now, in_flight, bytes);
@@ -182,7 +185,7 @@ impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let more = {
             let mut state = self.limit.state.hold();
-            // Under the lock, so that windows see it grow.
+            // Read under the lock, so that it never decreases between windows.
             let bytes = self.done.then(|| self.limit.bytes.load(Ordering::Relaxed));
             let before = state.most();
             let in_flight = state.in_flight - 1;
@@ -220,8 +223,9 @@ mod tests {
         assert_eq!(state.limit, 1.0);
     }
 
-    /// A store of `workers` that queues requests, with clients that ask whenever they may. Gives the answers in the last
-    /// minute of five, and the requests in flight at the end.
+    /// Simulates a store of `workers` that queues requests, with clients that send a request
+    /// whenever they may. Returns the answers in the last minute of five, and the requests in
+    /// flight at the end.
     fn queue(workers: usize, service: Duration, patience: Duration) -> (usize, usize) {
         let mut state = Limit::new().state.into_inner().unwrap();
         let start = Instant::now();
@@ -267,7 +271,7 @@ mod tests {
                 queues,
                 "{workers} workers: {in_flight}"
             );
-            // Nobody comes near the patience.
+            // No request comes near the patience.
             assert!(
                 !queues || service * in_flight as u32 / (workers as u32) < patience / 3,
                 "{workers}: {in_flight}"
@@ -288,7 +292,7 @@ mod tests {
             )
         });
         assert_eq!(state.limit as usize, REQUESTS_MAX);
-        // One fast answer, and lateness by other causes: some requests stay.
+        // After one fast answer, answers are late for other causes: some requests remain.
         state.answer(start, start, Duration::from_secs(10));
         (100..200).for_each(|k| {
             state.answer(

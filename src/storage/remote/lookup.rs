@@ -1,4 +1,4 @@
-//! Questions to a store: single reads, looks, listings, patterns.
+//! Queries to a store: single reads, lookups, listings, patterns.
 
 use super::fetch::{self, Collected};
 use super::http::Note;
@@ -20,24 +20,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// A listing's answer about an object counts for so long, unless a read of it fails. Opening a dataset lists its shards,
-/// then opens each.
+/// How long the metadata of an object from a listing is used, unless a read of the object fails.
+/// Opening a dataset lists its shards, then opens each.
 const FRESH: Duration = Duration::from_secs(60);
 
-/// A download looks so often whether its loader ends.
+/// Interval between a download's checks whether its loader ends.
 const STOP: Duration = Duration::from_millis(50);
 
-/// Pages in a row without an object, as stores send after many deletions.
+/// Maximum pages in a row without an object. Stores send such pages after many deletions.
 const EMPTY_PAGES: usize = 1000;
 
-/// Requests for metadata at a time.
+/// Number of concurrent requests for metadata.
 const LOOKS: usize = 64;
 
 /// The keys of a listing.
 struct Keys {
     objects: Vec<Key>,
     folders: Vec<Key>,
-    /// Those that have no place in a folder, as they are written.
+    /// Keys that cannot be in a folder, as they are written.
     odd: Vec<String>,
 }
 
@@ -56,12 +56,14 @@ impl Store {
         (when.elapsed() < FRESH).then(|| meta.clone())
     }
 
-    /// A failure may come from what is remembered: the next look asks the store.
+    /// Forgets the metadata of an object, which may be the cause of a failure: the next lookup asks
+    /// the store.
     pub(super) fn forget(&self, key: &Key) {
         self.found.hold().remove(key.as_ref());
     }
 
-    /// An object was replaced, probably with its neighbours: the next looks ask the store.
+    /// Forgets the metadata of all objects: one was replaced, probably with its neighbours. The
+    /// next lookups ask the store.
     pub(super) fn forget_all(&self) {
         self.found.hold().clear();
     }
@@ -93,7 +95,8 @@ impl Store {
                     Err(_) if matches!(answer.status, 403 | 405 | 501) && !answer.is_skewed() => {}
                     told => return told,
                 }
-                // Some servers, and some signed URLs, allow GET alone. The first byte tells the length, too.
+                // Some servers, and some signed URLs, allow only GET. A request for the first byte
+                // also tells the length.
                 let first = GetOptions {
                     range: Some(GetRange::Bounded(0..1)),
                     ..GetOptions::default()
@@ -106,8 +109,8 @@ impl Store {
         Ok(self.remember(&meta))
     }
 
-    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the folders in it. Odd keys
-    /// are listed apart.
+    /// Every object whose key starts with `prefix`; only those of one folder if `folder`, with the
+    /// folders in it. Odd keys are listed separately.
     async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<Keys> {
         let Some(lists) = self.lists.clone() else {
             let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
@@ -145,7 +148,7 @@ impl Store {
             objects.extend(page.result.objects.into_iter().map(|meta| meta.location));
             folders.extend(page.result.common_prefixes);
             let Some(token) = page.page_token else {
-                // Pages that overlap name an object twice.
+                // Overlapping pages name an object twice.
                 for names in [&mut objects, &mut folders] {
                     names.sort_unstable();
                     names.dedup();
@@ -178,7 +181,7 @@ impl Store {
 }
 
 impl Object {
-    /// The next look at the object asks the store.
+    /// Forgets the object's metadata: the next lookup asks the store.
     pub(crate) fn forget(&self) {
         self.store.forget(&self.key);
     }
@@ -244,7 +247,7 @@ impl Object {
         }
     }
 
-    /// Brings a range into `buffer` on the network threads.
+    /// Reads a range into `buffer` on the network threads.
     ///
     /// Errors: as a reader's completions; [`ErrorKind::Cancelled`] if `stop` was set meanwhile.
     pub(crate) fn bring(
@@ -279,7 +282,8 @@ impl Object {
     }
 }
 
-/// Length and version of the object at a URL, lately listed or asked for now.
+/// Length and version of the object at a URL, from a recent listing or lookup, or from the store
+/// now.
 pub(crate) fn look(path: &Path) -> Result<Meta> {
     let url = Url::parse(path)?;
     let store = store(&url)?;
@@ -320,9 +324,9 @@ pub(crate) fn children(path: &Path) -> Result<Vec<(OsString, FileKind)>> {
         .collect())
 }
 
-/// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or `[…]`. Names without a
-/// pattern are looked at in parallel, or found by one listing of what they have in common. Also the number of keys that a
-/// pattern matches and that have no place in a folder.
+/// The objects that `names` stand for, in that order: each a URL, or a pattern with `*`, `?` or
+/// `[…]`. Names without a pattern are looked up in parallel, or found by one listing of their
+/// common prefix. Also returns the number of keys that match a pattern but cannot be in a folder.
 ///
 /// Errors: [`ErrorKind::NotFound`] for a missing object.
 pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
@@ -346,7 +350,7 @@ pub(crate) fn expand(names: &[String]) -> Result<(Vec<PathBuf>, usize)> {
     Ok((files, odd))
 }
 
-/// Looks at every object, so that opening it asks no more.
+/// Looks up every object, so that opening it needs no request.
 fn find_all(names: &[String]) -> Result<()> {
     let Some(first) = names.first() else {
         return Ok(());
@@ -364,7 +368,7 @@ fn find_all(names: &[String]) -> Result<()> {
             wait(store_of_all.list(prefix.into(), false))?;
         }
     }
-    // What the listing has found costs no request here.
+    // Objects that the listing found cost no request here.
     let objects = names.iter().map(|name| {
         let url = Url::parse(Path::new(name))?;
         Ok((name.clone(), store(&url)?, url.object()?))
@@ -386,7 +390,7 @@ fn find_all(names: &[String]) -> Result<()> {
     })
 }
 
-/// The objects that match a pattern, sorted by key, and the number of odd keys that do.
+/// The objects that match a pattern, sorted by key, and the number of odd keys that match.
 fn matches(name: &str) -> Result<(Vec<PathBuf>, usize)> {
     let url = Url::parse(Path::new(name))?;
     let pattern = glob::Pattern::new(&url.key).map_err(|error| bad_pattern(name, error))?;

@@ -8,24 +8,28 @@
 //!                                            └────── the rest, signed anew ◄─────┘
 //! ```
 //!
-//! An object's address is its URL, and travels as a path. Where to start reading: `url`, `store`
-//! (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries), `reader`.
+//! An object's address is its URL, which is passed as a path. Where to start reading: `url`,
+//! `store` (clients), `credentials`, `lookup` (listings), `fetch` (one range, with retries),
+//! `reader`.
 //!
-//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease; `climb`, by what the link
-//! brings); [`fetch::TRIES`] tries in a row without progress; a try ends without 16 KiB in 10 s, or the option `timeout`; one
-//! body chunk in memory per request.
+//! Limits: requests in flight per store (`limit`, additive increase and multiplicative decrease;
+//! `climb`, by the rate of the link); [`fetch::TRIES`] tries in a row without progress; a try ends
+//! if 16 KiB take longer than 10 s, or than the option `timeout`; one body chunk in memory per
+//! request.
 //!
 //! Invariants:
-//! * Every byte comes from the version that was listed. Each request asks for it (`If-Match`), and each answer is
-//!   compared: the range, the object's length, the etag. So a server that ignores the condition is noticed.
-//! * Bytes count when range, length, coding and body of their answer agree. What a cut leaves of an announced length
-//!   counts, and is continued; of any other wrong answer nothing does (`fetch`).
+//! * Every byte comes from the version that was listed. Each request names it (`If-Match`), and the
+//!   range, object length and etag of each answer are compared. So a server that ignores the
+//!   condition is detected.
+//! * Bytes are used only if range, length, coding and body of their answer agree. If an answer with
+//!   an announced length is cut, its bytes are used, and the rest is requested. No byte of any
+//!   other wrong answer is used (`fetch`).
 //! * Each request is signed when it is sent, with credentials that are valid then.
 //! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential. A URL with
 //!   a user name or a query is refused.
 //!
-//! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more while the command of a
-//! profile runs. A forked child has its own.
+//! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more
+//! while the command of a profile runs. A forked child has its own runtime.
 
 mod climb;
 mod credentials;

@@ -1,4 +1,5 @@
-//! Keys of a listing that have no place in a tree of folders: they are cut out of the page, and counted.
+//! Keys of a listing that cannot be paths in a tree of folders: they are cut out of the page, and
+//! counted.
 //!
 //! ```text
 //! <Contents><Key>a/b.tar</Key>…</Contents> ─► stays
@@ -6,8 +7,8 @@
 //! <Contents><Key>a/b/</Key>…</Contents> ────► cut out            (the mark that some tools leave for a folder)
 //! ```
 //!
-//! The client library would refuse the whole page for one of them. The elements are those of S3 and Google's store, and
-//! of Azure's.
+//! The client library would refuse the whole page because of one such key. The elements are those
+//! of S3 and Google's store, and of Azure's.
 
 use object_store::path::Path as Key;
 
@@ -19,7 +20,7 @@ const ELEMENTS: [(&str, &str); 4] = [
     ("BlobPrefix", "Name"),
 ];
 
-/// The page without such keys; `odd` gets them, but for marks of folders.
+/// The page without such keys; `odd` gets them, except marks of folders.
 pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
     ELEMENTS.iter().fold(page, |page, (element, name)| {
         let start = format!("<{element}>");
@@ -47,7 +48,7 @@ pub(super) fn without_odd(page: String, odd: &mut Vec<String>) -> String {
     })
 }
 
-/// Why a key is in no folder.
+/// Why a key cannot be in a folder.
 pub(super) fn why_odd(key: &str) -> Option<&'static str> {
     if key.contains(|c: char| c.is_ascii_control()) {
         return Some("a control character such as a tab or line break");
@@ -61,7 +62,7 @@ fn key_in(inside: &str, name: &str) -> Option<String> {
     Some(unescaped(after.split_once(&format!("</{name}>"))?.0))
 }
 
-/// Text of XML. What is no known entity stays.
+/// Unescapes XML text. Unknown entities stay as they are.
 fn unescaped(text: &str) -> String {
     let mut pieces = text.split('&');
     let mut out = pieces.next().unwrap_or_default().to_string();

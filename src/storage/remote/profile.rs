@@ -18,13 +18,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Bytes of a command's output.
+/// Maximum bytes of a command's output.
 const OUTPUT: usize = 64 << 10;
 
-/// A command that has closed its output is asked so often whether it has ended.
+/// Interval between checks whether a command that has closed its output has ended.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Ways to credentials that are not built in, by the setting that asks for them.
+/// Sources of credentials that are not built in, by the setting that asks for them.
 const ELSEWHERE: [&str; 6] = [
     "sso_session",
     "sso_start_url",
@@ -34,22 +34,22 @@ const ELSEWHERE: [&str; 6] = [
     "login_session",
 ];
 
-/// The place of a profile.
+/// Where a profile is stored.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     name: String,
-    /// The user named it, so it must exist.
+    /// Whether the user named it; then it must exist.
     named: bool,
     config: PathBuf,
     credentials: PathBuf,
 }
 
-/// What a profile says.
+/// The settings of a profile.
 #[derive(Default)]
 struct Settings {
-    /// Of the credentials file.
+    /// Settings of the credentials file.
     keys: BTreeMap<String, String>,
-    /// Of both files.
+    /// Settings of both files.
     all: BTreeMap<String, String>,
 }
 
@@ -90,8 +90,9 @@ impl Profile {
         Ok(builder)
     }
 
-    /// Whether the profile gives the credentials. The order is that of AWS's command line: keys of options and environment,
-    /// web identity, the profile, containers, instance metadata. A profile that an option names goes first.
+    /// Whether the profile gives the credentials. The order is that of AWS's command line: keys of
+    /// options and environment, web identity, the profile, containers, instance metadata. A profile
+    /// that an option names takes precedence.
     ///
     /// Errors: as of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is not built in.
     pub(super) fn gives_credentials(
@@ -163,7 +164,7 @@ impl Profile {
         self.plain(self.first_of(settings)?)
     }
 
-    /// Errors: a control character, which no header may hold; a line end after a value is left out.
+    /// Removes line ends after values. Errors: a control character, which no header may contain.
     fn plain(&self, Fresh { value, life }: Fresh<AwsCredential>) -> Result<Fresh<AwsCredential>> {
         let trimmed = |text: &String| text.trim().to_string();
         let key_id = trimmed(&value.key_id);
@@ -303,7 +304,7 @@ fn text(path: &Path) -> Result<String> {
     }
 }
 
-/// The settings of the sections with such a title; later ones win.
+/// The settings of the sections whose title `is_it` accepts; later ones win.
 fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, String>> {
     let mut found = None;
     let mut here = false;
@@ -316,7 +317,7 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, 
                 found.get_or_insert_with(BTreeMap::new);
             }
         } else if here && !line.starts_with([' ', '\t', '#', ';']) {
-            // An indented line belongs to a setting of settings, such as `s3 =`.
+            // An indented line belongs to a nested setting, such as `s3 =`.
             if let (Some(found), Some((name, value))) = (&mut found, line.split_once('=')) {
                 found.insert(name.trim().to_ascii_lowercase(), value.trim().to_string());
             }
@@ -330,7 +331,7 @@ fn section(text: &str, is_it: impl Fn(&str) -> bool) -> Option<BTreeMap<String, 
     })
 }
 
-/// Words of a command: quotes and backslashes as of a POSIX shell, nothing else of one.
+/// Splits a command into words: quotes and backslashes as in a POSIX shell, no other shell syntax.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None::<String>;
@@ -365,7 +366,7 @@ struct Printed {
     expiration: Option<String>,
 }
 
-/// The output of a command that succeeds. Errors: what it did instead.
+/// Runs a command and returns its output. Errors: how it failed.
 fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
     let Some((program, arguments)) = words.split_first() else {
         return Err("is empty".into());
@@ -387,9 +388,9 @@ fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
     } else {
         None
     };
-    // Once its end was seen, its number may be another's.
+    // Once its end was seen, its process id may belong to another process.
     if status.is_none() {
-        // What it started may hold its output, so the whole group ends.
+        // Processes that it started may hold its output open, so the whole group is killed.
         if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process_group(group, Signal::KILL);
         }
@@ -402,7 +403,7 @@ fn output(words: &[String], deadline: Duration) -> Result<Vec<u8>, String> {
     }
 }
 
-/// All that a process prints; `None` at the deadline.
+/// All output of a process; `None` at the deadline.
 fn printed(child: &mut Child, end: Instant) -> Result<Option<Vec<u8>>, String> {
     let mut output = Vec::new();
     let mut buffer = [0; 4096];
@@ -432,7 +433,7 @@ fn printed(child: &mut Child, end: Instant) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
-/// The process's end; `None` at the deadline.
+/// The process's exit status; `None` at the deadline.
 fn ended(child: &mut Child, end: Instant) -> Option<ExitStatus> {
     loop {
         match child.try_wait() {

@@ -15,10 +15,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
-/// Limit for each step of a question to a proxy.
+/// Time limit for each step of a query to a proxy.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Names of the servers that tell a machine its credentials.
+/// Names of the servers that give a machine its credentials.
 const METADATA: [&str; 2] = ["metadata.google.internal", "metadata.goog"];
 const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
@@ -40,7 +40,7 @@ pub(super) struct Proxy {
 #[derive(Debug, PartialEq)]
 enum Direct {
     All,
-    /// Address, and the number of its first bits that count.
+    /// Address, and the number of its leading bits that are compared.
     Net(IpAddr, u32),
     /// Host, with all hosts below it, and perhaps a port.
     Host(String, Option<u16>),
@@ -130,7 +130,7 @@ impl Proxy {
                 "asks for a proxy of the kind {}://, which is not supported",
                 url.scheme()
             )),
-            // It may have a password.
+            // The URL may contain a password.
             _ => bad("is not the URL of a proxy"),
         }
     }
@@ -149,8 +149,8 @@ impl Proxy {
         )
     }
 
-    /// Asks for a tunnel to a server and tells the status if the proxy refuses it: the client library does not. `None` too
-    /// if that cannot be asked in the clear.
+    /// Asks a proxy for a tunnel to a server. Returns the status if the proxy refuses it, which the
+    /// client library does not report. Also `None` if the request cannot be sent in the clear.
     pub(super) fn refusal(&self, to: &Url) -> Option<u16> {
         if self.url.scheme() != "http" || !self.url.username().is_empty() {
             return None;
@@ -212,7 +212,7 @@ impl Direct {
         )
     }
 
-    /// Whether the entry has this host, in lower case, and this port.
+    /// Whether the entry covers this host, in lower case, and this port.
     fn holds(&self, host: &str, port: Option<u16>) -> bool {
         match self {
             Self::All => true,

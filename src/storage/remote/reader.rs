@@ -1,11 +1,12 @@
-//! The reader of objects: reads that lie close in one object share a request.
+//! The reader of objects: reads that are close together in one object share a request.
 //!
 //! ```text
 //! submit ──► pending ──wait: sorted by object and offset──► runs of at most RUN bytes ──► one task each ──► done
 //! ```
 //!
-//! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and dropped. A task owns the buffers of its reads. An
-//! aborted task ends at its next chunk, and its reads complete as cancelled.
+//! Limits: `depth` reads in flight; gaps of at most [`GAP`] are read and discarded. A task owns the
+//! buffers of its reads. An aborted task ends at its next chunk, and its reads complete as
+//! cancelled.
 
 use super::fetch::{self, Sink};
 use super::limit::REQUESTS_MAX;
@@ -27,30 +28,33 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// Reads in flight by default: single reads of a shuffled order need many at a time, for each waits for its first byte.
+/// Reads in flight by default: single reads of a shuffled order need many at a time, because each
+/// waits for its first byte.
 const DEPTH: u32 = 256;
 
-/// Read buffer of a connection at its largest, by the HTTP client's default.
+/// Maximum size of a connection's read buffer, by the HTTP client's default.
 const CONNECTION: usize = (8 << 10) + 100 * (4 << 10);
 
-/// Bytes of one request that serves several reads. At 100 MB/s per connection it takes about the time to the first byte.
+/// Maximum bytes of one request that serves several reads. At 100 MB/s per connection it takes
+/// about the time to the first byte.
 const RUN: u64 = 2 << 20;
 
-/// Completions wake the driver together: an eighth of the requests in flight, but at most this many, and after at most
-/// [`GATHER_TIME`]. Of 64 single reads in flight, each took 210 to 250 µs of system time with a wake of its own, 150 to
-/// 160 µs so.
+/// Completions wake the driver together: an eighth of the requests in flight, but at most this
+/// many, and after at most [`GATHER_TIME`]. With 64 single reads in flight, each took 210 to 250 µs
+/// of system time with its own wake, and 150 to 160 µs with joint wakes.
 const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
-/// A request waits so long for room on the way to a cache's disk. Many wait at a time, so a slow disk costs little.
+/// Interval and number of a request's checks for room on the way to a cache's disk. Many requests
+/// wait at the same time, so a slow disk costs little.
 const ROOM_LOOK: Duration = Duration::from_millis(5);
 const ROOM_LOOKS: u32 = 10;
 
-/// Bytes between two reads of one request. They cost less than another request.
+/// Maximum bytes between two reads of one request. They cost less than another request.
 const GAP: u64 = 64 << 10;
 
-/// Reads extents of objects. Files and memory are others' work.
+/// Reads extents of objects. Other readers handle files and memory.
 pub(crate) struct Remote {
     shared: Arc<RemoteState>,
     pending: Vec<ReadOp>,
@@ -62,12 +66,12 @@ struct RemoteState {
     sources: Arc<Sources>,
     counters: Counters,
     done: Completions,
-    /// Requests in flight.
+    /// Number of requests in flight.
     requests: AtomicUsize,
-    /// A task announces what waits after [`GATHER_TIME`].
+    /// Whether a task will announce the waiting completions after [`GATHER_TIME`].
     gathers: AtomicBool,
     patience: Option<Duration>,
-    /// Number of cancellations; a task of an earlier number ends.
+    /// Number of cancellations. A task that began before the last one ends.
     cancels: AtomicU64,
     cancelled: Notify,
     keep: Option<Arc<dyn Keep>>,
@@ -75,8 +79,8 @@ struct RemoteState {
 }
 
 impl Remote {
-    /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another reader. `keep` gets
-    /// what is read, on the network's threads.
+    /// A reader for the objects of `sources`. `files`: wakes the driver, which sleeps in another
+    /// reader. `keep` gets the bytes that are read, on the network threads.
     ///
     /// Errors: [`ErrorKind::Io`] if the system refuses threads.
     pub(crate) fn start(
@@ -159,7 +163,8 @@ impl RemoteState {
         None
     }
 
-    /// Starts the task of a request: its future and the list of its reads are allocated, beside a request's own cost.
+    /// Starts the task of a request. This allocates its future and the list of its reads, in
+    /// addition to the request's own cost.
     fn begin(self: &Arc<Self>, reads: Reads) {
         let shared = self.clone();
         let cancels = self.cancels.load(Ordering::Acquire);
@@ -195,7 +200,7 @@ impl RemoteState {
         if let Some(keep) = keep {
             self.widen(&**keep, &mut reads).await;
         }
-        // Listens before it looks, so that no cancellation is missed.
+        // Listens before it checks, so that no cancellation is missed.
         cancel.as_mut().enable();
         let brought = match self.cancels.load(Ordering::Acquire) == cancels {
             false => Err(cancelled()),
@@ -211,7 +216,7 @@ impl RemoteState {
             keep.keep(reads.source, reads.start..reads.end, bytes);
         }
         let waiting = self.done.add(reads.ops.into_iter().map(|op| {
-            // What was proven before a failure is whole.
+            // A read that was proven before a failure is complete.
             let whole = end_of(&op.extent) <= reads.proven;
             let result = if whole {
                 Ok(0)
@@ -231,7 +236,7 @@ impl RemoteState {
         }
     }
 
-    /// Lets a request bring what the keeper wants. For a while it waits for room.
+    /// Widens a request to the range that the keeper wants. Waits for room for a while.
     async fn widen(&self, keep: &dyn Keep, reads: &mut Reads) {
         for _ in 0..ROOM_LOOKS {
             match keep.wants(reads.source, reads.start, reads.end - reads.start) {
@@ -246,7 +251,7 @@ impl RemoteState {
     async fn bring(&self, reads: &mut Reads) -> Result<()> {
         let object = self.sources.object(reads.source)?.metered(&self.meter);
         let range = reads.start..reads.end;
-        // A task that dies would keep the buffers of its reads.
+        // A task that panicked would keep the buffers of its reads.
         let patience = object.store.of_run(self.patience);
         let fetched = AssertUnwindSafe(fetch::fetch(&object, range, patience, reads))
             .catch_unwind()
@@ -265,9 +270,9 @@ struct Reads {
     source: SourceId,
     start: u64,
     end: u64,
-    /// All bytes before this offset in the object came, and are right.
+    /// All bytes before this offset in the object have arrived, and are right.
     proven: u64,
-    /// End of the last chunk, and the first read that is not whole before it.
+    /// End of the last chunk, and the first read that is not complete before it.
     at: u64,
     first: usize,
     retries: u64,
@@ -300,7 +305,7 @@ impl Reads {
             && end_of(next).saturating_sub(self.start) <= RUN
     }
 
-    /// Asks for more bytes, and holds them all.
+    /// Widens the request to a range, and holds all its bytes.
     fn widen(&mut self, range: Range<u64>) {
         (self.start, self.end, self.proven, self.at) =
             (range.start, range.end, range.start, range.start);

@@ -27,10 +27,11 @@ use tokio::runtime::Runtime;
 
 /// Network threads of the process. They decrypt bodies and copy them into rows.
 const THREADS: usize = 2;
-/// Threads that look up names and run programs for credentials, at most.
+/// Maximum number of threads that look up names and run programs for credentials.
 const LOOKUPS: usize = 16;
 
-/// A try ends when 16 KiB take longer than this, or after the share of the stall deadline that leaves time for all tries.
+/// A try ends when 16 KiB take longer than this, or than the share of the stall deadline that
+/// leaves time for all tries.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The option for mirrors whose etags differ: versions are compared by the time of the last change.
@@ -51,9 +52,9 @@ pub(super) struct Store {
     pub(super) limit: Limit,
     /// A request is tried again after this time without bytes.
     pub(super) patience: Duration,
-    /// The time of the last change is the version, whatever the etag.
+    /// Whether the time of the last change is the version, whatever the etag.
     pub(super) by_time: bool,
-    /// Objects that a listing or look has found lately, by key.
+    /// Objects that a listing or lookup has found recently, by key.
     pub(super) found: Mutex<HashMap<String, (Meta, Instant)>>,
 }
 
@@ -68,7 +69,7 @@ pub(crate) struct Object {
     pub(super) meter: Option<Arc<NetworkMeter>>,
 }
 
-/// What all stores of a process share.
+/// The state that all stores of a process share.
 struct Net {
     process: Process,
     runtime: OnceLock<Runtime>,
@@ -77,14 +78,14 @@ struct Net {
     web: OnceLock<Web>,
     /// Two datasets of one bucket share its connections and its limit.
     stores: Mutex<BTreeMap<String, Arc<Store>>>,
-    /// Options of stores beside those of the environment.
+    /// Options of stores besides those of the environment.
     options: Mutex<BTreeMap<String, Options>>,
-    /// That of a forked child.
+    /// The state of a forked child.
     next: OnceLock<Box<Net>>,
 }
 
-/// The calling process's own. A forked child has none of its parent's threads, and its connections and locks may be in use:
-/// all it takes over are options.
+/// The state of the calling process. A forked child has none of its parent's threads, and the
+/// parent's connections and locks may be in use. So the child takes over only the options.
 fn net() -> &'static Net {
     static FIRST: OnceLock<Box<Net>> = OnceLock::new();
     let mut place = &FIRST;
@@ -115,7 +116,7 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
-    // Two threads that begin together must not start twice as many.
+    // Two threads that arrive together must not start twice as many.
     let _one = net.starts.hold();
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
@@ -153,7 +154,8 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     Ok(net.runtime.get_or_init(|| built))
 }
 
-/// Runs a request on the network threads and waits for it, from any thread: also from one of another runtime.
+/// Runs a request on the network threads and waits for it, from any thread, also from one of
+/// another runtime.
 pub(super) fn wait<T: Send + 'static>(
     future: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -173,7 +175,7 @@ pub(super) fn lost() -> Error {
     )
 }
 
-/// Settings beside those of the environment: names and values.
+/// Settings besides those of the environment: names and values.
 pub(super) type Options = Vec<(String, String)>;
 
 pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
@@ -189,7 +191,7 @@ pub(super) fn store(url: &Url) -> Result<Arc<Store>> {
     Ok(store)
 }
 
-/// Replaces a store by one with these options, for all opens and reads after this.
+/// Replaces a store with one that has these options, for all opens and reads after this.
 pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
     let net = net();
     let url = Url::parse(Path::new(name))?;
@@ -211,7 +213,7 @@ macro_rules! bucket {
         let builder = <$builder>::new()
             .with_client_options(plain())
             .with_retry(no_retries());
-        // Variables of other programs share the prefix.
+        // Variables of other programs share the prefix. They are ignored.
         let builder = environment(&$prefixes)?
             .iter()
             .fold(builder, |builder, (key, value)| match key.parse() {
@@ -229,7 +231,7 @@ macro_rules! bucket {
     }};
 }
 
-/// Variables of the environment with these beginnings; those of the last one win.
+/// Environment variables with these prefixes; those of the last prefix win.
 fn environment(prefixes: &[&str]) -> Result<Options> {
     let of = |prefix: &'_ str| {
         let prefix = prefix.to_string();
@@ -244,9 +246,9 @@ fn environment(prefixes: &[&str]) -> Result<Options> {
         .collect())
 }
 
-/// Values without blanks and line ends around them, as files leave them; empty ones count as absent.
+/// Removes blanks and line ends around values, which files leave there. Drops empty values.
 ///
-/// Errors: [`ErrorKind::Config`] for a character that no header may hold.
+/// Errors: [`ErrorKind::Config`] for a character that no header may contain.
 fn clean(options: &Options) -> Result<Options> {
     let trimmed = options
         .iter()
@@ -413,7 +415,7 @@ impl Store {
             .map(|etag| etag.replace('"', ""));
         match etag.filter(|etag| !matches!(etag.trim(), "" | "W/")) {
             Some(etag) => etag,
-            // The client's word for no time.
+            // The client's value for no time.
             None if meta.last_modified.timestamp() == 0 => String::new(),
             None => format!("modified {}", meta.last_modified.to_rfc3339()),
         }
@@ -474,7 +476,7 @@ fn seconds(value: &str) -> Result<Duration> {
     })
 }
 
-/// Words that the client library takes for true.
+/// Whether the client library takes a value as true.
 fn is_true(value: Option<String>) -> bool {
     value.is_some_and(|value| {
         matches!(
@@ -489,7 +491,7 @@ fn plain() -> ClientOptions {
     ClientOptions::new().with_allow_http(true)
 }
 
-/// `fetch` tries again, signed anew.
+/// `fetch` itself tries again, with a new signature.
 fn no_retries() -> RetryConfig {
     RetryConfig {
         max_retries: 0,
@@ -497,7 +499,8 @@ fn no_retries() -> RetryConfig {
     }
 }
 
-/// Requests for credentials are tried again by the client library. A server that is not there is asked once.
+/// Requests for credentials are tried again by the client library. An unreachable server is asked
+/// once.
 fn few_retries() -> RetryConfig {
     RetryConfig {
         max_retries: 3,
@@ -536,7 +539,8 @@ impl Object {
         self.condition().is_some()
     }
 
-    /// The condition of each request; weak etags and times cannot be one, they are only compared.
+    /// The condition of each request. Weak etags and times cannot be a condition; they are only
+    /// compared.
     pub(super) fn condition(&self) -> Option<String> {
         let strong = !self.pin.starts_with("W/")
             && !self.pin.starts_with("w/")

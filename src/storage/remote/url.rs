@@ -91,12 +91,13 @@ impl Url {
         })
     }
 
-    /// The store: all before the key.
+    /// The store: everything before the key.
     pub(super) fn store(&self) -> String {
         format!("{}{}", self.scheme.text(), self.bucket)
     }
 
-    /// The key as the client wants it. Errors: [`ErrorKind::Config`] for an empty key, or empty or relative parts.
+    /// The key in the client's form. Errors: [`ErrorKind::Config`] for an empty key, or empty or
+    /// relative parts.
     pub(super) fn object(&self) -> Result<Key> {
         let key = match self.scheme.is_http() {
             true => Key::from_url_path(&self.key),
@@ -110,7 +111,7 @@ impl Url {
                 Stage::Index,
                 "the URL names no object",
             ))),
-            // The client's error repeats the key, with what may be secret in it.
+            // The client's error repeats the key, which may contain a secret.
             Err(_) => {
                 let why = why_odd(&self.key).unwrap_or("an empty or relative part");
                 Err(named(Error::new(

@@ -1,27 +1,29 @@
-//! Which buffered reads go to the kernel's workers (`IOSQE_ASYNC`), and not to the ring's thread.
+//! Which buffered reads go to the kernel's workers (`IOSQE_ASYNC`) instead of the ring's thread.
 //!
-//! The kernel copies a buffered read on the thread that submits it. For small reads on a free core that is the cheapest
-//! way: 4 KiB by workers cost 1.75 times the CPU time. But the scheduler shares busy cores among threads, so one thread for
-//! all copies gets one share. Beside six busy programs on two cores it ran for 0.17 s and waited for 0.6 s, in an epoch
-//! that took 32 reader threads half of the time. So workers, each with a share of its own, bring
+//! The kernel copies a buffered read on the thread that submits it. For small reads on a free core
+//! that is the cheapest way: 4 KiB by workers cost 1.75 times the CPU time. But the scheduler
+//! shares busy cores among threads, so one thread for all copies gets one share. With six busy
+//! programs on two cores, it ran for 0.17 s and waited for 0.6 s. 32 reader threads took half of
+//! the time for the same epoch. So workers, each with its own share, execute
 //!
-//! * reads of [`LARGE`] bytes or more: cores copy them side by side, also on a free machine. One submission of many
-//!   such reads can keep a crowded thread from looking for a third of a second.
+//! * reads of [`LARGE`] bytes or more: cores copy them in parallel, also on a free machine. One
+//!   submission of many such reads can delay a crowded thread's next check for a third of a second.
 //! * all reads, while the ring's thread waits for a core.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// On two cores with nothing else, workers brought cold reads of 256 KiB in 0.96 of the time, of 1 MiB in 0.98. Smaller
-/// ones take as long, for more CPU time.
+/// On two otherwise idle cores, workers completed cold reads of 256 KiB in 0.96 of the time, and of
+/// 1 MiB in 0.98. Smaller reads take as long, with more CPU time.
 const LARGE: usize = 256 << 10;
-/// How often the thread looks: long enough that one wait for the end of another's time slice (3 ms) does not decide.
+/// Interval between checks. It is so long that a single wait for the end of another thread's time
+/// slice (3 ms) does not decide.
 const WINDOW: Duration = Duration::from_millis(20);
 /// The thread is crowded if it waited for this part of a window.
 const PART: u32 = 4;
-/// How long reads then go to workers. The next window is without them: with them the thread hardly runs, and its waits
-/// say little.
+/// How long reads then go to workers. The next window is without workers: with them, the thread
+/// hardly runs, and its waits say little.
 const CROWDED: Duration = Duration::from_secs(1);
 
 /// The waits of one thread for a core.
@@ -36,7 +38,7 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Hands nothing off.
+    /// A state that hands nothing off.
     pub(super) fn none() -> Self {
         Self {
             stat: None,
@@ -47,7 +49,7 @@ impl Crowd {
         }
     }
 
-    /// Of the calling thread, which alone may look.
+    /// The state of the calling thread, which alone may call [`look`](Self::look).
     pub(super) fn here() -> Self {
         let stat = File::open("/proc/thread-self/schedstat").ok();
         let waited = stat.as_ref().and_then(waits).unwrap_or_default();
@@ -59,12 +61,12 @@ impl Crowd {
         }
     }
 
-    /// Whether workers bring a buffered read of `len` bytes.
+    /// Whether workers execute a buffered read of `len` bytes.
     pub(super) fn hands_off(&self, len: usize) -> bool {
         self.crowded || len >= self.large
     }
 
-    /// Asks the kernel once per window.
+    /// Asks the kernel for the thread's waits once per window.
     pub(super) fn look(&mut self, now: Instant) {
         let due = if self.crowded { CROWDED } else { WINDOW };
         if let Some(stat) = self
@@ -84,7 +86,7 @@ impl Crowd {
     }
 }
 
-/// The time that the thread has waited for a core: the second number, after its time on one.
+/// The time that the thread has waited for a core: the second number, after its time on a core.
 fn waits(stat: &File) -> Option<Duration> {
     let mut text = [0; 64];
     let read = stat.read_at(&mut text, 0).ok()?;
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     impl Crowd {
-        /// A verdict that stays.
+        /// A fixed verdict.
         pub(in super::super) fn known(crowded: bool) -> Self {
             Self {
                 crowded,

@@ -3,7 +3,7 @@
 use crate::storage::progress::{Progress, Step};
 use rustix::io::Errno;
 
-/// User data of the entry that polls for wakes. No key has it, since indices are small.
+/// User data of the entry that polls for wakes. No key has this value, since indices are small.
 pub(super) const WAKE: u64 = u64::MAX;
 /// User data of entries that cancel others. Their results have no meaning: the cancelled entry has its own.
 pub(super) const CANCEL: u64 = u64::MAX - 1;
@@ -60,7 +60,7 @@ impl<T> Table<T> {
             .map(|index| Key::new(self.slots[*index].0, *index))
     }
 
-    /// Puts an operation into the slot that `vacant` named.
+    /// Puts an operation into the slot that `vacant` returned.
     pub(super) fn insert(&mut self, op: T) -> Key {
         let key = self.vacant().expect("a caller asks first");
         self.free.pop();
@@ -276,7 +276,8 @@ mod tests {
             (Err(Errno::AGAIN), Entered::Refused(Errno::AGAIN)),
             (Err(Errno::BUSY), Entered::Refused(Errno::BUSY)),
             (Err(Errno::NOMEM), Entered::Refused(Errno::NOMEM)),
-            // A completion was dropped; another thread's ring; not a ring; a filter came later.
+            // A completion was dropped; another thread's ring; not a ring; a filter was installed
+            // later.
             (Err(Errno::BADR), Entered::Broken(Errno::BADR)),
             (Err(Errno::EXIST), Entered::Broken(Errno::EXIST)),
             (Err(Errno::BADF), Entered::Broken(Errno::BADF)),

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// one doorbell. The queue never drains by more than that eighth.
 const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
-/// The extra delay of a wake, or of a completion beside stalled ones.
+/// The extra delay of a wake, or of a completion while others are stalled.
 const GATHER_TIME: Duration = Duration::from_millis(1);
 
 /// Pause if the kernel is short of memory, or the ring cannot be entered at all.
@@ -46,7 +46,7 @@ pub(in crate::storage) struct Uring {
     files: Files,
     regions: Vec<Arc<Region>>,
     bell: Arc<Bell>,
-    /// A poll entry for wakes is in flight.
+    /// Whether a poll entry for wakes is in flight.
     armed: bool,
     /// The thread that may enter the ring.
     owner: Option<ThreadId>,
@@ -65,11 +65,11 @@ struct Op {
     tag: u64,
     extent: Extent,
     phase: Phase,
-    /// Stop after the entry in flight.
+    /// Whether to stop after the entry in flight.
     cancelled: bool,
 }
 
-/// The text for why io_uring is not available.
+/// The message that says why io_uring is not available.
 pub(in crate::storage) fn refusal(errno: Errno) -> String {
     let switch = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
     let name = match errno {
@@ -175,7 +175,7 @@ impl Uring {
 
     fn take_over(&mut self) -> Result<(), Errno> {
         if self.owner.is_some() {
-            // Buffers of operations without an entry in flight lie in the old ring's slots.
+            // Buffers of operations without an entry in flight are in the old ring's slots.
             let mut fresh = Ring::new(self.depth)?;
             for (key, _) in self.table.iter_mut() {
                 if let Some(buf) = self.ring.release(key.index()) {
@@ -214,7 +214,7 @@ impl Uring {
         }
     }
 
-    /// Takes an operation: into the table, or into `ready` if it is already complete.
+    /// Puts an operation into the table, or into `ready` if it is already complete.
     fn start(&mut self, op: ReadOp) {
         let ReadOp {
             tag,
@@ -331,7 +331,7 @@ impl Uring {
         }
     }
 
-    /// Handles all present completion entries.
+    /// Handles all available completion entries.
     fn reap(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         self.ring.reap(&mut events);
@@ -520,8 +520,8 @@ impl Uring {
             && self.owner == Some(std::thread::current().id())
             && self.ring.busy() > 0
         {
-            // Entries in flight complete only while their thread is in the ring. The error may have been of one call
-            // only.
+            // Entries in flight complete only while their thread is in the ring. The error may
+            // concern only one call.
             let _ = self.ring.enter(1, Some(REST));
             self.reap();
         }
@@ -759,7 +759,7 @@ mod tests {
         assert!(out.len() == 2 && out.iter().all(|completion| completion.result.is_ok()));
     }
 
-    /// Reads everything that is asked of `reader`, and returns the results by tag.
+    /// Completes all reads submitted to `reader`, and returns the results by tag.
     fn results(reader: &mut Uring) -> Vec<Result<Vec<u8>>> {
         let mut out = Vec::new();
         while reader.in_flight() > 0 {

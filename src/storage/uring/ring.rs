@@ -86,7 +86,7 @@ struct Slot {
     file: Option<File>,
     /// The path with its NUL, while it is being opened.
     path: Vec<u8>,
-    /// The folder to open beneath, and how: for names that come from a file.
+    /// The folder to open beneath, and the way to do it, for names that come from a file.
     root: Option<OwnedFd>,
     how: types::OpenHow,
     /// An entry is in flight.
@@ -200,7 +200,7 @@ impl Ring {
         !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
-    /// Registers the regions in place of the earlier ones.
+    /// Registers the regions instead of the earlier ones.
     pub(super) fn register_buffers(&mut self, regions: &[Arc<Region>]) -> Result<(), Errno> {
         if !self.pieces.is_empty() {
             self.pieces.clear();
@@ -380,7 +380,8 @@ impl Ring {
         assert!(!slot.busy, "one entry at a time");
         write(&mut slot.path);
         if slot.path.contains(&0) {
-            // With a NUL inside, the kernel would open the part before it. The empty path is ENOENT.
+            // With a NUL inside, the kernel would open the part before it. The empty path gives
+            // ENOENT.
             slot.path.clear();
         }
         slot.path.push(0);
@@ -475,7 +476,8 @@ impl Ring {
         pushed
     }
 
-    /// Sends the queued entries and sleeps until `want` completions are there, or until the timeout (`ETIME`).
+    /// Sends the queued entries and sleeps until `want` completions have arrived, or until the
+    /// timeout (`ETIME`).
     pub(super) fn enter(&mut self, want: usize, timeout: Option<Duration>) -> Result<(), Errno> {
         #[cfg(feature = "unstable")]
         let timeout = self

@@ -1,4 +1,5 @@
-//! A cache's side of a loader: it starts and ends the threads, and gives the driver what waited.
+//! A loader's side of a cache: it starts and ends the threads, and returns waiting reads to the
+//! driver.
 
 use super::state::{FillState, Flow};
 use super::threads::LOOK;
@@ -19,25 +20,26 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Downloads at a time, without a limit of memory.
+/// Number of concurrent downloads, without a memory limit.
 const THREADS: usize = 8;
 
-/// Blocks of memory for pieces, without a limit of memory: a shuffled order has some hundred of them in flight.
+/// Memory for pieces, in blocks, without a memory limit: a shuffled order has some hundred pieces
+/// in flight.
 const PIECES: usize = 4;
 
-/// Time to write what reads have brought, at a loader's end.
+/// Time to write the pieces that reads received, at a loader's end.
 const LAST: Duration = Duration::from_secs(1);
 
-/// A cache's side of a loader.
+/// A loader's side of a cache.
 pub(crate) struct Fill {
     pub(super) shared: Arc<FillState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What a cache's side of a loader is made of.
+/// The parts of a [`Fill`].
 pub(crate) struct FillSetup<'a> {
     pub(crate) sources: &'a Arc<Sources>,
-    /// The table of them.
+    /// The table of their blocks.
     pub(crate) blocks: Arc<CachedBlocks>,
     pub(crate) options: &'a ReaderOptions,
     pub(crate) cache: &'a Cache,
@@ -47,11 +49,11 @@ pub(crate) struct FillSetup<'a> {
     pub(crate) waker: &'a Waker,
 }
 
-/// Tells a cache of reads to come.
+/// Announces future reads to a cache.
 #[derive(Clone)]
 pub(crate) struct Announcer(pub(super) Arc<FillState>);
 
-/// Threads without which nothing goes: one watches, one reads what waits, one downloads.
+/// Minimum number of threads: one watches, one looks objects up, one downloads.
 const LEAST: usize = 3;
 
 impl Fill {
@@ -73,7 +75,7 @@ impl Fill {
             let message = format!("the folder cannot be a cache: {error}");
             Error::new(ErrorKind::Config, Stage::Build, message).with_path(&cache.dir)
         })?;
-        // One more block is for what reads bring.
+        // One more block is reserved for the pieces of reads.
         let count = options.connections.map_or(THREADS, |bytes| {
             (bytes as u64 / cache.block)
                 .saturating_sub(1)
@@ -114,7 +116,7 @@ impl Fill {
         Ok(fill)
     }
 
-    /// Starts so many threads, or none.
+    /// Starts `count` threads, or none.
     fn start_threads(&mut self, count: usize) -> std::result::Result<(), (usize, std::io::Error)> {
         for number in 0..count {
             let shared = self.shared.clone();
@@ -146,27 +148,27 @@ impl Fill {
         Announcer(self.shared.clone())
     }
 
-    /// What is on the disk.
+    /// The table of blocks on the disk.
     pub(crate) fn blocks(&self) -> &Arc<CachedBlocks> {
         &self.shared.blocks
     }
 
-    /// Keeps what the network brings for reads.
+    /// The keeper of bytes that the network returns for reads.
     pub(crate) fn taker(&self) -> Arc<dyn Keep> {
         self.shared.clone()
     }
 
-    /// Moves the completions of reads that waited to `out`; gives their number.
+    /// Moves the completions of reads that waited to `out`; returns their number.
     pub(crate) fn collect(&self, out: &mut Vec<Completion>) -> usize {
         self.shared.done.wait(out, Some(Duration::ZERO))
     }
 
-    /// Reads that waited, and whether they go to the network in any case.
+    /// Reads that waited, and whether each must go to the network.
     pub(crate) fn take_ready(&self) -> Vec<(ReadOp, bool)> {
         std::mem::take(&mut *self.shared.ready.hold())
     }
 
-    /// Completes the reads that wait as cancelled. Downloads go on.
+    /// Completes the reads that wait as cancelled. Downloads continue.
     pub(crate) fn cancel(&self) {
         let waiting: Vec<_> = self.shared.queue.hold().waiting.drain().collect();
         let ready: Vec<_> = self
@@ -183,30 +185,30 @@ impl Fill {
         self.shared.done.extend(ops.map(ReadOp::cancelled));
     }
 
-    /// Downloads at a time.
+    /// Number of concurrent downloads.
     pub(in crate::storage::cache) fn downloads(&self) -> usize {
         self.shared.downloads
     }
 
-    /// Whether the disk was full lately, or the capacity is used up.
+    /// Whether the disk was full recently, or the capacity is used up.
     pub(in crate::storage::cache) fn is_full(&self) -> bool {
         self.shared.rests(&self.shared.flow.full_until)
     }
 
-    /// Blocks in memory, and the tables.
+    /// Memory for blocks, and for the tables.
     pub(crate) fn term(&self) -> MemoryTerm {
         let blocks =
             self.shared.downloads * self.shared.blocks.block as usize + self.shared.brought_max;
         MemoryTerm::NETWORK.of(1, blocks + self.shared.blocks.table_bytes())
     }
 
-    /// Ends all downloads. Blocks that came are written.
+    /// Ends all downloads. Blocks that have arrived are written.
     pub(in crate::storage::cache) fn end(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        // A thread that hangs in a disk keeps no buffer of a read.
+        // After this, a thread that hangs in disk I/O holds no buffer of a read.
         self.cancel();
         self.collect(&mut Vec::new());
-        // Between a thread's look at `stop` and its sleep lies the lock.
+        // A thread holds this lock from its check of `stop` until its sleep.
         drop(self.shared.queue.hold());
         self.shared.changed.notify_all();
         self.shared.ended.notify_all();
@@ -223,7 +225,7 @@ impl Fill {
 }
 
 impl Drop for Fill {
-    /// Blocks that reads brought are written first, within [`LAST`].
+    /// Writes the pieces that reads received first, within [`LAST`].
     fn drop(&mut self) {
         let deadline = Instant::now() + LAST;
         while self.shared.has_pieces_to_write() && Instant::now() < deadline {

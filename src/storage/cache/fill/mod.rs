@@ -8,15 +8,18 @@
 //!        └─ the same, and ranges are small ──────────► network; the block is downloaded when no read waits
 //! ```
 //!
-//! In a sequential order, threads download ahead of the reads: as many blocks of an object as there are threads. In an
-//! order by blocks, the planner [announces](Announcer) those of the next window.
+//! In a sequential order, threads download ahead of the reads: as many blocks of an object as there
+//! are threads. In an order by blocks, the planner [announces](Announcer) the blocks of the next
+//! window.
 //!
-//! So each byte comes once: as a piece of a range, or with its block. Ranges of less than `pieces::SMALL` bytes in the mean would
-//! take longer than their blocks, and there each byte may come twice.
+//! So each byte is downloaded once: as a piece of a range, or with its block. Ranges of less than
+//! `pieces::SMALL` bytes on average would take longer than their blocks. With such ranges, each
+//! byte may be downloaded twice.
 //!
-//! Limits: a thread holds one block in memory; pieces that reads bring, and no thread has written, have the bytes of
-//! `handle::PIECES` blocks together, or of one under a limit of memory. A read waits at most 4 × [`PATIENCE`](super::config::PATIENCE)
-//! for disks and other processes; then it goes to the network.
+//! Limits: a thread holds one block in memory; pieces that are received but not yet written take at
+//! most the bytes of `handle::PIECES` blocks together, or of one block under a memory limit. A read
+//! waits at most 4 × [`PATIENCE`](super::config::PATIENCE) for disks and other processes; then it
+//! goes to the network.
 
 mod handle;
 mod pieces;

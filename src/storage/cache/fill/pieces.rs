@@ -1,4 +1,4 @@
-//! Pieces of blocks: what reads brought from the network is written, synced and marked.
+//! Pieces of blocks: bytes that reads received from the network are written, synced and marked.
 
 use super::queue::Piece;
 use super::state::{FillState, Flow, WrittenPieces};
@@ -12,10 +12,11 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// Bytes of a request for a range, in the mean, below which its block is downloaded as well.
+/// If requests for ranges have fewer bytes than this on average, their blocks are downloaded as
+/// well.
 const SMALL: u64 = 32 << 10;
 
-/// Requests whose bytes tell the mean.
+/// Number of requests from which the average is known.
 const FIRST: u64 = 64;
 
 impl Keep for FillState {
@@ -31,7 +32,7 @@ impl Keep for FillState {
             return Ok(None);
         };
         let is_block = offset.next_multiple_of(size) + size <= offset + len || len == all;
-        // In a dense order, the block itself comes soon.
+        // In a dense order, the block itself is downloaded soon.
         let pieces = self.pieces && (is_block || !self.is_dense() && self.keeps_pieces());
         let units = units_of(offset, len);
         let wide = units.start * UNIT..(units.end * UNIT).min(all);
@@ -56,7 +57,7 @@ impl Keep for FillState {
 
     fn keep(&self, source: SourceId, wide: Range<u64>, mut bytes: Vec<u8>) {
         let room = (wide.end - wide.start) as usize;
-        // Of a range that was cut, whole units count.
+        // Only whole units of a truncated range are kept.
         if bytes.len() < room {
             bytes.truncate(bytes.len() / UNIT as usize * UNIT as usize);
             bytes.shrink_to_fit();
@@ -76,7 +77,7 @@ impl Keep for FillState {
 }
 
 impl FillState {
-    /// Whether ranges are so large that their pieces fill the cache well.
+    /// Whether ranges are large enough for their pieces to fill the cache.
     pub(super) fn keeps_pieces(&self) -> bool {
         let Flow {
             requests,
@@ -94,7 +95,7 @@ impl FillState {
         add(&self.flow.requested, len);
     }
 
-    /// Writes a piece. What cannot be written comes from the network again.
+    /// Writes a piece. Bytes that cannot be written are downloaded again.
     pub(super) fn put(&self, piece: &Piece) {
         let Piece {
             source,
@@ -119,7 +120,8 @@ impl FillState {
         });
     }
 
-    /// Queues the syncs of files with new pieces: some twice a second, for each takes long.
+    /// Queues the syncs of files with new pieces: about twice a second, because each sync takes
+    /// long.
     pub(super) fn sync_soon(&self) {
         let sources: Vec<_> = self.written.hold().keys().copied().collect();
         if !sources.is_empty() {
@@ -140,7 +142,7 @@ impl FillState {
             || self.flow.syncing.load(Ordering::Relaxed) > 0
     }
 
-    /// Marks the pieces of a source, and gives the blocks that they complete their records.
+    /// Marks the pieces of a source, and writes the records of blocks that they complete.
     pub(super) fn sync(&self, source: SourceId, buffer: &mut Vec<u8>) {
         self.flow.syncing.fetch_add(1, Ordering::Relaxed);
         let WrittenPieces { pieces, new } = self.written.hold().remove(&source).unwrap_or_default();
@@ -152,8 +154,9 @@ impl FillState {
                     self.blocks.blocks(*offset, marks.len() as u64 * UNIT)
                 });
                 for block in blocks.filter(|block| !object.has(*block)) {
-                    // Whoever marks the last piece sees them all, and looks before it claims: a claim for nothing would
-                    // keep another from completing the block.
+                    // The process that marks the last piece sees all of them. It checks before it
+                    // claims: a needless claim would keep another process from completing the
+                    // block.
                     if entry.is_brought(block)
                         && entry.claim(block)
                         && entry.state(block)? == BlockState::Missing
@@ -169,7 +172,7 @@ impl FillState {
         self.flow.syncing.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Does something with the files of an object, if they are those that this process knows.
+    /// Calls `work` with the files of an object, if they are those that this process knows.
     fn in_entry(
         &self,
         source: SourceId,

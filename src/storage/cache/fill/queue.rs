@@ -1,4 +1,4 @@
-//! What a cache has to do: blocks, pieces and syncs, and the reads that wait for a block.
+//! The tasks of a cache: blocks, pieces and syncs, and the reads that wait for a block.
 
 use crate::storage::{ReadOp, SourceId};
 use std::collections::{HashMap, VecDeque};
@@ -11,45 +11,47 @@ pub(in crate::storage::cache) struct BlockId {
     pub(in crate::storage::cache) block: u64,
 }
 
-/// In place of a block: find or make the object's files, or compare the file on the mount.
+/// Stands for a lookup instead of a block: find or create the object's files, or compare the file
+/// on the mount.
 pub(super) const LOOKUP: u64 = u64::MAX;
 
-/// Bytes from an offset on, that a read has brought.
+/// Bytes that a read has received, starting at an offset.
 pub(super) struct Piece {
     pub(super) source: SourceId,
     pub(super) offset: u64,
     pub(super) bytes: Vec<u8>,
 }
 
-/// What a thread does next.
+/// The next task of a thread.
 pub(super) enum FillTask {
     /// A lookup or a block.
     Block(BlockId),
     Piece(Piece),
-    /// The pieces of a source are written, and wait for the disk.
+    /// Syncs the file of a source whose pieces are written.
     Sync(SourceId),
 }
 
 #[derive(Default)]
 pub(super) struct FillQueue {
-    /// For objects that were not looked up yet. One thread does nothing else, so that no download delays them.
+    /// Lookups. One thread handles only these, so that no download delays them.
     pub(super) lookups: VecDeque<BlockId>,
     pub(super) urgent: VecDeque<BlockId>,
-    /// What reads brought.
+    /// Pieces that reads received.
     pub(super) pieces: VecDeque<Piece>,
     /// Sources whose files are to be synced.
     pub(super) syncs: VecDeque<SourceId>,
     pub(super) later: VecDeque<BlockId>,
     pub(super) waiting: HashMap<BlockId, Waiting>,
-    /// Blocks of threads, and whether they download now. Reads join them.
+    /// Blocks that threads work on, and whether they are being downloaded. Reads join them.
     pub(super) running: HashMap<BlockId, bool>,
-    /// Blocks that another process claims, and does not bring: since when no read waits for them.
+    /// Blocks that another process claims but does not deliver, and since when no read waits for
+    /// them.
     pub(super) held: HashMap<BlockId, Instant>,
 }
 
 pub(super) struct Waiting {
     pub(super) ops: Vec<ReadOp>,
-    /// Since when a disk or another process is waited for. A download has limits of its own.
+    /// Since when the reads wait for a disk or another process. A download has its own limits.
     pub(super) since: Option<Instant>,
 }
 

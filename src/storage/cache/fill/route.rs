@@ -1,4 +1,4 @@
-//! Where a read goes: to the disk, to the network, or into the queue until a block is there.
+//! Where a read goes: to the disk, to the network, or into the queue until a block arrives.
 
 use super::handle::{Announcer, Fill};
 use super::queue::{BlockId, LOOKUP, Waiting};
@@ -11,16 +11,16 @@ use crate::sync::Hold;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-/// The place that a read goes to.
+/// The destination of a read.
 pub(crate) enum CacheAnswer {
     Disk(ReadOp),
     Network(ReadOp),
-    /// It comes back as a completion, or from [`Fill::take_ready`].
+    /// The read returns as a completion, or from [`Fill::take_ready`].
     Waits,
 }
 
 impl Fill {
-    /// The place for a read of an object.
+    /// The destination of a read of an object.
     pub(crate) fn route(&self, op: ReadOp) -> CacheAnswer {
         let answer = self.shared.place(op);
         if let CacheAnswer::Network(op) = &answer {
@@ -29,7 +29,7 @@ impl Fill {
         answer
     }
 
-    /// As [`route`](Self::route), for a read within one block that waits for it in any case.
+    /// As [`route`](Self::route), for a read within one block. It always waits for a missing block.
     pub(in crate::storage::cache) fn bring(&self, op: ReadOp) -> CacheAnswer {
         let state = &*self.shared;
         let block = op.extent.offset / state.blocks.block;
@@ -44,7 +44,7 @@ impl Fill {
 }
 
 impl Announcer {
-    /// Queues the blocks of a read to come.
+    /// Queues the blocks of a future read.
     pub(crate) fn announce(&self, extent: &Extent) {
         let state = &*self.0;
         let source = extent.source;
@@ -82,7 +82,7 @@ impl FillState {
             }
             None => return self.wait_for(op, LOOKUP),
         };
-        // What a slow disk does not take now, another epoch may bring.
+        // Blocks that a slow disk does not take now may be stored in another epoch.
         let keeps = self.keeps();
         if keeps && self.locality == Locality::Sequence {
             self.ask_ahead(object, extent.source, *blocks.end() + 1);
@@ -106,7 +106,7 @@ impl FillState {
             && !object.is_unproven(first)
             && self.flow.busy.load(Ordering::Relaxed) >= self.downloads
         {
-            // The network is as fast as a download here, and has more requests to give.
+            // Here the network is as fast as a download, and accepts more requests.
             return CacheAnswer::Network(op);
         }
         match self.is_dense() || is_most || object.is_unproven(first) {
@@ -124,19 +124,19 @@ impl FillState {
         }
     }
 
-    /// Whether the order soon wants all of a block.
+    /// Whether the order will soon read all of a block.
     pub(super) fn is_dense(&self) -> bool {
         self.locality != Locality::None
     }
 
-    /// Whether a read wants so much of a block that its download costs little more.
+    /// Whether a read needs so much of a block that a download of the block costs little more.
     fn is_most(&self, extent: &Extent, block: u64) -> bool {
         let len = self.sources.len_of(extent.source);
         let block_len = self.blocks.block.min(len - block * self.blocks.block);
         extent.len >= block_len / 4
     }
 
-    /// Queues the look at an object that no read waits for; later announcements of it find the object.
+    /// Queues the lookup of an object that no read waits for. Later announcements find the object.
     fn look_soon(&self, source: SourceId) {
         let mut queue = self.queue.hold();
         let id = BlockId {
@@ -151,8 +151,8 @@ impl FillState {
         }
     }
 
-    /// Queues the blocks that follow. Their time comes, as the order is dense: without this, a few reads in flight leave
-    /// most threads idle.
+    /// Queues the next blocks, which a dense order will need. Without this, a few reads in flight
+    /// leave most threads idle.
     fn ask_ahead(&self, object: &CachedObject, source: SourceId, next: u64) {
         let end = self
             .sources
@@ -214,7 +214,7 @@ impl FillState {
             _ => queue.urgent.push_back(id),
         }
         drop(queue);
-        // One alone might be the thread that does not want this task.
+        // A single notified thread might be one that does not take this task.
         self.changed.notify_all();
         CacheAnswer::Waits
     }

@@ -1,4 +1,5 @@
-//! What the threads of a cache and its driver share: how reads that wait end, and when the disk rests.
+//! The state shared by the threads of a cache and its driver: how waiting reads end, and when the
+//! disk is left alone.
 
 use super::queue::{BlockId, FillQueue, Waiting};
 use crate::error::{Error, ErrorKind};
@@ -17,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// After a block was not kept, none is asked for for so long.
+/// How long no block is requested after a block was not kept.
 pub(super) const REST: Duration = Duration::from_secs(10);
 
 pub(super) struct FillState {
@@ -25,56 +26,58 @@ pub(super) struct FillState {
     pub(super) blocks: Arc<CachedBlocks>,
     pub(super) mounts: Mounts,
     pub(super) dir: CacheDir,
-    /// Samples follow each other in their objects, so that whole blocks are soon used.
+    /// How close consecutive samples are in their objects. If they are close, whole blocks are soon
+    /// used.
     pub(super) locality: Locality,
     pub(super) patience: Option<Duration>,
     pub(super) queue: Mutex<FillQueue>,
     pub(super) changed: Condvar,
-    /// The loader ends.
+    /// Notified when the loader ends.
     pub(super) ended: Condvar,
     pub(super) done: Completions,
-    /// Reads that waited, and whether they go to the network in any case.
+    /// Reads that waited, and whether each must go to the network.
     pub(super) ready: Mutex<Vec<(ReadOp, bool)>>,
     pub(super) waker: Waker,
     pub(super) meter: Arc<Meter>,
     pub(super) stop: AtomicBool,
-    /// Threads that download.
+    /// Number of threads that download.
     pub(super) downloads: usize,
     /// Limit of [`Flow::brought`].
     pub(super) brought_max: usize,
     /// Pieces that wait for the sync of their file.
     pub(super) written: Mutex<HashMap<SourceId, WrittenPieces>>,
-    /// Whether pieces count: not where boots cannot be told apart, nor on a mount, whose other hosts have boots of their own.
+    /// Whether pieces are used. They are not if boots cannot be distinguished, nor on a mount,
+    /// because its other hosts have their own boots.
     pub(super) pieces: bool,
     pub(super) flow: Flow,
     pub(super) started: Instant,
 }
 
-/// What moves now; relaxed. Times are milliseconds from the start.
+/// Current activity; relaxed. Times are milliseconds from the start.
 #[derive(Default)]
 pub(super) struct Flow {
-    /// Threads that have a task; those that write a block; those that wait for the sync of pieces.
+    /// Threads that have a task; that write a block; that wait for the sync of pieces.
     pub(super) busy: AtomicUsize,
     pub(super) writers: AtomicUsize,
     pub(super) syncing: AtomicUsize,
-    /// Bytes of pieces on their way: in requests, in [`FillQueue::pieces`], and in the hands of their writers.
+    /// Bytes of pieces in progress: in requests, in [`FillQueue::pieces`], and being written.
     pub(super) brought: AtomicUsize,
     /// Requests of reads so far, and their bytes.
     pub(super) requests: AtomicU64,
     pub(super) requested: AtomicU64,
-    /// When the disk may be asked again after it was full, and after it failed.
+    /// When the disk may be used again after it was full, and after it failed.
     pub(super) full_until: AtomicU64,
     pub(super) fails_until: AtomicU64,
-    /// When a task ended last.
+    /// When the last task ended.
     pub(super) moved: AtomicU64,
 }
 
-/// Pieces of a source in its file.
+/// Pieces of a source that are written to its file.
 #[derive(Default)]
 pub(super) struct WrittenPieces {
     /// Offset of each, and the marks of its units.
     pub(super) pieces: Vec<(u64, Vec<u32>)>,
-    /// Their bytes that are new.
+    /// Number of their bytes that are new.
     pub(super) new: u64,
 }
 
@@ -84,7 +87,8 @@ impl FillState {
         until > 0 && (self.started.elapsed().as_millis() as u64) < until
     }
 
-    /// Something is not kept. For a while no block is asked for; where the disk fails, nothing is looked up either.
+    /// Records that something is not kept. For a while, no block is requested; if the disk failed,
+    /// nothing is looked up either.
     pub(super) fn rest(&self, why: &str, error: &io::Error) {
         self.blocks.refused(why, error);
         let until = if is_full(error) {
@@ -98,7 +102,8 @@ impl FillState {
         );
     }
 
-    /// Completes the reads that wait for an object that cannot be read at all. Others try it themselves.
+    /// Completes the reads that wait for an object that cannot be read at all. After an I/O error
+    /// or a stall, they try it themselves.
     pub(super) fn fail(&self, id: BlockId, error: &Error) {
         if matches!(error.kind(), ErrorKind::Io | ErrorKind::Stalled) {
             return;
@@ -112,7 +117,7 @@ impl FillState {
         }));
     }
 
-    /// Completes the reads that wait for a block and need no other one; gives their number.
+    /// Completes the reads that wait for a block and need no other one; returns their number.
     pub(super) fn serve(&self, id: BlockId, bytes: &[u8]) -> u64 {
         let Some(waiting) = self.queue.hold().waiting.remove(&id) else {
             return 0;
@@ -132,7 +137,7 @@ impl FillState {
             let result = result.map_err(|error| self.sources.at(error, &op.extent));
             op.end(result)
         }));
-        // Those need more blocks, and find this one on the disk.
+        // These reads need more blocks, and find this one on the disk.
         if !others.is_empty() {
             let mut queue = self.queue.hold();
             let again = queue.waiting.entry(id).or_insert(Waiting {
@@ -144,7 +149,7 @@ impl FillState {
         count
     }
 
-    /// Ends a task, and gives the reads that wait for it back to the driver.
+    /// Ends a task, and returns the reads that wait for it to the driver.
     pub(super) fn release(&self, id: BlockId, to_network: bool) {
         let mut queue = self.queue.hold();
         queue.running.remove(&id);

@@ -1,4 +1,5 @@
-//! The threads of a cache: they look objects up, download blocks, and write them. One looks for reads that wait too long.
+//! The threads of a cache: they look objects up, download blocks, and write them. One thread looks
+//! for reads that wait too long.
 
 use super::queue::{BlockId, FillTask, LOOKUP, Waiting};
 use super::state::{FillState, REST};
@@ -16,10 +17,11 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks at another process's download.
+/// Pause between two checks of another process's download.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
 
-/// While some of a file on a mount is read from the mount and some from the disk, it is compared so often.
+/// Interval between comparisons of a file on a mount while parts of it are read from the mount and
+/// parts from the disk.
 const COMPARE: Duration = Duration::from_secs(1);
 
 impl FillState {
@@ -36,7 +38,7 @@ impl FillState {
                 false
             }));
             let past_cache = done.unwrap_or_else(|_| {
-                // A bug of this crate. It must not cost a read; nothing more is kept.
+                // A bug in this crate. It must not fail a read; nothing more is kept.
                 self.flow.fails_until.store(u64::MAX, Ordering::Relaxed);
                 true
             });
@@ -51,7 +53,7 @@ impl FillState {
                 FillTask::Sync(_) => {}
             }
             self.flow.busy.fetch_sub(1, Ordering::Relaxed);
-            // Threads and downloads move, so reads in the queue may wait.
+            // Tasks make progress, so reads in the queue may wait.
             self.flow
                 .moved
                 .store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -77,7 +79,7 @@ impl FillState {
                         vacant.insert(false);
                         return Some(FillTask::Block(id));
                     }
-                    // Another thread does the same.
+                    // Another thread works on the same block.
                 }
                 piece => return piece,
             }
@@ -98,7 +100,7 @@ impl FillState {
         }
     }
 
-    /// Sends reads to the network whose disk or process does not answer.
+    /// Sends reads to the network if their disk or process does not respond.
     fn sweep(&self) {
         let moved = self.started + Duration::from_millis(self.flow.moved.load(Ordering::Relaxed));
         let late = |waiting: &Waiting| {
@@ -125,7 +127,7 @@ impl FillState {
         }
     }
 
-    /// Does what a block asks for; true if the reads that wait for it are to go past the cache.
+    /// Executes the task of a block. True if the reads that wait for it must go past the cache.
     fn run(&self, id: BlockId, buffer: &mut Vec<u8>) -> bool {
         let BlockId { source, block } = id;
         if block != LOOKUP
@@ -141,7 +143,7 @@ impl FillState {
             .upstream(source)
             .inspect_err(|error| self.fail(id, error));
         let Ok(Some((upstream, identity))) = upstream else {
-            // It may pass: the next read asks again.
+            // The error may be temporary: the next read asks again.
             if let (Some(Some(object)), true) =
                 (self.blocks.object(source.index()), block != LOOKUP)
             {
@@ -184,7 +186,7 @@ impl FillState {
         known.ok_or(io::ErrorKind::NotFound.into())
     }
 
-    /// The files of an object cannot be written.
+    /// Handles an error in writing the files of an object.
     pub(super) fn not_written(&self, source: SourceId, why: &str, error: &io::Error) {
         if error.kind() == io::ErrorKind::NotFound {
             self.blocks.lose(source.index());
@@ -193,7 +195,8 @@ impl FillState {
         self.rest(why, error);
     }
 
-    /// Lets a thread compare a file on a mount of which some is on the disk: all reads are to bring one version.
+    /// Has a thread compare a file on a mount that is partly on the disk, because all reads must
+    /// return one version.
     pub(super) fn compare_soon(&self, source: SourceId) {
         let now = self.started.elapsed().as_millis() as u64;
         let pause = COMPARE.as_millis() as u64;
@@ -207,8 +210,8 @@ impl FillState {
         }
     }
 
-    /// Opens where a source's blocks come from, which must be what the loader met first. `None`: nothing of it is kept
-    /// now.
+    /// Opens the upstream of a source, which must be what the loader found first. `None`: nothing
+    /// of the source is kept now.
     pub(super) fn upstream(&self, source: SourceId) -> Result<Option<(Upstream, Identity)>> {
         let never = |why: Option<&str>| {
             why.into_iter()
@@ -249,7 +252,7 @@ impl FillState {
         }
     }
 
-    /// Finds or makes the files of an object, and what they hold.
+    /// Finds or creates the files of an object, and reads the states of their blocks.
     fn look_up(&self, source: SourceId, upstream: &Upstream, identity: &Identity) {
         let found = || -> io::Result<(EntryFiles, Vec<BlockState>)> {
             let folder = self.dir.folder(&upstream.name(&self.sources, source))?;
@@ -272,7 +275,6 @@ impl FillState {
         };
         match found() {
             Ok((entry, states)) => {
-                // Reads find the object with its blocks.
                 let EntryFiles {
                     ref path,
                     inode,
@@ -285,6 +287,7 @@ impl FillState {
                     len: layout.len,
                     version: upstream.version(),
                 };
+                // The blocks are set before reads find the object.
                 self.blocks.set(source.index(), Some(file), |object| {
                     for (state, block) in states.iter().zip(0..) {
                         match state {
@@ -295,18 +298,19 @@ impl FillState {
                     }
                 });
             }
-            // A full cache has no room for the object in this run; others are looked up.
+            // A full cache has no room for the object in this run; other objects are still looked
+            // up.
             Err(error) if error.kind() == io::ErrorKind::InvalidData || is_full(&error) => {
                 self.blocks.refused("an object has no file", &error);
                 self.blocks.set(source.index(), None, |_| ());
             }
-            // It may pass: the next read after the rest looks again.
+            // The error may be temporary: the next read after the pause looks the object up again.
             Err(error) => self.rest("an object has no file", &error),
         }
     }
 
-    /// Brings one block to the disk; gives the bytes that it wrote. `None`: another process downloads it, or the network
-    /// failed.
+    /// Stores one block on the disk. Returns the number of bytes written. `None`: another process
+    /// downloads it, or the network failed.
     fn fill(
         &self,
         id: BlockId,
@@ -325,7 +329,7 @@ impl FillState {
                 return Ok(Some(0));
             }
             let mut queue = self.queue.hold();
-            // Whoever holds one block for long may hold more.
+            // A process that holds one block for long may hold more.
             let patience = if queue.held.is_empty() {
                 PATIENCE
             } else {
@@ -356,7 +360,7 @@ impl FillState {
             add(&self.blocks.counts.hits, self.serve(id, buffer));
             return Ok(Some(0));
         }
-        // A block that was wrong has its room, and so have pieces.
+        // A block that was wrong already has its space, and so have pieces.
         let len = entry.layout.block_len(block);
         let there = entry.brought(block * entry.layout.block, len);
         let room = if state == BlockState::Missing {
@@ -396,7 +400,8 @@ impl FillState {
         };
         downloads(true);
         let start = id.block * self.blocks.block;
-        // The reads' own requests follow if this one brings nothing: both fit the stall deadline.
+        // If this download fails, the reads send their own requests. Both must fit the stall
+        // deadline.
         let patience = self.patience.map(|patience| patience / 2);
         let brought = upstream.bring(
             start..start + len,
