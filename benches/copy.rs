@@ -1,5 +1,5 @@
-//! The copy stage against the driver: GB/s of a loader that fills its slots at no cost, beside bare copies from the
-//! same kind of memory (the physical limit) and from pageable memory.
+//! The copy stage against the driver: GB/s of a loader that fills its slots at no cost, beside bare
+//! copies from the same kind of memory (the physical limit) and from pageable memory.
 //!
 //! ```text
 //! cargo bench --bench copy                                         on the first GPU; without a GPU it prints a note
@@ -8,8 +8,9 @@
 //! cargo test  --benches                                            each case once, against the stand-in driver: no figures
 //! ```
 //!
-//! The last comparison measures waiting, not a GPU. The stand-in driver's copies take 5 ms; each of 8 workers takes 40
-//! ms per batch. A consumer that drops batches at once must be as fast as one that synchronises before each drop.
+//! The last comparison measures waiting, not a GPU. The stand-in driver's copies take 5 ms; each of
+//! 8 workers takes 40 ms per batch. A consumer that drops batches at once must be as fast as one
+//! that synchronises before each drop.
 
 mod common;
 #[path = "../tests/common/driver.rs"]

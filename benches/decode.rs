@@ -1,15 +1,17 @@
 //! Images per second on one core, step by step.
 //!
-//! Physical limit: entropy-coded bytes are read code by code, each at the end of the one before, whatever pixels are
-//! used. libjpeg-turbo takes about 0.9 ms for the 107 KB of the average picture here.
+//! Physical limit: entropy-coded bytes are read code by code, each at the end of the one before,
+//! whatever pixels are used. libjpeg-turbo takes about 0.9 ms for the 107 KB of the average picture
+//! here.
 //!
-//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first 200 JPEGs by name),
-//! and `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without them the bench generates noisy pictures of
-//! 500×375 pixels and about 107 KB.
+//! `cargo bench --bench decode -- --quick`; real pictures: `FEEDLINE_BENCH_IMAGES=DIR` (its first
+//! 200 JPEGs by name), and `FEEDLINE_BENCH_RESTART=DIR`, the same with restart markers. Without
+//! them the bench generates noisy pictures of 500×375 pixels and about 107 KB.
 //!
-//! Ratios: `RUSTFLAGS="--cfg turbojpeg" FEEDLINE_PAIRS=15 cargo bench --bench decode -- none` runs the contestants of `ratios`
-//! in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_CASES='NAME;NAME'` selects contestants).
-//! With that flag, libjpeg-turbo and fast_image_resize without this crate are among them.
+//! Ratios: `RUSTFLAGS="--cfg turbojpeg" FEEDLINE_PAIRS=15 cargo bench --bench decode --
+//! none` runs the contestants of `ratios` in turn, 15 times over all pictures, and prints medians (`FEEDLINE_BENCH_CASES='NAME;NAME'`
+//! selects contestants). With that flag, libjpeg-turbo and fast_image_resize without this crate are
+//! among them.
 
 #[path = "common/mod.rs"]
 mod common;
@@ -141,7 +143,8 @@ fn images(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A contestant: a name, and a function of picture number and pictures with and without restart markers.
+/// A contestant: a name, and a function of picture number and pictures with and without restart
+/// markers.
 type Contestant = (String, Box<dyn FnMut(usize, &[u8], &[u8])>);
 
 /// Seek points of the pictures; prints their size and the time to make them.

@@ -1,9 +1,10 @@
-//! Time to open a dataset of shards: 1,000,000 samples of two fields in tar, as 1, 100 and 1000 shards; the first time
-//! (scanning all shards) and from the index files.
+//! Time to open a dataset of shards: 1,000,000 samples of two fields in tar, as 1, 100 and 1000
+//! shards; the first time (scanning all shards) and from the index files.
 //!
 //! Physical limit: reading the same index files by `std::fs::read`, one after the other.
 //!
-//! `cargo bench --no-default-features --bench index` (writes 1.5 GB below `target/` and removes them)
+//! `cargo bench --no-default-features --bench index` (writes 1.5 GB below `target/` and removes
+//! them)
 
 mod common;
 

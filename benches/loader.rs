@@ -1,12 +1,13 @@
-//! The whole loader. CPU time per 64-byte record from memory shows the crate's own cost. With `FEEDLINE_PAIRS=15`,
-//! alternating pairs compare the loader with the machine's limits:
+//! The whole loader. CPU time per 64-byte record from memory shows the crate's own cost. With
+//! `FEEDLINE_PAIRS=15`, alternating pairs compare the loader with the machine's limits:
 //!
 //! ```text
 //! FEEDLINE_PAIRS=15 cargo bench --bench loader -- pairs
 //! ```
 //!
-//! `FEEDLINE_DEVICE` (`host`, the default, `auto` or `cuda:N`) selects the device of the batches. On a GPU the bus is
-//! another limit, measured by `cargo bench --bench copy`; the limits here stay those of the host.
+//! `FEEDLINE_DEVICE` (`host`, the default, `auto` or `cuda:N`) selects the device of the batches.
+//! On a GPU the bus is another limit, measured by `cargo bench --bench copy`; the limits here stay
+//! those of the host.
 
 mod common;
 
@@ -43,7 +44,8 @@ fn device() -> Device {
         .unwrap_or_else(|error| panic!("FEEDLINE_DEVICE={words}: {error}"))
 }
 
-/// Waits for the copy of a device batch, because batches are delivered before their copies complete.
+/// Waits for the copy of a device batch, because batches are delivered before their copies
+/// complete.
 fn arrive(batch: &Batch) {
     if let Some(field) = batch
         .fields()
@@ -122,7 +124,8 @@ fn pull(loader: &Loader, epoch: u64, seconds: f64) -> f64 {
     bytes as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
-/// The limit for cached data: two threads that pread random records into memory of the same size and kind.
+/// The limit for cached data: two threads that pread random records into memory of the same size
+/// and kind.
 fn bare_pread(path: &Path, seconds: f64) -> f64 {
     let file = std::fs::File::open(path).unwrap();
     let count = file.metadata().unwrap().len() / RECORD as u64;
@@ -170,7 +173,8 @@ fn windows(loader: &Loader, seconds: f64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64() / 1e6
 }
 
-/// The limit: two threads that copy the same windows in the same order into memory of the same kind, by `copy`.
+/// The limit: two threads that copy the same windows in the same order into memory of the same
+/// kind, by `copy`.
 fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) -> f64 {
     let order = feedline::unstable::Permutation::new(count, feedline::unstable::Key::new(7));
     let batch = WINDOWS * WINDOW * 2;
@@ -199,7 +203,8 @@ fn bare_windows(count: u64, seconds: f64, copy: impl Fn(u64, &mut [u8]) + Sync) 
     next.load(Ordering::Relaxed) as f64 / started.elapsed().as_secs_f64() / 1e6
 }
 
-/// Shuffled windows of tokens from the page cache. `FEEDLINE_BENCH_TOKENS` names your own file of `u16`.
+/// Shuffled windows of tokens from the page cache. `FEEDLINE_BENCH_TOKENS` names your own file of
+/// `u16`.
 fn tokens(count: usize, seconds: f64) {
     let own = std::env::var_os("FEEDLINE_BENCH_TOKENS").map(std::path::PathBuf::from);
     let path = own.unwrap_or_else(|| file(1 << 30));
@@ -235,7 +240,8 @@ fn tokens(count: usize, seconds: f64) {
             })
         },
     );
-    // Replaces a populated map of the file, which needs unsafe code: populated pages of the same size.
+    // Replaces a populated map of the file, which needs unsafe code: populated pages of the same
+    // size.
     let mut pages = memmap2::MmapMut::map_anon(len as usize).unwrap();
     let _ = pages.advise(memmap2::Advice::NoHugePage);
     opened.read_exact_at(&mut pages, 0).unwrap();
@@ -326,8 +332,8 @@ fn cold(path: &Path, direct: &Loader, count: usize, seconds: f64) {
     );
 }
 
-/// With half of the file in the page cache. Each run is one pass over part of a shuffled epoch, because longer runs of
-/// the buffered reader would cache the other half, too.
+/// With half of the file in the page cache. Each run is one pass over part of a shuffled epoch,
+/// because longer runs of the buffered reader would cache the other half, too.
 fn mixed(path: &Path, direct: &Loader, count: usize) {
     let len = std::fs::metadata(path).unwrap().len();
     let half = len / 2 / RECORD as u64 * RECORD as u64;

@@ -1,14 +1,15 @@
-//! Cost of an order: time to the first index, time per index, and memory, for feedline's computed permutation and for a
-//! shuffled array.
+//! Cost of an order: time to the first index, time per index, and memory, for feedline's computed
+//! permutation and for a shuffled array.
 //!
-//! Physical limits: an array takes 8 bytes per sample, and is written once in random order before its first index. The
-//! computed permutation is bound by the latency of 20 dependent multiplications with a few cheaper steps between them:
-//! about 180 cycles if each index depends on the last. The indices of a batch do not, so they overlap.
+//! Physical limits: an array takes 8 bytes per sample, and is written once in random order before
+//! its first index. The computed permutation is bound by the latency of 20 dependent
+//! multiplications with a few cheaper steps between them: about 180 cycles if each index depends on
+//! the last. The indices of a batch do not, so they overlap.
 //!
 //! `cargo bench --no-default-features --bench order -- --quick`
 //!
-//! Cost of a whole process until the first index of an epoch, prepared as by the loader; each order in its own process.
-//! `benches/random_sampler.py` prints the same lines for other samplers:
+//! Cost of a whole process until the first index of an epoch, prepared as by the loader; each order
+//! in its own process. `benches/random_sampler.py` prints the same lines for other samplers:
 //!
 //! `FEEDLINE_ORDERS=5 cargo bench --no-default-features --bench order` (the median of 5 processes)
 
@@ -134,8 +135,8 @@ fn lanes(chunks: u64) -> Loader {
         .unwrap()
 }
 
-/// Prepares an epoch up to its first index. For lanes this includes the rank's schedule of chunks, which a loader
-/// prepares before its first read.
+/// Prepares an epoch up to its first index. For lanes this includes the rank's schedule of chunks,
+/// which a loader prepares before its first read.
 fn first_index_of_an_epoch(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("first index of an epoch");
     for n in LENGTHS {

@@ -6,21 +6,23 @@
 //! ```
 //!
 //! Cases:
-//! - loaders of about 10^6 samples/s, where a cost per sample or per batch shows: records of 8 KiB from memory, and of
-//!   64 bytes from the page cache, in batches of 256;
+//! - loaders of about 10^6 samples/s, where a cost per sample or per batch shows: records of 8 KiB
+//!   from memory, and of 64 bytes from the page cache, in batches of 256;
 //! - JPEGs of 500×375 pixels, cropped to 224;
 //! - samples for which a worker spins exactly 100 µs;
 //! - far beyond the target, 64 bytes from memory in large and small batches, about 10^7 samples/s.
 //!
-//! The bench runs short blocks with and without meters in turn (A B, B A, …). It builds new loaders every few pairs,
-//! because the place of their memory matters more than their meters. It prints the median of the pairs' ratios with its
-//! 95 % interval, for samples per second and for CPU time per sample. For a loader faster than the target's 10^6
-//! samples/s, it also compares the meters' time per sample with a microsecond. An interval wider than ± 5 % is
-//! inconclusive, and only one narrower than ± 1 % can show 1 %.
+//! The bench runs short blocks with and without meters in turn (A B, B A, …). It builds new loaders
+//! every few pairs, because the place of their memory matters more than their meters. It prints the
+//! median of the pairs' ratios with its 95 % interval, for samples per second and for CPU time per
+//! sample. For a loader faster than the target's 10^6 samples/s, it also compares the meters' time
+//! per sample with a microsecond. An interval wider than ± 5 % is inconclusive, and only one
+//! narrower than ± 1 % can show 1 %.
 //!
-//! The switch that turns off the meters (except those that steer the loader) exists for this bench only.
-//! `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set the number of pairs and the length of each half.
-//! `FEEDLINE_CONTROL=1` compares meters with meters, which gives the noise. Arguments select cases by their names.
+//! The switch that turns off the meters (except those that steer the loader) exists for this bench
+//! only. `FEEDLINE_PAIRS` and `FEEDLINE_PAIR_SECONDS` set the number of pairs and the length of
+//! each half. `FEEDLINE_CONTROL=1` compares meters with meters, which gives the noise. Arguments
+//! select cases by their names.
 
 mod common;
 #[cfg(feature = "image")]
@@ -170,7 +172,8 @@ impl Side {
             .len()
     }
 
-    /// Takes batches for about `seconds`, after those that were ready. (The other side may still fill its slots then.)
+    /// Takes batches for about `seconds`, after those that were ready. (The other side may still
+    /// fill its slots then.)
     fn block(&mut self, seconds: f64) -> Block {
         (0..2 * self.loader.plan().term(MemoryTerm::SLOTS).count).for_each(|_| _ = self.take());
         let begin = Instant::now();

@@ -7,17 +7,19 @@
 //!                                       the first batch; then creating and saving states, and their size
 //! ```
 //!
-//! The dataset is open before either start; the resumed one loads its state from a file. *cold* drops the files from
-//! the page cache before each start. Figures are medians; the interval of a difference is 95 % by bootstrap.
+//! The dataset is open before either start; the resumed one loads its state from a file. *cold*
+//! drops the files from the page cache before each start. Figures are medians; the interval of a
+//! difference is 95 % by bootstrap.
 //!
-//! Physical limits: both starts compute the fingerprint in `build` (the ends of at most 256 files, the name and length
-//! of each file, the start of each chunk). So the difference is the cost of the resume, **without** the fingerprint:
-//! both columns hold that, about 80 ns per file. A synced save cannot be faster than a plain program that writes the
-//! same bytes to a file, syncs, renames, and syncs the folder.
+//! Physical limits: both starts compute the fingerprint in `build` (the ends of at most 256 files,
+//! the name and length of each file, the start of each chunk). So the difference is the cost of the
+//! resume, **without** the fingerprint: both columns hold that, about 80 ns per file. A synced save
+//! cannot be faster than a plain program that writes the same bytes to a file, syncs, renames, and
+//! syncs the folder.
 //!
 //! `FEEDLINE_PAIRS` sets the number of pairs, `FEEDLINE_BENCH_CASES` selects cases
-//! (`records,files,chunks,virtual,save`), `FEEDLINE_BENCH_FILE` names the file of records (a multiple of 150,528
-//! bytes). The bench writes 0.7 GB below `target/`.
+//! (`records,files,chunks,virtual,save`), `FEEDLINE_BENCH_FILE` names the file of records (a
+//! multiple of 150,528 bytes). The bench writes 0.7 GB below `target/`.
 
 mod common;
 #[path = "common/made.rs"]
@@ -196,7 +198,8 @@ impl Case {
 
     /// The state of a run that has delivered `position` samples, a multiple of the batch.
     ///
-    /// It reads only a few of them: with enough ranks all of them lie in one batch. Then it changes the batch size.
+    /// It reads only a few of them: with enough ranks all of them lie in one batch. Then it changes
+    /// the batch size.
     fn state_at(&self, position: u64) -> State {
         let world = u32::try_from(position).unwrap_or(u32::MAX);
         let rank = self
@@ -376,8 +379,8 @@ fn save(dir: &Path, pairs: usize) {
     println!("{pairs} pairs each, ms:");
     let unsynced = || timed(|| state.save_unsynced(&path).unwrap()).0;
     let plainly = || timed(|| plain(&bare, &bytes, Synced::None)).0;
-    // Saves are far apart, because ext4 starts to write a file that replaces another. If it is replaced again within
-    // milliseconds, it must reach the device first.
+    // Saves are far apart, because ext4 starts to write a file that replaces another. If it is
+    // replaced again within milliseconds, it must reach the device first.
     let rest = || std::thread::sleep(Duration::from_millis(sized(50, 0)));
     let (ms, low, high) = spread((0..sized(100, 2)).map(|_| (rest(), unsynced()).1).collect());
     let verdict = if high <= SAVE_MS { "met" } else { "MISSED" };

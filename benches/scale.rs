@@ -7,13 +7,15 @@
 //!                                       those before; each case in a process of its own
 //! ```
 //!
-//! * `plan` writes a plan of n pictures in 10^5 tasks (fewer for small n): 24 bytes and the name for each. The pictures are
-//!   those of a small folder over and over, so that `run` finds them. It lists and measures no files; that takes one
-//!   `stat` per file, and 64 MiB for a folder of more names.
+//! * `plan` writes a plan of n pictures in 10^5 tasks (fewer for small n): 24 bytes and the name
+//!   for each. The pictures are those of a small folder over and over, so that `run` finds them. It
+//!   lists and measures no files; that takes one `stat` per file, and 64 MiB for a folder of more
+//!   names.
 //! * `run` runs one task of that plan, of 64 pictures, in shuffled order.
-//! * `ranks` builds the loader of the last of 10^4 ranks for 10^12 samples, receives a batch, saves the state, and resumes.
-//! * `lanes` does the same for 10^6 chunks of 10^6 samples in 10^4 lanes. It receives no batch, because a chunk would be 10^6
-//!   samples.
+//! * `ranks` builds the loader of the last of 10^4 ranks for 10^12 samples, receives a batch, saves
+//!   the state, and resumes.
+//! * `lanes` does the same for 10^6 chunks of 10^6 samples in 10^4 lanes. It receives no batch,
+//!   because a chunk would be 10^6 samples.
 //! * `shards` does the same for 10^6 files of 2^20 samples; all are the same file.
 //!
 //! Physical limits: `plan` and `run` against the bytes of the plan, written or read once.

@@ -1,5 +1,5 @@
-//! Checks the starvation of a [`Snapshot`](feedline::profile::Snapshot): scenarios in real time, against a truth that
-//! is measured outside the crate.
+//! Checks the starvation of a [`Snapshot`](feedline::profile::Snapshot): scenarios in real time,
+//! against a truth that is measured outside the crate.
 //!
 //! ```text
 //! host    the bench's clock around each `next()`                           vs consumer.waited_ns
@@ -12,13 +12,15 @@
 //! cargo bench --bench starvation [-- WORDS]   all scenarios, or those whose names contain a word; fails if one is wrong
 //! ```
 //!
-//! A measurement is right within 3 % of the truth or 50 µs per step, the larger of both. `asked`, `got` and `dropped`
-//! are work of no length. Each piece of work is marked, so the host's lateness is known.
+//! A measurement is right within 3 % of the truth or 50 µs per step, the larger of both. `asked`,
+//! `got` and `dropped` are work of no length. Each piece of work is marked, so the host's lateness
+//! is known.
 //!
-//! Truth and measurement come from the same run, so a busy machine disturbs both. Only a thread that loses its core
-//! between the two readings of the clock disturbs one alone. So a wrong scenario runs again, at most twice, and the
-//! table gives the number of runs. The device is the tests' stand-in driver: its streams are threads, and its copies
-//! take the time of their bandwidth.
+//! Truth and measurement come from the same run, so a busy machine disturbs both. Only a thread
+//! that loses its core between the two readings of the clock disturbs one alone. So a wrong
+//! scenario runs again, at most twice, and the table gives the number of runs. The device is the
+//! tests' stand-in driver: its streams are threads, and its copies take the time of their
+//! bandwidth.
 
 mod common;
 #[path = "starvation/device.rs"]
@@ -87,7 +89,8 @@ impl Line {
     }
 }
 
-/// A scenario: its name, its number of steps in a bench, and a function that runs a number of steps.
+/// A scenario: its name, its number of steps in a bench, and a function that runs a number of
+/// steps.
 type Scenario = (&'static str, u64, fn(u64) -> Vec<Line>);
 
 /// Steps of a scenario in a test.

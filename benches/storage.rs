@@ -7,14 +7,16 @@
 //!                                                feedline and fio in turn; the ratio with its interval
 //! ```
 //!
-//! `FEEDLINE_BENCH_FILE` names the file (else 2 GiB are generated under `target/`), `FEEDLINE_BENCH_CASES` the cases of
-//! the pairs as `block:depth,…`, `FEEDLINE_BENCH_READER` their reader (`uring`, `pread`, `mmap`), `FEEDLINE_FIO_ARGS`
-//! more arguments for fio (`--fixedbufs=1 --registerfiles=1`). The physical limit beside each figure is fio's:
-//! io_uring, O_DIRECT, random reads, the same block, depth and file, one thread. Its buffers request huge pages, like
-//! feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio disk, where a request is one descriptor
-//! per page. `FEEDLINE_FIO_PLAIN=1` keeps fio's default pages.
+//! `FEEDLINE_BENCH_FILE` names the file (else 2 GiB are generated under `target/`),
+//! `FEEDLINE_BENCH_CASES` the cases of the pairs as `block:depth,…`, `FEEDLINE_BENCH_READER` their
+//! reader (`uring`, `pread`, `mmap`), `FEEDLINE_FIO_ARGS` more arguments for fio
+//! (`--fixedbufs=1 --registerfiles=1`). The physical limit beside each figure is fio's: io_uring,
+//! O_DIRECT, random reads, the same block, depth and file, one thread. Its buffers request huge
+//! pages, like feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio disk,
+//! where a request is one descriptor per page. `FEEDLINE_FIO_PLAIN=1` keeps fio's default pages.
 //!
-//! All reads are cold: by O_DIRECT, or, for mmap, with the file dropped from the page cache before each sample.
+//! All reads are cold: by O_DIRECT, or, for mmap, with the file dropped from the page cache before
+//! each sample.
 
 mod common;
 
@@ -114,7 +116,8 @@ impl Load {
         })
     }
 
-    /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns the bytes.
+    /// Reads while `go_on(bytes so far)` returns true, completes the reads in flight, and returns
+    /// the bytes.
     fn run(&mut self, mut go_on: impl FnMut(u64) -> bool) -> u64 {
         let mut bytes = 0;
         let mut out = Vec::with_capacity(self.idle.len());

@@ -1,5 +1,6 @@
-//! A training run on several ranks that is killed and resumed with another number of ranks, again and again. It proves
-//! by hash that the ranks together received every sample exactly once per epoch, in the order of an uninterrupted run.
+//! A training run on several ranks that is killed and resumed with another number of ranks, again
+//! and again. It proves by hash that the ranks together received every sample exactly once per
+//! epoch, in the order of an uninterrupted run.
 //!
 //! ```text
 //! cargo run --release --example resume                                       # some seconds
@@ -7,8 +8,8 @@
 //! cargo run --release --example resume -- --data train.bin --record 150528   # your own records
 //! ```
 //!
-//! One binary has two roles. The *supervisor* is launcher, network and judge. It starts itself again for every *rank*,
-//! with the variables that torchrun sets:
+//! One binary has two roles. The *supervisor* is launcher, network and judge. It starts itself
+//! again for every *rank*, with the variables that torchrun sets:
 //!
 //! ```text
 //! rank r:  loader ─► batch ─► train ─► log: step, ids, hashes ─► all-reduce(stop?) ─► rank 0: state.save, every k steps
@@ -16,8 +17,9 @@
 //! supervisor:   SIGKILL, SIGTERM  ──►   reads the logs            └─ or ───┘ over all ranks, by a socket pair per rank
 //! ```
 //!
-//! A launcher can take the supervisor's place: torchrun, srun, mpirun, an Indexed Job (`examples/jobs/`). It starts
-//! `--join DIR` as every rank, in a folder that all ranks share. Rank 0 is then the network, too. `--check DIR` is the judge:
+//! A launcher can take the supervisor's place: torchrun, srun, mpirun, an Indexed Job
+//! (`examples/jobs/`). It starts `--join DIR` as every rank, in a folder that all ranks share. Rank
+//! 0 is then the network, too. `--check DIR` is the judge:
 //!
 //! ```text
 //! srun resume --join /shared/run        # again, with any number of ranks, until the exit code is 0
@@ -26,19 +28,22 @@
 //!
 //! Four rules make it exact. A real training script has to follow them, too:
 //!
-//! - **Save a state after a step that all ranks have finished.** Here the all-reduce of the stop flag ensures that (a
-//!   byte to the supervisor and back). In a real script any collective operation of the step does. Weights belong to
-//!   the same step: save them together with the state.
-//! - **Ranks agree on the step at which they stop.** SIGTERM may reach one rank, or all ranks at different steps. Every
-//!   step reduces the flag, so all ranks see it after the same step, save, and exit with code 75.
-//! - **No rank exits before the state is saved.** A launcher kills the other ranks as soon as one has failed, and 75 counts as
-//!   failed. So a last all-reduce follows the save.
-//! - **The batch size counts all ranks** (`.global_batch(n)`). So another world size has the same batches, and each
-//!   rank another part of them.
+//! - **Save a state after a step that all ranks have finished.** Here the all-reduce of the stop
+//!   flag ensures that (a byte to the supervisor and back). In a real script any collective
+//!   operation of the step does. Weights belong to the same step: save them together with the
+//!   state.
+//! - **Ranks agree on the step at which they stop.** SIGTERM may reach one rank, or all ranks at
+//!   different steps. Every step reduces the flag, so all ranks see it after the same step, save,
+//!   and exit with code 75.
+//! - **No rank exits before the state is saved.** A launcher kills the other ranks as soon as one
+//!   has failed, and 75 counts as failed. So a last all-reduce follows the save.
+//! - **The batch size counts all ranks** (`.global_batch(n)`). So another world size has the same
+//!   batches, and each rank another part of them.
 //!
-//! Each rank logs the samples that it received. A killed run has finished steps after the last saved state. The next
-//! attempt repeats those steps: their log entries do not count, but must be equal. The counted entries of all ranks and
-//! attempts are compared with `loader.preview` and the bytes of the file.
+//! Each rank logs the samples that it received. A killed run has finished steps after the last
+//! saved state. The next attempt repeats those steps: their log entries do not count, but must be
+//! equal. The counted entries of all ranks and attempts are compared with `loader.preview` and the
+//! bytes of the file.
 
 use clap::{Parser, ValueEnum};
 use feedline::dataset::{Dataset, Records};
@@ -70,11 +75,11 @@ macro_rules! say {
     };
 }
 
-/// Kills a training run on several ranks again and again, resumes it with another number of ranks, and checks that no
-/// sample was lost or doubled.
+/// Kills a training run on several ranks again and again, resumes it with another number of ranks,
+/// and checks that no sample was lost or doubled.
 ///
-/// Exit code: 0 if the samples are exact, 1 for a difference or an error, 130 when interrupted. With --join: 0 at the end of
-/// the run, 75 if a signal stopped it and the state is saved.
+/// Exit code: 0 if the samples are exact, 1 for a difference or an error, 130 when interrupted.
+/// With --join: 0 at the end of the run, 75 if a signal stopped it and the state is saved.
 #[derive(Parser)]
 #[command(version, args_override_self = true)]
 struct Args {
@@ -110,13 +115,15 @@ struct Args {
     /// Records to generate
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     samples: u64,
-    /// Seed of the order, the generated data and the times of kills [default: a new one for each run]
+    /// Seed of the order, the generated data and the times of kills
+    /// [default: a new one for each run]
     #[arg(long)]
     seed: Option<u64>,
     /// Keep the folder with data, logs and saved state
     #[arg(long)]
     keep: bool,
-    /// Be a rank that a launcher started, of the run in this folder, which all ranks share; exit code 75: start it again
+    /// Be a rank that a launcher started, of the run in this folder, which all ranks share; exit
+    /// code 75: start it again
     #[arg(long, value_name = "DIR", conflicts_with_all = ["worlds", "kills", "keep"])]
     join: Option<PathBuf>,
     /// Compare the samples of the finished run in this folder, whose ranks were started with --join
@@ -261,7 +268,8 @@ fn train_all(
             loader.state()?.save(folder.join(STATE))?;
         }
         if stopping {
-            // A launcher kills rank 0 in its save when another rank has failed, and 75 is a failure to it.
+            // A launcher kills rank 0 in its save when another rank has failed, and 75 is a failure
+            // to it.
             peers.any(true)?;
             return Ok(SAVED.into());
         }
@@ -287,11 +295,13 @@ fn train(weights: &mut [f32], batch: &Batch, step_ms: u64) -> Anyhow<()> {
     Ok(())
 }
 
-/// Connection to the other ranks: a socket whose other end reduces. The supervisor's is the standard input.
+/// Connection to the other ranks: a socket whose other end reduces. The supervisor's is the
+/// standard input.
 struct Peers(File);
 
 impl Peers {
-    /// Whether any rank's flag is set. Returns the same value on all ranks, after all have called it.
+    /// Whether any rank's flag is set. Returns the same value on all ranks, after all have called
+    /// it.
     fn any(&mut self, flag: bool) -> Anyhow<bool> {
         let mut answer = [0];
         let reduced = self
@@ -341,7 +351,8 @@ fn start_of(folder: &Path, attempt: usize) -> PathBuf {
     folder.join(format!("attempt-{attempt}.txt"))
 }
 
-/// The other ranks, the number of the attempt and, on rank 0, the thread that reduces for all; `None` after a signal.
+/// The other ranks, the number of the attempt and, on rank 0, the thread that reduces for all;
+/// `None` after a signal.
 type Met = Option<(Peers, usize, Option<JoinHandle<()>>)>;
 
 /// Rank 0: publishes an address, waits for the other ranks, and numbers the attempt.
@@ -536,7 +547,8 @@ impl Entry {
         })
     }
 
-    /// The samples of one rank: consecutive ones. A smaller last batch has blank rows until it is divisible by the ranks.
+    /// The samples of one rank: consecutive ones. A smaller last batch has blank rows until it is
+    /// divisible by the ranks.
     fn part(&self, rank: usize, world: usize, global_batch: usize) -> Self {
         let size = self.samples.len().next_multiple_of(world).min(global_batch);
         let each = size / world;
@@ -781,7 +793,8 @@ impl Run<'_> {
             return None;
         }
         let end = kills[number % kills.len()];
-        // On average each attempt gets the same part. SIGTERM needs ranks that have installed their handler.
+        // On average each attempt gets the same part. SIGTERM needs ranks that have installed their
+        // handler.
         let least = u64::from(matches!(end, End::TermAll | End::TermOne));
         let steps = self
             .draws
@@ -957,7 +970,8 @@ impl World {
         Ok(started)
     }
 
-    /// Waits until all ranks have ended. Returns the cause, and whether the run is over; `None` if interrupted.
+    /// Waits until all ranks have ended. Returns the cause, and whether the run is over; `None` if
+    /// interrupted.
     fn live(
         &mut self,
         kill: Option<Kill>,

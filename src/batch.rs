@@ -216,8 +216,8 @@ impl Batch {
         self.contents().ticket().group.map(usize::from)
     }
 
-    /// Rows that hold samples of the epoch; the others are padding (see [`LastBatch`](crate::LastBatch)). Samples come
-    /// first.
+    /// Rows that hold samples of the epoch; the others are padding (see
+    /// [`LastBatch`](crate::LastBatch)). Samples come first.
     ///
     /// Less than [`len`](Self::len) only in the last batch of an epoch, or of a group.
     pub fn valid(&self) -> usize {
@@ -253,7 +253,8 @@ impl Batch {
 
     /// Splits the batch into `count` parts for gradient accumulation, as views without a copy.
     ///
-    /// The parts are runs of rows, and their lengths differ by at most one. A batch of fewer rows has one part per row.
+    /// The parts are runs of rows, and their lengths differ by at most one. A batch of fewer rows
+    /// has one part per row.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};
@@ -292,9 +293,9 @@ impl Batch {
     /// [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) are bound already. Has no effect on
     /// a batch on the host.
     ///
-    /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is captured from the
-    /// stream (see [CUDA graphs](crate::device::cuda#cuda-graphs)); [`ErrorKind::Device`] if the device fails;
-    /// [`ErrorKind::Forked`].
+    /// Errors: [`ErrorKind::Config`] for a stream of another context, and while a CUDA graph is
+    /// captured from the stream (see [CUDA graphs](crate::device::cuda#cuda-graphs));
+    /// [`ErrorKind::Device`] if the device fails; [`ErrorKind::Forked`].
     pub fn bind(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         self.bind_as(stream, StreamUse::Takes)
     }
@@ -318,8 +319,8 @@ impl Batch {
         self.bind_as(stream, StreamUse::Releases)
     }
 
-    /// Exports the batch as tensors for another framework, without a copy. Consumers may write to them, from any
-    /// thread.
+    /// Exports the batch as tensors for another framework, without a copy. Consumers may write to
+    /// them, from any thread.
     ///
     /// The batch counts as held until the last tensor is freed; then its memory is reused.
     ///
@@ -487,7 +488,8 @@ impl Drop for Batch {
                 .recorder
                 .dropped(number, self.info.meters.clock.now());
         }
-        // Contents still here are dropped now: `Filled` frees its slot, `OnDevice` releases its buffer.
+        // Contents still here are dropped now: `Filled` frees its slot, `OnDevice` releases its
+        // buffer.
     }
 }
 
@@ -626,8 +628,8 @@ impl<'a> FieldView<'a> {
             .map(|lens| &lens[self.start..self.end])
     }
 
-    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
-    /// fields with a stride.
+    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of
+    /// the first dimension. `None` for fields with a stride.
     ///
     /// There is one offset more than rows. In a [part](Batch::micro) of a batch, subtract
     /// `offsets[0]`. The offsets are on the host, even for a batch on a device.
@@ -638,7 +640,8 @@ impl<'a> FieldView<'a> {
 
     /// All elements, row after row; booleans as `u8`.
     ///
-    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on a device.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is
+    /// on a device.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check_dtype::<T>()?;
         self.as_bytes().map(bytemuck::cast_slice)
@@ -679,9 +682,11 @@ impl<'a> FieldView<'a> {
         }
     }
 
-    /// Copies all elements, row after row, from the host or a device; see [`read_into`](Self::read_into).
+    /// Copies all elements, row after row, from the host or a device; see
+    /// [`read_into`](Self::read_into).
     ///
-    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the device fails.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the device
+    /// fails.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.check_dtype::<T>()?;
         let mut elements = vec![T::zeroed(); self.size_bytes() / size_of::<T>()];
@@ -693,7 +698,8 @@ impl<'a> FieldView<'a> {
     ///
     /// From a device this waits for the copy: use it to inspect data, not to train.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the length of `out` differs, [`ErrorKind::Device`] if the device fails.
+    /// Errors: [`ErrorKind::Shape`] if the length of `out` differs, [`ErrorKind::Device`] if the
+    /// device fails.
     pub fn read_into(&self, out: &mut [u8]) -> Result<()> {
         if out.len() != self.size_bytes() {
             let message = format!(
@@ -744,12 +750,13 @@ impl<'a> FieldView<'a> {
 
 /// Fields in device memory.
 impl<'a> FieldView<'a> {
-    /// The field as a cudarc slice, for work on `stream`, which is [bound](Batch::bind) to the batch.
+    /// The field as a cudarc slice, for work on `stream`, which is [bound](Batch::bind) to the
+    /// batch.
     ///
     /// The elements are dense, row after row.
     ///
-    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is on the host,
-    /// [`ErrorKind::Config`] for a stream of another context.
+    /// Errors: [`ErrorKind::Shape`] if `T` is not the dtype, [`ErrorKind::Device`] if the batch is
+    /// on the host, [`ErrorKind::Config`] for a stream of another context.
     #[cfg(feature = "cudarc")]
     pub fn cuda_slice<T: Element>(
         &self,
@@ -766,8 +773,8 @@ impl<'a> FieldView<'a> {
 
     /// Device address of the first element.
     ///
-    /// If no stream is bound to the batch, this binds the legacy default stream: work on other streams needs
-    /// [`Batch::bind`] first.
+    /// If no stream is bound to the batch, this binds the legacy default stream: work on other
+    /// streams needs [`Batch::bind`] first.
     ///
     /// Errors: [`ErrorKind::Device`] if the batch is on the host.
     pub fn device_ptr(&self) -> Result<u64> {

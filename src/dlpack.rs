@@ -8,21 +8,23 @@
 //!                                                               the last one: the batch's memory is reused
 //! ```
 //!
-//! The structs follow `dlpack.h`: version 1.0, and the unversioned ("legacy") form for consumers without `max_version`.
-//! Python wraps their address in a capsule named `dltensor_versioned` or `dltensor`.
+//! The structs follow `dlpack.h`: version 1.0, and the unversioned ("legacy") form for consumers
+//! without `max_version`. Python wraps their address in a capsule named `dltensor_versioned` or
+//! `dltensor`.
 //!
 //! Consumers write in place. That is sound for these reasons:
-//! * The export consumes the batch, so no slice of it is or can be borrowed: the `Arc`s are only dropped. The pipeline
-//!   has no access to a delivered slot.
-//! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's writes.
+//! * The export consumes the batch, so no slice of it is or can be borrowed: the `Arc`s are only
+//!   dropped. The pipeline has no access to a delivered slot.
+//! * Arrays of one batch do not overlap (tested in `tensor`), so tensors do not see each other's
+//!   writes.
 //! * The pointers derive from the memory itself, never from a shared slice.
 //! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
 //! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread
 //!   frees the device memory of a dropped loader, because `cuMemFree` waits for the device, whose
 //!   work may need the consumer's lock (the GIL).
 //!
-//! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory lives as long as the
-//! owner.
+//! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory
+//! lives as long as the owner.
 
 #![allow(unsafe_code)]
 
@@ -156,7 +158,8 @@ pub(crate) mod raw {
     #[repr(C)]
     #[derive(Debug)]
     pub struct DLManagedTensorVersioned {
-        /// Version of this struct. A consumer that does not know the major version may only call the deleter.
+        /// Version of this struct. A consumer that does not know the major version may only call
+        /// the deleter.
         pub version: DLPackVersion,
         /// Private data of the deleter.
         pub manager_ctx: *mut c_void,
@@ -169,7 +172,8 @@ pub(crate) mod raw {
     }
 }
 
-/// A batch as tensors, from [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension of each is the rows.
+/// A batch as tensors, from [`Batch::into_dlpack`](crate::Batch::into_dlpack). The first dimension
+/// of each is the rows.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Tensors {
@@ -229,7 +233,8 @@ impl BatchStreams {
         self.0.strong_count() > 0
     }
 
-    /// Handle and use of each bound stream; `None` if the batch is on the host, or every tensor was freed.
+    /// Handle and use of each bound stream; `None` if the batch is on the host, or every tensor was
+    /// freed.
     pub fn bound(&self) -> Option<Vec<(usize, StreamUse)>> {
         self.0.upgrade()?.bound()
     }
@@ -242,8 +247,8 @@ impl BatchStreams {
 
 /// The parts of a [`Dlpack`].
 pub(crate) struct Parts {
-    /// First element; null only for an array without elements. While `owner` lives, any thread may read and write it; it
-    /// has no other user.
+    /// First element; null only for an array without elements. While `owner` lives, any thread may
+    /// read and write it; it has no other user.
     pub(crate) data: *mut c_void,
     pub(crate) device: DLDevice,
     pub(crate) dtype: DType,
@@ -258,8 +263,8 @@ pub(crate) struct Parts {
 
 /// Keeps the memory alive, and on a device orders its use.
 pub(crate) trait Owner: Send {
-    /// Orders the memory's use with the work of a device stream. The caller of [`Dlpack::bind`] promises that the
-    /// stream lives until the owner is dropped.
+    /// Orders the memory's use with the work of a device stream. The caller of [`Dlpack::bind`]
+    /// promises that the stream lives until the owner is dropped.
     fn bind(&self, _stream: usize) -> Result<()> {
         Ok(())
     }
@@ -270,12 +275,12 @@ pub(crate) trait Owner: Send {
     }
 }
 
-/// One array of a batch, on its way to another framework. It keeps the memory alive, as does the exported struct;
-/// dropping it releases the memory.
+/// One array of a batch, on its way to another framework. It keeps the memory alive, as does the
+/// exported struct; dropping it releases the memory.
 pub struct Dlpack(Box<Parts>);
 
-// SAFETY: `data` is never dereferenced here, and by the contract of `Parts` any thread may do so. The owner is `Send`,
-// the rest is plain data.
+// SAFETY: `data` is never dereferenced here, and by the contract of `Parts` any thread may do so.
+// The owner is `Send`, the rest is plain data.
 unsafe impl Send for Dlpack {}
 
 impl Dlpack {
@@ -316,7 +321,8 @@ impl Dlpack {
         self.0.device
     }
 
-    /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the stream's work.
+    /// Makes a CUDA stream wait until the memory is filled, and orders the memory's reuse after the
+    /// stream's work.
     ///
     /// The work counts until the last tensor of the batch is freed. Call this before exporting: it
     /// implements `stream` of `__dlpack__`. JAX passes a stream there on which it does not compute:
@@ -349,7 +355,8 @@ impl Dlpack {
         })))
     }
 
-    /// The struct for consumers without versions; otherwise as [`into_versioned`](Self::into_versioned).
+    /// The struct for consumers without versions; otherwise as
+    /// [`into_versioned`](Self::into_versioned).
     #[must_use = "only the deleter releases the memory"]
     pub fn into_legacy(mut self) -> NonNull<DLManagedTensor> {
         self.order();
@@ -370,7 +377,8 @@ impl Dlpack {
         let _ = self.0.owner.bind_any();
     }
 
-    /// The C struct, with pointers into the parts' lists, which do not move. An empty list has an address too.
+    /// The C struct, with pointers into the parts' lists, which do not move. An empty list has an
+    /// address too.
     fn tensor(&mut self) -> raw::DLTensor {
         let Parts {
             data,
@@ -403,7 +411,8 @@ unsafe extern "C" fn delete_versioned(this: *mut DLManagedTensorVersioned) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the leaked struct of `into_versioned`, without another call or later use.
+    // SAFETY: by the protocol this is the leaked struct of `into_versioned`, without another call
+    // or later use.
     let managed = unsafe { Box::from_raw(this) };
     // SAFETY: `into_versioned` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });
@@ -414,7 +423,8 @@ unsafe extern "C" fn delete_legacy(this: *mut DLManagedTensor) {
     if this.is_null() {
         return;
     }
-    // SAFETY: by the protocol this is the leaked struct of `into_legacy`, without another call or later use.
+    // SAFETY: by the protocol this is the leaked struct of `into_legacy`, without another call or
+    // later use.
     let managed = unsafe { Box::from_raw(this) };
     // SAFETY: `into_legacy` made it by `Box::into_raw`, and only this struct owns it.
     drop(unsafe { Box::from_raw(managed.manager_ctx.cast::<Parts>()) });

@@ -23,8 +23,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// A setting or argument is illegal; nothing was started.
     Config,
-    /// This machine lacks what a setting asks for: io_uring, `O_DIRECT` on this file system, a direct route of cuFile, a
-    /// NUMA node.
+    /// This machine lacks what a setting asks for: io_uring, `O_DIRECT` on this file system, a
+    /// direct route of cuFile, a NUMA node.
     Unsupported,
     /// The memory budget or the free memory is smaller than the smallest legal plan, whose terms
     /// the message lists, or than the data to be kept in memory.
@@ -33,7 +33,8 @@ pub enum ErrorKind {
     NotFound,
     /// The operating system refused access.
     Permission,
-    /// A path is a FIFO, socket, device or folder instead of a regular file, or escapes the dataset's root.
+    /// A path is a FIFO, socket, device or folder instead of a regular file, or escapes the
+    /// dataset's root.
     NotAFile,
     /// Nothing to read: no samples, no classes, an empty file.
     Empty,
@@ -43,7 +44,8 @@ pub enum ErrorKind {
     Changed,
     /// The dataset differs from the one that the run started with.
     FingerprintMismatch,
-    /// A saved state is damaged, has another version, differs from other ranks' states, or needs other settings.
+    /// A saved state is damaged, has another version, differs from other ranks' states, or needs
+    /// other settings.
     State,
     /// The device or file system reported an error.
     Io,
@@ -105,7 +107,8 @@ impl ErrorKind {
     }
 }
 
-/// Runs another crate's decoder or parser, which may panic on hostile bytes. (It is trusted to be sound.)
+/// Runs another crate's decoder or parser, which may panic on hostile bytes. (It is trusted to be
+/// sound.)
 ///
 /// Errors: those of `work`; [`ErrorKind::Panicked`] with `what` and the panic's message.
 #[cfg_attr(
@@ -275,7 +278,8 @@ impl Error {
         }))
     }
 
-    /// An operating-system error, which determines the kind (`ENOENT` is [`ErrorKind::NotFound`], for example).
+    /// An operating-system error, which determines the kind (`ENOENT` is [`ErrorKind::NotFound`],
+    /// for example).
     pub fn os(stage: Stage, message: impl Into<String>, source: std::io::Error) -> Self {
         let kind = match source.kind() {
             std::io::ErrorKind::NotFound => ErrorKind::NotFound,
@@ -287,9 +291,11 @@ impl Error {
         Self::new(kind, stage, message).with_source(source)
     }
 
-    /// An error of a transform, decoder, dataset or sampler outside this crate. The loader sets the stage at which it ran.
+    /// An error of a transform, decoder, dataset or sampler outside this crate. The loader sets the
+    /// stage at which it ran.
     ///
-    /// For a file that cannot be opened use [`Error::os`], for bytes that cannot be decoded [`Error::decode`].
+    /// For a file that cannot be opened use [`Error::os`], for bytes that cannot be decoded
+    /// [`Error::decode`].
     pub fn user(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::User, Stage::Map, message)
     }
@@ -336,7 +342,8 @@ impl Error {
         self
     }
 
-    /// Sets the stage of an error from user code, or from a method of a row or batch: the stage at which it ran.
+    /// Sets the stage of an error from user code, or from a method of a row or batch: the stage at
+    /// which it ran.
     pub(crate) fn in_stage(mut self, stage: Stage) -> Self {
         if self.0.kind == ErrorKind::User || self.0.stage == Stage::Batch {
             self.0.stage = stage;

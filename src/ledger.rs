@@ -143,7 +143,8 @@ fn count_of(count: u64, what: &str) -> String {
     }
 }
 
-/// The bad samples that a loader has substituted so far. See [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
+/// The bad samples that a loader has substituted so far. See
+/// [`LoaderBuilder::on_bad_sample`](crate::LoaderBuilder::on_bad_sample).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Ledger {

@@ -1,5 +1,6 @@
-//! feedline keeps a training loop fed. Bytes go from storage to batches with as few copies as the machine allows, in
-//! bounded memory. The order depends on (seed, epoch, position) alone, and the loader reports its bottleneck.
+//! feedline keeps a training loop fed. Bytes go from storage to batches with as few copies as the
+//! machine allows, in bounded memory. The order depends on (seed, epoch, position) alone, and the
+//! loader reports its bottleneck.
 //!
 //! ```text
 //! order ──► read ──► decode ──► slot ──► device ──► iterator ──► your step
@@ -30,19 +31,19 @@
 //!
 //! # Where to start reading
 //!
-//! Most users need only [`Loader`] and its builder; runs on many ranks also need [`Rank`] and [`State`]. The other
-//! modules:
+//! Most users need only [`Loader`] and its builder; runs on many ranks also need [`Rank`] and
+//! [`State`]. The other modules:
 //!
 //! * [`dataset`]: formats, and how to add your own.
 //! * [`decode`]: from bytes to rows.
 //! * [`order`]: the sequence of samples.
 //! * [`storage`]: how files are read.
 //! * [`prepare`]: one-time preparation of pictures (shards, seek points).
-//! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch; `examples/pytorch` is a
-//!   Python package.
+//! * [`device`]: host or GPU. `device::cuda` has examples for cudarc, candle, burn and PyTorch;
+//!   `examples/pytorch` is a Python package.
 //!
-//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults, profiling, the architecture and
-//! the decisions behind it, the tests.
+//! [`guide`] has a page per topic: GPUs, ranks, offline jobs, formats, object stores, faults,
+//! profiling, the architecture and the decisions behind it, the tests.
 //!
 //! # Words
 //!
@@ -254,9 +255,9 @@ pub use thread::start as start_thread;
 
 /// Measurements of a run, its bottleneck, and predictions for changes.
 ///
-/// [`Loader::report`] gives all of it as text, [`Loader::snapshot`] the numbers. Two times matter. One is the wait of
-/// `next()` for a batch; on a GPU, the time that the loader leaves the stream idle. The other is the time of your own
-/// code between two calls.
+/// [`Loader::report`] gives all of it as text, [`Loader::snapshot`] the numbers. Two times matter.
+/// One is the wait of `next()` for a batch; on a GPU, the time that the loader leaves the stream
+/// idle. The other is the time of your own code between two calls.
 pub mod profile {
     pub use crate::loader::{Log, Origin};
     pub use crate::meter::{
@@ -272,8 +273,8 @@ pub mod profile {
     };
 }
 
-/// Internals of storage and memory, fault injection and fuzz targets, for this crate's tests and benches. Not stable:
-/// names and behaviour change without notice.
+/// Internals of storage and memory, fault injection and fuzz targets, for this crate's tests and
+/// benches. Not stable: names and behaviour change without notice.
 #[cfg(feature = "unstable")]
 pub mod unstable {
     pub use crate::dataset::fingerprint::Fingerprint;

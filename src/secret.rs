@@ -1,4 +1,5 @@
-//! Hides secrets in texts that people see: user names and passwords, queries and keys in URLs, in whatever form.
+//! Hides secrets in texts that people see: user names and passwords, queries and keys in URLs, in
+//! whatever form.
 //!
 //! [`hidden`] is applied wherever an error gets its message, path or source, so that no caller can
 //! forget it. A URL with a secret is also refused before it is used (`storage/remote/url.rs`), so

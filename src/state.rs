@@ -11,8 +11,8 @@
 //! is the same on every rank, and another number of ranks can resume from it.
 //!
 //! Limits: a file of at most 64 KiB is read. Invariants:
-//! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one binary order, so it does
-//!   not depend on the format (JSON here; any of serde's elsewhere).
+//! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one
+//!   binary order, so it does not depend on the format (JSON here; any of serde's elsewhere).
 //! - Loading a state of an unknown version fails with that version, whatever else has changed in
 //!   it. The version comes first.
 //! - A rename replaces the file: at any time it is the old one or the new one, even after a kill.
@@ -39,7 +39,8 @@ const WORDS_MAX: usize = 200;
 /// Maximum number of ranks that an error names.
 const RANKS_MAX: usize = 16;
 
-/// The state of a run between two batches: the same on all ranks, and enough to resume with any number of ranks.
+/// The state of a run between two batches: the same on all ranks, and enough to resume with any
+/// number of ranks.
 ///
 /// [`save`](Self::save) and [`to_bytes`](Self::to_bytes) write it as less than 1 KiB of JSON;
 /// serde's traits store it in any other checkpoint. Every form contains a version, a checksum over
@@ -210,7 +211,8 @@ impl Checkpoint {
         ]
     }
 
-    /// The difference of this rank from the others, for a sentence that begins `rank 3` or `ranks 3, 5`.
+    /// The difference of this rank from the others, for a sentence that begins `rank 3` or
+    /// `ranks 3, 5`.
     fn diff(&self, others: &Self, is: &str, has: &str) -> String {
         let own = &self.cursor;
         let theirs = &others.cursor;
@@ -350,7 +352,8 @@ impl State {
     /// for a run that skips the next batches. Skipped batches are not [`steps`](Self::steps). To
     /// skip later batches, use [`Loader::skip`](crate::Loader::skip).
     ///
-    /// After the last batch of an epoch the state stays at the end of that epoch; a run that resumes from it begins the next.
+    /// After the last batch of an epoch the state stays at the end of that epoch; a run that
+    /// resumes from it begins the next.
     pub fn advance(self, batches: u64) -> Self {
         let Checkpoint {
             cursor,
@@ -404,8 +407,9 @@ impl State {
 
     /// Reads a file written by [`save`](Self::save). Links are followed.
     ///
-    /// Errors, each with the path: [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`], [`ErrorKind::State`] for what
-    /// [`from_bytes`](Self::from_bytes) refuses and for files over 64 KiB, those of the file system.
+    /// Errors, each with the path: [`ErrorKind::NotFound`], [`ErrorKind::NotAFile`],
+    /// [`ErrorKind::State`] for what [`from_bytes`](Self::from_bytes) refuses and for files over 64
+    /// KiB, those of the file system.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let state = read(path).and_then(|bytes| Self::from_bytes(&bytes));
@@ -448,11 +452,12 @@ impl State {
     /// file or the new one, and maybe a temporary one, which nothing reads or removes. Several
     /// processes may save to the same path at the same time: the file is then that of one of them.
     ///
-    /// The file's mode is 0644 less the umask. A link at `path` is replaced; its target is left alone.
+    /// The file's mode is 0644 less the umask. A link at `path` is replaced; its target is left
+    /// alone.
     ///
-    /// Errors, each with the path: [`ErrorKind::NotFound`] naming the folder that does not exist, [`ErrorKind::NotAFile`]
-    /// when a folder, device or the like has the name, [`ErrorKind::Config`] for a path without a file name, those of the
-    /// file system.
+    /// Errors, each with the path: [`ErrorKind::NotFound`] naming the folder that does not exist,
+    /// [`ErrorKind::NotAFile`] when a folder, device or the like has the name,
+    /// [`ErrorKind::Config`] for a path without a file name, those of the file system.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         write(path.as_ref(), &self.to_bytes(), true)
     }

@@ -1,4 +1,5 @@
-//! A flag that asks a training loop to stop: it saves its state and ends before its job is preempted or out of time.
+//! A flag that asks a training loop to stop: it saves its state and ends before its job is
+//! preempted or out of time.
 //!
 //! ```text
 //! SIGTERM, SIGUSR1, … ──► handler: an atomic store ──► a flag per signal, of the process ──┐
@@ -7,22 +8,25 @@
 //! ```
 //!
 //! Invariants, tested with real signals (`tests/behaviour/stop.rs`):
-//! - A handler is installed only on request, for the requested signals, once per process. It stores into an atomic, or ends the
-//!   process; no lock, no allocation (signal-hook's flags, whose handler first calls an earlier one).
-//! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since launchers send them twice.
+//! - A handler is installed only on request, for the requested signals, once per process. It stores
+//!   into an atomic, or ends the process; no lock, no allocation (signal-hook's flags, whose
+//!   handler first calls an earlier one).
+//! - A second SIGINT (Ctrl-C) ends the process by that signal; no other signal does, since
+//!   launchers send them twice.
 //! - A received signal stays recorded for the whole process.
-//! - Handlers stay until the process ends. signal-hook can remove its actions but does not restore the default action, so removal
-//!   would gain nothing.
+//! - Handlers stay until the process ends. signal-hook can remove its actions but does not restore
+//!   the default action, so removal would gain nothing.
 //!
-//! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges equal signals that are
-//! pending together, so two SIGTERMs at once may be one.
+//! Limits: a signal that arrives while its handler is being installed may be lost. Linux merges
+//! equal signals that are pending together, so two SIGTERMs at once may be one.
 
 use crate::error::Result;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that a training loop polls, to save its state and end in time. Clones share it; any thread may set or read it.
+/// A flag that a training loop polls, to save its state and end in time. Clones share it; any
+/// thread may set or read it.
 ///
 /// ```
 /// let stop = feedline::Stop::new();
@@ -34,24 +38,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 ///
 /// # Signals
 ///
-/// `Stop::on_signals()` makes one that SIGTERM and SIGUSR1 set, and `Stop::on([…])`
-/// one for other signals. Slurm sends SIGTERM at the end of a job's time and kills it `KillWait` (30 s unless configured)
-/// later; with `--signal=USR1@120` it sends SIGUSR1 two minutes before the end to the job's steps. Kubernetes sends
-/// SIGTERM to the first process of a container and kills it `terminationGracePeriodSeconds` later. A shell script in
-/// between must forward the signal, or start the program with `exec`.
+/// `Stop::on_signals()` makes one that SIGTERM and SIGUSR1 set, and `Stop::on([…])` one for other
+/// signals. Slurm sends SIGTERM at the end of a job's time and kills it `KillWait` (30 s unless
+/// configured) later; with `--signal=USR1@120` it sends SIGUSR1 two minutes before the end to the
+/// job's steps. Kubernetes sends SIGTERM to the first process of a container and kills it
+/// `terminationGracePeriodSeconds` later. A shell script in between must forward the signal, or
+/// start the program with `exec`.
 ///
-/// - From then on these signals only set the flag, however often they come: Slurm and launchers that forward signals send
-///   SIGTERM more than once, which must not interrupt the saving of a state. Only a second SIGINT (a user's second Ctrl-C)
-///   ends the process, as by default. A loop that no longer polls needs SIGKILL.
-/// - Signals belong to the process: every `Stop` for a signal sees it, even one made later. The flag stays set. A second call
-///   installs no second handler.
+/// - From then on these signals only set the flag, however often they come: Slurm and launchers
+///   that forward signals send SIGTERM more than once, which must not interrupt the saving of a
+///   state. Only a second SIGINT (a user's second Ctrl-C) ends the process, as by default. A loop
+///   that no longer polls needs SIGKILL.
+/// - Signals belong to the process: every `Stop` for a signal sees it, even one made later. The
+///   flag stays set. A second call installs no second handler.
 /// - Handlers stay when every `Stop` is dropped.
 ///
 /// # Several ranks
 ///
-/// A signal reaches ranks at different steps, and some not at all. A rank that stops alone leaves the others waiting in
-/// their next collective operation, and states of different steps do not fit together. So let the ranks agree: all-reduce
-/// the flag in every step, and stop when the result says so.
+/// A signal reaches ranks at different steps, and some not at all. A rank that stops alone leaves
+/// the others waiting in their next collective operation, and states of different steps do not fit
+/// together. So let the ranks agree: all-reduce the flag in every step, and stop when the result
+/// says so.
 ///
 /// ```text
 /// let stop = Stop::on_signals()?;
@@ -86,20 +93,23 @@ impl Stop {
         self.shared.requested.store(true, Ordering::Release);
     }
 
-    /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads: poll it every step.
+    /// Whether the flag was set, by [`request`](Self::request) or by a signal. A few atomic loads:
+    /// poll it every step.
     pub fn requested(&self) -> bool {
         // Checks the signal first, because this call records it.
         self.signal().is_some() || self.shared.requested.load(Ordering::Acquire)
     }
 
-    /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors: as [`on`](Self::on).
+    /// A flag set by SIGTERM and SIGUSR1, the signals of schedulers before they end a job. Errors:
+    /// as [`on`](Self::on).
     pub fn on_signals() -> Result<Self> {
         Self::on([Signal::Term, Signal::Usr1])
     }
 
     /// A flag set by these signals; without signals the same as [`new`](Self::new).
     ///
-    /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system refuses a handler; those installed before stay.
+    /// Errors: [`ErrorKind::Io`](crate::ErrorKind::Io) when the operating system refuses a handler;
+    /// those installed before stay.
     pub fn on(signals: impl IntoIterator<Item = Signal>) -> Result<Self> {
         let signals = signals::Watch::new(signals)?;
         Ok(Self {

@@ -1,5 +1,5 @@
-//! Atomics and locks for modelled code: the standard library's, or loom's in the models (`pipeline/models.rs`). So the
-//! models run the same code as loaders.
+//! Atomics and locks for modelled code: the standard library's, or loom's in the models
+//! (`pipeline/models.rs`). So the models run the same code as loaders.
 
 #[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
@@ -46,8 +46,8 @@ impl<T> Hold for Mutex<T> {
 #[cfg(not(all(test, loom)))]
 pub(crate) type Flag = std::sync::atomic::AtomicBool;
 
-/// Loom does not model channels. A dummy operation after each operation of the flag lets another thread run before the
-/// next channel operation.
+/// Loom does not model channels. A dummy operation after each operation of the flag lets another
+/// thread run before the next channel operation.
 #[cfg(all(test, loom))]
 pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 
@@ -55,8 +55,8 @@ pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 impl Default for Flag {
     fn default() -> Self {
         let flag = Self(Default::default(), Default::default());
-        // In loom a `SeqCst` load sees the newest `SeqCst` store only if all stores, the first one included, are
-        // `SeqCst`.
+        // In loom a `SeqCst` load sees the newest `SeqCst` store only if all stores, the first one
+        // included, are `SeqCst`.
         flag.store(false, atomic::Ordering::SeqCst);
         flag
     }
@@ -79,7 +79,8 @@ impl Flag {
 #[cfg(not(all(test, loom)))]
 pub(crate) use rustix::thread::futex;
 
-/// Model of the kernel's futex: it checks the word and puts the caller to sleep under the lock that a wake takes.
+/// Model of the kernel's futex: it checks the word and puts the caller to sleep under the lock that
+/// a wake takes.
 #[cfg(all(test, loom))]
 pub(crate) mod futex {
     use super::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,5 @@
-//! Shape of a batch: dtypes, fields, the spec of a sample, and the layout of a slot. Pure arithmetic.
+//! Shape of a batch: dtypes, fields, the spec of a sample, and the layout of a slot. Pure
+//! arithmetic.
 //!
 //! ```text
 //! slot:  | image [B, 224, 224, 3] u8 | label [B] i64 | lens | ids [B] u64 | status [B] u8 |
@@ -6,8 +7,8 @@
 //!            can read rows in place if their length is a multiple of the storage's alignment
 //! ```
 //!
-//! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group: their rows are dense with that
-//! stride, and the array has room for the largest batch.
+//! In an order of groups an `UpTo` field may have a smaller maximum in the batches of a group:
+//! their rows are dense with that stride, and the array has room for the largest batch.
 //!
 //! Rows of a *packed* field have no stride: they are adjacent. Row `i` extends from element
 //! `offsets[i]` of the first dimension to `offsets[i + 1]`. If the index has the lengths, the
@@ -81,12 +82,12 @@ impl std::fmt::Display for DType {
     }
 }
 
-/// Normalises a pixel value, before rounding to the field's dtype: scaled to 0..1, minus the mean, divided by the
-/// standard deviation.
+/// Normalises a pixel value, before rounding to the field's dtype: scaled to 0..1, minus the mean,
+/// divided by the standard deviation.
 ///
-/// Three operations in `f32`, each rounded to nearest, ties to even; none is fused or replaced by a reciprocal. The
-/// results equal torchvision's `ToTensor` and `Normalize`. Decoders and devices share this rule, so either may
-/// normalise.
+/// Three operations in `f32`, each rounded to nearest, ties to even; none is fused or replaced by a
+/// reciprocal. The results equal torchvision's `ToTensor` and `Normalize`. Decoders and devices
+/// share this rule, so either may normalise.
 pub(crate) fn normalized(pixel: u8, mean: f32, std: f32) -> f32 {
     (f32::from(pixel) / 255.0 - mean) / std
 }
@@ -136,7 +137,8 @@ pub struct Field {
     shape: Shape,
     /// How rows are packed; `None` for rows with a stride.
     packed: Option<Packing>,
-    /// The shape of a row in the batches of each group of the order, where it differs; `shape` is the largest.
+    /// The shape of a row in the batches of each group of the order, where it differs; `shape` is
+    /// the largest.
     of_groups: Vec<Vec<usize>>,
 }
 
@@ -145,7 +147,8 @@ pub struct Field {
 pub(crate) struct Packing {
     /// Maximum bytes of a batch, if declared.
     pub(crate) batch_bytes: Option<usize>,
-    /// Each row has exactly the length in the index. Else each has its maximum until the batch is full.
+    /// Each row has exactly the length in the index. Else each has its maximum until the batch is
+    /// full.
     pub(crate) by_index: bool,
 }
 
@@ -212,8 +215,9 @@ impl Field {
     /// the only output of its decoder, each row has exactly that length. Then substitutes stay
     /// empty: the decoder is not called for them.
     ///
-    /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes. If `batch_bytes` is
-    /// declared, which needs known lengths, it reserves and allows only that many.
+    /// See [`FieldView::offsets`](crate::FieldView::offsets). A batch reserves rows × `max` bytes.
+    /// If `batch_bytes` is declared, which needs known lengths, it reserves and allows only that
+    /// many.
     pub fn packed(name: impl Into<String>, max: usize, batch_bytes: Option<usize>) -> Self {
         Self {
             packed: Some(Packing {
@@ -343,8 +347,8 @@ impl Spec {
 
     /// Checks names and sizes.
     ///
-    /// Errors: [`ErrorKind::Config`] for no field, a duplicate or empty name, too many fields, or a row of 0 bytes or
-    /// more than 2^47.
+    /// Errors: [`ErrorKind::Config`] for no field, a duplicate or empty name, too many fields, or a
+    /// row of 0 bytes or more than 2^47.
     pub fn new(fields: Vec<Field>) -> Result<Self> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
         if fields.is_empty() || fields.len() > Self::FIELDS_MAX {
@@ -512,7 +516,8 @@ impl EncodedField {
 
 /// Alignment of every array in a slot, as GPU kernels with vector loads need.
 pub(crate) const ARRAY_ALIGN: usize = 256;
-/// A page: alignment of larger arrays, and the largest alignment that O_DIRECT requires in practice.
+/// A page: alignment of larger arrays, and the largest alignment that O_DIRECT requires in
+/// practice.
 pub(crate) const PAGE: usize = 4096;
 /// Arrays of at least this many bytes start at a page. This is the smallest unit of O_DIRECT reads.
 const PAGE_FROM: usize = 512;
@@ -635,12 +640,14 @@ pub(crate) struct Packed {
 }
 
 impl Layout {
-    /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] if the size overflows.
+    /// Lays out the arrays of `spec` for `rows` rows. Errors: [`ErrorKind::Config`] if the size
+    /// overflows.
     pub fn new(spec: &Spec, rows: usize) -> Result<Self> {
         Self::without(spec, rows, &[], &GroupShapes::default())
     }
 
-    /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no bytes.
+    /// As [`new`](Self::new), but the fields numbered `absent` take no space: their rows have no
+    /// bytes.
     pub(crate) fn without(
         spec: &Spec,
         rows: usize,

@@ -1,9 +1,11 @@
-//! Rules of the tree that no compiler checks: who may import whom, where `unsafe` may stand, what the guides name.
+//! Rules of the tree that no compiler checks: who may import whom, where `unsafe` may stand, what
+//! the guides name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Level of a module: it imports from levels below; level 0 only `cgroup`, `error`, `secret`, `setting`, `sync` and `thread`.
+/// Level of a module: it imports from levels below; level 0 only `cgroup`, `error`, `secret`,
+/// `setting`, `sync` and `thread`.
 const LEVELS: &[(&str, u32)] = &[
     ("cgroup", 0),
     ("error", 0),
@@ -237,8 +239,8 @@ fn spread(prefix: &str, tree: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The files that a file names: in `use` and in paths from `crate` or `super`. Not those that hold it, which pass on the
-/// names of what they hold.
+/// The files that a file names: in `use` and in paths from `crate` or `super`. Not those that hold
+/// it, which pass on the names of what they hold.
 fn named(own: &Module, text: &str, all: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut paths = Vec::new();
     for part in text.split("use ").skip(1) {
@@ -354,8 +356,8 @@ fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What starts threads. `thread.rs` alone has it, since it names the limits where one is refused; and the file whose runtime starts
-/// its own, for which it makes sure of room.
+/// What starts threads. `thread.rs` alone has it, since it names the limits where one is refused;
+/// and the file whose runtime starts its own, for which it makes sure of room.
 const STARTS: &[&str] = &[
     "std::thread::spawn",
     "std::thread::Builder",
@@ -382,8 +384,9 @@ fn one_file_starts_threads() {
     );
 }
 
-/// What opens, lists or looks at files by itself. Datasets ask `storage` for a blob or a listing, so that a source may be
-/// something else than a file; what they write goes through `storage::publish`.
+/// What opens, lists or looks at files by itself. Datasets ask `storage` for a blob or a listing,
+/// so that a source may be something else than a file; what they write goes through
+/// `storage::publish`.
 const FILE_SYSTEM: &[&str] = &[
     "std::fs",
     "std::os::unix::fs",
@@ -421,8 +424,8 @@ fn datasets_and_prepare_open_no_path_themselves() {
     );
 }
 
-/// Calls that open a path, and the only files of `storage` that may have them. Data files are opened by `files` and, with
-/// its check, by `uring`; `blob` opens what is indexed anew.
+/// Calls that open a path, and the only files of `storage` that may have them. Data files are
+/// opened by `files` and, with its check, by `uring`; `blob` opens what is indexed anew.
 const OPENS: &[(&str, &[&str])] = &[
     ("rustix::fs::open(", &["blob", "files", "resolve_beneath"]),
     ("openat2(", &["files", "resolve_beneath"]),
@@ -532,8 +535,8 @@ fn ci_runs_the_tests_of_every_feature() {
     );
 }
 
-/// The string literals of code that users build, with their lines: not those of attributes, and not the messages of broken
-/// invariants.
+/// The string literals of code that users build, with their lines: not those of attributes, and not
+/// the messages of broken invariants.
 fn messages(code: &str) -> Vec<(usize, String)> {
     const INVARIANTS: [&str; 10] = [
         "expect(",
@@ -610,7 +613,8 @@ fn messages(code: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a text names an item of Rust: a path, a method, or a setting that the table gives a name of its own.
+/// Whether a text names an item of Rust: a path, a method, or a setting that the table gives a name
+/// of its own.
 fn names_rust(text: &str, table: &[String]) -> bool {
     let joined = |(at, _): (usize, &str)| {
         let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
@@ -715,7 +719,8 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
     }
 }
 
-/// Habits that make Rust hard to read, and how often each is left in `src`, tests included. The counts may only fall.
+/// Habits that make Rust hard to read, and how often each is left in `src`, tests included. The
+/// counts may only fall.
 const HABITS: &[(&str, usize)] = &[
     ("several values in one `let`", 3),
     ("a tuple as a parameter", 0),

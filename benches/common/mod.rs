@@ -1,8 +1,9 @@
-//! Helpers of the benches: CPU time, alternating pairs, fio as the physical limit, and a file to read.
+//! Helpers of the benches: CPU time, alternating pairs, fio as the physical limit, and a file to
+//! read.
 //!
-//! Environment: `FEEDLINE_PAIRS` (default 0: no pairs, criterion only) and `FEEDLINE_PAIR_SECONDS` (default 5) for a
-//! real comparison, `FEEDLINE_BENCH_FILE` for the file (default: generated below `target/`), `FEEDLINE_BENCH_IMAGES`
-//! for a folder of pictures.
+//! Environment: `FEEDLINE_PAIRS` (default 0: no pairs, criterion only) and `FEEDLINE_PAIR_SECONDS`
+//! (default 5) for a real comparison, `FEEDLINE_BENCH_FILE` for the file (default: generated below
+//! `target/`), `FEEDLINE_BENCH_IMAGES` for a folder of pictures.
 
 #![allow(dead_code, reason = "each bench uses its own part")]
 
@@ -38,8 +39,8 @@ pub fn pairs_wanted() -> (usize, f64) {
     )
 }
 
-/// Runs `a` and `b` in turn and prints the median of the pairs' ratios with its 95 % interval. Both must return the
-/// same kind of figure.
+/// Runs `a` and `b` in turn and prints the median of the pairs' ratios with its 95 % interval. Both
+/// must return the same kind of figure.
 pub fn compare(
     what: &str,
     unit: &str,
@@ -76,8 +77,8 @@ pub fn compare(
     );
 }
 
-/// Median and its 95 % interval by order statistics, which make no assumption about the noise. With fewer than 6 values
-/// the interval is the extremes.
+/// Median and its 95 % interval by order statistics, which make no assumption about the noise. With
+/// fewer than 6 values the interval is the extremes.
 pub fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -148,11 +149,12 @@ pub struct Fio {
     pub cpu_s_per_gb: f64,
 }
 
-/// Random reads by fio: io_uring, O_DIRECT, one thread, the same block and depth. `None` when fio is not installed.
+/// Random reads by fio: io_uring, O_DIRECT, one thread, the same block and depth. `None` when fio
+/// is not installed.
 ///
-/// Its buffers request huge pages, like feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1 MiB on a virtio
-/// disk, where a request is one descriptor per page. `FEEDLINE_FIO_PLAIN=1` keeps fio's default pages;
-/// `FEEDLINE_FIO_ARGS` adds arguments (`--fixedbufs=1 --registerfiles=1`).
+/// Its buffers request huge pages, like feedline's. That alone gained 1.2 × at 128 KiB and 2 × at 1
+/// MiB on a virtio disk, where a request is one descriptor per page. `FEEDLINE_FIO_PLAIN=1` keeps
+/// fio's default pages; `FEEDLINE_FIO_ARGS` adds arguments (`--fixedbufs=1 --registerfiles=1`).
 pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
     let more = std::env::var("FEEDLINE_FIO_ARGS").unwrap_or_default();
     let huge = if std::env::var_os("FEEDLINE_FIO_PLAIN").is_some() {
@@ -186,7 +188,8 @@ pub fn fio(path: &Path, block: u64, depth: u32, seconds: f64) -> Option<Fio> {
         .output()
         .ok()?;
     let text = String::from_utf8_lossy(&output.stdout);
-    // After the echo of the options, the first of each name belongs to the job's reads, because it writes nothing.
+    // After the echo of the options, the first of each name belongs to the job's reads, because it
+    // writes nothing.
     let text = &text[text.find("\"read\" :")?..];
     let value = |name: &str| {
         let rest = &text[text.find(&format!("\"{name}\" : "))? + name.len() + 5..];

@@ -1,4 +1,5 @@
-//! Scenarios on a device: the stand-in driver, and a consumer's stream whose pieces of work log their run times.
+//! Scenarios on a device: the stand-in driver, and a consumer's stream whose pieces of work log
+//! their run times.
 
 #![allow(unsafe_code)]
 
@@ -468,7 +469,8 @@ fn run(case: Case, consume: impl Fn(&Consumer, &mut Epoch)) -> Vec<Line> {
 struct Truth {
     /// Time in which the stream had finished its work, and waited for the batch of `next()`.
     starved: Duration,
-    /// Time without work after the step's last work, before `next()` was called or the batch was bound.
+    /// Time without work after the step's last work, before `next()` was called or the batch was
+    /// bound.
     late: Duration,
 }
 
@@ -549,7 +551,8 @@ impl Consumer {
         let mut ns = us * 1000;
         let mut params: [*mut c_void; 2] = [(&raw mut mark).cast(), (&raw mut ns).cast()];
         let stream = self.stream.cu_stream();
-        // SAFETY: the parameters are those that the kernel was registered with, and are copied by the call.
+        // SAFETY: the parameters are those that the kernel was registered with, and are copied by
+        // the call.
         unsafe { result::launch_kernel(self.kernel, (1, 1, 1), (1, 1, 1), 0, stream, &mut params) }
             .unwrap();
     }

@@ -250,7 +250,8 @@ fn stored(
     plain(set(builder), batches, move |_| rest(step_us))
 }
 
-/// The consumer's clock. The first batch of each iterator does not count, because it cannot be ready.
+/// The consumer's clock. The first batch of each iterator does not count, because it cannot be
+/// ready.
 pub struct Watch {
     is_first: bool,
     steps: u64,

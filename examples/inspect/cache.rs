@@ -16,10 +16,12 @@ use std::time::SystemTime;
 pub struct CacheArgs {
     /// Folder of the cache
     dir: PathBuf,
-    /// Read all blocks and compare their checksums; damaged ones are fetched again when they are used
+    /// Read all blocks and compare their checksums; damaged ones are fetched again when they are
+    /// used
     #[arg(long)]
     verify: bool,
-    /// Remove objects that no process reads, used longest ago first, until the folder holds at most this: 100GiB, 2TB
+    /// Remove objects that no process reads, used longest ago first, until the folder holds at most
+    /// this: 100GiB, 2TB
     #[arg(long, value_name = "BYTES", value_parser = crate::source::size)]
     trim: Option<u64>,
     /// Print JSON, with all objects; the table has the 100 with most bytes

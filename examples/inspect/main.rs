@@ -9,8 +9,8 @@
 //! cargo run --release --features remote --example inspect -- cache /nvme/feedline --verify --trim 100GiB
 //! ```
 //!
-//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 3 for missing tasks of a plan, 75 for a `run` that
-//! a signal stopped, 130 when interrupted.
+//! Exit code: 0 for an intact dataset, 1 for an error, 2 for damaged samples, 3 for missing tasks
+//! of a plan, 75 for a `run` that a signal stopped, 130 when interrupted.
 
 #[path = "../prepare/job.rs"]
 mod job;
@@ -33,7 +33,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 use tokens::Largest;
 
-/// Prints the contents of a dataset. With --verify it reads all of it and names every damaged sample.
+/// Prints the contents of a dataset. With --verify it reads all of it and names every damaged
+/// sample.
 #[derive(Parser)]
 #[command(
     version,

@@ -1,4 +1,5 @@
-//! `plan`, `run`, `finish`: the files of a dataset are opened, indexed and verified by any number of processes.
+//! `plan`, `run`, `finish`: the files of a dataset are opened, indexed and verified by any number
+//! of processes.
 
 use super::job::{self, FinishArgs, RunArgs};
 use super::source::{Opened, Source, SourceArgs};
@@ -16,8 +17,9 @@ use std::sync::Arc;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Lists the files once, and writes OUTPUT/plan.fdp. A task opens its files, which builds their indexes, and verifies them
-/// with --verify; with --seek-points it makes those of its files, and `finish` joins them.
+/// Lists the files once, and writes OUTPUT/plan.fdp. A task opens its files, which builds their
+/// indexes, and verifies them with --verify; with --seek-points it makes those of its files, and
+/// `finish` joins them.
 #[derive(clap::Args)]
 pub struct PlanArgs {
     /// Folder for the plan and the results, reached by the same path on every machine
@@ -254,7 +256,8 @@ fn lost(error: Box<dyn std::error::Error>) -> feedline::Result<Checked> {
     }
 }
 
-/// Merges the results. With --seek-points it joins the points; with --index it writes the index of all files.
+/// Merges the results. With --seek-points it joins the points; with --index it writes the index of
+/// all files.
 pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
     let (plan, mut planned) = open(&args.plan)?;
     let code = job::finish(&plan, args)?;

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 
 /// Writes documents of tokens as Megatron's OUTPUT.bin and OUTPUT.idx, from any format of --source.
 ///
-/// The files appear whole. Existing ones are not overwritten. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end it with exit code 75; nothing
-/// is kept then.
+/// The files appear whole. Existing ones are not overwritten. Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP
+/// end it with exit code 75; nothing is kept then.
 #[derive(Args)]
 pub struct DocumentsArgs {
     #[command(flatten)]

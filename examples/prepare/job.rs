@@ -18,15 +18,16 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// Exit code of work that was stopped by a signal: run it again ("temporary failure" in sysexits.h).
+/// Exit code of work that was stopped by a signal: run it again ("temporary failure" in
+/// sysexits.h).
 pub const STOPPED: u8 = 75;
 /// Exit code of a job with missing tasks.
 const MISSING: u8 = 3;
 
 /// Runs tasks of a plan; those with whole output are skipped.
 ///
-/// SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end it after the pictures in work, with exit code 75. Exit code 1: an error, or a failed
-/// task.
+/// SIGTERM, SIGUSR1, SIGHUP and Ctrl-C end it after the pictures in work, with exit code 75. Exit
+/// code 1: an error, or a failed task.
 #[derive(Args)]
 #[command(group = ArgGroup::new("choice").multiple(false))]
 pub struct RunArgs {
@@ -42,8 +43,8 @@ pub struct RunArgs {
 /// Choice of tasks [default: all]
 #[derive(Args)]
 pub struct Chosen {
-    /// Part of the tasks, counted from 0, such as 7/1000; or 'env': the task of SLURM_ARRAY_TASK_ID, else the part of the
-    /// launcher's rank
+    /// Part of the tasks, counted from 0, such as 7/1000; or 'env': the task of
+    /// SLURM_ARRAY_TASK_ID, else the part of the launcher's rank
     #[arg(long, group = "choice", allow_hyphen_values = true)]
     part: Option<String>,
     /// Tasks by number, such as 3,17,40-44
@@ -51,7 +52,8 @@ pub struct Chosen {
     tasks: Option<String>,
 }
 
-/// Checks all tasks, merges their lists, writes the index; or prints the missing tasks, with exit code 3.
+/// Checks all tasks, merges their lists, writes the index; or prints the missing tasks, with exit
+/// code 3.
 #[derive(Args)]
 pub struct FinishArgs {
     /// plan.fdp, or its folder

@@ -1,5 +1,6 @@
-//! Prepares data for training: pictures become shards, JPEGs with seek points, from which a crop is decoded, in one process or
-//! as tasks of many; documents of tokens become Megatron's files; objects of a store are put into a local cache.
+//! Prepares data for training: pictures become shards, JPEGs with seek points, from which a crop is
+//! decoded, in one process or as tasks of many; documents of tokens become Megatron's files;
+//! objects of a store are put into a local cache.
 //!
 //! ```text
 //! cargo run --release --example prepare -- train/ shards/ --format tar --shuffle 7
@@ -10,8 +11,9 @@
 //! cargo run --release --features remote --example prepare -- warm --path 's3://bucket/train-{0000..1023}.tar' --cache /nvme/cache
 //! ```
 //!
-//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if tasks are (`finish`), 75 for one
-//! that a signal stopped (run it again; without a verb, `run` or `documents`), 130 for a `warm` that was interrupted.
+//! Exit code: 0 when everything is done, 1 for an error, 2 if bytes are missing (`warm`), 3 if
+//! tasks are (`finish`), 75 for one that a signal stopped (run it again; without a verb, `run` or
+//! `documents`), 130 for a `warm` that was interrupted.
 
 mod documents;
 mod job;
@@ -60,8 +62,9 @@ enum Verb {
 
 /// Writes a folder of pictures as shards, JPEGs with seek points.
 ///
-/// Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end it after the pictures in work, with exit code 75. Run again with the same arguments,
-/// it goes on from there; so it does after a crash. `manifest.tsv` is written last.
+/// Ctrl-C, SIGTERM, SIGUSR1 and SIGHUP end it after the pictures in work, with exit code 75. Run
+/// again with the same arguments, it goes on from there; so it does after a crash. `manifest.tsv`
+/// is written last.
 #[derive(clap::Args)]
 struct ShardArgs {
     /// Folder of pictures: a folder per class, or flat
@@ -88,7 +91,8 @@ struct Options {
     /// Shuffle the samples over all shards with this seed [default: in the order of the folder]
     #[arg(long)]
     shuffle: Option<u64>,
-    /// Skip damaged pictures and list them in damaged.tsv [default: the first ends the work, or fails its task of a plan]
+    /// Skip damaged pictures and list them in damaged.tsv [default: the first ends the work, or
+    /// fails its task of a plan]
     #[arg(long)]
     skip_damaged: bool,
 }

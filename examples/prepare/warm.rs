@@ -17,8 +17,8 @@ const LISTED: usize = 20;
 
 /// Downloads objects into a local cache, where loaders find them.
 ///
-/// Without --source, --path names the objects themselves: a URL, a pattern, or a folder. A second run downloads what is
-/// missing. Ctrl-C ends it; what was kept stays.
+/// Without --source, --path names the objects themselves: a URL, a pattern, or a folder. A second
+/// run downloads what is missing. Ctrl-C ends it; what was kept stays.
 #[derive(Args)]
 pub struct WarmArgs {
     #[command(flatten)]

@@ -1,7 +1,7 @@
 //! The results of a run as data: the JSON, and the basis of the text.
 //!
-//! Unknown or meaningless figures (the AU without a step) are `null`. Shares are 0 to 1, and percentages have `pct` in
-//! their name. Times are wall-clock.
+//! Unknown or meaningless figures (the AU without a step) are `null`. Shares are 0 to 1, and
+//! percentages have `pct` in their name. Times are wall-clock.
 
 use crate::args::Given;
 use crate::measure::Tally;
@@ -27,8 +27,8 @@ pub struct Answer {
     pub gpu_idle_pct: Option<f64>,
     /// `None` if the consumer's steps were not measured.
     pub starved_pct: Option<f64>,
-    /// Idle time not caused by the loader. On the host: idle less starved, lost by this thread on busy cores. On a GPU: by the
-    /// program's own code, if it is known.
+    /// Idle time not caused by the loader. On the host: idle less starved, lost by this thread on
+    /// busy cores. On a GPU: by the program's own code, if it is known.
     pub late_pct: Option<f64>,
     pub cause: Cause,
     pub also: Option<Cause>,
@@ -46,7 +46,8 @@ pub struct Answer {
     pub batch: usize,
     pub batches: u64,
     pub samples: u64,
-    /// Steps between the ends of the first and the last, and their time: `au` = `steps` × `step_ms` / 1000 / `seconds`.
+    /// Steps between the ends of the first and the last, and their time: `au` = `steps` × `step_ms`
+    /// / 1000 / `seconds`.
     pub steps: u64,
     pub seconds: f64,
     /// Time of the whole run, and until the first batch.
@@ -219,7 +220,8 @@ fn strength(strength: &Strength) -> (&'static str, Option<String>) {
     }
 }
 
-/// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part by the program's own code.
+/// Idle shares of a GPU's stream, by events on it: of the measured steps, and of that the part by
+/// the program's own code.
 fn gpu_idle(snapshot: &Snapshot) -> Option<(f64, Option<f64>)> {
     let gpu = snapshot
         .consumer
@@ -347,7 +349,8 @@ impl Data {
         }
     }
 
-    /// The doubt about a storage figure before the run. `past_cache`: all reads bypass the page cache.
+    /// The doubt about a storage figure before the run. `past_cache`: all reads bypass the page
+    /// cache.
     pub fn warning(&self, past_cache: bool) -> Option<String> {
         let fits = |memory: &u64| !past_cache && self.bytes > 0 && self.bytes <= *memory;
         self.memory.filter(fits).map(|memory| {
@@ -360,8 +363,8 @@ impl Data {
     }
 }
 
-/// Doubts about a storage figure, by the origin of the bytes. `direct`: reads were to bypass the page cache. `refused`:
-/// number of refusals of `O_DIRECT`.
+/// Doubts about a storage figure, by the origin of the bytes. `direct`: reads were to bypass the
+/// page cache. `refused`: number of refusals of `O_DIRECT`.
 fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
     let mut all = Vec::new();
     match origin.from_memory() {
@@ -389,7 +392,8 @@ fn doubts(origin: &Origin, direct: bool, refused: u64) -> Vec<String> {
     all
 }
 
-/// Memory that the kernel can provide without eviction: the page cache is part of it, or can grow by about that.
+/// Memory that the kernel can provide without eviction: the page cache is part of it, or can grow
+/// by about that.
 fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 /// Shows how long a GPU would wait for your data, why, and what to change.
 ///
-/// Runs a loader on your data with a training step of a given length or of an MLPerf Storage workload, and prints the
-/// bottleneck.
+/// Runs a loader on your data with a training step of a given length or of an MLPerf Storage
+/// workload, and prints the bottleneck.
 #[derive(Parser)]
 #[command(name = "profile", version, after_long_help = AFTER)]
 pub struct Args {
@@ -27,16 +27,19 @@ pub struct Args {
     /// Length of a training step in milliseconds [default: none, to measure the loader's own speed]
     #[arg(long, value_name = "X", value_parser = milliseconds, help_heading = STEP, conflicts_with = "workload")]
     pub step_ms: Option<f64>,
-    /// A workload of MLPerf Storage: sets the source, --batch and the step; checks whether its AU is reached
+    /// A workload of MLPerf Storage: sets the source, --batch and the step; checks whether its AU
+    /// is reached
     #[arg(long, value_enum, requires = "accelerator", help_heading = STEP)]
     pub workload: Option<Workload>,
     /// The accelerator that trains the workload
     #[arg(long, value_enum, requires = "workload", help_heading = STEP)]
     pub accelerator: Option<Accelerator>,
-    /// Also decode the pictures of a workload [default: deliver the stored bytes, as MLPerf Storage does]
+    /// Also decode the pictures of a workload
+    /// [default: deliver the stored bytes, as MLPerf Storage does]
     #[arg(long, requires = "workload", help_heading = STEP)]
     pub decode: bool,
-    /// Run for about this long after the first batch, over as many epochs as necessary [default: 30]
+    /// Run for about this long after the first batch, over as many epochs as necessary
+    /// [default: 30]
     #[arg(long, value_parser = settings::seconds, conflicts_with_all = ["batches", "epochs"], help_heading = RUN)]
     pub seconds: Option<f64>,
     /// Stop after N batches
@@ -45,7 +48,8 @@ pub struct Args {
     /// Stop after N epochs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..), help_heading = RUN)]
     pub epochs: Option<u64>,
-    /// Instead of a run: take batches of the first epoch without a step, for --seconds [default: 3], and estimate the run
+    /// Instead of a run: take batches of the first epoch without a step, for --seconds
+    /// [default: 3], and estimate the run
     #[arg(long, conflicts_with_all = ["batches", "epochs", "live", "trace", "html", "prometheus"], help_heading = RUN)]
     pub before: bool,
     /// Generate data in this folder first, or reuse the data of an earlier run

@@ -1,11 +1,12 @@
-//! Contents of generated files: the formats, filled with incompressible bytes that are identical in every run.
+//! Contents of generated files: the formats, filled with incompressible bytes that are identical in
+//! every run.
 //!
 //! ```text
 //! (sample number) ──► noise, or a picture like a photograph ──► records │ TFRecord │ npz │ npy │ tar │ Parquet │ .jpg
 //! ```
 //!
-//! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one texture, so they resemble
-//! each other; their sizes vary by 40 %.
+//! Limits: a sample must fit into memory, an npz file into 4 GiB. Pictures are crops of one
+//! texture, so they resemble each other; their sizes vary by 40 %.
 
 #[path = "../../tests/common/formats.rs"]
 mod formats;
@@ -53,7 +54,8 @@ const VOCABULARY: u64 = 50_257;
 const GROUP_BYTES: usize = 64 << 20;
 
 impl Content {
-    /// Writes the file of these samples. `done` receives the number of bytes written, and may return an error to stop.
+    /// Writes the file of these samples. `done` receives the number of bytes written, and may
+    /// return an error to stop.
     pub fn write<W: Write + Send>(
         &self,
         out: W,

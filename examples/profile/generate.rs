@@ -1,12 +1,12 @@
-//! Generated data: a folder that has either all of it, with a marker that describes it, or nothing that a later run
-//! could read as data.
+//! Generated data: a folder that has either all of it, with a marker that describes it, or nothing
+//! that a later run could read as data.
 //!
 //! ```text
 //! DIR/ data.partial/ … ─► data/ ─► .feedline-profile.json
 //! ```
 //!
-//! Guarantees: a folder of another user, or with data other than requested, is refused and unchanged. Data with missing
-//! files, or with another number of bytes than written, is refused.
+//! Guarantees: a folder of another user, or with data other than requested, is refused and
+//! unchanged. Data with missing files, or with another number of bytes than written, is refused.
 
 use crate::content::{Content, Texture};
 use crate::source::Source;
@@ -23,7 +23,8 @@ const PARTIAL: &str = "data.partial";
 const DATA: &str = "data";
 /// Default amount in MiB.
 const MIB: u64 = 1024;
-/// Files with several samples end after the sample that reaches this size, unless the workload sets another number.
+/// Files with several samples end after the sample that reaches this size, unless the workload sets
+/// another number.
 const FILE_BYTES: u64 = 128 << 20;
 /// Maximum threads that generate data; each holds a sample or two in memory.
 const THREADS_MAX: usize = 16;
@@ -68,7 +69,8 @@ type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 /// Generates data in `dir`, or reuses its data; `quit` interrupts.
 ///
-/// Errors: text: the folder is unsuitable, or the operating system's error. Then no data is left behind.
+/// Errors: text: the folder is unsuitable, or the operating system's error. Then no data is left
+/// behind.
 pub fn ensure(dir: &Path, wanted: &Wanted, quit: impl Fn() -> bool + Sync) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
     let asked = wanted.marker()?;
@@ -324,7 +326,8 @@ fn fill(
     Ok(written?)
 }
 
-/// Flushes everything to the device, so that the page cache can drop it; then names the data, and writes the marker.
+/// Flushes everything to the device, so that the page cache can drop it; then names the data, and
+/// writes the marker.
 fn settle(dir: &Path, mut marker: Marker) -> Anyhow<Made> {
     let at = |error: io::Error| format!("{}: {error}", dir.display());
     let partial = dir.join(PARTIAL);

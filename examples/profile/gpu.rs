@@ -1,4 +1,5 @@
-//! The training step on a GPU: a kernel of the step's length, on its own stream, to which the batches are bound.
+//! The training step on a GPU: a kernel of the step's length, on its own stream, to which the
+//! batches are bound.
 //!
 //! ```text
 //! CPU      next() ─► launch ─► drop ─► next() ─► launch ─► drop ─► …       never waits for the GPU
@@ -6,8 +7,9 @@
 //!                                   ▲ first event              ▲ last event, waited for at the end of the run
 //! ```
 //!
-//! Limits: one kernel of one thread represents the step, so the bus and the GPU's memory are less busy than in
-//! training. Used only with a present [`Device`](feedline::Device): without a driver nothing here is called.
+//! Limits: one kernel of one thread represents the step, so the bus and the GPU's memory are less
+//! busy than in training. Used only with a present [`Device`](feedline::Device): without a driver
+//! nothing here is called.
 
 #![allow(unsafe_code)]
 
@@ -56,7 +58,8 @@ impl GpuStep {
         &self.stream
     }
 
-    /// Enqueues a step on the batch, which may then be dropped: its memory is reused after the step.
+    /// Enqueues a step on the batch, which may then be dropped: its memory is reused after the
+    /// step.
     pub fn take(&mut self, batch: Batch) -> Result<(), Box<dyn Error>> {
         if self.nanoseconds > 0 {
             self.kernel.launch(&self.stream, self.nanoseconds)?;
@@ -89,7 +92,8 @@ impl GpuStep {
 
 impl Drop for GpuStep {
     fn drop(&mut self) {
-        // The kernel's code must stay until the last step has ended; after an error there is no better way.
+        // The kernel's code must stay until the last step has ended; after an error there is no
+        // better way.
         let _ = self.stream.synchronize();
     }
 }

@@ -8,8 +8,9 @@
 //! verdict   cause, advice, evidence
 //! ```
 //!
-//! Its own thread takes a snapshot of the loader four times a second, and draws; the loader's threads are not involved.
-//! *Now* is the last 2 seconds, or, where batches are slow, back to 8 batches, at most 30 s.
+//! Its own thread takes a snapshot of the loader four times a second, and draws; the loader's
+//! threads are not involved. *Now* is the last 2 seconds, or, where batches are slow, back to 8
+//! batches, at most 30 s.
 
 use crate::text::{name, number, percent, time};
 use feedline::Loader;
@@ -532,7 +533,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// A snapshot after `ms` with a batch of 256 every 200 ms, starved by decode for a quarter of the time.
+    /// A snapshot after `ms` with a batch of 256 every 200 ms, starved by decode for a quarter of
+    /// the time.
     fn snapshot(ms: u64) -> Snapshot {
         let mut snapshot = Snapshot::default();
         let ns = ms * MS;

@@ -1,5 +1,5 @@
-//! Why is my GPU starving? Runs a loader on your data with a training step of a given length, and names the bottleneck,
-//! the evidence, and what to change.
+//! Why is my GPU starving? Runs a loader on your data with a training step of a given length, and
+//! names the bottleneck, the evidence, and what to change.
 //!
 //! ```text
 //! cargo run --release --example profile -- --source images --path train/ --step-ms 120
@@ -13,8 +13,8 @@
 //!   └ workload: source, batch, step, required AU              └ step: a wait on the host, a kernel on a GPU
 //! ```
 //!
-//! Guarantees: with `--json`, standard output has exactly one object. Output files are checked before the run. However
-//! the run ends, Ctrl-C included, the measurements so far are printed.
+//! Guarantees: with `--json`, standard output has exactly one object. Output files are checked
+//! before the run. However the run ends, Ctrl-C included, the measurements so far are printed.
 
 mod answer;
 mod args;
@@ -214,7 +214,8 @@ fn before(given: &Given, dataset: Arc<dyn Dataset>) -> Anyhow<()> {
     let probe = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     let mut batches = loader.epochs(0..)?;
     let mut first = None;
-    // A whole epoch is enough, unless it is over at once: a second one may find in memory what the first one read.
+    // A whole epoch is enough, unless it is over at once: a second one may find in memory what the
+    // first one read.
     let least = || {
         if loader.next_epoch() == 0 {
             probe
@@ -522,7 +523,8 @@ mod tests {
             text.contains(&line) && text.contains("over 104 batches"),
             "{text}"
         );
-        // The table shows the loader's own rate: no stage can do less, and no improvement gives less.
+        // The table shows the loader's own rate: no stage can do less, and no improvement gives
+        // less.
         let rates = |list: &str, name: &str| -> Vec<f64> {
             json[list]
                 .as_array()

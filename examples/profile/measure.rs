@@ -43,7 +43,8 @@ pub struct Tally {
     pub batches: u64,
     pub samples: u64,
     pub bytes: u64,
-    /// Samples of the stretch: without the first batch, and without a batch with an interrupted step.
+    /// Samples of the stretch: without the first batch, and without a batch with an interrupted
+    /// step.
     pub stretch_samples: u64,
     pub stretch_bytes: u64,
     /// Time from the start to the first batch.
@@ -94,7 +95,8 @@ fn samples_and_bytes(batch: &Batch) -> (u64, u64) {
     )
 }
 
-/// Takes batches until the limit, `quit`, or an error. The tally contains the error and the batches before it.
+/// Takes batches until the limit, `quit`, or an error. The tally contains the error and the batches
+/// before it.
 ///
 /// Errors: failures of the loader or device before the first batch; an epoch without batches.
 pub fn run(
@@ -154,7 +156,8 @@ fn take(
             break;
         }
         let batch = match epochs.next_within(LOOK) {
-            // The run must not end within a wait, which would count as neither starvation nor a step.
+            // The run must not end within a wait, which would count as neither starvation nor a
+            // step.
             Poll::Pending => continue,
             Poll::Ready(None) => break,
             Poll::Ready(Some(batch)) => batch?,

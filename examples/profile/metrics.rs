@@ -1,6 +1,7 @@
 //! Metrics of a run over HTTP: `GET /metrics` on the loopback interface.
 //!
-//! The port is taken before any long work, so that a conflict fails at once. Without a loader there are no metrics.
+//! The port is taken before any long work, so that a conflict fails at once. Without a loader there
+//! are no metrics.
 
 use feedline::Loader;
 use feedline::profile::{Names, prometheus};

@@ -1,8 +1,9 @@
-//! NVML's state of the GPU during the run: link, clocks, utilisation, memory errors. It covers all processes on that
-//! GPU.
+//! NVML's state of the GPU during the run: link, clocks, utilisation, memory errors. It covers all
+//! processes on that GPU.
 //!
-//! All of it is optional: a missing number is unknown, with the reason. The last reading during the run counts, because
-//! clocks and link slow down on an idle GPU. A reading takes some 50 ms: each counter of the link takes 20 ms.
+//! All of it is optional: a missing number is unknown, with the reason. The last reading during the
+//! run counts, because clocks and link slow down on an idle GPU. A reading takes some 50 ms: each
+//! counter of the link takes 20 ms.
 
 use feedline::Device;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;

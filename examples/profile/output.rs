@@ -1,8 +1,9 @@
-//! Output files, opened at the beginning of a run and written at its end: a missing folder must not surface after an
-//! hour.
+//! Output files, opened at the beginning of a run and written at its end: a missing folder must not
+//! surface after an hour.
 //!
-//! Guarantees: nothing is written to the data or into its folder, where the next run would read it as data. An existing
-//! file is unchanged until it is written. A new file is removed unless written.
+//! Guarantees: nothing is written to the data or into its folder, where the next run would read it
+//! as data. An existing file is unchanged until it is written. A new file is removed unless
+//! written.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -16,7 +17,8 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the file, and creates a missing one. Errors: text with the path; also if it lies in `data`.
+    /// Opens the file, and creates a missing one. Errors: text with the path; also if it lies in
+    /// `data`.
     pub fn open(path: &Path, data: &Path) -> Result<Self, String> {
         if resolved(path).starts_with(resolved(data)) {
             let path = path.display();

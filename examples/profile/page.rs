@@ -1,7 +1,9 @@
-//! A snapshot as one readable page: figures, verdict, bars of the stages' time, histograms, the text.
+//! A snapshot as one readable page: figures, verdict, bars of the stages' time, histograms, the
+//! text.
 //!
-//! The page is self-contained: boxes sized by its own styles, no script, and its policy forbids the browser to load
-//! anything. It follows the reader's light or dark scheme, and prints. Only starvation is orange.
+//! The page is self-contained: boxes sized by its own styles, no script, and its policy forbids the
+//! browser to load anything. It follows the reader's light or dark scheme, and prints. Only
+//! starvation is orange.
 
 use crate::text::{bytes, number, percent, time};
 use feedline::profile::{Latency, Snapshot};
@@ -14,7 +16,8 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 /// Starvation above this share is highlighted.
 const HOT: f64 = 0.02;
 
-/// A page of a snapshot. `verdict` are lines of text, the most important first. All text is escaped.
+/// A page of a snapshot. `verdict` are lines of text, the most important first. All text is
+/// escaped.
 pub fn html(snapshot: &Snapshot, verdict: &[String], title: &str, report: &str) -> String {
     let mut page = Page {
         out: String::with_capacity(64 << 10),
@@ -168,7 +171,8 @@ impl Page<'_> {
             put!(self, "<b>{label}</b><div>");
             let mut left = 100.0;
             for (class, what, ns) in parts {
-                // Workers' clocks are read at different moments, so a sum may exceed the whole a little.
+                // Workers' clocks are read at different moments, so a sum may exceed the whole a
+                // little.
                 let width = (100.0 * ns as f64 / whole.max(1.0)).min(left);
                 left -= width;
                 let text = format!("{what} {width:.1} %");
@@ -380,7 +384,8 @@ mod tests {
     use feedline::profile::{CopyStage, GpuIdle};
     use proptest::prelude::*;
 
-    /// Element names of a page. Panics unless each element is closed in order and attributes are complete.
+    /// Element names of a page. Panics unless each element is closed in order and attributes are
+    /// complete.
     fn elements(page: &str) -> Vec<String> {
         let (mut open, mut all): (Vec<String>, Vec<String>) = Default::default();
         let mut rest = page.strip_prefix("<!DOCTYPE html>").expect("a page");

@@ -5,8 +5,9 @@
 //! GPU    ── batch ──► launch ──► drop                  the step is a kernel on the consumer's stream; the CPU goes on
 //! ```
 //!
-//! On the host the thread sleeps, because a GPU's step uses no CPU. It spins for the last 100 µs, because sleeping is
-//! not exact. A step is never shorter than requested, so utilisation is never above 1.
+//! On the host the thread sleeps, because a GPU's step uses no CPU. It spins for the last 100 µs,
+//! because sleeping is not exact. A step is never shorter than requested, so utilisation is never
+//! above 1.
 
 use feedline::Batch;
 use std::error::Error;

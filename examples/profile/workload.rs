@@ -1,5 +1,5 @@
-//! The workloads of MLPerf Storage, from its configurations (mlcommons/storage): the data of one accelerator, and the
-//! length of its training step.
+//! The workloads of MLPerf Storage, from its configurations (mlcommons/storage): the data of one
+//! accelerator, and the length of its training step.
 //!
 //! Limits: bytes of a sample are means. Generated samples have constant sizes, except pictures.
 

@@ -35,7 +35,8 @@ struct Args {
     /// Hash the delivered bytes (costs time)
     #[arg(long)]
     hash: bool,
-    /// Print one line of JSON instead of the report (anon_mib is the loader's memory; peak_rss_mib includes mapped files)
+    /// Print one line of JSON instead of the report (anon_mib is the loader's memory; peak_rss_mib
+    /// includes mapped files)
     #[arg(long)]
     json: bool,
 }
@@ -126,7 +127,8 @@ fn pull(loader: &Loader, args: &Args) -> Result<Tally, Box<dyn Error>> {
                 .seconds
                 .is_some_and(|seconds| started.elapsed().as_secs_f64() >= seconds);
         if last {
-            // Device batches are delivered before their copies complete; this waits for the last one.
+            // Device batches are delivered before their copies complete; this waits for the last
+            // one.
             batch
                 .fields()
                 .try_for_each(|field| copy_of(&field, &mut copy).map(|_| ()))?;
@@ -259,7 +261,8 @@ fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Peak of the resident memory, and the anonymous and shared memory now, which a loader holds from `build` to its end; in MiB.
+/// Peak of the resident memory, and the anonymous and shared memory now, which a loader holds from
+/// `build` to its end; in MiB.
 fn memory_mib() -> (f64, f64) {
     let mib = |key| status_kib(key) as f64 / 1024.0;
     (mib("VmHWM:"), mib("RssAnon:") + mib("RssShmem:"))

@@ -50,7 +50,8 @@ pub struct Settings {
     /// Shuffle with this seed [default: sequential]
     #[arg(long)]
     pub shuffle: Option<u64>,
-    /// Shuffle within groups of this many chunks: row groups, compressed shards, or runs of some 32 MiB [default: over all samples]
+    /// Shuffle within groups of this many chunks: row groups, compressed shards, or runs of some 32
+    /// MiB [default: over all samples]
     #[arg(long, requires = "shuffle")]
     pub window: Option<usize>,
     /// Device of the batches: auto, host or cuda:N
@@ -207,7 +208,8 @@ fn shard(text: &str) -> Result<Rank, String> {
     Rank::new(rank, world).map_err(|error| error.to_string())
 }
 
-/// Drops the files from the page cache. Pages in use stay, and so do unwritten ones: hence the sync.
+/// Drops the files from the page cache. Pages in use stay, and so do unwritten ones: hence the
+/// sync.
 pub fn drop_from_cache(dataset: &impl Dataset) -> Result<(), Box<dyn Error>> {
     let sources = dataset.sources();
     for id in sources.ids().filter(|id| sources.bytes_of(*id).is_none()) {

@@ -38,9 +38,9 @@ pub struct SourceArgs {
     /// Records: bytes per record
     #[arg(long, required_if_eq("source", "records"))]
     pub record_bytes: Option<usize>,
-    /// Names of columns, members, features or tensors, separated by commas [default: all; TFRecord: the payload].
-    /// Features of TFRecord: 'label' for one integer, 'boxes:f32:4' for four floats, 'ids:i64:?' for up to --up-to,
-    /// 'text:bytes'
+    /// Names of columns, members, features or tensors, separated by commas
+    /// [default: all; TFRecord: the payload]. Features of TFRecord: 'label' for one integer,
+    /// 'boxes:f32:4' for four floats, 'ids:i64:?' for up to --up-to, 'text:bytes'
     #[arg(long, value_delimiter = ',')]
     pub columns: Vec<String>,
     /// Parquet: join the columns into one field of this name
@@ -59,10 +59,12 @@ pub struct SourceArgs {
     /// Tokens: data type
     #[arg(long, default_value = "u16", value_parser = one_of(&TOKENS))]
     pub token: DType,
-    /// Tokens: bytes before the tokens of each file; 0 takes files as they are [default: llm.c's header is recognised]
+    /// Tokens: bytes before the tokens of each file; 0 takes files as they are
+    /// [default: llm.c's header is recognised]
     #[arg(long)]
     pub header_bytes: Option<u64>,
-    /// Tokens, Megatron: number of token ids; a larger one is damage, as of tokens of another --token
+    /// Tokens, Megatron: number of token ids; a larger one is damage, as of tokens of another
+    /// --token
     #[arg(long)]
     pub vocabulary: Option<u64>,
     /// Tokens: this one ends a document; samples are documents in place of windows
@@ -74,8 +76,8 @@ pub struct SourceArgs {
     /// npy, npz: make each row of the first axis a sample [default: each file]
     #[arg(long)]
     pub rows: bool,
-    /// npy, npz, Megatron documents, lists and texts of Parquet, TFRecord, MDS arrays: maximum of varying lengths, of all or
-    /// by column: 512 or 'ids=512,text=4096'
+    /// npy, npz, Megatron documents, lists and texts of Parquet, TFRecord, MDS arrays: maximum of
+    /// varying lengths, of all or by column: 512 or 'ids=512,text=4096'
     #[arg(long, value_delimiter = ',', value_name = "MAX|COLUMN=MAX")]
     pub up_to: Vec<UpTo>,
     /// Megatron: cut longer documents down to --up-to [default: an error]
@@ -84,20 +86,22 @@ pub struct SourceArgs {
     /// npy, npz: maximum elements of arrays of varying shape, delivered flat with their shape
     #[arg(long, conflicts_with = "up_to")]
     pub flat: Option<usize>,
-    /// MDS: types of columns of bytes and arrays, as features of TFRecord: 'tokens:u16:?', 'image:u8:28x28'
+    /// MDS: types of columns of bytes and arrays, as features of TFRecord: 'tokens:u16:?',
+    /// 'image:u8:28x28'
     #[arg(long, value_delimiter = ',')]
     pub raw: Vec<String>,
     /// TFRecord: missing and empty features are zeros [default: an error]
     #[arg(long)]
     pub missing_zero: bool,
-    /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists [default: an error]
+    /// TFRecord: read the context of tf.train.SequenceExample, and skip its feature lists
+    /// [default: an error]
     #[arg(long)]
     pub context_only: bool,
     /// MDS: follow links of shards that lead out of the folder
     #[arg(long)]
     pub follow_links: bool,
-    /// Tar, TFRecord: file or object with the indexes of all shards; tokens: file with the ends of documents; a missing file is
-    /// made
+    /// Tar, TFRecord: file or object with the indexes of all shards; tokens: file with the ends of
+    /// documents; a missing file is made
     #[arg(long)]
     pub index: Option<PathBuf>,
     /// Parquet: missing values are 0 or empty [default: an error]

@@ -4,8 +4,9 @@
 //! (damage) ─► open ─► (damage) ─► build ─► epoch ─► rows ─► Checker ─► ChildReport, one line on standard output
 //! ```
 //!
-//! The child of [`Act::Oracle`] records the expected samples: a hash of all fields of each row. The row also holds a
-//! hash of each picture's stored bytes, so that a flipped bit shows even if the pixels are equal.
+//! The child of [`Act::Oracle`] records the expected samples: a hash of all fields of each row. The
+//! row also holds a hash of each picture's stored bytes, so that a flipped bit shows even if the
+//! pixels are equal.
 
 use crate::damage::inflict;
 use crate::job::{Act, ChildReport, Damage, Fault, Job, Phase, REPORT, When};
@@ -317,7 +318,8 @@ fn rows(batch: &Batch) -> feedline::Result<Vec<Seen>> {
         let mut hash = Xxh3::new();
         for field in row.fields() {
             let bytes = field.as_bytes()?;
-            // Only the valid bytes, because the padding depends on the longest sample of the dataset.
+            // Only the valid bytes, because the padding depends on the longest sample of the
+            // dataset.
             let most = field.shape().get(1).copied().unwrap_or(1).max(1);
             let valid = field
                 .lens()

@@ -5,9 +5,10 @@
 //!                                                          it damages it), removed before the next child
 //! ```
 //!
-//! Invariants: only this file reads the original, and nothing writes it. No dataset is opened there, because some write
-//! an index beside their files. Copies keep their modification time, which identifies files in saved indexes and
-//! checksums. Dropping the copy removes the work folder.
+//! Invariants: only this file reads the original, and nothing writes it. No dataset is opened
+//! there, because some write an index beside their files. Copies keep their modification time,
+//! which identifies files in saved indexes and checksums. Dropping the copy removes the work
+//! folder.
 
 use crate::source::{Source, SourceArgs};
 use feedline::Stop;
@@ -35,7 +36,8 @@ struct Found {
 }
 
 impl Copy {
-    /// Copies the data of `args` into a new folder in `parent`: at most `most` bytes and `sample` files.
+    /// Copies the data of `args` into a new folder in `parent`: at most `most` bytes and `sample`
+    /// files.
     ///
     /// Errors: too many bytes, no files, those of the file system, interrupted.
     pub fn make(

@@ -80,7 +80,8 @@ fn own(path: &Path) -> io::Result<()> {
     fs::rename(beside, path)
 }
 
-/// Flips a random bit at a `legal` offset, if any, and keeps the file's modification time, like bit rot.
+/// Flips a random bit at a `legal` offset, if any, and keeps the file's modification time, like bit
+/// rot.
 fn flip(
     path: &Path,
     draws: &mut Draws,

@@ -1,5 +1,6 @@
-//! Tests a training run under faults: damaged data, and a process that is stopped, killed or short of descriptors. It needs no root,
-//! works on a copy of your data, and prints a table of the results.
+//! Tests a training run under faults: damaged data, and a process that is stopped, killed or short
+//! of descriptors. It needs no root, works on a copy of your data, and prints a table of the
+//! results.
 //!
 //! ```text
 //! cargo run --release --example torture                                          # generates a small dataset
@@ -7,8 +8,8 @@
 //! cargo run --release --example torture -- --source tar --path 'train-{0000..0003}.tar' --checked sums
 //! ```
 //!
-//! One binary has two roles. The *supervisor* copies the data, and starts itself again as a *child* for every run, so
-//! that it sees hangs and crashes from outside:
+//! One binary has two roles. The *supervisor* copies the data, and starts itself again as a *child*
+//! for every run, so that it sees hangs and crashes from outside:
 //!
 //! ```text
 //! data ─► copy ─► for each scenario:  fresh copy ─► child: damage, open, build, epoch ─► report │ signal │ time limit
@@ -16,8 +17,8 @@
 //!                                                    └────────────────────────────────────────────► judge ─► table
 //! ```
 //!
-//! Invariants: the original is read once and never written. The copy is removed at the end, also after Ctrl-C (a second
-//! Ctrl-C ends the program at once, and leaves the copy).
+//! Invariants: the original is read once and never written. The copy is removed at the end, also
+//! after Ctrl-C (a second Ctrl-C ends the program at once, and leaves the copy).
 
 mod child;
 #[path = "../profile/content.rs"]
@@ -47,10 +48,11 @@ use std::time::{Duration, Instant};
 use supervise::Ended;
 use table::{Line, say};
 
-/// Damages a copy of your data, stops and kills the process that reads it, and checks the loader's answers.
+/// Damages a copy of your data, stops and kills the process that reads it, and checks the loader's
+/// answers.
 ///
-/// Exit code: 0 if every promise holds, 1 if one is broken (wrong samples, a hang, a crash, an error without a name) or
-/// for an error, 2 for illegal arguments, 130 when interrupted.
+/// Exit code: 0 if every promise holds, 1 if one is broken (wrong samples, a hang, a crash, an
+/// error without a name) or for an error, 2 for illegal arguments, 130 when interrupted.
 #[derive(Parser)]
 #[command(name = "torture", version)]
 struct Args {
@@ -463,7 +465,8 @@ fn touches(what: What, kind: Kind) -> bool {
     matches!(what, What::Damage(which, _) | What::Both(_, which, _) if which == kind)
 }
 
-/// Selects `count` files, evenly spread; not the first, which may hold headers of the whole dataset.
+/// Selects `count` files, evenly spread; not the first, which may hold headers of the whole
+/// dataset.
 fn spread(all: &[PathBuf], count: usize) -> Vec<PathBuf> {
     let count = count.min(all.len());
     (0..count)

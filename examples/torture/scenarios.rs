@@ -48,7 +48,8 @@ pub enum Promise {
     Exact,
     /// Every sample, or substitutes that the ledger names, or an error.
     ///
-    /// The error names the file for damage before opening, and also offset and sample for later damage.
+    /// The error names the file for damage before opening, and also offset and sample for later
+    /// damage.
     Noticed,
     /// As `Noticed`, if a checksum can detect it: only bytes have changed.
     Checksum,

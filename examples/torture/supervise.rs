@@ -24,7 +24,8 @@ pub struct Ended {
 ///
 /// Errors: the child cannot be started; the supervisor was interrupted.
 pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Error>> {
-    // Files, which the child holds open whatever limits it sets, and which take any number of lines.
+    // Files, which the child holds open whatever limits it sets, and which take any number of
+    // lines.
     let stdout = job.work.join("stdout");
     let stderr = job.work.join("stderr");
     let mut child = Command::new(std::env::current_exe()?)
@@ -34,7 +35,8 @@ pub fn run(job: &Job, limit: Duration, stop: &Stop) -> Result<Ended, Box<dyn Err
         .stdin(Stdio::null())
         .stdout(File::create(&stdout)?)
         .stderr(File::create(&stderr)?)
-        // A terminal's Ctrl-C must reach the supervisor alone: a child ended by it would look crashed.
+        // A terminal's Ctrl-C must reach the supervisor alone: a child ended by it would look
+        // crashed.
         .process_group(0)
         .spawn()?;
     let until = Instant::now() + limit;

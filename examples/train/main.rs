@@ -1,4 +1,5 @@
-//! Learns to tell pictures apart, from files that come through io_uring and O_DIRECT, in a few minutes on a CPU.
+//! Learns to tell pictures apart, from files that come through io_uring and O_DIRECT, in a few
+//! minutes on a CPU.
 //!
 //! ```text
 //! cargo run --release --example train                     # makes a small set of shapes first
@@ -34,7 +35,8 @@ const STD: [f32; 3] = [0.229, 0.224, 0.225];
 #[derive(Parser)]
 #[command(version)]
 struct Args {
-    /// Folder with a folder of pictures per class [default: a set of shapes, made once below target/]
+    /// Folder with a folder of pictures per class
+    /// [default: a set of shapes, made once below target/]
     #[arg(long)]
     data: Option<PathBuf>,
     /// Passes over the training pictures
@@ -144,7 +146,8 @@ fn decoder(image: Image) -> Image {
         .normalize(MEAN, STD)
 }
 
-/// The loader with io_uring past the page cache, to show the whole way; where that is refused, whatever works.
+/// The loader with io_uring past the page cache, to show the whole way; where that is refused,
+/// whatever works.
 fn open(make: impl Fn() -> LoaderBuilder, args: &Args) -> Anyhow<Loader> {
     let make = || make().batch_size(args.batch).workers(args.workers);
     match make()
@@ -186,7 +189,8 @@ fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
     ))
 }
 
-/// The folder of the made set. Its name tells what it was made from, so that another set gets another folder.
+/// The folder of the made set. Its name tells what it was made from, so that another set gets
+/// another folder.
 fn made_shapes() -> Anyhow<PathBuf> {
     // In the checkout if cargo runs it, else in the present folder.
     let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();

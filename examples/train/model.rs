@@ -1,8 +1,8 @@
-//! A small convolutional network for the CPU: four convolutions, the mean over all positions, and a linear layer. Matrix
-//! products are ndarray's; the gradients stand below, each next to its layer.
+//! A small convolutional network for the CPU: four convolutions, the mean over all positions, and a
+//! linear layer. Matrix products are ndarray's; the gradients stand below, each next to its layer.
 //!
-//! Activations are matrices with a row for each channel and position and a column for each picture. In this order a
-//! convolution is a gather of rows and one matrix product, and so is its gradient.
+//! Activations are matrices with a row for each channel and position and a column for each picture.
+//! In this order a convolution is a gather of rows and one matrix product, and so is its gradient.
 
 use feedline::order::Draws;
 use ndarray::{Array2, ArrayView2, Axis, ShapeError, Zip, s};
@@ -10,7 +10,8 @@ use ndarray::{Array2, ArrayView2, Axis, ShapeError, Zip, s};
 /// Width and height of the pictures the network takes.
 pub const SIDE: usize = 48;
 
-/// Output channels, kernel size and stride of each convolution. After them, the sides are 12, 6, 6 and 3.
+/// Output channels, kernel size and stride of each convolution. After them, the sides are 12, 6, 6
+/// and 3.
 const CONVOLUTIONS: [(usize, usize, usize); 4] = [(32, 7, 4), (64, 3, 2), (64, 3, 1), (64, 3, 2)];
 const PEAK_LEARNING_RATE: f32 = 0.003;
 
@@ -83,7 +84,8 @@ impl Trainer {
         }
     }
 
-    /// One training step. `images` is `[n, 3, SIDE, SIDE]`, normalised; `labels` is `[n]`, each below the number of classes.
+    /// One training step. `images` is `[n, 3, SIDE, SIDE]`, normalised; `labels` is `[n]`, each
+    /// below the number of classes.
     pub fn train(&mut self, images: &[f32], labels: &[i64]) -> Result<Score, ShapeError> {
         let adam = Adam::at(self.step, self.steps);
         self.step += 1;
@@ -150,7 +152,8 @@ fn columns(images: &[f32], n: usize) -> Result<Array2<f32>, ShapeError> {
         .into_owned())
 }
 
-/// The mean loss of all pictures as a score, and its gradient with respect to `logits`, `[classes, n]`.
+/// The mean loss of all pictures as a score, and its gradient with respect to `logits`,
+/// `[classes, n]`.
 fn cross_entropy(mut logits: Array2<f32>, labels: &[i64]) -> (Score, Array2<f32>) {
     let mut score = Score {
         loss: 0.0,
@@ -264,7 +267,8 @@ impl Layer {
 /// A convolution and ReLU: a layer over the rows under its kernel.
 struct Convolution {
     layer: Layer,
-    /// The input row under the kernel for each input channel, place in the kernel and output position; none beyond the border.
+    /// The input row under the kernel for each input channel, place in the kernel and output
+    /// position; none beyond the border.
     rows: Vec<Option<usize>>,
 }
 
@@ -310,7 +314,8 @@ impl Convolution {
             .expect("as many numbers as before")
     }
 
-    /// A row for each input channel and place in the kernel, a column for each output position and picture.
+    /// A row for each input channel and place in the kernel, a column for each output position and
+    /// picture.
     fn gather(&self, x: &Array2<f32>) -> Array2<f32> {
         let n = x.ncols();
         let mut under_kernel = Vec::with_capacity(self.rows.len() * n);
@@ -327,7 +332,8 @@ impl Convolution {
         Array2::from_shape_vec(shape, under_kernel).expect("a row for each weight")
     }
 
-    /// The gradient of [`gather`](Self::gather): the sum over all places to which an input row went.
+    /// The gradient of [`gather`](Self::gather): the sum over all places to which an input row
+    /// went.
     fn scatter(&self, gradient: &Array2<f32>, inputs: usize) -> Array2<f32> {
         let n = gradient.len() / self.rows.len();
         let gradient = gradient

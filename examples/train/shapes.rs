@@ -1,5 +1,6 @@
-//! Makes the image set that the example trains on: eight simple shapes. Every picture has its own size, colours, light and
-//! noise, and its shape its own place, turn and size, so that the network has to learn the outline and nothing cheaper.
+//! Makes the image set that the example trains on: eight simple shapes. Every picture has its own
+//! size, colours, light and noise, and its shape its own place, turn and size, so that the network
+//! has to learn the outline and nothing cheaper.
 
 use feedline::order::Draws;
 use image::codecs::jpeg::JpegEncoder;
@@ -79,7 +80,8 @@ fn draw_all(
         })
 }
 
-/// A picture of the class: a light shape, wholly inside, on a darker ground that is lit from one side.
+/// A picture of the class: a light shape, wholly inside, on a darker ground that is lit from one
+/// side.
 fn draw(class: usize, mut draws: Draws) -> RgbImage {
     let mut between = |low: f64, high: f64| draws.range_f64(low, high) as f32;
     let width = between(96.0, 161.0).floor();

@@ -17,8 +17,8 @@ thread_local! {
 }
 
 fuzz_target!(|bytes: &[u8]| {
-    // Errors are right answers; what must not happen is a panic (caught, and an error of its own kind), a hang or an
-    // allocation out of bounds.
+    // Errors are right answers; what must not happen is a panic (caught, and an error of its own
+    // kind), a hang or an allocation out of bounds.
     SINGLE.with_borrow_mut(|single| {
         if let Err(error) = single.decode(bytes, 0, 0, bytes.len() as u64) {
             assert_ne!(error.kind(), feedline::ErrorKind::Panicked, "{error}");

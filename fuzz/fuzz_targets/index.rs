@@ -1,4 +1,5 @@
-//! Any numbers and entries in an index file whose checksums are right: taken or not, never a panic, no memory that the file has not.
+//! Any numbers and entries in an index file whose checksums are right: taken or not, never a panic,
+//! no memory that the file has not.
 //!
 //! `cargo +nightly fuzz run index -- -rss_limit_mb=512`
 #![no_main]

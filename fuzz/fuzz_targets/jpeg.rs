@@ -1,10 +1,12 @@
-//! A JPEG of any scans: whole, at a part of its size and cut from its middle, without seek points, with those beside it
-//! and in it, its pixels are libjpeg-turbo's to the bit, if both take it. So is what both show of a damaged progressive one.
+//! A JPEG of any scans: whole, at a part of its size and cut from its middle, without seek points,
+//! with those beside it and in it, its pixels are libjpeg-turbo's to the bit, if both take it. So
+//! is what both show of a damaged progressive one.
 //!
-//! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither, unless the recipe damages
-//! it. `FEEDLINE_JPEG=out.jpg` keeps the picture of a recipe.
+//! An input is a JPEG file, or (any other first bytes) a recipe of one, which both take or neither,
+//! unless the recipe damages it. `FEEDLINE_JPEG=out.jpg` keeps the picture of a recipe.
 //!
-//! `cargo +nightly fuzz run jpeg --features turbojpeg tests/fixtures/images tests/fixtures/jpeg -- -rss_limit_mb=512`
+//! `cargo +nightly fuzz run jpeg --features turbojpeg tests/fixtures/images tests/fixtures/jpeg --
+//! -rss_limit_mb=512`
 #![no_main]
 
 #[path = "jpeg/recipe.rs"]

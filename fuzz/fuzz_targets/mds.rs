@@ -1,4 +1,5 @@
-//! Any bytes as an `index.json`, and as a shard, raw or zstd, of an index that is right: samples or errors.
+//! Any bytes as an `index.json`, and as a shard, raw or zstd, of an index that is right: samples or
+//! errors.
 //!
 //! `cargo +nightly fuzz run mds -- -rss_limit_mb=512`
 #![no_main]

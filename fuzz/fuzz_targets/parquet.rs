@@ -8,8 +8,8 @@ use libfuzzer_sys::fuzz_target;
 use std::ops::ControlFlow;
 use std::sync::Once;
 
-/// The parquet crate panics on some bytes; the library catches that and calls it damage. Only panics of our own code, and
-/// those that leave it, end a run.
+/// The parquet crate panics on some bytes; the library catches that and calls it damage. Only
+/// panics of our own code, and those that leave it, end a run.
 fn forgive_the_parquet_crate() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,7 +27,8 @@ fn forgive_the_parquet_crate() {
 
 fuzz_target!(|bytes: &[u8]| {
     forgive_the_parquet_crate();
-    // Whole row groups, or runs of their rows; every column, or those that lists of any length would rule out.
+    // Whole row groups, or runs of their rows; every column, or those that lists of any length
+    // would rule out.
     let builder = Parquet::builder().chunk_bytes(if bytes.len() % 2 == 0 { 700 } else { 1 << 27 });
     let lists = builder
         .clone()

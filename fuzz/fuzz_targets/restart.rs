@@ -1,5 +1,5 @@
-//! A JPEG with restart markers: the row is that of the same picture without them, to the bit; and whatever is done to the
-//! bytes, never a panic.
+//! A JPEG with restart markers: the row is that of the same picture without them, to the bit; and
+//! whatever is done to the bytes, never a panic.
 //!
 //! `cargo +nightly fuzz run restart -- -rss_limit_mb=512`
 #![no_main]

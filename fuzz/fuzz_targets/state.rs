@@ -1,4 +1,5 @@
-//! A saved state: any bytes at all are a state or an error, never a panic; a state is written as it was read.
+//! A saved state: any bytes at all are a state or an error, never a panic; a state is written as it
+//! was read.
 //!
 //! `cargo +nightly fuzz run state tests/fixtures/state`
 #![no_main]

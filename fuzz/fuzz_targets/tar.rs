@@ -16,7 +16,8 @@ fuzz_target!(|bytes: &[u8]| {
             .workers(1)
             .run(&tar, |_| ControlFlow::Continue(()))
             .expect("legal settings");
-        // Payloads are what they were when they were indexed; whether a label is a number shows only now.
+        // Payloads are what they were when they were indexed; whether a label is a number shows
+        // only now.
         assert_eq!(done.samples, tar.len());
         for error in damaged {
             assert!(

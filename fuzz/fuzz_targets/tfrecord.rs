@@ -1,6 +1,7 @@
 //! Any bytes as a TFRecord file: records or errors, and the records add up to the file.
 //!
-//! `cargo +nightly fuzz run tfrecord fuzz/corpus/tfrecord tests/fixtures/tfrecord -- -rss_limit_mb=512`
+//! `cargo +nightly fuzz run tfrecord fuzz/corpus/tfrecord tests/fixtures/tfrecord --
+//! -rss_limit_mb=512`
 #![no_main]
 
 use feedline::dataset::{Dataset, TfRecord};

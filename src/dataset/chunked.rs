@@ -1,13 +1,14 @@
-//! Datasets without random access to samples: many samples form a chunk, which is read and opened as a whole.
+//! Datasets without random access to samples: many samples form a chunk, which is read and opened
+//! as a whole.
 //!
 //! ```text
 //! chunk ──extents──► readers ──► pieces (encoded bytes) ──open, on a decode worker──► ChunkBuf ──► rows of many batches
 //! ```
 //!
-//! Limits: a chunk's samples have consecutive ids, chunks follow each other; a chunk has at most `u32::MAX` samples.
-//! Invariants: `open_chunk` runs once each time a chunk is loaded into memory, with all pieces
-//! present; it writes only into a buffer of fixed size; `build()` reserves the sizes declared in
-//! [`ChunkBytes`].
+//! Limits: a chunk's samples have consecutive ids, chunks follow each other; a chunk has at most
+//! `u32::MAX` samples. Invariants: `open_chunk` runs once each time a chunk is loaded into memory,
+//! with all pieces present; it writes only into a buffer of fixed size; `build()` reserves the
+//! sizes declared in [`ChunkBytes`].
 
 use crate::decode::Scratch;
 use crate::error::Result;
@@ -17,11 +18,12 @@ use bytes::Bytes;
 
 /// A [`Dataset`](super::Dataset) in chunks. Implement this trait for your own format.
 pub trait Chunked: Send + Sync {
-    /// First sample of every chunk, ascending from 0; the last entry is the total number of samples.
+    /// First sample of every chunk, ascending from 0; the last entry is the total number of
+    /// samples.
     fn starts(&self) -> &[u64];
 
-    /// Whether the dataset has exactly the samples of the chunks, in their order. A subset returns `false` and maps ids
-    /// by [`inner`](Self::inner).
+    /// Whether the dataset has exactly the samples of the chunks, in their order. A subset returns
+    /// `false` and maps ids by [`inner`](Self::inner).
     fn is_whole(&self) -> bool {
         true
     }
@@ -41,8 +43,8 @@ pub trait Chunked: Send + Sync {
     /// of every field of the schema to `out`, which was [begun](ChunkBuf::begin) for the chunk's
     /// samples.
     ///
-    /// Runs on a decode worker, which keeps `scratch` from chunk to chunk. An error becomes the error of every sample
-    /// of the chunk.
+    /// Runs on a decode worker, which keeps `scratch` from chunk to chunk. An error becomes the
+    /// error of every sample of the chunk.
     fn open_chunk(
         &self,
         chunk: usize,

@@ -44,8 +44,8 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
-    /// The chunks, for data without random access to samples: Parquet row groups, compressed shards. The loader then
-    /// never calls [`extents`](Self::extents) or [`Framed::open`].
+    /// The chunks, for data without random access to samples: Parquet row groups, compressed
+    /// shards. The loader then never calls [`extents`](Self::extents) or [`Framed::open`].
     fn chunked(&self) -> Option<&dyn Chunked> {
         None
     }
@@ -124,8 +124,8 @@ pub trait Framed: Send + Sync {
     /// thread for samples of at most 64 KiB without a decoder or `.map`: it must not block. The
     /// bytes are untrusted.
     ///
-    /// Fields with the same framed extent share one read. Wanted fields are opened in the order given to [`Parts`];
-    /// other fields are not opened.
+    /// Fields with the same framed extent share one read. Wanted fields are opened in the order
+    /// given to [`Parts`]; other fields are not opened.
     fn open<'a>(
         &self,
         sample: u64,

@@ -84,8 +84,9 @@ pub struct Damage {
     pub kind: DamageKind,
     /// Description for people: expected and found values.
     pub message: String,
-    /// Number of samples left out. Exact for single samples. If the rest of a shard is lost it is an estimate from what
-    /// can still be recognised there, and a [lower bound](Self::is_lower_bound) where bytes are missing.
+    /// Number of samples left out. Exact for single samples. If the rest of a shard is lost it is
+    /// an estimate from what can still be recognised there, and a
+    /// [lower bound](Self::is_lower_bound) where bytes are missing.
     pub samples: u64,
 }
 
@@ -113,7 +114,8 @@ impl Damage {
         self
     }
 
-    /// Whether more than [`samples`](Self::samples) may be lost: a cut or zeroed end does not show how many it held.
+    /// Whether more than [`samples`](Self::samples) may be lost: a cut or zeroed end does not show
+    /// how many it held.
     pub fn is_lower_bound(&self) -> bool {
         matches!(
             self.kind,

@@ -2,8 +2,9 @@
 
 use crate::order::{Draws, Key};
 
-/// A hash of words and bytes, the same on every platform and in every version of Rust and of this crate. It chains the
-/// keys of [`order`](crate::order): each word derives a sub-key. Statistical, not cryptographic.
+/// A hash of words and bytes, the same on every platform and in every version of Rust and of this
+/// crate. It chains the keys of [`order`](crate::order): each word derives a sub-key. Statistical,
+/// not cryptographic.
 #[derive(Clone, Copy)]
 pub(crate) struct Digest(Key);
 

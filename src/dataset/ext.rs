@@ -43,8 +43,8 @@ pub trait DatasetExt: Dataset + Sized {
 
     /// Verifies every byte that is read, with one CRC32C per field of each sample (with chunks: per
     /// extent of a chunk). The checksums are kept in the file `index`. The first call reads all
-    /// bytes once to make the file ([`Checked::built`] reports this). If only
-    /// modification times or paths differ later, as in a copy, all bytes are read once and compared. Rows are no longer
+    /// bytes once to make the file ([`Checked::built`] reports this). If only modification times or
+    /// paths differ later, as in a copy, all bytes are read once and compared. Rows are no longer
     /// read in place.
     ///
     /// Errors: file system errors, including an `index` that cannot be written; an `index` that is
@@ -151,7 +151,8 @@ pub trait DatasetExt: Dataset + Sized {
     }
 
     /// As [`in_memory`](Self::in_memory), for a loader with this
-    /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the first read.
+    /// [`memory_budget`](crate::LoaderBuilder::memory_budget): more bytes are refused before the
+    /// first read.
     fn in_memory_within(self, budget: usize) -> Result<InMemory<Self>> {
         InMemory::open(
             self,
@@ -253,8 +254,8 @@ pub trait DatasetExt: Dataset + Sized {
     /// Returns the verified bytes of every field of one sample, as a decoder gets them. Reads with
     /// plain calls on this thread: for looking at data, not for training.
     ///
-    /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of [`Framed::open`](super::Framed::open)
-    /// and of the file system.
+    /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of
+    /// [`Framed::open`](super::Framed::open) and of the file system.
     fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
         sample::read(self, sample)
     }

@@ -1,4 +1,5 @@
-//! Fingerprint of a dataset in a few hundred bytes: detects a changed dataset and finds the changed shard.
+//! Fingerprint of a dataset in a few hundred bytes: detects a changed dataset and finds the changed
+//! shard.
 //!
 //! ```text
 //! shard i of n ──name, length, first and last 4 KiB──► h_i ─┬─► one hash of all
@@ -39,12 +40,12 @@ const BUCKET_WORDS: usize = BUCKETS / 4;
 /// Number of 64-bit words in a fingerprint.
 pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 
-/// Fingerprint of a dataset: tells whether a run still has the dataset it started with, and if not, where it changed.
-/// Part of every [`State`](crate::State).
+/// Fingerprint of a dataset: tells whether a run still has the dataset it started with, and if not,
+/// where it changed. Part of every [`State`](crate::State).
 ///
-/// It holds the number of samples and hashes: of the fields, of the chunks, of [`Dataset::identity`], and of every
-/// shard's name, length and (for at most 256 shards) first and last 4 KiB. The data's location does not matter: it may
-/// move or be mounted elsewhere.
+/// It holds the number of samples and hashes: of the fields, of the chunks, of
+/// [`Dataset::identity`], and of every shard's name, length and (for at most 256 shards) first and
+/// last 4 KiB. The data's location does not matter: it may move or be mounted elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Text", into = "Text")]
 pub struct Fingerprint {
@@ -59,8 +60,8 @@ pub struct Fingerprint {
 impl Fingerprint {
     /// Makes the fingerprint: opens at most 256 of the files and reads their first and last 4 KiB.
     ///
-    /// Errors: file system errors, and [`ErrorKind::Changed`] for a file whose length differs from the index; all with
-    /// the path.
+    /// Errors: file system errors, and [`ErrorKind::Changed`] for a file whose length differs from
+    /// the index; all with the path.
     pub fn of(dataset: &dyn Dataset) -> Result<Self> {
         let shards = dataset.sources().count() as u64;
         Ok(Self {
@@ -75,11 +76,12 @@ impl Fingerprint {
         })
     }
 
-    /// Compares with the fingerprint `saved` of an earlier run. `self` is the fingerprint of `dataset`, whose files are
-    /// read again if their number changed.
+    /// Compares with the fingerprint `saved` of an earlier run. `self` is the fingerprint of
+    /// `dataset`, whose files are read again if their number changed.
     ///
-    /// Errors: [`ErrorKind::FingerprintMismatch`] with the differences: the shard (counted from 0, with its path) or
-    /// the range of shards, the numbers of shards or samples, the fields, or the choice of samples.
+    /// Errors: [`ErrorKind::FingerprintMismatch`] with the differences: the shard (counted from 0,
+    /// with its path) or the range of shards, the numbers of shards or samples, the fields, or the
+    /// choice of samples.
     pub fn compare(&self, saved: &Self, dataset: &dyn Dataset) -> Result<()> {
         if self == saved {
             return Ok(());
@@ -287,7 +289,8 @@ fn places_in(bucket: usize, count: u64) -> Range<u64> {
     start(bucket)..start(bucket + 1)
 }
 
-/// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`; the number for a single shard.
+/// Text such as `shard 3` or `a shard between 8 (data/8.bin) and 11`; the number for a single
+/// shard.
 fn named(places: &Range<u64>, sources: &Sources) -> (String, Option<u64>) {
     let first = places.start;
     let last = places.end.saturating_sub(1);

@@ -1,7 +1,7 @@
 //! Macros for datasets that forward methods to an inner dataset, so that each is written once.
 
-/// `forward!(self => self.inner; schema len open)` implements these methods of [`Dataset`](super::Dataset) or
-/// [`Chunked`](super::Chunked) by calls to `self.inner`.
+/// `forward!(self => self.inner; schema len open)` implements these methods of
+/// [`Dataset`](super::Dataset) or [`Chunked`](super::Chunked) by calls to `self.inner`.
 macro_rules! forward {
     ($self:ident => $to:expr; $($method:ident)+) => { $(forward!(@$method $self $to);)+ };
     (@schema $self:ident $to:expr) => { fn schema(&$self) -> &[crate::tensor::EncodedField] { $to.schema() } };

@@ -1,4 +1,5 @@
-//! Entry points for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part of the API.
+//! Entry points for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part
+//! of the API.
 
 use super::{Dataset, Parts};
 use crate::error::Result;
@@ -58,8 +59,8 @@ pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
         .of_bytes(index, &shard.into())
 }
 
-/// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a field of at most
-/// `bytes_max` bytes.
+/// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a
+/// field of at most `bytes_max` bytes.
 pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
     use super::format::tfrecord::example::{Feature, ListKind};
     let mut buffer = Vec::new();

@@ -5,12 +5,13 @@
 //! sample id ──extents──► Parts { field → extent | inline bytes } ──readers──► bytes ──open──► field's bytes ──► decoder
 //! ```
 //!
-//! Data without random access to samples (Parquet row groups, compressed shards) comes in [chunks](Chunked).
+//! Data without random access to samples (Parquet row groups, compressed shards) comes in
+//! [chunks](Chunked).
 //!
 //! Limits: ids are 0 … len-1; a sample has one extent per field, or several that together make up a
-//! row ([`Parts::append`]). Invariants: `extents` is arithmetic on an
-//! index (it may run several times per sample, on any thread of the loader, with the same answer); an opened dataset
-//! never changes; the files on disk may, and the readers detect it.
+//! row ([`Parts::append`]). Invariants: `extents` is arithmetic on an index (it may run several
+//! times per sample, on any thread of the loader, with the same answer); an opened dataset never
+//! changes; the files on disk may, and the readers detect it.
 //!
 //! Each format is a separate type, listed below; the guide [formats](crate::guide::formats) opens
 //! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`],
@@ -65,8 +66,8 @@
 //! Samples of varying length are declared as
 //! [`EncodedField::bytes`](crate::tensor::EncodedField::bytes); a [decoder](crate::decode::Decoder)
 //! turns them into rows. Bytes that the dataset must check or convert first are
-//! [framed](Parts::framed): decode workers pass them through [`open`](Framed::open). Here each sample is a text
-//! followed by its checksum, the sum of its bytes:
+//! [framed](Parts::framed): decode workers pass them through [`open`](Framed::open). Here each
+//! sample is a text followed by its checksum, the sum of its bytes:
 //!
 //! ```
 //! # use feedline::decode::{Ctx, Decoder};

@@ -13,8 +13,8 @@ const THREADS_MAX: usize = 32;
 
 thread_local!(static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) });
 
-/// Calls `open` on this thread; its passes over data end with [`ErrorKind::Cancelled`] soon after `stop` is requested, and leave no
-/// file behind. Single requests to a store run to completion.
+/// Calls `open` on this thread; its passes over data end with [`ErrorKind::Cancelled`] soon after
+/// `stop` is requested, and leave no file behind. Single requests to a store run to completion.
 ///
 /// ```
 /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};

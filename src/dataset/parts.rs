@@ -22,7 +22,8 @@ pub(crate) enum Part<'a> {
     Extent(Extent),
     /// In storage; they must pass through [`check`](super::Framed::check).
     Checked(Extent),
-    /// In storage; they must pass through [`check`](super::Framed::check) and [`open`](super::Framed::open).
+    /// In storage; they must pass through [`check`](super::Framed::check) and
+    /// [`open`](super::Framed::open).
     Framed(Extent),
     /// In the index.
     Inline(&'a [u8]),
@@ -94,8 +95,8 @@ impl<'a> Parts<'a> {
             .copied()
     }
 
-    /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must have bytes exactly
-    /// once, and every extent must lie within its source.
+    /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must
+    /// have bytes exactly once, and every extent must lie within its source.
     pub(crate) fn ask(
         &mut self,
         dataset: &'a dyn Dataset,

@@ -212,7 +212,8 @@ impl<'d> Plain<'d> {
         Ok(crc)
     }
 
-    /// Reads an extent into `bytes`. Allocates only after checking the extent against the indexed length of the source.
+    /// Reads an extent into `bytes`. Allocates only after checking the extent against the indexed
+    /// length of the source.
     fn fill(&mut self, extent: &Extent) -> Result<()> {
         self.bytes.clear();
         self.append(extent)

@@ -59,7 +59,8 @@ impl Bytes {
     /// Rows of at most `max` bytes, side by side without padding.
     ///
     /// The field is a `u8` vector of all bytes of the batch, with the start of each row
-    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a device.
+    /// ([`FieldView::offsets`](crate::FieldView::offsets)). Only these bytes are copied to a
+    /// device.
     ///
     /// A slot holds rows × `max` bytes, or [`batch_bytes`](Self::batch_bytes). A sample is an error
     /// ([`ErrorKind::Shape`]) if it exceeds `max`, or does not fit into the slot. Blank rows have

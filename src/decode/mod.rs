@@ -55,8 +55,9 @@ pub trait Decoder: Send + Sync + 'static {
 
     /// Decodes `input` into the fields `ctx.fields()` of `out`.
     ///
-    /// It must write all of them, because the row still holds an earlier sample. (Lengths of `UpTo` fields start at 0.)
-    /// `input` is untrusted. An error becomes the sample's error; the caller adds path and sample id.
+    /// It must write all of them, because the row still holds an earlier sample. (Lengths of `UpTo`
+    /// fields start at 0.) `input` is untrusted. An error becomes the sample's error; the caller
+    /// adds path and sample id.
     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()>;
 }
 

@@ -1,4 +1,5 @@
-//! Raw fields: the bytes are the row. The pipeline reads such fields in place where alignment allows.
+//! Raw fields: the bytes are the row. The pipeline reads such fields in place where alignment
+//! allows.
 
 use super::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage};

@@ -47,7 +47,8 @@ impl Drop for Single {
 }
 
 impl Single {
-    /// Reserves a row for the outputs of `decoder` for `input`. Errors: those of [`Decoder::outputs`].
+    /// Reserves a row for the outputs of `decoder` for `input`. Errors: those of
+    /// [`Decoder::outputs`].
     pub fn new(decoder: impl Decoder, input: &EncodedField) -> Result<Self> {
         let spec = Spec::new(decoder.outputs(input)?)?;
         let layout = Layout::new(&spec, 1)?;
@@ -67,7 +68,8 @@ impl Single {
         self.decode_seeking(input, &[], seed, epoch, id)
     }
 
-    /// Decodes one sample with its [seek points](crate::dataset::Framed::seek_points). Errors: those of the decoder.
+    /// Decodes one sample with its [seek points](crate::dataset::Framed::seek_points). Errors:
+    /// those of the decoder.
     pub fn decode_seeking(
         &mut self,
         input: &[u8],
@@ -106,7 +108,8 @@ impl Single {
         self.row.as_ref().map_or(&[], |row| row.bytes(field))
     }
 
-    /// Length of an `UpTo` field after the last [`Single::decode`]; `None` for a fixed shape, or if it failed.
+    /// Length of an `UpTo` field after the last [`Single::decode`]; `None` for a fixed shape, or if
+    /// it failed.
     pub fn len_of(&self, field: usize) -> Option<usize> {
         Some(self.row.as_ref()?.lens(field)?[0] as usize)
     }

@@ -8,8 +8,8 @@
 //!        └────────► DirectReader, IdleMeter
 //! ```
 //!
-//! The operations on a batch are one list, [`DeviceOp`]: a new step is a new variant, made by `pipeline/recipe.rs` and
-//! run by the copier.
+//! The operations on a batch are one list, [`DeviceOp`]: a new step is a new variant, made by
+//! `pipeline/recipe.rs` and run by the copier.
 
 use super::cuda::{Buffer, Lane};
 use super::{DeviceKind, DeviceOp, Stream};
@@ -116,7 +116,8 @@ pub(crate) struct DirectTrial {
 pub(crate) struct Setup {
     /// The arrays of the slot.
     pub(crate) slot: Layout,
-    /// The arrays of a device batch: the slot's fields under the same numbers, then the fields made on the device.
+    /// The arrays of a device batch: the slot's fields under the same numbers, then the fields made
+    /// on the device.
     pub(crate) contents: Layout,
     /// The slot's fields to copy, and the operations on the batch after the copy, in order.
     pub(crate) copied: Vec<usize>,

@@ -1,12 +1,13 @@
-//! Conversion of `u8` pictures to floats after their copy, so that the bus carries one byte per value instead of four.
+//! Conversion of `u8` pictures to floats after their copy, so that the bus carries one byte per
+//! value instead of four.
 //!
 //! ```text
 //! slot [B, H, W, C] u8 ── copy ──► [B, H, W, C] u8 ── Finish ──► [B, H, W, C] or [B, C, H, W] f32, f16, bf16
 //!      host                        device             y = (x / 255 - mean) / std per channel, mirrored where drawn
 //! ```
 //!
-//! The rule is exact, and the same on the CPU (this file), on a GPU (by this file's table) and in the image decoder
-//! (`decode/image/finish.rs`), bit for bit:
+//! The rule is exact, and the same on the CPU (this file), on a GPU (by this file's table) and in
+//! the image decoder (`decode/image/finish.rs`), bit for bit:
 //!
 //! ```text
 //! y = dtype(f32(f32(f32(x / 255) - mean) / std))        each rounded to nearest, ties to even; never fused
@@ -15,8 +16,8 @@
 //! A `u8` has 256 values, so each field gets one table with 256 results per channel. The CPU and
 //! the kernels (`cuda/kernels/finish.cu`) look results up in it.
 //!
-//! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype. `build` checks all of
-//! them, and the kernels rely on them.
+//! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype.
+//! `build` checks all of them, and the kernels rely on them.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
@@ -24,7 +25,8 @@ use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
 /// Maximum channels of a picture: the kernels' table has this many.
 const CHANNELS_MAX: usize = 4;
 
-/// Conversion of a `u8` image field after its copy to the device: dtype, normalisation, layout, flip.
+/// Conversion of a `u8` image field after its copy to the device: dtype, normalisation, layout,
+/// flip.
 ///
 /// ```
 /// use feedline::device::Finish;
@@ -37,9 +39,10 @@ const CHANNELS_MAX: usize = 4;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Each value `x` becomes `y = (x / 255 - mean) / std`, as in torchvision's `ToTensor` and `Normalize`: three
-/// operations in `f32`, each rounded, then the result to `F16` or `BF16`. Rounding is to nearest, ties to even. Results
-/// are identical to the last bit on a CPU, on a GPU, and in a normalising decoder (`decode::Image::normalize`).
+/// Each value `x` becomes `y = (x / 255 - mean) / std`, as in torchvision's `ToTensor` and
+/// `Normalize`: three operations in `f32`, each rounded, then the result to `F16` or `BF16`.
+/// Rounding is to nearest, ties to even. Results are identical to the last bit on a CPU, on a GPU,
+/// and in a normalising decoder (`decode::Image::normalize`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     dtype: DType,
@@ -51,7 +54,8 @@ pub struct Finish {
 }
 
 impl Finish {
-    /// Converts to this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`]; [`Finish::output`] refuses others.
+    /// Converts to this dtype: [`DType::F32`], [`DType::F16`] or [`DType::BF16`];
+    /// [`Finish::output`] refuses others.
     ///
     /// Without [`Finish::mean_std`], the values are in 0..=1. By default the output has the layout
     /// of the input, and no picture is mirrored.
@@ -80,7 +84,8 @@ impl Finish {
         self
     }
 
-    /// Mirrors a picture left to right with this probability, 0..=1. The draw depends on (seed, epoch, id).
+    /// Mirrors a picture left to right with this probability, 0..=1. The draw depends on (seed,
+    /// epoch, id).
     #[must_use]
     pub fn flip(mut self, probability: f64) -> Self {
         self.flip = probability;
@@ -90,7 +95,8 @@ impl Finish {
     /// The output field for `input`: the same name, the new dtype, `[H, W, C]` or `[C, H, W]`.
     ///
     /// Errors: [`ErrorKind::Config`] in these cases:
-    /// * `input` is not `u8` of a fixed shape `[H, W, C]` with 1 to 4 channels and fewer than 2^31 values;
+    /// * `input` is not `u8` of a fixed shape `[H, W, C]` with 1 to 4 channels and fewer than 2^31
+    ///   values;
     /// * the dtype is not a float of at most 32 bits;
     /// * a mean is not finite, or a std is not finite and above 0;
     /// * the number of means or stds is neither 1 nor C;
@@ -100,11 +106,12 @@ impl Finish {
         self.checked(input).map(|(size, _)| self.made(input, size))
     }
 
-    /// Converts `rows` pictures on the CPU, as a loader does on the host device. Makes the table of values on each
-    /// call.
+    /// Converts `rows` pictures on the CPU, as a loader does on the host device. Makes the table of
+    /// values on each call.
     ///
-    /// `pictures` holds `[rows, H, W, C]` as `input` declares. `out` receives `[rows, H, W, C]` or `[rows, C, H, W]` in
-    /// native byte order, at any address. `flips` has one byte per picture, nonzero to mirror it; `None` mirrors none.
+    /// `pictures` holds `[rows, H, W, C]` as `input` declares. `out` receives `[rows, H, W, C]` or
+    /// `[rows, C, H, W]` in native byte order, at any address. `flips` has one byte per picture,
+    /// nonzero to mirror it; `None` mirrors none.
     ///
     /// Errors: as [`Finish::output`]; [`ErrorKind::Shape`] if a length does not match.
     pub fn apply(
@@ -144,7 +151,8 @@ impl Finish {
         Ok(())
     }
 
-    /// Precomputes the parts that do not depend on the pictures, once per field. Errors: as [`Finish::output`].
+    /// Precomputes the parts that do not depend on the pictures, once per field. Errors: as
+    /// [`Finish::output`].
     pub(crate) fn plan(&self, input: &Field) -> Result<FinishPlan> {
         let (size, moments) = self.checked(input)?;
         let table = match self.dtype {
@@ -213,8 +221,9 @@ impl Finish {
             }
             moments.mean[c] = mean;
             moments.std[c] = std;
-            // Every step of the rule is monotonic, including rounding, so 0 and 255 give the smallest and largest
-            // results. The difference is finite because the mean is; the last division may overflow.
+            // Every step of the rule is monotonic, including rounding, so 0 and 255 give the
+            // smallest and largest results. The difference is finite because the mean is; the last
+            // division may overflow.
             let fits = |x: u8| moments.of(c, x).abs() <= max;
             if !fits(0) || !fits(255) {
                 return Err(format!(
@@ -323,7 +332,8 @@ fn table<const N: usize>(
     table
 }
 
-/// A [`Finish`] for one field, ready to run: by [`FinishPlan::run_row`] on the CPU, by kernels on a GPU.
+/// A [`Finish`] for one field, ready to run: by [`FinishPlan::run_row`] on the CPU, by kernels on a
+/// GPU.
 pub(crate) struct FinishPlan {
     /// Dimensions of a picture.
     pub(crate) size: Size,
@@ -355,7 +365,8 @@ impl FinishPlan {
 
     /// Converts one picture without allocating.
     ///
-    /// `input` has [`FinishPlan::input_bytes`]; `out` has [`FinishPlan::output_bytes`], at any address.
+    /// `input` has [`FinishPlan::input_bytes`]; `out` has [`FinishPlan::output_bytes`], at any
+    /// address.
     pub(crate) fn run_row(&self, input: &[u8], flip: bool, out: &mut [u8]) {
         debug_assert_eq!(
             (input.len(), out.len()),

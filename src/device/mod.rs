@@ -74,8 +74,8 @@ impl Device {
 
     /// The GPU with this number among the visible ones (`CUDA_VISIBLE_DEVICES` is respected).
     ///
-    /// Errors: [`ErrorKind::Device`] with the reason: no driver, a driver too old, no such device, no memory left for a
-    /// context.
+    /// Errors: [`ErrorKind::Device`] with the reason: no driver, a driver too old, no such device,
+    /// no memory left for a context.
     pub fn cuda(ordinal: usize) -> Result<Self> {
         Ok(Self::of(cuda::open(ordinal)?, "requested"))
     }
@@ -153,7 +153,8 @@ impl FromStr for Device {
 }
 
 impl Default for Device {
-    /// The host. A program should depend on the machine only if it asks to, with [`auto`](Self::auto).
+    /// The host. A program should depend on the machine only if it asks to, with
+    /// [`auto`](Self::auto).
     fn default() -> Self {
         Self::host_since("the default")
     }

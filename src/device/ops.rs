@@ -1,13 +1,15 @@
-//! Operations on a batch after its slot is full: the contract between the pipeline, which fills the slot, and the
-//! device, which makes the batch's contents from it. Pure.
+//! Operations on a batch after its slot is full: the contract between the pipeline, which fills the
+//! slot, and the device, which makes the batch's contents from it. Pure.
 //!
-//! Fields are numbered. Fields of the slot keep their numbers in the contents; fields made on the device follow them.
+//! Fields are numbered. Fields of the slot keep their numbers in the contents; fields made on the
+//! device follow them.
 
 use super::finish::FinishPlan;
 use crate::tensor::PAGE;
 use std::sync::Arc;
 
-/// One operation on a batch after the copy of its slot. A device runs the list in order; no operation reads the slot.
+/// One operation on a batch after the copy of its slot. A device runs the list in order; no
+/// operation reads the slot.
 #[derive(Clone)]
 pub(crate) enum DeviceOp {
     /// Moves rows from the place where storage wrote them to their final place, and zeroes blank

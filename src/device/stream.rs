@@ -71,12 +71,13 @@ impl Stream {
     /// A stream of CUDA's driver or runtime API (`CUstream`, `cudaStream_t`; in PyTorch
     /// `torch.cuda.current_stream().cuda_stream`).
     ///
-    /// 0 is the legacy default stream. 2, the per-thread default stream, is refused when a batch is bound, because it
-    /// is a different stream on each thread.
+    /// 0 is the legacy default stream. 2, the per-thread default stream, is refused when a batch is
+    /// bound, because it is a different stream on each thread.
     ///
     /// # Safety
-    /// The stream must live, on the loader's device, until every batch bound to it has been dropped. Do not
-    /// drop a batch while a graph is captured from the stream, see [CUDA graphs](crate::device::cuda#cuda-graphs).
+    /// The stream must live, on the loader's device, until every batch bound to it has been
+    /// dropped. Do not drop a batch while a graph is captured from the stream, see
+    /// [CUDA graphs](crate::device::cuda#cuda-graphs).
     pub unsafe fn from_raw(stream: usize) -> Self {
         Self::promised(stream)
     }
@@ -85,7 +86,8 @@ impl Stream {
     /// its batches hold a reference to `owner`.
     ///
     /// # Safety
-    /// The stream must live, on the loader's device, until the last reference to `owner` is dropped.
+    /// The stream must live, on the loader's device, until the last reference to `owner` is
+    /// dropped.
     pub unsafe fn kept_by(stream: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             owner: Some(Owner {

@@ -54,7 +54,8 @@ pub(crate) struct Header {
     ids: [u8; 4],
     factors: [Factors; 4],
     pub(crate) colours: Colours,
-    /// Whether the picture is sequential, and the first scan holds all components in the frame's order.
+    /// Whether the picture is sequential, and the first scan holds all components in the frame's
+    /// order.
     pub(crate) one_scan: bool,
     /// MCUs between two restart markers; 0 without them.
     pub(crate) restart: u32,

@@ -1,8 +1,9 @@
 //! Huffman tables for decoding. One lookup gives a symbol, a code with the value after it, or
 //! several codes to skip.
 //!
-//! Limits: codes have at most 16 bits. A table is untrusted: it is refused if its codes do not fit the code space.
-//! Symbols without a meaning in a baseline JPEG have no entry, and are an error where they occur.
+//! Limits: codes have at most 16 bits. A table is untrusted: it is refused if its codes do not fit
+//! the code space. Symbols without a meaning in a baseline JPEG have no entry, and are an error
+//! where they occur.
 
 use super::bits::{Bits, FULL};
 
@@ -66,7 +67,8 @@ pub(crate) struct Table<'a> {
     pub(crate) symbols: &'a [u8],
 }
 
-/// Tables K.3 to K.6 of the standard: for luma and chroma, DC and AC. Frames of MJPEG leave them out.
+/// Tables K.3 to K.6 of the standard: for luma and chroma, DC and AC. Frames of MJPEG leave them
+/// out.
 pub(super) const STANDARD: [Table<'static>; 4] = [
     Table {
         counts: &[0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],

@@ -25,8 +25,8 @@
 //!
 //! # Limits and invariants
 //!
-//! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per restart interval; 256 KiB
-//!   of tables. For several scans see [`scans`].
+//! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per
+//!   restart interval; 256 KiB of tables. For several scans see [`scans`].
 //! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit,
 //!   and MCUs of a damaged interval are not read.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
@@ -119,7 +119,8 @@ pub(crate) enum Embedded {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutPoints {
     NotJpeg,
-    /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2 components, no height.
+    /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2
+    /// components, no height.
     Unsupported,
     /// Progressive, or sequential with components in separate scans.
     SeveralScans,
@@ -268,7 +269,8 @@ impl Decoder {
         readers.finish()
     }
 
-    /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see [`seek`].
+    /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see
+    /// [`seek`].
     pub(crate) fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
         match self.survey(input, POINTS_MAX) {
             Ok(Ok((_, points))) => points,
@@ -282,7 +284,8 @@ impl Decoder {
     ///
     /// All other bytes stay, including those after the picture.
     ///
-    /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is then empty.
+    /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is
+    /// then empty.
     pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
         out.clear();
         let why = match self.survey(input, POINTS_MAX)? {

@@ -224,7 +224,8 @@ impl Ring {
         kernels: &Kernels,
         full: &mut [u8],
     ) {
-        // Rounded up to whole steps: the surplus samples come from the margin, and their pixels are not used.
+        // Rounded up to whole steps: the surplus samples come from the margin, and their pixels are
+        // not used.
         let pairs = ((left + width).div_ceil(2) - left / 2).next_multiple_of(STEP);
         let around = |row: u32| &self.row(row, left as isize / 2 - 1)[..pairs + 2];
         let far = |row: u32| match y % 2 {

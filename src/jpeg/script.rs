@@ -196,7 +196,8 @@ impl<'a> Script<'a> {
         self.lacks = Some([first(lacks), first(before)]);
     }
 
-    /// Maximum heap bytes of the engine for this picture, besides those of [`Header::engine_bytes`].
+    /// Maximum heap bytes of the engine for this picture, besides those of
+    /// [`Header::engine_bytes`].
     pub(crate) fn engine_bytes(&self, header: &Header) -> u64 {
         let (h, v) = header.largest_factors();
         let across = u64::from(header.width.div_ceil(8 * h)) * u64::from(h);

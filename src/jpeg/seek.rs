@@ -20,7 +20,8 @@
 //!
 //! # Limits and invariants
 //!
-//! * Points take about 1 % of the picture's bytes, and fit a segment: N follows from the bytes per MCU.
+//! * Points take about 1 % of the picture's bytes, and fit a segment: N follows from the bytes per
+//!   MCU.
 //! * Pictures with restart markers, damaged pictures, and those of several scans have no points.
 //! * Pixels do not depend on points. If the codes change, the CRC differs, and the picture is
 //!   decoded without points. The same happens if the next point that the walk reaches after a jump

@@ -66,7 +66,8 @@ const BATCH_DEFAULT: usize = 32;
 impl LoaderBuilder {
     /// Checks all settings, reserves all memory and starts the threads.
     ///
-    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see [`State`](crate::State).
+    /// For saved states it fingerprints the dataset: it reads the ends of up to 256 files, see
+    /// [`State`](crate::State).
     ///
     /// Errors:
     /// * [`ErrorKind::Config`] for an invalid setting;
@@ -201,7 +202,8 @@ impl LoaderBuilder {
         })
     }
 
-    /// [Memory](Self::reserved) for the workers, or by default for as many as the free memory allows.
+    /// [Memory](Self::reserved) for the workers, or by default for as many as the free memory
+    /// allows.
     fn fitting(
         &self,
         fields: &Fields,
@@ -755,11 +757,7 @@ impl Assembly {
         let pending = self.reserved.pending;
         let row_bytes = self.fields.slot.bytes() / self.fields.slot.rows();
         let cached = term(MemoryTerm::CACHED).each;
-        let (cached_bytes, chunk_bytes) = if chunks > 0 {
-            (0, cached)
-        } else {
-            (cached, 0)
-        };
+        let (cached_bytes, chunk_bytes) = if chunks > 0 { (0, cached) } else { (cached, 0) };
         let waiting = exchange::Capacity {
             slots: count,
             samples: pending,
@@ -795,7 +793,8 @@ impl Assembly {
         })
     }
 
-    /// The exchange of slots. Every channel has room for all slots, so returning a slot never blocks.
+    /// The exchange of slots. Every channel has room for all slots, so returning a slot never
+    /// blocks.
     fn exchange(&mut self, to_device: Option<ToDevice>) -> (Arc<Exchange>, Ends) {
         let plan = &self.reserved.plan;
         let slots = plan.term(MemoryTerm::SLOTS).count;
@@ -821,8 +820,9 @@ impl Assembly {
         (Arc::new(exchange), Ends { ready, maps })
     }
 
-    /// The I/O thread's own state: the ring of encoded bytes, chunks, and the regions that the reader may register with
-    /// the kernel. Also returns the sender by which sample entries come back.
+    /// The I/O thread's own state: the ring of encoded bytes, chunks, and the regions that the
+    /// reader may register with the kernel. Also returns the sender by which sample entries come
+    /// back.
     fn io_side(
         &self,
         exchange: &Exchange,

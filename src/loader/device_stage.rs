@@ -1,4 +1,5 @@
-//! The device stage of a loader: routes of the fields, device memory and streams, the transfer thread.
+//! The device stage of a loader: routes of the fields, device memory and streams, the transfer
+//! thread.
 //!
 //! A loader with batches on the host has no device stage.
 
@@ -36,7 +37,8 @@ pub(super) struct Routes {
 }
 
 impl Routes {
-    /// `cached`: the page cache has room for the dataset. `substitutes`: bad samples are substituted.
+    /// `cached`: the page cache has room for the dataset. `substitutes`: bad samples are
+    /// substituted.
     pub(super) fn new(
         settings: &DeviceSettings,
         dataset: &dyn Dataset,
@@ -151,8 +153,8 @@ impl Routes {
 
     /// Registers the memory of `count` batches of `bytes` bytes for direct reads.
     ///
-    /// Returns false if cuFile refuses so much memory and direct reads are optional; all fields then take the host
-    /// route.
+    /// Returns false if cuFile refuses so much memory and direct reads are optional; all fields
+    /// then take the host route.
     pub(super) fn reserve(&mut self, bytes: usize, count: usize) -> Result<bool> {
         let Some(lane) = &mut self.lane else {
             return Ok(true);

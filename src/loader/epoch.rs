@@ -29,10 +29,11 @@ use std::time::{Duration, Instant};
 /// Interval at which a waiting `next()` checks for errors that no batch carries.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Iterator over the batches of one or several epochs, in order. Owned: it keeps the loader's threads alive.
+/// Iterator over the batches of one or several epochs, in order. Owned: it keeps the loader's
+/// threads alive.
 ///
-/// It ends after an error, except [`ErrorKind::BatchesHeld`]: drop a batch and continue. Dropping the iterator cancels
-/// the batches planned ahead.
+/// It ends after an error, except [`ErrorKind::BatchesHeld`]: drop a batch and continue. Dropping
+/// the iterator cancels the batches planned ahead.
 pub struct Epoch {
     shared: Life,
     generation: u64,
@@ -204,8 +205,9 @@ impl Epoch {
     /// Like [`next`](Iterator::next), but waits at most `limit`. `Pending` means that the batch has
     /// not arrived; nothing is lost, ask again.
     ///
-    /// For callers that must check signals or a flag between waits. The report adds up the waits for one batch;
-    /// [`held_deadline`](crate::Tuning::held_deadline) counts from the first of them.
+    /// For callers that must check signals or a flag between waits. The report adds up the waits
+    /// for one batch; [`held_deadline`](crate::Tuning::held_deadline) counts from the first of
+    /// them.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

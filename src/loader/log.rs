@@ -14,7 +14,8 @@ use crate::meter::{Counts, GpuIdle, Totals, device_bytes};
 use crate::sync::Hold;
 use serde::Serialize;
 
-/// Scalars of the time since the last [`Loader::log`]. A value is `None` where nothing was measured.
+/// Scalars of the time since the last [`Loader::log`]. A value is `None` where nothing was
+/// measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Log {

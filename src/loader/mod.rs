@@ -1,4 +1,5 @@
-//! The loader: [`settings`], [`build`], the iterator over batches ([`epoch`]), reports, and [`resume`].
+//! The loader: [`settings`], [`build`], the iterator over batches ([`epoch`]), reports, and
+//! [`resume`].
 
 mod build;
 mod device_stage;
@@ -110,7 +111,8 @@ impl JobMaker {
     }
 }
 
-/// Turns a dataset into batches. `Send + Sync`; its threads and memory live until it and its [`Epoch`]s are dropped.
+/// Turns a dataset into batches. `Send + Sync`; its threads and memory live until it and its
+/// [`Epoch`]s are dropped.
 ///
 /// Build it in the process that uses it: a child forked later inherits none of its threads. In such
 /// a child, calls fail with [`ErrorKind::Forked`], calls that cannot fail return no measurements,
@@ -119,8 +121,8 @@ pub struct Loader {
     shared: Life,
 }
 
-/// Shared ownership of a loader's threads and memory. A forked child leaks them: it has no threads to join, and rings
-/// and the device belong to the parent.
+/// Shared ownership of a loader's threads and memory. A forked child leaks them: it has no threads
+/// to join, and rings and the device belong to the parent.
 #[derive(Clone)]
 struct Life(Arc<LoaderState>);
 
@@ -144,7 +146,8 @@ impl Drop for Life {
 struct Live(Life);
 
 impl Live {
-    /// Errors: [`ErrorKind::EpochLive`] with `message` while another holder is alive; [`ErrorKind::Forked`].
+    /// Errors: [`ErrorKind::EpochLive`] with `message` while another holder is alive;
+    /// [`ErrorKind::Forked`].
     fn claim(life: &Life, message: &str) -> Result<Self> {
         life.info.process.check()?;
         match life.live.swap(true, Ordering::AcqRel) {
@@ -173,7 +176,8 @@ struct LoaderState {
     /// Idle time of the consumer's stream, on a GPU.
     idle: Option<Arc<IdleMeter>>,
     deadlines: Deadlines,
-    /// Snapshots of the steady time. Locked at an iterator's first batch, at its end, and by snapshots.
+    /// Snapshots of the steady time. Locked at an iterator's first batch, at its end, and by
+    /// snapshots.
     steady: Mutex<Steady>,
     /// Locked by [`Loader::log`] alone.
     logged: Mutex<log::Logged>,
@@ -181,7 +185,8 @@ struct LoaderState {
     live: AtomicBool,
     /// Substituted samples. Locked by substitutions and by readers of the ledger.
     ledger: Mutex<LedgerWriter>,
-    /// Position after the last batch received. Locked once per batch; contended only while a state is taken.
+    /// Position after the last batch received. Locked once per batch; contended only while a state
+    /// is taken.
     place: Mutex<Place>,
     /// Set by `build`, or by the first state after a failure.
     run_identity: OnceLock<resume::RunIdentity>,
@@ -252,14 +257,15 @@ impl Loader {
         LoaderBuilder::new(Arc::new(dataset))
     }
 
-    /// The batches of epoch `epoch`, in order. Their contents depend on (seed, epoch, position) alone.
+    /// The batches of epoch `epoch`, in order. Their contents depend on (seed, epoch, position)
+    /// alone.
     ///
     /// After a [resume](LoaderBuilder::resume), the first epoch must be the interrupted one
-    /// ([`next_epoch`](Self::next_epoch)); it continues at the point of interruption. After the first batch, epochs are
-    /// whole again.
+    /// ([`next_epoch`](Self::next_epoch)); it continues at the point of interruption. After the
+    /// first batch, epochs are whole again.
     ///
-    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive; [`ErrorKind::Config`] for any
-    /// epoch other than the resumed one.
+    /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive;
+    /// [`ErrorKind::Config`] for any epoch other than the resumed one.
     pub fn epoch(&self, epoch: u64) -> Result<Epoch> {
         self.epochs(epoch..=epoch)
     }
@@ -290,9 +296,9 @@ impl Loader {
 
     /// The next `steps` batches, across epoch boundaries.
     ///
-    /// They start at the resumed state, after the last batch received, or at the beginning. The loader reads nothing
-    /// beyond them, except the rest of their chunks (and windows of chunks). An order that keeps all chunks open reads
-    /// everything.
+    /// They start at the resumed state, after the last batch received, or at the beginning. The
+    /// loader reads nothing beyond them, except the rest of their chunks (and windows of chunks).
+    /// An order that keeps all chunks open reads everything.
     ///
     /// Errors: [`ErrorKind::EpochLive`] while another iterator of this loader is alive.
     pub fn steps(&self, steps: u64) -> Result<Epoch> {
@@ -314,8 +320,9 @@ impl Loader {
         self.shared.whole.count()
     }
 
-    /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if the last batch is
-    /// dropped. The [snapshot](crate::profile::Snapshot::epoch) has the numbers of repeated and left-out samples, too.
+    /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if
+    /// the last batch is dropped. The [snapshot](crate::profile::Snapshot::epoch) has the numbers
+    /// of repeated and left-out samples, too.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.whole.samples()
     }
@@ -330,7 +337,8 @@ impl Loader {
         self.shared.jobs.rank
     }
 
-    /// Ids of the first `count` samples of `epoch`, in the order of all ranks together. Reads nothing.
+    /// Ids of the first `count` samples of `epoch`, in the order of all ranks together. Reads
+    /// nothing.
     ///
     /// Errors: [`ErrorKind::Config`] if a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
@@ -376,9 +384,11 @@ impl Loader {
         self.shared.state()
     }
 
-    /// Resumes from `state`: the next [`epoch`](Self::epoch) or [`steps`](Self::steps) starts there.
+    /// Resumes from `state`: the next [`epoch`](Self::epoch) or [`steps`](Self::steps) starts
+    /// there.
     ///
-    /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last batch received.
+    /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last
+    /// batch received.
     ///
     /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this
     /// loader is alive. An error does not change the iterator or the place.
@@ -395,7 +405,8 @@ impl Loader {
     fn go_to(&self, state: &State, any_batch: bool) -> Result<()> {
         self.shared.info.process.check()?;
         let place = self.shared.place_in(state, any_batch)?;
-        // Without this, an iterator of another thread could start at the old place and overwrite the new one.
+        // Without this, an iterator of another thread could start at the old place and overwrite
+        // the new one.
         let _live = Live::claim(
             &self.shared,
             "another iterator of this loader is alive: drop it before a state is resumed",
@@ -414,10 +425,11 @@ impl Loader {
 
     /// Waits until all slots are pinned. Optional; useful before measuring the first batches.
     ///
-    /// With a GPU, slots are pinned one by one after `build` (about a second for 2 GB), and used as soon as pinned.
+    /// With a GPU, slots are pinned one by one after `build` (about a second for 2 GB), and used as
+    /// soon as pinned.
     ///
-    /// Errors: any failure of the loader; [`ErrorKind::Stalled`] if pinning one slot takes longer than the
-    /// [`stall_deadline`](Tuning::stall_deadline).
+    /// Errors: any failure of the loader; [`ErrorKind::Stalled`] if pinning one slot takes longer
+    /// than the [`stall_deadline`](Tuning::stall_deadline).
     pub fn ready(&self) -> Result<()> {
         self.shared.info.process.check()?;
         let core = self.shared.runtime.core();
@@ -457,8 +469,8 @@ impl Loader {
 
     /// Measurements so far, as numbers. Callable at any time.
     ///
-    /// Times cover the steady time of all iterators, from their first batches on. Batches received and histograms count
-    /// from the beginning.
+    /// Times cover the steady time of all iterators, from their first batches on. Batches received
+    /// and histograms count from the beginning.
     pub fn snapshot(&self) -> Snapshot {
         self.shared.measurements().1
     }
@@ -551,8 +563,8 @@ impl Loader {
     /// Marks that all work of a step has been enqueued on the stream that took the last batch, so
     /// that the report shows how long the program left that stream idle.
     ///
-    /// Call it at the end of each step, from any thread. Without a mark, the stream's idle time before a request for a batch
-    /// is unknown if the program waits for the stream
+    /// Call it at the end of each step, from any thread. Without a mark, the stream's idle time
+    /// before a request for a batch is unknown if the program waits for the stream
     /// ([`GpuIdle`](crate::profile::GpuIdle::host_late_ns)). It makes four driver calls, none on
     /// the host. Nothing is marked while the stream captures a graph.
     pub fn mark(&self) {
@@ -696,7 +708,8 @@ impl LoaderState {
             ..
         } = snapshot.consumer;
         let steadily = Some(Handed { batches, samples });
-        // The GPU meter omits first steps itself, and sees the last steps after the iterator has ended.
+        // The GPU meter omits first steps itself, and sees the last steps after the iterator has
+        // ended.
         snapshot.consumer = Consumer {
             steady: steadily,
             waited_ns,

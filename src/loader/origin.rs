@@ -4,10 +4,12 @@ use crate::meter::{Snapshot, device_bytes};
 use serde::Serialize;
 use std::fmt;
 
-/// Origin of the bytes read from files since `build`. A storage benchmark is valid only if little came from memory.
+/// Origin of the bytes read from files since `build`. A storage benchmark is valid only if little
+/// came from memory.
 ///
-/// The kernel counts reads from block devices and NFS servers for the whole process, including other threads' reads.
-/// File systems without a device, or with their own cache (ZFS), are not counted.
+/// The kernel counts reads from block devices and NFS servers for the whole process, including
+/// other threads' reads. File systems without a device, or with their own cache (ZFS), are not
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Origin {
@@ -27,9 +29,11 @@ const AMPLIFIED: f64 = 1.1;
 const LITTLE: f64 = 0.05;
 
 impl Origin {
-    /// Share of the delivered bytes that came from memory, 0 to 1. `None` without a count, or if nothing was delivered.
+    /// Share of the delivered bytes that came from memory, 0 to 1. `None` without a count, or if
+    /// nothing was delivered.
     pub fn from_memory(&self) -> Option<f64> {
-        // Bytes copied from the page cache did not come from storage, whatever the process read otherwise.
+        // Bytes copied from the page cache did not come from storage, whatever the process read
+        // otherwise.
         let stored = self.moved?.min(self.delivered.saturating_sub(self.copied));
         Some(1.0 - self.share(stored)?)
     }

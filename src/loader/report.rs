@@ -22,7 +22,8 @@ pub struct Report {
     pub dataset: String,
     /// Description of the device.
     pub device: String,
-    /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See [`Numa`](crate::Numa).
+    /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See
+    /// [`Numa`](crate::Numa).
     pub numa: Option<String>,
     /// The cores from which the number of workers was chosen, if several ranks of this machine
     /// share cores.
@@ -35,8 +36,8 @@ pub struct Report {
     /// All measurements since the loader was built; those of the consumer and `steady_ns` are as in
     /// [`snapshot`].
     ///
-    /// The other stages also work before the first batch of an iterator, so their times can exceed `steady_ns`. The
-    /// [`verdict`](Self::verdict) is therefore based on [`snapshot`].
+    /// The other stages also work before the first batch of an iterator, so their times can exceed
+    /// `steady_ns`. The [`verdict`](Self::verdict) is therefore based on [`snapshot`].
     ///
     /// [`snapshot`]: crate::Loader::snapshot
     pub total: Snapshot,
@@ -48,8 +49,8 @@ pub struct Report {
     pub choice: Choice,
     /// Route of each field of the dataset, with the reason; empty on the host.
     pub routes: Vec<FieldRoute>,
-    /// For datasets in chunks: the planned [read amplification](Snapshot::read_amplification) of a whole epoch over all
-    /// ranks.
+    /// For datasets in chunks: the planned [read amplification](Snapshot::read_amplification) of a
+    /// whole epoch over all ranks.
     pub planned_amplification: Option<f64>,
     /// Origin of the bytes: storage or memory.
     pub origin: Origin,
@@ -116,7 +117,8 @@ impl Report {
         (!lines.is_empty()).then(|| lines.join("\n          "))
     }
 
-    /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run ahead.
+    /// Wait of the consumer: of its thread, or on a GPU of its stream, because the thread may run
+    /// ahead.
     fn waits(&self) -> String {
         let consumer = &self.total.consumer;
         let [waited, steady, first, own] = [

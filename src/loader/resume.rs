@@ -1,7 +1,8 @@
 //! The state of a run as a value, and resuming from it.
 //!
-//! A state covers all ranks: (epoch, global position), and the settings that map positions to samples. It omits the
-//! settings of a machine (workers, reader, depth, slots, world size), so these may change.
+//! A state covers all ranks: (epoch, global position), and the settings that map positions to
+//! samples. It omits the settings of a machine (workers, reader, depth, slots, world size), so
+//! these may change.
 
 use super::{LoaderState, Place};
 use crate::dataset::Fingerprint;
@@ -61,7 +62,8 @@ impl LoaderState {
         }))
     }
 
-    /// Called by `build`, because it reads the ends of some files and hashes listed indices. A failure is not kept.
+    /// Called by `build`, because it reads the ends of some files and hashes listed indices. A
+    /// failure is not kept.
     pub(super) fn run_identity(&self) -> Result<&RunIdentity> {
         if let Some(made) = self.run_identity.get() {
             return Ok(made);

@@ -151,7 +151,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Decodes the field `name`. Fields without a decoder must be raw; their bytes are used unchanged.
+    /// Decodes the field `name`. Fields without a decoder must be raw; their bytes are used
+    /// unchanged.
     pub fn decode_field(mut self, name: &str, decoder: impl Decoder) -> Self {
         self.steps
             .decoders
@@ -159,10 +160,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// Transforms every sample in place, after its fields are decoded. Several maps run in the order of the calls.
+    /// Transforms every sample in place, after its fields are decoded. Several maps run in the
+    /// order of the calls.
     ///
-    /// Randomness must come from [`Ctx::draws`], which does not depend on workers. An error or panic becomes an error
-    /// of the sample.
+    /// Randomness must come from [`Ctx::draws`], which does not depend on workers. An error or
+    /// panic becomes an error of the sample.
     pub fn map(
         self,
         map: impl Fn(&mut Row<'_>, &mut Ctx<'_>) -> Result<()> + Send + Sync + 'static,
@@ -205,7 +207,8 @@ impl LoaderBuilder {
 
     /// Delivers only these fields. Default: all.
     ///
-    /// Transforms still see the other fields, except encoded fields without a decoder: these are not read at all.
+    /// Transforms still see the other fields, except encoded fields without a decoder: these are
+    /// not read at all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
         self
@@ -250,9 +253,9 @@ impl LoaderBuilder {
 
     /// Converts a picture field of `u8` to floats as the last step.
     ///
-    /// On a GPU this runs after the copy, so the bus carries one byte per value; on the host it runs in the slot. Both
-    /// give the same bytes. The field keeps its name, and transforms see it before the conversion. A field that
-    /// [`keep`](Self::keep) omits is not converted.
+    /// On a GPU this runs after the copy, so the bus carries one byte per value; on the host it
+    /// runs in the slot. Both give the same bytes. The field keeps its name, and transforms see it
+    /// before the conversion. A field that [`keep`](Self::keep) omits is not converted.
     pub fn finish(mut self, name: &str, finish: crate::device::Finish) -> Self {
         self.steps.finishes.push((name.into(), finish));
         self
@@ -280,9 +283,11 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size); the later call wins.
+    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size); the later call
+    /// wins.
     ///
-    /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks get one row more.
+    /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks
+    /// get one row more.
     pub fn global_batch(mut self, rows: u64) -> Self {
         self.run.batch = Some(BatchSize::Global(rows));
         self
@@ -299,13 +304,15 @@ impl LoaderBuilder {
     /// Resumes from a saved state: the first epoch starts after the last batch received, see
     /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
-    /// The same samples follow in the same order, with any number of workers, any reader, depth and world size. Without
-    /// [`batch_size`](Self::batch_size) or [`global_batch`](Self::global_batch), the global batch
-    /// is that of the state. The same holds for [`last_batch`](Self::last_batch) if it is not set.
+    /// The same samples follow in the same order, with any number of workers, any reader, depth and
+    /// world size. Without [`batch_size`](Self::batch_size) or
+    /// [`global_batch`](Self::global_batch), the global batch is that of the state. The same holds
+    /// for [`last_batch`](Self::last_batch) if it is not set.
     ///
-    /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch) if the dataset
-    /// differs from the state's; the error names the shard or range of shards. It fails with
-    /// [`ErrorKind::State`](crate::ErrorKind::State) if order, seeds, global batch or last batch differ.
+    /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch)
+    /// if the dataset differs from the state's; the error names the shard or range of shards. It
+    /// fails with [`ErrorKind::State`](crate::ErrorKind::State) if order, seeds, global batch or
+    /// last batch differ.
     pub fn resume(mut self, state: State) -> Self {
         self.run.resume = Some(state);
         self
@@ -313,16 +320,18 @@ impl LoaderBuilder {
 
     /// Like [`resume`](Self::resume), but the global batch and the last batch may differ.
     ///
-    /// The rest of the interrupted epoch is cut into batches of the new size, from the point of interruption; later
-    /// epochs from their beginning. The sequence of samples stays the same, except those that the last batch drops or
-    /// repeats. The sequence of batches changes. If the whole rest is dropped,
-    /// [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch after the interrupted one.
+    /// The rest of the interrupted epoch is cut into batches of the new size, from the point of
+    /// interruption; later epochs from their beginning. The sequence of samples stays the same,
+    /// except those that the last batch drops or repeats. The sequence of batches changes. If the
+    /// whole rest is dropped, [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch after
+    /// the interrupted one.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.run.any_batch = true;
         self.resume(state)
     }
 
-    /// The flag behind [`Loader::stop_requested`](crate::Loader::stop_requested), set by a signal or by the program.
+    /// The flag behind [`Loader::stop_requested`](crate::Loader::stop_requested), set by a signal
+    /// or by the program.
     pub fn stop(mut self, stop: Stop) -> Self {
         self.run.stop = Some(stop);
         self
@@ -349,16 +358,18 @@ impl LoaderBuilder {
 
     /// Number of decode workers (threads), at most 1024.
     ///
-    /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one per usable core of the node. Local
-    /// ranks divide the cores, see the guide [ranks](crate::guide::ranks). There are fewer if their
-    /// buffers do not fit in the free memory, or if the system refuses threads; the report says so.
+    /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one
+    /// per usable core of the node. Local ranks divide the cores, see the guide
+    /// [ranks](crate::guide::ranks). There are fewer if their buffers do not fit in the free
+    /// memory, or if the system refuses threads; the report says so.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self
     }
 
-    /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything it needs, or fails
-    /// with the sum. Default: as much as the other settings need, or less if less memory is free.
+    /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything
+    /// it needs, or fails with the sum. Default: as much as the other settings need, or less if
+    /// less memory is free.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self
@@ -373,14 +384,15 @@ impl LoaderBuilder {
         self
     }
 
-    /// Keeps objects of stores and files of network mounts on a local disk, and reads them from there. Default: nothing is
-    /// kept.
+    /// Keeps objects of stores and files of network mounts on a local disk, and reads them from
+    /// there. Default: nothing is kept.
     pub fn cache(mut self, cache: crate::storage::Cache) -> Self {
         self.reader.cache = Some(cache);
         self
     }
 
-    /// The device that holds the delivered batches. Default: the host. [`Device::auto`] uses a GPU if there is one.
+    /// The device that holds the delivered batches. Default: the host. [`Device::auto`] uses a GPU
+    /// if there is one.
     pub fn device(mut self, device: Device) -> Self {
         self.device.device = device;
         self
@@ -389,8 +401,8 @@ impl LoaderBuilder {
     /// The stream that runs the steps: it takes every batch, and its idle time is measured. Without
     /// it, see [`Batch::bind`](crate::Batch::bind).
     ///
-    /// The stream waits for each batch's copy. The memory of a dropped batch is reused only after the stream's work on
-    /// it. Declare further streams with [`stream_as`](Self::stream_as).
+    /// The stream waits for each batch's copy. The memory of a dropped batch is reused only after
+    /// the stream's work on it. Declare further streams with [`stream_as`](Self::stream_as).
     pub fn stream(self, stream: impl Into<Stream>) -> Self {
         self.stream_as(stream, StreamUse::Takes)
     }
@@ -428,11 +440,13 @@ impl LoaderBuilder {
         self
     }
 
-    /// Appends a line of JSON to this file for each failed sample: the fields of [`BadSample`](crate::BadSample).
+    /// Appends a line of JSON to this file for each failed sample: the fields of
+    /// [`BadSample`](crate::BadSample).
     ///
-    /// The lines are written when the batch is delivered: one for a row that got a substitute, and one for each
-    /// substitute that failed too. Each rank needs its own file. If a write fails (a full disk,
-    /// say), the run continues, and the [ledger](crate::Loader::ledger) and the report say so.
+    /// The lines are written when the batch is delivered: one for a row that got a substitute, and
+    /// one for each substitute that failed too. Each rank needs its own file. If a write fails (a
+    /// full disk, say), the run continues, and the [ledger](crate::Loader::ledger) and the report
+    /// say so.
     ///
     /// `build` fails if the file cannot be opened, or if the policy never substitutes.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {

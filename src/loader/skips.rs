@@ -12,8 +12,9 @@ use crate::state::{Cursor, State};
 use std::ops::Range;
 
 impl Loader {
-    /// Leaves out these batches of `epoch`, for example those before a loss spike: they are not read and not delivered. Batches
-    /// count from the beginning of the epoch, as in [`State::batch`]. Each rank of a run must make the same call.
+    /// Leaves out these batches of `epoch`, for example those before a loss spike: they are not
+    /// read and not delivered. Batches count from the beginning of the epoch, as in
+    /// [`State::batch`]. Each rank of a run must make the same call.
     ///
     /// The batches around them stay the same. A [`state`](Self::state) keeps the ranges that are
     /// still to be left out, so that a resumed run needs no further call; [`State::agree`] names

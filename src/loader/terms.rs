@@ -9,11 +9,11 @@ use crate::pipeline::recipe::Recipe;
 use crate::pipeline::substitute::SpareRoom;
 use crate::tensor::PAGE;
 
-/// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a picture of two
-/// megapixels.
+/// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a
+/// picture of two megapixels.
 const SCRATCH_LEAST: usize = 8 << 20;
-/// A worker copies encoded samples up to this size from the page cache, and decodes them itself. The buffer of each
-/// worker has at most this size. Larger samples go through the ring.
+/// A worker copies encoded samples up to this size from the page cache, and decodes them itself.
+/// The buffer of each worker has at most this size. Larger samples go through the ring.
 const CACHED_MAX: usize = 4 << 20;
 /// Default total of the slots if single slots are small: enough to hide the latency of passing
 /// slots between threads.

@@ -30,8 +30,8 @@ impl LoaderBuilder {
 impl Tuning {
     /// Number of batches in host memory at once, including those that the caller holds.
     ///
-    /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1 nothing is read
-    /// ahead.
+    /// Default: 4 to 16 depending on their size; fewer under a tight budget, but at least 2. With 1
+    /// nothing is read ahead.
     pub fn slots(mut self, slots: usize) -> Self {
         self.0.memory.slots = Some(slots);
         self
@@ -60,8 +60,8 @@ impl Tuning {
     /// Number of batches in device memory at once, including those that the caller holds; at least
     /// 2.
     ///
-    /// Default: 3 (one in use, one ready, one being copied). Has no effect on the host, where batches stay in their
-    /// [`slots`](Self::slots).
+    /// Default: 3 (one in use, one ready, one being copied). Has no effect on the host, where
+    /// batches stay in their [`slots`](Self::slots).
     pub fn device_batches(mut self, batches: usize) -> Self {
         self.0.device.batches = Some(batches);
         self
@@ -70,8 +70,8 @@ impl Tuning {
     /// Whether raw fields go directly from file to device memory (GPUDirect Storage). Default:
     /// [`Gds::Auto`].
     ///
-    /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such bytes. The report
-    /// gives each field's route and the reason.
+    /// A field qualifies if its rows are unchanged bytes of a file. The host does not checksum such
+    /// bytes. The report gives each field's route and the reason.
     ///
     /// [`Gds::Auto`] reads directly if cuFile really bypasses host memory and the page cache has no
     /// room for the dataset. It opens cuFile only if the kernel module nvidia-fs is loaded or
@@ -103,13 +103,15 @@ impl Tuning {
         self
     }
 
-    /// How long one operation may take before `next()` fails with [`ErrorKind::Stalled`](crate::ErrorKind::Stalled).
+    /// How long one operation may take before `next()` fails with
+    /// [`ErrorKind::Stalled`](crate::ErrorKind::Stalled).
     ///
-    /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder or transform, and
-    /// each copy. The error names the operation. Slow work on many samples is not a stall. Nor is work of the
-    /// consumer's streams on dropped batches, for which the next copy waits: it counts as
-    /// [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns). The loader can still be dropped: some seconds later it
-    /// abandons the stalled operation and everything that operation can reach.
+    /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder
+    /// or transform, and each copy. The error names the operation. Slow work on many samples is not
+    /// a stall. Nor is work of the consumer's streams on dropped batches, for which the next copy
+    /// waits: it counts as [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns). The
+    /// loader can still be dropped: some seconds later it abandons the stalled operation and
+    /// everything that operation can reach.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {
         self.0.faults.stall_deadline = deadline;
         self
@@ -118,7 +120,8 @@ impl Tuning {
 
 #[cfg(feature = "unstable")]
 impl Tuning {
-    /// For tests: loads this cuFile library, on a machine with `proc`, `run` and `dev` below `root`.
+    /// For tests: loads this cuFile library, on a machine with `proc`, `run` and `dev` below
+    /// `root`.
     pub fn cufile_at(
         mut self,
         library: impl Into<std::path::PathBuf>,
@@ -128,7 +131,8 @@ impl Tuning {
         self
     }
 
-    /// For tests: cuFile may take the bytes through host memory, as it does on machines without its kernel module.
+    /// For tests: cuFile may take the bytes through host memory, as it does on machines without its
+    /// kernel module.
     pub fn cufile_any_route(mut self) -> Self {
         self.0.device.cufile_any_route = true;
         self

@@ -17,14 +17,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One memory budget for several loaders of a process: one per GPU, or one for training and one for evaluation.
+/// One memory budget for several loaders of a process: one per GPU, or one for training and one for
+/// evaluation.
 ///
-/// A loader may plan at most an equal part of the free bytes: free bytes / loaders not built yet. So early loaders
-/// leave at least bytes / loaders to each later one. Bytes that they do not need go to the loaders after them.
+/// A loader may plan at most an equal part of the free bytes: free bytes / loaders not built yet.
+/// So early loaders leave at least bytes / loaders to each later one. Bytes that they do not need
+/// go to the loaders after them.
 ///
-/// A loader returns its bytes and its place when the loader, its epochs and its batches are dropped, or when `build`
-/// fails. The same rule holds for a replacement: if no other place is open, it may plan at least its predecessor's
-/// bytes.
+/// A loader returns its bytes and its place when the loader, its epochs and its batches are
+/// dropped, or when `build` fails. The same rule holds for a replacement: if no other place is
+/// open, it may plan at least its predecessor's bytes.
 ///
 /// Data in memory counts once for all loaders that share it. It is subtracted before the free bytes
 /// are divided.
@@ -109,8 +111,8 @@ impl Budget {
         self.shared.bytes - self.shared.lock().bytes
     }
 
-    /// Takes the bytes that `plan` returns, and those of `data` that no live loader shares. Other loaders wait meanwhile, so
-    /// `plan` must only compute.
+    /// Takes the bytes that `plan` returns, and those of `data` that no live loader shares. Other
+    /// loaders wait meanwhile, so `plan` must only compute.
     ///
     /// Errors (nothing is taken then): [`ErrorKind::Budget`] if all loaders are alive or `plan`
     /// exceeds its part; those of `plan`.

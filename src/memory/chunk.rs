@@ -9,8 +9,8 @@ const ALIGN: usize = 64;
 
 /// Rows of the fields of one open chunk. `build()` reserves it; chunks reuse it.
 ///
-/// A field is either [`fixed`](Self::fixed), one array of rows of one length, or gets its rows one by one from
-/// [`push`](Self::push) or [`place`](Self::place).
+/// A field is either [`fixed`](Self::fixed), one array of rows of one length, or gets its rows one
+/// by one from [`push`](Self::push) or [`place`](Self::place).
 pub struct ChunkBuf {
     memory: Memory,
     used: usize,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Invariants:
-//! * A byte has one writer at a time. The tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`, `Filled`) are unique and
-//!   not `Clone`, and each keeps its memory alive.
+//! * A byte has one writer at a time. The tokens (`FreeSlot`, `Rows`, `RowSpan`, `RingSpan`,
+//!   `Filled`) are unique and not `Clone`, and each keeps its memory alive.
 //! * No token can be lost: dropping a `Rows` fails its rows, so every slot returns to the pool.
 //! * Loaders of one process may share a [`Budget`]; each takes the bytes of its plan from it.
 //! * This module does not depend on devices or io_uring. The registrant's `Arc` keeps a registered

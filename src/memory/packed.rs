@@ -15,18 +15,21 @@ use crate::sync::atomic::Ordering;
 use crate::tensor::{Field, Packed};
 
 impl Slot {
-    /// The `u64` at `offset`: an offset or a length. A row's length is accessed only through its token.
+    /// The `u64` at `offset`: an offset or a length. A row's length is accessed only through its
+    /// token.
     pub(super) fn number(&self, offset: usize) -> u64 {
         let mut bytes = [0; 8];
         let ptr = self.at(offset, 8);
-        // SAFETY: in bounds, initialised; offsets are written before there are rows, lengths by the row's token.
+        // SAFETY: in bounds, initialised; offsets are written before there are rows, lengths by the
+        // row's token.
         unsafe { std::ptr::copy_nonoverlapping(ptr, bytes.as_mut_ptr(), 8) };
         u64::from_ne_bytes(bytes)
     }
 
     fn set_number(&self, offset: usize, number: u64) {
         let ptr = self.at(offset, 8);
-        // SAFETY: in bounds; written as `number` says, and no reference to it exists before the slot is full.
+        // SAFETY: in bounds; written as `number` says, and no reference to it exists before the
+        // slot is full.
         unsafe { std::ptr::copy_nonoverlapping(number.to_ne_bytes().as_ptr(), ptr, 8) }
     }
 
@@ -71,7 +74,8 @@ impl Slot {
                 if start != end {
                     let from = self.at(layout.offset + start, len);
                     let to = self.at(layout.offset + end, len);
-                    // SAFETY: both in bounds; no other thread accesses the slot between its last row and its delivery.
+                    // SAFETY: both in bounds; no other thread accesses the slot between its last
+                    // row and its delivery.
                     unsafe { std::ptr::copy(from, to, len) };
                     self.set_number(
                         packed.offsets + row as usize * 8,
@@ -89,7 +93,8 @@ impl Slot {
 }
 
 impl Rows {
-    /// Places row `row` of a packed field: `len` bytes (by default the maximum), or none if they do not fit.
+    /// Places row `row` of a packed field: `len` bytes (by default the maximum), or none if they do
+    /// not fit.
     ///
     /// Called for each row in order, before any row is filled or taken.
     pub(crate) fn place(&mut self, field: usize, row: u32, len: Option<u64>) {

@@ -9,10 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Identifies a process, distinct from all its ancestors. For wrappers of this crate that have
 /// locks of their own, because a forked child must not wait for these locks.
 ///
-/// It is a number. The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a check is one load. `getpid` would
-/// cost a system call in each `next()` and each drop. The page also detects a child of a raw `clone`, which skips the
-/// handlers of `pthread_atfork`, and a child with its parent's pid in another pid namespace. Kernels before 4.14 refuse
-/// the advice; there the number is the pid.
+/// It is a number. The kernel zeroes the number's page in a forked child (`MADV_WIPEONFORK`), so a
+/// check is one load. `getpid` would cost a system call in each `next()` and each drop. The page
+/// also detects a child of a raw `clone`, which skips the handlers of `pthread_atfork`, and a child
+/// with its parent's pid in another pid namespace. Kernels before 4.14 refuse the advice; there the
+/// number is the pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u64);
 
@@ -63,7 +64,7 @@ fn wiped_on_fork() -> Option<&'static AtomicU64> {
     // SAFETY: the range is a private anonymous mapping of our own, and nothing points into it yet.
     unsafe { rustix::mm::madvise(start.cast(), len, rustix::mm::Advice::LinuxWipeOnFork) }.ok()?;
     std::mem::forget(map);
-    // SAFETY: the page is zeroed, aligned, larger than the word, never unmapped, and used only as this atomic. The
-    // kernel wipes the child's copy before any code of the child runs.
+    // SAFETY: the page is zeroed, aligned, larger than the word, never unmapped, and used only as
+    // this atomic. The kernel wipes the child's copy before any code of the child runs.
     Some(unsafe { AtomicU64::from_ptr(start.cast()) })
 }

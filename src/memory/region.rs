@@ -29,7 +29,8 @@ const LESS: &str = "free memory, or use less in-memory data, a smaller batch or 
 /// The usual size of a huge page (x86-64, and arm64 with 4 KiB pages).
 const HUGE: usize = 2 << 20;
 
-/// Anonymous private memory, zeroed, page-aligned, populated on creation, returned to the kernel on drop.
+/// Anonymous private memory, zeroed, page-aligned, populated on creation, returned to the kernel on
+/// drop.
 ///
 /// It hands out raw pointers only; the tokens of `slot` and `ring` give each byte one writer.
 pub(crate) struct Region {
@@ -134,8 +135,8 @@ pub(crate) trait Pinned: Send + Sync {
     fn release(&self) -> bool;
 }
 
-// SAFETY: a region is plain memory. The tokens of `slot` and `ring`, the only callers of `ptr`, decide which thread may
-// access which part.
+// SAFETY: a region is plain memory. The tokens of `slot` and `ring`, the only callers of `ptr`,
+// decide which thread may access which part.
 unsafe impl Send for Region {}
 // SAFETY: as above; `Region` itself has no method that reads or writes the bytes.
 unsafe impl Sync for Region {}
@@ -143,7 +144,8 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reserves and populates `len` bytes, rounded up to a page.
     ///
-    /// Errors: [`ErrorKind::Budget`] if the kernel refuses them, or if other processes take the memory meanwhile.
+    /// Errors: [`ErrorKind::Budget`] if the kernel refuses them, or if other processes take the
+    /// memory meanwhile.
     pub(crate) fn new(len: usize, what: &str) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut map = Self::map(len, what)?;
@@ -180,8 +182,8 @@ impl Region {
             // Kernels without transparent huge pages answer EINVAL; the mapping works without them.
             let _ = map.advise(Advice::HugePage);
         }
-        // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page faults. Kernels
-        // before 5.14 do not know the advice; they populate pages on first write.
+        // Populate now, so that `build()` finds a lack of memory and the first epoch pays no page
+        // faults. Kernels before 5.14 do not know the advice; they populate pages on first write.
         let mut start = 0;
         while start < len {
             let left = len - start;
@@ -223,12 +225,14 @@ impl Region {
 
     /// Starts or ends withholding the region from forked children.
     ///
-    /// A fork copies all pinned pages at once, because a page known to a device or the kernel cannot be copied on
-    /// write. A child that accesses a withheld region faults, unless the user [held](Self::hold) it at the fork.
+    /// A fork copies all pinned pages at once, because a page known to a device or the kernel
+    /// cannot be copied on write. A child that accesses a withheld region faults, unless the user
+    /// [held](Self::hold) it at the fork.
     fn withhold(&self, start: bool) {
         static WATCHED: AtomicBool = AtomicBool::new(false);
         if !cfg!(miri) && !WATCHED.swap(true, Ordering::Relaxed) {
-            // SAFETY: three functions that live as long as the program. Without memory for them, children lack the regions.
+            // SAFETY: three functions that live as long as the program. Without memory for them,
+            // children lack the regions.
             unsafe { pthread_atfork(before_fork, in_parent, in_child) };
         }
         let mut all = WITHHELD.hold();

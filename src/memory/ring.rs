@@ -23,7 +23,8 @@ pub struct ByteRing {
 struct RingShare {
     region: Arc<Region>,
     spans_max: usize,
-    // A lock costs tens of nanoseconds, twice per sample; a read from storage takes microseconds at best.
+    // A lock costs tens of nanoseconds, twice per sample; a read from storage takes microseconds at
+    // best.
     state: Mutex<RingState>,
     on_room: Box<dyn Fn() + Send + Sync>,
 }
@@ -83,7 +84,8 @@ impl ByteRing {
         &self.shared.region
     }
 
-    /// Takes `len` contiguous bytes, page-aligned; `None` while the ring has no room. Their content is unspecified.
+    /// Takes `len` contiguous bytes, page-aligned; `None` while the ring has no room. Their content
+    /// is unspecified.
     pub fn reserve(&self, len: usize) -> Option<RingSpan> {
         let mut state = self.shared.state.hold();
         if state.spans.len() == state.spans.capacity() {
@@ -196,7 +198,8 @@ mod tests {
     const EACH: usize = if cfg!(miri) { 1021 } else { 1 };
 
     proptest! {
-        /// Random reservations and frees: live spans never overlap, and an empty ring takes up to its capacity.
+        /// Random reservations and frees: live spans never overlap, and an empty ring takes up to
+        /// its capacity.
         #[test]
         fn live_spans_never_overlap_and_room_always_comes_back(
             steps in prop::collection::vec((any::<bool>(), 0_usize..9 * 4096, any::<prop::sample::Index>()), 1..STEPS)

@@ -1,6 +1,7 @@
 //! Views of one row or one whole batch, for user code: decoders, `.map` and `.map_batch`.
 //!
-//! The views borrow their token mutably ([`Rows`], [`Filled`]). So a field's bytes have one writer at a time.
+//! The views borrow their token mutably ([`Rows`], [`Filled`]). So a field's bytes have one writer
+//! at a time.
 
 #![allow(unsafe_code)]
 
@@ -105,8 +106,8 @@ impl Row<'_> {
         );
         self.written |= 1 << field;
         let (ptr, len) = self.slot.field_at(field, self.row);
-        // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row` borrows the row's
-        // unique token mutably, and lent fields were refused above.
+        // SAFETY: in bounds, initialised, alive by the borrow of the slot. Exclusive: this `Row`
+        // borrows the row's unique token mutably, and lent fields were refused above.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
@@ -123,8 +124,8 @@ impl Row<'_> {
         assert_ne!(a, b);
         let first: *mut [u8] = self.bytes_mut(a);
         let second = self.bytes_mut(b);
-        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
-        // live as long as the mutable borrow of `self`.
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows
+        // are exclusive. Both live as long as the mutable borrow of `self`.
         (unsafe { &mut *first }, second)
     }
 
@@ -210,8 +211,8 @@ impl Row<'_> {
 
     /// Sets the length (first dimension) of an `UpTo` field and zeroes the bytes after it.
     ///
-    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum; for a packed field with lengths
-    /// in the index, if `len` is neither 0 nor that length.
+    /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum;
+    /// for a packed field with lengths in the index, if `len` is neither 0 nor that length.
     pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
         let spec = &self.slot.plan.spec.fields()[field];
         if !spec.is_up_to() {
@@ -330,8 +331,8 @@ impl Row<'_> {
 
     fn put(&mut self, offset: usize, bytes: &[u8]) {
         let ptr = self.slot.at(offset, bytes.len());
-        // SAFETY: in bounds; `lens`, `ids` and `status` of a row are written only through its unique token, and no
-        // reference to them exists before the slot is full.
+        // SAFETY: in bounds; `lens`, `ids` and `status` of a row are written only through its
+        // unique token, and no reference to them exists before the slot is full.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), ptr, bytes.len()) }
     }
 }
@@ -352,8 +353,9 @@ impl<'a> RowFields<'a> {
         take_once(&mut self.taken, field, &self.row.slot.plan.spec)?;
         let bytes: *mut [u8] = self.row.bytes_mut(field);
         *self.written |= 1 << field;
-        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), and each field is taken once, so the
-        // borrow is exclusive. It lives as long as the mutable borrow of the row.
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), and each field is
+        // taken once, so the borrow is exclusive. It lives as long as the mutable borrow of the
+        // row.
         Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
     }
 }
@@ -454,7 +456,8 @@ impl BatchMut<'_> {
         index_of(self.filled.spec(), name)
     }
 
-    /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for a packed field.
+    /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for
+    /// a packed field.
     ///
     /// No value may exceed the field's maximum; otherwise the batch gets an error of
     /// [`ErrorKind::Shape`].
@@ -468,14 +471,15 @@ impl BatchMut<'_> {
         ))
     }
 
-    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of the first dimension. `None` for
-    /// other fields.
+    /// Bounds of a packed field's rows: row `i` has the elements `offsets[i]..offsets[i + 1]` of
+    /// the first dimension. `None` for other fields.
     pub fn offsets(&self, field: usize) -> Option<&[u64]> {
         self.filled.offsets(field)
     }
 
-    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in an order of groups, that of the
-    /// batch's group. The first dimension of a packed field counts the elements of all rows.
+    /// Dimensions of field `field`, rows first. For an `UpTo` field, the second is the maximum; in
+    /// an order of groups, that of the batch's group. The first dimension of a packed field counts
+    /// the elements of all rows.
     pub fn shape(&self, field: usize) -> Vec<usize> {
         let spec = &self.spec().fields()[field];
         if spec.is_packed() {
@@ -505,7 +509,8 @@ impl BatchMut<'_> {
 
     /// The rows of field `field`, one slice each.
     ///
-    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose rows vary in length.
+    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose
+    /// rows vary in length.
     pub fn rows_mut<T: Element>(
         &mut self,
         field: usize,
@@ -582,8 +587,9 @@ impl<'a> BatchFields<'a> {
         take_once(&mut self.taken[0], field, self.batch.spec())?;
         *self.written |= 1 << field;
         let bytes: *mut [u8] = self.batch.bytes_mut(field);
-        // SAFETY: arrays of different fields, and lengths, do not overlap (tested in `tensor`), and each is taken once, so
-        // the borrow is exclusive. It lives as long as the mutable borrow of the batch.
+        // SAFETY: arrays of different fields, and lengths, do not overlap (tested in `tensor`), and
+        // each is taken once, so the borrow is exclusive. It lives as long as the mutable borrow of
+        // the batch.
         Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
     }
 

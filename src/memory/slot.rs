@@ -1,8 +1,9 @@
 //! Batch slots: host memory for whole batches, and the unique tokens that fill it.
 //!
-//! Many threads write to a slot at once, each to its own rows. That is safe because each row has one token:
-//! [`FreeSlot::begin`] makes one [`Rows`] of all rows, which can be split but never copied. The slot counts its
-//! unfinished rows; the thread that finishes the last one turns the slot into [`Filled`].
+//! Many threads write to a slot at once, each to its own rows. That is safe because each row has
+//! one token: [`FreeSlot::begin`] makes one [`Rows`] of all rows, which can be split but never
+//! copied. The slot counts its unfinished rows; the thread that finishes the last one turns the
+//! slot into [`Filled`].
 
 #![allow(unsafe_code)]
 
@@ -51,7 +52,8 @@ pub(super) struct Slot {
     region: Arc<Region>,
     /// Rows not yet finished.
     remaining: AtomicU32,
-    /// The [`Ticket`] of the current batch, `u64::MAX` for no group. Atomic only because the slot is shared; written while the slot is free.
+    /// The [`Ticket`] of the current batch, `u64::MAX` for no group. Atomic only because the slot
+    /// is shared; written while the slot is free.
     ticket: [AtomicU64; 6],
     /// Rows of the current batch.
     pub(super) rows: AtomicU32,
@@ -285,12 +287,14 @@ impl FreeSlot {
     }
 }
 
-/// The right to fill some rows of a slot. Dropping it fails its unfinished rows ([`ErrorKind::Cancelled`]).
+/// The right to fill some rows of a slot. Dropping it fails its unfinished rows
+/// ([`ErrorKind::Cancelled`]).
 pub(crate) struct Rows {
     pub(super) slot: Arc<Slot>,
     pub(super) start: u32,
     end: u32,
-    /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per row.
+    /// Finished rows before `start`, not yet counted down: one atomic operation per run, not per
+    /// row.
     pub(super) done: u32,
     /// Fields of row `start` that I/O operations hold parts of.
     pub(super) lent: u64,
@@ -369,8 +373,8 @@ impl Rows {
         let ptr = self
             .slot
             .at(layout.offset + self.start as usize * layout.row_bytes, len);
-        // SAFETY: in bounds (`at`), initialised, alive by `slot`; exclusive: this token of the rows is unique and
-        // borrowed mutably, and none of its fields is lent.
+        // SAFETY: in bounds (`at`), initialised, alive by `slot`; exclusive: this token of the rows
+        // is unique and borrowed mutably, and none of its fields is lent.
         unsafe { std::slice::from_raw_parts_mut(ptr, len) }
     }
 
@@ -385,8 +389,9 @@ impl Rows {
         let valid = (self.slot.valid.load(Ordering::Relaxed) as usize)
             .saturating_sub(first)
             .min(ids.len());
-        // SAFETY: in bounds, since `valid` is at most the number of ids. Ids and status of these rows are written only
-        // through their unique token, and no reference to them exists before the slot is full.
+        // SAFETY: in bounds, since `valid` is at most the number of ids. Ids and status of these
+        // rows are written only through their unique token, and no reference to them exists before
+        // the slot is full.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), places, bytes.len());
             std::ptr::write_bytes(statuses, Status::Real as u8, valid);
@@ -428,10 +433,11 @@ impl Rows {
         bad.list.push(sample);
     }
 
-    /// Lends a part of field `field` of the first unfinished row to an I/O operation. Parts of one field are lent one
-    /// after the other, in the order of their bytes.
+    /// Lends a part of field `field` of the first unfinished row to an I/O operation. Parts of one
+    /// field are lent one after the other, in the order of their bytes.
     ///
-    /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields cannot be accessed.
+    /// Until [`restore`](Self::restore) of all parts the row cannot be finished and its fields
+    /// cannot be accessed.
     pub(crate) fn lend(&mut self, field: usize, part: Range<usize>) -> RowSpan {
         assert!(
             self.start < self.end
@@ -478,8 +484,9 @@ impl Drop for Rows {
         }
         let count = self.done + self.len();
         if self.lent != 0 {
-            // The operation that holds the bytes was abandoned (a wedged device at shutdown). The countdown must not
-            // reach zero: the slot never returns to the pool, and the operation keeps its memory alive.
+            // The operation that holds the bytes was abandoned (a wedged device at shutdown). The
+            // countdown must not reach zero: the slot never returns to the pool, and the operation
+            // keeps its memory alive.
             return;
         }
         // AcqRel: the last thread sees the writes of all others, and the next holder of the slot
@@ -505,8 +512,9 @@ pub(crate) struct RowSpan {
 impl RowSpan {
     pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         let (ptr, _) = self.slot.field_at(self.field, self.row);
-        // SAFETY: in bounds (`at`, `lend`), initialised (regions are zeroed), alive (`slot`), and exclusive: `lend` made
-        // this span once and no other that overlaps, and `Rows::row` refuses the field until all are restored.
+        // SAFETY: in bounds (`at`, `lend`), initialised (regions are zeroed), alive (`slot`), and
+        // exclusive: `lend` made this span once and no other that overlaps, and `Rows::row` refuses
+        // the field until all are restored.
         unsafe { std::slice::from_raw_parts_mut(ptr.add(self.part.start), self.part.len()) }
     }
 
@@ -645,8 +653,9 @@ impl Filled {
 
     /// Start of an array, for a framework that reads and writes it while this `Filled` lives.
     ///
-    /// No slice of the batch may be borrowed meanwhile. Null for the lengths of a fixed field. The pointer does not
-    /// come from a slice, because a pointer from a shared borrow must not be written through.
+    /// No slice of the batch may be borrowed meanwhile. Null for the lengths of a fixed field. The
+    /// pointer does not come from a slice, because a pointer from a shared borrow must not be
+    /// written through.
     pub(crate) fn ptr(&self, array: Array) -> *mut u8 {
         let layout = &self.slot().plan.layout;
         let rows = self.rows();
@@ -681,15 +690,16 @@ impl Filled {
         assert_ne!(a, b);
         let first: *mut [u8] = self.array_mut(a);
         let second = self.array_mut(b);
-        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows are exclusive. Both
-        // live as long as the mutable borrow of `self`.
+        // SAFETY: arrays of different fields do not overlap (tested in `tensor`), so both borrows
+        // are exclusive. Both live as long as the mutable borrow of `self`.
         (unsafe { &mut *first }, second)
     }
 
     pub(super) fn array(&self, offset: usize, len: usize) -> &[u8] {
         let ptr = self.slot().at(offset, len);
-        // SAFETY: in bounds, initialised, alive. `Filled` is unique and exists only while no `Rows` or span of this
-        // batch does, so no thread writes while it is borrowed shared (`array_mut` borrows mutably).
+        // SAFETY: in bounds, initialised, alive. `Filled` is unique and exists only while no `Rows`
+        // or span of this batch does, so no thread writes while it is borrowed shared (`array_mut`
+        // borrows mutably).
         unsafe { std::slice::from_raw_parts(ptr, len) }
     }
 

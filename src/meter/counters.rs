@@ -1,4 +1,5 @@
-//! The meters that stages write while they run: counters, areas, flows, states, histograms. No lock, no allocation.
+//! The meters that stages write while they run: counters, areas, flows, states, histograms. No
+//! lock, no allocation.
 //!
 //! ```text
 //! Counter       how many, how much                          any thread adds
@@ -39,7 +40,8 @@ impl Counter {
     }
 }
 
-/// A value on cache lines of its own: threads that write it do not slow down those that use its neighbours.
+/// A value on cache lines of its own: threads that write it do not slow down those that use its
+/// neighbours.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Lone<T>(T);
@@ -74,7 +76,8 @@ pub(crate) struct Area {
 /// One more change in progress, or finished, in [`Area::word`].
 const CHANGING: u64 = 1 << 32;
 const CHANGED: u64 = 1 << 40;
-/// Attempts of a reader to find a moment without a change. After them it takes the numbers as they are.
+/// Attempts of a reader to find a moment without a change. After them it takes the numbers as they
+/// are.
 const LOOKS: usize = 10_000;
 
 impl Area {
@@ -239,9 +242,9 @@ impl<E: Numbered, const N: usize> States<E, N> {
     }
 }
 
-/// Reads sums that belong to a state. Reads again while the state changes or the result is not `whole`: a writer is in the middle
-/// of a change, and may have lost its core. All attempts take about 10 ms; after them the result
-/// lacks that one change.
+/// Reads sums that belong to a state. Reads again while the state changes or the result is not
+/// `whole`: a writer is in the middle of a change, and may have lost its core. All attempts take
+/// about 10 ms; after them the result lacks that one change.
 fn settled<S: PartialEq + Copy, T>(
     state: impl Fn() -> S,
     read: impl Fn(S) -> T,
@@ -265,8 +268,8 @@ fn settled<S: PartialEq + Copy, T>(
     read(before)
 }
 
-/// Time of a pool's workers, added up: busy; starved (idle while a batch is being filled); ahead (idle, and no batch to fill).
-/// All changes go through one word, so every nanosecond counts once.
+/// Time of a pool's workers, added up: busy; starved (idle while a batch is being filled); ahead
+/// (idle, and no batch to fill). All changes go through one word, so every nanosecond counts once.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Pool {
@@ -303,7 +306,8 @@ impl Pool {
             let working = (old & ((1 << WORKING_BITS) - 1))
                 .saturating_add_signed(by)
                 .min((1 << WORKING_BITS) - 1);
-            // Threads read the clock before they change the word. A late one must not turn time back.
+            // Threads read the clock before they change the word. A late one must not turn time
+            // back.
             let since = old >> (WORKING_BITS + 1);
             let at = now & TIME_MASK;
             let at = if at.wrapping_sub(since) & TIME_MASK > TIME_MASK / 2 {
@@ -375,7 +379,8 @@ impl Pool {
         (sums[0] + busy, sums[1] + starved, sums[2] + ahead)
     }
 
-    /// Whether the writer of the word has added the time before it: the sums then hold all workers' time.
+    /// Whether the writer of the word has added the time before it: the sums then hold all workers'
+    /// time.
     fn is_whole(&self, word: u64, sums: [u64; 3]) -> bool {
         let since = word >> (WORKING_BITS + 1);
         let sum = sums.into_iter().fold(0, u64::wrapping_add);
@@ -600,9 +605,9 @@ mod tests {
         assert_eq!(pool.read(110), (1024 * 10, 0, 1024 * 100));
     }
 
-    /// Has `writers` threads make changes while this one reads. A writer that loses its core in the middle of a change, for longer
-    /// than a reader tries, makes a reading wrong. That happens on a busy machine, but to fewer
-    /// than one reading in a hundred.
+    /// Has `writers` threads make changes while this one reads. A writer that loses its core in the
+    /// middle of a change, for longer than a reader tries, makes a reading wrong. That happens on a
+    /// busy machine, but to fewer than one reading in a hundred.
     fn while_it_changes(writers: usize, change: impl Fn(u64) + Sync, is_whole: impl Fn() -> bool) {
         let ended = AtomicUsize::new(0);
         let mut reads = 0;

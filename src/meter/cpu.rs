@@ -1,8 +1,9 @@
-//! CPU time of a loader's threads, of the process and its control groups, as the kernel counts them.
+//! CPU time of a loader's threads, of the process and its control groups, as the kernel counts
+//! them.
 //!
-//! Each thread enlists itself, and a report asks the kernel for its times: threads write nothing while they run. Threads of a reader
-//! (pread, maps) and of rayon's global pool are not enlisted. Of the user's threads, only those
-//! that call `next()` are enlisted.
+//! Each thread enlists itself, and a report asks the kernel for its times: threads write nothing
+//! while they run. Threads of a reader (pread, maps) and of rayon's global pool are not enlisted.
+//! Of the user's threads, only those that call `next()` are enlisted.
 
 use super::PipelineStage;
 use super::snapshot::Cpu;
@@ -179,7 +180,8 @@ fn busy_ns(stat: &str, counts: impl Fn(usize) -> bool) -> Option<u64> {
         {
             continue;
         }
-        // User, nice, system, idle, waiting for devices, interrupts, soft interrupts, stolen by other guests.
+        // User, nice, system, idle, waiting for devices, interrupts, soft interrupts, stolen by
+        // other guests.
         let times: Vec<u64> = words.map_while(|time| time.parse().ok()).collect();
         ticks += [0, 1, 2, 5, 6, 7]
             .iter()

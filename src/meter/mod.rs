@@ -6,8 +6,8 @@
 //!                     └─► Timeline   the last batches, each with its times
 //! ```
 //!
-//! Two times matter to the user: the wait of `next()` for a batch (the device idles because of the loader), and the time of the
-//! user's own code between two calls.
+//! Two times matter to the user: the wait of `next()` for a batch (the device idles because of the
+//! loader), and the time of the user's own code between two calls.
 
 mod clock;
 mod counters;
@@ -78,7 +78,8 @@ pub(crate) enum Stay {
     Held = 3,
 }
 
-/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not happen).
+/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not
+/// happen).
 #[derive(Debug, Default)]
 pub(crate) struct SlotTimes {
     /// One more than the [`Stay`]; 0 before the slot is announced.

@@ -1,4 +1,5 @@
-//! Ranges for tools that listen to NVTX, such as Nsight Systems: NVTX 3's C interface, without its headers.
+//! Ranges for tools that listen to NVTX, such as Nsight Systems: NVTX 3's C interface, without its
+//! headers.
 //!
 //! ```text
 //! listen() ── NVTX_INJECTION64_PATH ──► the tool's library ── InitializeInjectionNvtx2(export_table) ──► fills SLOTS
@@ -206,7 +207,8 @@ fn initialize(path: &OsStr) -> Result<(), String> {
             .unwrap_or(&error)
             .to_string()
     };
-    // SAFETY: loading runs the library's initialisers, on the assumption that the variable names a tool's library.
+    // SAFETY: loading runs the library's initialisers, on the assumption that the variable names a
+    // tool's library.
     let library = unsafe { Library::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.map_err(words)?;
     // Never unloaded: it may have started threads.
     let library = ManuallyDrop::new(library);
@@ -313,7 +315,8 @@ pub(crate) fn push(name: Name, payload: u64) -> Option<Pushed> {
     let tool = TOOL.get()?;
     let (push, pop) = tool.stacks?;
     let event = Event::new(tool.names[name as usize], payload);
-    // SAFETY: the event lives during the call; its name is a text of ours, or registered in this domain.
+    // SAFETY: the event lives during the call; its name is a text of ours, or registered in this
+    // domain.
     unsafe { push(tool.domain, &event) };
     Some(Pushed {
         domain: tool.domain,

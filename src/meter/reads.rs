@@ -44,7 +44,8 @@ impl ReadStats {
     }
 }
 
-/// Counts of a loader's local cache. A network mount counts as network, and a file on it as an object.
+/// Counts of a loader's local cache. A network mount counts as network, and a file on it as an
+/// object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CacheReads {
@@ -56,7 +57,8 @@ pub struct CacheReads {
     pub blocks: u64,
     /// Bytes of these blocks.
     pub bytes: u64,
-    /// Blocks or objects that the local cache did not keep because its disk was full, slow or failing.
+    /// Blocks or objects that the local cache did not keep because its disk was full, slow or
+    /// failing.
     pub not_kept: u64,
     /// Cached objects of other runs that were removed to free space.
     pub removed: u64,

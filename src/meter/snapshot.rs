@@ -1,4 +1,5 @@
-//! All measurements as numbers: the input of the verdict, the what-if model and the exports. Pure data.
+//! All measurements as numbers: the input of the verdict, the what-if model and the exports. Pure
+//! data.
 //!
 //! ```text
 //! order ──► storage ──► decode ──► copy ──► consumer
@@ -140,8 +141,8 @@ pub struct Consumer {
     pub gpu: Option<GpuIdle>,
 }
 
-/// What a source of a mixture has delivered to all ranks together since epoch 0, resumes included. Samples of skipped
-/// batches count.
+/// What a source of a mixture has delivered to all ranks together since epoch 0, resumes included.
+/// Samples of skipped batches count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SourceCount {
@@ -218,8 +219,8 @@ impl GpuIdle {
     /// Idle time caused by the program's own code; `None` if it is not known for more than 1 % of
     /// the steps.
     ///
-    /// It is known where the stream was still busy at the request, and where [`Loader::mark`](crate::Loader::mark) says
-    /// that a step's work was enqueued.
+    /// It is known where the stream was still busy at the request, and where
+    /// [`Loader::mark`](crate::Loader::mark) says that a step's work was enqueued.
     pub fn host_late_ns(&self) -> Option<u64> {
         (self.unmarked_steps.saturating_mul(100) <= self.steps).then_some(self.late_ns)
     }
@@ -233,7 +234,8 @@ pub struct Unmeasured {
     /// known. Name it with [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) or
     /// [`Batch::bind`](crate::Batch::bind).
     pub no_stream: u64,
-    /// The driver refused an event of the step, for instance while a graph was captured, or none was free.
+    /// The driver refused an event of the step, for instance while a graph was captured, or none
+    /// was free.
     pub no_event: u64,
     /// Pauses between two steps: at least 20 times the usual step and at least one second, for
     /// instance an evaluation within an epoch.
@@ -535,8 +537,9 @@ pub struct Slots {
 }
 
 impl Snapshot {
-    /// Share of the steady time that the consumer's thread waited in `next()`: 0 … 1. On the host that is starvation; on a GPU the
-    /// stream may have work meanwhile, see [`Verdict::starved_share`](crate::profile::Verdict::starved_share).
+    /// Share of the steady time that the consumer's thread waited in `next()`: 0 … 1. On the host
+    /// that is starvation; on a GPU the stream may have work meanwhile, see
+    /// [`Verdict::starved_share`](crate::profile::Verdict::starved_share).
     pub fn waited_share(&self) -> f64 {
         let waited = self.consumer.waited_ns;
         let steady = waited.saturating_add(self.consumer.user_ns);
@@ -549,16 +552,17 @@ impl Snapshot {
 
     /// For datasets in chunks: samples of opened chunks per sample delivered.
     ///
-    /// Above 1, chunks were opened for only some of their samples: by several ranks, or again in another lane. Chunks
-    /// open ahead of the consumer count too, so the value is meaningful after about one epoch. Summed over ranks it
-    /// applies to the whole run.
+    /// Above 1, chunks were opened for only some of their samples: by several ranks, or again in
+    /// another lane. Chunks open ahead of the consumer count too, so the value is meaningful after
+    /// about one epoch. Summed over ranks it applies to the whole run.
     pub fn read_amplification(&self) -> Option<f64> {
         let chunks = self.decode.chunks?;
         let delivered = self.consumer.samples;
         (delivered > 0).then(|| chunks.samples as f64 / delivered as f64)
     }
 
-    /// Keeps every number from falling below an earlier snapshot: a number read while it changes can be off by a moment.
+    /// Keeps every number from falling below an earlier snapshot: a number read while it changes
+    /// can be off by a moment.
     pub(crate) fn raise(&mut self, before: &Self) {
         self.combine(before, u64::max);
     }

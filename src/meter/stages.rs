@@ -1,4 +1,5 @@
-//! The meters of each stage, and the states of its threads. Each group gives its part of a [`Snapshot`](super::Snapshot).
+//! The meters of each stage, and the states of its threads. Each group gives its part of a
+//! [`Snapshot`](super::Snapshot).
 
 use super::counters::{Area, Counter, Flow, Histogram, Lone, Numbered, Pool, States};
 use super::reads::{DirectReads, ReadStats};

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// The times of one batch: nanoseconds since the loader was built, 0 for a step that did not happen.
+/// The times of one batch: nanoseconds since the loader was built, 0 for a step that did not
+/// happen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct BatchRecord {
@@ -70,8 +71,8 @@ pub struct Timeline {
     pub batches: Vec<BatchRecord>,
     /// Queue lengths at moments, at most one for each batch.
     pub gauges: Vec<Gauges>,
-    /// Work of each thread of the loader and of each stream of the device. A track can reach back further than the batches, or less
-    /// far.
+    /// Work of each thread of the loader and of each stream of the device. A track can reach back
+    /// further than the batches, or less far.
     pub tracks: Vec<Track>,
     /// The number of older batches, forgotten to make room.
     pub forgotten: u64,

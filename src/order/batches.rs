@@ -37,9 +37,10 @@ use std::sync::Arc;
 /// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, and the repeated ones again |
 /// | `Drop` | none | all but those that do not fill a batch |
 ///
-/// Padding rows are marked [`Status::Padding`](crate::Status) and come last; [`Batch::valid`](crate::Batch::valid)
-/// counts the others. This number is 0 on some ranks when fewer samples than ranks are left. A
-/// blank row has the id `u64::MAX` and zeros in every field; no `.map` sees it.
+/// Padding rows are marked [`Status::Padding`](crate::Status) and come last;
+/// [`Batch::valid`](crate::Batch::valid) counts the others. This number is 0 on some ranks when
+/// fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field;
+/// no `.map` sees it.
 ///
 /// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the
 /// epoch. It belongs to the largest group and is filled up from the beginning of that group's
@@ -47,8 +48,8 @@ use std::sync::Arc;
 /// such a batch, anywhere in a shuffled epoch. `Pad` then adds rows only until all ranks have
 /// equally many.
 ///
-/// [`Snapshot::epoch`](crate::profile::Snapshot::epoch) and the report have the exact numbers of repeated and left-out samples,
-/// before the first batch.
+/// [`Snapshot::epoch`](crate::profile::Snapshot::epoch) and the report have the exact numbers of
+/// repeated and left-out samples, before the first batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
@@ -101,8 +102,8 @@ pub(crate) struct Batches {
 }
 
 impl Batches {
-    /// The batches of an epoch of `len` positions from the beginning. Errors: [`ErrorKind::Config`] when a rank would have
-    /// no row, or too many to count.
+    /// The batches of an epoch of `len` positions from the beginning. Errors: [`ErrorKind::Config`]
+    /// when a rank would have no row, or too many to count.
     pub(crate) fn new(len: u64, global: u64, last: LastBatch, rank: Rank) -> Result<Self> {
         let world = u64::from(rank.world());
         let rank = u64::from(rank.number());
@@ -154,7 +155,8 @@ impl Batches {
         self.groups.as_ref().map(|groups| groups.batch(batch).group)
     }
 
-    /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are the end.
+    /// The same epoch from `position` on, where batch `batch` begins. Positions past the end are
+    /// the end.
     pub(crate) fn starting(self, position: u64, batch: u64) -> Self {
         Self {
             start: position.min(self.len),

@@ -36,7 +36,8 @@ const BLOCK: usize = 256;
 /// Samples that are counted at once; their count fits a byte.
 const STRIDE: usize = 128;
 
-/// The group of each sample, and the batches of each group, for [`Order::grouped`](super::Order::grouped).
+/// The group of each sample, and the batches of each group, for
+/// [`Order::grouped`](super::Order::grouped).
 ///
 /// A group holds samples that may share a batch: texts of similar length, pictures of one aspect
 /// ratio, clips of similar duration. A global batch belongs to one group, so all ranks have the
@@ -48,9 +49,9 @@ const STRIDE: usize = 128;
 /// [shape](crate::decode::Image::groups) each have a short batch, see
 /// [`LastBatch`](super::LastBatch).
 ///
-/// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or [`budget`](Self::budget) gives
-/// each group its own. These count rows over all ranks, so that a run resumes with any world size. At most 2^32 samples in
-/// 256 groups.
+/// Batches have the loader's global batch size, unless [`batch_sizes`](Self::batch_sizes) or
+/// [`budget`](Self::budget) gives each group its own. These count rows over all ranks, so that a
+/// run resumes with any world size. At most 2^32 samples in 256 groups.
 ///
 /// ```
 /// use feedline::{Loader, Order, dataset::Records, order::Groups};
@@ -88,8 +89,9 @@ impl Groups {
     /// Groups by a number that is known for each sample, such as its length, one per sample of the
     /// dataset. Group *i* has the lengths up to `bounds[i]` that exceed `bounds[i - 1]`.
     ///
-    /// Errors: [`ErrorKind::Config`] for no bounds, more than 256, bounds that do not ascend, and a length above the last
-    /// bound, naming the sample; [`ErrorKind::Limit`] for more than 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] for no bounds, more than 256, bounds that do not ascend, and a
+    /// length above the last bound, naming the sample; [`ErrorKind::Limit`] for more than 2^32
+    /// samples.
     pub fn by(lengths: impl IntoIterator<Item = u64>, bounds: &[u64]) -> Result<Self> {
         if bounds.is_empty() || bounds.len() > GROUPS_MAX {
             return Err(config(format!(
@@ -131,7 +133,8 @@ impl Groups {
     /// Half the padding takes twice the groups. For web text (a lognormal, cut at 4,096), 16 groups
     /// leave 9 % padding, 64 groups 2 %, one group 80 %.
     ///
-    /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for more than 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] for a count that is not 1 to 256; [`ErrorKind::Limit`] for
+    /// more than 2^32 samples.
     pub fn by_length(lengths: &[u64], count: usize) -> Result<Self> {
         if !(1..=GROUPS_MAX).contains(&count) {
             return Err(config(format!(
@@ -281,8 +284,8 @@ impl Groups {
         }
     }
 
-    /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length, too few batch
-    /// sizes, a batch with fewer rows than ranks.
+    /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length,
+    /// too few batch sizes, a batch with fewer rows than ranks.
     pub(crate) fn plan(
         &self,
         dataset_len: u64,
@@ -704,7 +707,8 @@ impl Plan {
         self.counts
     }
 
-    /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next is prepared.
+    /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next
+    /// is prepared.
     pub(crate) fn bytes(&self) -> usize {
         let permutations = 1 + usize::from(self.flows);
         let of_group =

@@ -1,12 +1,14 @@
-//! Keys, the keyed permutation and keyed random draws: all randomness of the crate, as pure functions of a seed.
+//! Keys, the keyed permutation and keyed random draws: all randomness of the crate, as pure
+//! functions of a seed.
 //!
 //! ```text
 //! seed ─► Key ─derive(epoch)─► Key ─┬─► Permutation: position ─► index, no array of n entries
 //!                                   └─derive(id), label─► Draws: the random numbers of one transform of one sample
 //! ```
 //!
-//! The quality is **statistical, not cryptographic**: for a training run results are independent and uniform, but the seed can
-//! be found from enough of them. The gain is nanoseconds per index, and a shuffle needs no secret.
+//! The quality is **statistical, not cryptographic**: for a training run results are independent
+//! and uniform, but the seed can be found from enough of them. The gain is nanoseconds per index,
+//! and a shuffle needs no secret.
 
 use std::sync::Arc;
 
@@ -32,10 +34,12 @@ impl Key {
         .derive(seed)
     }
 
-    /// The sub-key for a number (an epoch, a sample id, …). Different words never give the same sub-key.
+    /// The sub-key for a number (an epoch, a sample id, …). Different words never give the same
+    /// sub-key.
     #[must_use]
     pub fn derive(self, word: u64) -> Self {
-        // A bijection of the key for a fixed word, and from word to `low` for a fixed key: no entropy is lost.
+        // A bijection of the key for a fixed word, and from word to `low` for a fixed key: no
+        // entropy is lost.
         let low = mix(self.low ^ word);
         Self {
             low,
@@ -65,8 +69,8 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// A bijection of 64-bit words in which every input bit flips every output bit with probability close to 1/2
-/// (Stafford's "Mix13", the finaliser of SplitMix64).
+/// A bijection of 64-bit words in which every input bit flips every output bit with probability
+/// close to 1/2 (Stafford's "Mix13", the finaliser of SplitMix64).
 fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -80,8 +84,8 @@ fn scale(word: u64, size: u64) -> u64 {
 
 /// A keyed bijection of `0..n`: a shuffle computed entry by entry and never stored.
 ///
-/// Memory and the time to the first index are bounded by constants: 10^12 entries need no more than 10^3. Any `n` of
-/// 64 bits is legal, 0 and 1 too.
+/// Memory and the time to the first index are bounded by constants: 10^12 entries need no more than
+/// 10^3. Any `n` of 64 bits is legal, 0 and 1 too.
 ///
 /// A [`Sampler`](super::Sampler) shuffles its batches with one, without a table for each epoch:
 ///
@@ -103,8 +107,9 @@ enum Method {
 }
 
 impl Permutation {
-    /// Up to this size the permutation is a table (2 bytes per entry, so 2 KiB at most) made by an exact shuffle: on
-    /// small domains a Feistel network is measurably not uniform, and there are too few entries to average over.
+    /// Up to this size the permutation is a table (2 bytes per entry, so 2 KiB at most) made by an
+    /// exact shuffle: on small domains a Feistel network is measurably not uniform, and there are
+    /// too few entries to average over.
     pub const TABLE_MAX: u64 = 1024;
 
     /// The permutation of `0..n` for a seed and an epoch.
@@ -155,9 +160,9 @@ fn table(n: u16, key: Key) -> Arc<[u16]> {
     entries.into()
 }
 
-/// Rounds in each direction; 4 + 4 in all. The battery of `tests/behaviour/uniformity.rs`, run once with 30 times its seeds,
-/// rejected 2 + 2 at every length up to 4096 and 3 + 3 up to 128, but neither 3 + 3 nor 4 + 4 above `TABLE_MAX`; the
-/// fourth is margin.
+/// Rounds in each direction; 4 + 4 in all. The battery of `tests/behaviour/uniformity.rs`, run once
+/// with 30 times its seeds, rejected 2 + 2 at every length up to 4096 and 3 + 3 up to 128, but
+/// neither 3 + 3 nor 4 + 4 above `TABLE_MAX`; the fourth is margin.
 const DOUBLE_ROUNDS: usize = 4;
 
 /// An unbalanced Feistel network on `rows × 2^bits ≥ n` cells, walked until it lands below `n`.
@@ -242,7 +247,8 @@ impl Round {
     }
 }
 
-/// Random numbers that depend on (seed, epoch, sample id, purpose) alone: the only source of randomness of transforms.
+/// Random numbers that depend on (seed, epoch, sample id, purpose) alone: the only source of
+/// randomness of transforms.
 ///
 /// The numbers are the same for any worker, decode order and rank. A transform with another source
 /// of randomness makes the run irreproducible. A sample that an order repeats within an epoch has
@@ -250,8 +256,8 @@ impl Round {
 /// (`"crop"`, `"flip"`) have unrelated numbers, so adding a transform does not change those of
 /// another.
 ///
-/// The generator is xoroshiro128++ (Blackman and Vigna): 2 words of state, period 2^128 - 1. 2^40 streams of 2^20
-/// numbers overlap somewhere with probability 2^-28.
+/// The generator is xoroshiro128++ (Blackman and Vigna): 2 words of state, period 2^128 - 1. 2^40
+/// streams of 2^20 numbers overlap somewhere with probability 2^-28.
 ///
 /// ```
 /// use feedline::order::Draws;
@@ -309,8 +315,8 @@ impl Draws {
         (self.next_u64() >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
     }
 
-    /// Uniform in `0..n`, without bias (Lemire's method: a division only when a rejection is possible, which has
-    /// probability `n` / 2^64). Panics when `n` is 0.
+    /// Uniform in `0..n`, without bias (Lemire's method: a division only when a rejection is
+    /// possible, which has probability `n` / 2^64). Panics when `n` is 0.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
         assert!(n > 0, "there is no number below 0");
@@ -492,7 +498,8 @@ mod tests {
 
     #[test]
     fn walks_are_short_on_average() {
-        // The surplus is below one row of 2^bits cells, so the expected number of extra steps is below 2^bits / n.
+        // The surplus is below one row of 2^bits cells, so the expected number of extra steps is
+        // below 2^bits / n.
         for n in [1025_u64, 4097, 1_000_003] {
             let network = Feistel::new(n, Key::new(n));
             let surplus = (network.rows << network.bits) - n;
@@ -529,8 +536,8 @@ mod tests {
 
     #[test]
     fn every_bit_of_a_word_flips_half_of_the_key() {
-        // 64 flipped bits × 128 bits out × 100 keys: the count per bit is binomial(100, 1/2), sd 5; over all 819 200 the
-        // mean has sd 0.00055, so 0.003 is beyond 5 sd (false alarm 5e-8).
+        // 64 flipped bits × 128 bits out × 100 keys: the count per bit is binomial(100, 1/2), sd 5;
+        // over all 819 200 the mean has sd 0.00055, so 0.003 is beyond 5 sd (false alarm 5e-8).
         let mut flipped = 0;
         for seed in 0..100 {
             for bit in 0..64 {
@@ -545,8 +552,8 @@ mod tests {
 
     #[test]
     fn numbers_below_n_are_unbiased() {
-        // Of 3·2^62 the remainder method would give the lowest third twice as often: 0.5 instead of 1/3.
-        // 30 000 draws: sd 0.0027, so 0.0136 is 5 sd (false alarm 6e-7).
+        // Of 3·2^62 the remainder method would give the lowest third twice as often: 0.5 instead of
+        // 1/3. 30 000 draws: sd 0.0027, so 0.0136 is 5 sd (false alarm 6e-7).
         let n = 3 << 62;
         let mut draws = Draws::new(1, 0, 0, "below");
         let low = (0..30_000).filter(|_| draws.below(n) < 1 << 62).count();
@@ -602,7 +609,8 @@ mod tests {
 
     #[test]
     fn released_orders_never_change() {
-        // A change here makes every saved state resume in another order: it needs a new major version.
+        // A change here makes every saved state resume in another order: it needs a new major
+        // version.
         let first = |n, count| {
             let permutation = Permutation::new(n, Key::new(42));
             (0..count).map(|i| permutation.get(i)).collect::<Vec<u64>>()

@@ -1,4 +1,5 @@
-//! Orders over chunks for many ranks: lanes walked side by side, and the chunks that a rank needs at each position. Pure.
+//! Orders over chunks for many ranks: lanes walked side by side, and the chunks that a rank needs
+//! at each position. Pure.
 //!
 //! ```text
 //! permuted chunks   │ 7 │  2  │ 9 │   0   │ 4 │ 5 │  8  │ …    every sample once, N in all
@@ -27,10 +28,11 @@
 //! `most`:
 //!
 //! - Entries of earlier rounds are done at p; those of later rounds have a later f than all of A's.
-//! - A lane that has a position of the run left in the round has one in [p, p + L): its positions are L apart and the
-//!   first is below kN + L. So f(y) < p + L for each y in A.
-//! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at p or later; x begins L
-//!   after the end of such a group at the earliest: f(x) ≥ p + L, so x comes after all of A.
+//! - A lane that has a position of the run left in the round has one in [p, p + L): its positions
+//!   are L apart and the first is below kN + L. So f(y) < p + L for each y in A.
+//! - Let x of the round be neither in A nor done. An earlier group of its lane is in A and ends at
+//!   p or later; x begins L after the end of such a group at the earliest: f(x) ≥ p + L, so x comes
+//!   after all of A.
 //!
 //! Limits: any L, W ≥ 1, any number of samples. An order takes O(chunks) memory for any L; `Needs`
 //! take O(chunks + min(L, N)) per round that the run touches, and each `piece` of them O(lanes
@@ -71,8 +73,9 @@ struct Group {
 }
 
 impl Lanes {
-    /// `starts` ascend from 0: the first sample of each chunk, then the number of all. Without a key nothing is permuted;
-    /// with one lane and a window of 1 that is the sequential order. 0 lanes and a window of 0 count as 1.
+    /// `starts` ascend from 0: the first sample of each chunk, then the number of all. Without a
+    /// key nothing is permuted; with one lane and a window of 1 that is the sequential order. 0
+    /// lanes and a window of 0 count as 1.
     pub(crate) fn new(starts: &Arc<[u64]>, lanes: u64, window: usize, key: Option<Key>) -> Self {
         let chunks = starts.len().saturating_sub(1);
         let permutation = key.map(|key| Permutation::new(chunks as u64, key.named("chunks")));
@@ -144,8 +147,9 @@ impl Lanes {
         lanes.saturating_mul(self.0.window).min(exist)
     }
 
-    /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a chunk counts with all its
-    /// rows each time it is opened. 1 is the minimum; NaN without samples.
+    /// Rows that `world` ranks with this `step` open in an epoch, per row of the dataset, when a
+    /// chunk counts with all its rows each time it is opened. 1 is the minimum; NaN without
+    /// samples.
     pub(crate) fn amplification(&self, world: u64, step: u64) -> f64 {
         let Inner {
             starts,
@@ -167,7 +171,8 @@ impl Lanes {
         size_of_val(&*self.0.sequence) + size_of_val(&*self.0.before)
     }
 
-    /// The needs of a rank that visits the virtual positions p ≡ `class` (mod `step`) of `start..end`.
+    /// The needs of a rank that visits the virtual positions p ≡ `class` (mod `step`) of
+    /// `start..end`.
     pub(crate) fn needs(&self, start: u64, end: u64, class: u64, step: u64) -> Needs {
         let len = self.len();
         let stride = gcd(self.0.lanes, step.max(1));
@@ -218,7 +223,8 @@ impl Lanes {
         }))
     }
 
-    /// Adds the groups of `lane` that have a position in `run` (of the round that begins at `base`), and their first needs.
+    /// Adds the groups of `lane` that have a position in `run` (of the round that begins at
+    /// `base`), and their first needs.
     fn add_groups(
         &self,
         lane: u64,
@@ -230,7 +236,8 @@ impl Lanes {
         let lanes = self.0.lanes;
         let start = self.span(lane).start;
         let reached = |position: u64| start + position.saturating_sub(lane).div_ceil(lanes);
-        // An entry of the lane has a position below `len`, so only the base can take the sum past 64 bits.
+        // An entry of the lane has a position below `len`, so only the base can take the sum past
+        // 64 bits.
         let position = |at: u64| base.saturating_add(lane + (at - start) * lanes);
         let mut at = reached(run.start);
         let end = reached(run.end);
@@ -368,8 +375,8 @@ struct Needing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Need {
     pub(crate) chunk: usize,
-    /// The first virtual position that does not need it any more: one past the last of the run (visited or not) that
-    /// its group has in this lane and round.
+    /// The first virtual position that does not need it any more: one past the last of the run
+    /// (visited or not) that its group has in this lane and round.
     pub(crate) until: u64,
 }
 
@@ -419,8 +426,9 @@ impl Needs {
         })
     }
 
-    /// The entries that `position` (virtual, in the run, visited or not) needs, and the end of this need: at most the end of the
-    /// round and of the run. Each visited lane of the round adds the group of its next entry; a lane without one needs nothing.
+    /// The entries that `position` (virtual, in the run, visited or not) needs, and the end of this
+    /// need: at most the end of the round and of the run. Each visited lane of the round adds the
+    /// group of its next entry; a lane without one needs nothing.
     pub(crate) fn piece(&self, position: u64) -> Piece {
         let (round, groups) = self.groups(position);
         let round_end = round.base.saturating_add(self.0.lanes.len());
@@ -458,7 +466,8 @@ impl Needs {
         }
     }
 
-    /// The round of a position, and the groups that it needs by entry, each with the index of its lane among the visited.
+    /// The round of a position, and the groups that it needs by entry, each with the index of its
+    /// lane among the visited.
     fn groups(&self, position: u64) -> (&Round, Vec<(usize, &Needing)>) {
         let Needed {
             run,

@@ -1,4 +1,5 @@
-//! The order of an epoch: the sample at each position. Pure arithmetic; nothing is read or waited for.
+//! The order of an epoch: the sample at each position. Pure arithmetic; nothing is read or waited
+//! for.
 //!
 //! ```text
 //! seed, epoch ──► key ──► permutation ──┐ (when shuffled)
@@ -7,11 +8,12 @@
 //! ```
 //!
 //! Invariants, tested:
-//! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on workers, readers,
-//!   faults or the number of ranks. So a checkpoint needs a position only.
+//! - The id at a position depends on (seed, epoch, position) and the dataset's length alone: not on
+//!   workers, readers, faults or the number of ranks. So a checkpoint needs a position only.
 //! - Every epoch of a shuffled order visits every index exactly once, each epoch in another order.
-//! - An order takes memory for the user's list of indices or groups, and 24 bytes per chunk of a window: no other array of
-//!   the dataset's length, so 10^12 samples start as fast as 10^3 (`benches/order.rs`).
+//! - An order takes memory for the user's list of indices or groups, and 24 bytes per chunk of a
+//!   window: no other array of the dataset's length, so 10^12 samples start as fast as 10^3
+//!   (`benches/order.rs`).
 //!
 //! Limits: lengths, positions and ids are `u64`, any value; a batch holds at most `u32::MAX` rows.
 //!
@@ -49,9 +51,10 @@ use std::sync::Arc;
 
 /// A user's own order: a pure function from position to sample id.
 ///
-/// `id` must depend on its arguments and on the sampler's constants alone; randomness comes from [`Draws`], keyed by
-/// epoch and position. It may be called from any thread, for any position below `len`, in any order, more than once.
-/// An id outside the dataset ends the epoch with [`ErrorKind::Config`], naming position and id.
+/// `id` must depend on its arguments and on the sampler's constants alone; randomness comes from
+/// [`Draws`], keyed by epoch and position. It may be called from any thread, for any position below
+/// `len`, in any order, more than once. An id outside the dataset ends the epoch with
+/// [`ErrorKind::Config`], naming position and id.
 ///
 /// A sampler that draws every class equally often, with replacement:
 ///
@@ -97,8 +100,9 @@ pub trait Sampler: Send + Sync + 'static {
     /// The sample at `position` (below `len`) of `epoch`.
     fn id(&self, epoch: u64, position: u64) -> u64;
 
-    /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a run does not resume in
-    /// another order. It must be the same in every process and on every machine.
+    /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a
+    /// run does not resume in another order. It must be the same in every process and on every
+    /// machine.
     fn identity(&self) -> u64;
 
     /// A number for the draw at `position` of `epoch`, which distinguishes the draws of one sample
@@ -146,8 +150,8 @@ pub struct Drawn {
     pub samples: u64,
 }
 
-/// A hash of numbers for [`Sampler::identity`] and [`Dataset::identity`](crate::dataset::Dataset::identity), the same on
-/// every machine.
+/// A hash of numbers for [`Sampler::identity`] and
+/// [`Dataset::identity`](crate::dataset::Dataset::identity), the same on every machine.
 pub fn identity_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
     let key = numbers
         .into_iter()
@@ -278,21 +282,23 @@ impl Order {
         }
     }
 
-    /// Cuts a [windowed](Self::windowed) or [sequential](Self::sequential) order into `lanes` equal parts that are walked at
-    /// once: position *p* is the next sample of lane *p* mod `lanes`. Default: 1.
+    /// Cuts a [windowed](Self::windowed) or [sequential](Self::sequential) order into `lanes` equal
+    /// parts that are walked at once: position *p* is the next sample of lane *p* mod `lanes`.
+    /// Default: 1.
     ///
-    /// With several ranks and one lane, neighbouring samples go to different ranks, so that every rank opens every chunk.
-    /// With as many lanes as ranks, or a multiple, a rank reads only its own lanes (the report
-    /// gives the bytes read twice). The order depends on the number of lanes and not on that of
-    /// ranks, so choose the largest possible world, or a common multiple of all: 8 lanes serve 1,
-    /// 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
+    /// With several ranks and one lane, neighbouring samples go to different ranks, so that every
+    /// rank opens every chunk. With as many lanes as ranks, or a multiple, a rank reads only its
+    /// own lanes (the report gives the bytes read twice). The order depends on the number of lanes
+    /// and not on that of ranks, so choose the largest possible world, or a common multiple of all:
+    /// 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;
         self
     }
 
-    /// Exactly these samples, in this order, every epoch; repeats are allowed, and each draws its own crop, flip and the like.
+    /// Exactly these samples, in this order, every epoch; repeats are allowed, and each draws its
+    /// own crop, flip and the like.
     pub fn indices(ids: impl Into<Vec<u64>>) -> Self {
         let ids: Arc<[u64]> = ids.into().into();
         let largest = ids.iter().copied().max().unwrap_or(0);
@@ -304,7 +310,8 @@ impl Order {
         })
     }
 
-    /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless [`with_seed`](Self::with_seed) sets another.
+    /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless
+    /// [`with_seed`](Self::with_seed) sets another.
     pub fn sampler(sampler: impl Sampler) -> Self {
         Self::of(Source::Sampler(Arc::new(sampler)))
     }
@@ -383,7 +390,8 @@ impl Order {
         self.with_seed(seed)
     }
 
-    /// Sets the seed that transforms see, and that of the shuffle if there is one, without shuffling.
+    /// Sets the seed that transforms see, and that of the shuffle if there is one, without
+    /// shuffling.
     #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -395,15 +403,16 @@ impl Order {
         self.seed
     }
 
-    /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the epoch is shorter): to
-    /// look at an order, or to test a sampler. Errors: [`ErrorKind::Config`] for an id outside the dataset, and for an order
-    /// of windows or groups, whose preview is [`Loader::preview`](crate::Loader::preview).
+    /// The first `count` ids of an epoch over a dataset of `dataset_len` samples (fewer when the
+    /// epoch is shorter): to look at an order, or to test a sampler. Errors: [`ErrorKind::Config`]
+    /// for an id outside the dataset, and for an order of windows or groups, whose preview is
+    /// [`Loader::preview`](crate::Loader::preview).
     pub fn preview(&self, dataset_len: u64, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.epoch(dataset_len, epoch)?.first_ids(count)
     }
 
-    /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). A sampler's ids are only
-    /// known at their positions.
+    /// Refuses listed indices outside a dataset of `dataset_len` samples ([`ErrorKind::Config`]). A
+    /// sampler's ids are only known at their positions.
     pub(crate) fn check(&self, dataset_len: u64) -> Result<()> {
         match &self.source {
             Source::Indices { ids, largest, .. } if !ids.is_empty() && *largest >= dataset_len => {
@@ -582,7 +591,8 @@ impl Order {
     }
 }
 
-/// A sampler's identity, with some of its ids: samplers that forget a setting in their identity differ in these.
+/// A sampler's identity, with some of its ids: samplers that forget a setting in their identity
+/// differ in these.
 fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     const LOOKS: u64 = 16;
     let positions =
@@ -593,7 +603,8 @@ fn sampled(sampler: &dyn Sampler, len: u64) -> u64 {
     identity_of(std::iter::once(sampler.identity()).chain(ids))
 }
 
-/// The numbers that decide the sample at each position: orders with equal settings visit the same samples in the same order.
+/// The numbers that decide the sample at each position: orders with equal settings visit the same
+/// samples in the same order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename = "Order")]
 pub(crate) struct Settings {
@@ -772,7 +783,8 @@ impl EpochOrder {
         self.len
     }
 
-    /// The sample at `position`. Errors: [`ErrorKind::Config`] when a sampler names a sample that does not exist.
+    /// The sample at `position`. Errors: [`ErrorKind::Config`] when a sampler names a sample that
+    /// does not exist.
     pub(crate) fn id(&self, position: u64) -> Result<u64> {
         assert!(self.len > 0, "position {position} of an empty epoch");
         if let Some(groups) = &self.groups {
@@ -872,7 +884,8 @@ impl EpochOrder {
         }
     }
 
-    /// Prepares the chunk sequence for the positions that the first `most` of `batches` visit. For datasets in chunks.
+    /// Prepares the chunk sequence for the positions that the first `most` of `batches` visit. For
+    /// datasets in chunks.
     pub(crate) fn visited_by(mut self, batches: &Batches, most: u64) -> Self {
         let whole = self.chunks.as_ref().is_some_and(|chunks| chunks.whole);
         if let (Some(lanes), true) = (&self.lanes, whole) {
@@ -925,7 +938,8 @@ impl EpochOrder {
         self.most
     }
 
-    /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, per sample of the dataset.
+    /// For datasets in chunks: samples in the chunks that all ranks open in an epoch, per sample of
+    /// the dataset.
     pub(crate) fn amplification(&self, batches: &Batches) -> Option<f64> {
         self.chunks.as_ref()?;
         let world = batches.world();

@@ -7,9 +7,10 @@
 //!   the first with a rank wins; every other repeats it or counts nodes, else an error ──► Rank
 //! ```
 //!
-//! A wrong guess would silently ruin a run: all ranks read the same samples, or one process reads 1/n of them.
-//! So the module guesses nothing: [`Rank::from_env`] states the rule, and tests/fixtures/ranks.txt has the cases. Only
-//! `environment` reads the process's variables; the rest is pure. A rank is always below its world, and both are `u32`.
+//! A wrong guess would silently ruin a run: all ranks read the same samples, or one process reads
+//! 1/n of them. So the module guesses nothing: [`Rank::from_env`] states the rule, and
+//! tests/fixtures/ranks.txt has the cases. Only `environment` reads the process's variables; the
+//! rest is pure. A rank is always below its world, and both are `u32`.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
@@ -33,7 +34,8 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Process `rank` of `world`, counted from 0. Errors: [`ErrorKind::Config`] unless `rank < world`.
+    /// Process `rank` of `world`, counted from 0. Errors: [`ErrorKind::Config`] unless
+    /// `rank < world`.
     pub fn new(rank: u32, world: u32) -> Result<Self> {
         if world == 0 {
             return Err(bad("a world of 0 ranks"));
@@ -83,7 +85,8 @@ impl Rank {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: [`ErrorKind::Config`] unless `n` divides the world. [`agree`](Self::agree) checks all processes.
+    /// Errors: [`ErrorKind::Config`] unless `n` divides the world. [`agree`](Self::agree) checks
+    /// all processes.
     pub fn replicated(self, n: u32) -> Result<Self> {
         if self.world.checked_rem(n) != Some(0) {
             let world = self.world;
@@ -102,8 +105,9 @@ impl Rank {
     /// `processes[i]` is the data rank of process *i* and the ids of its next batch, from
     /// [`Loader::rank`](crate::Loader::rank) and [`Loader::next_ids`](crate::Loader::next_ids).
     ///
-    /// Errors: [`ErrorKind::Config`], naming two processes: of different worlds, of one rank with different ids, or of different
-    /// ranks with the same ids; or naming a rank that fewer processes have than another.
+    /// Errors: [`ErrorKind::Config`], naming two processes: of different worlds, of one rank with
+    /// different ids, or of different ranks with the same ids; or naming a rank that fewer
+    /// processes have than another.
     pub fn agree(processes: &[(Self, Vec<u64>)]) -> Result<()> {
         let Some((Self { world, .. }, _)) = processes.first() else {
             return Err(bad("no processes to compare"));
@@ -165,13 +169,15 @@ impl Rank {
     /// | Slurm | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
     /// | Kubernetes, indexed job | `JOB_COMPLETION_INDEX` | `WORLD_SIZE`, which you set | |
     ///
-    /// The first launcher of the table whose rank is set wins. Every other one must give the same rank and world, or count
-    /// nodes: a smaller world that divides the winner's, as when srun starts torchrun once per node. Anything else is an
-    /// error. The local rank comes from the first launcher that gives the same rank and world and a local rank.
+    /// The first launcher of the table whose rank is set wins. Every other one must give the same
+    /// rank and world, or count nodes: a smaller world that divides the winner's, as when srun
+    /// starts torchrun once per node. Anything else is an error. The local rank comes from the
+    /// first launcher that gives the same rank and world and a local rank.
     ///
     /// - An empty variable counts as unset.
-    /// - Two launchers number nodes in their own way: torchrun with one process per node (`TORCHELASTIC_RUN_ID` is set)
-    ///   may give other ranks than the launcher around it, and Open MPI inside of Slurm sees one node too few.
+    /// - Two launchers number nodes in their own way: torchrun with one process per node
+    ///   (`TORCHELASTIC_RUN_ID` is set) may give other ranks than the launcher around it, and Open
+    ///   MPI inside of Slurm sees one node too few.
     /// - In a batch script and in the shell of `salloc`, Slurm's variables describe tasks that srun
     ///   has not started. They are ignored if another launcher is present; without one, more than
     ///   one task is an error.
@@ -182,8 +188,9 @@ impl Rank {
     ///   `PMIX_RANK` above 0, is an error. So are the processes of Lightning's launcher on further
     ///   nodes, whose rank only torch.distributed knows.
     ///
-    /// Errors: [`ErrorKind::Config`], with the variables and their values: not a number; a rank that is not below its
-    /// world; a rank without a world, or the reverse; two launchers that contradict each other; a forgotten srun.
+    /// Errors: [`ErrorKind::Config`], with the variables and their values: not a number; a rank
+    /// that is not below its world; a rank without a world, or the reverse; two launchers that
+    /// contradict each other; a forgotten srun.
     pub fn from_env() -> Result<Self> {
         resolve(Env(&environment))
     }
@@ -201,9 +208,11 @@ impl Rank {
         local(Env(&environment))
     }
 
-    /// Reads the variables of this launcher and of no other. `WORLD_SIZE` serves both torchrun and Kubernetes.
+    /// Reads the variables of this launcher and of no other. `WORLD_SIZE` serves both torchrun and
+    /// Kubernetes.
     ///
-    /// Errors: [`ErrorKind::Config`] when they are unset, or illegal as in [`from_env`](Self::from_env).
+    /// Errors: [`ErrorKind::Config`] when they are unset, or illegal as in
+    /// [`from_env`](Self::from_env).
     pub fn of(launcher: Launcher) -> Result<Self> {
         only(launcher, Env(&environment))
     }
@@ -260,7 +269,8 @@ pub enum Launcher {
     Flux,
     /// srun.
     Slurm,
-    /// A Kubernetes job in completion mode `Indexed`, with `WORLD_SIZE` set to its number of completions.
+    /// A Kubernetes job in completion mode `Indexed`, with `WORLD_SIZE` set to its number of
+    /// completions.
     Kubernetes,
 }
 
@@ -314,7 +324,8 @@ const RANKS_ALONE: [&str; 6] = [
     "NODE_RANK",
 ];
 
-/// The highest step id of srun (Slurm's `SLURM_MAX_NORMAL_STEP_ID`); the shell of `salloc` has `SLURM_STEP_ID=4294967290`.
+/// The highest step id of srun (Slurm's `SLURM_MAX_NORMAL_STEP_ID`); the shell of `salloc` has
+/// `SLURM_STEP_ID=4294967290`.
 const SLURM_STEP_MAX: u32 = 0xffff_fff0;
 
 /// A variable of this process. One that is not Unicode becomes text that is not a number.
@@ -357,7 +368,8 @@ impl Env<'_> {
                 .all(|name| self.has(name))
     }
 
-    /// Whether this is a batch script or the shell of `salloc`: a part of a Slurm job, but none of its tasks.
+    /// Whether this is a batch script or the shell of `salloc`: a part of a Slurm job, but none of
+    /// its tasks.
     pub(super) fn outside_of_srun(self) -> bool {
         let step = self
             .get("SLURM_STEP_ID")
@@ -439,14 +451,17 @@ impl Claim {
         (self.rank.number, self.rank.world) == (other.rank.number, other.rank.world)
     }
 
-    /// Refuses an outer launcher that neither agrees nor counts the nodes on which this one started processes.
+    /// Refuses an outer launcher that neither agrees nor counts the nodes on which this one started
+    /// processes.
     fn check_outer(&self, outer: &Self, env: Env<'_>) -> Result<()> {
         let world = self.rank.world;
         let outer_world = outer.rank.world;
         let nodes = match (self.row.launcher, outer.row.launcher) {
-            // mpirun starts its daemons with srun, on every node but its own; the ranks inherit their variables.
+            // mpirun starts its daemons with srun, on every node but its own; the ranks inherit
+            // their variables.
             (Launcher::OpenMpi, Launcher::Slurm) => outer_world < world,
-            // With one process per node the worlds are equal, and torchrun ranks the nodes in the order of their arrival.
+            // With one process per node the worlds are equal, and torchrun ranks the nodes in the
+            // order of their arrival.
             (Launcher::Torchrun, _) if env.has("TORCHELASTIC_RUN_ID") => {
                 world.is_multiple_of(outer_world)
             }

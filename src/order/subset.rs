@@ -37,8 +37,8 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {
     ))
 }
 
-/// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed) order, not in that of
-/// the ids: ascending order would take memory or a search per index.
+/// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed)
+/// order, not in that of the ids: ascending order would take memory or a search per index.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     permutation: Permutation,
@@ -64,8 +64,8 @@ impl Part {
     }
 }
 
-/// A listed part of a dataset of `n` samples, in the order listed; repeats are allowed. Errors: [`ErrorKind::Config`] when an
-/// id is not below `n`, naming the first.
+/// A listed part of a dataset of `n` samples, in the order listed; repeats are allowed. Errors:
+/// [`ErrorKind::Config`] when an id is not below `n`, naming the first.
 pub(crate) fn listed(ids: Vec<u64>, n: u64) -> Result<Arc<[u64]>> {
     if ids.iter().any(|id| *id >= n) {
         return Err(out_of_range("the subset", &ids, n));

@@ -12,17 +12,17 @@
 //!   └──────────────── last piece that needs the chunk is done ◄──────────────────┘
 //! ```
 //!
-//! The order gives the sequence of chunks, and for every piece of a batch some entries of this sequence. The planner
-//! opens chunks strictly in sequence, ahead of the pieces, as buffers become free. Each entry has
-//! an end position: no piece at or after that position needs the entry. The planner releases the
-//! entry when the oldest waiting piece reaches that position. The buffer is returned when the last
-//! gather that uses it ends.
+//! The order gives the sequence of chunks, and for every piece of a batch some entries of this
+//! sequence. The planner opens chunks strictly in sequence, ahead of the pieces, as buffers become
+//! free. Each entry has an end position: no piece at or after that position needs the entry. The
+//! planner releases the entry when the oldest waiting piece reaches that position. The buffer is
+//! returned when the last gather that uses it ends.
 //!
-//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Take the last entry that the oldest
-//! waiting piece needs. Each entry before it is either needed by this piece too, or no longer
-//! needed by any piece (see `order::lanes`). Entries that no piece needs are held only by gathers,
-//! and gathers wait for no thread. So the piece gets its buffers, and a chunk with a buffer needs
-//! only the ring and a worker.
+//! It cannot deadlock: `build()` gives at least as many buffers as one piece needs. Take the last
+//! entry that the oldest waiting piece needs. Each entry before it is either needed by this piece
+//! too, or no longer needed by any piece (see `order::lanes`). Entries that no piece needs are held
+//! only by gathers, and gathers wait for no thread. So the piece gets its buffers, and a chunk with
+//! a buffer needs only the ring and a worker.
 
 use super::queue::Queue;
 use super::sample::Samples;
@@ -151,7 +151,8 @@ impl Drop for Opening {
     }
 }
 
-/// Calls the dataset to open a chunk into `buffer`. Afterwards the memory of the encoded bytes is free again.
+/// Calls the dataset to open a chunk into `buffer`. Afterwards the memory of the encoded bytes is
+/// free again.
 pub(super) fn open(
     samples: &Samples,
     chunk: usize,
@@ -176,8 +177,8 @@ pub(super) fn open(
     })
 }
 
-/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless a piece of the last chunk is still
-/// held.
+/// A buffer for the encoded bytes of one chunk or one sample. It is reused unless a piece of the
+/// last chunk is still held.
 #[derive(Default)]
 pub(crate) struct Encoded(Option<Arc<RegionBytes>>);
 
@@ -289,7 +290,8 @@ pub(crate) struct Chunks {
     home: Arc<Home>,
     /// The epoch whose chunks are being opened.
     job: Option<Arc<EpochJob>>,
-    /// The sequence from entry `base` to the last opened one; `None` for an entry that no piece needs any more.
+    /// The sequence from entry `base` to the last opened one; `None` for an entry that no piece
+    /// needs any more.
     entries: VecDeque<Option<ChunkEntry>>,
     base: usize,
     waiting: VecDeque<WaitingRows>,
@@ -524,7 +526,8 @@ impl ChunkRoom {
             ),
             _ => (1, (workers + 2).min(count), "a sequential order"),
         };
-        // While the last batches of an epoch are in flight, the tables of the next epoch are prepared.
+        // While the last batches of an epoch are in flight, the tables of the next epoch are
+        // prepared.
         let tables = order.heap_bytes().saturating_mul(2);
         Ok(Some(Self {
             open: MemoryTerm::CHUNKS

@@ -1,4 +1,5 @@
-//! Direct reads: the device's reader (cuFile) reads rows from files into device memory, for batches that have a buffer.
+//! Direct reads: the device's reader (cuFile) reads rows from files into device memory, for batches
+//! that have a buffer.
 //!
 //! ```text
 //! transfer thread ──(rows of a field)──► threads "feedline-gds" ── cuFileRead ──► rows of the buffer, or staging area
@@ -11,10 +12,10 @@
 //! Rows that are adjacent in the file and in the batch are one read.
 //!
 //! Invariants:
-//! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only after every row has
-//!   been counted down, even if the batch is cancelled or a thread panics.
-//! * Every row is read, or has an error that names file, offset and sample. Rows that cuFile could not read are
-//!   counted.
+//! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only
+//!   after every row has been counted down, even if the batch is cancelled or a thread panics.
+//! * Every row is read, or has an error that names file, offset and sample. Rows that cuFile could
+//!   not read are counted.
 
 #![allow(unsafe_code)]
 
@@ -61,7 +62,8 @@ pub(crate) struct Direct {
     steps: Vec<DirectStep>,
     contents: Layout,
     gds: Gds,
-    /// Files for the device's reader, and files for host reads. Host reads are retried like all others.
+    /// Files for the device's reader, and files for host reads. Host reads are retried like all
+    /// others.
     files: Files,
     plain_files: Files,
     /// Indexed by source.
@@ -278,7 +280,8 @@ impl Direct {
                     next
                 }
                 None => {
-                    // The row's bytes are not stored unchanged in a file, so cuFile has nothing to read.
+                    // The row's bytes are not stored unchanged in a file, so cuFile has nothing to
+                    // read.
                     self.core
                         .meters
                         .copy
@@ -292,7 +295,8 @@ impl Direct {
         Ok(())
     }
 
-    /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored unchanged in a file.
+    /// The rows from `row` on that are adjacent in a file; `None` if the row is not stored
+    /// unchanged in a file.
     fn run_at(&self, task: &Task, row: u32) -> Result<Option<Stretch>> {
         let step = &self.steps[task.step];
         let Some(extent) = self.extent_of(task, row)? else {

@@ -54,7 +54,8 @@ impl Drains {
         }
     }
 
-    /// Runs one drain: `work` takes items until it finds none; `is_empty` tells whether none is left.
+    /// Runs one drain: `work` takes items until it finds none; `is_empty` tells whether none is
+    /// left.
     pub(crate) fn drain(&self, mut work: impl FnMut(), is_empty: impl Fn() -> bool) {
         loop {
             work();

@@ -27,14 +27,15 @@ use crossbeam_channel::{Receiver, Sender};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Bytes of the rows that a worker takes at a time. Large enough to hide the cost of taking them, small enough that all
-/// workers finish a batch together.
+/// Bytes of the rows that a worker takes at a time. Large enough to hide the cost of taking them,
+/// small enough that all workers finish a batch together.
 const RUN_BYTES: usize = 512 << 10;
 
 /// The queues to the I/O thread, bounded by the permits, and its waker.
 pub(crate) struct ToIo {
-    /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never wait for the I/O
-    /// thread. Nor may the I/O thread, which frees slots itself, wait for the starter.
+    /// Runs of epochs to plan, newest last. The queue has no bound: starting an epoch must never
+    /// wait for the I/O thread. Nor may the I/O thread, which frees slots itself, wait for the
+    /// starter.
     pub(crate) starts: Queue<Start>,
     /// Tells the I/O thread to end.
     pub(crate) shutdown: AtomicBool,
@@ -194,7 +195,8 @@ impl ToWorkers {
         self.maps.as_ref()?.try_recv().ok()
     }
 
-    /// Takes some rows of the oldest run to fill, and tells whether they are the last of their piece.
+    /// Takes some rows of the oldest run to fill, and tells whether they are the last of their
+    /// piece.
     pub(crate) fn take_rows(&self) -> Option<(ToFill, bool)> {
         let mut queue = self.to_fill.lock();
         let ToFill { run, held } = queue.front_mut()?;
@@ -294,7 +296,8 @@ impl Hooks for Arc<Exchange> {
 }
 
 impl Exchange {
-    /// Sends a full slot to the iterator or to the transfer thread. The channels have room for every slot.
+    /// Sends a full slot to the iterator or to the transfer thread. The channels have room for
+    /// every slot.
     pub(crate) fn hand_out(&self, slot: Filled) {
         match &self.to_device {
             Some(to_device) => drop(to_device.full.send(slot)),

@@ -1,4 +1,5 @@
-//! The pipeline: from an order to full slots, in bounded memory. No thread waits for another thread's permit.
+//! The pipeline: from an order to full slots, in bounded memory. No thread waits for another
+//! thread's permit.
 //!
 //! ```text
 //!                  ┌────────────── planner (the I/O thread) ───────────────┐
@@ -30,21 +31,21 @@
 //! | the sample failed: retry, substitute, or error of the batch | [`rows`], [`substitute`] |
 //! | the last row of the slot is done | [`Exchange`] |
 //!
-//! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are copied unchanged take
-//! a fast path, many at a time. Planner, workers and substitutes use samples and tasks. They
-//! communicate only through the [`exchange`].
+//! One function fills a row, [`sample::Samples::fill`], for every source of bytes. Rows that are
+//! copied unchanged take a fast path, many at a time. Planner, workers and substitutes use samples
+//! and tasks. They communicate only through the [`exchange`].
 //!
 //! While the page cache counts as cold, about one row in 16 is still looked up in it. So the
 //! planner notices when the cache becomes warm.
 //!
 //! # Why it cannot deadlock
 //!
-//! Permits are slots, ring bytes, chunk buffers and samples in flight. Only the I/O thread takes permits, and it takes
-//! slots in batch order. A row first takes the permit of its sample, a chunk its buffer. Then each takes all its ring
-//! bytes at once. Only one row or chunk at a time waits for ring bytes, and nothing overtakes it. From then on it needs
-//! only the storage device and a worker. So every holder of ring bytes finishes without waiting for
-//! another holder, and ring bytes become free. By induction over the batches, the oldest unfinished
-//! batch can always finish.
+//! Permits are slots, ring bytes, chunk buffers and samples in flight. Only the I/O thread takes
+//! permits, and it takes slots in batch order. A row first takes the permit of its sample, a chunk
+//! its buffer. Then each takes all its ring bytes at once. Only one row or chunk at a time waits
+//! for ring bytes, and nothing overtakes it. From then on it needs only the storage device and a
+//! worker. So every holder of ring bytes finishes without waiting for another holder, and ring
+//! bytes become free. By induction over the batches, the oldest unfinished batch can always finish.
 //!
 //! Workers take no permits and wait for no thread. Work that a worker cannot do at once goes to a
 //! queue, and the permits bound the length of that queue. After a failed read, or for a substitute,
@@ -54,24 +55,26 @@
 //!
 //! # Memory
 //!
-//! [`MemoryPlan`](crate::MemoryPlan) lists every term with its reason, and the sum; `build()` reserves the sum. Several loaders may
-//! share a [`Budget`](crate::Budget). The permit of a row in flight covers all memory that travels with the row. A row
-//! that missed the page cache carries no memory, so all rows of all slots may wait as misses.
+//! [`MemoryPlan`](crate::MemoryPlan) lists every term with its reason, and the sum; `build()`
+//! reserves the sum. Several loaders may share a [`Budget`](crate::Budget). The permit of a row in
+//! flight covers all memory that travels with the row. A row that missed the page cache carries no
+//! memory, so all rows of all slots may wait as misses.
 //!
 //! # Faults
 //!
-//! A transient read error is retried. A failed sample is replaced, or ends the iterator: [`substitute`]. A thread that
-//! waits for a batch can name the stalled operation: [`watchdog`].
+//! A transient read error is retried. A failed sample is replaced, or ends the iterator:
+//! [`substitute`]. A thread that waits for a batch can name the stalled operation: [`watchdog`].
 //!
 //! # Ending
 //!
-//! Dropping an epoch cancels its job. Rows that have not begun are dropped, which returns their slot. Reads in flight
-//! complete into memory that is then ignored. Dropping the loader ends the I/O thread after its last completion, and
-//! joins the workers. A thread that misses the deadline is abandoned with all memory it can reach, and counted.
+//! Dropping an epoch cancels its job. Rows that have not begun are dropped, which returns their
+//! slot. Reads in flight complete into memory that is then ignored. Dropping the loader ends the
+//! I/O thread after its last completion, and joins the workers. A thread that misses the deadline
+//! is abandoned with all memory it can reach, and counted.
 //!
-//! Ownership: the [`runtime`] holds the [`Core`] and the workers; workers and planner hold the core; slots hold the
-//! exchange. So an item in a queue of the core does not keep the core alive. Items in the channels of the exchange are
-//! removed at the end.
+//! Ownership: the [`runtime`] holds the [`Core`] and the workers; workers and planner hold the
+//! core; slots hold the exchange. So an item in a queue of the core does not keep the core alive.
+//! Items in the channels of the exchange are removed at the end.
 
 pub(crate) mod chunks;
 pub(crate) mod direct;

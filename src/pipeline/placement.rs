@@ -6,14 +6,14 @@
 //!          (the driver)   (sysfs)               (sched_getaffinity)
 //! ```
 //!
-//! Threads inherit the CPUs of the thread that starts them. Pages come from the node of the CPU that touches them
-//! first. So [`on_node`] starts threads and populates memory from a thread on those CPUs. The
-//! caller's own thread is not moved.
+//! Threads inherit the CPUs of the thread that starts them. Pages come from the node of the CPU
+//! that touches them first. So [`on_node`] starts threads and populates memory from a thread on
+//! those CPUs. The caller's own thread is not moved.
 //!
-//! Limits: never wider than the CPUs of the process (cpusets of Slurm and Kubernetes, `taskset`); at most 1024 CPUs
-//! (the size of [`CpuSet`]). A memory policy of the process (`numactl --interleave`, `cpuset.mems`) and a full node
-//! override first touch. If threads cannot be placed, the reason is an error for a requested node,
-//! otherwise a line of the report.
+//! Limits: never wider than the CPUs of the process (cpusets of Slurm and Kubernetes, `taskset`);
+//! at most 1024 CPUs (the size of [`CpuSet`]). A memory policy of the process
+//! (`numactl --interleave`, `cpuset.mems`) and a full node override first touch. If threads cannot
+//! be placed, the reason is an error for a requested node, otherwise a line of the report.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::thread;
@@ -24,9 +24,10 @@ use std::path::Path;
 /// Where a loader's threads run and its host memory is allocated, on machines with several NUMA
 /// nodes.
 ///
-/// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets share. The report says
-/// in one line what was done or why not. The thread that calls `build` is not moved. `numactl`, `taskset` and the
-/// cpusets of Slurm and Kubernetes are honoured: no thread runs on a CPU that the process may not use.
+/// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets
+/// share. The report says in one line what was done or why not. The thread that calls `build` is
+/// not moved. `numactl`, `taskset` and the cpusets of Slurm and Kubernetes are honoured: no thread
+/// runs on a CPU that the process may not use.
 ///
 /// ```
 /// use feedline::{Device, Loader, Numa, dataset::Records};
@@ -43,10 +44,10 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Numa {
-    /// Use the CPUs next to the device, if the machine reports them. With more [workers](crate::LoaderBuilder::workers)
-    /// than these CPUs, workers run anywhere, and only memory and reads are placed. A process with few of these CPUs
-    /// and many others is not placed, because its workers would compete for these few. No effect on
-    /// the host.
+    /// Use the CPUs next to the device, if the machine reports them. With more
+    /// [workers](crate::LoaderBuilder::workers) than these CPUs, workers run anywhere, and only
+    /// memory and reads are placed. A process with few of these CPUs and many others is not placed,
+    /// because its workers would compete for these few. No effect on the host.
     #[default]
     Auto,
     /// Leave the placement to the kernel.
@@ -77,7 +78,8 @@ pub(crate) enum Placing {
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
-    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs` (`/sys`) describes.
+    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs`
+    /// (`/sys`) describes.
     ///
     /// Errors: [`ErrorKind::Unsupported`] if the process cannot run on the requested node.
     pub(crate) fn new(numa: Numa, pci_bus_id: Option<&str>, sysfs: &Path) -> Result<Self> {
@@ -120,7 +122,8 @@ impl Placing {
         }
     }
 
-    /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has CPUs.
+    /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has
+    /// CPUs.
     pub(crate) fn for_workers(&self, numa: Numa, workers: usize) -> Option<&Placement> {
         self.placement()
             .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())
@@ -170,7 +173,8 @@ impl Placement {
         )?;
         let near = placement.cpus.count();
         let all = own.count();
-        // Less than half an even share of the process's CPUs: the default number of workers would shrink to these few.
+        // Less than half an even share of the process's CPUs: the default number of workers would
+        // shrink to these few.
         if u64::from(near) * 2 * u64::from(online.count())
             < u64::from(all) * u64::from(local.count())
         {
@@ -218,8 +222,9 @@ impl Placement {
     }
 }
 
-/// Runs `work` on a placed thread and waits for it. Threads that `work` starts are placed, and memory that it touches
-/// first comes from the node. Without a placement, `work` runs on the calling thread. A panic propagates to the caller.
+/// Runs `work` on a placed thread and waits for it. Threads that `work` starts are placed, and
+/// memory that it touches first comes from the node. Without a placement, `work` runs on the
+/// calling thread. A panic propagates to the caller.
 ///
 /// Errors: the thread cannot be started or placed. Then `work` has not begun.
 pub(crate) fn on_node<T: Send>(
@@ -260,7 +265,8 @@ fn pci_address(text: &str) -> Why<&str> {
         .ok_or_else(|| format!("{text:?} is not a PCI address"))
 }
 
-/// Parses the kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers beyond a [`CpuSet`] are left out.
+/// Parses the kernel's format of lists: `0-3,8,10-11`, or nothing. Numbers beyond a [`CpuSet`] are
+/// left out.
 fn cpu_list(text: &str) -> Option<CpuSet> {
     let mut set = CpuSet::new();
     // Digits only; `parse` would accept a sign.

@@ -345,8 +345,9 @@ impl Planner {
                 .wait(&mut self.completions, Some(Duration::from_millis(50)));
             self.complete();
         }
-        // Reads that are still in flight stay with the reader, which leaks and counts them. By then this thread counts
-        // as abandoned. That is right: a thread whose reads never complete can never end.
+        // Reads that are still in flight stay with the reader, which leaks and counts them. By then
+        // this thread counts as abandoned. That is right: a thread whose reads never complete can
+        // never end.
     }
 }
 
@@ -367,7 +368,8 @@ fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
     }
 }
 
-/// Starts the batch in `slot` and returns the rows that have a sample. Blank rows are finished here.
+/// Starts the batch in `slot` and returns the rows that have a sample. Blank rows are finished
+/// here.
 fn begin_batch(
     samples: &Samples,
     slot: FreeSlot,

@@ -5,8 +5,8 @@
 //! chunk, buffer ─────────────────┘ └ no: it waits, and all others behind it
 //! ```
 //!
-//! First a row takes a permit (an idle [`Sample`]), a chunk its buffer. Then each takes all its ring bytes at once, or
-//! none.
+//! First a row takes a permit (an idle [`Sample`]), a chunk its buffer. Then each takes all its
+//! ring bytes at once, or none.
 
 use super::Core;
 use super::fetch::{Fetch, Whose};
@@ -124,7 +124,8 @@ impl Reads {
         true
     }
 
-    /// Asks the dataset for the parts of the row's sample, and starts their reads. A permit must be free.
+    /// Asks the dataset for the parts of the row's sample, and starts their reads. A permit must be
+    /// free.
     pub(super) fn begin(&mut self, mut run: RowRun, now: &mut u64) -> Begun {
         let core = self.core.clone();
         let samples = &core.samples;
@@ -201,7 +202,8 @@ impl Reads {
     /// Whether the reader can write the bytes directly into their row. `part`: the offset of the
     /// bytes in the row and how the field is filled, unless the bytes are the whole row.
     fn writes_rows(&self, extent: &Extent, part: Option<(usize, &How)>) -> bool {
-        // An array that is large enough to matter starts on a page; any other needs a reader with alignment 1.
+        // An array that is large enough to matter starts on a page; any other needs a reader with
+        // alignment 1.
         let aligned = |bytes: usize| bytes.is_multiple_of(self.reader.mem_align());
         let begins_aligned = match part {
             None => true,
@@ -349,8 +351,8 @@ impl Reads {
         self.recycle(fetch);
     }
 
-    /// Ends a failed fetch. For a row, a worker finds a substitute, or the batch gets the error. For a chunk, all its
-    /// rows get the error.
+    /// Ends a failed fetch. For a row, a worker finds a substitute, or the batch gets the error.
+    /// For a chunk, all its rows get the error.
     pub(super) fn fail(&mut self, mut fetch: Fetch, error: Error) {
         let samples = &self.core.samples;
         let sample = &fetch.sample;

@@ -1,4 +1,5 @@
-//! How the parts of a sample become its row: which decoder fills which fields, then which transforms run. Pure.
+//! How the parts of a sample become its row: which decoder fills which fields, then which
+//! transforms run. Pure.
 
 use crate::batch::KeptField;
 use crate::dataset::{self, Dataset, Sizes};
@@ -57,7 +58,8 @@ pub(crate) struct Recipe {
     pub(crate) handlers: Vec<Handler>,
     pub(crate) maps: Vec<Arc<MapFn>>,
     pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
-    /// Fields declared by `.map` and `.map_batch`. They are zeroed for each sample, because no other step writes them.
+    /// Fields declared by `.map` and `.map_batch`. They are zeroed for each sample, because no
+    /// other step writes them.
     pub(crate) added: Range<usize>,
     /// All fields: those of the slot, and those that only exist on a device (finished fields and
     /// staging areas).
@@ -70,7 +72,8 @@ pub(crate) struct Recipe {
     pub(crate) directs: Vec<DirectStep>,
     /// The delivered fields.
     pub(crate) keep: Vec<KeptField>,
-    /// Packed fields: the number in the dataset, if its index has the lengths, and the number in the slot.
+    /// Packed fields: the number in the dataset, if its index has the lengths, and the number in
+    /// the slot.
     pub(crate) packed: Vec<(Option<usize>, usize)>,
     /// Whether a decoder makes rows from pictures.
     pictures: bool,
@@ -88,7 +91,8 @@ pub(crate) struct Draft<'a> {
 /// A field of the dataset that is read directly.
 pub(crate) struct DirectField {
     pub(crate) handler: usize,
-    /// Rows are not whole pages of the file. They are read with the surrounding bytes, and moved on the device.
+    /// Rows are not whole pages of the file. They are read with the surrounding bytes, and moved on
+    /// the device.
     pub(crate) unaligned: bool,
 }
 
@@ -341,7 +345,8 @@ impl Recipe {
         decodes || !self.maps.is_empty() || !self.finishes.is_empty()
     }
 
-    /// Whether pictures change after their rows are full. Then the host finishes them after that change.
+    /// Whether pictures change after their rows are full. Then the host finishes them after that
+    /// change.
     pub(crate) fn finishes_late(&self) -> bool {
         !self.on_device && !self.map_batches.is_empty() && !self.finishes.is_empty()
     }
@@ -560,7 +565,8 @@ fn every(spec: &Spec) -> Vec<KeptField> {
         .collect()
 }
 
-/// Marks the fields that are read directly. The slot gets their inputs; the staging areas are on the device.
+/// Marks the fields that are read directly. The slot gets their inputs; the staging areas are on
+/// the device.
 fn direct_steps(
     direct: Vec<DirectField>,
     handlers: &mut [Handler],
@@ -597,8 +603,8 @@ fn direct_steps(
     (steps, staging)
 }
 
-/// The finishing steps, and the fields that a device makes from the slot's fields. The slot gets the inputs of the
-/// steps. The finished field is delivered under the name of its input.
+/// The finishing steps, and the fields that a device makes from the slot's fields. The slot gets
+/// the inputs of the steps. The finished field is delivered under the name of its input.
 fn finishings(
     steps: Vec<(String, Finish)>,
     slot: &mut Vec<Field>,
@@ -641,7 +647,8 @@ fn finishings(
             purpose,
         ));
     }
-    // The finished fields follow all fields that the slot has by now; on the host they are part of the slot.
+    // The finished fields follow all fields that the slot has by now; on the host they are part of
+    // the slot.
     for (step, ..) in &mut finishings {
         step.output += slot.len();
         keep[step.input].index = step.output;

@@ -111,7 +111,8 @@ pub(crate) struct RouteContext {
 /// Chooses the route of every field. `cufile` returns how cuFile reads here, or the reason not to
 /// use it; it is called at most once.
 ///
-/// Errors: [`ErrorKind::Unsupported`] for [`Gds::Require`] if no field can be read directly, with all reasons.
+/// Errors: [`ErrorKind::Unsupported`] for [`Gds::Require`] if no field can be read directly, with
+/// all reasons.
 pub(crate) fn choose(
     gds: Gds,
     fields: &[FieldCandidate<'_>],

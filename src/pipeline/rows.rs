@@ -15,8 +15,8 @@ use crate::storage::{Cached, Extent, may_pass};
 /// Number of rows copied at a time; bounds the list of their ids.
 const COPY_ROWS: u32 = 256;
 
-/// Fills rows from memory and the page cache, and sends the others to be read. Returns the number of filled or failed
-/// rows.
+/// Fills rows from memory and the page cache, and sends the others to be read. Returns the number
+/// of filled or failed rows.
 ///
 /// The parts of a missed row are dropped. All rows of all slots may miss, and no permit bounds the
 /// memory for their parts. The planner asks the dataset again when the row has its permit.
@@ -41,7 +41,8 @@ pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 
         match look_up_one(core, &mut run, worker, &mut bytes) {
             Ok(true) => {
                 if run.len() == 1 {
-                    // Counted first, so that the receiver of the batch finds these bytes in the report.
+                    // Counted first, so that the receiver of the batch finds these bytes in the
+                    // report.
                     note_cached(core, &mut worker.cached);
                 }
                 run.rows.finish_row();

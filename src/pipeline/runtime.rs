@@ -16,10 +16,12 @@ use std::time::{Duration, Instant};
 /// Deadline to join the threads, beyond the deadline for reads in flight.
 const JOIN: Duration = Duration::from_secs(6);
 
-/// Time for idle workers to end. Their pool is dropped last, when another thread may have used up [`JOIN`].
+/// Time for idle workers to end. Their pool is dropped last, when another thread may have used up
+/// [`JOIN`].
 const WORKERS_END: Duration = Duration::from_secs(1);
 
-/// Threads of this process that missed the deadline. They are abandoned with all memory they can reach.
+/// Threads of this process that missed the deadline. They are abandoned with all memory they can
+/// reach.
 static ABANDONED: AtomicU64 = AtomicU64::new(0);
 
 /// Number of threads in this process that missed the deadline at a shutdown.
@@ -36,8 +38,8 @@ pub(crate) struct Runtime {
     workers: Handles,
 }
 
-/// The threads of the decode workers. They end when their pool is dropped; `Handles` drops the pool before it joins
-/// them.
+/// The threads of the decode workers. They end when their pool is dropped; `Handles` drops the pool
+/// before it joins them.
 pub(crate) struct Handles {
     threads: Vec<JoinHandle<()>>,
     /// The pool with its queues, once started.
@@ -86,7 +88,8 @@ pub(crate) fn pool(
         let meters = last.insert(meters(count)).clone();
         move || {
             meters.threads.enlist(PipelineStage::Decode);
-            // Dropped early, because the pool can outlive the loader: the user's own transform may drop the loader.
+            // Dropped early, because the pool can outlive the loader: the user's own transform may
+            // drop the loader.
             drop(meters);
         }
     })?;
@@ -163,8 +166,9 @@ pub(crate) fn within<T: Send + 'static>(
     did.or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This path is cold. The
-/// dataset is user code and may need a resource that the stuck thread holds, so it gets one second.
+/// Adds the sample's place to the error of a stall, if a decoder or transform is stuck on it. This
+/// path is cold. The dataset is user code and may need a resource that the stuck thread holds, so
+/// it gets one second.
 pub(crate) fn placed(core: &Arc<Core>, stalled: Error) -> Error {
     let asked =
         matches!(stalled.stage(), Stage::Decode | Stage::Map) && stalled.site().path.is_none();
@@ -219,8 +223,9 @@ impl Drop for Runtime {
         for thread in self.io.take().into_iter().chain(self.others.drain(..)) {
             join(thread, deadline);
         }
-        // Drains hold the pool. The last drain must end before the pool is dropped, or the pool would end on one of its
-        // own threads. One of the drains may be dropping the loader, in the user's own transform.
+        // Drains hold the pool. The last drain must end before the pool is dropped, or the pool
+        // would end on one of its own threads. One of the drains may be dropping the loader, in the
+        // user's own transform.
         let own = usize::from(self.workers.is_own());
         while core.to_workers.drains.active() > own && Instant::now() < deadline {
             std::thread::sleep(Duration::from_micros(50));
@@ -229,7 +234,8 @@ impl Drop for Runtime {
         core.exchange.close();
         drop(core);
         if own > 0 {
-            // The drain of this thread holds the pool, and releases it on return. Then the threads end.
+            // The drain of this thread holds the pool, and releases it on return. Then the threads
+            // end.
             self.workers.threads.clear();
         }
         self.workers

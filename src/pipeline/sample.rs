@@ -7,8 +7,8 @@
 //! a row of an open chunk ────────────────────────────────────────────┘
 //! ```
 //!
-//! The dataset is user or third-party code. [`Samples::ask`] checks its answers, and all later code relies on these
-//! checks. Index bytes without a decoder are written into the row immediately.
+//! The dataset is user or third-party code. [`Samples::ask`] checks its answers, and all later code
+//! relies on these checks. Index bytes without a decoder are written into the row immediately.
 
 use super::recipe::{How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
@@ -101,7 +101,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Places one of several parts of a field in the first row, from byte `start` on, and returns its end.
+    /// Places one of several parts of a field in the first row, from byte `start` on, and returns
+    /// its end.
     fn join(
         &self,
         field: usize,
@@ -196,7 +197,8 @@ impl Samples {
         })
     }
 
-    /// The dataset as a source of chunks. It is user code, so it may panic or answer differently than before.
+    /// The dataset as a source of chunks. It is user code, so it may panic or answer differently
+    /// than before.
     pub(crate) fn in_chunks(&self) -> Result<&dyn Chunked> {
         let said = "the dataset had chunks when the loader was built, and has none now";
         self.dataset
@@ -365,7 +367,8 @@ impl Samples {
             })
     }
 
-    /// Fills the first row with sample `id`: every field from its bytes, then the added and mapped fields.
+    /// Fills the first row with sample `id`: every field from its bytes, then the added and mapped
+    /// fields.
     pub(crate) fn fill<'b>(
         &self,
         job: &EpochJob,
@@ -577,7 +580,8 @@ impl Samples {
             .position(|handler| handler.name == *name)
     }
 
-    /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's first bytes.
+    /// Adds the sample's id to the error. If the error has no place, adds the place of the sample's
+    /// first bytes.
     pub(crate) fn named(&self, error: Error, sample: &Sample) -> Error {
         let Some(id) = sample.id else { return error };
         match sample.first_extent() {
@@ -626,7 +630,8 @@ impl Samples {
         }
     }
 
-    /// Adds the chunk's name to the error, with the place of its first bytes; unless the error already has a place.
+    /// Adds the chunk's name to the error, with the place of its first bytes; unless the error
+    /// already has a place.
     pub(crate) fn named_as_chunk(&self, error: Error, chunk: usize) -> Error {
         if error.site().path.is_some() {
             return error;

@@ -24,7 +24,8 @@
 //!   already wait are served before it closes. (If an order keeps every chunk open, the substitute
 //!   is any row of the order whose chunk could be opened.)
 //!
-//! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of `.map_batch`.
+//! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of
+//! `.map_batch`.
 
 use super::Core;
 use super::chunks::{self, Encoded, Held};
@@ -59,7 +60,8 @@ const DRAWS: u64 = 64;
 /// Limit of remembered bad chunks.
 const BAD_CHUNKS: usize = 4096;
 
-/// What to do with a failed sample: unreadable, with a wrong checksum, undecodable, or failed in a user's transform.
+/// What to do with a failed sample: unreadable, with a wrong checksum, undecodable, or failed in a
+/// user's transform.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnBadSample {
@@ -71,8 +73,8 @@ pub enum OnBadSample {
     /// substitute's id, and the row's status is [`Substitute`](crate::Status::Substitute). The
     /// ledger names the missing sample ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
-        /// Limit of distinct bad samples over the life of the loader. One more ends the iterator with
-        /// [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
+        /// Limit of distinct bad samples over the life of the loader. One more ends the iterator
+        /// with [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
         budget: u64,
     },
 }
@@ -203,7 +205,8 @@ enum StandIn {
 impl Search<'_> {
     fn substitute(mut self, mut run: RowRun, id: u64, error: Error) {
         let mut tried = vec![id];
-        // Formatting the error may run user code: its `Display`, or the dataset's name for the sample.
+        // Formatting the error may run user code: its `Display`, or the dataset's name for the
+        // sample.
         let Ok(mut noted) = self.bad_sample(&run, id, &error) else {
             return run
                 .rows
@@ -220,8 +223,8 @@ impl Search<'_> {
                 return;
             }
             if run.rows.fails_anyway() || run.rows.bad_with(id) > budget {
-                // The batch will not be delivered: it carries the row's own error, or the list of bad samples over the
-                // budget.
+                // The batch will not be delivered: it carries the row's own error, or the list of
+                // bad samples over the budget.
                 if run.rows.bad_with(id) <= budget.saturating_add(1) {
                     run.rows.note_bad(noted);
                 }
@@ -438,7 +441,8 @@ fn too_large(what: &str, sample: &Sample, room: &SpareRoom) -> Error {
     Error::new(ErrorKind::Limit, Stage::Read, message)
 }
 
-/// The candidate's chunk in the spare buffer. It is opened here unless it is the chunk that was opened last.
+/// The candidate's chunk in the spare buffer. It is opened here unless it is the chunk that was
+/// opened last.
 fn open_spare<'s>(
     core: &Core,
     room: &SpareRoom,

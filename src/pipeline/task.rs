@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One epoch being planned and filled.
 pub(crate) struct EpochJob {
-    /// The run of the iterator that this job belongs to, and the run that the iterator currently wants.
+    /// The run of the iterator that this job belongs to, and the run that the iterator currently
+    /// wants.
     pub(crate) generation: u64,
     pub(crate) current: Arc<AtomicU64>,
     pub(crate) epoch: u64,

@@ -215,7 +215,8 @@ impl Transfer {
         drop(self.reads.take());
     }
 
-    /// Releases the slots whose copies are done, and reports the progress of copies to the meters and to the watchdog.
+    /// Releases the slots whose copies are done, and reports the progress of copies to the meters
+    /// and to the watchdog.
     fn look(&mut self, said: &mut Said, flights: &Flights, room: bool) -> Result<()> {
         let meters = &self.core.meters;
         let mut landed = false;
@@ -294,8 +295,8 @@ impl Transfer {
                 buffer,
                 reading: None,
             };
-            // Without direct reads there is nothing to wait for. But the driver would wait for the buffer's last user on
-            // this thread before it copies pageable memory.
+            // Without direct reads there is nothing to wait for. But the driver would wait for the
+            // buffer's last user on this thread before it copies pageable memory.
             if self.reads.is_none() && !self.pageable {
                 self.land(flight)
             } else {
@@ -395,7 +396,8 @@ impl Transfer {
         waiting.reorder.put(ticket.sequence, slot);
     }
 
-    /// Drops slots of an old run. They must not wait here for its next slot, because the next run needs them.
+    /// Drops slots of an old run. They must not wait here for its next slot, because the next run
+    /// needs them.
     fn forget_old(&self, waiting: &mut WaitingSlots) {
         let now = self.generation();
         if waiting.generation != now {
@@ -419,8 +421,9 @@ impl Transfer {
     }
 }
 
-/// Batches in flight, oldest first. A buffer that storage still writes to must stay until the write has ended, even if
-/// this thread panics. A device that never answers keeps this thread and all its memory.
+/// Batches in flight, oldest first. A buffer that storage still writes to must stay until the write
+/// has ended, even if this thread panics. A device that never answers keeps this thread and all its
+/// memory.
 struct Flights(VecDeque<Flight>);
 
 impl Flights {

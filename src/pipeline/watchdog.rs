@@ -7,13 +7,14 @@
 //!                     next(), while it waits, looks every 100 ms: the same odd turn for the whole deadline = stalled
 //! ```
 //!
-//! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few relaxed stores to
-//! its own cache line. Only the consumer measures time, from look to look, and only while it waits.
-//! So a stopped process or a sleeping machine does not make its threads late. Nor does a read
-//! become late while the planner, which collects it, is busy.
+//! A working thread reads no clock for the watchdog and waits for no other thread. A turn is a few
+//! relaxed stores to its own cache line. Only the consumer measures time, from look to look, and
+//! only while it waits. So a stopped process or a sleeping machine does not make its threads late.
+//! Nor does a read become late while the planner, which collects it, is busy.
 //!
-//! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel, in a driver or in
-//! user code. At the end of the loader it is abandoned with all memory it can reach, and counted.
+//! A stall is an error of the iterator. The stalled thread is not touched: it may be in the kernel,
+//! in a driver or in user code. At the end of the loader it is abandoned with all memory it can
+//! reach, and counted.
 
 use crate::error::{Error, ErrorKind, Stage};
 use crate::setting::Setting;
@@ -43,7 +44,8 @@ pub(crate) enum Doing {
     Copying,
     /// Direct reads of batches are in flight.
     ReadingDirectly,
-    /// The consumer's streams still use the memory for the next copy or read, so no thread of the loader is late.
+    /// The consumer's streams still use the memory for the next copy or read, so no thread of the
+    /// loader is late.
     Blocked,
 }
 
@@ -190,7 +192,8 @@ impl Watch {
             .for_each(say);
     }
 
-    /// All cells, threads before reads. The planner collects the reads, so no read ends while the planner is stuck.
+    /// All cells, threads before reads. The planner collects the reads, so no read ends while the
+    /// planner is stuck.
     fn cells(&self) -> impl Iterator<Item = &Cell> {
         [&self.planner, &self.device]
             .into_iter()
@@ -218,8 +221,8 @@ impl Watcher {
         self.looked = None;
     }
 
-    /// Looks for an activity that this watcher saw unchanged for `deadline`; returns the error that names it. Call it
-    /// regularly while a batch is awaited.
+    /// Looks for an activity that this watcher saw unchanged for `deadline`; returns the error that
+    /// names it. Call it regularly while a batch is awaited.
     pub(crate) fn look(
         &mut self,
         watch: &Watch,
@@ -271,8 +274,8 @@ impl Watcher {
                 late.push((number, cell, *same));
             }
         }
-        // A read may wait for its turn behind others that complete. If no read begins or ends for the deadline, it is
-        // stalled.
+        // A read may wait for its turn behind others that complete. If no read begins or ends for
+        // the deadline, it is stalled.
         let stalled = late
             .split_first()
             .filter(|((first, ..), _)| *first < first_read || self.no_read >= deadline);
@@ -318,9 +321,9 @@ fn error(cell: &Cell, waited: Duration, others: &[Late<'_>], sources: &Sources) 
     error
 }
 
-/// The text about other waiting reads. One thread submits and collects all reads. While the kernel blocks this thread
-/// on a file that it cannot open, the other reads are not collected either. So the faulty file may belong to any of
-/// them.
+/// The text about other waiting reads. One thread submits and collects all reads. While the kernel
+/// blocks this thread on a file that it cannot open, the other reads are not collected either. So
+/// the faulty file may belong to any of them.
 fn beside(cell: &Cell, others: &[Late<'_>], sources: &Sources) -> String {
     let source = |cell: &Cell| cell.source.load(Ordering::Relaxed);
     let mut files: Vec<u64> = others.iter().map(|(_, other, _)| source(other)).collect();

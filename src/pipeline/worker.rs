@@ -47,8 +47,8 @@ impl Worker {
             .worker(self.scratch.worker, |cell| cell.begin(doing, sample));
     }
 
-    /// Runs code that may be the user's or a third party's. A panic becomes an error, and the worker gets a new
-    /// scratch.
+    /// Runs code that may be the user's or a third party's. A panic becomes an error, and the
+    /// worker gets a new scratch.
     pub(crate) fn guarded<R>(
         &mut self,
         samples: &Samples,

@@ -1,9 +1,10 @@
 //! The decode workers: tasks on a private rayon pool that never block.
 //!
-//! A rayon task (a "drain") takes from the queues until they are empty, then ends. So rayon allocates per drain, not
-//! per sample. A drain prefers rows to look up over bytes to decode. Then misses reach storage early, and the device
-//! works while the workers decode. Rows that wait for a substitute come first if the substitute's
-//! chunk is open, otherwise after all rows with open chunks.
+//! A rayon task (a "drain") takes from the queues until they are empty, then ends. So rayon
+//! allocates per drain, not per sample. A drain prefers rows to look up over bytes to decode. Then
+//! misses reach storage early, and the device works while the workers decode. Rows that wait for a
+//! substitute come first if the substitute's chunk is open, otherwise after all rows with open
+//! chunks.
 
 use super::Core;
 use super::chunks::{Encoded, Opening};
@@ -33,8 +34,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Starts the workers; they run as soon as the queues of `core` have work. `cached_bytes` and `chunk_bytes` size
-    /// each worker's buffers for a sample and for a chunk from the page cache.
+    /// Starts the workers; they run as soon as the queues of `core` have work. `cached_bytes` and
+    /// `chunk_bytes` size each worker's buffers for a sample and for a chunk from the page cache.
     pub(crate) fn start(
         core: Arc<Core>,
         pool: rayon::ThreadPool,

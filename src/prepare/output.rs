@@ -85,7 +85,8 @@ pub(super) fn append_line(
     written.map_err(|source| failed(source, &pending.target))
 }
 
-/// A path as a field of a line, with `\xNN` for backslashes, control characters and bytes that are not UTF-8.
+/// A path as a field of a line, with `\xNN` for backslashes, control characters and bytes that are
+/// not UTF-8.
 pub(super) fn escaped(path: &Path) -> String {
     let mut out = String::new();
     let escape = |out: &mut String, bytes: &[u8]| {

@@ -1,7 +1,7 @@
 //! Parquet shards: columns `image` (binary) and, with classes, `label` (int64), neither null.
 //!
-//! Pages are uncompressed and plain: a JPEG does not get smaller, and a reader can then deliver its bytes in place. A
-//! reader takes a row group at a time, so row groups are small.
+//! Pages are uncompressed and plain: a JPEG does not get smaller, and a reader can then deliver its
+//! bytes in place. A reader takes a row group at a time, so row groups are small.
 
 use super::output;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -45,7 +45,8 @@ impl Writer {
             // The smallest and largest JPEG have no meaning. The offset index is written anyway.
             .set_statistics_enabled(EnabledStatistics::None)
             .set_data_page_size_limit(PAGE_BYTES)
-            // The writer checks the page limit after this many rows, and a few pictures fill a page.
+            // The writer checks the page limit after this many rows, and a few pictures fill a
+            // page.
             .set_write_batch_size(1)
             .build();
         let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties));

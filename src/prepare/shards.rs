@@ -14,11 +14,13 @@ pub(super) const LEDGER_HEADING: &str = "#source\terror\n";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Format {
-    /// As in WebDataset: `shard-000000.tar` …. A sample is the members `00000000.jpg` and `00000000.cls` (the label as
-    /// ASCII; absent for a flat folder). A picture that is not a JPEG keeps its ending.
+    /// As in WebDataset: `shard-000000.tar` …. A sample is the members `00000000.jpg` and
+    /// `00000000.cls` (the label as ASCII; absent for a flat folder). A picture that is not a JPEG
+    /// keeps its ending.
     Tar,
-    /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; absent for a flat folder), uncompressed
-    /// plain pages without dictionary, row groups of 512 rows or 64 MiB, whichever is less, with an offset index.
+    /// `shard-000000.parquet` …, columns `image` (binary) and `label` (int64; absent for a flat
+    /// folder), uncompressed plain pages without dictionary, row groups of 512 rows or 64 MiB,
+    /// whichever is less, with an offset index.
     #[cfg(feature = "parquet")]
     Parquet,
 }
@@ -96,7 +98,8 @@ enum Size {
 }
 
 impl Shards {
-    /// Defaults: shards of 256 MiB in the order of the folder, with seek points, one worker per core, damage refused.
+    /// Defaults: shards of 256 MiB in the order of the folder, with seek points, one worker per
+    /// core, damage refused.
     pub fn new(format: Format) -> Self {
         let format = format.ending().into();
         let size = Size::Bytes(256 << 20);
@@ -128,24 +131,25 @@ impl Shards {
         self
     }
 
-    /// Sets the maximum samples of a shard for [`write`](Self::write): *n* samples become ⌈*n* / `samples`⌉ shards, which
-    /// differ by at most one sample. Replaces the limit of bytes.
+    /// Sets the maximum samples of a shard for [`write`](Self::write): *n* samples become ⌈*n* /
+    /// `samples`⌉ shards, which differ by at most one sample. Replaces the limit of bytes.
     #[must_use]
     pub fn samples_per_shard(mut self, samples: u64) -> Self {
         self.size = Size::Samples(samples);
         self
     }
 
-    /// Sets the mean bytes of a shard for [`write`](Self::write): pictures of *b* bytes in all become ⌈*b* / `bytes`⌉ shards
-    /// (at most one per picture), which differ by at most one sample. Seek points and framing are
-    /// not counted. Replaces the limit of samples.
+    /// Sets the mean bytes of a shard for [`write`](Self::write): pictures of *b* bytes in all
+    /// become ⌈*b* / `bytes`⌉ shards (at most one per picture), which differ by at most one sample.
+    /// Seek points and framing are not counted. Replaces the limit of samples.
     #[must_use]
     pub fn bytes_per_shard(mut self, bytes: u64) -> Self {
         self.size = Size::Bytes(bytes);
         self
     }
 
-    /// Shuffles the samples over all shards, so that shards read from front to back are random enough.
+    /// Shuffles the samples over all shards, so that shards read from front to back are random
+    /// enough.
     #[must_use]
     pub fn shuffle(mut self, seed: u64) -> Self {
         self.settings.seed = Some(seed);

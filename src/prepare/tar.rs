@@ -1,5 +1,5 @@
-//! Tar for WebDataset: POSIX ustar, the members of one sample in sequence, no times and no owners. So the same samples
-//! give the same bytes.
+//! Tar for WebDataset: POSIX ustar, the members of one sample in sequence, no times and no owners.
+//! So the same samples give the same bytes.
 //!
 //! Limits: names of up to 100 bytes of ASCII, and members below 8 GiB, as plain ustar headers hold.
 

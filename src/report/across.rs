@@ -89,7 +89,8 @@ pub struct RankReport {
     pub slots: u32,
     /// Whether the batches are on a GPU, where the host's waits are not starvation.
     pub on_device: bool,
-    /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there on. Empty in an [`Across`].
+    /// The last waits, in microseconds: epoch, first batch, and the wait for each batch from there
+    /// on. Empty in an [`Across`].
     pub waits: Vec<(u64, u64, Vec<u32>)>,
     /// The rank's own part of these steps in microseconds, from the batch to
     /// [`Loader::arrive`](crate::Loader::arrive); the maximum `u32` if it is not known. Empty if
@@ -304,7 +305,8 @@ pub struct Across {
     pub steps: u64,
     /// Whether the reports were enough to compare the ranks.
     pub compared: bool,
-    /// Whether the ranks' own parts of the steps were compared, too: each calls [`Loader::arrive`](crate::Loader::arrive).
+    /// Whether the ranks' own parts of the steps were compared, too: each calls
+    /// [`Loader::arrive`](crate::Loader::arrive).
     pub own_parts: bool,
     /// Mean lateness of the last rank of each step, whichever it was, in nanoseconds: its wait for
     /// the batch, plus its own part if own parts were compared.
@@ -418,7 +420,8 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
 struct Steps {
     /// Waits for the batch of the step. If too few steps are common: one step of means.
     waits: Vec<Vec<f64>>,
-    /// Waits and own part of the step together: how much later each rank arrived than the first one. `None` without arrivals.
+    /// Waits and own part of the step together: how much later each rank arrived than the first
+    /// one. `None` without arrivals.
     late: Option<Vec<Vec<f64>>>,
     /// Steps that were compared; 0 if means were compared.
     count: u64,

@@ -143,7 +143,8 @@ mod tests {
     #[test]
     fn eight_channels_are_at_their_limit_from_depth_32_on() {
         for depth in [4, 8, 16, 32, 64, 128, 256, 512] {
-            // `depth` reads begin together, eight at a time and 1 ms each; then each read waits for those before it.
+            // `depth` reads begin together, eight at a time and 1 ms each; then each read waits for
+            // those before it.
             let turns = (depth / 8).max(1);
             let mut latencies: Vec<_> = (1..=turns)
                 .map(|ms| (f64::from(ms), u64::from(depth / turns)))

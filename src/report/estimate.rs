@@ -15,7 +15,8 @@
 //!   that of the verdict.
 //! - On the device, operations of the loader take time from the step; the estimate assumes that
 //!   they run in parallel.
-//! - Other ranks on the same storage are not seen: `ranks_until_storage` divides what this process saw.
+//! - Other ranks on the same storage are not seen: `ranks_until_storage` divides what this process
+//!   saw.
 
 use super::load::{Cause, StageLoad, ratio};
 use super::verdict::{Strength, Verdict};
@@ -52,7 +53,8 @@ pub struct Estimate {
     pub from_memory_share: Option<f64>,
     /// An epoch of this rank.
     pub epoch: EpochCost,
-    /// The rate with the same step once everything is cached: in memory, or objects on a local disk.
+    /// The rate with the same step once everything is cached: in memory, or objects on a local
+    /// disk.
     pub cached: Option<Prediction>,
     /// Host memory that the loader plans, in bytes.
     pub memory_bytes: u64,

@@ -4,9 +4,10 @@
 //! load of a stage = time that its work took ÷ (its servers × steady time)
 //! ```
 //!
-//! By the utilisation law a stage's load is throughput × its demand per batch, for any queues, any variation of times and any
-//! number of slots. So the loads of two stages are in proportion to their demands, the slowest stage has the highest load, and
-//! throughput ÷ load is the throughput at which a stage is saturated.
+//! By the utilisation law a stage's load is throughput × its demand per batch, for any queues, any
+//! variation of times and any number of slots. So the loads of two stages are in proportion to
+//! their demands, the slowest stage has the highest load, and throughput ÷ load is the throughput
+//! at which a stage is saturated.
 //!
 //! | stage | servers | load | the measure is |
 //! |---|---|---|---|
@@ -29,8 +30,9 @@
 //! itself, or other programs or ranks. If only the loader's own threads fill the cores, cores are
 //! not lacking: that stage is the cause.
 //!
-//! In short epochs many samples are prepared before the first batch is handed out. The stages' work in the steady time is then that
-//! of fewer samples than the consumer's, and their loads are scaled up to the consumer's.
+//! In short epochs many samples are prepared before the first batch is handed out. The stages' work
+//! in the steady time is then that of fewer samples than the consumer's, and their loads are scaled
+//! up to the consumer's.
 
 use super::depth::{Headroom, network_share};
 use crate::meter::{Cpu, DecodeStage, PipelineStage, Snapshot, StorageStage};
@@ -44,7 +46,8 @@ use std::fmt;
 pub enum Cause {
     /// Not starved: the consumer's own work takes the time.
     NotStarved,
-    /// The consumer's own work, although it waits now and then: no stage is slower than the consumer.
+    /// The consumer's own work, although it waits now and then: no stage is slower than the
+    /// consumer.
     Consumer,
     /// Reads from storage.
     Storage,
@@ -56,7 +59,8 @@ pub enum Cause {
     Copy,
     /// The planner's thread: it chooses samples, finds their extents and submits reads.
     Order,
-    /// No stage is saturated: there are too few slots (or bytes, or batches on the device) for all to work at once.
+    /// No stage is saturated: there are too few slots (or bytes, or batches on the device) for all
+    /// to work at once.
     MemoryBudget,
     /// No stage is saturated, and there is room: the hand-over from thread to thread takes the
     /// time.
@@ -117,7 +121,8 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The load of one stage: as measured, or as predicted for a change. Stages without work are not listed.
+/// The load of one stage: as measured, or as predicted for a change. Stages without work are not
+/// listed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StageLoad {
@@ -125,7 +130,8 @@ pub struct StageLoad {
     pub stage: PipelineStage,
     /// Share of the time in which the stage works: 0 … 1.
     pub utilisation: f64,
-    /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in flight.
+    /// Nanoseconds of the whole stage per batch: with all its workers, or all reads that were in
+    /// flight.
     pub demand_ns_per_batch: f64,
     /// Samples per second of the stage without any wait.
     pub ceiling_items_per_s: f64,
@@ -139,8 +145,9 @@ pub(super) struct Loads {
     pub(super) steady_ns: f64,
     pub(super) batches: f64,
     pub(super) items_per_s: f64,
-    /// Share of the steady time in which the consumer waited for a batch; `None` on a GPU without a measured step. The host's wait
-    /// is no measure there: the host also waits for batches ahead of the stream.
+    /// Share of the steady time in which the consumer waited for a batch; `None` on a GPU without a
+    /// measured step. The host's wait is no measure there: the host also waits for batches ahead of
+    /// the stream.
     pub(super) starved: Option<f64>,
     pub(super) copy: f64,
     pub(super) decode: f64,
@@ -156,7 +163,8 @@ pub(super) struct Loads {
     pub(super) working: f64,
     /// Share of the workers' runnable time with a core; 1 when it is not known.
     pub(super) cpu_share: f64,
-    /// Share of the workers' busy time in which they were runnable; in the rest they were blocked. 1 when it is not known.
+    /// Share of the workers' busy time in which they were runnable; in the rest they were blocked.
+    /// 1 when it is not known.
     pub(super) on_cpu: f64,
     /// Cores that the process may use, including a fraction from its quota; infinite when it is not
     /// known.
@@ -168,7 +176,8 @@ pub(super) struct Loads {
     pub(super) taken: Option<Cause>,
     /// Whether the bytes that were read were in memory.
     pub(super) from_memory: bool,
-    /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no room on the device.
+    /// Shares of the steady time: the planner had no slot; rows had no room; a full slot had no
+    /// room on the device.
     pub(super) no_slot: f64,
     pub(super) no_room: f64,
     pub(super) no_buffer: f64,
@@ -288,7 +297,8 @@ impl Loads {
         }
     }
 
-    /// Share of the time without room: the planner had no slot while it did not compute, or rows or full slots had no room.
+    /// Share of the time without room: the planner had no slot while it did not compute, or rows or
+    /// full slots had no room.
     pub(super) fn lacks_room(&self) -> f64 {
         // If most slots are free, slots are not lacking.
         let free = ratio(self.slots[0], self.slots.iter().sum());
@@ -436,7 +446,8 @@ fn from_memory(storage: &StorageStage) -> bool {
             .is_some_and(|bytes| (bytes as f64) < FROM_DEVICES * storage.counts.bytes_moved as f64)
 }
 
-/// On a GPU the wait of its stream, as a share of the measured steps; on the host the wait of `next()`.
+/// On a GPU the wait of its stream, as a share of the measured steps; on the host the wait of
+/// `next()`.
 fn starved(snapshot: &Snapshot) -> Option<f64> {
     match &snapshot.consumer.gpu {
         Some(gpu) if gpu.steps > 0 && gpu.span_ns > 0 => {

@@ -1,4 +1,5 @@
-//! Judgement of a snapshot: the limiting stage, advice, predictions; and exports for other programs.
+//! Judgement of a snapshot: the limiting stage, advice, predictions; and exports for other
+//! programs.
 //!
 //! ```text
 //! Snapshot ──► load      each stage's share of its time ──► verdict   the limit, evidence, advice

@@ -297,7 +297,8 @@ fn line(out: &mut String, series: std::fmt::Arguments<'_>, value: impl Display) 
     let _ = writeln!(out, "feedline_{series} {value}");
 }
 
-/// Durations of at most `bound` nanoseconds. Infinity counts all, so that `+Inf` is the count for any contents.
+/// Durations of at most `bound` nanoseconds. Infinity counts all, so that `+Inf` is the count for
+/// any contents.
 fn count(latency: &Latency, bound: f64) -> u64 {
     let within = latency
         .buckets

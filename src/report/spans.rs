@@ -9,8 +9,8 @@
 //! event no NVTX ranges                WARN    the tool that the environment names cannot be used; once in a process
 //! ```
 //!
-//! Few on purpose: one span and at most one event per batch, none per sample, none on the threads that read and decode. All
-//! have the target `feedline`.
+//! Few on purpose: one span and at most one event per batch, none per sample, none on the threads
+//! that read and decode. All have the target `feedline`.
 
 use crate::error::Error;
 use std::time::Duration;

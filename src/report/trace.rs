@@ -1,4 +1,5 @@
-//! A timeline as a trace: JSON in the format of Chrome's trace events, which <https://ui.perfetto.dev> opens.
+//! A timeline as a trace: JSON in the format of Chrome's trace events, which
+//! <https://ui.perfetto.dev> opens.
 //!
 //! ```text
 //! process  <loader> rank <n>
@@ -10,12 +11,12 @@
 //! counters          reads in flight, pieces queued, workers working, slots (free, filling, full, held)
 //! ```
 //!
-//! Limits: the trace shows a wait from the call of `next()` on. The loader keeps the last 1024 batches, and the last 1024 spans
-//! of each thread, so the tracks can begin at different times. Times are microseconds with three decimals: exact to the
-//! nanosecond.
+//! Limits: the trace shows a wait from the call of `next()` on. The loader keeps the last 1024
+//! batches, and the last 1024 spans of each thread, so the tracks can begin at different times.
+//! Times are microseconds with three decimals: exact to the nanosecond.
 //!
-//! Records may contradict themselves. A phase then ends no earlier than it begins, slices of a track are disjoint or nested, and
-//! all times end before [`FAR`].
+//! Records may contradict themselves. A phase then ends no earlier than it begins, slices of a
+//! track are disjoint or nested, and all times end before [`FAR`].
 
 use super::Names;
 use crate::meter::{BatchRecord, Gauges, Snapshot, Span, Timeline, Work};
@@ -25,13 +26,14 @@ use std::fmt::{self, Write};
 
 /// The consumer's thread id; the tracks of a timeline follow.
 const CONSUMER: usize = 1;
-/// The latest moment shown: 146 years. Viewers count signed nanoseconds and can still add two of these.
+/// The latest moment shown: 146 years. Viewers count signed nanoseconds and can still add two of
+/// these.
 const FAR: u64 = 1 << 62;
 /// The consumer waits in `next()`, not for the first batch of an iterator.
 const STARVED: &str = "starved: waits for a batch";
 
-/// A trace: JSON in the format of Chrome's trace events, to be opened with <https://ui.perfetto.dev> or `chrome://tracing`.
-/// Less than 2 KB per batch.
+/// A trace: JSON in the format of Chrome's trace events, to be opened with
+/// <https://ui.perfetto.dev> or `chrome://tracing`. Less than 2 KB per batch.
 ///
 /// ```
 /// use feedline::profile::{Names, Snapshot, Timeline, trace};

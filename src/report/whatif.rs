@@ -189,7 +189,8 @@ impl WhatIf {
             };
         }
         if change.cached {
-            // The speed of workers' copies is a guess. Bytes that they do not copy are read as now, so the rate is not less.
+            // The speed of workers' copies is a guess. Bytes that they do not copy are read as now,
+            // so the rate is not less.
             items_per_s = items_per_s.max(
                 self.with(&Change {
                     cached: false,
@@ -458,7 +459,8 @@ mod tests {
     use super::*;
     use crate::meter::{CacheReads, Handed, Network};
 
-    /// 100 batches of 16 rows in ten seconds: the shares of the time that the consumer, decode, storage and the order took.
+    /// 100 batches of 16 rows in ten seconds: the shares of the time that the consumer, decode,
+    /// storage and the order took.
     fn measured([consumer, decode, storage, order]: [f64; 4], slots: u32) -> Snapshot {
         let ns = |share: f64| (share * 10e9) as u64;
         let mut s = Snapshot {

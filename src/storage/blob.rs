@@ -1,5 +1,5 @@
-//! An open source outside of the reader: its length, its version, positional reads. Indexes, footers and checksums use
-//! it.
+//! An open source outside of the reader: its length, its version, positional reads. Indexes,
+//! footers and checksums use it.
 //!
 //! ```text
 //! path, URL ─────┐
@@ -10,8 +10,9 @@
 //!
 //! Limits: regular files, objects and memory.
 //!
-//! Invariants: opening never blocks (a FIFO is an error). [`Blob::fill`] reads nothing past the file's length at open.
-//! Memory is allocated only for bytes that the file has. Every error names the path, and the range if it concerns one.
+//! Invariants: opening never blocks (a FIFO is an error). [`Blob::fill`] reads nothing past the
+//! file's length at open. Memory is allocated only for bytes that the file has. Every error names
+//! the path, and the range if it concerns one.
 
 use super::files::{OPEN_FLAGS, check_regular, open_indexed, unopened, with_cstr};
 use super::metadata::{Meta, is_url};
@@ -62,10 +63,11 @@ impl std::io::Read for Stream {
 }
 
 impl Blob {
-    /// Opens the regular file or object at a path or URL from the user or a listing. Links are followed.
+    /// Opens the regular file or object at a path or URL from the user or a listing. Links are
+    /// followed.
     ///
-    /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`], [`ErrorKind::Limit`] for
-    /// too many open files; errors of the store.
+    /// Errors: [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::NotAFile`],
+    /// [`ErrorKind::Limit`] for too many open files; errors of the store.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
         if is_url(&path) {
@@ -89,7 +91,8 @@ impl Blob {
 
     /// Opens the regular file `name` beneath `root`; `name` came from a file.
     ///
-    /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of the root.
+    /// Errors: as [`open`](Self::open), and [`ErrorKind::NotAFile`] for a name that leads out of
+    /// the root.
     pub(crate) fn open_beneath(root: &Path, name: &str) -> Result<Self> {
         if is_url(root) {
             // The key is one name in the bucket, so it cannot lead elsewhere.
@@ -111,7 +114,8 @@ impl Blob {
         )
     }
 
-    /// Opens a source in the version that was indexed. A source whose name came from a file is opened beneath its folder.
+    /// Opens a source in the version that was indexed. A source whose name came from a file is
+    /// opened beneath its folder.
     ///
     /// Errors: as [`open_beneath`](Self::open_beneath); [`ErrorKind::Changed`].
     pub(crate) fn of_source(sources: &Sources, id: SourceId) -> Result<Self> {
@@ -224,7 +228,8 @@ impl Blob {
         }
     }
 
-    /// Fills `out` from `offset` with the current content. Errors: the system's; [`ErrorKind::Truncated`].
+    /// Fills `out` from `offset` with the current content. Errors: the system's;
+    /// [`ErrorKind::Truncated`].
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         self.read_as(Stage::Read, "", offset, out)
     }
@@ -260,14 +265,15 @@ impl Blob {
         Error::os(stage, message, source).with_path(&self.path)
     }
 
-    /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if the source is too
-    /// short.
+    /// Fills `out` from `offset` for an index. Errors: [`ErrorKind::Truncated`] naming `what` if
+    /// the source is too short.
     pub(crate) fn fill(&self, offset: u64, out: &mut [u8], what: &str) -> Result<()> {
         self.has(offset, out.len() as u64, what)?;
         self.read_as(Stage::Index, what, offset, out)
     }
 
-    /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as [`fill`](Self::fill).
+    /// Reads `len` bytes from `offset`. The caller has compared `len` with a limit. Errors: as
+    /// [`fill`](Self::fill).
     pub(crate) fn read(&self, offset: u64, len: u64, what: &str) -> Result<Vec<u8>> {
         self.has(offset, len, what)?;
         let mut out = vec![0; len as usize];

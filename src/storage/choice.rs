@@ -28,8 +28,8 @@ const THREADS_DEFAULT: u32 = 32;
 /// Default number of operations in flight.
 const DEPTH_DEFAULT: u32 = 32;
 
-/// The default for io_uring through the page cache. Cold random reads of 147 KiB reached 0.81, 0.94 and 0.95 of
-/// O_DIRECT's rate at depth 32, 64 and 128, and no more at 256.
+/// The default for io_uring through the page cache. Cold random reads of 147 KiB reached 0.81, 0.94
+/// and 0.95 of O_DIRECT's rate at depth 32, 64 and 128, and no more at 256.
 const DEPTH_BUFFERED: u32 = 128;
 
 /// The default for network mounts, also of threads: a read waits for a server's answer. With a

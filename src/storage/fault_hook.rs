@@ -6,9 +6,9 @@
 //!                                              └───── result ─► the result that the reader sees
 //! ```
 //!
-//! All code above the hook (`progress`, `files`, the readers) is the code that users run. Without the feature
-//! `unstable`, both types are empty, every method returns its input, and nothing of them is left in the program. With
-//! the feature, they come from `faulty`.
+//! All code above the hook (`progress`, `files`, the readers) is the code that users run. Without
+//! the feature `unstable`, both types are empty, every method returns its input, and nothing of
+//! them is left in the program. With the feature, they come from `faulty`.
 
 #[cfg(feature = "unstable")]
 pub(crate) use super::faulty::{FaultHook, Injection};

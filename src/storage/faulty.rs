@@ -1,14 +1,14 @@
-//! Injected faults at the readers' system calls, for tests (feature `unstable`): at operation *i*, once, repeatedly or
-//! for ever.
+//! Injected faults at the readers' system calls, for tests (feature `unstable`): at operation *i*,
+//! once, repeatedly or for ever.
 //!
 //! ```text
 //! plan:   once(3, Error(EIO))            ever(7, Short(512))
 //! calls:  0  1  2  3✗ 4  5  6  7✗ 8✗ 9✗ …      opens and read attempts of all readers with this plan, in call order
 //! ```
 //!
-//! * Counted calls: opens, reads (io_uring entries, `pread`), reads that must not block (`preadv2` on the page cache),
-//!   and a map's read-ahead and copies. Retried reads count again. Bytes of memory sources and of cuFile are not read
-//!   here.
+//! * Counted calls: opens, reads (io_uring entries, `pread`), reads that must not block (`preadv2`
+//!   on the page cache), and a map's read-ahead and copies. Retried reads count again. Bytes of
+//!   memory sources and of cuFile are not read here.
 //! * A fault happens *below* the code that handles it. A short read really requests fewer bytes,
 //!   and bytes of another offset are really read from there. An operation that must fail is not
 //!   executed (a ring gets a NOP instead), so nothing is opened or written without the reader's
@@ -18,8 +18,8 @@
 //!
 //! With a plan, pauses between retries are a thousandth of the usual ones.
 //!
-//! The order of operations is the order of the calls. With one reader thread, or with a ring, it is the same in every
-//! run, as long as the loader makes the same requests.
+//! The order of operations is the order of the calls. With one reader thread, or with a ring, it is
+//! the same in every run, as long as the loader makes the same requests.
 
 use super::fault_point::{Attempt, Call};
 use super::progress::Next;
@@ -71,7 +71,8 @@ pub struct Hit {
     pub bytes: Range<u64>,
 }
 
-/// A plan of faults and its results. Readers share it through [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
+/// A plan of faults and its results. Readers share it through
+/// [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
 ///
 /// ```
 /// use feedline::unstable::{Fault, Faulty};
@@ -226,8 +227,8 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
                 .checked_sub(step)
                 .filter(|before| *before >= file.start);
             let other = before.unwrap_or(next.offset + step);
-            // With O_DIRECT, a read that ends before the file's end would be repeated from the right offset. A copy
-            // cannot end there.
+            // With O_DIRECT, a read that ends before the file's end would be repeated from the
+            // right offset. A copy cannot end there.
             let left = file.end.saturating_sub(other);
             let fits = if block > 1 || call == Call::Copy {
                 left >= there
@@ -429,7 +430,8 @@ impl Injection {
 mod tests {
     use super::*;
 
-    /// A read of `len` bytes from `offset` for the extent from 1000 to 3000, of a file of 10,000 bytes.
+    /// A read of `len` bytes from `offset` for the extent from 1000 to 3000, of a file of 10,000
+    /// bytes.
     fn attempt(offset: u64, len: usize, align: usize) -> Attempt {
         let extent = Extent {
             source: SourceId::at(0),

@@ -1,9 +1,10 @@
 //! Descriptors: which files are open, and how they are opened.
 //!
-//! If all sources fit the budget, every file stays open once opened, and access takes no lock. Otherwise, as with
-//! millions of images, each read opens and closes its file. The budget is a quarter of the soft `RLIMIT_NOFILE` per
-//! table, so reader and page cache together leave half of it to the program. The limit itself is never raised, because
-//! programs that use `select` rely on it.
+//! If all sources fit the budget, every file stays open once opened, and access takes no lock.
+//! Otherwise, as with millions of images, each read opens and closes its file. The budget is a
+//! quarter of the soft `RLIMIT_NOFILE` per table, so reader and page cache together leave half of
+//! it to the program. The limit itself is never raised, because programs that use `select` rely on
+//! it.
 //!
 //! An opened file is the regular file that was indexed; anything else is an error that says what it
 //! is. All opens of data files go through [`check_indexed`], which compares:
@@ -109,7 +110,8 @@ impl AsFd for File {
 }
 
 impl Files {
-    /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft limit).
+    /// A table for `sources` with at most `budget` descriptors (`None`: a quarter of the soft
+    /// limit).
     pub(crate) fn new(sources: Arc<Sources>, align: usize, budget: Option<u32>) -> Self {
         let kept = keeps(&sources, budget).then(|| {
             (0..sources.count())
@@ -208,7 +210,8 @@ impl Files {
 
     /// Checks an extent before any system call.
     ///
-    /// Errors: [`ErrorKind::Truncated`] for an extent past the end, [`ErrorKind::Config`] for a buffer too small.
+    /// Errors: [`ErrorKind::Truncated`] for an extent past the end, [`ErrorKind::Config`] for a
+    /// buffer too small.
     pub(crate) fn check(&self, extent: &Extent, room: usize) -> Result<()> {
         self.sources.check(extent)?;
         has_room(room, self.footprint(extent).bytes)
@@ -289,8 +292,9 @@ impl Files {
         match opened {
             Ok(fd) => self.adopt(id, fd, false).map(Some),
             Err(Errno::AGAIN) => Ok(None),
-            // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM). Opening a file that stays
-            // open may block once. A file that is opened for each read is left to the reader.
+            // Before 5.12 (EINVAL), before 5.6 (ENOSYS), or under a seccomp filter (EPERM). Opening
+            // a file that stays open may block once. A file that is opened for each read is left to
+            // the reader.
             Err(Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
                 if self.kept.is_some() {
                     self.get(id).map(Some)
@@ -302,8 +306,8 @@ impl Files {
         }
     }
 
-    /// Checks an opened file and puts it into the table, if there is one. `buffered`: the file was opened without
-    /// `O_DIRECT` although the table asks for it.
+    /// Checks an opened file and puts it into the table, if there is one. `buffered`: the file was
+    /// opened without `O_DIRECT` although the table asks for it.
     ///
     /// Errors: [`ErrorKind::NotAFile`], [`ErrorKind::Changed`] with both lengths.
     pub(crate) fn adopt(&self, id: SourceId, fd: OwnedFd, buffered: bool) -> Result<Handle<'_>> {
@@ -329,7 +333,8 @@ impl Files {
         let Some(kept) = &self.kept else {
             return Ok(Handle::Once(file));
         };
-        // Two threads may open the same file at once. The first one stays; the other is closed here.
+        // Two threads may open the same file at once. The first one stays; the other is closed
+        // here.
         Ok(Handle::Kept(kept[id.index()].get_or_init(|| file)))
     }
 
@@ -342,7 +347,8 @@ impl Files {
         }
     }
 
-    /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are not disturbed.
+    /// Turns `O_DIRECT` off for a file whose reads were refused with EINVAL. Reads in flight are
+    /// not disturbed.
     pub(crate) fn make_buffered(&self, file: &File) {
         // If this fails, the next read fails with EINVAL again. Then `O_DIRECT` is not the cause,
         // and the read fails.
@@ -532,8 +538,8 @@ pub(crate) struct Probe {
     pub(crate) refused: Option<(PathBuf, String)>,
 }
 
-/// Probes the first file of each folder, in at most [`PROBES_MAX`] folders. A file that cannot be opened is skipped:
-/// its error belongs to the read that needs it.
+/// Probes the first file of each folder, in at most [`PROBES_MAX`] folders. A file that cannot be
+/// opened is skipped: its error belongs to the read that needs it.
 pub(crate) fn probe(sources: &Sources) -> Probe {
     // The files of a cache do not exist yet.
     let mut probe = Probe {

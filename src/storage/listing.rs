@@ -436,7 +436,8 @@ fn is_index(name: &OsStr) -> bool {
     name.as_encoded_bytes().ends_with(INDEX.as_bytes())
 }
 
-/// Expands all braces. They are counted first: a pattern of a few bytes may stand for any number of files.
+/// Expands all braces. They are counted first: a pattern of a few bytes may stand for any number of
+/// files.
 fn braces(text: &str, out: &mut Vec<String>) -> Result<()> {
     if count(text) > FILES_MAX as u64 {
         let message = format!("the pattern names more than {FILES_MAX} files; use fewer");

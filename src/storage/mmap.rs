@@ -1,10 +1,12 @@
-//! Threads that copy out of memory maps without touching them. The kernel copies (`process_vm_readv` on our own
-//! process), so a file truncated under its map gives a short count and not a SIGBUS.
+//! Threads that copy out of memory maps without touching them. The kernel copies
+//! (`process_vm_readv` on our own process), so a file truncated under its map gives a short count
+//! and not a SIGBUS.
 //!
 //! A map does not do two things by itself:
-//! * Read-ahead: on random access the kernel reads single pages, so the thread requests the whole extent first.
-//! * Notice the end of the file inside of its last page: the map shows zeros there, so the length is checked again
-//!   after the copy.
+//! * Read-ahead: on random access the kernel reads single pages, so the thread requests the whole
+//!   extent first.
+//! * Notice the end of the file inside of its last page: the map shows zeros there, so the length
+//!   is checked again after the copy.
 
 #![allow(unsafe_code)]
 
@@ -22,7 +24,8 @@ use std::ffi::{c_int, c_ulong};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Limit of kept maps: a quarter of the kernel's default `vm.max_map_count`. Beyond it, each read maps its extent.
+/// Limit of kept maps: a quarter of the kernel's default `vm.max_map_count`. Beyond it, each read
+/// maps its extent.
 const MAPS_MAX: usize = 16_384;
 
 /// Copies out of maps.
@@ -88,7 +91,8 @@ impl Mmap {
         self.copy(&map, extent.offset, extent, dst)
     }
 
-    /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page is not available.
+    /// Copies out of the map, which starts at `base` of the file, until `dst` is full or a page is
+    /// not available.
     fn copy(
         &self,
         map: &MmapRaw,
@@ -199,8 +203,9 @@ fn copy_once(map: &MmapRaw, start: usize, dst: &mut [u8]) -> Result<usize, Errno
         len: dst.len(),
     };
     let pid = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: `local` is a live, exclusive slice, the only memory that is written. `remote` lies in a live map of this
-    // process and is only read, and by the kernel, which reports a missing page by a short count or EFAULT.
+    // SAFETY: `local` is a live, exclusive slice, the only memory that is written. `remote` lies in
+    // a live map of this process and is only read, and by the kernel, which reports a missing page
+    // by a short count or EFAULT.
     let count = unsafe { process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
     usize::try_from(count)
         .map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))

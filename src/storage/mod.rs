@@ -1,4 +1,5 @@
-//! Storage readers: they read extents into buffers. One contract, three implementations, chosen at run time.
+//! Storage readers: they read extents into buffers. One contract, three implementations, chosen at
+//! run time.
 //!
 //! ```text
 //!            ┌─ cached: the page cache has it → the caller copies it at once (RWF_NOWAIT), never blocks
@@ -11,8 +12,8 @@
 //!                        and asks the `cache` of objects and network mounts first
 //! ```
 //!
-//! Limits: `depth` operations in flight; a descriptor budget (see `files`); one length per source, checked when it is
-//! opened.
+//! Limits: `depth` operations in flight; a descriptor budget (see `files`); one length per source,
+//! checked when it is opened.
 //!
 //! Invariants:
 //! * An operation owns its buffer from `submit` until its `Completion`, or until `submit` returns

@@ -1,4 +1,5 @@
-//! Copies bytes from the page cache at once, on the caller's thread: `preadv2` with `RWF_NOWAIT`, which never blocks.
+//! Copies bytes from the page cache at once, on the caller's thread: `preadv2` with `RWF_NOWAIT`,
+//! which never blocks.
 //!
 //! A miss must cost the device nothing. But since Linux 5.x, a `RWF_NOWAIT` read that misses
 //! *starts* the read into the page cache before it returns EAGAIN (measured on 6.18: all 32 pages
@@ -21,8 +22,9 @@ use std::sync::{Arc, OnceLock};
 /// Maximum number of reads in a row that skip the probe, if `cachestat` is not available.
 const SKIP_MAX: u32 = 32;
 
-/// After this many hits in a row, the next read is tried without `cachestat`. With half of the data cached, a
-/// `cachestat` per read costs a microsecond, and a miss without it costs a second read from the device.
+/// After this many hits in a row, the next read is tried without `cachestat`. With half of the data
+/// cached, a `cachestat` per read costs a microsecond, and a miss without it costs a second read
+/// from the device.
 const SURE: u32 = 32;
 
 /// The page cache as a reader that returns at once. Many threads share it; a hit takes no lock.
@@ -52,7 +54,8 @@ pub enum Cached {
 }
 
 impl PageCache {
-    /// The page cache for `sources`, with a descriptor budget as in [`ReaderOptions::fds`](super::ReaderOptions::fds).
+    /// The page cache for `sources`, with a descriptor budget as in
+    /// [`ReaderOptions::fds`](super::ReaderOptions::fds).
     pub fn new(sources: Arc<Sources>, fds: Option<u32>) -> Self {
         Self {
             files: Files::new(sources, 1, fds).nonblocking(),
@@ -73,7 +76,8 @@ impl PageCache {
         }
     }
 
-    /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are always a hit.
+    /// Copies the extent to the start of `dst` if that needs no I/O. Bytes of a memory source are
+    /// always a hit.
     pub fn try_read(&self, extent: &Extent, dst: &mut [u8]) -> Cached {
         let result = self
             .files

@@ -18,8 +18,8 @@ impl Pread {
     }
 }
 
-/// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The extent must not be
-/// empty and must be within its file.
+/// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The
+/// extent must not be empty and must be within its file.
 pub(super) fn read_file(
     files: &Files,
     extent: &Extent,

@@ -1,4 +1,5 @@
-//! The requests of a read and how it continues: pure, shared by all readers that may bypass the page cache.
+//! The requests of a read and how it continues: pure, shared by all readers that may bypass the
+//! page cache.
 //!
 //! ```text
 //! extent          |......wanted......|
@@ -11,8 +12,8 @@ use super::{Extent, Footprint};
 use crate::error::{Error, ErrorKind, Stage};
 use rustix::io::Errno;
 
-/// Limit of bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest piece of memory that
-/// io_uring registers.
+/// Limit of bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest
+/// piece of memory that io_uring registers.
 pub(crate) const READ_MAX: usize = 1 << 30;
 
 /// After this many `EINTR` and `EAGAIN` in a row without a byte, a read fails rather than spins.
@@ -65,7 +66,8 @@ pub(crate) struct Progress {
     retries: u32,
 }
 
-/// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align` (a power of two).
+/// The requirements of a read of `extent`, if offsets, lengths and memory are multiples of `align`
+/// (a power of two).
 pub(crate) fn footprint(extent: &Extent, align: usize) -> Footprint {
     if extent.len == 0 {
         return Footprint {
@@ -85,7 +87,8 @@ impl Progress {
     pub(crate) fn new(extent: Extent, align: usize) -> Self {
         let wide = align as u64;
         let start = extent.offset & !(wide - 1);
-        // Saturating: an extent past 2^64 is refused before it is read, but its footprint may be asked.
+        // Saturating: an extent past 2^64 is refused before it is read, but its footprint may be
+        // asked.
         let end = extent
             .offset
             .saturating_add(extent.len)
@@ -327,7 +330,8 @@ mod tests {
                 let next = progress.next();
                 prop_assert!(next.offset.is_multiple_of(align as u64) && (next.at | next.len).is_multiple_of(align));
                 let there = file.saturating_sub(next.offset).min(next.len as u64) as usize;
-                // A short count before the end of the file is at least one block, as on real devices.
+                // A short count before the end of the file is at least one block, as on real
+                // devices.
                 let read = there.min(cuts[turn % cuts.len()].next_multiple_of(align));
                 for (index, byte) in buffer[next.at..next.at + read].iter_mut().enumerate() {
                     *byte = next.offset + index as u64;

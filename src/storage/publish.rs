@@ -1,4 +1,5 @@
-//! Files that appear whole or not at all: written under a hidden name, synced on request, then renamed.
+//! Files that appear whole or not at all: written under a hidden name, synced on request, then
+//! renamed.
 
 use crate::memory::Process;
 use std::ffi::OsString;
@@ -39,7 +40,8 @@ impl Pending {
             );
             let hidden =
                 target.with_file_name(OsString::from_vec([b".", name, end.as_bytes()].concat()));
-            // A container on another machine may have the same process id. Then take the next number.
+            // A container on another machine may have the same process id. Then take the next
+            // number.
             match File::options().write(true).create_new(true).open(&hidden) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 file => return Ok(Self::of(file?, hidden, target)),
@@ -101,8 +103,8 @@ impl Pending {
         }
     }
 
-    /// Gives the file its final name, after its bytes are on the device, unless the name is taken: the first of several
-    /// writers wins, and a reader of its file is not disturbed.
+    /// Gives the file its final name, after its bytes are on the device, unless the name is taken:
+    /// the first of several writers wins, and a reader of its file is not disturbed.
     pub(crate) fn commit_first(mut self) -> io::Result<()> {
         self.close(true)?;
         match std::fs::hard_link(&self.hidden, &self.target) {
@@ -209,7 +211,8 @@ impl Drop for Held {
     }
 }
 
-/// A lock on a file, held by this process until it is dropped; none where the file system has no locks.
+/// A lock on a file, held by this process until it is dropped; none where the file system has no
+/// locks.
 pub(crate) struct Lock(
     #[cfg_attr(not(test), expect(dead_code, reason = "it holds the lock"))] Option<Held>,
 );
@@ -231,8 +234,9 @@ impl Lock {
     }
 }
 
-/// Writes a file that appears whole or not at all, and creates its folder if it is missing. With `sync` its bytes are on
-/// the device before it has its name. Of several writers the last wins. Errors: the system's.
+/// Writes a file that appears whole or not at all, and creates its folder if it is missing. With
+/// `sync` its bytes are on the device before it has its name. Of several writers the last wins.
+/// Errors: the system's.
 pub fn publish(target: &Path, bytes: &[u8], sync: bool) -> io::Result<()> {
     if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         make_folder(dir)?;

@@ -1,4 +1,5 @@
-//! The contract of a reader: `submit` takes operations, `wait` returns completions. See the module's invariants.
+//! The contract of a reader: `submit` takes operations, `wait` returns completions. See the
+//! module's invariants.
 
 use super::{Direct, Extent, Mode, ReadStats, SourceId, Waker};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -12,7 +13,8 @@ use std::time::Duration;
 
 pub(crate) use sealed::Sealed;
 
-/// Limit of operations in flight for all options: 16 times the depth that any NVMe queue benefits from.
+/// Limit of operations in flight for all options: 16 times the depth that any NVMe queue benefits
+/// from.
 pub const DEPTH_MAX: u32 = 4096;
 /// Limit of threads in a pread or mmap reader.
 pub const THREADS_MAX: u32 = 256;
@@ -33,11 +35,13 @@ pub struct ReaderOptions {
     /// is 128, because each operation also allocates and fills its pages. It is also 128 on network
     /// mounts, because each waits for a server.
     pub depth: Option<u32>,
-    /// Threads of the pread and mmap readers, at most [`THREADS_MAX`] and never more than `depth`. 0, the default,
-    /// means `depth` threads, but at most 32, and 128 on network mounts: each only waits for the device.
+    /// Threads of the pread and mmap readers, at most [`THREADS_MAX`] and never more than `depth`.
+    /// 0, the default, means `depth` threads, but at most 32, and 128 on network mounts: each only
+    /// waits for the device.
     pub threads: u32,
-    /// Descriptors that stay open per table (the reader has one table, the page cache another). `None`, the default, is
-    /// a quarter of the soft `RLIMIT_NOFILE`. With more sources than that, each read opens and closes its file.
+    /// Descriptors that stay open per table (the reader has one table, the page cache another).
+    /// `None`, the default, is a quarter of the soft `RLIMIT_NOFILE`. With more sources than that,
+    /// each read opens and closes its file.
     pub fds: Option<u32>,
     /// io_uring registers neither files nor buffers; only to measure their gain.
     pub unregistered: bool,
@@ -126,12 +130,14 @@ pub struct Completion {
     pub tag: u64,
     /// The operation's buffer. The kernel has released it.
     pub buf: IoBuf,
-    /// Offset in `buf` of the extent's `len` bytes: 0, or more if the read had to be wider than the extent.
+    /// Offset in `buf` of the extent's `len` bytes: 0, or more if the read had to be wider than the
+    /// extent.
     pub result: Result<usize>,
 }
 
 impl MemoryTerm {
-    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its tables.
+    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its
+    /// tables.
     pub const NETWORK: Self = Self::new(
         "network",
         "connections with a request in flight; blocks and tables of a cache",
@@ -153,9 +159,10 @@ mod sealed {
     use std::sync::Arc;
 
     pub trait Sealed {
-        /// Registers memory for buffers, so that the kernel pins it once and not for each read. Replaces the memory
-        /// registered before. Call it on the thread that drives the reader, with nothing in flight. Returns the reason
-        /// if registration failed; the reader works without it. Only io_uring registers memory.
+        /// Registers memory for buffers, so that the kernel pins it once and not for each read.
+        /// Replaces the memory registered before. Call it on the thread that drives the reader,
+        /// with nothing in flight. Returns the reason if registration failed; the reader works
+        /// without it. Only io_uring registers memory.
         #[allow(
             private_interfaces,
             reason = "sealed: no code outside of the crate can name the trait"
@@ -166,10 +173,11 @@ mod sealed {
     }
 }
 
-/// Reads extents into memory. One thread drives it: the first one that calls `submit` or `wait`. Another thread may
-/// take over once the reader is empty (`in_flight() == 0`).
+/// Reads extents into memory. One thread drives it: the first one that calls `submit` or `wait`.
+/// Another thread may take over once the reader is empty (`in_flight() == 0`).
 ///
-/// Dropping it cancels the operations in flight, and waits for them for at most [`DROP_DEADLINE`]; see [`leaked`].
+/// Dropping it cancels the operations in flight, and waits for them for at most [`DROP_DEADLINE`];
+/// see [`leaked`].
 pub trait Reader: Sealed + Send {
     /// Limit of operations in flight.
     fn depth(&self) -> usize;
@@ -185,10 +193,11 @@ pub trait Reader: Sealed + Send {
     /// Alignment in bytes of every buffer within its region; a power of two, 1 for none.
     fn mem_align(&self) -> usize;
 
-    /// Takes a read; returns it if `depth` operations are in flight. The read starts with the next [`Reader::wait`].
+    /// Takes a read; returns it if `depth` operations are in flight. The read starts with the next
+    /// [`Reader::wait`].
     ///
-    /// An operation that cannot work (a buffer too small, an extent past the end) is taken, too, and completes with the
-    /// error.
+    /// An operation that cannot work (a buffer too small, an extent past the end) is taken, too,
+    /// and completes with the error.
     #[allow(clippy::result_large_err, reason = "the operation itself comes back")]
     fn submit(&mut self, op: ReadOp) -> std::result::Result<(), ReadOp>;
 
@@ -202,8 +211,8 @@ pub trait Reader: Sealed + Send {
     /// Submitted operations whose completion was not returned yet.
     fn in_flight(&self) -> usize;
 
-    /// Makes the operations in flight end soon. Every operation still completes: with success, with its own error or
-    /// with [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
+    /// Makes the operations in flight end soon. Every operation still completes: with success, with
+    /// its own error or with [`ErrorKind::Cancelled`](crate::ErrorKind::Cancelled).
     fn cancel(&mut self);
 
     /// A handle that ends a `wait` from any thread.
@@ -217,16 +226,18 @@ pub trait Reader: Sealed + Send {
         None
     }
 
-    /// Registers a ring's memory with the kernel (see [`ReadStats::registered_buffers`]). The loader does that itself
-    /// for its own rings. Returns the reason if registration failed, which is no error.
+    /// Registers a ring's memory with the kernel (see [`ReadStats::registered_buffers`]). The
+    /// loader does that itself for its own rings. Returns the reason if registration failed, which
+    /// is no error.
     #[cfg(feature = "unstable")]
     fn register_ring(&mut self, ring: &ByteRing) -> Option<String> {
         self.register(std::slice::from_ref(ring.region()))
     }
 }
 
-/// Operations of this process that did not end within [`DROP_DEADLINE`]. Their buffers were leaked, because the kernel
-/// may still write to them. A number above 0 means that a device does not answer.
+/// Operations of this process that did not end within [`DROP_DEADLINE`]. Their buffers were leaked,
+/// because the kernel may still write to them. A number above 0 means that a device does not
+/// answer.
 pub fn leaked() -> u64 {
     LEAKED.load(Ordering::Relaxed)
 }

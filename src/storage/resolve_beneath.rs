@@ -11,8 +11,9 @@
 //! root (`EXDEV`), or is a magic link of `/proc` (`ELOOP`). An absolute link counts as leading out,
 //! wherever it ends.
 //!
-//! Limits: before Linux 5.6, and under filters that refuse `openat2`, links within the root are refused as well. The
-//! root is opened anew each time, so that a remounted file system is found again.
+//! Limits: before Linux 5.6, and under filters that refuse `openat2`, links within the root are
+//! refused as well. The root is opened anew each time, so that a remounted file system is found
+//! again.
 
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags};

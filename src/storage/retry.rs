@@ -8,8 +8,8 @@
 //!
 //! Opening the file anew fixes a stale handle of a network file system.
 //!
-//! Limits: five tries with pauses of about 110 ms together; a bounce buffer of 1 MiB for each read past the page cache.
-//! The result is the whole extent or an error, as from any reader.
+//! Limits: five tries with pauses of about 110 ms together; a bounce buffer of 1 MiB for each read
+//! past the page cache. The result is the whole extent or an error, as from any reader.
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
@@ -130,8 +130,8 @@ impl Again {
         self.recovered.load(Ordering::Relaxed)
     }
 
-    /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more than once only if
-    /// that may help.
+    /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more
+    /// than once only if that may help.
     ///
     /// Errors: as a [`Reader`](super::Reader)'s completions, from the last try.
     pub(crate) fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {

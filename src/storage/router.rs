@@ -9,7 +9,8 @@
 //!                                    └─ missing ─► readers of objects, mounts ──┘
 //! ```
 //!
-//! The driver sleeps in the reader of files; completions from the other readers and the cache wake it there.
+//! The driver sleeps in the reader of files; completions from the other readers and the cache wake
+//! it there.
 
 use super::cache::{CacheAnswer, Fill};
 use super::{

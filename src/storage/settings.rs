@@ -5,15 +5,16 @@ use super::remote;
 /// Sets options of an object store, such as `s3://bucket`. They override the environment's. Later
 /// opens and reads in the process use them; objects keep the version that was listed.
 ///
-/// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`, `endpoint`,
-/// `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`, `virtual_hosted_style_request`, and `profile`
-/// for one of `~/.aws`; for GCS `service_account_path`; for Azure `account_name`, `account_key`,
-/// `sas_token`. `timeout` applies to all stores: a request that gets no answer or no more bytes for
-/// this many seconds is tried again (default 10). Reads of a loader wait at most a twelfth of its
-/// stall deadline, so that all tries fit.
+/// Names are those of the crate [`object_store`](https://docs.rs/object_store): for S3 `region`,
+/// `endpoint`, `access_key_id`, `secret_access_key`, `session_token`, `skip_signature`,
+/// `virtual_hosted_style_request`, and `profile` for one of `~/.aws`; for GCS
+/// `service_account_path`; for Azure `account_name`, `account_key`, `sas_token`. `timeout` applies
+/// to all stores: a request that gets no answer or no more bytes for this many seconds is tried
+/// again (default 10). Reads of a loader wait at most a twelfth of its stall deadline, so that all
+/// tries fit.
 ///
-/// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build without the feature
-/// `remote`. No message shows a value.
+/// Errors: [`ErrorKind::Config`](crate::ErrorKind) for an unknown option, a missing one, or a build
+/// without the feature `remote`. No message shows a value.
 ///
 /// ```
 /// # #[cfg(feature = "remote")]
@@ -52,8 +53,9 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Direct {
-    /// `O_DIRECT` if the file system allows it. Under [`Mode::Auto`] only if the dataset exceeds half of the free
-    /// memory; otherwise a second epoch is read from memory. Never for [`Mode::Mmap`].
+    /// `O_DIRECT` if the file system allows it. Under [`Mode::Auto`] only if the dataset exceeds
+    /// half of the free memory; otherwise a second epoch is read from memory. Never for
+    /// [`Mode::Mmap`].
     ///
     /// A cold first epoch through the page cache costs CPU time. It also costs speed on devices
     /// that handle many small segments slowly, because the kernel puts a random extent into single

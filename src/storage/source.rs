@@ -189,8 +189,8 @@ impl Sources {
     /// Adds a file by its path and length, or an object by its URL and length. The object is looked
     /// up once, and all reads request that version.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for an object
-    /// [`ErrorKind::Changed`] if it has another length, and errors of the store.
+    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for
+    /// an object [`ErrorKind::Changed`] if it has another length, and errors of the store.
     pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
         let path = path.as_ref();
         if !is_url(path) {
@@ -245,7 +245,8 @@ impl Sources {
         self.entry(dir, name.as_bytes(), len)
     }
 
-    /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads them.
+    /// Adds bytes of the process itself. Decode workers copy samples from there; no reader reads
+    /// them.
     pub fn memory(&mut self, bytes: Arc<[u8]>) -> SourceId {
         self.entries.push(SourceEntry::new(
             MEMORY,
@@ -256,7 +257,8 @@ impl Sources {
         SourceId((self.entries.len() - 1) as u32)
     }
 
-    /// Appends all sources of `other`. Source *k* of `other` becomes source *k* plus the returned number.
+    /// Appends all sources of `other`. Source *k* of `other` becomes source *k* plus the returned
+    /// number.
     ///
     /// Errors: as [`Self::file_in`].
     pub(crate) fn append(&mut self, other: &Sources) -> Result<usize> {
@@ -443,7 +445,8 @@ impl Sources {
 
     /// Checks that the extent is within a source.
     ///
-    /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and range.
+    /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and
+    /// range.
     pub(crate) fn check(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.count() {
             let message = format!(
@@ -582,8 +585,8 @@ impl Sources {
         ))
     }
 
-    /// Clears `out` and writes the path's bytes into it, without a trailing NUL. No allocation once `out` is large
-    /// enough.
+    /// Clears `out` and writes the path's bytes into it, without a trailing NUL. No allocation once
+    /// `out` is large enough.
     pub fn path_into(&self, id: SourceId, out: &mut Vec<u8>) {
         out.clear();
         if self

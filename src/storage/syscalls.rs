@@ -1,5 +1,5 @@
-//! The system calls that no safe crate wraps: `cachestat`, which counts the cached pages of a file without reading it,
-//! and `fcntl` for locks on a range that belong to an open file.
+//! The system calls that no safe crate wraps: `cachestat`, which counts the cached pages of a file
+//! without reading it, and `fcntl` for locks on a range that belong to an open file.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,8 @@ struct Flock {
     pid: i32,
 }
 
-/// Locks a range of a file for this open file alone, until it is closed or unlocked. False if another one holds it.
+/// Locks a range of a file for this open file alone, until it is closed or unlocked. False if
+/// another one holds it.
 ///
 /// Errors: the system's, such as `EINVAL` on a file system without such locks.
 pub(crate) fn lock_range(fd: BorrowedFd<'_>, start: u64, len: u64) -> std::io::Result<bool> {
@@ -55,8 +56,8 @@ fn set_lock(fd: BorrowedFd<'_>, kind: i16, start: u64, len: u64) -> std::io::Res
         len: len as i64,
         pid: 0,
     };
-    // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's layout, which the kernel
-    // reads only during the call.
+    // SAFETY: the descriptor is borrowed, and the pointer points to a live local of the kernel's
+    // layout, which the kernel reads only during the call.
     let result = unsafe { fcntl(fd.as_raw_fd(), SETLK, &raw const lock) };
     match std::io::Error::last_os_error() {
         _ if result == 0 => Ok(true),
@@ -85,15 +86,15 @@ struct Stat {
 
 /// Pages of the range that are in the page cache (or on their way into it).
 ///
-/// Errors: `ENOSYS` before Linux 6.5, `EPERM` for files of other users on newer kernels and under seccomp filters,
-/// `EOPNOTSUPP` on hugetlbfs.
+/// Errors: `ENOSYS` before Linux 6.5, `EPERM` for files of other users on newer kernels and under
+/// seccomp filters, `EOPNOTSUPP` on hugetlbfs.
 pub(crate) fn cached_pages(fd: BorrowedFd<'_>, offset: u64, len: u64) -> std::io::Result<u64> {
     let range = Range { offset, len };
     let mut stat = Stat::default();
     let flags: c_uint = 0;
     let fd: c_int = fd.as_raw_fd();
-    // SAFETY: the descriptor is borrowed. Both pointers point to live locals of the kernel's layout. The kernel reads
-    // the first and writes the second, only during the call.
+    // SAFETY: the descriptor is borrowed. Both pointers point to live locals of the kernel's
+    // layout. The kernel reads the first and writes the second, only during the call.
     let result = unsafe { syscall(SYS_CACHESTAT, fd, &raw const range, &raw mut stat, flags) };
     if result == 0 {
         Ok(stat.cached)

@@ -1,7 +1,7 @@
-//! A reader made of threads: the shared part of pread and mmap. The reader owns its threads, which have its name, and
-//! joins them when it is dropped. A thread that the kernel does not release within the deadline is abandoned with its
-//! buffer. The threads inherit the CPUs of the thread that opens the reader, so open it on a NUMA node to place them
-//! there.
+//! A reader made of threads: the shared part of pread and mmap. The reader owns its threads, which
+//! have its name, and joins them when it is dropped. A thread that the kernel does not release
+//! within the deadline is abandoned with its buffer. The threads inherit the CPUs of the thread
+//! that opens the reader, so open it on a NUMA node to place them there.
 
 use super::completions::Completions;
 use super::{
@@ -62,8 +62,8 @@ struct ReadQueue {
 }
 
 impl<W: BlockingRead> Threaded<W> {
-    /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver, which may sleep in another
-    /// reader.
+    /// Starts `threads` threads for at most `depth` reads in flight. `other`: wakes the driver,
+    /// which may sleep in another reader.
     ///
     /// Errors: [`ErrorKind::Limit`] if the system refuses even one thread.
     pub(super) fn start(

@@ -1,14 +1,15 @@
 //! Ends a `wait` from another thread, at the cost of one atomic if no thread waits.
 //!
-//! One word holds AWAKE, SLEEPING, NUDGED (a completion of the reader's own threads) or NOTIFIED (a wake). The driver
-//! sleeps only after AWAKE → SLEEPING succeeded. `wake` raises the word to NOTIFIED, and makes a system call only if it
-//! found SLEEPING.
+//! One word holds AWAKE, SLEEPING, NUDGED (a completion of the reader's own threads) or NOTIFIED (a
+//! wake). The driver sleeps only after AWAKE → SLEEPING succeeded. `wake` raises the word to
+//! NOTIFIED, and makes a system call only if it found SLEEPING.
 //!
-//! No wake-up is lost, because all changes of one atomic are totally ordered. If the raise comes first, the driver's
-//! exchange fails and it does not sleep. If the exchange comes first, the waker finds SLEEPING and signals. The signal
-//! itself cannot be lost either: an eventfd stays readable until it is read, and a futex wait returns at once if the
-//! word is no longer SLEEPING. Writes before `wake` are visible after `wait`, because both sides change the same word
-//! (acquire, release).
+//! No wake-up is lost, because all changes of one atomic are totally ordered. If the raise comes
+//! first, the driver's exchange fails and it does not sleep. If the exchange comes first, the waker
+//! finds SLEEPING and signals. The signal itself cannot be lost either: an eventfd stays readable
+//! until it is read, and a futex wait returns at once if the word is no longer SLEEPING. Writes
+//! before `wake` are visible after `wait`, because both sides change the same word (acquire,
+//! release).
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 use crate::sync::futex;
@@ -87,8 +88,8 @@ impl Bell {
         }
     }
 
-    /// Announces sleep. An error means an event since the last `rise`, which this call consumes: do not sleep. The
-    /// error is true for a wake, false for a completion.
+    /// Announces sleep. An error means an event since the last `rise`, which this call consumes: do
+    /// not sleep. The error is true for a wake, false for a completion.
     pub(crate) fn doze(&self) -> Result<(), bool> {
         match self
             .state

@@ -1,5 +1,6 @@
-//! Raw records, verified records and tar shards cost no heap allocation per sample, and at most 4 + workers per batch,
-//! including rayon's. A counting allocator sees the whole process, so this binary holds one test.
+//! Raw records, verified records and tar shards cost no heap allocation per sample, and at most 4 +
+//! workers per batch, including rayon's. A counting allocator sees the whole process, so this
+//! binary holds one test.
 
 use crate::common::*;
 use feedline::dataset::{DatasetExt, Records, Tar};
@@ -89,7 +90,8 @@ fn shard(samples: usize) -> Vec<u8> {
     tar
 }
 
-/// Allocations per row group of 60 rows, two columns: some for each page and column, fewer than rows.
+/// Allocations per row group of 60 rows, two columns: some for each page and column, fewer than
+/// rows.
 #[cfg(feature = "parquet")]
 fn parquet_per_chunk(dir: &Dir) -> f64 {
     let bytes = std::fs::read(concat!(

@@ -1,17 +1,20 @@
-//! Iterators, loaders and batches that are dropped at random points, while the kernel and a device still write.
+//! Iterators, loaders and batches that are dropped at random points, while the kernel and a device
+//! still write.
 //!
 //! ```text
 //! a life: build ─► (epoch ─► some batches ─► dropped)*  ─► all slots at once? ─► epoch, loader, batches: dropped in any order
 //!                  └──────── a point ──────────────┘                            └────────────── a point ─────────────────┘
 //! ```
 //!
-//! Random draws alone make a life: workload, reader, device, settings, the place of the cut, and the order and thread
-//! of each drop. Only the timing is up to the machine. After each cut the next iterator must have the right batches;
-//! after each life nothing is left: threads, descriptors, memory (of a shared budget), memory that the kernel may still
-//! write to. Held batches keep their bytes, also while later loaders run.
+//! Random draws alone make a life: workload, reader, device, settings, the place of the cut, and
+//! the order and thread of each drop. Only the timing is up to the machine. After each cut the next
+//! iterator must have the right batches; after each life nothing is left: threads, descriptors,
+//! memory (of a shared budget), memory that the kernel may still write to. Held batches keep their
+//! bytes, also while later loaders run.
 //!
-//! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`; `FEEDLINE_ONLY=n`
-//! runs only life *n*. One test function: threads and descriptors belong to the whole process.
+//! Some hundred points by default, 3,000 with `FEEDLINE_SWEEP=ci`, more than 100,000 with `full`;
+//! `FEEDLINE_ONLY=n` runs only life *n*. One test function: threads and descriptors belong to the
+//! whole process.
 
 use crate::common::runs::*;
 use crate::common::standin;
@@ -31,7 +34,8 @@ const TIME: Duration = Duration::from_secs(50);
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Bytes of all slots of a life; more than any plan here.
 const BUDGET: usize = 256 << 20;
-/// Lives after which nothing may be left. The stand-in GPU keeps freed addresses, to detect their use.
+/// Lives after which nothing may be left. The stand-in GPU keeps freed addresses, to detect their
+/// use.
 const EACH: u64 = 50;
 /// Bytes of the allocator and the threads, which stop growing.
 const MORE_MAPPINGS: usize = 300;
@@ -173,7 +177,8 @@ struct Life<'a> {
 }
 
 impl Sweep {
-    /// Runs some lives with devices of their own; checks their kept batches, and that nothing is left.
+    /// Runs some lives with devices of their own; checks their kept batches, and that nothing is
+    /// left.
     fn lives(&mut self, numbers: std::ops::Range<u64>) {
         let session = {
             let gpu = standin::Gpu::new(1 << 30, "0000:3b:00.0");
@@ -290,7 +295,8 @@ impl Sweep {
         self.points += 1;
     }
 
-    /// Drops kept batches until they belong to at most `most` loaders; their memory must then be returned.
+    /// Drops kept batches until they belong to at most `most` loaders; their memory must then be
+    /// returned.
     fn forget(&mut self, most: usize) {
         while self.kept.len() > most {
             let (held, budget, what) = self.kept.remove(0);

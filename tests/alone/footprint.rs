@@ -1,4 +1,5 @@
-//! Memory stays within the plan, and does not grow with the dataset. Each test is a process: memory belongs to the whole of it.
+//! Memory stays within the plan, and does not grow with the dataset. Each test is a process: memory
+//! belongs to the whole of it.
 
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes};

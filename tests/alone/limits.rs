@@ -1,4 +1,5 @@
-//! Under the memory limit of a real control group: what does not fit is refused, what fits runs, nothing is killed.
+//! Under the memory limit of a real control group: what does not fit is refused, what fits runs,
+//! nothing is killed.
 
 use crate::common::*;
 use feedline::dataset::DatasetExt;
@@ -9,7 +10,8 @@ const MIB: usize = 1 << 20;
 const LIMIT: usize = 192 * MIB;
 const RECORD: usize = MIB;
 
-/// A new group below this process's own with the limit, if this process may make one. Dropping it removes it.
+/// A new group below this process's own with the limit, if this process may make one. Dropping it
+/// removes it.
 struct Group(PathBuf);
 
 impl Group {

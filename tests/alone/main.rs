@@ -1,5 +1,5 @@
-//! Measurements of the whole process: heap, memory, threads, descriptors, the kernel's counters. Each test is a
-//! separate process, one after another.
+//! Measurements of the whole process: heap, memory, threads, descriptors, the kernel's counters.
+//! Each test is a separate process, one after another.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Dropping a loader at any point ends every thread, closes every descriptor and frees every slot. One test function:
-//! threads and descriptors belong to the whole process.
+//! Dropping a loader at any point ends every thread, closes every descriptor and frees every slot.
+//! One test function: threads and descriptors belong to the whole process.
 
 use crate::common::*;
 use feedline::{Loader, Order};

@@ -1,13 +1,13 @@
-//! Long runs with a fault every second: every row is right or named, and the system resources of the process do not
-//! grow.
+//! Long runs with a fault every second: every row is right or named, and the system resources of
+//! the process do not grow.
 //!
 //! ```text
 //! every second: a fault ──► reads of files or objects ──► loader (substitutes) ──► rows against the oracle
 //! every few seconds: the loader is dropped, the process is looked at, another one is built: next reader, next dataset
 //! ```
 //!
-//! `cargo test` runs it for some seconds; `FEEDLINE_SWEEP=full cargo test --release --test alone soak:: -- --nocapture` for an hour, and
-//! prints a line a minute.
+//! `cargo test` runs it for some seconds; `FEEDLINE_SWEEP=full cargo test --release --test alone
+//! soak:: -- --nocapture` for an hour, and prints a line a minute.
 
 use crate::common::sweep;
 use crate::common::*;
@@ -72,7 +72,8 @@ impl House {
     }
 }
 
-/// A fault each second, of every kind in turn: some are transient, some are errors, some hit many reads in a row.
+/// A fault each second, of every kind in turn: some are transient, some are errors, some hit many
+/// reads in a row.
 fn break_things(faulty: &Faulty, stop: &AtomicBool, every: Duration) {
     let codes = [5, 11, 4, 116, 2, 12, 13, 110, 6];
     let mut turn = 0_usize;
@@ -109,8 +110,8 @@ fn run(loader: &Loader, bytes: &[u8], time: Duration, done: &mut Done) {
             let batch = match batch {
                 Ok(batch) => batch,
                 Err(error) => {
-                    // Not the sample's fault, as when memory or descriptors are short: it is printed, and the run
-                    // continues.
+                    // Not the sample's fault, as when memory or descriptors are short: it is
+                    // printed, and the run continues.
                     assert!(
                         error.site().path.is_some() && error.site().sample.is_some(),
                         "{error}"
@@ -162,7 +163,8 @@ fn life(
     run(&loader, bytes, time, done);
 }
 
-/// Lives one after another; system resources in the first half, after `warm` lives, and in the second half.
+/// Lives one after another; system resources in the first half, after `warm` lives, and in the
+/// second half.
 fn lives(
     seconds: u64,
     warm: usize,
@@ -316,8 +318,8 @@ fn a_long_run_from_a_failing_object_store_is_right_and_does_not_grow() {
         done.rows, done.substituted, done.errors
     );
     assert!(injected > 0 && done.rows > 0);
-    // 24 requests at once leave as many idle connections, each with three descriptors and a thread of the server, which is in
-    // this process.
+    // 24 requests at once leave as many idle connections, each with three descriptors and a thread
+    // of the server, which is in this process.
     let most = early.most(late);
     assert!(
         most.descriptors < 160 && most.threads < 80,

@@ -13,7 +13,8 @@ use std::process::{Child, Stdio};
 const OBJECTS: usize = 10_000;
 const RECORD: usize = 64;
 
-/// A server in another process, so that its heap is not counted; it ends with its standard input. Gives its URL.
+/// A server in another process, so that its heap is not counted; it ends with its standard input.
+/// Gives its URL.
 fn server() -> (Child, String) {
     let mut command = process(&beside!("a_server_of_small_objects"), "serve");
     let mut child = command

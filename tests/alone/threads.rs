@@ -1,4 +1,5 @@
-//! Limits on threads: each opening and each loader gives its rows with fewer, or an error that names the limits. Nothing panics.
+//! Limits on threads: each opening and each loader gives its rows with fewer, or an error that
+//! names the limits. Nothing panics.
 
 #[cfg(feature = "remote")]
 use crate::common::server::Server;
@@ -103,7 +104,8 @@ fn too_few_threads_for_a_store_give_all_rows_or_an_error_that_names_the_limits()
     let server = Server::new();
     (0..40).for_each(|number| server.put(&format!("bucket/{number}.bin"), noise(640, number)));
     let url = server.http("{0..39}.bin");
-    // The network threads of a process start once: with as much room as the first run of a child leaves.
+    // The network threads of a process start once: with as much room as the first run of a child
+    // leaves.
     for room in 0..3 {
         leave_room_for_threads(room);
         let opened = feedline::dataset::Records::builder(64).open(&url);

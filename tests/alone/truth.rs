@@ -1,5 +1,5 @@
-//! The true origin of bytes, on real files: compares the report with the known state of the page cache. Each test is a
-//! separate process, since the kernel counts the whole process.
+//! The true origin of bytes, on real files: compares the report with the known state of the page
+//! cache. Each test is a separate process, since the kernel counts the whole process.
 
 use crate::common::{Dir, alone, here, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
@@ -30,8 +30,8 @@ fn moved() -> Option<u64> {
         .ok()
 }
 
-/// A file of 64 MiB that is not cached; `None`, with the reason, if the file system or container does not allow it or
-/// the kernel does not count.
+/// A file of 64 MiB that is not cached; `None`, with the reason, if the file system or container
+/// does not allow it or the kernel does not count.
 fn cold(dir: &Dir) -> Option<PathBuf> {
     let path = dir.write("data.bin", &noise(LEN, 1));
     drop_from_cache(&path);

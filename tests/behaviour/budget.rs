@@ -1,4 +1,5 @@
-//! Several loaders of one process share a budget: their leases never exceed it, and a dropped loader frees its lease.
+//! Several loaders of one process share a budget: their leases never exceed it, and a dropped
+//! loader frees its lease.
 
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt};

@@ -13,8 +13,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Chunks of `rows[i]` records of `RECORD` bytes, followed by one byte per record: the length of a ragged field with
-/// the record's first bytes.
+/// Chunks of `rows[i]` records of `RECORD` bytes, followed by one byte per record: the length of a
+/// ragged field with the record's first bytes.
 const RECORD: usize = 24;
 
 struct Toy {
@@ -765,7 +765,8 @@ fn the_memory_plan_counts_the_sequence_of_open_chunks() {
             .bytes()
     };
     let few = tables(10, Order::windowed(1, 2));
-    // For two epochs, at least three numbers per chunk: its place, the samples before it, and its group.
+    // For two epochs, at least three numbers per chunk: its place, the samples before it, and its
+    // group.
     assert!(tables(5010, Order::windowed(1, 2)) - few >= 2 * 5000 * (8 + 8 + 32));
     assert_eq!(
         tables(5010, Order::shuffled(1)),

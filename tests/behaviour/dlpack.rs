@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-/// A consumer: reads and writes only through the C struct's addresses, and calls its deleter on drop.
+/// A consumer: reads and writes only through the C struct's addresses, and calls its deleter on
+/// drop.
 struct Consumer(NonNull<DLManagedTensorVersioned>);
 
 // SAFETY: the protocol allows any thread.
@@ -131,8 +132,8 @@ fn dropping_the_last_tensor_wakes_a_waiting_next() {
     }
 }
 
-/// 64 samples: eight bytes of their id, the id as label, a field that no transform writes, and a field with (id mod 5)
-/// copies of the id. Blank rows fill up the last batch.
+/// 64 samples: eight bytes of their id, the id as label, a field that no transform writes, and a
+/// field with (id mod 5) copies of the id. Blank rows fill up the last batch.
 fn of_ids() -> Loader {
     let bytes: Vec<u8> = (0..64_u8).flat_map(|id| [id; 8]).collect();
     let records = Records::builder(8)

@@ -49,8 +49,8 @@ fn a_trace_has_a_track_per_thread_with_the_snapshots_times() {
         });
     let loader = builder.build().unwrap();
     assert_eq!(loader.epoch(0).unwrap().map(Result::unwrap).count(), 8);
-    // A worker records a span after it hands out the row, so the last spans may still be missing. 64 rows of 2 ms at
-    // least.
+    // A worker records a span after it hands out the row, so the last spans may still be missing.
+    // 64 rows of 2 ms at least.
     let noted = |timeline: &Timeline| {
         let spans = timeline
             .tracks

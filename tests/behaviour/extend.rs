@@ -1,4 +1,5 @@
-//! Datasets, decoders, transforms and samplers of users: what they may do, and what the loader says of their mistakes.
+//! Datasets, decoders, transforms and samplers of users: what they may do, and what the loader says
+//! of their mistakes.
 
 use crate::common::formats::tar_member;
 use crate::common::toys::Sampled;

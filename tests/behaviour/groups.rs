@@ -1,4 +1,5 @@
-//! Orders of groups: batches of one group on all ranks, their shapes, and resumes on other numbers of ranks.
+//! Orders of groups: batches of one group on all ranks, their shapes, and resumes on other numbers
+//! of ranks.
 
 use crate::common::runs::*;
 use crate::common::*;
@@ -27,7 +28,8 @@ fn builder(data: &Data, last: LastBatch, rank: Rank) -> LoaderBuilder {
     builder.rank(rank).workers(2)
 }
 
-/// Real samples of every batch of all ranks, which must be of one group: (epoch, batch, group, ids).
+/// Real samples of every batch of all ranks, which must be of one group: (epoch, batch, group,
+/// ids).
 type Union = Vec<(u64, u64, usize, Vec<u64>)>;
 
 /// Takes `steps` batches of every rank.
@@ -165,7 +167,8 @@ fn skipped_batches_of_groups_are_whole_batches() {
     );
 }
 
-/// One random run of two epochs over lengths, with ranges left out, resumed at random places by other numbers of ranks.
+/// One random run of two epochs over lengths, with ranges left out, resumed at random places by
+/// other numbers of ranks.
 fn check_random(number: u64) {
     let mut draws = Draws::new(number, 0, 0, "groups");
     let len = 60 + draws.below(200) as usize;
@@ -597,7 +600,8 @@ fn batches_have_the_shape_of_their_group() {
             assert_eq!(image.1.shape(), [rows as i64, most as i64]);
         }
     }
-    // Room for the largest batch, not for the most rows of the longest: 2000 bytes, and not 200,000.
+    // Room for the largest batch, not for the most rows of the longest: 2000 bytes, and not
+    // 200,000.
     let slot = loader.plan().term(feedline::MemoryTerm::SLOTS).each;
     assert!(slot < 32 << 10, "{slot}");
 }
@@ -788,7 +792,8 @@ fn pictures(dir: &Dir) -> (Arc<Images>, Vec<(u32, u32)>, Vec<usize>) {
     )
 }
 
-/// Width and height of the whole picture where it covers a bucket, and its pixels by a decoder that resizes.
+/// Width and height of the whole picture where it covers a bucket, and its pixels by a decoder that
+/// resizes.
 fn scaled(
     dir: &Dir,
     number: usize,

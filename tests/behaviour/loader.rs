@@ -420,7 +420,8 @@ fn a_decoder_that_fails_ends_the_epoch_once() {
     let (path, _) = records_file(&dir, 100, 8);
     for (mode, direct) in readers() {
         for panics in [false, true] {
-            // The order of delivery decides the error: batch 3 before 7, the lower row of batch 3 first.
+            // The order of delivery decides the error: batch 3 before 7, the lower row of batch 3
+            // first.
             let trap = Trap {
                 bad: vec![71, 36, 34],
                 panics,
@@ -571,7 +572,8 @@ fn transforms_add_fields_whatever_the_workers() {
     }
 }
 
-/// A sample from two files and the index: a framed payload, a raw vector read in place, a label in memory.
+/// A sample from two files and the index: a framed payload, a raw vector read in place, a label in
+/// memory.
 struct Many {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -812,7 +814,8 @@ fn the_error_of_a_changed_file_names_it() {
                 "{error}"
             );
         }
-        // Cut during the read: present samples are delivered, the first missing one names its offset.
+        // Cut during the read: present samples are delivered, the first missing one names its
+        // offset.
         let (path, _) = records_file(&dir, 16, 4096);
         let loader = build(
             Loader::builder(records(&path, 4096))
@@ -1201,7 +1204,8 @@ fn an_error_of_a_later_epoch_comes_in_its_turn() {
         move || own.load(Ordering::SeqCst),
         |_, position| position,
     ));
-    // With fewer slots than batches per epoch, the next epoch is not planned before the first batch is taken.
+    // With fewer slots than batches per epoch, the next epoch is not planned before the first batch
+    // is taken.
     let builder = Loader::builder(in_memory(20, 4))
         .order(order)
         .batch_size(4)

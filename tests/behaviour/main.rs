@@ -1,4 +1,5 @@
-//! The promises of a loader without faults: order, ranks, resume, states, memory, stopping, exports.
+//! The promises of a loader without faults: order, ranks, resume, states, memory, stopping,
+//! exports.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! Packed fields: encoded bytes of varying length, side by side in a batch. The oracle writes them one after the other.
+//! Packed fields: encoded bytes of varying length, side by side in a batch. The oracle writes them
+//! one after the other.
 
 use crate::common::*;
 use feedline::dataset::Images;

@@ -1,5 +1,5 @@
-//! Real processes are killed and resume: each rank is this test binary started again, its death is a real signal, and
-//! the check reads the rows that the ranks logged.
+//! Real processes are killed and resume: each rank is this test binary started again, its death is
+//! a real signal, and the check reads the rows that the ranks logged.
 //!
 //! ```text
 //! test ──start──► rank 0 … rank n-1        each: loader ─► batch ─► its log, one write(2) per step
@@ -9,11 +9,12 @@
 //!   └─ logs up to the states that were resumed ══ the uninterrupted sequence, bit by bit
 //! ```
 //!
-//! A step is logged before its all-reduce and the state is saved after it. So all ranks have logged every step of a
-//! saved state. Later steps in a log are repeated, and must have the same rows again.
+//! A step is logged before its all-reduce and the state is saved after it. So all ranks have logged
+//! every step of a saved state. Later steps in a log are repeated, and must have the same rows
+//! again.
 //!
-//! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a deadline; ranks end
-//! with their parent.
+//! A process is killed 50 times by default, 1000 times with `FEEDLINE_SWEEP=ci`. Every wait has a
+//! deadline; ranks end with their parent.
 
 use crate::common::sweep;
 use crate::common::toys::Chunks;
@@ -271,7 +272,8 @@ fn stop() -> Stop {
     Stop::on_signals().unwrap()
 }
 
-/// Without explicit io_uring: some machines lack it, and the kernel may still hold memory of ranks just killed.
+/// Without explicit io_uring: some machines lack it, and the kernel may still hold memory of ranks
+/// just killed.
 const WAYS: [(Mode, Direct); 5] = [
     (Mode::Auto, Direct::Auto),
     (Mode::Auto, Direct::On),
@@ -493,7 +495,8 @@ impl Drop for Process {
     }
 }
 
-/// Reads a flag from every rank and tells all whether any was set, until a rank is gone; counts the rounds.
+/// Reads a flag from every rank and tells all whether any was set, until a rank is gone; counts the
+/// rounds.
 fn all_reduce(sockets: &[UnixStream], rounds: &AtomicU64) {
     loop {
         let mut any = [0];
@@ -547,7 +550,8 @@ impl End {
         matches!(self, Self::KillAll | Self::KillOneThenTheOthers)
     }
 
-    /// Whether a process can have this exit status when the world ends this way, unless the run was over before.
+    /// Whether a process can have this exit status when the world ends this way, unless the run was
+    /// over before.
     fn explains(self, status: ExitStatus) -> bool {
         match self {
             Self::ByItself => false,
@@ -608,7 +612,8 @@ impl Run {
         self.state().map_or(0, |state| state.steps())
     }
 
-    /// Starts a world and ends it this way at a random moment, on average after this part of the remaining steps.
+    /// Starts a world and ends it this way at a random moment, on average after this part of the
+    /// remaining steps.
     fn live(&mut self, world: u32, end: End, part: f64) {
         let attempt = self.attempts.len();
         let task = self.task(attempt);
@@ -747,7 +752,8 @@ impl Run {
     }
 }
 
-/// The rows of all ranks in their order: those of a rank are consecutive, but in lanes ranks take turns.
+/// The rows of all ranks in their order: those of a rank are consecutive, but in lanes ranks take
+/// turns.
 fn together(entries: &[&Step], in_turn: bool) -> Step {
     let Step { step, epoch, .. } = *entries[0];
     assert!(

@@ -1,4 +1,5 @@
-//! Ragged batches: the rows of a field of varying length side by side. The oracle is the padded batch of the same loader.
+//! Ragged batches: the rows of a field of varying length side by side. The oracle is the padded
+//! batch of the same loader.
 
 use crate::common::formats::tar_member;
 use crate::common::runs::Data;
@@ -51,7 +52,8 @@ fn tar(dir: &Dir, lens: &[usize]) -> Tar {
         .unwrap()
 }
 
-/// The rows of `name` in the padded batch are those of the ragged one, and nothing lies between them.
+/// The rows of `name` in the padded batch are those of the ragged one, and nothing lies between
+/// them.
 fn same(ragged: &Batch, padded: &Batch, name: &str) {
     assert_eq!(
         (ragged.ids(), ragged.status()),

@@ -1,5 +1,5 @@
-//! Ranks: together they deliver exactly what one rank would deliver, each sample at its place, for every dataset,
-//! order, world and last batch. The oracle is `common/runs.rs`.
+//! Ranks: together they deliver exactly what one rank would deliver, each sample at its place, for
+//! every dataset, order, world and last batch. The oracle is `common/runs.rs`.
 
 use crate::common::runs::*;
 use crate::common::sweep;
@@ -148,7 +148,8 @@ fn all_ranks_together_deliver_every_sample_once() {
     for (name, data) in &sets {
         for world in 1..=8_u32 {
             for last in ALL_LAST {
-                // One batch size that the world divides, one that it does not, and one above the dataset's size.
+                // One batch size that the world divides, one that it does not, and one above the
+                // dataset's size.
                 let odd = [world + 1, 2 * world + 3, 50][draws.below(3) as usize];
                 for global in [world * (1 + draws.below(2) as u32), odd] {
                     let naive = match draws.below(4) {
@@ -382,7 +383,8 @@ fn the_smallest_legal_budget_serves_lanes_on_any_world() {
     }
 }
 
-/// Samples opened by all ranks in an epoch: planned, and measured by their reports (samples in opened chunks, samples).
+/// Samples opened by all ranks in an epoch: planned, and measured by their reports (samples in
+/// opened chunks, samples).
 fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
     let mut opened = 0;
     let mut samples = 0;
@@ -456,7 +458,8 @@ fn eight_lanes_read_at_most_a_twentieth_twice() {
                 "{opened:?}"
             );
         }
-        // Worlds that do not divide the lanes, and batches not divisible by the world, open more, but as planned.
+        // Worlds that do not divide the lanes, and batches not divisible by the world, open more,
+        // but as planned.
         for (world, global, least) in [(3, 63, 3.0), (6, 60, 3.0), (4, 66, 2.0), (5, 64, 5.0)] {
             let (planned, found) = amplification(
                 &run,

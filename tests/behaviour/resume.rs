@@ -1,10 +1,12 @@
-//! Resume: a run interrupted between any two batches and continued by other loaders, with another number of ranks and
-//! other settings, continues as if uninterrupted. The oracle is `common/runs.rs`.
+//! Resume: a run interrupted between any two batches and continued by other loaders, with another
+//! number of ranks and other settings, continues as if uninterrupted. The oracle is
+//! `common/runs.rs`.
 //!
-//! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every batch boundary, and
-//! again in a chain of five random boundaries: some 3,500 resumes by 8,000 loaders. 60 more runs are resumed 500 times
-//! with other batches. Each test prints its count (`-- --nocapture`). By default there is a tenth of the random runs;
-//! `full` makes 1000 in each test.
+//! With `FEEDLINE_SWEEP=ci` the first four tests make 240 random runs. Each is resumed at every
+//! batch boundary, and again in a chain of five random boundaries: some 3,500 resumes by 8,000
+//! loaders. 60 more runs are resumed 500 times with other batches. Each test prints its count
+//! (`-- --nocapture`). By default there is a tenth of the random runs; `full` makes 1000 in each
+//! test.
 
 use crate::common::runs::*;
 use crate::common::sweep;
@@ -149,8 +151,8 @@ impl Case {
         every_rank(world).map(loader).collect()
     }
 
-    /// The next `steps` batches of a loader that was resumed, through one of the possible calls; the run ends after
-    /// `left`.
+    /// The next `steps` batches of a loader that was resumed, through one of the possible calls;
+    /// the run ends after `left`.
     fn take(&self, loader: &Loader, steps: u64, left: u64, draws: &mut Draws) -> Vec<Part> {
         let next = loader.next_epoch();
         match draws.below(4) {
@@ -212,7 +214,8 @@ fn stored(state: &State) -> State {
     State::from_bytes(&bytes).unwrap()
 }
 
-/// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and after the last.
+/// Runs it uninterrupted, all ranks in step: gives the batches, and the states before each and
+/// after the last.
 fn uninterrupted(case: &Case, draws: &mut Draws) -> (Vec<Global>, Vec<State>) {
     let loaders: Vec<Loader> = every_rank(case.world)
         .map(|rank| build(case.builder(rank, draws).global_batch(case.global)))
@@ -589,7 +592,8 @@ fn a_resumed_loader_starts_with_the_interrupted_epoch() {
             "a second iterator of an epoch",
         );
     }
-    // The same holds for a second iterator of an epoch whose first iterator was dropped in the middle.
+    // The same holds for a second iterator of an epoch whose first iterator was dropped in the
+    // middle.
     let loader = resumed(&run, &state);
     same(
         &parts(loader.epoch(2).unwrap().take(1)),
@@ -785,7 +789,8 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             let bytes = std::fs::read(&path).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
-            // 32 batches per file, two per chunk, so that the failed chunk is the first one needed again.
+            // 32 batches per file, two per chunk, so that the failed chunk is the first one needed
+            // again.
             let global = data.len() / 32;
             let builder = run
                 .builder()
@@ -974,8 +979,8 @@ fn an_order_without_a_batch_is_refused_on_resume_too() {
     assert_eq!(error.kind(), ErrorKind::Empty, "{error}");
 }
 
-/// Expected rows of all ranks from a state to the end of an epoch, in batches of another size: the rest of the
-/// interrupted epoch, then whole epochs.
+/// Expected rows of all ranks from a state to the end of an epoch, in batches of another size: the
+/// rest of the interrupted epoch, then whole epochs.
 fn rebatched(case: &Case, state: &State, cut: Cut) -> Vec<Global> {
     let of_rank = |rank| {
         let first = Cut {

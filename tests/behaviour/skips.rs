@@ -1,5 +1,5 @@
-//! Skipped batches: the batches around them stay the same, by any number of ranks, before and after a resume. The oracle is
-//! `common/runs.rs`.
+//! Skipped batches: the batches around them stay the same, by any number of ranks, before and after
+//! a resume. The oracle is `common/runs.rs`.
 
 use crate::common::runs::*;
 use crate::common::sweep;
@@ -60,7 +60,8 @@ fn stored(state: &State) -> State {
     State::from_bytes(&bytes).unwrap()
 }
 
-/// One random run: delivered in whole with the states between, then resumed and advanced from random ones of these.
+/// One random run: delivered in whole with the states between, then resumed and advanced from
+/// random ones of these.
 fn check(data: &Data, number: u64, what: &str) {
     let mut draws = Draws::new(number, 0, 0, "skips");
     let lanes = 1 + draws.below(3) as u32;
@@ -376,7 +377,8 @@ fn a_mix_goes_on_behind_skipped_batches() {
     assert_eq!(ids(&before, 2), right(&first, [0..20, 0..0]));
     let state = stored(&before[1].state().unwrap());
     assert_eq!(ids(&before, 5), right(&first, [20..30, 60..100]));
-    // Positions that are skipped draw, too: a segment begins where it is said, and no sample comes again in its pass.
+    // Positions that are skipped draw, too: a segment begins where it is said, and no sample comes
+    // again in its pass.
     let sources = before[0].snapshot().consumer.sources;
     let drawn = |source| {
         (0..100)

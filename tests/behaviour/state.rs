@@ -1,5 +1,6 @@
-//! Saved states and fingerprints of datasets: a loaded state equals the saved one or is an error, whatever happens to
-//! the file or the process; and the error of a changed dataset names the changed shard.
+//! Saved states and fingerprints of datasets: a loaded state equals the saved one or is an error,
+//! whatever happens to the file or the process; and the error of a changed dataset names the
+//! changed shard.
 
 use crate::common::formats::tar_member;
 use crate::common::{Dir, build, noise};
@@ -496,7 +497,8 @@ fn a_changed_shard_is_named_or_its_range_is() {
         }),
         ("reversed", |path| edit(path, |bytes| bytes.reverse())),
     ];
-    // The last numbers of a row are the first and last shard of its bucket. Of 300 shards number 117 is opened.
+    // The last numbers of a row are the first and last shard of its bucket. Of 300 shards number
+    // 117 is opened.
     let rows = [
         (1, 0, [0, 0]),
         (12, 0, [0, 0]),

@@ -1,5 +1,6 @@
-//! Real signals to separate processes: each test starts itself again as a child, which runs the test's `child` and
-//! reports in lines, while the parent sends the signals. Every wait has a deadline.
+//! Real signals to separate processes: each test starts itself again as a child, which runs the
+//! test's `child` and reports in lines, while the parent sends the signals. Every wait has a
+//! deadline.
 
 use crate::common::{DEADLINE, answer, here, process, told, until};
 use feedline::{Signal, Stop};
@@ -16,7 +17,8 @@ struct Process {
     lines: Receiver<String>,
 }
 
-/// Runs `body` in this process if it is the child of `test`. Otherwise starts that child and waits for its "ready".
+/// Runs `body` in this process if it is the child of `test`. Otherwise starts that child and waits
+/// for its "ready".
 fn start(test: &str, body: impl FnOnce()) -> Option<Process> {
     if told().is_some() {
         body();

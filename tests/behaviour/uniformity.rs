@@ -1,10 +1,12 @@
-//! The evidence that a keyed permutation is a shuffle: statistics that a true shuffle passes and a weak one does not.
+//! The evidence that a keyed permutation is a shuffle: statistics that a true shuffle passes and a
+//! weak one does not.
 //!
-//! Every statistic is expressed as a score that is standard normal for a true shuffle: counts by chi-square and the cube
-//! root of Wilson and Hilferty, sums over whole permutations by comparison with as many shuffles by Fisher and Yates
-//! from an unrelated generator. A score beyond ±5 is a failure; a true shuffle gives one with probability 6e-7. One
-//! family is judged by some 200 scores, so a true shuffle would be rejected with probability 1.2e-4. Keys are fixed:
-//! this is the chance that the tests could not have been written at all, not the chance of a later failure.
+//! Every statistic is expressed as a score that is standard normal for a true shuffle: counts by
+//! chi-square and the cube root of Wilson and Hilferty, sums over whole permutations by comparison
+//! with as many shuffles by Fisher and Yates from an unrelated generator. A score beyond ±5 is a
+//! failure; a true shuffle gives one with probability 6e-7. One family is judged by some 200
+//! scores, so a true shuffle would be rejected with probability 1.2e-4. Keys are fixed: this is the
+//! chance that the tests could not have been written at all, not the chance of a later failure.
 //!
 //! The same battery must accept the reference and reject permutations that are known to be weak.
 
@@ -22,8 +24,8 @@ fn ours(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     Box::new(move |position| permutation.get(position))
 }
 
-/// A second implementation of the crate's Feistel network, with any number of double rounds and without the table for
-/// small domains.
+/// A second implementation of the crate's Feistel network, with any number of double rounds and
+/// without the table for small domains.
 fn network<const DOUBLE: usize>(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let bits = n.ilog2().div_ceil(2).max(1);
     let mut draws = Draws::from_key(Key::new(seed).derive(n));
@@ -72,7 +74,8 @@ fn affine(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     })
 }
 
-/// The reference: a stored shuffle by Fisher and Yates, with a generator that shares nothing with the crate's.
+/// The reference: a stored shuffle by Fisher and Yates, with a generator that shares nothing with
+/// the crate's.
 fn fisher_yates(n: u64, seed: u64) -> Box<dyn Fn(u64) -> u64> {
     let mut random = Xoshiro256::new(seed);
     let mut entries: Vec<u64> = (0..n).collect();
@@ -151,8 +154,8 @@ impl Table {
         self.counts[row as usize * self.columns + column as usize] += 1;
     }
 
-    /// `n`: entries of one permutation when the table holds whole permutations. Their margins are fixed, which makes
-    /// chi-square larger by n / (n - 1) than that of independent entries.
+    /// `n`: entries of one permutation when the table holds whole permutations. Their margins are
+    /// fixed, which makes chi-square larger by n / (n - 1) than that of independent entries.
     fn score(&self, n: Option<u64>) -> f64 {
         let columns: Vec<u64> = (0..self.columns)
             .map(|column| self.counts.iter().skip(column).step_by(self.columns).sum())
@@ -218,8 +221,9 @@ fn destinations(family: Family) -> Scores {
         .collect()
 }
 
-/// Two entries of one permutation, over many seeds: are they independent, is their difference uniform? For pairs that
-/// are close in a Feistel network: neighbours, the same column, the same row; also where n is far too large to list.
+/// Two entries of one permutation, over many seeds: are they independent, is their difference
+/// uniform? For pairs that are close in a Feistel network: neighbours, the same column, the same
+/// row; also where n is far too large to list.
 fn pairs(family: Family, lengths: &[u64]) -> Scores {
     const SEEDS: u64 = 6000;
     let mut scores = Scores::new();
@@ -344,8 +348,8 @@ fn longest_ascending(entries: &[u64]) -> f64 {
     ends.len() as f64
 }
 
-/// Pairs of positions that share a half and whose entries share one too: what the known attacks on Feistel networks of
-/// few rounds count (Patarin).
+/// Pairs of positions that share a half and whose entries share one too: what the known attacks on
+/// Feistel networks of few rounds count (Patarin).
 fn collisions(entries: &[u64], from: impl Fn(u64) -> usize, to: impl Fn(u64) -> usize) -> f64 {
     let width = 2 * entries.len().isqrt() + 2;
     let mut cells = vec![0_u32; width * width];
@@ -358,7 +362,8 @@ fn collisions(entries: &[u64], from: impl Fn(u64) -> usize, to: impl Fn(u64) -> 
         .sum()
 }
 
-/// Compares mean and variance of each sum with those of the reference, over `SEEDS` permutations of each.
+/// Compares mean and variance of each sum with those of the reference, over `SEEDS` permutations of
+/// each.
 fn sums_against_the_reference(family: Family, lengths: &[u64]) -> Scores {
     const SEEDS: u64 = 300;
     let all = |family: Family, n: u64, first: u64| -> Vec<[f64; SUMS.len()]> {
@@ -429,7 +434,8 @@ fn one_epoch(family: Family, lengths: &[u64]) -> Scores {
             "low bits",
             table(&entries, 16, 16, |i, entry| (i % 16, entry % 16)),
         );
-        // Does every stretch of 250 entries, a batch, hold its share of each part and of each low bit?
+        // Does every stretch of 250 entries, a batch, hold its share of each part and of each low
+        // bit?
         let windows = n.div_ceil(250) as usize;
         score(
             "high bits per batch",

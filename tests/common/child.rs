@@ -1,5 +1,5 @@
-//! Tests that run themselves, or another test, in a separate process: resources of the whole process (descriptors,
-//! threads, limits, signals, counters) then belong to one test alone.
+//! Tests that run themselves, or another test, in a separate process: resources of the whole
+//! process (descriptors, threads, limits, signals, counters) then belong to one test alone.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -98,7 +98,8 @@ pub fn run(mut child: Command) -> String {
     text
 }
 
-/// Runs the calling test again in a separate process, one such test after another; gives whether this is that process.
+/// Runs the calling test again in a separate process, one such test after another; gives whether
+/// this is that process.
 #[track_caller]
 pub fn alone(test: &str) -> bool {
     static ONE: Mutex<()> = Mutex::new(());
@@ -117,8 +118,8 @@ pub fn alone(test: &str) -> bool {
     false
 }
 
-/// Runs a test in so many processes at once, each told its part; gives the sum of the numbers that they print after
-/// [`MADE`].
+/// Runs a test in so many processes at once, each told its part; gives the sum of the numbers that
+/// they print after [`MADE`].
 #[track_caller]
 pub fn in_parts(test: &str, parts: usize, told: impl Fn(usize) -> String) -> usize {
     let children: Vec<_> = (0..parts)

@@ -55,7 +55,8 @@ pub fn gpu(ordinal: usize) -> Device {
     Device::cuda(ordinal).unwrap()
 }
 
-/// The handle of a stream without its owner; the caller keeps the owner until the bound batches are dropped.
+/// The handle of a stream without its owner; the caller keeps the owner until the bound batches are
+/// dropped.
 pub fn bare(stream: &CudaStream) -> Stream {
     // SAFETY: the caller's promise, in tests of the handle.
     unsafe { Stream::from_raw(stream.cu_stream() as usize) }
@@ -85,8 +86,8 @@ extern "C" fn gate(_: *const u32, _: *const u32, _: *const *const c_void) {
 }
 
 extern "C" fn copy(_: *const u32, _: *const u32, params: *const *const c_void) {
-    // SAFETY: the stand-in calls this with the three parameters of the registration: two addresses whose bytes are
-    // mapped, and how many.
+    // SAFETY: the stand-in calls this with the three parameters of the registration: two addresses
+    // whose bytes are mapped, and how many.
     unsafe {
         let to = (*params).cast::<*mut u8>().read();
         let from = (*params.add(1)).cast::<*const u8>().read();
@@ -160,7 +161,8 @@ impl Kernels {
 
     fn launch(&self, function: sys::CUfunction, stream: &CudaStream, params: &mut [*mut c_void]) {
         self.context.bind_to_thread().unwrap();
-        // SAFETY: the parameters are those that the kernel was registered with; the caller keeps what they point to.
+        // SAFETY: the parameters are those that the kernel was registered with; the caller keeps
+        // what they point to.
         unsafe {
             result::launch_kernel(
                 function,
@@ -179,7 +181,8 @@ impl Kernels {
         self.launch(self.gate, stream, &mut []);
     }
 
-    /// `stream` breaks its context here, as an illegal access (700) or an assertion of a kernel (710) does.
+    /// `stream` breaks its context here, as an illegal access (700) or an assertion of a kernel
+    /// (710) does.
     pub fn crash(&self, stream: &CudaStream, mut code: u32) {
         self.launch(self.crash, stream, &mut [(&raw mut code).cast()]);
     }

@@ -1,12 +1,13 @@
-//! The stand-in for libcufile: compiled once per source, loaded by path, controlled by safe functions.
+//! The stand-in for libcufile: compiled once per source, loaded by path, controlled by safe
+//! functions.
 //!
 //! ```text
 //! tests/standin/cufile.rs ──rustc──► <target>/tmp/standin-cufile-<hash>.so ──┬── StandIn::shared(): this very file
 //!                                                                            └── StandIn::own(): a copy, with its own state
 //! ```
 //!
-//! The code under test loads [`StandIn::path`] itself (by its options, or `$FEEDLINE_CUFILE`) and so shares the library
-//! with the control functions: the dynamic linker loads a file once.
+//! The code under test loads [`StandIn::path`] itself (by its options, or `$FEEDLINE_CUFILE`) and
+//! so shares the library with the control functions: the dynamic linker loads a file once.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
@@ -87,8 +88,9 @@ fn unique(folder: &Path, name: &str) -> PathBuf {
     ))
 }
 
-/// Compiles the stand-in with these `--cfg`s, unless that was done already. Several processes may do so at once: each
-/// compiles to a name of its own, the last rename wins, and all results are the same. The threads of one take turns.
+/// Compiles the stand-in with these `--cfg`s, unless that was done already. Several processes may
+/// do so at once: each compiles to a name of its own, the last rename wins, and all results are the
+/// same. The threads of one take turns.
 pub fn compile(cfgs: &[&str]) -> PathBuf {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,7 +158,8 @@ impl StandIn {
     }
 
     fn load(path: PathBuf, own: bool) -> Self {
-        // SAFETY: our own library, whose initialisers are those of Rust's `std`; it is never unloaded.
+        // SAFETY: our own library, whose initialisers are those of Rust's `std`; it is never
+        // unloaded.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.unwrap();
         let library = std::mem::ManuallyDrop::new(library);
         macro_rules! symbol {
@@ -251,7 +254,8 @@ impl StandIn {
         (self.set)(7, count as c_int);
     }
 
-    /// Whether the driver, from 1.16 on, keeps a context on every GPU while it is open, as the real one does.
+    /// Whether the driver, from 1.16 on, keeps a context on every GPU while it is open, as the real
+    /// one does.
     pub fn contexts(&self, keeps: bool) {
         (self.set)(10, keeps.into());
     }
@@ -281,7 +285,8 @@ impl StandIn {
         }
     }
 
-    /// The calls so far: `open`, `close`, `file+`, `file-`, `buffer+`, `buffer-`, `stats+`, `stats-`.
+    /// The calls so far: `open`, `close`, `file+`, `file-`, `buffer+`, `buffer-`, `stats+`,
+    /// `stats-`.
     pub fn trace(&self) -> Vec<String> {
         self.lines(0)
     }

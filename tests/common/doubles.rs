@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub use super::got::*;
 
-/// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are written.
+/// Sizes of the parameters of a kernel, which of them are device pointers, and which of these are
+/// written.
 const KERNELS: [(&str, &[u32], u64, u64); 3] = [
     (
         "feedline_finish_2",
@@ -39,7 +40,8 @@ const KERNELS: [(&str, &[u32], u64, u64); 3] = [
     ("feedline_gather", &[8, 8, 8, 8, 8], 0b111, 0b100),
 ];
 
-/// Gives the session's driver our kernels; false, with the reason printed, where nothing can compile them.
+/// Gives the session's driver our kernels; false, with the reason printed, where nothing can
+/// compile them.
 pub fn with_kernels(session: &Session) -> bool {
     let Some(path) = kernels::library() else {
         return false;
@@ -47,7 +49,8 @@ pub fn with_kernels(session: &Session) -> bool {
     // SAFETY: our own library, without initialisers.
     let library = std::mem::ManuallyDrop::new(unsafe { Library::new(path) }.unwrap());
     for (name, sizes, pointers, writes) in KERNELS {
-        // SAFETY: every `run_NAME` of `tests/standin/kernels.cpp` is of this type; the library is never closed.
+        // SAFETY: every `run_NAME` of `tests/standin/kernels.cpp` is of this type; the library is
+        // never closed.
         let run = unsafe { library.get::<KernelFn>(format!("run_{name}").as_bytes()) }.unwrap();
         session.register_kernel(name, *run, sizes, pointers, writes);
     }
@@ -120,8 +123,9 @@ impl Machine {
     }
 }
 
-/// Runs `body` on its own machine, or not at all without kernels. Afterwards driver and cuFile have no live objects, no
-/// loader thread runs, and there are no violations. A body that hangs ends the process, with its last call.
+/// Runs `body` on its own machine, or not at all without kernels. Afterwards driver and cuFile have
+/// no live objects, no loader thread runs, and there are no violations. A body that hangs ends the
+/// process, with its last call.
 #[track_caller]
 pub fn on_machine(body: impl FnOnce(&Machine) + Send + 'static) {
     on_double(CuFileMachine::new(Route::P2p), body);

@@ -1,7 +1,8 @@
-//! The driver as a program without this crate uses it: memory, copies, events, and a slow kernel. Its measurements are
-//! the physical limit beside the crate's figures.
+//! The driver as a program without this crate uses it: memory, copies, events, and a slow kernel.
+//! Its measurements are the physical limit beside the crate's figures.
 //!
-//! Every object waits for the device before it gives its memory back, so that the functions here are safe to call.
+//! Every object waits for the device before it gives its memory back, so that the functions here
+//! are safe to call.
 
 #![allow(dead_code, reason = "each binary uses its own part")]
 #![allow(unsafe_code)]
@@ -21,8 +22,8 @@ use std::time::{Duration, Instant};
 /// Failures are text for people.
 pub type Result<T> = std::result::Result<T, String>;
 
-/// Waits for `ns` nanoseconds of the GPU's clock, but at most `turns` turns of its loop, in case that clock stands
-/// still.
+/// Waits for `ns` nanoseconds of the GPU's clock, but at most `turns` turns of its loop, in case
+/// that clock stands still.
 const SPIN: &str = "
 .version 7.0
 .target sm_70
@@ -104,14 +105,15 @@ impl Gpu {
     /// `stream` is busy for that long.
     pub fn spin(&self, stream: &CudaStream, time: Duration) -> Result<()> {
         let mut ns = time.as_nanos() as u64;
-        // A turn takes longer than 4 ns on any GPU, so this limit is the later one where the clock runs.
+        // A turn takes longer than 4 ns on any GPU, so this limit is the later one where the clock
+        // runs.
         let mut turns = ns / 4 + 1000;
         let mut params = [place(&mut ns), place(&mut turns)];
         self.launch(self.spin, stream, [1, 1, 1], [1, 1, 1], &mut params)
     }
 
-    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]` on. By `count` launches of this grid and
-    /// block, one after the other; returns the milliseconds of one.
+    /// Row `i` of `out` becomes the `row_bytes` bytes of `staging` from `offsets[i]` on. By `count`
+    /// launches of this grid and block, one after the other; returns the milliseconds of one.
     pub fn gather(
         &self,
         stream: &CudaStream,
@@ -167,8 +169,8 @@ impl Gpu {
             .map_err(said("cuCtxSetCurrent"))?;
         let [gx, gy, gz] = grid;
         let [bx, by, bz] = block;
-        // SAFETY: the parameters are the kernel's, in order and of its types; they point into allocations whose owners
-        // wait for the device before they free them.
+        // SAFETY: the parameters are the kernel's, in order and of its types; they point into
+        // allocations whose owners wait for the device before they free them.
         unsafe {
             result::launch_kernel(
                 function,
@@ -257,7 +259,8 @@ pub fn is_active(ordinal: i32) -> Result<bool> {
     Ok(active != 0)
 }
 
-/// Binds a batch to a stream by its bare handle, as other languages do, then works with the batch and drops it.
+/// Binds a batch to a stream by its bare handle, as other languages do, then works with the batch
+/// and drops it.
 pub fn with_bare<T>(
     stream: &Arc<CudaStream>,
     batch: Batch,
@@ -493,14 +496,14 @@ fn copy_within(to: u64, from: u64, len: usize, stream: &CudaStream) -> Result<()
         .context()
         .bind_to_thread()
         .map_err(said("cuCtxSetCurrent"))?;
-    // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for the stream before
-    // freeing them.
+    // SAFETY: both ranges lie in live allocations (checked by the callers); their owners wait for
+    // the stream before freeing them.
     unsafe { result::memcpy_dtod_async(to, from, len, stream.cu_stream()) }
         .map_err(said("cuMemcpyDtoDAsync"))
 }
 
-/// `len` bytes at a device address, in the order of the legacy default stream: the caller waits for other streams.
-/// The driver refuses memory that is not its own.
+/// `len` bytes at a device address, in the order of the legacy default stream: the caller waits for
+/// other streams. The driver refuses memory that is not its own.
 pub fn read(context: &CudaContext, from: u64, len: usize) -> Result<Vec<u8>> {
     context.bind_to_thread().map_err(said("cuCtxSetCurrent"))?;
     let mut bytes = vec![0_u8; len];
@@ -524,7 +527,8 @@ impl Lane {
         Self::from_several(gpu, kind, len, 1)
     }
 
-    /// Uses as much memory as a loader's slots: a smaller buffer, copied repeatedly, may come from the CPU's caches.
+    /// Uses as much memory as a loader's slots: a smaller buffer, copied repeatedly, may come from
+    /// the CPU's caches.
     pub fn from_several(gpu: &Gpu, kind: Kind, len: usize, buffers: usize) -> Result<Self> {
         let hosts = (0..buffers)
             .map(|_| HostBytes::new(gpu, kind, len))
@@ -560,8 +564,8 @@ impl Lane {
     }
 }
 
-/// GB per second of `count` copies of `len` bytes by these lanes in turn, from the first call to the end of the last
-/// copy. One copy per lane is in flight.
+/// GB per second of `count` copies of `len` bytes by these lanes in turn, from the first call to
+/// the end of the last copy. One copy per lane is in flight.
 pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     let first = lanes.first().ok_or("no lane")?;
     first
@@ -577,7 +581,8 @@ pub fn h2d(lanes: &[Lane], len: usize, count: usize) -> Result<f64> {
     Ok((count * len) as f64 / started.elapsed().as_secs_f64() / 1e9)
 }
 
-/// The same for about this many seconds; the device is waited for about every 512 MiB. For 0 seconds: a few copies.
+/// The same for about this many seconds; the device is waited for about every 512 MiB. For 0
+/// seconds: a few copies.
 pub fn h2d_for(lanes: &[Lane], len: usize, seconds: f64) -> Result<f64> {
     let most = if seconds > 0.0 { 1024 } else { 4 };
     let chunk = (512_usize << 20)
@@ -604,7 +609,8 @@ impl Consumer {
         Self(tensor.into_versioned())
     }
 
-    /// Binds the tensor by the stream's bare handle first. The caller keeps the stream until the batch is gone.
+    /// Binds the tensor by the stream's bare handle first. The caller keeps the stream until the
+    /// batch is gone.
     pub fn bound(tensor: Dlpack, stream: &CudaStream) -> Result<Self> {
         // SAFETY: the caller's promise.
         unsafe { tensor.bind(stream.cu_stream() as usize) }.map_err(|error| error.to_string())?;

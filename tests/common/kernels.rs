@@ -1,5 +1,5 @@
-//! Our kernels on the CPU: their source, compiled by the machine's C++ compiler (`tests/standin/kernels.cpp`); and
-//! memory that detects every byte read or written outside of it.
+//! Our kernels on the CPU: their source, compiled by the machine's C++ compiler
+//! (`tests/standin/kernels.cpp`); and memory that detects every byte read or written outside of it.
 //!
 //! ```text
 //!   no access │ canary │ the bytes │ canary │ no access       canaries: what is left of the first and last page
@@ -42,8 +42,9 @@ type Run = unsafe extern "C" fn(grid: *const u32, block: *const u32, params: *co
 /// Allows this thread to load only from addresses `from` to `to`.
 type Limit = unsafe extern "C" fn(from: *const c_void, to: *const c_void);
 
-/// The shared library with `run_NAME` for each kernel, compiled once per content of its sources. `None`, with a printed
-/// reason, where there is no C++ compiler; a source that does not compile is a failure.
+/// The shared library with `run_NAME` for each kernel, compiled once per content of its sources.
+/// `None`, with a printed reason, where there is no C++ compiler; a source that does not compile is
+/// a failure.
 pub fn library() -> Option<&'static Path> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     PATH.get_or_init(compiled).as_deref()
@@ -58,7 +59,8 @@ fn compiled() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let library = folder.join(format!("kernels-{sum:08x}.so"));
     if !library.exists() {
-        // Several test binaries may do this at once: the name is there only when the content is whole.
+        // Several test binaries may do this at once: the name is there only when the content is
+        // whole.
         let unfinished = folder.join(format!("kernels-{sum:08x}.{}", std::process::id()));
         let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
         let output = match Command::new(&compiler)
@@ -93,8 +95,8 @@ fn loaded() -> Option<&'static Library> {
     LOADED.get_or_init(|| library().map(load)).as_ref()
 }
 
-/// Runs a kernel for each thread of the grid, one after the other. The process ends when it loads anything but
-/// the 4-byte words that hold `words`, where that is given. `None`: see [`library`].
+/// Runs a kernel for each thread of the grid, one after the other. The process ends when it loads
+/// anything but the 4-byte words that hold `words`, where that is given. `None`: see [`library`].
 ///
 /// # Safety
 /// `params` leads to values of the kernel's parameter types, and the kernel may run with them.
@@ -159,7 +161,8 @@ impl Guarded {
         let map = unsafe { mmap_anonymous(std::ptr::null_mut(), whole, ProtFlags::empty(), flags) }
             .unwrap();
         let map = map.cast::<u8>();
-        // SAFETY: a part of the memory just mapped, from one page after its start; nobody has seen it yet.
+        // SAFETY: a part of the memory just mapped, from one page after its start; nobody has seen
+        // it yet.
         unsafe {
             mprotect(
                 map.add(page_size()).cast(),
@@ -184,7 +187,8 @@ impl Guarded {
     }
 
     fn all(&mut self) -> &mut [u8] {
-        // SAFETY: this part of the map is ours, readable, writable and zero at first; the borrow is unique.
+        // SAFETY: this part of the map is ours, readable, writable and zero at first; the borrow is
+        // unique.
         unsafe { std::slice::from_raw_parts_mut(self.map.add(page_size()), self.pages) }
     }
 
@@ -208,7 +212,8 @@ impl Deref for Guarded {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `start + len` is at most `pages`, and that part of the map is readable and initialised.
+        // SAFETY: `start + len` is at most `pages`, and that part of the map is readable and
+        // initialised.
         unsafe { std::slice::from_raw_parts(self.map.add(page_size() + self.start), self.len) }
     }
 }

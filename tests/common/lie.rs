@@ -1,4 +1,5 @@
-//! Answers of a server that lies, made of six choices: each product of them is an answer. One is honest.
+//! Answers of a server that lies, made of six choices: each product of them is an answer. One is
+//! honest.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -167,8 +168,8 @@ const VERSIONS: [Version; 5] = [
 ];
 
 impl Lie {
-    /// The answer made of the digits of `number`, which are used up. Most choices are the right one, so that a lie is
-    /// wrong in one or two ways and seldom in all.
+    /// The answer made of the digits of `number`, which are used up. Most choices are the right
+    /// one, so that a lie is wrong in one or two ways and seldom in all.
     pub fn of(number: &mut u64) -> Self {
         let mut pick = |count: usize| {
             let rolled = (*number % (2 * count as u64)) as usize;

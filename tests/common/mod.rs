@@ -1,4 +1,5 @@
-//! Shared code of the integration tests: folders on a real file system, and a naive oracle for records.
+//! Shared code of the integration tests: folders on a real file system, and a naive oracle for
+//! records.
 
 #![allow(
     dead_code,
@@ -39,8 +40,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A folder of its own, removed at the end. Below the target folder, since `/tmp` may be a tmpfs, which accepts any
-/// alignment of O_DIRECT and so tests none.
+/// A folder of its own, removed at the end. Below the target folder, since `/tmp` may be a tmpfs,
+/// which accepts any alignment of O_DIRECT and so tests none.
 pub struct Dir(PathBuf);
 
 impl Dir {
@@ -157,7 +158,8 @@ pub const READERS: [(Mode, Direct); 6] = [
     (Mode::Mmap, Direct::Off),
 ];
 
-/// Every available way to read. If io_uring is refused, the test continues with the others and prints a note.
+/// Every available way to read. If io_uring is refused, the test continues with the others and
+/// prints a note.
 pub fn readers() -> Vec<(Mode, Direct)> {
     had(READERS)
 }

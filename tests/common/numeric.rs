@@ -1,4 +1,5 @@
-//! Shared code of the tests of numeric formats: fixtures with other libraries' values, and a loader's rows.
+//! Shared code of the tests of numeric formats: fixtures with other libraries' values, and a
+//! loader's rows.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -66,8 +67,8 @@ pub fn cases(folder: &str, prefix: &str) -> Vec<Case> {
 /// One way to load.
 pub const ORDERS: [fn() -> Order; 2] = [Order::sequential, || Order::shuffled(3)];
 
-/// Rows of an epoch by sample id, from a loader. Each id must come once, and bytes after the end of a varying field
-/// must be zero.
+/// Rows of an epoch by sample id, from a loader. Each id must come once, and bytes after the end of
+/// a varying field must be zero.
 pub fn load_by(
     dataset: impl Dataset,
     order: Order,
@@ -166,8 +167,8 @@ fn bits(at: usize) -> impl Iterator<Item = usize> {
     (at..at + flips_each()).map(|bit| bit % 8)
 }
 
-/// Damages `name` in every way: cuts it at every length, and flips one bit, or each bit in turn, of every byte of
-/// `flip`. `look` opens the folder.
+/// Damages `name` in every way: cuts it at every length, and flips one bit, or each bit in turn, of
+/// every byte of `flip`. `look` opens the folder.
 pub fn sweep(
     dir: &Dir,
     name: &str,

@@ -112,8 +112,8 @@ impl Puller {
         Ok(bytes)
     }
 
-    /// Pulls for about this many seconds, after consuming all batches prepared before. Both ends wait for a copy, so
-    /// copies in flight count at neither end.
+    /// Pulls for about this many seconds, after consuming all batches prepared before. Both ends
+    /// wait for a copy, so copies in flight count at neither end.
     pub fn pull(&mut self, seconds: f64) -> Result<Pulled> {
         let plan = self.loader.plan();
         let ahead = plan.term(MemoryTerm::SLOTS).count + plan.term(MemoryTerm::DEVICE).count;
@@ -152,8 +152,8 @@ impl Puller {
     }
 }
 
-/// CPU time of this process's transfer threads in nanoseconds, by the scheduler; `None` without such a thread, or if
-/// the kernel does not report it.
+/// CPU time of this process's transfer threads in nanoseconds, by the scheduler; `None` without
+/// such a thread, or if the kernel does not report it.
 fn copy_thread_ns() -> Option<u64> {
     let mut sum = None;
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {

@@ -1,10 +1,10 @@
-//! Shared code of the tests of ranks and of resume: datasets, naive orders and naive batches, and delivered batches as
-//! plain values.
+//! Shared code of the tests of ranks and of resume: datasets, naive orders and naive batches, and
+//! delivered batches as plain values.
 //!
-//! The oracle consists of definitions alone: an order is a list of ids; a batch is some positions of it by the rule
-//! *the rows of a rank in a batch are consecutive positions; with several lanes row k of rank r in batch i stands at
-//! i × G + k × world + r*. From the crate it uses only the keyed permutation and
-//! the keyed draws, which have tests of their own.
+//! The oracle consists of definitions alone: an order is a list of ids; a batch is some positions
+//! of it by the rule *the rows of a rank in a batch are consecutive positions; with several lanes
+//! row k of rank r in batch i stands at i × G + k × world + r*. From the crate it uses only the
+//! keyed permutation and the keyed draws, which have tests of their own.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -31,7 +31,8 @@ pub struct Data {
     record: usize,
     labels: bool,
     ragged: bool,
-    /// First sample of each chunk, then the total number of samples; without chunks all samples are one chunk.
+    /// First sample of each chunk, then the total number of samples; without chunks all samples are
+    /// one chunk.
     pub starts: Vec<u64>,
 }
 
@@ -361,7 +362,8 @@ impl Naive {
         }
     }
 
-    /// For each position of an epoch the number that sets the draws of one sample apart; all 0 if it is empty.
+    /// For each position of an epoch the number that sets the draws of one sample apart; all 0 if
+    /// it is empty.
     fn draws(&self, epoch: u64) -> Vec<u64> {
         match self {
             Self::Indices {
@@ -397,8 +399,9 @@ fn permuted<T: Clone>(items: &[T], key: Key) -> Vec<T> {
         .collect()
 }
 
-/// Chunks one after the other (permuted by a key, if any), cut into lanes, each lane into groups of `window` pieces of
-/// chunks with their samples permuted together; then one sample of each lane in turn.
+/// Chunks one after the other (permuted by a key, if any), cut into lanes, each lane into groups of
+/// `window` pieces of chunks with their samples permuted together; then one sample of each lane in
+/// turn.
 fn walk(starts: &[u64], lanes: u32, window: usize, key: Option<Key>) -> Vec<u64> {
     let permute =
         |items: Vec<u64>, key: Option<Key>| key.map_or(items.clone(), |key| permuted(&items, key));
@@ -548,7 +551,8 @@ impl Cut {
         self.batches(len).len() as u64
     }
 
-    /// Expected batches of `rank` in the epoch with these `ids`. In lanes the ranks take positions in turn.
+    /// Expected batches of `rank` in the epoch with these `ids`. In lanes the ranks take positions
+    /// in turn.
     pub fn parts(
         &self,
         epoch: u64,

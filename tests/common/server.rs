@@ -1,4 +1,5 @@
-//! A server on loopback for tests: HTTP with ranges, and listings as of S3. It follows a script of faults.
+//! A server on loopback for tests: HTTP with ranges, and listings as of S3. It follows a script of
+//! faults.
 
 use super::lie::{Lie, Version};
 use std::collections::BTreeMap;
@@ -146,8 +147,8 @@ impl Server {
         format!("http://127.0.0.1:{}/bucket/{name}", self.port)
     }
 
-    /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since stores belong to the
-    /// process.
+    /// `s3://bucket-PORT/name`, configured for this server. The bucket is one of its own, since
+    /// stores belong to the process.
     pub fn s3(&self, name: &str) -> String {
         let keys = [
             ("access_key_id", "key"),

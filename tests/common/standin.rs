@@ -1,13 +1,13 @@
-//! The stand-in for `libcuda.so` (`tests/standin/cuda.rs`): built once, loaded for the life of the process, with its controls
-//! as safe functions.
+//! The stand-in for `libcuda.so` (`tests/standin/cuda.rs`): built once, loaded for the life of the
+//! process, with its controls as safe functions.
 //!
 //! ```text
 //! cuda() ── rustc, once per source and compiler ──► target/tmp/libcuda-standin-HASH.so ── dlopen, SONAME libcuda.so
 //!    └─► session(config) ── the only one of the process ──► calls of cudarc ──► drop: no violation, or the test fails
 //! ```
 //!
-//! cudarc asks for "libcuda.so" first, and the loader answers with what is loaded under that name, also on machines with a
-//! real driver. So [`cuda`] comes before the first call of cudarc.
+//! cudarc asks for "libcuda.so" first, and the loader answers with what is loaded under that name,
+//! also on machines with a real driver. So [`cuda`] comes before the first call of cudarc.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(unsafe_code)]
@@ -47,8 +47,8 @@ pub fn cuda() -> &'static Standin {
     })
 }
 
-/// Compiles a single-file cdylib and returns its absolute path. The same source and compiler give the same file, so it is
-/// compiled once, by however many processes.
+/// Compiles a single-file cdylib and returns its absolute path. The same source and compiler give
+/// the same file, so it is compiled once, by however many processes.
 pub fn build(name: &str, source: &str, more: &[&str]) -> PathBuf {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
     let version = Command::new(&rustc)
@@ -116,7 +116,8 @@ pub struct Config {
     pub devices: Vec<Gpu>,
     /// Below 0 the error of the question for it.
     pub driver_version: i32,
-    /// Whether the exchange of capture modes needs a current context; what drivers do is not documented.
+    /// Whether the exchange of capture modes needs a current context; what drivers do is not
+    /// documented.
     pub mode_in_context: bool,
     /// Result of `cuInit`, if not 0 (100 = no device).
     pub init_error: u32,
@@ -215,7 +216,8 @@ impl Live {
     }
 }
 
-/// The stand-in from a reset to the drop, which fails the test if there are violations. One at a time in a process.
+/// The stand-in from a reset to the drop, which fails the test if there are violations. One at a
+/// time in a process.
 pub struct Session {
     standin: &'static Standin,
     _lock: MutexGuard<'static, ()>,
@@ -278,7 +280,8 @@ impl Standin {
 
     /// Calls a control by its type `F`, which must be the one that the stand-in declares.
     fn call<F: Copy, T>(&self, name: &str, run: impl FnOnce(F) -> T) -> T {
-        // SAFETY: each caller in this file names the type of the stand-in's source; the library is never closed.
+        // SAFETY: each caller in this file names the type of the stand-in's source; the library is
+        // never closed.
         let function = unsafe { self.library.get::<F>(name.as_bytes()) };
         run(*function.unwrap_or_else(|error| panic!("{name}: {error}")))
     }
@@ -338,7 +341,8 @@ impl Standin {
         self.call::<Fail, _>("standin_fail", |fail| fail(symbol, index, code, sticky));
     }
 
-    /// The session's call `index`, from 0, returns `code` and does nothing; if `sticky`, so do all later ones of its context.
+    /// The session's call `index`, from 0, returns `code` and does nothing; if `sticky`, so do all
+    /// later ones of its context.
     pub fn fail_at(&self, index: u64, code: u32, sticky: bool) {
         self.fail(None, index, code, sticky);
     }
@@ -348,8 +352,8 @@ impl Standin {
         self.fail(Some(&CString::new(symbol).unwrap()), nth, code, sticky);
     }
 
-    /// From now on only the session's first `count` calls of a symbol pass; the others wait in the driver until more are
-    /// admitted.
+    /// From now on only the session's first `count` calls of a symbol pass; the others wait in the
+    /// driver until more are admitted.
     pub fn admit(&self, symbol: &str, count: u64) {
         let symbol = CString::new(symbol).unwrap();
         self.call::<extern "C" fn(*const c_char, u64), _>("standin_admit", |admit| {
@@ -357,7 +361,8 @@ impl Standin {
         });
     }
 
-    /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and kills its context.
+    /// Operation `nth` (copies, fills, kernels, host functions), from 0, fails on its stream and
+    /// kills its context.
     pub fn fail_async(&self, nth: u64, code: u32) {
         self.call::<extern "C" fn(u64, u32), _>("standin_fail_async", |fail| fail(nth, code));
     }
@@ -384,7 +389,8 @@ impl Standin {
         })
     }
 
-    /// Operations on these bytes that the host has not *seen* done, which does not depend on timing.
+    /// Operations on these bytes that the host has not *seen* done, which does not depend on
+    /// timing.
     pub fn unobserved(&self, address: u64, len: usize) -> usize {
         self.call::<extern "C" fn(u64, usize) -> usize, _>("standin_unobserved", |count| {
             count(address, len)
@@ -417,8 +423,8 @@ impl Standin {
         let at = self
             .host_address(address)
             .expect("an address in device memory");
-        // SAFETY: first and last byte lie in live allocations, and between two allocations are pages that fault. A stream may
-        // write at the same time; tests look when none does.
+        // SAFETY: first and last byte lie in live allocations, and between two allocations are
+        // pages that fault. A stream may write at the same time; tests look when none does.
         unsafe { std::slice::from_raw_parts(at, len) }.to_vec()
     }
 
@@ -452,8 +458,9 @@ impl Standin {
         }
     }
 
-    /// Code for kernels called `name`, in any module. `sizes` are those of the parameters in bytes; bit *i* of `pointers`
-    /// says that parameter *i* is a device pointer, and of `writes` that its allocation is written.
+    /// Code for kernels called `name`, in any module. `sizes` are those of the parameters in bytes;
+    /// bit *i* of `pointers` says that parameter *i* is a device pointer, and of `writes` that its
+    /// allocation is written.
     pub fn register_kernel(
         &self,
         name: &str,
@@ -477,8 +484,8 @@ impl Standin {
     }
 }
 
-/// Runs `body` with a session of its own, which it drops or ends. A failure prints `name` and the driver's last calls; a body
-/// without an end also ends the process.
+/// Runs `body` with a session of its own, which it drops or ends. A failure prints `name` and the
+/// driver's last calls; a body without an end also ends the process.
 #[track_caller]
 pub fn in_session(config: Config, name: String, body: impl FnOnce(Session) + Send + 'static) {
     let standin = cuda();

@@ -6,8 +6,8 @@
 //! | `ci` | every case | by hand, before a release |
 //! | `full` | every case in every way, up to hours | by hand |
 //!
-//! `FEEDLINE_ONLY` restricts a sweep to the cases whose names hold one of its words, with commas between them; in the sweep of
-//! drops it is the number of a life.
+//! `FEEDLINE_ONLY` restricts a sweep to the cases whose names hold one of its words, with commas
+//! between them; in the sweep of drops it is the number of a life.
 
 use proptest::test_runner::Config;
 

@@ -1,4 +1,5 @@
-//! Snapshots and timelines of loaders that never ran: a simulation of stages that handle one batch after the other.
+//! Snapshots and timelines of loaders that never ran: a simulation of stages that handle one batch
+//! after the other.
 
 use feedline::profile::{BatchRecord, CopyStage, Gauges, GpuIdle, Latency, Snapshot, Timeline};
 

@@ -31,8 +31,8 @@ impl<L: Fn() -> u64 + Send + Sync + 'static, I: Fn(u64, u64) -> u64 + Send + Syn
     }
 }
 
-/// Consecutive records of a file, in chunks of this many records; its field is `x`. When it is ragged, a second field,
-/// `head`, has as many of a record's bytes as its first byte says.
+/// Consecutive records of a file, in chunks of this many records; its field is `x`. When it is
+/// ragged, a second field, `head`, has as many of a record's bytes as its first byte says.
 pub struct Chunks {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,

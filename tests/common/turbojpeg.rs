@@ -1,4 +1,5 @@
-//! libjpeg-turbo, called as from C: the oracle of the JPEG engine, and what benches compare it with.
+//! libjpeg-turbo, called as from C: the oracle of the JPEG engine, and what benches compare it
+//! with.
 
 #![allow(unsafe_code, dead_code, reason = "each user needs a part")]
 
@@ -53,7 +54,8 @@ impl Handle {
 
     fn read(&mut self, picture: &[u8]) -> bool {
         let size = picture.len() as sys::size_t;
-        // SAFETY: the handle is alive, and `picture` for the length of the call; the library reads within it.
+        // SAFETY: the handle is alive, and `picture` for the length of the call; the library reads
+        // within it.
         unsafe { sys::tj3DecompressHeader(self.0.as_ptr(), picture.as_ptr(), size) == 0 }
     }
 
@@ -68,8 +70,9 @@ impl Handle {
     /// Decodes to rows without gaps, as many bytes as `out` has; `false` on an error or a warning.
     fn decode(&mut self, picture: &[u8], format: sys::TJPF, out: &mut [u8]) -> bool {
         let size = picture.len() as sys::size_t;
-        // SAFETY: the handle is alive, `picture` and `out` for the length of the call. The library reads the same header
-        // again, and callers give the room that its size, scale and region need.
+        // SAFETY: the handle is alive, `picture` and `out` for the length of the call. The library
+        // reads the same header again, and callers give the room that its size, scale and region
+        // need.
         unsafe {
             sys::tj3Decompress8(
                 self.0.as_ptr(),
@@ -100,7 +103,8 @@ pub fn is_progressive(picture: &[u8]) -> bool {
         .is_some_and(|handle| handle.get(sys::TJPARAM_TJPARAM_PROGRESSIVE) == 1)
 }
 
-/// Size and RGB at 1 / `scale` of the picture's size, each side rounded up; nothing if there is a warning.
+/// Size and RGB at 1 / `scale` of the picture's size, each side rounded up; nothing if there is a
+/// warning.
 pub fn pixels(picture: &[u8], scale: usize) -> Option<((usize, usize), Vec<u8>)> {
     pixels_of(picture, scale, (true, 0))
 }
@@ -176,7 +180,8 @@ impl Default for Turbo {
 }
 
 impl Turbo {
-    /// Decodes the picture or a region. Returns the decoded part, its left side rounded down to 16 pixels.
+    /// Decodes the picture or a region. Returns the decoded part, its left side rounded down to 16
+    /// pixels.
     pub fn decode(
         &mut self,
         input: &[u8],
@@ -235,8 +240,8 @@ pub fn encoded(pixels: &[u8], (width, height): (u32, u32), written: Written) -> 
     let width = width as c_int;
     let height = height as c_int;
     let format = sys::TJPF_TJPF_RGB as c_int;
-    // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate the output; the
-    // returned length of it is copied, and it is freed once.
+    // SAFETY: `pixels` has width × height pixels (assertion above). Null lets the library allocate
+    // the output; the returned length of it is copied, and it is freed once.
     unsafe {
         let source = pixels.as_ptr();
         let code = sys::tj3Compress8(

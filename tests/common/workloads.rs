@@ -1,4 +1,5 @@
-//! Workloads of a sweep: small datasets of every format, each with its own detection of wrong bytes.
+//! Workloads of a sweep: small datasets of every format, each with its own detection of wrong
+//! bytes.
 
 use crate::common::formats::{tar_member, tf_record};
 use crate::common::{Dir, noise};

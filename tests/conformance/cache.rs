@@ -1,4 +1,5 @@
-//! The local cache of objects: the same bytes as from the store, whatever the cache holds, loses or cannot keep.
+//! The local cache of objects: the same bytes as from the store, whatever the cache holds, loses or
+//! cannot keep.
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
 use crate::common::got::{Got, same};
@@ -71,7 +72,8 @@ impl Bucket {
         Got::epoch(&loader, 0)
     }
 
-    /// Downloads of whole blocks since the last call. Reads that pass a slow disk are others: no record ends with a block.
+    /// Downloads of whole blocks since the last call. Reads that pass a slow disk are others: no
+    /// record ends with a block.
     pub(crate) fn downloads(&self) -> u64 {
         let len = (RECORD * COUNT / 2) as u64;
         let log = self.server.take_log();
@@ -263,7 +265,8 @@ fn a_windowed_order_of_records_downloads_whole_blocks_ahead_of_its_reads() {
         .by_ref()
         .take(8)
         .for_each(|batch| take(batch.unwrap()));
-    // A window is a run of 32 MiB: 4 blocks. More of them are there without a read of the next window.
+    // A window is a run of 32 MiB: 4 blocks. More of them are there without a read of the next
+    // window.
     wait_for(&loader, |counts| counts.blocks >= 5);
     batches.for_each(|batch| take(batch.unwrap()));
     assert!(
@@ -412,7 +415,8 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
             .flat_map(|got| got.fields[0].bytes.clone())
             .collect();
         assert!(got == bytes);
-        // The folders are spread over 64 shares, so one may share the lock of what is to go. The next search is at once.
+        // The folders are spread over 64 shares, so one may share the lock of what is to go. The
+        // next search is at once.
         used.write_all_at(&[0; 8], 8).unwrap();
         counts(&loader).removed > 0 && counts(&loader).blocks > 0
     });
@@ -420,7 +424,8 @@ fn objects_of_ended_runs_make_room_and_foreign_files_stay() {
     assert!(foreign.iter().all(|path| path.exists()));
 }
 
-/// Changes the records of all maps: the boot's number, and the checksum after it. Pieces of an earlier boot count for nothing.
+/// Changes the records of all maps: the boot's number, and the checksum after it. Pieces of an
+/// earlier boot count for nothing.
 fn reboot(bucket: &Bucket) {
     bucket
         .files(".units")
@@ -982,7 +987,8 @@ fn room_that_the_dead_have_booked_comes_back_while_others_live() {
     drop((living, late));
 }
 
-/// Records of 70,000 bytes: too far apart for requests that serve several, and worth keeping one by one.
+/// Records of 70,000 bytes: too far apart for requests that serve several, and worth keeping one by
+/// one.
 struct Large {
     server: Server,
     dir: Dir,

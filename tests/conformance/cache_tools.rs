@@ -1,4 +1,5 @@
-//! Tools for the local cache: what it holds, whether that is right, removal, and filling it beforehand.
+//! Tools for the local cache: what it holds, whether that is right, removal, and filling it
+//! beforehand.
 
 use crate::cache::{BLOCK, BLOCKS, Bucket, COUNT, RECORD, fill};
 use crate::common::cached::counts;

@@ -1,5 +1,5 @@
-//! `.checked()` over every format: a flipped byte of its files, with unchanged file times, is an error or changes
-//! nothing. Formats without checksums of their own have no other protection.
+//! `.checked()` over every format: a flipped byte of its files, with unchanged file times, is an
+//! error or changes nothing. Formats without checksums of their own have no other protection.
 
 use crate::common::sweep::places;
 use crate::common::*;

@@ -1,4 +1,5 @@
-//! What every format and every wrapper keeps, over one table of small datasets: `tests/common/workloads.rs`.
+//! What every format and every wrapper keeps, over one table of small datasets:
+//! `tests/common/workloads.rs`.
 
 use crate::common::Dir;
 use crate::common::workloads::WORKLOADS;

@@ -282,7 +282,8 @@ fn folders_of_a_class_are_in_the_order_of_their_paths() {
 
 type Open = fn(&Path) -> feedline::Result<Box<dyn Dataset>>;
 
-/// Each source of files: the endings that it takes from a folder (none: all), a file for it, its call.
+/// Each source of files: the endings that it takes from a folder (none: all), a file for it, its
+/// call.
 fn sources() -> Vec<(&'static [&'static str], &'static str, Open)> {
     vec![
         (&["tar"], "tar/small.tar", |path| {

@@ -218,8 +218,9 @@ fn lengths_that_do_not_fit_are_refused() {
 
 #[test]
 fn results_equal_exact_arithmetic() {
-    // Rounded from fractions, step by step. All except those of 0, 1 or 255 differ in f32 when 255 or std is replaced
-    // by its reciprocal, when scale and bias are computed beforehand, and when only the last step is rounded.
+    // Rounded from fractions, step by step. All except those of 0, 1 or 255 differ in f32 when 255
+    // or std is replaced by its reciprocal, when scale and bias are computed beforehand, and when
+    // only the last step is rounded.
     let cases: [(f32, f32, u8, u32, u16, u16); 12] = [
         (0.0, 1.0, 1, 0x3b80_8081, 0x1c04, 0x3b81),
         (0.0, 1.0, 255, 0x3f80_0000, 0x3c00, 0x3f80),

@@ -1,7 +1,9 @@
-//! Files of the crate's own formats, as an earlier build wrote them: this build reads them, and makes none anew.
+//! Files of the crate's own formats, as an earlier build wrote them: this build reads them, and
+//! makes none anew.
 //!
-//! A version of a format whose files are here may only go with its name in CHANGELOG.md. `cargo test --features remote --test
-//! conformance golden -- --ignored` writes them: for a new version, beside the old ones.
+//! A version of a format whose files are here may only go with its name in CHANGELOG.md. `cargo
+//! test --features remote --test conformance golden -- --ignored` writes them: for a new version,
+//! beside the old ones.
 #![cfg(feature = "image")]
 
 use crate::common::Dir;
@@ -130,7 +132,8 @@ fn a_file_of_indexes_of_version_2_is_read() {
     let (dir, golden) = copy();
     let path = put_shard(&dir);
     std::fs::remove_file(dir.path(index_name(&golden))).unwrap();
-    // The file names the shard by a hash of its path, which is another in each folder: the first number behind the head.
+    // The file names the shard by a hash of its path, which is another in each folder: the first
+    // number behind the head.
     let mut pack = golden[Path::new("pack.fdx")].clone();
     let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let hash = path

@@ -1,4 +1,5 @@
-//! Lengths known before reading are those of a naive pass: by the index, or by `measured`, through every wrapper.
+//! Lengths known before reading are those of a naive pass: by the index, or by `measured`, through
+//! every wrapper.
 
 use crate::common::formats::tf_record;
 use crate::common::runs::Data;

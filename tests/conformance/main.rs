@@ -1,5 +1,5 @@
-//! Every implementation of a trait against one table of cases and a naive oracle: readers, formats, decoders, shard
-//! writers.
+//! Every implementation of a trait against one table of cases and a naive oracle: readers, formats,
+//! decoders, shard writers.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an error.
+//! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an
+//! error.
 
 use crate::common::{Dir, build, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
@@ -257,7 +258,8 @@ fn copy(name: &str, dir: &Dir, change: impl FnOnce(&mut Value)) {
     dir.write("index.json", index.to_string().as_bytes());
 }
 
-/// Sets the values of an object's pointers: of all shards where they have a `*`, and takes the key away where they begin with `-`.
+/// Sets the values of an object's pointers: of all shards where they have a `*`, and takes the key
+/// away where they begin with `-`.
 fn set(index: &mut Value, changes: &Value) {
     for (pointer, value) in changes.as_object().unwrap() {
         for shard in 0..index["shards"].as_array().map_or(0, Vec::len) {
@@ -743,7 +745,8 @@ fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
     assert!(refused > 0 && failed > 0, "{refused} {failed}");
 }
 
-/// Flips every byte of a shard under an open `.checked()` dataset: the values stay right, or it is an error.
+/// Flips every byte of a shard under an open `.checked()` dataset: the values stay right, or it is
+/// an error.
 fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
     let dir = Dir::new();
     let path = dir.write(name, shard);
@@ -960,7 +963,8 @@ mod compressed {
         zstd.compress(shard).unwrap()
     }
 
-    /// Flips and cuts a compressed shard; counts flips, silently wrong values and errors. The structure must never be wrong.
+    /// Flips and cuts a compressed shard; counts flips, silently wrong values and errors. The
+    /// structure must never be wrong.
     fn sweep(index: &[u8], zip: &[u8]) -> [usize; 3] {
         let open = |zip: &[u8]| fuzzing::mds(index, zip).and_then(|mds| fuzzing::chunk(&mds, 0));
         let right = open(zip).unwrap();

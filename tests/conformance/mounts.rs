@@ -1,5 +1,6 @@
-//! Files on network mounts through the local cache: the same bytes as from the files, and those of one version. Each test
-//! runs on a folder that counts as a mount, and on a FUSE mount where `bindfs` is installed and may mount.
+//! Files on network mounts through the local cache: the same bytes as from the files, and those of
+//! one version. Each test runs on a folder that counts as a mount, and on a FUSE mount where
+//! `bindfs` is installed and may mount.
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
 use crate::common::got::{Got, same};
@@ -235,7 +236,8 @@ fn a_replaced_file_is_never_read_from_its_old_blocks() {
 fn a_file_that_changes_in_a_run_is_an_error_that_names_it() {
     for (order, in_the_past) in [(Order::sequential(), true), (Order::shuffled(3), false)] {
         for mount in mounts() {
-            // Some blocks of the file fit, so that some reads come from the cache and some from the mount.
+            // Some blocks of the file fit, so that some reads come from the cache and some from the
+            // mount.
             let records = Records::builder(RECORD).open(&mount.files[0]).unwrap();
             let cache = mount.cache().capacity(6 * BLOCK);
             let loader = Loader::builder(records)

@@ -1,4 +1,5 @@
-//! npy and npz: numpy's values are read one by one; damaged and refused files are errors that name the reason.
+//! npy and npz: numpy's values are read one by one; damaged and refused files are errors that name
+//! the reason.
 
 use crate::common::Dir;
 use crate::common::numeric;
@@ -572,7 +573,8 @@ fn a_damaged_npy_file_never_changes_samples_silently() {
         cuts.structure.is_empty() && flips.structure.is_empty(),
         "{flips:?}"
     );
-    // Values: the data, which has no checksum: 6 numbers of 4 bytes. Harmless: `<f4` and `=f4` differ in one bit.
+    // Values: the data, which has no checksum: 6 numbers of 4 bytes. Harmless: `<f4` and `=f4`
+    // differ in one bit.
     assert_eq!(
         (flips.refused + flips.harmless, flips.values),
         (128 * flips_each(), 24 * flips_each()),

@@ -1,4 +1,5 @@
-//! `.packed()`: every document once, whole and in order, in rows of one length; the table's file is not trusted.
+//! `.packed()`: every document once, whole and in order, in rows of one length; the table's file is
+//! not trusted.
 
 use crate::common::got::Got;
 use crate::common::{Dir, READERS, had};
@@ -284,7 +285,8 @@ proptest! {
     }
 }
 
-/// Documents in this order, one after the other, in rows of `room` tokens and at most `most` documents.
+/// Documents in this order, one after the other, in rows of `room` tokens and at most `most`
+/// documents.
 fn concatenated(order: &[usize], lens: &[u64], room: u64, most: usize) -> Vec<Vec<Run>> {
     let mut rows = Vec::<Vec<Run>>::new();
     let mut left = 0;

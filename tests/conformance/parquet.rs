@@ -1,4 +1,5 @@
-//! Parquet files written by pyarrow (`fixtures/make_parquet.py`), value by value, and damaged in every way.
+//! Parquet files written by pyarrow (`fixtures/make_parquet.py`), value by value, and damaged in
+//! every way.
 #![cfg(feature = "parquet")]
 
 mod offsets;
@@ -495,7 +496,8 @@ fn read_damaged(bytes: &[u8]) -> Result<Vec<(f32, i64)>> {
     Ok(rows)
 }
 
-/// Counts of errors, of silently lost or added rows, and of wrong values in the right number of rows.
+/// Counts of errors, of silently lost or added rows, and of wrong values in the right number of
+/// rows.
 fn sweep(bytes: &[u8], damage: impl Iterator<Item = Vec<u8>>) -> (usize, usize, usize) {
     let whole = read_damaged(bytes).unwrap();
     assert_eq!(whole.len(), 40);
@@ -539,7 +541,8 @@ fn a_flipped_byte_never_loses_a_row() {
             3 * places(0..bytes.len(), 7).count()
         );
         assert_eq!(lost, 0, "{name}");
-        // The footer has no checksum: a changed type or name goes unnoticed if it still fits the pages.
+        // The footer has no checksum: a changed type or name goes unnoticed if it still fits the
+        // pages.
         assert!(
             wrong <= if checksums { 0 } else { 3 * 480 + 8 },
             "{name}: {wrong} wrong"

@@ -1,5 +1,5 @@
-//! One table of cases and one naive oracle (`std::fs::read`) for every reader, with the known hazards of readers.
-//! Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
+//! One table of cases and one naive oracle (`std::fs::read`) for every reader, with the known
+//! hazards of readers. Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
 
 use crate::common::{DEADLINE, alone, answer, here, until};
 use feedline::ErrorKind;
@@ -73,7 +73,8 @@ fn id(sources: &Sources, index: usize) -> SourceId {
     sources.ids().nth(index).unwrap()
 }
 
-/// Every implementation, with and without the page cache, with files kept open and opened for each read.
+/// Every implementation, with and without the page cache, with files kept open and opened for each
+/// read.
 fn all_readers() -> Vec<(String, ReaderOptions)> {
     let mut all = Vec::new();
     for mode in [Mode::Uring, Mode::Pread, Mode::Mmap] {
@@ -110,7 +111,8 @@ fn try_open(name: &str, sources: &Arc<Sources>, options: &ReaderOptions) -> Opti
 
 type Outcome = Result<Vec<u8>, feedline::Error>;
 
-/// Reads all extents at the reader's full depth, in the order given; the results are in that order too.
+/// Reads all extents at the reader's full depth, in the order given; the results are in that order
+/// too.
 fn read_all(reader: &mut dyn Reader, ring: &ByteRing, extents: &[Extent]) -> Vec<Outcome> {
     let mut results: HashMap<u64, Outcome> = HashMap::new();
     let mut next = 0;
@@ -583,8 +585,8 @@ fn a_changed_file_names_both_lengths() {
     }
 }
 
-/// Truncated under an open descriptor, and under a map: in the middle of a page, where a map shows zeros, and before
-/// the page, where a touch raises SIGBUS.
+/// Truncated under an open descriptor, and under a map: in the middle of a page, where a map shows
+/// zeros, and before the page, where a touch raises SIGBUS.
 #[test]
 fn a_file_cut_after_open_is_an_error_not_zeros_or_a_signal() {
     let scratch = Scratch::new("cut");
@@ -1154,7 +1156,8 @@ fn missing_o_direct_is_an_error_or_a_reason() {
     }
 }
 
-/// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it prevent a probe of it.
+/// sysfs refuses O_DIRECT too, and this file of it has a true length. 64 folders before it prevent
+/// a probe of it.
 #[test]
 fn a_file_that_refuses_o_direct_later_is_read_buffered() {
     let path = Path::new("/sys/kernel/btf/vmlinux");

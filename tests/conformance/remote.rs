@@ -1,5 +1,5 @@
-//! Objects: every format gives the same batches from files, over HTTP and from a bucket; listings and errors are as of
-//! folders.
+//! Objects: every format gives the same batches from files, over HTTP and from a bucket; listings
+//! and errors are as of folders.
 
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
@@ -250,8 +250,8 @@ fn a_pattern_of_a_thousand_shards_is_listed_with_two_requests() {
             .filter(|request| request.method == method)
             .count()
     };
-    // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000. The first bytes of tokens are
-    // read, for their header.
+    // Objects named one by one are looked at once each; a pattern is listed by pages of 1,000. The
+    // first bytes of tokens are read, for their header.
     assert_eq!(
         (count("GET"), count("HEAD")),
         (2 + 1001, 1001),
@@ -608,7 +608,8 @@ fn connections_are_a_line_of_the_memory_plan() {
     );
 }
 
-/// A tar of members of some 100 KB with classes, and now and then a member that looks like a tar itself.
+/// A tar of members of some 100 KB with classes, and now and then a member that looks like a tar
+/// itself.
 fn large_tar() -> Vec<u8> {
     let mut tar = Vec::new();
     let add = |tar: &mut Vec<u8>, name: &str, bytes: &[u8], pax: bool| {

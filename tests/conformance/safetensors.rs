@@ -1,4 +1,5 @@
-//! safetensors: numpy's and torch's values are read one by one; a damaged file is an error that names the damage.
+//! safetensors: numpy's and torch's values are read one by one; a damaged file is an error that
+//! names the damage.
 
 use crate::common::Dir;
 use crate::common::numeric;

@@ -1,4 +1,5 @@
-//! `.seekable()` over files, tar, TFRecord and Parquet: the same rows, points from their file, no trust in it.
+//! `.seekable()` over files, tar, TFRecord and Parquet: the same rows, points from their file, no
+//! trust in it.
 #![cfg(feature = "image")]
 
 use crate::common::formats::{tar_member, tf_record};

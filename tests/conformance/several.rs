@@ -1,4 +1,5 @@
-//! Several datasets as one: no sample is lost, doubled or misplaced, and mixes have the promised shares.
+//! Several datasets as one: no sample is lost, doubled or misplaced, and mixes have the promised
+//! shares.
 
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
 use crate::common::sweep;
@@ -521,7 +522,8 @@ struct Walked {
     pass: BTreeSet<u64>,
 }
 
-/// Walks `positions` of a mix by its ids alone, from what was `walked`: every sample once in each pass of its source.
+/// Walks `positions` of a mix by its ids alone, from what was `walked`: every sample once in each
+/// pass of its source.
 fn walk(mix: &Mix, positions: std::ops::Range<u64>, walked: &mut Vec<Walked>) -> Vec<u64> {
     let len = Sampler::len(mix);
     walked.resize_with(mix.dataset().parts(), Walked::default);

@@ -1,4 +1,5 @@
-//! A folder becomes shards: the same samples, the same bytes every time and after every kill, no silent loss.
+//! A folder becomes shards: the same samples, the same bytes every time and after every kill, no
+//! silent loss.
 
 use crate::common::{Dir, child, here, in_child, process, sweep};
 use feedline::dataset::{Dataset, Tar, Verify};
@@ -729,7 +730,8 @@ fn killed_shards() -> Shards {
         .skip_damaged(true)
 }
 
-/// Killed 5 times at random moments by default, and 100 times with `FEEDLINE_SWEEP=ci`; then the same call goes on.
+/// Killed 5 times at random moments by default, and 100 times with `FEEDLINE_SWEEP=ci`; then the
+/// same call goes on.
 #[test]
 fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
     if let Some(dir) = in_child() {
@@ -798,7 +800,8 @@ fn a_write_that_is_killed_at_any_moment_goes_on_to_the_same_bytes() {
     println!("{kills} kills, {half} of them of a write at work");
 }
 
-/// A disk that takes no more: the error names it, nothing half stays, and once there is room the same call goes on.
+/// A disk that takes no more: the error names it, nothing half stays, and once there is room the
+/// same call goes on.
 #[test]
 fn a_write_to_a_full_disk_goes_on_once_there_is_room() {
     if let Some(dir) = in_child() {

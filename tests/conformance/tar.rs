@@ -1,5 +1,5 @@
-//! Tar shards of other writers are read value by value; damage on disk is an error or in the ledger, with and without
-//! an index. (`damage` sweeps bytes and cuts on shards in memory.)
+//! Tar shards of other writers are read value by value; damage on disk is an error or in the
+//! ledger, with and without an index. (`damage` sweeps bytes and cuts on shards in memory.)
 
 mod damage;
 
@@ -306,8 +306,8 @@ fn a_changed_shard_is_detected_or_indexed_again() {
     for at in (0..whole.len()).step_by(sweep::size(61, 13, 13)) {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
-        // Bit rot: the time stays. Within 4 KiB of the ends the version of the shard changes; elsewhere the CRCs detect
-        // it.
+        // Bit rot: the time stays. Within 4 KiB of the ends the version of the shard changes;
+        // elsewhere the CRCs detect it.
         rewrite(&path, &bytes, modified);
         std::fs::write(&place, &saved).unwrap();
         let ends = at < 4096 || at + 4096 >= whole.len();

@@ -1,4 +1,5 @@
-//! TFRecord files of TensorFlow are read value by value; damaged files are an error, or list everything left out.
+//! TFRecord files of TensorFlow are read value by value; damaged files are an error, or list
+//! everything left out.
 
 use crate::common::formats::tf_record;
 use crate::common::{Dir, build, damage, readers};
@@ -310,8 +311,8 @@ fn the_error_of_a_missing_feature_lists_the_others() {
     }
 }
 
-/// An `Example` of one feature, as protobuf encodes it: the list of field `kind` (1 bytes, 2 floats, 3 ints) with these
-/// bytes; without a kind a feature that says none.
+/// An `Example` of one feature, as protobuf encodes it: the list of field `kind` (1 bytes, 2
+/// floats, 3 ints) with these bytes; without a kind a feature that says none.
 fn one_feature(name: &str, kind: Option<u8>, list: &[u8]) -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| [&[number << 3 | 2, bytes.len() as u8], bytes].concat();
     let feature = kind.map_or(Vec::new(), |kind| field(kind, list));

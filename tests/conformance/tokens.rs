@@ -881,8 +881,8 @@ fn damaged_token_files_never_change_samples_silently() {
             "{name}: {cuts:?}"
         );
         match name {
-            // Where one document ends and the next starts is stored only once: a flip that keeps them ascending moves
-            // the boundary. Ends of sequences are stored twice.
+            // Where one document ends and the next starts is stored only once: a flip that keeps
+            // them ascending moves the boundary. Ends of sequences are stored twice.
             "megatron-u16.idx" => {
                 let moved = flips.structure.len();
                 assert!(

@@ -1,14 +1,15 @@
-//! A driver that fails at any call, with any code. The result: right batches, in order, then at most one typed error.
-//! Never a hang, a panic, wrong bytes, memory freed under a copy, or a call into a context that is already broken.
+//! A driver that fails at any call, with any code. The result: right batches, in order, then at
+//! most one typed error. Never a hang, a panic, wrong bytes, memory freed under a copy, or a call
+//! into a context that is already broken.
 //!
 //! ```text
 //! life of a loader ── N calls ──► for each call (and each operation) × each code: the same life, that one fails
 //!                                    └─► what was received · what is alive in the driver · what was counted · the trace
 //! ```
 //!
-//! By default every 8th call fails, with one code in turn; `FEEDLINE_SWEEP=ci` fails every call, `full` with every code
-//! (some minutes). Several processes share a sweep, since most of its time is waiting; each test prints its number of
-//! failures.
+//! By default every 8th call fails, with one code in turn; `FEEDLINE_SWEEP=ci` fails every call,
+//! `full` with every code (some minutes). Several processes share a sweep, since most of its time
+//! is waiting; each test prints its number of failures.
 #![allow(unsafe_code)]
 
 use crate::common::cuda::*;
@@ -152,7 +153,8 @@ struct Outcome {
     received: usize,
 }
 
-/// Receives an epoch: the batches must be right and in order, and the iterator may end early with one typed error.
+/// Receives an epoch: the batches must be right and in order, and the iterator may end early with
+/// one typed error.
 fn receive(
     loader: &Loader,
     epoch: u64,
@@ -189,7 +191,8 @@ fn receive(
     assert!(batches.len() > 0 || batches.next().is_none());
 }
 
-/// Only the library's own calls: build, an epoch with most batches read back, and the beginning of another.
+/// Only the library's own calls: build, an epoch with most batches read back, and the beginning of
+/// another.
 fn alone(right: &Right) -> Outcome {
     let mut out = Outcome::default();
     let device = match Device::cuda(0) {
@@ -233,8 +236,8 @@ struct Consumer {
 impl Consumer {
     fn new() -> Self {
         let context = CudaContext::new(0).unwrap();
-        // SAFETY: nothing was made in this context yet, and batches are ordered by their streams. So all events are the
-        // library's.
+        // SAFETY: nothing was made in this context yet, and batches are ordered by their streams.
+        // So all events are the library's.
         unsafe { context.disable_event_tracking() };
         let streams = [context.new_stream().unwrap(), context.new_stream().unwrap()];
         Self { context, streams }
@@ -358,8 +361,8 @@ impl Rules<'_> {
         }
     }
 
-    /// After the first call that reports the broken context, its thread makes no other call, and every other thread at
-    /// most the one it was about to make.
+    /// After the first call that reports the broken context, its thread makes no other call, and
+    /// every other thread at most the one it was about to make.
     fn check_trace(&self) {
         let code = format!("{}", self.failure.code());
         // Waiting calls are in the trace at their start.

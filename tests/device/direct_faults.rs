@@ -1,6 +1,6 @@
 //! A life of a loader with direct reads and finished pictures, in which one driver call fails. The
-//! result: right batches, then at most one typed error; no hang, no use of memory owned by others, and everything left
-//! behind is counted.
+//! result: right batches, then at most one typed error; no hang, no use of memory owned by others,
+//! and everything left behind is counted.
 //!
 //! ```text
 //! a life ── N calls ──► for each call (by default each 8th) a code, in turn: the same life, in which that call fails
@@ -54,7 +54,8 @@ struct Outcome {
     received: Vec<usize>,
 }
 
-/// Builds, and receives two epochs: batches must be right and in order, and an iterator may end with one error.
+/// Builds, and receives two epochs: batches must be right and in order, and an iterator may end
+/// with one error.
 fn life(machine: &Machine, context: &Arc<CudaContext>, path: &Path, right: &[Vec<Got>]) -> Outcome {
     let mut out = Outcome::default();
     let built = Device::cuda_in(context.clone())
@@ -160,14 +161,15 @@ fn judge(out: &Outcome, failure: Failure, left: u64, counted: u64) {
     );
     let legal = match failure {
         None => errors == 0 && left == 0 && counted == 0,
-        // The context still works: objects of a refused release may be left, or objects with unknown completion, with
-        // everything that they keep.
+        // The context still works: objects of a refused release may be left, or objects with
+        // unknown completion, with everything that they keep.
         Some((.., false)) => {
             errors <= EPOCHS
                 && (u64::from(left > 1)..=2).contains(&counted)
                 && (counted == 0 || left > 0)
         }
-        // All objects of a broken context stay with it; the last one being released may be uncounted.
+        // All objects of a broken context stay with it; the last one being released may be
+        // uncounted.
         Some((.., true)) => (counted > 0 || left <= 3) && (counted == 0 || left > 0),
     };
     assert!(legal, "{left} alive, {counted} counted, {:?}", out.errors);

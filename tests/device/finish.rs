@@ -1,5 +1,5 @@
-//! `.finish`: floats made from pictures as the last step have the same bytes on the host and on the stand-in GPU, and
-//! equal the rule, which is computed here again.
+//! `.finish`: floats made from pictures as the last step have the same bytes on the host and on the
+//! stand-in GPU, and equal the rule, which is computed here again.
 
 use crate::common::doubles::*;
 use crate::common::standin;

@@ -1,5 +1,6 @@
-//! The GPU kernels, run on the CPU from their own source, against `Finish` on the host and a plain copy; and `Finish`
-//! against the image decoder, which follows the same rule. Every buffer lies between canaries and inaccessible pages.
+//! The GPU kernels, run on the CPU from their own source, against `Finish` on the host and a plain
+//! copy; and `Finish` against the image decoder, which follows the same rule. Every buffer lies
+//! between canaries and inaccessible pages.
 
 use crate::common::kernels;
 use crate::common::kernels::{At, Guarded, place};
@@ -86,7 +87,8 @@ impl Pictures {
             place(&sizes[3]),
             place(&channels_first),
         ];
-        // SAFETY: the parameters are those of the kernel; the arrays have the lengths that `sizes` says.
+        // SAFETY: the parameters are those of the kernel; the arrays have the lengths that `sizes`
+        // says.
         #[allow(unsafe_code)]
         unsafe {
             kernels::run(&name, launch, &params, Some(&input))?;
@@ -200,7 +202,8 @@ fn check_gather(
         place(&numbers.0),
         place(&numbers.1),
     ];
-    // SAFETY: the parameters are those of the kernel; each row lies in `staging`, which ends with a whole word.
+    // SAFETY: the parameters are those of the kernel; each row lies in `staging`, which ends with a
+    // whole word.
     #[allow(unsafe_code)]
     let ran = unsafe { kernels::run("feedline_gather", launch, &params, Some(&staging)) };
     staging.check();
@@ -256,7 +259,8 @@ fn gather_finds_rows_beyond_4_gib() {
         place(&numbers.0),
         place(&numbers.1),
     ];
-    // SAFETY: the parameters are those of the kernel; each row lies in `map`, which ends with a whole word.
+    // SAFETY: the parameters are those of the kernel; each row lies in `map`, which ends with a
+    // whole word.
     #[allow(unsafe_code)]
     let ran = unsafe { kernels::run("feedline_gather", [[1, 1], [4, 4]], &params, None) };
     assert!(ran.is_none() || out == row.repeat(3));

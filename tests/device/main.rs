@@ -1,5 +1,5 @@
-//! The promises of a loader on a CUDA device, against stand-ins of the libraries; the same loader on the host is the
-//! oracle.
+//! The promises of a loader on a CUDA device, against stand-ins of the libraries; the same loader
+//! on the host is the oracle.
 
 #[path = "../common/mod.rs"]
 mod common;

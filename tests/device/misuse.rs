@@ -112,7 +112,8 @@ fn a_thousand_abandoned_epochs_leave_no_drift_while_others_look() {
             (decode.busy_ns + decode.starved_ns + decode.ahead_ns) as f64
                 / f64::from(decode.workers),
         ];
-        // Each query takes some microseconds at both ends of an epoch, a visible part of a very short one.
+        // Each query takes some microseconds at both ends of an epoch, a visible part of a very
+        // short one.
         assert!(
             sums.iter().all(|sum| (0.9..1.1).contains(&(sum / all))),
             "{sums:?} of {all}"
@@ -135,7 +136,8 @@ fn the_last_iterator_is_dropped_in_its_own_map() {
             drop(epoch);
             Ok(())
         }));
-        // Every row waits until the loader is gone; the first one then drops the iterator, on a worker.
+        // Every row waits until the loader is gone; the first one then drops the iterator, on a
+        // worker.
         let mut place = last.lock().unwrap();
         *place = Some(loader.epochs(0..).unwrap());
         drop(loader);

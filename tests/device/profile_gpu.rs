@@ -1,4 +1,5 @@
-//! The training step that the example `profile` takes on a CUDA device, against the stand-in driver.
+//! The training step that the example `profile` takes on a CUDA device, against the stand-in
+//! driver.
 #![allow(unsafe_code)]
 
 use crate::common::cuda::{self as device, case, config, late};
@@ -46,7 +47,8 @@ fn gpu_steps_take_their_length_and_the_cpu_waits_for_none() {
             let tally = measure::run(&loader, Step::Gpu(step), Limit::Epochs(1), || false).unwrap();
             let waits =
                 session.count("cuStreamSynchronize") + session.count("cuEventSynchronize") - before;
-            // At the end: for the last event, twice more within its difference to the first, and before the kernel goes.
+            // At the end: for the last event, twice more within its difference to the first, and
+            // before the kernel goes.
             assert!(waits <= 4, "{waits}");
             assert_eq!((tally.batches, session.count("cuLaunchKernel")), (20, 20));
             assert_eq!(tally.stretch.steps, 19);

@@ -1,4 +1,5 @@
-//! The stand-in GPU itself: it is late where a GPU is late, detects silent errors of a GPU, and fails on request.
+//! The stand-in GPU itself: it is late where a GPU is late, detects silent errors of a GPU, and
+//! fails on request.
 
 #![allow(unsafe_code)]
 
@@ -22,8 +23,9 @@ const LEN: usize = 8192;
 /// A call of the driver API as a number.
 macro_rules! cu {
     ($name:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: results go to places of the right type that outlive the call; other pointers are what the stand-in is
-        // asked to judge, or memory that the test keeps until its session has ended.
+        // SAFETY: results go to places of the right type that outlive the call; other pointers are
+        // what the stand-in is asked to judge, or memory that the test keeps until its session has
+        // ended.
         let code = unsafe { sys::$name($($arg),*) };
         code as u32
     }};
@@ -153,7 +155,8 @@ fn calls_that_a_gpu_refuses_are_refused() {
         [400; 2],
         "a destroyed event"
     );
-    // Device 1 is current: nothing is enqueued on a stream of device 0, nor its events recorded there.
+    // Device 1 is current: nothing is enqueued on a stream of device 0, nor its events recorded
+    // there.
     enter(1);
     assert_eq!(
         [fill(alloc(LEN), one), cu!(cuEventRecord(event(), one))],
@@ -336,7 +339,8 @@ fn an_unsafe_call_invalidates_captures_by_the_modes_of_both() {
     let stream_at = stream as usize;
     let event_at = event as usize;
     let context = enter(0) as usize;
-    // Mode of the capture, mode of the thread that calls, whether it is the capturing one, whether the call is refused.
+    // Mode of the capture, mode of the thread that calls, whether it is the capturing one, whether
+    // the call is refused.
     let cases = [
         (0, 0, false, true),
         (0, 1, false, false),

@@ -450,8 +450,9 @@ fn an_error_of_map_batch_is_blamed_on_no_sample() {
     assert!(loader.ledger().samples.is_empty());
 }
 
-/// A read that succeeds on a retry is counted, whether the reader or the substitution retries. One operation of each
-/// life fails; where the page cache is probed, or pages are read ahead, the read itself comes after it.
+/// A read that succeeds on a retry is counted, whether the reader or the substitution retries. One
+/// operation of each life fails; where the page cache is probed, or pages are read ahead, the read
+/// itself comes after it.
 #[test]
 fn retried_reads_of_substitutes_are_counted() {
     const STALE: i32 = 116;

@@ -103,9 +103,10 @@ fn a_server_that_is_not_there_is_one_error_that_names_it() {
     }
 }
 
-/// A server that ends in a TLS handshake with a certificate of its own making. The files in `fixtures/tls` come from:
-/// `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost
-/// -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext basicConstraints=CA:FALSE`, as DER.
+/// A server that ends in a TLS handshake with a certificate of its own making. The files in
+/// `fixtures/tls` come from: `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes
+/// -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 -addext
+/// basicConstraints=CA:FALSE`, as DER.
 fn self_signed() -> (u16, Arc<AtomicUsize>) {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer};
     let certificate = CertificateDer::from(&include_bytes!("../fixtures/tls/certificate.der")[..]);

@@ -1,5 +1,5 @@
-//! Credentials that end in mid-run: they are renewed, or one typed error names their origin. Each test is a process of its
-//! own with an environment of AWS.
+//! Credentials that end in mid-run: they are renewed, or one typed error names their origin. Each
+//! test is a process of its own with an environment of AWS.
 
 use super::remote::{COUNT, RECORD, is_read};
 use crate::common::got::Got;
@@ -10,7 +10,8 @@ use feedline::{Error, ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Prints credentials, by the number of runs before: `KEY-0`, then `KEY-1`; `$seconds` to their end.
+/// Prints credentials, by the number of runs before: `KEY-0`, then `KEY-1`; `$seconds` to their
+/// end.
 const COMMAND: &str = r#"
 runs=$(cat runs 2>/dev/null | wc -l)
 echo run >> runs
@@ -20,8 +21,8 @@ end=$(date -u -d "+$seconds seconds" +%Y-%m-%dT%H:%M:%SZ)
 echo "{\"Version\":1,\"AccessKeyId\":\"KEY-$runs\",\"SecretAccessKey\":\"do-not-show-me\",\"SessionToken\":\"do-not-show-me\",\"Expiration\":\"$end\"}"
 "#;
 
-/// Runs the test again in a process whose profile `train` has the command, which works `limit` times. In that process:
-/// its folder.
+/// Runs the test again in a process whose profile `train` has the command, which works `limit`
+/// times. In that process: its folder.
 fn in_home(test: &str, seconds: u32, limit: u32, variables: &[(&str, &str)]) -> Option<PathBuf> {
     if let Some(home) = in_child() {
         return Some(home);

@@ -1,5 +1,5 @@
-//! File content is data: its names never become paths elsewhere, its numbers are checked before any allocation, and a
-//! file that is not regular is never waited for.
+//! File content is data: its names never become paths elsewhere, its numbers are checked before any
+//! allocation, and a file that is not regular is never waited for.
 
 use crate::common::{Dir, build};
 use feedline::dataset::{Dataset, DatasetExt, Mds, Records, Tar, TfRecord, Verify};
@@ -352,8 +352,8 @@ fn a_sparse_file_of_8_tib_is_read() {
     });
 }
 
-/// Runs the test again in a process with little address space, where an allocation of a promised size, or a stack of a
-/// promised depth, ends the process. True in that process.
+/// Runs the test again in a process with little address space, where an allocation of a promised
+/// size, or a stack of a promised depth, ends the process. True in that process.
 #[cfg(feature = "parquet")]
 fn confined(test: &str) -> bool {
     use crate::common::alone;
@@ -625,7 +625,8 @@ mod pictures {
         let places = scans(&jpeg);
         let count = places.len() as u32 - 1;
         assert!(count > 3, "{count}");
-        // The last scan a thousand times: the fewest bytes that force a pass over the whole picture.
+        // The last scan a thousand times: the fewest bytes that force a pass over the whole
+        // picture.
         let end = *places.last().unwrap();
         let last = &jpeg[places[places.len() - 2]..end];
         let bomb = [&jpeg[..end], &last.repeat(1000), &jpeg[end..]].concat();

@@ -1,12 +1,13 @@
-//! A server that lies: every cell of a table gives right bytes or one typed error that names the object, in bounded time,
-//! and leaves nothing wrong in a cache.
+//! A server that lies: every cell of a table gives right bytes or one typed error that names the
+//! object, in bounded time, and leaves nothing wrong in a cache.
 //!
 //! ```text
 //! lie (framing × coding × range × status × timing × version) × once, every third, always
 //!     × no cache, cold, warm, shared by four × samples, index, listing, warming, checksums
 //! ```
 //!
-//! Cells are drawn by a fixed rule. `FEEDLINE_LIES` sets their number, and `FEEDLINE_LIES_FROM` the first.
+//! Cells are drawn by a fixed rule. `FEEDLINE_LIES` sets their number, and `FEEDLINE_LIES_FROM` the
+//! first.
 
 use crate::common::got::Got;
 use crate::common::lie::Lie;
@@ -168,7 +169,8 @@ impl Place {
         Records::builder(RECORD).open_files(&[self.url("a.bin"), self.url("b.bin")])
     }
 
-    /// The work of a cell. `Ok(false)`: its bytes are wrong. The lies begin once all workers of the cell are there.
+    /// The work of a cell. `Ok(false)`: its bytes are wrong. The lies begin once all workers of the
+    /// cell are there.
     fn work(&self, cell: &Cell, cache: Option<&Cache>, dir: &Dir, all: &Barrier) -> Result<bool> {
         let lies = || {
             if all.wait().is_leader() {

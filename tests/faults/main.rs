@@ -1,4 +1,5 @@
-//! The promises of a loader under faults: a failing call, sample, file, disk, process or user function.
+//! The promises of a loader under faults: a failing call, sample, file, disk, process or user
+//! function.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! Faults of object stores: each is recovered, or one typed error that names the object; no byte is wrong.
+//! Faults of object stores: each is recovered, or one typed error that names the object; no byte is
+//! wrong.
 
 use crate::common::got::Got;
 use crate::common::server::{Fault, Request, Server};

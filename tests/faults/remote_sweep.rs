@@ -1,7 +1,9 @@
-//! Random faults of random requests, with and without a cache. Each sample is delivered once with the right bytes, or one
-//! typed error ends the epoch; after the faults, the same loader delivers all.
+//! Random faults of random requests, with and without a cache. Each sample is delivered once with
+//! the right bytes, or one typed error ends the epoch; after the faults, the same loader delivers
+//! all.
 //!
-//! 100 faults by default, 400 with `FEEDLINE_SWEEP=ci`, 100,000 with `full`. Each costs 5 to 10 ms of a CPU in a debug build.
+//! 100 faults by default, 400 with `FEEDLINE_SWEEP=ci`, 100,000 with `full`. Each costs 5 to 10 ms
+//! of a CPU in a debug build.
 
 use super::remote::is_read;
 use crate::common::got::Got;
@@ -74,8 +76,8 @@ impl Random {
 /// Ends of epochs, by kind.
 type Ends = BTreeMap<&'static str, u64>;
 
-/// One loader with many small objects, so that most reads are requests of their own; counts the faults and the ends of its
-/// epoch.
+/// One loader with many small objects, so that most reads are requests of their own; counts the
+/// faults and the ends of its epoch.
 fn life(server: &Server, seed: u64, faults: &Arc<AtomicU64>, ends: &mut Ends) {
     let mut random = Random(seed);
     let record = 1 + random.below(500) as usize;

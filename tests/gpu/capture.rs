@@ -1,4 +1,5 @@
-//! A CUDA graph that another thread captures while a loader runs: neither disturbs the other, whatever the capture's mode.
+//! A CUDA graph that another thread captures while a loader runs: neither disturbs the other,
+//! whatever the capture's mode.
 //!
 //! ```text
 //! one thread      begin capture ── kernel ──────────────────────────────── end capture: a graph
@@ -12,7 +13,8 @@ use crate::section::Ctx;
 use feedline::device::cuda::Stream;
 use std::time::Duration;
 
-/// More than there are slots and batches on the device, so that memory is used again during the capture.
+/// More than there are slots and batches on the device, so that memory is used again during the
+/// capture.
 const BATCHES: usize = 40;
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {

@@ -1,4 +1,5 @@
-//! Bytes on the device are the bytes on the host, whatever the consumer does: the same loader on the host is the oracle.
+//! Bytes on the device are the bytes on the host, whatever the consumer does: the same loader on
+//! the host is the oracle.
 //!
 //! ```text
 //! builder ──► host loader ───► ids, status, lengths, bytes ─┐
@@ -6,8 +7,8 @@
 //!                              cudarc, by raw address ──────┘
 //! ```
 //!
-//! Pictures that are finished on the device are compared with `Finish::apply`, which the host's loader runs; the gather
-//! kernel of direct reads with a copy of each row.
+//! Pictures that are finished on the device are compared with `Finish::apply`, which the host's
+//! loader runs; the gather kernel of direct reads with a copy of each row.
 
 use crate::common::cufile::Route;
 use crate::common::doubles::CuFileMachine;
@@ -162,7 +163,8 @@ fn mixed(count: usize) -> LoaderBuilder {
 }
 
 impl Case<'_> {
-    /// The same loader on both sides, for so many epochs. `bound`: the consumer's stream is told to the builder.
+    /// The same loader on both sides, for so many epochs. `bound`: the consumer's stream is told to
+    /// the builder.
     fn same(
         &self,
         make: impl Fn() -> LoaderBuilder,
@@ -481,7 +483,8 @@ impl Case<'_> {
         Ok(tally.words() + &refused)
     }
 
-    /// By cuFile in whatever mode it has here: the library's own calls, also where it takes the bytes through host memory.
+    /// By cuFile in whatever mode it has here: the library's own calls, also where it takes the
+    /// bytes through host memory.
     fn cufile(&self) {
         // The real library has nothing to do with the stand-in's driver.
         let double = (!self.ctx.real()).then(|| CuFileMachine::new(Route::Host));
@@ -594,8 +597,9 @@ impl Case<'_> {
         Ok(format!("{launches} launches"))
     }
 
-    /// Each batch is dropped at once, while a kernel of `spin` milliseconds and a copy of it wait on the consumer's streams;
-    /// with 0 the copy reads it as soon as it is handed out, while it may still be on its way.
+    /// Each batch is dropped at once, while a kernel of `spin` milliseconds and a copy of it wait
+    /// on the consumer's streams; with 0 the copy reads it as soon as it is handed out, while it
+    /// may still be on its way.
     fn pending(&self, streams: usize, spin: u64) -> Result<String, String> {
         let (count, rows, record) = match (self.ctx.real(), spin) {
             (false, _) => (12, 4, 4096),
@@ -878,7 +882,8 @@ impl Case<'_> {
                 "{name} is {kind:?} {sizes:?} at {at:#x} of {place:?}, not {dtype} {shape:?}"
             ));
         }
-        // The stream waits for the copy only if it was named; this reads in the order of the legacy one.
+        // The stream waits for the copy only if it was named; this reads in the order of the legacy
+        // one.
         self.stream
             .synchronize()
             .map_err(said("cuStreamSynchronize"))?;
@@ -905,7 +910,8 @@ fn in_file(path: &Path, record: usize, mode: Mode, direct: Direct) -> LoaderBuil
         .tuning(|t| t.reader(mode).direct(direct))
 }
 
-/// Means and deviations that reach far: common ones, one for all channels, and one that makes large values.
+/// Means and deviations that reach far: common ones, one for all channels, and one that makes large
+/// values.
 fn finish(dtype: DType, channels: usize, first: bool, flip: f64) -> Finish {
     let mean = [0.485_f32, 0.456, 0.406, 0.1];
     let std = [0.229_f32, 0.224, 0.225, 0.003];

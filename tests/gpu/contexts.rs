@@ -1,4 +1,5 @@
-//! Contexts: a loader makes none on a GPU that is not its own, for each would take hundreds of megabytes there.
+//! Contexts: a loader makes none on a GPU that is not its own, for each would take hundreds of
+//! megabytes there.
 
 use crate::driver::is_active;
 use crate::ours::{data, device, records, words};

@@ -1,5 +1,6 @@
-//! Batches that are dropped at once, with their work still on the stream, against batches that are dropped when the stream is
-//! done with them: a loader must not be slower for the former, which is how a training loop drops them.
+//! Batches that are dropped at once, with their work still on the stream, against batches that are
+//! dropped when the stream is done with them: a loader must not be slower for the former, which is
+//! how a training loop drops them.
 
 use crate::driver::{Gpu, said};
 use crate::ours::{device, right, words};
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Least share of the rate of batches that are waited for.
 const SHARE: f64 = 0.97;
-/// Copies take a part of the time that decoding takes, so that slots which come back late are missed.
+/// Copies take a part of the time that decoding takes, so that slots which come back late are
+/// missed.
 const WORKERS: usize = 8;
 const SLOTS: usize = 8;
 

@@ -1,5 +1,5 @@
-//! From files to the device: the whole loader against the slower of the bus and the loader on the host; and a step that takes
-//! longer than the copies, during which the GPU must not be idle.
+//! From files to the device: the whole loader against the slower of the bus and the loader on the
+//! host; and a step that takes longer than the copies, during which the GPU must not be idle.
 //!
 //! ```text
 //! stream   asked │ wait for the copy │ start ─── step ─── end │ asked │ …
@@ -206,7 +206,8 @@ pub fn idle(ctx: &Ctx) -> Result<(), String> {
     Ok(())
 }
 
-/// Percent of the time in which the stream had nothing to do, waited for a batch, and waited for the host.
+/// Percent of the time in which the stream had nothing to do, waited for a batch, and waited for
+/// the host.
 fn train(gpu: &Gpu, loader: &mut Puller, step: Duration, steps: usize) -> Result<[f64; 3], String> {
     let stream = gpu.stream()?;
     let bound = Stream::from(&stream);

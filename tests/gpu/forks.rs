@@ -1,5 +1,5 @@
-//! A process that forks while a loader feeds its GPU, as `subprocess` and `os.fork` of Python do: the child is told so and
-//! ends, the parent goes on.
+//! A process that forks while a loader feeds its GPU, as `subprocess` and `os.fork` of Python do:
+//! the child is told so and ends, the parent goes on.
 
 use crate::ours::{device, right, words};
 use crate::pull::{BATCH, RECORD, counted};

@@ -1,4 +1,5 @@
-//! Loaders of every kind for the conformance: samples and batches of all sizes, formats, transforms, and parts of an order.
+//! Loaders of every kind for the conformance: samples and batches of all sizes, formats,
+//! transforms, and parts of an order.
 
 use crate::common::toys::Chunks;
 use crate::common::{ALL_LAST, noise};

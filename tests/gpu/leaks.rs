@@ -1,4 +1,5 @@
-//! Loaders that are built and dropped, many times over, leave nothing behind: device memory, descriptors, threads, memory.
+//! Loaders that are built and dropped, many times over, leave nothing behind: device memory,
+//! descriptors, threads, memory.
 
 use crate::common::{descriptors, loader_threads, noise};
 use crate::driver::Gpu;
@@ -102,7 +103,8 @@ pub fn run(ctx: &Ctx) -> Result<(), String> {
     contexts(ctx)
 }
 
-/// What is more in the end: the driver and other processes may need a moment, or change things themselves.
+/// What is more in the end: the driver and other processes may need a moment, or change things
+/// themselves.
 fn settled(gpu: &Gpu, before: &Have) -> Result<Vec<String>, String> {
     let mut more = Vec::new();
     for _ in 0..10 {

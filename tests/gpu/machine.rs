@@ -186,13 +186,14 @@ fn devices(ctx: &Ctx) {
     ctx.note("Device::auto()", Device::auto().to_string());
 }
 
-/// The files that libcuda was loaded from. feedline asks for `libcuda.so.1` first, cudarc for `libcuda.so`, which on the path of a
-/// toolkit may be the stub that programs are linked with.
+/// The files that libcuda was loaded from. feedline asks for `libcuda.so.1` first, cudarc for
+/// `libcuda.so`, which on the path of a toolkit may be the stub that programs are linked with.
 #[allow(unsafe_code)]
 fn libraries(ctx: &Ctx) {
     let ours = libcuda();
     ctx.note("libcuda of feedline", ours.join(", "));
-    // SAFETY: loads the library that cudarc's calls go to, as its first call would; no function of it is called.
+    // SAFETY: loads the library that cudarc's calls go to, as its first call would; no function of
+    // it is called.
     let found = unsafe { sys::is_culib_present() };
     if found {
         // SAFETY: as above; a library is there, so it does not panic. It stays loaded.
@@ -252,7 +253,8 @@ fn smi(ctx: &Ctx) {
     }
 }
 
-/// What there is for GPUDirect Storage: library, kernel module, device files. The library is only asked for its version.
+/// What there is for GPUDirect Storage: library, kernel module, device files. The library is only
+/// asked for its version.
 fn gds(ctx: &Ctx) {
     let (version, from) = match cufile() {
         Ok(found) => found,
@@ -316,7 +318,8 @@ pub fn cufile() -> Result<(String, String), Vec<String>> {
 
 #[allow(unsafe_code)]
 fn version(name: &Path) -> Option<String> {
-    // SAFETY: the library is made to be loaded at run time; it stays loaded, since its own threads may use it.
+    // SAFETY: the library is made to be loaded at run time; it stays loaded, since its own threads
+    // may use it.
     let library = unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL) }
         .map(std::mem::ManuallyDrop::new)
         .ok()?;
@@ -327,7 +330,8 @@ fn version(name: &Path) -> Option<String> {
         return Some("older than 1.8: it tells no version".into());
     };
     let mut version = 0;
-    // SAFETY: the pointer is valid for the call. The status is returned in a register or two, of which the first is read.
+    // SAFETY: the pointer is valid for the call. The status is returned in a register or two, of
+    // which the first is read.
     let _ = unsafe { ask(&mut version) };
     Some(format!("{}.{}", version / 1000, version % 1000 / 10))
 }

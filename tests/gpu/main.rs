@@ -1,4 +1,5 @@
-//! The suite on real hardware: one program that carries all it needs, for a machine with a GPU and without Rust.
+//! The suite on real hardware: one program that carries all it needs, for a machine with a GPU and
+//! without Rust.
 //!
 //! ```text
 //!                        ┌─► environment      each section: a process of its own (it may hang, crash or break the
@@ -15,12 +16,14 @@
 //!
 //! To be copied it is built for an old glibc: the guide `src/guide/gpu.md` says how.
 //!
-//! Against the stand-in everything is run that makes sense there, small, and no figure is taken. The stand-in needs `rustc` and
-//! the folder of the build. Without these and without a driver the program says what the environment is, and fails.
+//! Against the stand-in everything is run that makes sense there, small, and no figure is taken.
+//! The stand-in needs `rustc` and the folder of the build. Without these and without a driver the
+//! program says what the environment is, and fails.
 //!
-//! Figures never fail the program, wrong bytes, leaks, crashes and hangs do. What a figure should reach stands beside it.
-//! Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a wheel of `examples/pytorch`: batches are handed to
-//! the PyTorch of `python3`), `FEEDLINE_CUFILE` (a libcufile).
+//! Figures never fail the program, wrong bytes, leaks, crashes and hangs do. What a figure should
+//! reach stands beside it. Environment: `FEEDLINE_GPU` (auto, real, standin), `FEEDLINE_WHEEL` (a
+//! wheel of `examples/pytorch`: batches are handed to the PyTorch of `python3`), `FEEDLINE_CUFILE`
+//! (a libcufile).
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -82,7 +85,8 @@ struct Args {
     /// Write what was found to this file, anew after each section
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Folder for data; a file system as that of your data [default: the build's, else the temporary one]
+    /// Folder for data; a file system as that of your data
+    /// [default: the build's, else the temporary one]
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Longer: 1,000 loaders instead of 200, larger data, more repetitions
@@ -182,7 +186,8 @@ impl Args {
                 .any(|part| section.name.contains(part.as_str()))
     }
 
-    /// Where data goes: the build's folder is on a real file system, the temporary one may lie in memory.
+    /// Where data goes: the build's folder is on a real file system, the temporary one may lie in
+    /// memory.
     fn dir(&self) -> PathBuf {
         let build = Path::new(env!("CARGO_TARGET_TMPDIR"));
         match &self.dir {
@@ -195,7 +200,8 @@ impl Args {
 
 /// A section, in a process that may end as it likes.
 fn child(name: &str, args: &Args) -> ExitCode {
-    // Whoever started this is gone: so is the reason to go on. (A sanitizer may start it from a thread that ends.)
+    // Whoever started this is gone: so is the reason to go on. (A sanitizer may start it from a
+    // thread that ends.)
     if !args.own.quick {
         let _ =
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
@@ -217,7 +223,8 @@ fn child(name: &str, args: &Args) -> ExitCode {
     section::run(section, ctx)
 }
 
-/// What the driver says of itself: a process of its own finds out, since a broken driver may never answer.
+/// What the driver says of itself: a process of its own finds out, since a broken driver may never
+/// answer.
 fn probe() -> Value {
     match feedline::unstable::devices() {
         Ok((version, found)) => {
@@ -349,7 +356,8 @@ impl Program {
                 self.args.dir().join(format!("{}cufile.log", ours::DATA)),
             );
         }
-        // The driver compiles the kernels once for all sections, also where there is no home folder.
+        // The driver compiles the kernels once for all sections, also where there is no home
+        // folder.
         if std::env::var_os("CUDA_CACHE_PATH").is_none() {
             command.env(
                 "CUDA_CACHE_PATH",

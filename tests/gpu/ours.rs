@@ -29,13 +29,14 @@ pub fn device() -> Result<Device, String> {
     Device::cuda(0).map_err(words)
 }
 
-/// 147 × 2^10 bytes are a record: such a file is a whole number of them, and of reads of any power of two up to 2^n.
+/// 147 × 2^10 bytes are a record: such a file is a whole number of them, and of reads of any power
+/// of two up to 2^n.
 const fn length(n: u32) -> u64 {
     147 << n
 }
 
-/// Records of [`RECORD`] bytes in the page cache: 2.5 GB (9.9 with `--full`), less where there is little room, 10 MB against
-/// the stand-in. Made by the first section that asks.
+/// Records of [`RECORD`] bytes in the page cache: 2.5 GB (9.9 with `--full`), less where there is
+/// little room, 10 MB against the stand-in. Made by the first section that asks.
 pub fn data(ctx: &Ctx) -> Result<PathBuf, String> {
     const { assert!(RECORD as u64 == length(10)) };
     let failed =

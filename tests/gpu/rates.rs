@@ -1,6 +1,8 @@
-//! What the bus gives: copies to the device from each kind of host memory, and on the device; and the gather kernel there.
+//! What the bus gives: copies to the device from each kind of host memory, and on the device; and
+//! the gather kernel there.
 //!
-//! For each size and number of copies in flight the kinds take turns, so that a drift of the machine hits all alike.
+//! For each size and number of copies in flight the kinds take turns, so that a drift of the
+//! machine hits all alike.
 
 use crate::driver::{DeviceBytes, Gpu, Kind, Lane, h2d, said};
 use crate::pull::{BATCH, RECORD};

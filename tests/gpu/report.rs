@@ -1,4 +1,5 @@
-//! What a section found: rows, one a line of JSON on their way from the section's process, then a table and a file.
+//! What a section found: rows, one a line of JSON on their way from the section's process, then a
+//! table and a file.
 //!
 //! ```text
 //! section's process ──"row {…}" lines──► the program ──► table on stdout
@@ -69,8 +70,8 @@ pub enum Target {
 }
 
 impl Target {
-    /// Met when the whole interval reaches it, missed when none of it does. In between it is met by a narrow interval
-    /// (± 5 %), and unclear by a wider one.
+    /// Met when the whole interval reaches it, missed when none of it does. In between it is met by
+    /// a narrow interval (± 5 %), and unclear by a wider one.
     pub fn judge(self, figure: &Figure) -> Verdict {
         let (best, worst, reaches) = match self {
             Self::Least(least) => (
@@ -286,7 +287,8 @@ pub fn now() -> String {
     )
 }
 
-/// What must hold of this file; run by the program itself, since a test without a harness has no unit tests.
+/// What must hold of this file; run by the program itself, since a test without a harness has no
+/// unit tests.
 pub fn check_yourself() -> Result<(), String> {
     let figure = |low, median, high| Figure {
         median,

@@ -1,5 +1,5 @@
-//! From file to device by the size of the reads, 4 KiB to 16 MiB: by the staged route, past the page cache and through it,
-//! and by cuFile where that goes past the host's memory.
+//! From file to device by the size of the reads, 4 KiB to 16 MiB: by the staged route, past the
+//! page cache and through it, and by cuFile where that goes past the host's memory.
 
 use crate::driver::Gpu;
 use crate::ours::{data, device, records};

@@ -1,4 +1,5 @@
-//! NVIDIA's compute-sanitizer over a short conformance: this program starts itself below each of its tools.
+//! NVIDIA's compute-sanitizer over a short conformance: this program starts itself below each of
+//! its tools.
 
 use crate::machine::find;
 use crate::section::Ctx;

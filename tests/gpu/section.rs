@@ -53,8 +53,8 @@ const fn section(name: &'static str, limit: u64, run: fn(&Ctx) -> Result<(), Str
     }
 }
 
-/// In the order in which they are run: what is worth most comes first. The limits are wide; the sum of what they take
-/// is below 10 minutes.
+/// In the order in which they are run: what is worth most comes first. The limits are wide; the sum
+/// of what they take is below 10 minutes.
 pub const SECTIONS: [Section; 15] = [
     Section {
         without_driver: true,
@@ -154,7 +154,8 @@ impl Ctx {
         });
     }
 
-    /// A figure that was taken several times. Against the stand-in it is only counted: what it is taken of works.
+    /// A figure that was taken several times. Against the stand-in it is only counted: what it is
+    /// taken of works.
     pub fn figure(
         &self,
         what: impl Into<String>,

@@ -1,4 +1,5 @@
-//! The copy stage: batches that lie in memory onto the device, against what the driver's own copies give in the same run.
+//! The copy stage: batches that lie in memory onto the device, against what the driver's own copies
+//! give in the same run.
 //!
 //! ```text
 //! bare   cuMemcpyHtoDAsync from registered memory, one after the other in a stream      the physical limit
@@ -227,7 +228,8 @@ fn whole(ctx: &Ctx, gpu: &Gpu) -> Result<(), String> {
     reserves_nothing(ctx, gpu, &mut loader)
 }
 
-/// Batches take nothing of the device's free memory. Against the stand-in, `tests/device/cuda/hot.rs` counts the calls.
+/// Batches take nothing of the device's free memory. Against the stand-in,
+/// `tests/device/cuda/hot.rs` counts the calls.
 fn reserves_nothing(ctx: &Ctx, gpu: &Gpu, loader: &mut Puller) -> Result<(), String> {
     const WHAT: &str = "a batch reserves nothing in the driver";
     loader.pull(0.0)?;

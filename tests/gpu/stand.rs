@@ -7,7 +7,8 @@ use crate::standin::{self, Config, Gpu, Live, Session};
 use std::ffi::c_void;
 use std::time::{Duration, Instant};
 
-/// A session of the stand-in with all kernels that can be had; false: not ours, since there is no C++ compiler.
+/// A session of the stand-in with all kernels that can be had; false: not ours, since there is no
+/// C++ compiler.
 pub fn session(config: Config) -> (Session, bool) {
     let session = standin::cuda().session(config);
     session.register_kernel("spin", spin, &[8, 8], 0, 0);
@@ -30,7 +31,8 @@ pub fn config() -> Config {
     }
 }
 
-/// What is wrong at the end of a section: uses that nothing orders, and things that are still alive.
+/// What is wrong at the end of a section: uses that nothing orders, and things that are still
+/// alive.
 pub fn faults(mut session: Session) -> Vec<String> {
     // Threads free batches that outlive their loaders.
     let until = Instant::now() + Duration::from_secs(30);

@@ -1,7 +1,9 @@
-//! Batches in the PyTorch of this machine: DLPack from device memory into a framework that we did not write.
+//! Batches in the PyTorch of this machine: DLPack from device memory into a framework that we did
+//! not write.
 //!
-//! `FEEDLINE_WHEEL` names what is imported: a wheel of `examples/pytorch` (`pip wheel ./examples/pytorch`). It is unpacked
-//! into the data folder and installed nowhere. Without it, or without PyTorch, this is left out.
+//! `FEEDLINE_WHEEL` names what is imported: a wheel of `examples/pytorch`
+//! (`pip wheel ./examples/pytorch`). It is unpacked into the data folder and installed nowhere.
+//! Without it, or without PyTorch, this is left out.
 
 use crate::common::noise;
 use crate::machine::find;

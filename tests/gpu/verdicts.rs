@@ -1,5 +1,6 @@
-//! What the loader says of itself: in a run that the GPU bounds, and in one that decoding bounds, with a stream that the builder
-//! was told and with a bare handle that each batch is bound to (as PyTorch and JAX have them).
+//! What the loader says of itself: in a run that the GPU bounds, and in one that decoding bounds,
+//! with a stream that the builder was told and with a bare handle that each batch is bound to (as
+//! PyTorch and JAX have them).
 //!
 //! ```text
 //!             the host never waits: work stands on the stream, as in training
@@ -17,7 +18,8 @@ use feedline::profile::{Cause, Verdict};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Milliseconds: of a step on the GPU, and of the work on each row, of which there are [`ROWS`] for one worker.
+/// Milliseconds: of a step on the GPU, and of the work on each row, of which there are [`ROWS`] for
+/// one worker.
 #[derive(Clone, Copy, Debug)]
 struct Times {
     step: u64,

@@ -1,7 +1,8 @@
-//! Commands that may not end, crash, or leave something behind: each in a process group of its own, with a deadline.
+//! Commands that may not end, crash, or leave something behind: each in a process group of its own,
+//! with a deadline.
 //!
-//! Whoever does not end in time is killed with its group. A process that even then does not go (it is stuck in the kernel,
-//! in a driver) is left where it is: nothing here waits for it.
+//! Whoever does not end in time is killed with its group. A process that even then does not go (it
+//! is stuck in the kernel, in a driver) is left where it is: nothing here waits for it.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::{BufRead, BufReader, Read};
@@ -51,8 +52,8 @@ enum Line {
     Err(String),
 }
 
-/// Runs `command` for at most `limit`, gives each line of its standard output to `each`, and returns how it ended and the
-/// last lines of its standard error.
+/// Runs `command` for at most `limit`, gives each line of its standard output to `each`, and
+/// returns how it ended and the last lines of its standard error.
 pub fn run(
     mut command: Command,
     limit: Duration,

@@ -1,4 +1,5 @@
-//! A stand-in for `libcuda.so`: the driver API's symbols that feedline and cudarc call, with no GPU behind them.
+//! A stand-in for `libcuda.so`: the driver API's symbols that feedline and cudarc call, with no GPU
+//! behind them.
 //!
 //! ```text
 //! call ─► counted, traced, refused? ─► stream's queue ─► worker thread of the stream ─► bytes move, late
@@ -8,27 +9,34 @@
 //!                               the earlier ones of its range                      synchronise, host function
 //! ```
 //!
-//! What a GPU would do silently becomes a *violation*: two accesses of a range that nothing orders, freed memory used,
-//! pinned memory unmapped or unregistered under a copy, driver calls from a callback.
+//! What a GPU would do silently becomes a *violation*: two accesses of a range that nothing orders,
+//! freed memory used, pinned memory unmapped or unregistered under a copy, driver calls from a
+//! callback.
 //!
-//! - **Order.** Each operation has a vector clock: what its stream waited for, and what the host (all its threads as one)
-//!   had seen complete when it was enqueued. Two overlapping accesses, one a write, of which the later does not have the
-//!   earlier in its clock, are a violation, whether or not they met this time.
-//! - **Memory.** A device pointer lies in a range without access rights; its bytes lie [`SPAN`] further on. Fresh memory holds
-//!   0xA5, freed memory 0xDD, and addresses are never used again.
-//! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context. An operation that fails
-//!   on its stream kills its context, too, and no operation of that context runs any more. A kernel may say that it fails.
-//! - **Hardware queues** (`queues`): the streams of one priority share so many, in turn, as with `CUDA_DEVICE_MAX_CONNECTIONS`.
-//!   An operation begins when all that were submitted to its queue before have begun, so one that waits holds up the others'.
-//! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than the current one are refused (400),
-//!   pinned ranges must begin at a page, objects of a released context are gone for good (and count as leaks).
-//! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its mode and of the captures that
-//!   are under way; a refused call invalidates them. Captured work never runs. Waits that would fork a capture into another
-//!   stream are refused (905).
-//! - **Limits.** Primary contexts only. The per-thread default stream is the legacy one. Each operation has the bandwidth
-//!   for itself. Kernels count as touching the whole allocation of each pointer.
+//! - **Order.** Each operation has a vector clock: what its stream waited for, and what the host
+//!   (all its threads as one) had seen complete when it was enqueued. Two overlapping accesses, one
+//!   a write, of which the later does not have the earlier in its clock, are a violation, whether
+//!   or not they met this time.
+//! - **Memory.** A device pointer lies in a range without access rights; its bytes lie [`SPAN`]
+//!   further on. Fresh memory holds 0xA5, freed memory 0xDD, and addresses are never used again.
+//! - **Failure.** Call *i* returns a chosen code and does nothing; a sticky one kills the context.
+//!   An operation that fails on its stream kills its context, too, and no operation of that context
+//!   runs any more. A kernel may say that it fails.
+//! - **Hardware queues** (`queues`): the streams of one priority share so many, in turn, as with
+//!   `CUDA_DEVICE_MAX_CONNECTIONS`. An operation begins when all that were submitted to its queue
+//!   before have begun, so one that waits holds up the others'.
+//! - **Stricter than CUDA** where CUDA is silent: operations on a stream of another context than
+//!   the current one are refused (400), pinned ranges must begin at a page, objects of a released
+//!   context are gone for good (and count as leaks).
+//! - **Captures** of graphs keep the rules of `cuda.h`: what a thread may call is a matter of its
+//!   mode and of the captures that are under way; a refused call invalidates them. Captured work
+//!   never runs. Waits that would fork a capture into another stream are refused (905).
+//! - **Limits.** Primary contexts only. The per-thread default stream is the legacy one. Each
+//!   operation has the bandwidth for itself. Kernels count as touching the whole allocation of each
+//!   pointer.
 //!
-//! Compiled by plain `rustc` as a cdylib; all state is of the process, and `standin_reset` begins a session.
+//! Compiled by plain `rustc` as a cdylib; all state is of the process, and `standin_reset` begins a
+//! session.
 
 #![allow(non_snake_case)]
 
@@ -107,7 +115,8 @@ const MADV_DONTNEED: c_int = 4;
 
 fn map(at: u64, len: u64, prot: c_int, flags: c_int) -> Option<u64> {
     let flags = MAP_PRIVATE_ANONYMOUS | MAP_NORESERVE | flags;
-    // SAFETY: a new mapping; with MAP_FIXED it replaces pages of the range that was reserved here for device memory.
+    // SAFETY: a new mapping; with MAP_FIXED it replaces pages of the range that was reserved here
+    // for device memory.
     let got = unsafe { mmap(at as *mut c_void, len as usize, prot, flags, -1, 0) } as u64;
     (got != u64::MAX).then_some(got)
 }
@@ -166,7 +175,8 @@ fn put_text(out: *mut c_char, len: usize, text: &str) -> Result {
 }
 
 fn fill(at: u64, byte: u8, len: u64) {
-    // SAFETY: only called for bytes of allocations and of mapped ranges that the driver's caller handed over.
+    // SAFETY: only called for bytes of allocations and of mapped ranges that the driver's caller
+    // handed over.
     unsafe { (at as *mut u8).write_bytes(byte, len as usize) };
 }
 
@@ -682,7 +692,8 @@ macro_rules! plain_arg {
 
 plain_arg!(i32, u8, u32, usize, &str);
 
-/// An entry point: a symbol, its arguments in C's order, and what it does when nothing refuses the call.
+/// An entry point: a symbol, its arguments in C's order, and what it does when nothing refuses the
+/// call.
 macro_rules! entry {
     ($name:ident, |$s:ident $(, $arg:ident: $ty:ty)*| $body:expr) => {
         #[unsafe(no_mangle)]
@@ -692,7 +703,8 @@ macro_rules! entry {
     };
 }
 
-/// Calls that give something back. What they name counts as leaked by the driver when they are refused.
+/// Calls that give something back. What they name counts as leaked by the driver when they are
+/// refused.
 const RELEASES: [&str; 8] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuStreamDestroy_v2",
@@ -865,7 +877,8 @@ impl State {
         }
     }
 
-    /// Invalidates the captures of which `which` is true of stream and capture; whether there was one.
+    /// Invalidates the captures of which `which` is true of stream and capture; whether there was
+    /// one.
     fn invalidate(&mut self, which: impl Fn(u64, &Capture) -> bool) -> bool {
         let hit = self
             .captures
@@ -1706,7 +1719,8 @@ entry!(
     }
 );
 
-/// Pinned host memory goes: nothing may be on its way, as far as the host can know, and it must still be there.
+/// Pinned host memory goes: nothing may be on its way, as far as the host can know, and it must
+/// still be there.
 fn unpin(s: &mut State, start: u64, place: Place) -> Result<u64> {
     let range = s
         .memory
@@ -1829,7 +1843,8 @@ fn copy(
     }
     let source = match read {
         Some(_) => Source::At(s.real(from.0)),
-        // SAFETY: the caller passes `len` readable bytes; they are taken now, as the driver does for pageable memory.
+        // SAFETY: the caller passes `len` readable bytes; they are taken now, as the driver does
+        // for pageable memory.
         None => Source::Staged(
             unsafe { std::slice::from_raw_parts(from.0 as *const u8, len as usize) }.to_vec(),
         ),
@@ -1843,7 +1858,8 @@ fn copy(
     if !wait && write.is_some() {
         return Ok(());
     }
-    // A copy to pageable memory is there when the call returns, or never comes: the memory is the caller's again.
+    // A copy to pageable memory is there when the call returns, or never comes: the memory is the
+    // caller's again.
     let copied = sync(s, id);
     while copied.is_err()
         && s.streams
@@ -1921,7 +1937,8 @@ entry!(cuMemsetD8Async, |s,
 
 // --- modules, kernels, host functions ---
 
-/// The PTX of an image: itself, or that of a fat binary, whose entries have a kind, lengths and bytes.
+/// The PTX of an image: itself, or that of a fat binary, whose entries have a kind, lengths and
+/// bytes.
 ///
 /// # Safety
 /// The image is text with a zero byte at its end, or a whole fat binary.
@@ -1998,7 +2015,8 @@ entry!(
     }
 );
 
-/// Copies the parameters out of the caller's array, moves pointers to where their bytes are, and says what is touched.
+/// Copies the parameters out of the caller's array, moves pointers to where their bytes are, and
+/// says what is touched.
 fn bind(
     s: &mut State,
     name: &str,
@@ -2016,7 +2034,8 @@ fn bind(
     let mut touches = Vec::new();
     for (index, &size) in sizes.iter().enumerate() {
         let mut value = vec![0u64; (size as usize).div_ceil(8).max(1)];
-        // SAFETY: the caller passes one pointer for each parameter, to as many bytes as the kernel was registered with.
+        // SAFETY: the caller passes one pointer for each parameter, to as many bytes as the kernel
+        // was registered with.
         unsafe {
             (*params.add(index)).copy_to_nonoverlapping(value.as_mut_ptr().cast(), size as usize)
         };
@@ -2113,7 +2132,8 @@ entry!(
 // --- order: what is enqueued, and what it may touch ---
 
 impl State {
-    /// Appends an operation to a stream and checks what it touches; returns its number. What is captured does not run.
+    /// Appends an operation to a stream and checks what it touches; returns its number. What is
+    /// captured does not run.
     fn enqueue(
         &mut self,
         id: u64,
@@ -2193,7 +2213,8 @@ impl State {
                 ));
             }
         }
-        // Whatever comes later is after what the host has seen, and after what this access covers and knows.
+        // Whatever comes later is after what the host has seen, and after what this access covers
+        // and knows.
         range.history.retain(|access| {
             let inside = touch.start <= access.touch.start && access.touch.end <= touch.end;
             let covered = inside && knows(clock, access) && (touch.write || !access.touch.write);
@@ -2323,7 +2344,8 @@ impl State {
         self.kill(context, code);
     }
 
-    /// Does at once what takes no time; hands out the rest. The operation stays in the queue until it is done.
+    /// Does at once what takes no time; hands out the rest. The operation stays in the queue until
+    /// it is done.
     fn begin_work(&mut self, id: u64, context: u64) -> Step {
         let stream = self.streams.get_mut(&id).expect("seen by the caller");
         if let Some(submitted) = stream
@@ -2404,7 +2426,8 @@ fn execute(work: Work) -> Option<String> {
             if !mapped(from, len) || !mapped(to, len) {
                 return Some(format!("a copy of {len} bytes found its memory unmapped"));
             }
-            // SAFETY: both ends were checked when the copy was enqueued, and are mapped; they may overlap.
+            // SAFETY: both ends were checked when the copy was enqueued, and are mapped; they may
+            // overlap.
             unsafe { (to as *mut u8).copy_from(from as *const u8, len as usize) };
         }
         Work::Fill { to, byte, len } => {
@@ -2769,7 +2792,8 @@ pub extern "C" fn standin_calls(symbol: *const c_char) -> u64 {
     }
 }
 
-/// Call `index` (of `symbol`, or of all if null; the session's first is 0) returns `code` and does nothing.
+/// Call `index` (of `symbol`, or of all if null; the session's first is 0) returns `code` and does
+/// nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sticky: bool) {
     let symbol = (!symbol.is_null()).then(|| text(symbol));
@@ -2781,20 +2805,23 @@ pub extern "C" fn standin_fail(symbol: *const c_char, index: u64, code: u32, sti
     });
 }
 
-/// From now on only the session's first `count` calls of a symbol pass; the others wait until more are admitted.
+/// From now on only the session's first `count` calls of a symbol pass; the others wait until more
+/// are admitted.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_admit(symbol: *const c_char, count: u64) {
     Held::lock().admitted.insert(text(symbol), count);
     CHANGED.notify_all();
 }
 
-/// Operation `nth` (copies, fills, kernels, host functions; the session's first is 0) fails on its stream.
+/// Operation `nth` (copies, fills, kernels, host functions; the session's first is 0) fails on its
+/// stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_fail_async(nth: u64, code: u32) {
     Held::lock().async_failures.push((nth, code));
 }
 
-/// For kernels: the one that runs on this thread fails with `code`, as an illegal access does, and kills its context.
+/// For kernels: the one that runs on this thread fails with `code`, as an illegal access does, and
+/// kills its context.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_kernel_fails(code: u32) {
     FAILED.set(code);
@@ -2849,8 +2876,9 @@ pub extern "C" fn standin_host_address(at: Address) -> *mut u8 {
     }
 }
 
-/// As `standin_host_address`, for code that is about to access (or has just accessed) the bytes itself, outside of any
-/// stream, as cuFile does: everything enqueued on them must have been seen complete. `what` names the access.
+/// As `standin_host_address`, for code that is about to access (or has just accessed) the bytes
+/// itself, outside of any stream, as cuFile does: everything enqueued on them must have been seen
+/// complete. `what` names the access.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_access(
     at: Address,
@@ -2881,8 +2909,9 @@ pub extern "C" fn standin_access(
     s.real(at.0) as *mut u8
 }
 
-/// What is alive: retains, streams, events, device allocations and their bytes, registrations and their bytes, host
-/// allocations, modules; then what the driver leaked because its release was refused: count and bytes of device memory.
+/// What is alive: retains, streams, events, device allocations and their bytes, registrations and
+/// their bytes, host allocations, modules; then what the driver leaked because its release was
+/// refused: count and bytes of device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     let s = Held::lock();
@@ -2930,8 +2959,9 @@ pub extern "C" fn standin_live(out: Out<[u64; 11]>) {
     ]);
 }
 
-/// Code for kernels of this name in any module. `sizes` has a size in bytes for each parameter; bit i of `pointers` says
-/// that parameter i is a device pointer, of `writes` that its allocation is written. Stays for all sessions.
+/// Code for kernels of this name in any module. `sizes` has a size in bytes for each parameter; bit
+/// i of `pointers` says that parameter i is a device pointer, of `writes` that its allocation is
+/// written. Stays for all sessions.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_register_kernel(
     name: *const c_char,

@@ -1,4 +1,5 @@
-//! A stand-in for libcufile.so.0: the symbols that feedline uses, over plain memory, with faults on demand.
+//! A stand-in for libcufile.so.0: the symbols that feedline uses, over plain memory, with faults on
+//! demand.
 //!
 //! ```text
 //! cuFileRead(handle, address, len, …) ──► checks ──► fault i? ──► pread by O_DIRECT into aligned scratch
@@ -6,18 +7,22 @@
 //!                                                                          library exports it; else the address itself
 //! ```
 //!
-//! Beside a stand-in of CUDA each read is an access outside of its streams (`standin_access`): what they were given for the
-//! same bytes must have been seen complete, before the read and when it returns, and the memory must be there all the time.
-//! A context must then be current wherever device memory is registered, deregistered or read to.
+//! Beside a stand-in of CUDA each read is an access outside of its streams (`standin_access`): what
+//! they were given for the same bytes must have been seen complete, before the read and when it
+//! returns, and the memory must be there all the time. A context must then be current wherever
+//! device memory is registered, deregistered or read to.
 //!
-//! It is stricter than the real one: what would silently go through bounce buffers or reopen the driver there is kept as a
-//! *violation* here (reads of memory that is not registered, out of range, into what another one writes, after the close;
-//! deregistering what a read is using; a file closed before it is deregistered). Where a violation is found the call mostly
-//! fails as well. Unaligned reads are no violation: as in the real library they work, and count as reads through the host.
+//! It is stricter than the real one: what would silently go through bounce buffers or reopen the
+//! driver there is kept as a *violation* here (reads of memory that is not registered, out of
+//! range, into what another one writes, after the close; deregistering what a read is using; a file
+//! closed before it is deregistered). Where a violation is found the call mostly fails as well.
+//! Unaligned reads are no violation: as in the real library they work, and count as reads through
+//! the host.
 //!
-//! One file, `std` only: `rustc --crate-type cdylib`. With `--cfg without_stats` it is a library before 1.15, with
-//! `--cfg without_version` one that does not tell its version, with `--cfg without_read` none at all. `standin_cufile_*`
-//! control it; tests/common/cufile.rs wraps them. Two copies of the file are two libraries, each with a state of its own.
+//! One file, `std` only: `rustc --crate-type cdylib`. With `--cfg without_stats` it is a library
+//! before 1.15, with `--cfg without_version` one that does not tell its version, with
+//! `--cfg without_read` none at all. `standin_cufile_*` control it; tests/common/cufile.rs wraps
+//! them. Two copies of the file are two libraries, each with a state of its own.
 
 #![allow(unexpected_cfgs)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -202,8 +207,8 @@ pub extern "C" fn cuFileDriverOpen() -> Status {
             std::thread::sleep(Duration::from_secs(3600));
         },
         3 => {
-            // SAFETY: this is the fault that is played: the descriptor is not ours, and closing it is what callers have to
-            // withstand.
+            // SAFETY: this is the fault that is played: the descriptor is not ours, and closing it
+            // is what callers have to withstand.
             unsafe { close(0) };
         }
         _ => {}
@@ -458,7 +463,8 @@ fn host(address: u64) -> Option<*mut u8> {
     Some(translate(address)).filter(|pointer| !pointer.is_null())
 }
 
-/// Whether a context is current on this thread, as far as a stand-in of CUDA tells: it may refuse the question.
+/// Whether a context is current on this thread, as far as a stand-in of CUDA tells: it may refuse
+/// the question.
 fn has_context() -> bool {
     let (Some(_), Some(found)) = (global(c"standin_access"), global(c"cuCtxGetCurrent")) else {
         return true;
@@ -469,7 +475,8 @@ fn has_context() -> bool {
     current(&raw mut context) != 0 || context != 0
 }
 
-/// Tells the stand-in of CUDA, if there is one, that bytes are written outside of its streams, and whether they are there.
+/// Tells the stand-in of CUDA, if there is one, that bytes are written outside of its streams, and
+/// whether they are there.
 fn access(address: u64, len: usize, what: &std::ffi::CStr) -> bool {
     let Some(found) = global(c"standin_access") else {
         return true;
@@ -622,8 +629,8 @@ fn carry_out(plan: &Plan, from: u64, len: usize) -> (i64, c_int) {
     let Some(target) = host(plan.target) else {
         return (-5012, 0);
     };
-    // SAFETY: the range is within a registered buffer, which the caller of cuFileRead keeps allocated and unused until it
-    // returns; the scratch memory is another.
+    // SAFETY: the range is within a registered buffer, which the caller of cuFileRead keeps
+    // allocated and unused until it returns; the scratch memory is another.
     unsafe { target.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     (bytes.len() as i64, 0)
 }
@@ -716,11 +723,13 @@ mod statistics {
         })
     }
 
-    /// As the real one, it writes the head and as many GPUs as there are, and leaves some of the head alone.
+    /// As the real one, it writes the head and as many GPUs as there are, and leaves some of the
+    /// head alone.
     ///
     /// # Safety
     ///
-    /// `stats` may be written to for the size of the version's `CUfileStatsLevel3_t`, and is aligned to 8 bytes.
+    /// `stats` may be written to for the size of the version's `CUfileStatsLevel3_t`, and is
+    /// aligned to 8 bytes.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn cuFileGetStatsL3(stats: *mut c_void) -> Status {
         with(|state| {
@@ -749,7 +758,8 @@ mod statistics {
                 words[5..8].copy_from_slice(&gpu.routes);
                 words[8] = gpu.unaligned;
                 words[12] = gpu.errors;
-                // SAFETY: within the array of GPUs, whose elements have 248 bytes: a UUID and 29 counters.
+                // SAFETY: within the array of GPUs, whose elements have 248 bytes: a UUID and 29
+                // counters.
                 unsafe {
                     let place = bytes.add(start + index * 248);
                     place.write_bytes(index as u8 + 1, 16);
@@ -772,9 +782,10 @@ pub extern "C" fn standin_cufile_reset() {
     with(|state| *state = fresh());
 }
 
-/// 0 version (1000 major + 10 minor; negative: not told) · 1 how `cuFileDriverOpen` goes (0 well, 1 fails with the code of
-/// 2, 2 hangs, 3 closes descriptor 0) · 2 its code · 6 hold reads · 7 number of GPUs · 8 offset of the array of GPUs in the statistics ·
-/// 9 level of statistics · 100 + g route of aligned reads to GPU g (0 P2P, 1 nvidia-fs, 2 host).
+/// 0 version (1000 major + 10 minor; negative: not told) · 1 how `cuFileDriverOpen` goes (0 well, 1
+/// fails with the code of 2, 2 hangs, 3 closes descriptor 0) · 2 its code · 6 hold reads · 7 number
+/// of GPUs · 8 offset of the array of GPUs in the statistics · 9 level of statistics · 100 + g
+/// route of aligned reads to GPU g (0 P2P, 1 nvidia-fs, 2 host).
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
     with(|state| match what {
@@ -794,8 +805,8 @@ pub extern "C" fn standin_cufile_set(what: c_int, value: c_int) {
     });
 }
 
-/// Of the registrations of a file (3), of a buffer (4), or the deregistrations of a buffer (5), the one after `skip` more
-/// answers `code`.
+/// Of the registrations of a file (3), of a buffer (4), or the deregistrations of a buffer (5), the
+/// one after `skip` more answers `code`.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_fail_register(what: c_int, skip: u64, code: c_int) {
     let what = (what as usize).clamp(3, 5) - 3;
@@ -806,14 +817,15 @@ pub extern "C" fn standin_cufile_fail_register(what: c_int, skip: u64, code: c_i
     });
 }
 
-/// Read number `call` (from 0) answers `result` with `errno`; a result of 0 or more is the most that it reads.
+/// Read number `call` (from 0) answers `result` with `errno`; a result of 0 or more is the most
+/// that it reads.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_fail_read(call: u64, result: i64, errno: c_int) {
     with(|state| state.faults.insert(call, Fault { result, errno }));
 }
 
-/// 0 files · 1 buffers · 2 users of the driver · 3 reads asked for · 4 opens · 5 closes · 6 reads held · 7 level of
-/// statistics.
+/// 0 files · 1 buffers · 2 users of the driver · 3 reads asked for · 4 opens · 5 closes · 6 reads
+/// held · 7 level of statistics.
 #[unsafe(no_mangle)]
 pub extern "C" fn standin_cufile_count(what: c_int) -> i64 {
     with(|state| match what {
@@ -829,7 +841,8 @@ pub extern "C" fn standin_cufile_count(what: c_int) -> i64 {
     })
 }
 
-/// Copies the calls (0) or the violations (1) so far, a line each, and returns their length; longer than `room`: cut.
+/// Copies the calls (0) or the violations (1) so far, a line each, and returns their length; longer
+/// than `room`: cut.
 ///
 /// # Safety
 ///

@@ -1,6 +1,8 @@
-//! A stand-in for libnvidia-ml.so.1: one GPU that knows little, for the tests of `examples/profile/nvml.rs`.
+//! A stand-in for libnvidia-ml.so.1: one GPU that knows little, for the tests of
+//! `examples/profile/nvml.rs`.
 //!
-//! One file, `std` only: `rustc --crate-type cdylib`. What it does not export is missing, as in an old library.
+//! One file, `std` only: `rustc --crate-type cdylib`. What it does not export is missing, as in an
+//! old library.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 

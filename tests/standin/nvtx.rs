@@ -1,6 +1,8 @@
-//! Stand-in for the library of a tool that listens to NVTX: writes a line for each call, and for what no tool expects.
+//! Stand-in for the library of a tool that listens to NVTX: writes a line for each call, and for
+//! what no tool expects.
 //!
-//! One file, `std` only: `rustc --crate-type cdylib`. `FEEDLINE_NVTX=refuses` or `deaf`: it fails, or takes no function.
+//! One file, `std` only: `rustc --crate-type cdylib`. `FEEDLINE_NVTX=refuses` or `deaf`: it fails,
+//! or takes no function.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -1,4 +1,5 @@
-//! The view over ranks against a model of a synchronous job: batches from a queue, an own part of the step, a meeting of all ranks.
+//! The view over ranks against a model of a synchronous job: batches from a queue, an own part of
+//! the step, a meeting of all ranks.
 
 use super::{Across, HowMany, RankReport};
 use crate::meter::{BatchRecord, Cpu, DecodeStage, Snapshot, Timeline};
@@ -75,7 +76,8 @@ impl Modelled {
         let rank = self.rank;
         let batch = self.asked.len();
         self.asked.push(now);
-        // All slots are free at the start; the one of an earlier batch is when the batch behind it is asked for.
+        // All slots are free at the start; the one of an earlier batch is when the batch behind it
+        // is asked for.
         let slot = if batch < rank.slots {
             0.0
         } else {
@@ -234,8 +236,8 @@ let quota = Some(Cause::CpuQuota);
 }
 
 impl Case {
-    /// Whether the right ranks, the right cause and the right share are told, where so many ranks are slow; `None` where nothing is
-    /// to be told.
+    /// Whether the right ranks, the right cause and the right share are told, where so many ranks
+    /// are slow; `None` where nothing is to be told.
     fn run(&self, count: usize, seed: usize) -> Option<[bool; 3]> {
         let is_slow = |rank: &usize| (rank + seed) % RANKS < count;
         let mut ranks = [Rank {

@@ -151,7 +151,8 @@ fn run(link: &Link, sizes: &[u64], processes: usize, demand: usize) -> Outcome {
 fn a_link_is_filled_and_its_queue_is_not() {
     let records = [RECORD];
     let mixed = [4 * KIB, RECORD, 2048 * KIB];
-    // Sizes, rate in MB/s, round trip, queue in MB, the least share of the rate, the most bytes in flight in MB.
+    // Sizes, rate in MB/s, round trip, queue in MB, the least share of the rate, the most bytes in
+    // flight in MB.
     let table = [
         (&records[..], 250.0, 0.02, 1.5, 0.95, 13.0),
         (&records[..], 250.0, 0.02, 5.0, 0.95, 13.0),

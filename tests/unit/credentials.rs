@@ -141,7 +141,8 @@ fn a_failed_renewal_keeps_the_old_credentials_until_they_end() {
             error.kind() == ErrorKind::Permission && error.to_string().contains("profile x failed"),
             "{error}"
         );
-        // The pause is a quarter of the time that is left, so failures come seldom until the end is near.
+        // The pause is a quarter of the time that is left, so failures come seldom until the end is
+        // near.
         let asked = orders.asked.load(Ordering::SeqCst);
         assert!((2..100).contains(&asked), "{asked}");
         orders.fails.store(false, Ordering::SeqCst);

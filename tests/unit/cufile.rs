@@ -1,5 +1,6 @@
-//! Tests against the stand-in of tests/standin/cufile.rs, which reads into plain memory and is stricter than the real
-//! library; and against the real one if `$FEEDLINE_CUFILE_REAL` names it. Neither needs a GPU.
+//! Tests against the stand-in of tests/standin/cufile.rs, which reads into plain memory and is
+//! stricter than the real library; and against the real one if `$FEEDLINE_CUFILE_REAL` names it.
+//! Neither needs a GPU.
 
 use super::stats::Scope;
 use super::*;
@@ -106,7 +107,8 @@ fn read(
     from: u64,
     offset: u64,
 ) -> Result<usize, Failure> {
-    // SAFETY: the tests pass memory that they own until after the call, or ranges that are refused before any write.
+    // SAFETY: the tests pass memory that they own until after the call, or ranges that are refused
+    // before any write.
     unsafe { cufile.read(handle, to, len, from, offset) }
 }
 
@@ -164,7 +166,8 @@ fn code(code: i32) -> Cause {
     }
 }
 
-/// Runs the calling test again, alone in a process changed by `change`; returns whether this is that process.
+/// Runs the calling test again, alone in a process changed by `change`; returns whether this is
+/// that process.
 ///
 /// For tests of state that belongs to the whole process.
 fn alone(test: &str, change: impl FnOnce(&mut Command)) -> bool {
@@ -1041,7 +1044,8 @@ fn the_real_library_opens_and_reads_or_explains() {
                 Absent::NoLibrary { .. } | Absent::NoSymbol { .. }
             ));
             if matches!(absent, Absent::NoModules { .. }) {
-                // Shows the purpose of the check: without it, the library does not return, or fails otherwise.
+                // Shows the purpose of the check: without it, the library does not return, or fails
+                // otherwise.
                 let options = Options {
                     root: root.0.clone(),
                     deadline: Duration::from_secs(2),

@@ -1,4 +1,5 @@
-//! Examples as protobuf's rules have them: what an encoder of our own writes, in any order and with unknown fields.
+//! Examples as protobuf's rules have them: what an encoder of our own writes, in any order and with
+//! unknown fields.
 
 use super::*;
 use proptest::collection::vec;
@@ -182,7 +183,8 @@ fn encode(example: &Example, mut noise: u32) -> Vec<u8> {
     out
 }
 
-/// The result by protobuf's rules: maps insert, messages merge, a oneof of another kind starts anew.
+/// The result by protobuf's rules: maps insert, messages merge, a oneof of another kind starts
+/// anew.
 #[derive(Clone, Debug, PartialEq)]
 enum Merged {
     Empty,

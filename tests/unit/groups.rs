@@ -1,4 +1,5 @@
-//! Grouped orders against lists: every batch of every rank, by definition. 10,000 random cases, 100,000 with `FEEDLINE_SWEEP=ci`.
+//! Grouped orders against lists: every batch of every rank, by definition. 10,000 random cases,
+//! 100,000 with `FEEDLINE_SWEEP=ci`.
 
 use super::super::{Batches, EpochOrder, Order};
 use super::*;

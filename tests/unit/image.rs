@@ -1,4 +1,5 @@
-//! Against Pillow and torchvision (fixtures), against straight loops (the oracle below), and against damage.
+//! Against Pillow and torchvision (fixtures), against straight loops (the oracle below), and
+//! against damage.
 
 use super::finish::Values;
 use super::geometry::{Crop, Rect, Size};
@@ -180,7 +181,8 @@ fn run(case: &Case, input: &[u8], workspace: &mut Workspace) -> Vec<u8> {
     single.bytes(0).to_vec()
 }
 
-/// Pillow 13 does so if the height shrinks by more than twice as many pixels as the width; ±1 then (found).
+/// Pillow 13 does so if the height shrinks by more than twice as many pixels as the width; ±1 then
+/// (found).
 fn vertical_first(case: &Case) -> bool {
     let [width, height] = [3, 4].map(|at| case.words[at].parse::<i64>().unwrap());
     let width = width - i64::from(case.size.width);
@@ -223,7 +225,8 @@ fn crops_and_resizes_are_those_of_torchvision() {
     assert!(!failed, "see the table above");
 }
 
-/// Weights of the source pixels for one output pixel: a triangle as wide as the scaling, cut at `view`, sum 1.
+/// Weights of the source pixels for one output pixel: a triangle as wide as the scaling, cut at
+/// `view`, sum 1.
 fn triangle(pitch: f64, output: u32, view: usize) -> Vec<(usize, f64)> {
     let center = (f64::from(output) + 0.5) * pitch;
     let radius = pitch.max(1.0);
@@ -403,8 +406,8 @@ fn oracle_value(level: f64, channel: usize, values: Values) -> (f64, f64) {
     }
 }
 
-/// One level for the two roundings of the resizing (half a level each), a little for its weights in 16 bits, and the
-/// rounding of the dtype.
+/// One level for the two roundings of the resizing (half a level each), a little for its weights in
+/// 16 bits, and the rounding of the dtype.
 fn compare(row: &[u8], image: &Image, resized: &[f64], flip: bool) {
     let size = image.op.output();
     let found = values(row, image.values.dtype);
@@ -567,7 +570,8 @@ fn areas_ratios_and_places_of_random_crops_are_distributed_as_torchvisions() {
             "statistic {index}: {a} {b} ± {a_error}"
         );
     }
-    // Where there is room, every place is as likely as any other: chi-square of 10 bins, 9 degrees, 1 in 10,000.
+    // Where there is room, every place is as likely as any other: chi-square of 10 bins, 9 degrees,
+    // 1 in 10,000.
     let columns = ours.iter().map(|rect| (rect.left, 500 - rect.size.width));
     let rows = ours.iter().map(|rect| (rect.top, 375 - rect.size.height));
     for places in [columns.collect::<Vec<_>>(), rows.collect()] {
@@ -725,7 +729,8 @@ fn a_jpeg_that_lacks_data_in_the_middle_is_an_error() {
     }
 }
 
-/// A figure for the documentation: the format has no checksum, and Huffman codes fall into step again.
+/// A figure for the documentation: the format has no checksum, and Huffman codes fall into step
+/// again.
 #[test]
 fn some_flipped_bits_of_a_jpeg_are_noticed() {
     let mut workspace = Workspace::default();
@@ -1095,7 +1100,8 @@ fn jpegs_of_unusual_kinds_are_named() {
     }
 }
 
-/// Whether what an earlier picture left in the buffer does not show, within the memory that is allowed.
+/// Whether what an earlier picture left in the buffer does not show, within the memory that is
+/// allowed.
 pub(super) fn alike_after_any_picture(
     input: &[u8],
     image: &Image,

@@ -1,5 +1,5 @@
-//! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: with and without restart
-//! markers, for crops of any place and size. And pictures that do not stand upright.
+//! Parts of JPEGs, decoded alone, are those of the whole picture, to the bit: with and without
+//! restart markers, for crops of any place and size. And pictures that do not stand upright.
 
 use super::geometry::{Rect, Size};
 use super::orientation::Orientation;
@@ -135,7 +135,8 @@ fn decode(input: &[u8], image: &Image, seed: u64, workspace: &mut Workspace) -> 
     )
 }
 
-/// Sequential and progressive scans in many orders, samplings with odd factors, with and without restart markers.
+/// Sequential and progressive scans in many orders, samplings with odd factors, with and without
+/// restart markers.
 #[test]
 fn pictures_of_any_scan_script_have_libjpeg_turbos_pixels() {
     let list = std::fs::read_to_string(folder("scans").join("pixels.txt")).unwrap();
@@ -277,7 +278,8 @@ fn pixels_of(pixels: &[u8], size: Size, rect: Rect) -> Vec<u8> {
         .collect()
 }
 
-/// Compares what `image` makes of the file with what it makes of the whole picture, and the pixels that it needs.
+/// Compares what `image` makes of the file with what it makes of the whole picture, and the pixels
+/// that it needs.
 fn compare(
     input: &[u8],
     image: &Image,
@@ -330,7 +332,8 @@ fn interval(size: Size, kind: Kind, pick: usize) -> u16 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Every factor, any size, any crop; a divisor of a row, whole rows, no restart markers, progressive.
+    /// Every factor, any size, any crop; a divisor of a row, whole rows, no restart markers,
+    /// progressive.
     #[test]
     fn a_part_decoded_alone_is_that_of_the_whole_picture(
         (width, height) in (1_u32..150, 1_u32..150),
@@ -354,7 +357,8 @@ proptest! {
             }
     }
 
-    /// What cannot be cut is decoded as it stands, and what is damaged is an error or some pixels, never a panic.
+    /// What cannot be cut is decoded as it stands, and what is damaged is an error or some pixels,
+    /// never a panic.
     #[test]
     fn damaged_restart_intervals_end_in_a_row_or_an_error(
         (width, height) in (1_u32..90, 1_u32..90),
@@ -382,7 +386,8 @@ proptest! {
     }
 }
 
-/// Files by Pillow (libjpeg-turbo): the whole picture is Pillow's, every part that of the whole picture.
+/// Files by Pillow (libjpeg-turbo): the whole picture is Pillow's, every part that of the whole
+/// picture.
 #[test]
 fn restart_intervals_by_another_encoder_are_read_alike() {
     for (name, size, expected) in expected()
@@ -781,7 +786,8 @@ mod turbo {
             .collect()
     }
 
-    /// Every fixture, CMYK and progressive among them: parts are those of the whole picture, also with seek points.
+    /// Every fixture, CMYK and progressive among them: parts are those of the whole picture, also
+    /// with seek points.
     #[test]
     fn a_part_of_every_kind_of_picture_is_that_of_the_whole() {
         for (_, input) in fixtures()
@@ -796,8 +802,9 @@ mod turbo {
         }
     }
 
-    /// libjpeg-turbo writes factors of 4 in one scan, which jpeg-encoder does not: 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1,
-    /// 4:4:1; sequential and progressive, with and without restart markers.
+    /// libjpeg-turbo writes factors of 4 in one scan, which jpeg-encoder does not: 4:4:4, 4:2:2,
+    /// 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1; sequential and progressive, with and without restart
+    /// markers.
     #[test]
     fn pictures_by_libjpeg_turbo_are_decoded_as_by_libjpeg_turbo() {
         let kinds = (0..7).flat_map(|samp| [(samp, false), (samp, true)]);
@@ -833,7 +840,8 @@ mod turbo {
         }
     }
 
-    /// A block with a DC difference of 13 bits and an AC coefficient of 12, which no picture of 8 bits needs.
+    /// A block with a DC difference of 13 bits and an AC coefficient of 12, which no picture of 8
+    /// bits needs.
     #[test]
     fn values_beyond_those_of_8_bits_are_libjpeg_turbos() {
         let table = |class: u8, counts: [u8; 2], symbols: &[u8]| {
@@ -961,7 +969,8 @@ mod turbo {
         assert!(taken > 500, "{taken}");
     }
 
-    /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large pictures.
+    /// All pixels at 1 / `scale` of the size, by the engine and by libjpeg-turbo; nothing of large
+    /// pictures.
     fn scaled(input: &[u8], scale: u32) -> [Option<Vec<u8>>; 2] {
         let Ok(header) = Header::parse(input) else {
             return [None, None];
@@ -1089,7 +1098,8 @@ mod turbo {
         }
     }
 
-    /// Slow waves: nothing that averaging in another order could change by much, but a shift by half a pixel would show.
+    /// Slow waves: nothing that averaging in another order could change by much, but a shift by
+    /// half a pixel would show.
     fn waves(seed: u64, size: Size) -> Vec<u8> {
         let mut draws = Draws::new(seed, 0, 0, "waves");
         let [a, b] = [0, 1].map(|_| draws.range_f64(0.02, 0.05));
@@ -1102,7 +1112,8 @@ mod turbo {
             .collect()
     }
 
-    /// DCT scaling averages blocks first; what it gives is where it should be, and near what it would be without.
+    /// DCT scaling averages blocks first; what it gives is where it should be, and near what it
+    /// would be without.
     #[test]
     fn scaled_decoding_is_near_the_whole() {
         for (output, scale) in [(60, 2), (30, 4), (15, 8)] {

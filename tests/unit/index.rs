@@ -130,7 +130,8 @@ fn settings(place: Place) -> Settings<'static> {
     }
 }
 
-/// A test format: samples of 10 bytes with a field of 6 and a field of 4 bytes, missing if it starts with `-`.
+/// A test format: samples of 10 bytes with a field of 6 and a field of 4 bytes, missing if it
+/// starts with `-`.
 fn scan(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
     for start in (0..input.len() / 10 * 10).step_by(10) {
         let entry = |input: &mut Scan<'_>, offset, len| {

@@ -1,4 +1,5 @@
-//! Lanes and windows against brute force: the order, what each rank needs, and with how many buffers.
+//! Lanes and windows against brute force: the order, what each rank needs, and with how many
+//! buffers.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! Loom models: how threads may interact, in every order. Run with `RUSTFLAGS="--cfg loom" cargo test --release --lib
-//! models`.
+//! Loom models: how threads may interact, in every order. Run with
+//! `RUSTFLAGS="--cfg loom" cargo test --release --lib models`.
 //!
 //! ```text
 //! Rows ──countdown──► Filled ──► Exchange ──► FreeSlot ──┬─► planner (asleep in its bell)
@@ -7,9 +7,10 @@
 //! items ──► queue ──► drains (at most as many as workers) ──► none is left behind
 //! ```
 //!
-//! The models use the loader's own types, with loom's atomics and locks ([`crate::sync`]). Not modelled, with the
-//! reason:
-//! * crossbeam's channels: one step each here; they order their items, and are totally ordered with `SeqCst` atomics
+//! The models use the loader's own types, with loom's atomics and locks ([`crate::sync`]). Not
+//! modelled, with the reason:
+//! * crossbeam's channels: one step each here; they order their items, and are totally ordered with
+//!   `SeqCst` atomics
 //! * `Arc`: std's
 //! * bytes of a region: a [`Track`]ed cell stands for the bytes of each row
 //! * the kernel's side of a futex: see `sync`
@@ -51,8 +52,8 @@ fn every_order(name: &str, preemptions: Option<usize>, model: impl Fn() + Sync +
     );
 }
 
-/// Stands for the bytes of a row. A reader that is not ordered after the writer sees the old value in some order of the
-/// model.
+/// Stands for the bytes of a row. A reader that is not ordered after the writer sees the old value
+/// in some order of the model.
 #[derive(Default)]
 struct Track(AtomicU64);
 
@@ -220,8 +221,8 @@ fn a_reused_slot_keeps_nothing_of_its_last_use() {
     });
 }
 
-/// Made once, outside of the models: meters are large, and the stacks of a model's threads are small. No order depends
-/// on them.
+/// Made once, outside of the models: meters are large, and the stacks of a model's threads are
+/// small. No order depends on them.
 fn meters() -> Arc<Meters> {
     static METERS: OnceLock<Arc<Meters>> = OnceLock::new();
     METERS
@@ -427,16 +428,16 @@ struct Work {
     queue: Queue<u32>,
     /// Follows from item 1, as a batch is mapped after its last row.
     more: Queue<u32>,
-    /// Follows from items of 10 and more, as rows that wait for a substitute. Served one at a time, items like the last
-    /// one first.
+    /// Follows from items of 10 and more, as rows that wait for a substitute. Served one at a time,
+    /// items like the last one first.
     turns: Turns<u32>,
     last: Mutex<u32>,
     done: Mutex<Vec<u32>>,
 }
 
 impl Work {
-    /// Rayon runs a drain at some time on some thread. Here the waking thread runs it, or the test's own thread runs it
-    /// later.
+    /// Rayon runs a drain at some time on some thread. Here the waking thread runs it, or the
+    /// test's own thread runs it later.
     fn new(count: usize, at_once: bool) -> Arc<Self> {
         let work = Arc::new(Self {
             drains: Drains::new(count),

@@ -141,7 +141,8 @@ fn pictures_of_merged_patches_have_the_sizes_of_qwen2_vl() {
     assert_sizes(patches(16, 256, Rule::Merge { side: 2, least: 4 }), &small);
 }
 
-/// FNV-1a of the patches per side of 20,000 pictures, up to `strip` times as long as wide, and how many these are.
+/// FNV-1a of the patches per side of 20,000 pictures, up to `strip` times as long as wide, and how
+/// many these are.
 fn hash(how: Patches, strip: u32) -> (usize, u64) {
     let mut state = 1_u32;
     let mut side = || {

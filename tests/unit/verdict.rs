@@ -5,7 +5,8 @@ use crate::meter::{CacheReads, Cpu, Effort, Network, ReaderInUse, ReaderKind};
 use crate::report::whatif::Change;
 use crate::report::{EpochCost, Estimate};
 
-/// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s of it.
+/// Four of sixteen cores decode all the time; a batch of 100 each 0.1 s; the consumer needs 0.05 s
+/// of it.
 pub(in crate::report) fn decoding() -> Snapshot {
     let mut snapshot = Snapshot {
         at_ns: 11_000_000_000,
@@ -547,7 +548,8 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
 
 #[test]
 fn advice_names_only_changes_that_gain() {
-    // Busy workers and a busy consumer: (share of the time, share of the time) → what is promised of the one or the other.
+    // Busy workers and a busy consumer: (share of the time, share of the time) → what is promised
+    // of the one or the other.
     for (decoding_ns, user_ns, ready) in [
         (39_600_000_000, 9_950_000_000, 0),
         (38_000_000_000, 6_200_000_000, 0),
@@ -583,7 +585,8 @@ fn advice_names_only_changes_that_gain() {
             asked && faster >= WhatIf::GAIN * now,
             "{now} {faster} {verdict}"
         );
-        // What can be done is not less than what is done, and a rate that is above it is said to be so.
+        // What can be done is not less than what is done, and a rate that is above it is said to be
+        // so.
         let least = verdict
             .stages
             .iter()
@@ -1077,7 +1080,8 @@ proptest::proptest! {
     }
 }
 
-/// The kernel counted: threads ready without a core for so many seconds of ten, the process's CPU seconds, the quota.
+/// The kernel counted: threads ready without a core for so many seconds of ten, the process's CPU
+/// seconds, the quota.
 fn counted(s: &mut Snapshot, delay: f64, process: f64, quota: Option<(f64, u64)>) {
     let ns = |seconds: f64| (seconds * 1e9) as u64;
     s.decode.delay_ns = Some(ns(3.96 * delay));
@@ -1148,7 +1152,8 @@ fn the_taker_of_the_cores_is_the_cause() {
         "bound by decode",
         crowded(0.5, 39.0, Some((8.0, 1))),
     );
-    // The kernel also counts the others on these cores: threads that wait for each other blame nobody else.
+    // The kernel also counts the others on these cores: threads that wait for each other blame
+    // nobody else.
     for (others, cause) in [
         (15_000_000_000, Cause::OtherPrograms),
         (1_000_000_000, Cause::Decode),

@@ -1,4 +1,5 @@
-//! feedline's errors as Python's: the class of the kind (`feedline.errors`), with the whole line as message.
+//! feedline's errors as Python's: the class of the kind (`feedline.errors`), with the whole line as
+//! message.
 
 use feedline::{Error, ErrorKind, Process, Stage};
 use pyo3::exceptions::PyRuntimeError;
@@ -25,7 +26,8 @@ fn of_class(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
     Ok(PyErr::from_value(raised))
 }
 
-/// Errors: in a forked child of the process. First of all, as another thread may have had a lock at the fork.
+/// Errors: in a forked child of the process. First of all, as another thread may have had a lock at
+/// the fork.
 pub fn check(py: Python<'_>, process: Process) -> PyResult<()> {
     process.check().map_err(|error| exception(py, &error))
 }

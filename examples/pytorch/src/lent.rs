@@ -34,7 +34,8 @@ impl Lease {
         })
     }
 
-    /// Lends memory until [`end`](Self::end). While it says that arrays are alive, the memory must stay.
+    /// Lends memory until [`end`](Self::end). While it says that arrays are alive, the memory must
+    /// stay.
     pub fn lend<T>(
         lease: &Arc<Self>,
         memory: &mut [T],
@@ -160,7 +161,8 @@ impl Lent {
     }
 }
 
-/// The base of a NumPy array. By DLPack, which some versions of NumPy take as read-only, it could not be written to.
+/// The base of a NumPy array. By DLPack, which some versions of NumPy take as read-only, it could
+/// not be written to.
 #[pyclass(frozen, module = "feedline")]
 struct Base {
     interface: Py<PyDict>,

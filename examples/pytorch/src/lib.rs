@@ -13,8 +13,9 @@
 //! error.rs    feedline's errors as Python's
 //! ```
 //!
-//! A thread of feedline wants the GIL only to call a function of `python.rs`, and every wait for feedline is without it, so
-//! that nothing here can deadlock. Memory is given back by whichever thread drops the last tensor of a batch.
+//! A thread of feedline wants the GIL only to call a function of `python.rs`, and every wait for
+//! feedline is without it, so that nothing here can deadlock. Memory is given back by whichever
+//! thread drops the last tensor of a batch.
 
 mod error;
 mod given;

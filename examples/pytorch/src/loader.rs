@@ -33,8 +33,9 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// The native part of `feedline.Loader`, which has the documentation.
 ///
-/// Rank and world are asked of the process when something depends on them. A loader that has said nothing of the kind is
-/// built again where they differ from those that it was built with; one that has is an error.
+/// Rank and world are asked of the process when something depends on them. A loader that has said
+/// nothing of the kind is built again where they differ from those that it was built with; one that
+/// has is an error.
 #[pyclass(frozen, subclass, module = "feedline")]
 pub struct Loader {
     recipe: Arc<Recipe>,
@@ -111,7 +112,8 @@ impl Loader {
                            choose documents, before they are packed into bins of their own";
             return Err(exception(py, &config(message)));
         }
-        // A launcher's variables that contradict each other count when a rank is needed: until then there may be better ones.
+        // A launcher's variables that contradict each other count when a rank is needed: until then
+        // there may be better ones.
         let shard = settings
             .shard(found)
             .or_else(|error| match settings.shard {
@@ -157,8 +159,9 @@ impl Loader {
         })
     }
 
-    /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one may be open at a time:
-    /// one that was not read to its end ends by `close()`, `with`, or with its last reference.
+    /// The batches of epoch `epoch`, by default of the one that comes next; an iterator. Only one
+    /// may be open at a time: one that was not read to its end ends by `close()`, `with`, or with
+    /// its last reference.
     #[pyo3(signature = (epoch=None))]
     fn epoch(slf: &Bound<'_, Self>, epoch: Option<u64>) -> PyResult<Epoch> {
         let py = slf.py();
@@ -167,7 +170,8 @@ impl Loader {
         let started = py.detach(|| loader.epoch(epoch.unwrap_or_else(|| loader.next_epoch())));
         let inner = started.map_err(|error| exception(py, &error))?;
         let Recipe { settings, code, .. } = &*slf.get().recipe;
-        // One rank that leaves its loop alone would keep the others waiting in their next collective operation.
+        // One rank that leaves its loop alone would keep the others waiting in their next
+        // collective operation.
         let stop = settings.stop.clone().filter(|_| loader.rank().world() == 1);
         let inner = Mutex::new(Some(inner));
         let next = Mutex::new(());
@@ -183,8 +187,8 @@ impl Loader {
         })
     }
 
-    /// Where the run stands, after the last batch received, or `advance` batches into `epoch`: bytes (under 1 KiB) for a
-    /// checkpoint. The same on every rank.
+    /// Where the run stands, after the last batch received, or `advance` batches into `epoch`:
+    /// bytes (under 1 KiB) for a checkpoint. The same on every rank.
     #[pyo3(signature = (epoch=None, advance=0))]
     fn state<'py>(
         slf: &Bound<'py, Self>,
@@ -205,8 +209,9 @@ impl Loader {
         ))
     }
 
-    /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next epoch (`next_epoch`) starts
-    /// after the last batch that was received. With `rebatched`, the global batch and `last_batch` may differ.
+    /// Goes on from what `state()` gave, with the same settings on any number of ranks: the next
+    /// epoch (`next_epoch`) starts after the last batch that was received. With `rebatched`, the
+    /// global batch and `last_batch` may differ.
     #[pyo3(signature = (state, rebatched=false))]
     fn resume(slf: &Bound<'_, Self>, state: &[u8], rebatched: bool) -> PyResult<()> {
         let py = slf.py();
@@ -309,7 +314,8 @@ impl Loader {
         bytes_of(py, lengths.into_iter().map(u64::to_ne_bytes))
     }
 
-    /// Height and width of the picture of all samples of the source, as the bytes of 32-bit numbers, the low ones first.
+    /// Height and width of the picture of all samples of the source, as the bytes of 32-bit
+    /// numbers, the low ones first.
     fn _picture_sizes<'py>(
         &self,
         py: Python<'py>,
@@ -332,15 +338,17 @@ impl Loader {
             .map_err(|error| exception(py, &error))
     }
 
-    /// Says that this rank's own part of a step is done, and that it waits for the other ranks from here on: before the first
-    /// collective operation of each step, for `across`. On a GPU it has no effect.
+    /// Says that this rank's own part of a step is done, and that it waits for the other ranks from
+    /// here on: before the first collective operation of each step, for `across`. On a GPU it has
+    /// no effect.
     fn arrive(&self, py: Python<'_>) -> PyResult<()> {
         self.inner(py)?.arrive();
         Ok(())
     }
 
-    /// On a GPU, says that all work of a step was given to `stream`, or else to the stream that took the last batch, so that
-    /// the report tells how long this program leaves it idle. `feedline.torch` calls it after each step of an optimizer.
+    /// On a GPU, says that all work of a step was given to `stream`, or else to the stream that
+    /// took the last batch, so that the report tells how long this program leaves it idle.
+    /// `feedline.torch` calls it after each step of an optimizer.
     #[pyo3(signature = (stream=None))]
     fn mark(&self, py: Python<'_>, stream: Option<Handle>) -> PyResult<()> {
         let loader = self.inner(py)?;
@@ -406,7 +414,8 @@ impl Loader {
         Ok((view.to_string(), json))
     }
 
-    /// The predicted effect of a change, given and returned as JSON; None when nothing was measured yet.
+    /// The predicted effect of a change, given and returned as JSON; None when nothing was measured
+    /// yet.
     fn _what_if(&self, py: Python<'_>, change: &str) -> PyResult<Option<String>> {
         let change: Change = serde_json::from_str(change).map_err(|_| {
             PyTypeError::new_err(format!(
@@ -430,12 +439,14 @@ impl Loader {
 
     /// Scalars of the time since the last call, for a training log. Meant for every step.
     ///
-    /// `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`, `starved_share` (time without a ready
-    /// batch; on a GPU of its stream), `host_late_share` (on a GPU: its stream ran dry because of this program), `wait_p99_s`,
-    /// `read_bytes_per_s`, `from_memory_share` (bytes that no device read), `decode_busy_share` and
-    /// `map_batch_busy_share` (of the workers' time), and `bad_samples` (rows for which others stood in). A value that was not
-    /// measured is left out. `epoch_repeated` and `epoch_left_out` are exact before the first batch: rows of a whole epoch of all
-    /// ranks that repeat a sample to fill up a batch, and samples that are dropped.
+    /// `seconds` in which an epoch was open, without pauses for an evaluation, `samples_per_s`,
+    /// `starved_share` (time without a ready batch; on a GPU of its stream), `host_late_share` (on
+    /// a GPU: its stream ran dry because of this program), `wait_p99_s`, `read_bytes_per_s`,
+    /// `from_memory_share` (bytes that no device read), `decode_busy_share` and
+    /// `map_batch_busy_share` (of the workers' time), and `bad_samples` (rows for which others
+    /// stood in). A value that was not measured is left out. `epoch_repeated` and `epoch_left_out`
+    /// are exact before the first batch: rows of a whole epoch of all ranks that repeat a sample to
+    /// fill up a batch, and samples that are dropped.
     #[pyo3(signature = (prefix="feedline/"))]
     fn log<'py>(&self, py: Python<'py>, prefix: &str) -> PyResult<Bound<'py, PyDict>> {
         let scalars = PyDict::new(py);
@@ -453,9 +464,10 @@ impl Loader {
         })
     }
 
-    /// The samples that could not be had and that others stand in for so far, each once, as it was the first time: a list of
-    /// dicts with `epoch`, `batch`, `row`, `sample`, `substitute` (None for one that was tried as a substitute itself), `path`,
-    /// `member`, `offset`, `length`, `kind`, `stage`, `cause` and `times` (rows of delivered batches that wanted it).
+    /// The samples that could not be had and that others stand in for so far, each once, as it was
+    /// the first time: a list of dicts with `epoch`, `batch`, `row`, `sample`, `substitute` (None
+    /// for one that was tried as a substitute itself), `path`, `member`, `offset`, `length`,
+    /// `kind`, `stage`, `cause` and `times` (rows of delivered batches that wanted it).
     fn bad_samples<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let entry = |bad: BadSample| {
             let dict = PyDict::new(py);
@@ -482,8 +494,8 @@ impl Loader {
             .collect()
     }
 
-    /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first size is the largest,
-    /// and the batch has the true ones under `name + ".lens"`.
+    /// The fields of a batch: (name, element type, shape of one row). Where lengths vary the first
+    /// size is the largest, and the batch has the true ones under `name + ".lens"`.
     fn spec<'py>(
         &self,
         py: Python<'py>,
@@ -554,7 +566,8 @@ impl Loader {
         })
     }
 
-    /// What `ask` makes of the loader, without the GIL: questions to a GPU's driver may wait for another thread's call.
+    /// What `ask` makes of the loader, without the GIL: questions to a GPU's driver may wait for
+    /// another thread's call.
     fn asked<T: Send>(
         &self,
         py: Python<'_>,
@@ -652,8 +665,9 @@ struct Recipe {
 }
 
 impl Recipe {
-    /// Builds without the GIL, since it takes memory. Where a GPU has too little, the class or loader `owner` may free what its
-    /// framework keeps of it; then once more. `device`: in place of the setting.
+    /// Builds without the GIL, since it takes memory. Where a GPU has too little, the class or
+    /// loader `owner` may free what its framework keeps of it; then once more. `device`: in place
+    /// of the setting.
     fn build_for(
         &self,
         owner: &Bound<'_, PyAny>,
@@ -710,7 +724,8 @@ fn bytes_of<const N: usize>(
     })
 }
 
-/// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait, and the thread soon after it.
+/// Calls what may read much of a dataset, on a thread of its own. Ctrl-C ends the wait, and the
+/// thread soon after it.
 fn interruptible<T: Send + 'static>(
     py: Python<'_>,
     read: impl FnOnce() -> T + Send + 'static,
@@ -731,7 +746,8 @@ fn interruptible<T: Send + 'static>(
         py.detach(|| std::thread::park_timeout(LOOK));
         if let Err(signal) = py.check_signals() {
             stop.request();
-            // It ends at once, and with it the file that it was making; but not if a store does not answer.
+            // It ends at once, and with it the file that it was making; but not if a store does not
+            // answer.
             py.detach(|| std::thread::park_timeout(LOOK));
             return Err(signal);
         }
@@ -741,7 +757,8 @@ fn interruptible<T: Send + 'static>(
 
 /// Drops what may wait for workers, of which some may want the GIL.
 fn without_the_gil<T: Send>(value: T) {
-    // A thread of another library that asks for the GIL while Python ends is stopped by that, which may abort the process.
+    // A thread of another library that asks for the GIL while Python ends is stopped by that, which
+    // may abort the process.
     if python::has_left() {
         return drop(value);
     }
@@ -751,8 +768,8 @@ fn without_the_gil<T: Send>(value: T) {
 
 /// An iterator over batches: dicts from name to `Tensor`.
 ///
-/// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. What does not answer for the `stall_deadline` ends
-/// it with a TimeoutError.
+/// next() waits without the GIL and hears Ctrl-C; it loses no batch by that. What does not answer
+/// for the `stall_deadline` ends it with a TimeoutError.
 #[pyclass(frozen, module = "feedline")]
 pub struct Epoch {
     /// `None` once it was closed. Locked for [`LOOK`] at most, without the GIL.
@@ -812,7 +829,8 @@ impl Epoch {
         raised
     }
 
-    /// Calls `f`, which takes [`LOOK`] at most, until it is ready; signals of Python in between end that.
+    /// Calls `f`, which takes [`LOOK`] at most, until it is ready; signals of Python in between end
+    /// that.
     fn wait<T: Send>(
         &self,
         py: Python<'_>,
@@ -882,7 +900,8 @@ impl Epoch {
             .map_err(|error| self.exception(py, &error))?
         {
             Some(batch) => {
-                // A signal that came meanwhile is raised behind this call, and what it returned is lost.
+                // A signal that came meanwhile is raised behind this call, and what it returned is
+                // lost.
                 if let Err(signal) = py.check_signals() {
                     *self.kept.lock().unwrap_or_else(PoisonError::into_inner) = Some(batch);
                     return Err(signal);
@@ -923,7 +942,8 @@ impl Epoch {
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyTuple>) -> PyResult<()> {
-        // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get through.
+        // In a forked child nothing is open, and what ends the block, such as `sys.exit`, must get
+        // through.
         if self.process.is_forked() {
             Ok(())
         } else {
@@ -1387,8 +1407,9 @@ fn direct(name: &str) -> Result<Direct> {
     )
 }
 
-/// On one rank the last batch is smaller. On several, whose batches must have the same size, samples of the epoch fill it
-/// up, as with PyTorch's DistributedSampler. Blank rows must not look like samples: only `ids` can tell.
+/// On one rank the last batch is smaller. On several, whose batches must have the same size,
+/// samples of the epoch fill it up, as with PyTorch's DistributedSampler. Blank rows must not look
+/// like samples: only `ids` can tell.
 fn last_or_default(last: Option<LastBatch>, shard: Rank, ids: bool) -> Result<LastBatch> {
     match last {
         None if shard.world() > 1 => Ok(LastBatch::Pad),

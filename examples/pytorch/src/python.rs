@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Invariants:
-//! * No thread of feedline waits for the GIL but inside [`Code::call`], and no thread that holds the GIL waits for a worker.
+//! * No thread of feedline waits for the GIL but inside [`Code::call`], and no thread that holds
+//!   the GIL waits for a worker.
 //! * A function's arrays of a batch end with its call, see [`Lease`](crate::lent::Lease).
 //! * The interpreter ends only after the last call: `_leave` refuses new ones and waits.
 
@@ -110,7 +111,8 @@ fn gone() -> Error {
     )
 }
 
-/// Notes the process, in which [`leave`] may wait. Again in a forked child, which has none of the workers inside.
+/// Notes the process, in which [`leave`] may wait. Again in a forked child, which has none of the
+/// workers inside.
 #[pyfunction(name = "_enter")]
 pub fn enter() {
     INSIDE.store(0, Ordering::SeqCst);
@@ -146,7 +148,8 @@ pub fn leave(py: Python<'_>) {
     });
 }
 
-/// A field that Python declares: name, element type, and the shape of a row or, as one number, its most elements.
+/// A field that Python declares: name, element type, and the shape of a row or, as one number, its
+/// most elements.
 #[derive(FromPyObject)]
 pub struct Declared(pub String, pub String, pub Dims);
 
@@ -260,8 +263,8 @@ impl Decoder for Function {
     }
 }
 
-/// A dataset in Python: `function(index)` gives the bytes of each field of a sample; the count of samples, the name, the fields,
-/// and a function that checks it before an epoch.
+/// A dataset in Python: `function(index)` gives the bytes of each field of a sample; the count of
+/// samples, the name, the fields, and a function that checks it before an epoch.
 #[derive(FromPyObject)]
 pub struct Samples(Py<PyAny>, u64, String, Vec<Declared>, Py<PyAny>);
 

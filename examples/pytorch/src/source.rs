@@ -275,7 +275,8 @@ pub enum Paths {
     Several(Vec<PathBuf>),
 }
 
-/// Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to `end`, then `after`.
+/// Segments of a linear ramp for `schedule`: at most 64 steps over the positions from `start` to
+/// `end`, then `after`.
 #[pyfunction]
 pub fn ramp(
     py: Python<'_>,
@@ -774,8 +775,8 @@ impl Source {
         }
     }
 
-    /// Without settings the first sample says what members there are. Members of numbers are `ENDING:TYPE:COUNT`, as in
-    /// [`Self::field`].
+    /// Without settings the first sample says what members there are. Members of numbers are
+    /// `ENDING:TYPE:COUNT`, as in [`Self::field`].
     fn tar(&self) -> Result<feedline::dataset::TarBuilder> {
         let mut builder = self
             .image
@@ -812,7 +813,8 @@ impl Source {
         self.columns.as_deref().or(packed)
     }
 
-    /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or `NAME:bytes`.
+    /// Columns are `NAME:TYPE:COUNT`, as in [`Self::field`], with the types i64 and f32; or
+    /// `NAME:bytes`.
     fn tfrecord(&self) -> Result<feedline::dataset::TfRecordBuilder> {
         let mut builder = self
             .image
@@ -845,8 +847,8 @@ impl Source {
             })
     }
 
-    /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an array, and `ids:i64:?` any
-    /// number up to `up_to`.
+    /// A field by its words: `label` is one i64, `boxes:f32:4` four floats, `image:u8:28x28` an
+    /// array, and `ids:i64:?` any number up to `up_to`.
     fn field(&self, words: &str) -> Result<Field> {
         let mut parts = words.splitn(3, ':');
         let name = parts.next().unwrap_or_default();
@@ -1005,7 +1007,8 @@ impl Pictures {
         self.augment.unwrap_or(shuffled)
     }
 
-    /// For training a random part and a flip; else the middle, as validation usually has it. Bytes in any case.
+    /// For training a random part and a flip; else the middle, as validation usually has it. Bytes
+    /// in any case.
     fn decoder(&self, random: bool) -> Result<Image> {
         let side = match (self.size, self.patches, &self.buckets) {
             (None, None, None) => {
@@ -1071,7 +1074,8 @@ impl Pictures {
         Ok(image.exif_orientation(self.exif_orientation).limits(limits))
     }
 
-    /// Whether the decoder makes the values, because the shape of a batch varies and cannot be finished later.
+    /// Whether the decoder makes the values, because the shape of a batch varies and cannot be
+    /// finished later.
     fn decodes_values(&self) -> bool {
         self.patches.is_some() || self.buckets.is_some()
     }

@@ -14,11 +14,13 @@ const LEGACY: usize = 1;
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
 
-/// The handle of a stream: an int (`cudaStream_t`; 0 and 1 are the legacy default stream, 2 the per-thread one), or an object
-/// with `__cuda_stream__` (cuda.core, CuPy, recent PyTorch) or `cuda_stream` (PyTorch).
+/// The handle of a stream: an int (`cudaStream_t`; 0 and 1 are the legacy default stream, 2 the
+/// per-thread one), or an object with `__cuda_stream__` (cuda.core, CuPy, recent PyTorch) or
+/// `cuda_stream` (PyTorch).
 ///
-/// The per-thread default stream goes by the legacy one: all of them and that one wait for each other, and the thread that
-/// drops a batch, or takes its next tensor, may be another one than the one whose stream was meant.
+/// The per-thread default stream goes by the legacy one: all of them and that one wait for each
+/// other, and the thread that drops a batch, or takes its next tensor, may be another one than the
+/// one whose stream was meant.
 #[derive(Clone)]
 pub struct Handle {
     number: usize,
@@ -79,8 +81,8 @@ impl Handle {
 
     /// The stream.
     pub fn stream(&self) -> Stream {
-        // SAFETY: that the stream lives as long as the batches, or as its object, is the promise of who passes it, as `Loader`
-        // and `Tensor` document.
+        // SAFETY: that the stream lives as long as the batches, or as its object, is the promise of
+        // who passes it, as `Loader` and `Tensor` document.
         unsafe {
             match &self.object {
                 None => Stream::from_raw(self.number),
@@ -109,8 +111,8 @@ fn at(address: u64) -> Option<BatchStreams> {
     exported.into_iter().find(|batch| batch.holds(address))
 }
 
-/// Handle and use ("takes", "beside", "releases") of the streams that are bound to the batch at this address of a GPU; None where
-/// there is no batch.
+/// Handle and use ("takes", "beside", "releases") of the streams that are bound to the batch at
+/// this address of a GPU; None where there is no batch.
 #[pyfunction(name = "_bound")]
 pub fn bound(py: Python<'_>, address: u64) -> Option<Vec<(usize, &'static str)>> {
     let name = |how| match how {
@@ -127,7 +129,8 @@ pub fn bound(py: Python<'_>, address: u64) -> Option<Vec<(usize, &'static str)>>
     )
 }
 
-/// Says that the stream uses the batch at this address, after a stream that is bound; whether there is one.
+/// Says that the stream uses the batch at this address, after a stream that is bound; whether there
+/// is one.
 #[pyfunction(name = "_used_on")]
 pub fn used_on(py: Python<'_>, address: u64, stream: Handle) -> PyResult<bool> {
     let bound =

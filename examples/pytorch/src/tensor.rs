@@ -5,8 +5,8 @@
 //!                                                     ──never taken──► our destructor calls it
 //! ```
 //!
-//! On a GPU, `stream` of `__dlpack__` waits for the copy of the batch, and the batch's memory waits, once its last tensor is
-//! gone, for that stream. Nothing here waits on the CPU.
+//! On a GPU, `stream` of `__dlpack__` waits for the copy of the batch, and the batch's memory
+//! waits, once its last tensor is gone, for that stream. Nothing here waits on the CPU.
 
 #![allow(unsafe_code)]
 
@@ -27,13 +27,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const VERSIONED: &CStr = c"dltensor_versioned";
 const LEGACY: &CStr = c"dltensor";
 
-/// An array of a batch. `torch.from_dlpack(t)` or `numpy.from_dlpack(t)` makes it theirs, without a copy and once: from
-/// then on the memory belongs to the result, which may be written to. The batch's memory is used again when all of its
-/// tensors, and all that was made of them, are gone.
+/// An array of a batch. `torch.from_dlpack(t)` or `numpy.from_dlpack(t)` makes it theirs, without a
+/// copy and once: from then on the memory belongs to the result, which may be written to. The
+/// batch's memory is used again when all of its tensors, and all that was made of them, are gone.
 ///
-/// On a GPU the stream that the consumer names (torch names its current one) finds the data there, and what it was given
-/// until the last tensor goes is done before the memory is used again. It must live until then; torch's do. Work on other
-/// streams needs bind(), or used_on().
+/// On a GPU the stream that the consumer names (torch names its current one) finds the data there,
+/// and what it was given until the last tensor goes is done before the memory is used again. It
+/// must live until then; torch's do. Work on other streams needs bind(), or used_on().
 #[pyclass(frozen, module = "feedline")]
 pub struct Tensor {
     /// `None` once it was handed over.
@@ -69,7 +69,8 @@ impl Tensor {
             .unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Binds a stream to the batch. The driver may keep a call waiting, so other threads of Python go on.
+    /// Binds a stream to the batch. The driver may keep a call waiting, so other threads of Python
+    /// go on.
     fn bind_as(&self, py: Python<'_>, stream: &Handle, how: StreamUse) -> PyResult<()> {
         check(py, self.process)?;
         match py.detach(|| self.batch.bind_as(stream.stream(), how)) {
@@ -125,11 +126,13 @@ pub fn unbound(py: Python<'_>, error: &feedline::Error) -> PyErr {
 
 #[pymethods]
 impl Tensor {
-    /// The DLPack capsule, once; `BufferError` afterwards. With `max_version` (1, 0) or above it is one of version 1.0.
+    /// The DLPack capsule, once; `BufferError` afterwards. With `max_version` (1, 0) or above it is
+    /// one of version 1.0.
     ///
-    /// stream: on a GPU, None or 1 is the legacy default stream, 2 the per-thread default one (which goes by the legacy one),
-    /// a number above the stream with that handle, -1 none beside those that are bound (or, where none is, the legacy default
-    /// one). On the host it must be None.
+    /// stream: on a GPU, None or 1 is the legacy default stream, 2 the per-thread default one
+    /// (which goes by the legacy one), a number above the stream with that handle, -1 none beside
+    /// those that are bound (or, where none is, the legacy default one). On the host it must be
+    /// None.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__<'py>(
         &self,
@@ -153,15 +156,17 @@ impl Tensor {
         capsule(py, dlpack.ok_or_else(taken)?, versioned)
     }
 
-    /// On a GPU, orders the whole batch with the work of one more stream: what it is given from here on finds the data there,
-    /// and the memory is used again only behind the work that it was given until the last tensor of the batch is gone. A
-    /// stream of torch, CuPy or cuda.core, which the batch keeps; or a handle, whose stream must live until then.
+    /// On a GPU, orders the whole batch with the work of one more stream: what it is given from
+    /// here on finds the data there, and the memory is used again only behind the work that it was
+    /// given until the last tensor of the batch is gone. A stream of torch, CuPy or cuda.core,
+    /// which the batch keeps; or a handle, whose stream must live until then.
     fn bind(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
         self.bind_as(py, &stream, StreamUse::Beside)
     }
 
-    /// On a GPU, says that one more stream works on the whole batch after a stream that is bound, as a step does on what a
-    /// prefetcher took: the memory is used again only behind its work too. It does not wait for the batch.
+    /// On a GPU, says that one more stream works on the whole batch after a stream that is bound,
+    /// as a step does on what a prefetcher took: the memory is used again only behind its work too.
+    /// It does not wait for the batch.
     fn used_on(&self, py: Python<'_>, stream: Handle) -> PyResult<()> {
         self.bind_as(py, &stream, StreamUse::Releases)
     }
@@ -220,8 +225,8 @@ pub fn versioned_capsule(
     py: Python<'_>,
     managed: NonNull<DLManagedTensorVersioned>,
 ) -> PyResult<Bound<'_, PyCapsule>> {
-    // SAFETY: the struct lives until a deleter is called: by the destructor, or by whoever renames the capsule.
-    // Only a lack of memory can make it fail, and then leaks the struct.
+    // SAFETY: the struct lives until a deleter is called: by the destructor, or by whoever renames
+    // the capsule. Only a lack of memory can make it fail, and then leaks the struct.
     unsafe {
         PyCapsule::new_with_pointer_and_destructor(
             py,
@@ -269,11 +274,11 @@ unsafe extern "C" fn free_legacy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// The struct of a capsule that nobody has taken: it still has the name that [`capsule`] gave it. A capsule, with the
-/// interpreter attached, is what the caller promises.
+/// The struct of a capsule that nobody has taken: it still has the name that [`capsule`] gave it. A
+/// capsule, with the interpreter attached, is what the caller promises.
 unsafe fn untaken<T>(capsule: *mut ffi::PyObject, name: &CStr) -> Option<*mut T> {
-    // SAFETY: a capsule by contract. For one of another name the answer is 0, without an exception; the pointer of one of
-    // this name is what `capsule` put there.
+    // SAFETY: a capsule by contract. For one of another name the answer is 0, without an exception;
+    // the pointer of one of this name is what `capsule` put there.
     unsafe {
         (ffi::PyCapsule_IsValid(capsule, name.as_ptr()) != 0)
             .then(|| ffi::PyCapsule_GetPointer(capsule, name.as_ptr()).cast())

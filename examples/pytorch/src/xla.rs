@@ -1,11 +1,12 @@
-//! The stream on which JAX works, told by a handler of XLA's FFI: the one that JAX names to `__dlpack__` is another.
+//! The stream on which JAX works, told by a handler of XLA's FFI: the one that JAX names to
+//! `__dlpack__` is another.
 //!
 //! ```text
 //! jit of feedline_stream(device=n) ──► XLA calls `told` as it enqueues ──XLA_FFI_Stream_Get──► STREAMS[n] ──► _xla_stream(n)
 //! ```
 //!
-//! The layouts are those of `xla/ffi/api/c_api.h`, up to the last member that is read here. Each struct says its size, which is
-//! checked before a member is read that an older XLA may not have.
+//! The layouts are those of `xla/ffi/api/c_api.h`, up to the last member that is read here. Each
+//! struct says its size, which is checked before a member is read that an older XLA may not have.
 
 #![allow(unsafe_code)]
 
@@ -241,7 +242,8 @@ unsafe fn metadata<'a>(mut extension: *mut Extension) -> Option<&'a mut Metadata
 /// The attribute `device`. The caller promises the attributes of a frame.
 unsafe fn device(attributes: &Attributes) -> Option<i64> {
     let of = |index: usize| {
-        // SAFETY: the three arrays have `size` entries; a name is a span of bytes, a scalar's value is of its type.
+        // SAFETY: the three arrays have `size` entries; a name is a span of bytes, a scalar's value
+        // is of its type.
         unsafe {
             let name = &**attributes.names.add(index);
             let name = std::slice::from_raw_parts(name.start, name.len);

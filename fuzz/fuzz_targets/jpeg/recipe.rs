@@ -1,4 +1,5 @@
-//! JPEGs that no encoder writes: any factors, coefficients, scans, quantisation and Huffman tables that the format has.
+//! JPEGs that no encoder writes: any factors, coefficients, scans, quantisation and Huffman tables
+//! that the format has.
 
 #[path = "script.rs"]
 mod script;
@@ -271,7 +272,8 @@ impl Frame {
     }
 }
 
-/// Huffman tables of a component: those of sequential scans, and of the AC coefficients of progressive ones.
+/// Huffman tables of a component: those of sequential scans, and of the AC coefficients of
+/// progressive ones.
 struct Tables {
     dc: Codes,
     ac: Codes,
@@ -293,7 +295,8 @@ impl Tables {
     }
 }
 
-/// A Huffman table: some symbols with codes of 1, 2, 3 … bits, and the rest with longer ones of one length.
+/// A Huffman table: some symbols with codes of 1, 2, 3 … bits, and the rest with longer ones of one
+/// length.
 struct Codes {
     symbols: Vec<u8>,
     short: usize,
@@ -340,7 +343,8 @@ impl Codes {
 
 /// How large and how many coefficients are.
 struct Heat {
-    /// The coefficients of a block are at most 4000 together, as encoders write them: no sum overflows.
+    /// The coefficients of a block are at most 4000 together, as encoders write them: no sum
+    /// overflows.
     calm: bool,
     /// Most bits that tables have codes for; those of 8-bit samples, or more.
     sizes: (usize, usize),

@@ -1,4 +1,5 @@
-//! The scans of a picture of several: any order, bands, bits, interleaving and restart intervals, and any codes in them.
+//! The scans of a picture of several: any order, bands, bits, interleaving and restart intervals,
+//! and any codes in them.
 
 use super::{Bits, Codes, Frame, Heat, Part, Source, Tables, segment};
 
@@ -210,7 +211,8 @@ impl Scan {
         }
     }
 
-    /// AC coefficients: (run, value) pairs, as a decoder counts them, with a bit for each that is there before a refinement.
+    /// AC coefficients: (run, value) pairs, as a decoder counts them, with a bit for each that is
+    /// there before a refinement.
     fn write_band(
         &mut self,
         (codes, filled): (&Codes, &mut u64),

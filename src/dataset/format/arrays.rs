@@ -1,13 +1,13 @@
-//! Arrays in files as samples: a sample is a whole array (npy, npz), or a row of its first axis (npy, npz,
-//! safetensors).
+//! Arrays in files as samples: a sample is a whole array (npy, npz), or a row of its first axis
+//! (npy, npz, safetensors).
 //!
 //! ```text
 //! samples:  file k ─► array ─► field of sample k            rows:  files ─► arrays one after the other ─► row k
 //! ```
 //!
-//! Limits: arrays are dense and in C order. Invariants: all arrays of a field have one dtype and, except for dimensions
-//! that its rule lets vary, one shape; all rules are checked when the dataset is opened; finding a sample is
-//! arithmetic, plus a search over files if rows are samples.
+//! Limits: arrays are dense and in C order. Invariants: all arrays of a field have one dtype and,
+//! except for dimensions that its rule lets vary, one shape; all rules are checked when the dataset
+//! is opened; finding a sample is arithmetic, plus a search over files if rows are samples.
 
 use crate::dataset::forward::own;
 use crate::dataset::starts::Starts;
@@ -121,7 +121,8 @@ impl Numbers {
 impl Arrays {
     /// Makes the samples of files of this `format`: the files, or their rows.
     ///
-    /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays without rows.
+    /// Errors: [`ErrorKind::Shape`] for incompatible arrays; [`ErrorKind::Empty`] for arrays
+    /// without rows.
     pub(crate) fn of(
         sources: Sources,
         given: Vec<Given>,
@@ -172,8 +173,8 @@ impl Arrays {
 
     /// Makes sample *k* of the arrays in the *k*-th files.
     ///
-    /// Errors: [`ErrorKind::Shape`] for arrays that differ beyond their rule, or fields with different numbers of
-    /// files.
+    /// Errors: [`ErrorKind::Shape`] for arrays that differ beyond their rule, or fields with
+    /// different numbers of files.
     fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
         let len = given.first().map_or(0, |first| first.arrays.len());
         let mut schema = Vec::new();
@@ -500,7 +501,8 @@ impl Array {
 }
 
 impl Given {
-    /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count samples.
+    /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count
+    /// samples.
     fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {
         let first = self
             .arrays

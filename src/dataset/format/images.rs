@@ -1,9 +1,10 @@
-//! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel; pixels are not read.
+//! Images: a folder per class, or one flat folder. Names and sizes are read once, in parallel;
+//! pixels are not read.
 //!
-//! Taken: regular files with an ending of `EXTENSIONS` (any case), also in folders below a class folder. Left out, and
-//! counted by kind in [`Images::left_out`]: other endings and hidden files. Errors: FIFOs, sockets and devices, links
-//! to a folder or out of the root, a class without images, images beside class folders. So no picture is dropped
-//! silently.
+//! Taken: regular files with an ending of `EXTENSIONS` (any case), also in folders below a class
+//! folder. Left out, and counted by kind in [`Images::left_out`]: other endings and hidden files.
+//! Errors: FIFOs, sockets and devices, links to a folder or out of the root, a class without
+//! images, images beside class folders. So no picture is dropped silently.
 
 use crate::dataset::digest::Digest;
 use crate::dataset::forward::own;
@@ -29,9 +30,9 @@ const DEPTH_MAX: usize = 32;
 /// Files per unit of work of a thread that reads sizes.
 const STAT_CHUNK: usize = 512;
 
-/// Dataset of pictures in folders. Fields: `image` (encoded) and, with class folders, `label` (`i64`, the class's index
-/// in [`Images::classes`]). Samples are in the order of torchvision's `ImageFolder`: class, folder, file name. Links to
-/// files and folders are followed.
+/// Dataset of pictures in folders. Fields: `image` (encoded) and, with class folders, `label`
+/// (`i64`, the class's index in [`Images::classes`]). Samples are in the order of torchvision's
+/// `ImageFolder`: class, folder, file name. Links to files and folders are followed.
 pub struct Images {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
@@ -55,11 +56,12 @@ struct Folder {
 }
 
 impl Images {
-    /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder without labels. A file, or
-    /// the files of a pattern such as `photos/**/*.jpg`, are a flat list.
+    /// Indexes `root`: its subfolders are the classes; without subfolders it is one flat folder
+    /// without labels. A file, or the files of a pattern such as `photos/**/*.jpg`, are a flat
+    /// list.
     ///
-    /// Errors: FIFOs, sockets and devices, links without a target or to a folder around them, a class without images,
-    /// images beside class folders; each with the path.
+    /// Errors: FIFOs, sockets and devices, links without a target or to a folder around them, a
+    /// class without images, images beside class folders; each with the path.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         let root = root.as_ref();
         let is_folder = match is_url(root) {

@@ -1,4 +1,5 @@
-//! Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` the end of each.
+//! Megatron's indexed token files: `prefix.bin` holds the tokens of all sequences, `prefix.idx` the
+//! end of each.
 //!
 //! ```text
 //! idx: MMIDIDX\0\0 | version 1 | dtype | S | D | S lengths (i32) | S offsets (i64) | D document starts (i64, the last = S)
@@ -29,9 +30,11 @@ const HEADER_BYTES: u64 = 34;
 /// Bytes of the index in memory at a time, for each of its three lists.
 const BLOCK: u64 = 64 << 10;
 
-/// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences up to a maximum, or windows over all.
+/// Dataset of Megatron-LM's indexed tokens. Samples are documents or sequences up to a maximum, or
+/// windows over all.
 ///
-/// Field: `tokens`, of the index's dtype. For documents and sequences the row's length is the number of its tokens.
+/// Field: `tokens`, of the index's dtype. For documents and sequences the row's length is the
+/// number of its tokens.
 ///
 /// ```no_run
 /// # use feedline::dataset::Megatron;
@@ -136,8 +139,8 @@ impl MegatronBuilder {
         self
     }
 
-    /// `true` cuts documents or sequences down to the maximum; [`Megatron::leftover_tokens`] and the report count the
-    /// rest. Default: `false`; `open` then fails if one is longer.
+    /// `true` cuts documents or sequences down to the maximum; [`Megatron::leftover_tokens`] and
+    /// the report count the rest. Default: `false`; `open` then fails if one is longer.
     #[must_use]
     pub fn cut(mut self, cut: bool) -> Self {
         self.cut_long = cut;
@@ -149,9 +152,9 @@ impl MegatronBuilder {
 
     /// Opens `prefix.idx` and `prefix.bin`; `prefix` may have either ending.
     ///
-    /// Errors: not found, a cut file ([`ErrorKind::Truncated`]), an index that contradicts itself or `.bin`
-    /// ([`ErrorKind::Decode`]), a document or sequence above the maximum ([`ErrorKind::Shape`],
-    /// which names the first), no sample at all ([`ErrorKind::Empty`]).
+    /// Errors: not found, a cut file ([`ErrorKind::Truncated`]), an index that contradicts itself
+    /// or `.bin` ([`ErrorKind::Decode`]), a document or sequence above the maximum
+    /// ([`ErrorKind::Shape`], which names the first), no sample at all ([`ErrorKind::Empty`]).
     pub fn open(self, prefix: impl AsRef<Path>) -> Result<Megatron> {
         let kind = self.kind()?;
         let idx = beside(prefix.as_ref(), ".idx");
@@ -218,7 +221,8 @@ impl MegatronBuilder {
         }
     }
 
-    /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum, unless `cut` is set.
+    /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum,
+    /// unless `cut` is set.
     fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<Samples> {
         let what = if kind == EndsKind::Documents {
             "documents"

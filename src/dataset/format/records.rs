@@ -59,7 +59,8 @@ pub struct RecordsBuilder {
 }
 
 impl Records {
-    /// Starts a builder for records of `record_bytes` bytes: a `u8` vector unless [`RecordsBuilder::field`] is set.
+    /// Starts a builder for records of `record_bytes` bytes: a `u8` vector unless
+    /// [`RecordsBuilder::field`] is set.
     pub fn builder(record_bytes: usize) -> RecordsBuilder {
         RecordsBuilder {
             record_bytes: record_bytes as u64,
@@ -85,8 +86,8 @@ impl RecordsBuilder {
         self
     }
 
-    /// Adds the field `label` (a scalar) from a file with one `dtype` number per record, in native byte order. The file
-    /// is read into memory.
+    /// Adds the field `label` (a scalar) from a file with one `dtype` number per record, in native
+    /// byte order. The file is read into memory.
     #[must_use]
     pub fn labels(mut self, path: impl Into<PathBuf>, dtype: DType) -> Self {
         self.labels = Some(Labels::File(path.into(), dtype));
@@ -100,12 +101,13 @@ impl RecordsBuilder {
         self
     }
 
-    /// Opens one file, all regular files of a folder in the order of their names (hidden files left out), or those of a
-    /// pattern such as `train-{0000..0127}.bin` or `*.bin`.
+    /// Opens one file, all regular files of a folder in the order of their names (hidden files left
+    /// out), or those of a pattern such as `train-{0000..0127}.bin` or `*.bin`.
     ///
     /// Errors: not found; not a regular file; empty; a length that is not a whole number of records
-    /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels ([`ErrorKind::Shape`]); a field that
-    /// does not have `record_bytes` bytes ([`ErrorKind::Config`]).
+    /// ([`ErrorKind::Truncated`], with the extra bytes); a wrong number of labels
+    /// ([`ErrorKind::Shape`]); a field that does not have `record_bytes` bytes
+    /// ([`ErrorKind::Config`]).
     pub fn open(self, path: impl AsRef<Path>) -> Result<Records> {
         let Listed { files, name, .. } = expand(path, &[])?;
         let mut records = self.open_files(&files)?;

@@ -56,7 +56,8 @@ const DTYPES: [(&str, u64, Option<DType>); 22] = [
     ("C64", 64, None),
 ];
 
-/// Dataset of safetensors files: sample *k* is row *k* (first axis) of every chosen tensor. Each tensor is a field.
+/// Dataset of safetensors files: sample *k* is row *k* (first axis) of every chosen tensor. Each
+/// tensor is a field.
 ///
 /// The 8-bit floats (`F8_…`) are delivered as `u8` with the same bits. Complex numbers and floats
 /// of fewer bits have no dtype here and are refused by name.
@@ -89,7 +90,8 @@ impl SafeTensors {
 }
 
 impl SafeTensorsBuilder {
-    /// Takes only these tensors, in this order. Default: all, in the order of the first file's data.
+    /// Takes only these tensors, in this order. Default: all, in the order of the first file's
+    /// data.
     #[must_use]
     pub fn tensors<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.tensors = Some(names.into_iter().map(String::from).collect());
@@ -98,9 +100,9 @@ impl SafeTensorsBuilder {
 
     /// Opens the files and reads their headers in parallel.
     ///
-    /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a malformed header, a missing or extra
-    /// tensor ([`ErrorKind::Decode`]), tensors that differ in dtype, shape or first dimension
-    /// ([`ErrorKind::Shape`]); each names the file.
+    /// Errors: not found, nothing found, a cut file ([`ErrorKind::Truncated`]), a malformed header,
+    /// a missing or extra tensor ([`ErrorKind::Decode`]), tensors that differ in dtype, shape or
+    /// first dimension ([`ErrorKind::Shape`]); each names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<SafeTensors> {
         little_endian("safetensors")?;
         let Listed { files, name, .. } = expand(pattern, &[".safetensors"])?;
@@ -204,7 +206,8 @@ pub(crate) fn header(input: &Blob) -> Result<Vec<Tensor>> {
     Ok(tensors)
 }
 
-/// Checks that the tensors fill the data, which starts at `data`, and makes their offsets relative to the file.
+/// Checks that the tensors fill the data, which starts at `data`, and makes their offsets relative
+/// to the file.
 fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     let mut next = 0;
     for Tensor {
@@ -253,8 +256,8 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
     }
 }
 
-/// Parsed header: tensors by name, in the header's order. Duplicate and unknown keys are errors, and no JSON tree is
-/// built.
+/// Parsed header: tensors by name, in the header's order. Duplicate and unknown keys are errors,
+/// and no JSON tree is built.
 struct Header(Vec<(String, TensorEntry)>);
 
 /// The derived code would also accept a list: [`TensorEntry`] accepts only a map.

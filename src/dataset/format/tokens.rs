@@ -53,9 +53,9 @@ const STEP: u64 = 4 << 20;
 /// the given dtype. Its length is that of the window; for documents it is up to that of the
 /// longest. Samples are in the order of files and offsets.
 ///
-/// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is recognised: its count and
-/// its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are checked. Files of other formats (NumPy, zip,
-/// gzip, pickle, …) are refused by name.
+/// The header of llm.c and modded-nanogpt (1,024 bytes: magic, version, number of tokens) is
+/// recognised: its count and its element type (`u16` for GPT-2's tokens, `u32` for Llama 3's) are
+/// checked. Files of other formats (NumPy, zip, gzip, pickle, …) are refused by name.
 ///
 /// ```no_run
 /// # use feedline::{dataset::Tokens, tensor::DType};
@@ -112,14 +112,16 @@ macro_rules! cut_setters {
             self
         }
 
-        /// Sets the number of tokens between the starts of two windows. Default: the window's length.
+        /// Sets the number of tokens between the starts of two windows. Default: the window's
+        /// length.
         #[must_use]
         pub fn stride(mut self, tokens: usize) -> Self {
             self.cut.step = Some(Step::Stride(tokens));
             self
         }
 
-        /// Sets the number of tokens that consecutive windows share. Replaces [`stride`](Self::stride).
+        /// Sets the number of tokens that consecutive windows share. Replaces
+        /// [`stride`](Self::stride).
         #[must_use]
         pub fn overlap(mut self, tokens: usize) -> Self {
             self.cut.step = Some(Step::Overlap(tokens));
@@ -149,7 +151,8 @@ macro_rules! cut_setters {
 pub(super) use cut_setters;
 
 impl Tokens {
-    /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`] or [`TokensBuilder::separator`].
+    /// Starts a builder for tokens of this integer dtype. It needs [`TokensBuilder::window`] or
+    /// [`TokensBuilder::separator`].
     pub fn builder(dtype: DType) -> TokensBuilder {
         let cut = Cut::default();
         let header_bytes = None;
@@ -170,8 +173,8 @@ impl Tokens {
         self.tokens
     }
 
-    /// Number of tokens in no window: at the ends of files and, with a stride above the window's length, between
-    /// windows.
+    /// Number of tokens in no window: at the ends of files and, with a stride above the window's
+    /// length, between windows.
     pub fn leftover_tokens(&self) -> u64 {
         match self.samples {
             Samples::Windows { leftover, .. } => leftover,
@@ -212,8 +215,9 @@ impl TokensBuilder {
         self
     }
 
-    /// Skips a header of `bytes` bytes at the start of every file, whatever the bytes are: `header(0)` takes whole
-    /// files as tokens. Default: llm.c's header is recognised, and files of other formats are refused.
+    /// Skips a header of `bytes` bytes at the start of every file, whatever the bytes are:
+    /// `header(0)` takes whole files as tokens. Default: llm.c's header is recognised, and files of
+    /// other formats are refused.
     #[must_use]
     pub fn header(mut self, bytes: u64) -> Self {
         self.header_bytes = Some(bytes);
@@ -230,9 +234,10 @@ impl TokensBuilder {
 
     /// Opens the files of `pattern`: a file, a folder (its `.bin` files), `{000..127}`, `*`.
     ///
-    /// Errors: [`ErrorKind::Config`] for an impossible window, not found, nothing found, a file that is not a whole
-    /// number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a header of llm.c that does not fit, a file of
-    /// another format ([`ErrorKind::Decode`]), no window at all ([`ErrorKind::Empty`]).
+    /// Errors: [`ErrorKind::Config`] for an impossible window, not found, nothing found, a file
+    /// that is not a whole number of tokens ([`ErrorKind::Truncated`], with the extra bytes), a
+    /// header of llm.c that does not fit, a file of another format ([`ErrorKind::Decode`]), no
+    /// window at all ([`ErrorKind::Empty`]).
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Tokens> {
         let Listed { files, name, .. } = expand(pattern, &[".bin"])?;
         let mut tokens = self.open_files(&files)?;
@@ -489,10 +494,10 @@ impl TokensBuilder {
                         .words(&lens)
                         .words(&[separator, size as u64, header]);
                 let identity = identity.word(fingerprint::ends_of_all(sources)?).end();
-                let what = (KIND, "ends of documents");
                 let (file, _) = kept::open_or_make(
                     place,
-                    what,
+                    KIND,
+                    "ends of documents",
                     identity,
                     |file| file.len(0).is_multiple_of(8),
                     |out| {

@@ -88,8 +88,9 @@ pub(super) fn purpose(settings: &Settings<'_>) -> u64 {
     fnv(format!("{format}\0{options}\0{fields}\0{checksums}").as_bytes())
 }
 
-/// Path of a shard's index file. The name includes the options, so that two datasets of the same shards do not
-/// overwrite each other's files; in a separate folder it also includes the shard's path.
+/// Path of a shard's index file. The name includes the options, so that two datasets of the same
+/// shards do not overwrite each other's files; in a separate folder it also includes the shard's
+/// path.
 pub(super) fn place(path: &Path, settings: &Settings<'_>, purpose: u64) -> Option<PathBuf> {
     match &settings.place {
         Place::Off | Place::File(_) => None,

@@ -6,7 +6,8 @@
 //!                  sample id ──starts──► (shard, row)  ◄── in memory up to 16 MiB, else read in place ─┘
 //! ```
 //!
-//! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. Here each line is a sample:
+//! A format gives [`Index::open_or_build`] its shards and a function that scans one shard. Here
+//! each line is a sample:
 //!
 //! ```
 //! use feedline::dataset::index::{Entry, Index, Settings};
@@ -67,10 +68,9 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 //!
-//! A table takes 12 bytes per
-//! entry if every part is below 4 GiB and all offsets of the shard fit 32 bits as multiples of a power of two; else 20.
-//! An index file of up to 16 MiB is held in memory. A larger one is read in place and takes no
-//! memory.
+//! A table takes 12 bytes per entry if every part is below 4 GiB and all offsets of the shard fit
+//! 32 bits as multiples of a power of two; else 20. An index file of up to 16 MiB is held in
+//! memory. A larger one is read in place and takes no memory.
 //!
 //! Limits: 2^32 - 1 rows and 16 fields per shard. Invariants:
 //! - An index file is used if it is complete, was made for the same format and options, and the
@@ -79,8 +79,8 @@
 //!   scanned again. So the lengths in a torn, cut or forged file are never trusted. Damage in a
 //!   file that is read in place is an error of the affected samples, which says how to make the
 //!   file again.
-//! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan, and many shards take no
-//!   memory, unless the file is an object itself.
+//! - One file may hold the indexes of all shards ([`Place::File`]); then a bucket needs no scan,
+//!   and many shards take no memory, unless the file is an object itself.
 //! - Index files are put in place by a rename. If the folder is not writable, only the cache is
 //!   lost, not the dataset: see [`Index::unsaved`].
 //! - Everything left out is in the ledger ([`Index::damage`], [`Index::left_out`]), even if the
@@ -119,16 +119,17 @@ use std::sync::Arc;
 /// Setters for index files and damage that both indexed formats share, and their `open_files`.
 macro_rules! index_setters {
     ($dataset:ident) => {
-        /// Keeps index files in this folder instead of beside the shards. A missing folder is created.
+        /// Keeps index files in this folder instead of beside the shards. A missing folder is
+        /// created.
         #[must_use]
         pub fn index_dir(mut self, dir: impl Into<PathBuf>) -> Self {
             self.place = Place::Folder(dir.into());
             self
         }
 
-        /// Keeps the index of all shards in one file. It may be a URL of an object, which is only read: make the file on
-        /// a local disk, by opening the same URLs, and upload it. Then a bucket of any number of shards opens with a few
-        /// requests.
+        /// Keeps the index of all shards in one file. It may be a URL of an object, which is only
+        /// read: make the file on a local disk, by opening the same URLs, and upload it. Then a
+        /// bucket of any number of shards opens with a few requests.
         ///
         /// `open` fails if the object is missing or damaged. Shards that it lacks are scanned.
         #[must_use]
@@ -181,7 +182,8 @@ macro_rules! index_getters {
             self.index.scanned()
         }
 
-        /// Reason why index files could not be saved (first such shard), if any. The next `open` then scans again.
+        /// Reason why index files could not be saved (first such shard), if any. The next `open`
+        /// then scans again.
         pub fn index_unsaved(&self) -> Option<&str> {
             self.index.unsaved()
         }
@@ -226,7 +228,8 @@ pub struct Settings<'a> {
     pub options: &'a str,
     /// Fields of a row, 1 to [`FIELDS_MAX`].
     pub fields: usize,
-    /// Whether entries have CRCs, which [`Index::open`] verifies. The scan should read every byte then. Default: `false`.
+    /// Whether entries have CRCs, which [`Index::open`] verifies. The scan should read every byte
+    /// then. Default: `false`.
     pub checksums: bool,
     /// Location of the index files. Default: beside the shards.
     pub place: Place,
@@ -268,11 +271,13 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and fills its table. `scan`
-    /// runs for several shards at once. It reports damage with [`Rows::damage`]; an error that it
-    /// returns is an error of the machine, and opening fails with it.
+    /// Opens the index of `files`: from its cache, or by `scan`, which gets a shard's bytes and
+    /// fills its table. `scan` runs for several shards at once. It reports damage with
+    /// [`Rows::damage`]; an error that it returns is an error of the machine, and opening fails
+    /// with it.
     ///
-    /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for too many fields.
+    /// Errors: file system errors; the first damage unless it is skipped; [`ErrorKind::Config`] for
+    /// too many fields.
     pub fn open_or_build(
         files: &[PathBuf],
         settings: &Settings<'_>,
@@ -563,11 +568,12 @@ impl Index {
         Digest::new("tables").words(&places).end()
     }
 
-    /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their CRC. A dataset with extents of
-    /// its own may call it too, with exactly the bytes of the entry, for instance in
-    /// [`check`](Framed::check).
+    /// Cuts a field's bytes out of its extent from [`extents`](Self::extents) and verifies their
+    /// CRC. A dataset with extents of its own may call it too, with exactly the bytes of the entry,
+    /// for instance in [`check`](Framed::check).
     ///
-    /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path, offset and sample.
+    /// Errors: [`ErrorKind::Decode`] with both CRCs, [`ErrorKind::Truncated`]; both with path,
+    /// offset and sample.
     pub fn open<'a>(&self, sample: u64, field: usize, bytes: &'a [u8]) -> Result<&'a [u8]> {
         let (shard, row) = self.locate(sample);
         let mut room = [0; _];

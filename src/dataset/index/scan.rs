@@ -10,7 +10,8 @@ const AHEAD_HEADERS: usize = 4096;
 /// The same for an object, where each read is a request.
 const AHEAD_OBJECT: usize = 4 << 20;
 
-/// Reader of a shard: a window that moves forward, so that no byte is read twice. Offsets before the window are read again.
+/// Reader of a shard: a window that moves forward, so that no byte is read twice. Offsets before
+/// the window are read again.
 pub struct Scan<'a> {
     blob: &'a Blob,
     window: Vec<u8>,
@@ -100,7 +101,8 @@ impl<'a> Scan<'a> {
         Ok(&self.window[start..start + len])
     }
 
-    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as [`bytes`](Self::bytes).
+    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as
+    /// [`bytes`](Self::bytes).
     pub fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
         let mut crc = 0;
         let mut done = 0;

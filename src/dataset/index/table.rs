@@ -1,4 +1,5 @@
-//! Table of one shard: rows × fields of (offset, length, CRC32C), packed, in a side file; and its rows during the scan.
+//! Table of one shard: rows × fields of (offset, length, CRC32C), packed, in a side file; and its
+//! rows during the scan.
 
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::digest::Digest;

@@ -28,7 +28,8 @@ const TAIL: u64 = 24;
 /// Lengths that are read at once.
 const STEP: u64 = 1 << 16;
 
-/// Documents in a file of their own; made by [`DatasetExt::copied`](crate::dataset::DatasetExt::copied).
+/// Documents in a file of their own; made by
+/// [`DatasetExt::copied`](crate::dataset::DatasetExt::copied).
 pub struct Copied {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,

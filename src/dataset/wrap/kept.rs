@@ -1,7 +1,7 @@
 //! The files of a wrapper, which are made on the first open and then kept.
 //!
-//! Invariants: a damaged or older file is made again; a file of another dataset, of another kind, or of a newer version is
-//! never replaced.
+//! Invariants: a damaged or older file is made again; a file of another dataset, of another kind,
+//! or of a newer version is never replaced.
 
 use crate::dataset::Dataset;
 use crate::dataset::digest::Digest;

@@ -9,7 +9,8 @@
 //! Sections of the file: 4 bytes per sample and measured field, then the maximum bytes of each
 //! field. A large file is read in place, a page at a time. Limits: 4 GiB per field of a sample.
 //!
-//! Invariants: those of `super::kept`. A sample that is damaged when it is measured has length 0; the loader reports it.
+//! Invariants: those of `super::kept`. A sample that is damaged when it is measured has length 0;
+//! the loader reports it.
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
@@ -30,7 +31,8 @@ const KIND: SideKind = SideKind {
 const LENGTHS: usize = 0;
 const MOST: usize = 1;
 
-/// A dataset with lengths of all fields; made by [`DatasetExt::measured`](crate::dataset::DatasetExt::measured).
+/// A dataset with lengths of all fields; made by
+/// [`DatasetExt::measured`](crate::dataset::DatasetExt::measured).
 pub struct Measured<D> {
     inner: D,
     /// For each field of the schema, its position among the measured fields.

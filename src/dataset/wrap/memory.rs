@@ -4,9 +4,9 @@
 //! files ──threads──► one region in huge pages ──► sources of the same ids ──► workers copy or decode from there
 //! ```
 //!
-//! A sample costs no system call and none of the page cache's bookkeeping, which dominates for samples of a few
-//! kilobytes. The dataset owns the memory, and all its loaders share it; each loader's plan and budget count it. The files
-//! may change or vanish afterwards.
+//! A sample costs no system call and none of the page cache's bookkeeping, which dominates for
+//! samples of a few kilobytes. The dataset owns the memory, and all its loaders share it; each
+//! loader's plan and budget count it. The files may change or vanish afterwards.
 
 use crate::dataset::forward::{forward, own};
 use crate::dataset::parallel::parallel;

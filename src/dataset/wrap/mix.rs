@@ -5,12 +5,12 @@
 //! (epoch × len + position)        (a table, or `shares`)                                          ──► keyed permutation ──► id
 //! ```
 //!
-//! Limits: a mix has at most 1,048,576 sources, 256 segments, and 8,388,608 weights in all; a weight that is not 0 is at least
-//! 2^-32 of its table's sum.
-//! Memory: each segment takes 24 bytes per source, and a table of at most 80,000 places (320 KB) if
-//! the counts repeat soon enough; otherwise the mix keeps the blocks in use, which take 12 bytes
-//! for each of 16,384 places or of 4 places per source. None of this depends on the datasets'
-//! lengths. Each thread keeps the permutations in use.
+//! Limits: a mix has at most 1,048,576 sources, 256 segments, and 8,388,608 weights in all; a
+//! weight that is not 0 is at least 2^-32 of its table's sum. Memory: each segment takes 24 bytes
+//! per source, and a table of at most 80,000 places (320 KB) if the counts repeat soon enough;
+//! otherwise the mix keeps the blocks in use, which take 12 bytes for each of 16,384 places or of 4
+//! places per source. None of this depends on the datasets' lengths. Each thread keeps the
+//! permutations in use.
 
 use super::Concat;
 use super::shares::{Block, PERIOD, Path, Shares};
@@ -76,7 +76,8 @@ const WALKS: usize = 256;
 ///   position, the samples of a source have been drawn equally often, with a difference of at most
 ///   one.
 /// - An epoch has one position per sample of all datasets, unless [`epoch_len`](Self::epoch_len),
-///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says otherwise.
+///   [`until_first_ends`](Self::until_first_ends) or [`until_all_seen`](Self::until_all_seen) says
+///   otherwise.
 ///
 /// The id at a position depends on (key, weights, lengths, epoch length, epoch, position) alone.
 /// With a [schedule](Self::scheduled), only the segments that have begun matter: later segments may
@@ -139,8 +140,8 @@ struct Part {
 impl Mix {
     /// Mixes `datasets` by weights, whose sum need not be 1.
     ///
-    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 2^-32 of the sum, for a dataset without
-    /// samples, and the errors of [`Concat::new`].
+    /// Errors: [`ErrorKind::Config`] for a weight of 0 or less, or under 2^-32 of the sum, for a
+    /// dataset without samples, and the errors of [`Concat::new`].
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = (D, f64)>, key: u64) -> Result<Self> {
         let (datasets, weights): (Vec<D>, Vec<f64>) = datasets.into_iter().unzip();
         if let Some(index) = weights.iter().position(|weight| *weight == 0.0) {
@@ -154,7 +155,8 @@ impl Mix {
         Self::scheduled(datasets, [(0, weights)], key)
     }
 
-    /// Mixes `datasets` by weights that change: each segment is its first position and a weight for each dataset, in order.
+    /// Mixes `datasets` by weights that change: each segment is its first position and a weight for
+    /// each dataset, in order.
     ///
     /// ```
     /// # use feedline::dataset::{Mix, Records};
@@ -184,11 +186,11 @@ impl Mix {
     ///
     /// Memory: at most 320 KB and 24 bytes per dataset for each segment, not counted in the plan.
     ///
-    /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions that do not ascend, more
-    /// than 256 segments or 8,388,608 weights in all, a last table without a weight for each
-    /// dataset, a table with more weights than datasets or without a weight above 0,
-    /// a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a dataset without
-    /// samples, and the errors of [`Concat::new`].
+    /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions
+    /// that do not ascend, more than 256 segments or 8,388,608 weights in all, a last table without
+    /// a weight for each dataset, a table with more weights than datasets or without a weight above
+    /// 0, a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a
+    /// dataset without samples, and the errors of [`Concat::new`].
     pub fn scheduled<D: Dataset>(
         datasets: impl IntoIterator<Item = D>,
         segments: impl IntoIterator<Item = (u64, Vec<f64>)>,

@@ -7,19 +7,18 @@
 //!
 //! The first `open` reads everything once and walks through the codes of each picture, on all
 //! cores. Later calls only open the file. In the file, points take about 1 % of the pictures'
-//! bytes, and 8 bytes per field and sample. In memory they take at most
-//! 16 MiB, unless the file is an object of a store; while they are made, 8 bytes per field and sample.
-//! Shards that this crate writes need no such file: their pictures contain the points, see
-//! [`prepare`](crate::prepare).
+//! bytes, and 8 bytes per field and sample. In memory they take at most 16 MiB, unless the file is
+//! an object of a store; while they are made, 8 bytes per field and sample. Shards that this crate
+//! writes need no such file: their pictures contain the points, see [`prepare`](crate::prepare).
 //!
-//! Sections of the file: the entries, one after the other, and the end of each. An entry holds
-//! the points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with restart markers
-//! and damaged ones.
+//! Sections of the file: the entries, one after the other, and the end of each. An entry holds the
+//! points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with
+//! restart markers and damaged ones.
 //!
 //! Invariants: a file that is found to be damaged when it is opened, or is of an older version, is
 //! made again; a file of another dataset, or of another kind, is never replaced. Points never
-//! change a pixel of an intact picture: the decoder compares them with the
-//! picture, see `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
+//! change a pixel of an intact picture: the decoder compares them with the picture, see
+//! `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
@@ -40,7 +39,8 @@ const KIND: SideKind = SideKind {
 const ENTRIES: usize = 0;
 const ENDS: usize = 1;
 
-/// A dataset with seek points; made by [`DatasetExt::seekable`](crate::dataset::DatasetExt::seekable).
+/// A dataset with seek points; made by
+/// [`DatasetExt::seekable`](crate::dataset::DatasetExt::seekable).
 pub struct Seekable<D> {
     inner: D,
     /// For each field of the schema, its position among the fields with points.

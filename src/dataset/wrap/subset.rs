@@ -8,8 +8,8 @@ use crate::order::Key;
 use crate::order::subset::{self, Part};
 use std::sync::Arc;
 
-/// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole. A subset of a dataset with
-/// chunks has no windowed order.
+/// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole. A subset
+/// of a dataset with chunks has no windowed order.
 pub struct Subset<D> {
     whole: Arc<D>,
     choice: Choice,

@@ -80,8 +80,8 @@ impl Verify {
         self
     }
 
-    /// Reads the whole dataset. `progress` is called about once per thousand samples, on any thread; it may stop the
-    /// work.
+    /// Reads the whole dataset. `progress` is called about once per thousand samples, on any
+    /// thread; it may stop the work.
     ///
     /// Returns the counts, and the damaged samples' errors in the order of ids, each with path,
     /// place and sample. An error of a chunk stands for all of its samples.

@@ -1,4 +1,5 @@
-//! Pictures in buckets: each is scaled and cut to the size with the nearest aspect ratio, and batches have one size.
+//! Pictures in buckets: each is scaled and cut to the size with the nearest aspect ratio, and
+//! batches have one size.
 
 use super::geometry::{Placed, Rect, Size};
 use super::settings::{Image, Op};
@@ -63,8 +64,8 @@ impl Image {
     /// nearest [bucket](Self::buckets). If [`exif_orientation`](Self::exif_orientation) is set, the
     /// sizes must be those of upright pictures.
     ///
-    /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample; [`ErrorKind::Limit`] for more than
-    /// 2^32 samples.
+    /// Errors: [`ErrorKind::Config`] without buckets, and for a side of 0, naming the sample;
+    /// [`ErrorKind::Limit`] for more than 2^32 samples.
     pub fn groups(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Groups> {
         let buckets = self.buckets.as_deref().ok_or_else(|| {
             config("these settings give pictures of one size, which have no groups: set buckets")
@@ -81,7 +82,8 @@ impl Image {
     /// [`picture_sizes`](crate::dataset::DatasetExt::picture_sizes) returns. They are lengths for
     /// [`Groups::by_length`], with a budget of patches.
     ///
-    /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming the sample.
+    /// Errors: [`ErrorKind::Config`] without [patches](Self::patches), and for a side of 0, naming
+    /// the sample.
     pub fn patch_counts(&self, sizes: impl IntoIterator<Item = (u32, u32)>) -> Result<Vec<u64>> {
         let Op::Patches(patches) = self.op else {
             return Err(config("these settings give one size and no patches"));

@@ -1,7 +1,7 @@
 //! The last pass over the resized pixels: flip, dtype, layout and normalisation in one pass.
 //!
-//! A table per channel maps the 256 pixel values to output values. So every dtype costs the same, and the values equal
-//! torchvision's to the last bit.
+//! A table per channel maps the 256 pixel values to output values. So every dtype costs the same,
+//! and the values equal torchvision's to the last bit.
 
 use super::PixelLayout;
 use super::geometry::Size;
@@ -32,7 +32,8 @@ pub(super) fn flip(pixels: &mut [u8], size: Size) {
     }
 }
 
-/// Writes the tiles of resized pixels (RGB, top row first) to `row`, which has at least their length.
+/// Writes the tiles of resized pixels (RGB, top row first) to `row`, which has at least their
+/// length.
 pub(super) fn write(
     pixels: &[u8],
     tiles: Tiles,

@@ -1,4 +1,5 @@
-//! The part of a picture that becomes the output: pure arithmetic, after torchvision's `transforms`.
+//! The part of a picture that becomes the output: pure arithmetic, after torchvision's
+//! `transforms`.
 
 use crate::order::Draws;
 
@@ -94,7 +95,8 @@ impl Crop {
 
     /// The same crop of the picture scaled to 1 / `denominator`.
     ///
-    /// The view is rounded outwards, so a random crop's edges include parts of neighbouring scaled pixels.
+    /// The view is rounded outwards, so a random crop's edges include parts of neighbouring scaled
+    /// pixels.
     pub(super) fn scaled(self, denominator: u32, picture: Size) -> Self {
         let d = f64::from(denominator);
         let Rect { left, top, size } = self.view;
@@ -208,7 +210,8 @@ pub(super) fn cover(picture: Size, size: Size, draws: Option<&mut Draws>) -> Cro
     }
 }
 
-/// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a legal ratio.
+/// torchvision's `RandomResizedCrop.get_params`: ten tries, then the largest central part with a
+/// legal ratio.
 pub(super) fn random_rect(
     picture: Size,
     scale: (f64, f64),

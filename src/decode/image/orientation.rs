@@ -4,9 +4,10 @@
 //! crop of the upright picture ──stored()──► crop of the stored one ──decode, resize──► small ──turn()──► upright
 //! ```
 //!
-//! Only the part under the crop is decoded, and only the small output is turned. The tag comes from the first APP1
-//! segment of a JPEG. An unreadable tag (cut, odd offsets, values beyond 1 to 8) counts as upright, as in Pillow and
-//! browsers: metadata is not part of the picture, and the row is right without it.
+//! Only the part under the crop is decoded, and only the small output is turned. The tag comes from
+//! the first APP1 segment of a JPEG. An unreadable tag (cut, odd offsets, values beyond 1 to 8)
+//! counts as upright, as in Pillow and browsers: metadata is not part of the picture, and the row
+//! is right without it.
 
 use super::geometry::{Crop, Part, Rect, Size};
 use crate::jpeg::EXIF;

@@ -1,4 +1,5 @@
-//! PNG, WebP, BMP and GIF: decoded by the `image` crate into the worker's buffer, then converted to RGB in place.
+//! PNG, WebP, BMP and GIF: decoded by the `image` crate into the worker's buffer, then converted to
+//! RGB in place.
 
 use super::format::Format;
 use super::geometry::Size;
@@ -280,7 +281,8 @@ fn scratch_per_pixel(format: Format) -> u64 {
     if format == Format::WebP { 8 } else { 1 }
 }
 
-/// Converts as Pillow's `convert("RGB")`: drops alpha without blending, and keeps the high 8 of 16 bits.
+/// Converts as Pillow's `convert("RGB")`: drops alpha without blending, and keeps the high 8 of 16
+/// bits.
 fn to_rgb(color: ColorType, count: usize, pixels: &mut [u8]) -> Result<()> {
     let high =
         |pixels: &[u8], at: usize| (u16::from_ne_bytes([pixels[at], pixels[at + 1]]) >> 8) as u8;

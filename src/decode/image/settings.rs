@@ -58,7 +58,8 @@ pub enum Filter {
     Lanczos3,
 }
 
-/// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips and converts.
+/// Decodes JPEG, PNG, WebP, BMP or GIF, identified by their first bytes; then crops, resizes, flips
+/// and converts.
 ///
 /// A JPEG is decoded only as far as the crop needs. In files with restart markers, even entropy
 /// decoding beside the crop is skipped. Pixels are bit-identical to those of libjpeg-turbo, and so
@@ -72,16 +73,17 @@ pub enum Filter {
 /// # Memory
 ///
 /// One decode takes at most this many heap bytes, per pixel of the encoded picture unless noted:
-/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a GIF. None for a JPEG, whose
-///   rows are scaled as they are decoded.
+/// - RGB pixels: 3 (kept for the next picture). 4 to 8 for a PNG with alpha or 16 bits, 4 for a
+///   GIF. None for a JPEG, whose rows are scaled as they are decoded.
 /// - Decoder, while it runs: 1 for PNG and BMP; 8 for WebP, and for an animation also one encoded
 ///   frame. A JPEG takes 512 per pixel of width for rows; with several scans, up to 272 more per
 ///   pixel of width, and up to 140 KiB of tables for each scan; with `strict(false)`, an incomplete
 ///   progressive one takes 1/8 more per pixel.
 /// - Tables: 4 MiB for formats other than JPEG, 256 KiB for JPEG; 8 bytes per restart interval.
 /// - Copies of the file's metadata: as many bytes as the encoded picture has.
-/// - Resizing, with T source pixels under an output pixel in each direction: per column of the output 12 × (T + 8) for rows
-///   and 24 × (T + 2) for weights; 12 per column of the source; 6 per pixel of the largest output.
+/// - Resizing, with T source pixels under an output pixel in each direction: per column of the
+///   output 12 × (T + 8) for rows and 24 × (T + 2) for weights; 12 per column of the source; 6 per
+///   pixel of the largest output.
 ///
 /// The sum is computed from the header and compared with [`Limits::memory`] before any of it is
 /// allocated. By default, pictures of any format fit if they are within the default of
@@ -154,9 +156,11 @@ impl Image {
         Self::new(Op::Resize(Size::new(width, height)))
     }
 
-    /// The middle `size` × `size` pixels of the picture, after scaling its shorter side to `resize_shorter_side`.
+    /// The middle `size` × `size` pixels of the picture, after scaling its shorter side to
+    /// `resize_shorter_side`.
     ///
-    /// The same as torchvision's `Resize` and `CenterCrop`. `build()` refuses a `size` over `resize_shorter_side`.
+    /// The same as torchvision's `Resize` and `CenterCrop`. `build()` refuses a `size` over
+    /// `resize_shorter_side`.
     pub fn center_crop(resize_shorter_side: u32, size: u32) -> Self {
         Self::new(Op::CenterCrop {
             resize: resize_shorter_side,
@@ -164,7 +168,8 @@ impl Image {
         })
     }
 
-    /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's `RandomResizedCrop`.
+    /// A random part of the picture, scaled to `size` × `size` pixels: torchvision's
+    /// `RandomResizedCrop`.
     pub fn random_resized_crop(size: u32) -> Self {
         Self::new(Op::RandomResizedCrop {
             size,
@@ -175,9 +180,9 @@ impl Image {
 
     /// The whole picture as square patches of `size` × `size` pixels, at most `most` of them.
     ///
-    /// The picture keeps its aspect ratio and, if it fits, its size: sides are rounded up to whole patches, as by SigLIP2
-    /// NaFlex in Hugging Face's transformers. A larger one is scaled down. The fields of a row, for an encoded field
-    /// `image`:
+    /// The picture keeps its aspect ratio and, if it fits, its size: sides are rounded up to whole
+    /// patches, as by SigLIP2 NaFlex in Hugging Face's transformers. A larger one is scaled down.
+    /// The fields of a row, for an encoded field `image`:
     ///
     /// | field | shape | content |
     /// |---|---|---|
@@ -215,7 +220,8 @@ impl Image {
         }
     }
 
-    /// Smallest and largest share of the picture's area for a random crop; 0.08 to 1 by default. Other crops ignore it.
+    /// Smallest and largest share of the picture's area for a random crop; 0.08 to 1 by default.
+    /// Other crops ignore it.
     #[must_use]
     pub fn scale(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { scale, .. } = &mut self.op {
@@ -224,7 +230,8 @@ impl Image {
         self
     }
 
-    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default. Other crops ignore it.
+    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default. Other crops
+    /// ignore it.
     #[must_use]
     pub fn ratio(mut self, low: f64, high: f64) -> Self {
         if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
@@ -280,7 +287,8 @@ impl Image {
         self
     }
 
-    /// Normalises each channel: scales values to 0..1, subtracts `mean`, divides by `std`. Not for `U8`.
+    /// Normalises each channel: scales values to 0..1, subtracts `mean`, divides by `std`. Not for
+    /// `U8`.
     #[must_use]
     pub fn normalize(mut self, mean: [f32; 3], std: [f32; 3]) -> Self {
         self.values.normalize = Some((mean, std));
@@ -326,11 +334,12 @@ impl Image {
         self
     }
 
-    /// Whether to apply a JPEG's EXIF orientation, as Pillow's `ImageOps.exif_transpose`; false by default, as in
-    /// torchvision.
+    /// Whether to apply a JPEG's EXIF orientation, as Pillow's `ImageOps.exif_transpose`; false by
+    /// default, as in torchvision.
     ///
-    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An unreadable tag
-    /// counts as upright. Other formats decode as stored; the EXIF data of PNG and WebP is ignored.
+    /// The crop is chosen in the upright picture and mapped back, and only the output is turned. An
+    /// unreadable tag counts as upright. Other formats decode as stored; the EXIF data of PNG and
+    /// WebP is ignored.
     #[must_use]
     pub fn exif_orientation(mut self, apply: bool) -> Self {
         self.orient = apply;
@@ -410,7 +419,8 @@ impl Image {
         }
     }
 
-    /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the output.
+    /// The largest divisor (1, 2, 4 or 8) of a JPEG's size at which `crop` is still as large as the
+    /// output.
     pub(super) fn scale_of(&self, crop: &Crop) -> u32 {
         if !self.scaling {
             return 1;

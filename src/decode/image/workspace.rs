@@ -355,7 +355,8 @@ impl Workspace {
         })
     }
 
-    /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the cache.
+    /// Decodes the rows of a JPEG at 1 / `scale` of its size, and scales each while it is in the
+    /// cache.
     fn decode_rows(
         &mut self,
         picture: jpeg::Input<'_>,

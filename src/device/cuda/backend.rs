@@ -85,7 +85,8 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or why it is not used.
+    /// Opens the direct route and runs the trial read. Returns the actual route of the bytes, or
+    /// why it is not used.
     pub(crate) fn open_direct(&mut self, trial: DirectTrial) -> Result<String, String> {
         let (direct, how) = DirectReader::open(&self.gpu, trial)?;
         self.direct = Some(Arc::new(direct));

@@ -69,8 +69,8 @@ impl BatchMemory {
         self.memory.leak();
     }
 
-    /// Ends the registration, and with it cuFile's use of the memory. After a failure the memory may still be written
-    /// to, and is never reused.
+    /// Ends the registration, and with it cuFile's use of the memory. After a failure the memory
+    /// may still be written to, and is never reused.
     pub(crate) fn release(&mut self) -> Result<()> {
         let Some(registered) = self.registered.take() else {
             return Ok(());
@@ -147,8 +147,8 @@ impl Buffer {
 
     /// Records events after all work on the batch, and forgets its bound streams.
     fn let_go(&mut self, home: &Home) {
-        // One guard for all calls; if it fails, each call fails. The buffer returns anyway, or `next()` would wait for
-        // it for ever.
+        // One guard for all calls; if it fails, each call fails. The buffer returns anyway, or
+        // `next()` would wait for it for ever.
         let _bound = home.gpu.enter();
         self.unsure |= self.mark_released(&home.idle).is_err();
     }
@@ -231,8 +231,8 @@ impl Buffer {
         done
     }
 
-    /// Waits for the whole context if some consumer's work has no event; returns false while a capture forbids the
-    /// wait.
+    /// Waits for the whole context if some consumer's work has no event; returns false while a
+    /// capture forbids the wait.
     ///
     /// Queries captured streams first, because waiting for their context would end the capture.
     pub(super) fn make_sure(&mut self, gpu: &Gpu) -> Result<bool> {
@@ -310,8 +310,8 @@ impl Buffer {
             .collect()
     }
 
-    /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the bytes may never
-    /// arrive.
+    /// Binds the builder's streams, which `build` has checked. Fails on a broken device, where the
+    /// bytes may never arrive.
     pub(crate) fn hand_out(&self, streams: &[Bound]) -> Result<()> {
         self.home().gpu.intact()?;
         self.home().idle.handed(
@@ -362,7 +362,8 @@ impl Drop for Buffer {
         // The loader is gone. `cuMemFree` happens to wait too, but does not promise it.
         let gpu = &self.copied.gpu.clone();
         if self.wait(gpu).is_err() && gpu.synchronize().is_err() {
-            // The context keeps the memory, so the next user of the device must not get this context.
+            // The context keeps the memory, so the next user of the device must not get this
+            // context.
             gpu.give_up();
             self.memory.leak();
         }
@@ -371,8 +372,8 @@ impl Drop for Buffer {
 
 /// Frees a buffer of a dropped loader on another thread.
 ///
-/// `cuMemFree` waits for the device, and [`Buffer::drop`] waits for the consumer's streams. Their work may need a lock
-/// that the caller holds (Python's).
+/// `cuMemFree` waits for the device, and [`Buffer::drop`] waits for the consumer's streams. Their
+/// work may need a lock that the caller holds (Python's).
 fn free_elsewhere(buffer: Box<Buffer>) {
     if driver::is_leaving() {
         return buffer.leak();

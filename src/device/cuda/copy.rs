@@ -12,8 +12,8 @@
 //! No thread waits in the driver for a copy: the device rings a bell, or the thread checks at the
 //! copy's expected end.
 //!
-//! Limits: one batch on the device per buffer. `build` makes all memory, events and lists. Events for further consumer
-//! streams are made when the first batch is bound to them.
+//! Limits: one batch on the device per buffer. `build` makes all memory, events and lists. Events
+//! for further consumer streams are made when the first batch is bound to them.
 
 #![allow(unsafe_code)]
 
@@ -140,14 +140,15 @@ pub(crate) struct Copier {
     made: CopyStream,
     /// Rings when a copy is done. Separate, because a callback blocks its own stream.
     notify: CopyStream,
-    /// Rings when consumers are done with a buffer. Separate, because they may be late and must not delay the bells of
-    /// copies.
+    /// Rings when consumers are done with a buffer. Separate, because they may be late and must not
+    /// delay the bells of copies.
     idle: CopyStream,
     bell: Arc<Sender<()>>,
     pub(crate) free: Receiver<Box<Buffer>>,
     /// A buffer taken out of `free` and given back unused. It is the next to be taken.
     spare: Option<Box<Buffer>>,
-    /// Buffers dropped while their streams were capturing: their remaining use cannot be queried yet.
+    /// Buffers dropped while their streams were capturing: their remaining use cannot be queried
+    /// yet.
     #[expect(clippy::vec_box, reason = "buffers travel in their boxes")]
     unknown: Vec<Box<Buffer>>,
     in_flight: InFlight,
@@ -233,7 +234,8 @@ impl Copier {
         })
     }
 
-    /// Whether the end of consumers' use can be queried. Other failures surface in the buffer's copy.
+    /// Whether the end of consumers' use can be queried. Other failures surface in the buffer's
+    /// copy.
     fn is_known(&self, buffer: &mut Buffer) -> bool {
         buffer.make_sure(&self.home.gpu).unwrap_or(true)
     }
@@ -380,9 +382,9 @@ impl Copier {
             let staging = at(gather.staging);
             let offsets = at(gather.offsets);
             let out = at(step.field);
-            // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row before its end, as computed
-            // in `pipeline/direct.rs`. The arrays are in the buffer, which only this stream uses
-            // now.
+            // SAFETY: staging has `stride` bytes per row, and every offset leaves a whole row
+            // before its end, as computed in `pipeline/direct.rs`. The arrays are in the buffer,
+            // which only this stream uses now.
             unsafe {
                 kernels.gather(
                     self.made.raw(),
@@ -482,7 +484,8 @@ impl Copier {
         }
     }
 
-    /// Whether all work on the buffer has ended, for writers other than the copier. If not, the bell rings when it has.
+    /// Whether all work on the buffer has ended, for writers other than the copier. If not, the
+    /// bell rings when it has.
     pub(crate) fn is_idle(&self, buffer: &mut Buffer) -> Result<bool> {
         if buffer.unsure {
             self.home.gpu.synchronize()?;
@@ -532,7 +535,8 @@ impl Copier {
             // A part may be in flight: the memory is reusable only after its end.
             Err(error) if self.settle() => {
                 self.in_flight.give_back(marks);
-                // A failed event means a failed context: wait for the context once, then drop the events.
+                // A failed event means a failed context: wait for the context once, then drop the
+                // events.
                 buffer.unsure = true;
                 buffer.released.clear();
                 self.give_back(buffer);
@@ -582,7 +586,8 @@ impl Drop for Copier {
     }
 }
 
-/// Sources and targets of these fields' arrays, for a batch of `rows` rows with `used` bytes per field.
+/// Sources and targets of these fields' arrays, for a batch of `rows` rows with `used` bytes per
+/// field.
 fn arrays<'a>(
     from: &'a Layout,
     to: &'a Layout,

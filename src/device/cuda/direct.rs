@@ -214,19 +214,21 @@ pub(crate) struct Bounce {
 impl Bounce {
     /// The whole memory.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it returns.
+        // SAFETY: in bounds, initialised, and exclusive by `&mut self`: `send` waits before it
+        // returns.
         unsafe { std::slice::from_raw_parts_mut(self.region.ptr().as_ptr(), self.region.len()) }
     }
 
-    /// Copies the first `len` bytes to the device, and waits. An error says whether the copy may still be in flight.
+    /// Copies the first `len` bytes to the device, and waits. An error says whether the copy may
+    /// still be in flight.
     ///
     /// # Safety
     /// `[to, to + len)` belongs to a buffer, and has no other user until the call returns.
     pub(crate) unsafe fn send(&mut self, to: DevicePtr, len: usize) -> Result<(), (Error, bool)> {
         let from = self.bytes()[..len].as_ptr();
         let _bound = self.gpu.bind().map_err(|error| (error, false))?;
-        // SAFETY: the source stays unchanged until the synchronisation has returned, or the context is broken. The
-        // caller promises the target.
+        // SAFETY: the source stays unchanged until the synchronisation has returned, or the context
+        // is broken. The caller promises the target.
         let copied = unsafe { self.gpu.copy_to_device(to, from, len, self.stream.raw()) };
         let waited = self.stream.synchronize();
         let lost = waited.is_err() && self.gpu.synchronize().is_err();

@@ -8,14 +8,15 @@
 //!
 //! Invariants:
 //! * Result codes are plain numbers: a newer driver may return a code that no enum has.
-//! * The `Gpu` latches an error that breaks the context ("sticky"). From then on nothing is called, not even in `drop`:
-//!   the context keeps its objects, and they are counted as leaked.
-//! * Nothing is freed while the device may still use it. If that cannot be established, the object is leaked and
-//!   counted.
-//! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all threads, and such a call
-//!   ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), or are among the few that end
-//!   no capture ([`Gpu::enter`]), and no event is recorded on a capturing stream. A call refused
-//!   anyway is repeated: the refusal says nothing about the device.
+//! * The `Gpu` latches an error that breaks the context ("sticky"). From then on nothing is called,
+//!   not even in `drop`: the context keeps its objects, and they are counted as leaked.
+//! * Nothing is freed while the device may still use it. If that cannot be established, the object
+//!   is leaked and counted.
+//! * A thread that captures a CUDA graph in global mode makes the driver refuse calls of all
+//!   threads, and such a call ends the capture. So calls use the relaxed mode ([`Gpu::bind`]), or
+//!   are among the few that end no capture ([`Gpu::enter`]), and no event is recorded on a
+//!   capturing stream. A call refused anyway is repeated: the refusal says nothing about the
+//!   device.
 
 #![allow(unsafe_code)]
 
@@ -40,7 +41,8 @@ use std::time::Duration;
 /// The API version of the committed kernels and the symbols below, in the driver's encoding.
 const VERSION_LEAST: c_int = 12_000;
 
-/// Opaque driver handles. Numbers, so that they can cross threads: driver objects are usable from any thread.
+/// Opaque driver handles. Numbers, so that they can cross threads: driver objects are usable from
+/// any thread.
 pub(crate) type Handle = usize;
 pub(crate) use crate::device::DevicePtr;
 
@@ -71,8 +73,8 @@ macro_rules! symbols {
         impl Symbols {
             fn load(library: &Library) -> Result<Self, String> {
                 Ok(Self {
-                    // SAFETY: the signatures below match CUDA's driver API since version 11, which has a stable ABI;
-                    // the library stays open for the life of the process.
+                    // SAFETY: the signatures below match CUDA's driver API since version 11, which
+                    // has a stable ABI; the library stays open for the life of the process.
                     $($field: *unsafe { library.get(concat!($name, "\0").as_bytes()) }
                         .map_err(|_| concat!("the driver library has no `", $name, "`").to_string())?,)*
                     // SAFETY: as above.
@@ -300,8 +302,8 @@ pub(crate) fn beside_captures<T>(call: impl FnOnce() -> T) -> T {
 fn open_library() -> Result<Library, String> {
     use libloading::os::unix;
     const NOLOAD: c_int = 4;
-    // Prefer a library that the process already has open under this name: other CUDA code here uses it too.
-    // SAFETY: nothing is loaded, so no initialisers run.
+    // Prefer a library that the process already has open under this name: other CUDA code here uses
+    // it too. SAFETY: nothing is loaded, so no initialisers run.
     if let Ok(open) = unsafe { unix::Library::open(Some("libcuda.so"), unix::RTLD_NOW | NOLOAD) } {
         return Ok(open.into());
     }
@@ -546,8 +548,8 @@ impl Gpu {
         Err(Error::new(ErrorKind::Device, Stage::Device, message))
     }
 
-    /// Makes the context current on this thread until the guard is dropped, in the relaxed capture mode. Fails if the
-    /// context is broken.
+    /// Makes the context current on this thread until the guard is dropped, in the relaxed capture
+    /// mode. Fails if the context is broken.
     ///
     /// Loader threads hold one guard for their life: nested guards are then free.
     pub(crate) fn bind(&self) -> Result<Bound<'_>> {
@@ -595,7 +597,8 @@ impl Gpu {
     pub(crate) fn check_uncaptured(&self, stream: Handle) -> Result<()> {
         let _bound = self.enter()?;
         let mut status = 0;
-        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of
+        // `Stream`.
         match unsafe { (self.driver.symbols.stream_capturing)(stream, &mut status) } {
             SUCCESS if status == 0 => Ok(()),
             SUCCESS | CAPTURE_IMPLICIT => {
@@ -637,7 +640,8 @@ impl Gpu {
         )
     }
 
-    /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context is capturing.
+    /// As [`synchronize`](Self::synchronize); returns false at once while a stream of the context
+    /// is capturing.
     pub(crate) fn try_synchronize(&self) -> Result<bool> {
         let _bound = self.bind()?;
         // SAFETY: no preconditions except a current context.
@@ -651,7 +655,8 @@ impl Gpu {
     pub(crate) fn context_of(&self, stream: Handle) -> Result<Handle> {
         let _bound = self.enter()?;
         let mut context = 0;
-        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of
+        // `Stream`.
         self.check("cuStreamGetCtx", unsafe {
             (self.driver.symbols.stream_ctx)(stream, &mut context)
         })?;
@@ -666,7 +671,8 @@ impl Gpu {
         };
         let _bound = self.enter()?;
         let mut green = 0;
-        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of `Stream`.
+        // SAFETY: the pointer is valid for the call; that the stream is alive is the contract of
+        // `Stream`.
         if unsafe { green_of(stream, &mut green) } != SUCCESS
             || green == 0
             || self.device_of(context)? != self.device
@@ -675,7 +681,8 @@ impl Gpu {
         }
         // Asks the driver by trying, because its documentation does not say.
         let mut event = 0;
-        // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed once.
+        // SAFETY: the pointer is valid for the call, 2 is an event without timing; it is destroyed
+        // once.
         unsafe {
             self.check(
                 "cuEventCreate",
@@ -693,8 +700,8 @@ impl Gpu {
     fn device_of(&self, context: Handle) -> Result<c_int> {
         let mut device = -1;
         let mut popped = 0;
-        // SAFETY: the stream's own context is alive, as the stream is; the pointers are valid for the calls, and the last one
-        // pops what the first one pushed.
+        // SAFETY: the stream's own context is alive, as the stream is; the pointers are valid for
+        // the calls, and the last one pops what the first one pushed.
         let asked = unsafe {
             let pushed = (self.driver.symbols.ctx_push)(context);
             self.check("cuCtxPushCurrent", pushed)?;
@@ -711,7 +718,8 @@ impl Gpu {
     /// Makes later work of `stream` wait for `event`.
     pub(crate) fn stream_waits(&self, stream: Handle, event: &Event) -> Result<()> {
         let _bound = self.enter()?;
-        // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as our own.
+        // SAFETY: the event is alive by the borrow, the stream by the contract of `Stream` or as
+        // our own.
         self.check("cuStreamWaitEvent", unsafe {
             (self.driver.symbols.stream_wait)(stream, event.raw, 0)
         })
@@ -720,8 +728,9 @@ impl Gpu {
     /// Enqueues a copy of `len` bytes to the device on `stream`.
     ///
     /// # Safety
-    /// `from` must be valid for reads of `len` bytes, unchanged, until the copy is done; `[to, to + len)` must lie in an
-    /// allocation of this context that nothing else uses from the stream's point on.
+    /// `from` must be valid for reads of `len` bytes, unchanged, until the copy is done;
+    /// `[to, to + len)` must lie in an allocation of this context that nothing else uses from the
+    /// stream's point on.
     pub(crate) unsafe fn copy_to_device(
         &self,
         to: DevicePtr,
@@ -747,8 +756,8 @@ impl Gpu {
         };
         let copied = self.check("cuMemcpyDtoHAsync", code);
         copied?;
-        // Even after another thread latched an error: no copy into `to` may be in flight when this returns.
-        // SAFETY: no preconditions.
+        // Even after another thread latched an error: no copy into `to` may be in flight when this
+        // returns. SAFETY: no preconditions.
         let code = after_captures(|| unsafe { (self.driver.symbols.stream_synchronize)(stream) });
         let waited = self.check("cuStreamSynchronize", code);
         if waited.is_err() && !self.is_broken() {
@@ -878,7 +887,8 @@ impl Drop for Gpu {
             if self.intact().is_err() {
                 return note_leak();
             }
-            // SAFETY: retained once by `primary`; every object of ours in the context keeps its `Gpu` alive.
+            // SAFETY: retained once by `primary`; every object of ours in the context keeps its
+            // `Gpu` alive.
             self.released("cuDevicePrimaryCtxRelease", || {
                 self.driver
                     .relaxed(|| unsafe { (self.driver.symbols.primary_release)(self.device) })
@@ -894,13 +904,14 @@ impl fmt::Debug for Gpu {
 }
 
 thread_local! {
-    /// The context of this thread's innermost guard, 0 without one, and whether a guard set the relaxed mode: nested guards
-    /// are free.
+    /// The context of this thread's innermost guard, 0 without one, and whether a guard set the
+    /// relaxed mode: nested guards are free.
     static CURRENT: Cell<(Handle, bool)> = const { Cell::new((0, false)) };
 }
 
-/// Keeps the context current on this thread; dropping it restores the thread's own context. Other CUDA code in the
-/// process (PyTorch with several devices) relies on its current context, and does not run while this lives.
+/// Keeps the context current on this thread; dropping it restores the thread's own context. Other
+/// CUDA code in the process (PyTorch with several devices) relies on its current context, and does
+/// not run while this lives.
 pub(crate) struct Bound<'g> {
     gpu: &'g Gpu,
     before: (Handle, bool),
@@ -920,7 +931,8 @@ impl Drop for Bound<'_> {
             return;
         }
         let mut context = 0;
-        // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards nest).
+        // SAFETY: the pointer is valid for the call; pops what `bind` pushed on this thread (guards
+        // nest).
         let code = unsafe { (self.gpu.driver.symbols.ctx_pop)(&mut context) };
         // Only for the latch: the guarded call has its own result.
         let _ = self.gpu.check("cuCtxPopCurrent", code);
@@ -933,8 +945,9 @@ mod tests {
 
     #[test]
     fn codes_that_end_the_process_are_sticky() {
-        // cuda.h of 12.0 to 13.5 on each: "This leaves the process in an inconsistent state and any further CUDA work
-        // will return the same error. To continue using CUDA, the process must be terminated and relaunched."
+        // cuda.h of 12.0 to 13.5 on each: "This leaves the process in an inconsistent state and any
+        // further CUDA work will return the same error. To continue using CUDA, the process must be
+        // terminated and relaunched."
         let inconsistent = [
             (226, "CUDA_ERROR_CONTAINED"),
             (700, "CUDA_ERROR_ILLEGAL_ADDRESS"),
@@ -947,7 +960,8 @@ mod tests {
             (718, "CUDA_ERROR_INVALID_PC"),
             (719, "CUDA_ERROR_LAUNCH_FAILED"),
             (721, "CUDA_ERROR_TENSOR_MEMORY_LEAK"),
-            // "the MPS client has been terminated ... the process must be terminated and relaunched"
+            // "the MPS client has been terminated ... the process must be terminated and
+            // relaunched"
             (810, "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
         ];
         for (code, name) in inconsistent {

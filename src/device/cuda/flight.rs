@@ -26,7 +26,8 @@ use std::sync::Arc;
 
 /// The events of one slot in flight.
 pub(super) struct Marks {
-    /// The copy stream has reached the waits for consumers' streams. Recorded only if there are waits.
+    /// The copy stream has reached the waits for consumers' streams. Recorded only if there are
+    /// waits.
     pub(super) queued: Event,
     /// Timed: the waits are over and the copies begin.
     pub(super) began: Event,
@@ -95,7 +96,8 @@ impl InFlight {
         })
     }
 
-    /// Events for the next copy; return them by [`push`](Self::push) or [`give_back`](Self::give_back).
+    /// Events for the next copy; return them by [`push`](Self::push) or
+    /// [`give_back`](Self::give_back).
     pub(super) fn marks(&mut self) -> Marks {
         self.spare
             .pop()

@@ -1,5 +1,5 @@
-//! Idle time of the consumer's stream, from events on it. The consumer records them and the transfer thread reads them
-//! once they are reached. No thread waits.
+//! Idle time of the consumer's stream, from events on it. The consumer records them and the
+//! transfer thread reads them once they are reached. No thread waits.
 //!
 //! ```text
 //! consumer's stream ── step k-1 ──● marked(k-1) ······· ● asked(k) ····· ● start(k) ── step k ──● marked(k)
@@ -35,10 +35,10 @@
 //! The same events give the stream's track in a trace: `now` relates the device's clock to the
 //! host's at each step.
 //!
-//! A step is measured on the first stream that takes its batch. The builder's streams, streams that come with
-//! their owner, and the default stream stay alive, so `asked` is recorded on them. A bare handle is valid until the
-//! drop of the batch bound to it. After the drop, `asked` is `now`, and idle time counts from
-//! `released` or `marked` if that is later.
+//! A step is measured on the first stream that takes its batch. The builder's streams, streams that
+//! come with their owner, and the default stream stay alive, so `asked` is recorded on them. A bare
+//! handle is valid until the drop of the batch bound to it. After the drop, `asked` is `now`, and
+//! idle time counts from `released` or `marked` if that is later.
 //!
 //! Limits:
 //! * Two events recorded on an idle device can be [`JITTER_NS`] apart, so work that ends within
@@ -257,7 +257,8 @@ impl Recent {
 }
 
 impl IdleMeter {
-    /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless `measured`.
+    /// Makes the events for `slots` slots and `batches` device batches; measures nothing unless
+    /// `measured`.
     pub(crate) fn new(
         gpu: &Arc<Gpu>,
         clock: Clock,
@@ -360,7 +361,8 @@ impl IdleMeter {
     /// Notes that the program has enqueued all work of its step, on `stream` or else on the stream
     /// that took the last batch.
     ///
-    /// Nothing is marked while the stream captures a graph. Other errors mean a broken device, which is reported elsewhere.
+    /// Nothing is marked while the stream captures a graph. Other errors mean a broken device,
+    /// which is reported elsewhere.
     pub(crate) fn mark(&self, stream: Option<&Stream>) {
         if self.empty.is_none() {
             return;
@@ -630,8 +632,8 @@ impl Reader {
 }
 
 impl Idle {
-    /// Draws the step on the track: the last step's work, possible idleness before the request, the wait for the batch,
-    /// the time until the batch was bound.
+    /// Draws the step on the track: the last step's work, possible idleness before the request, the
+    /// wait for the batch, the time until the batch was bound.
     fn draw(&self, ring: &Ring, start: u64, span: u64) {
         let bound = start.saturating_sub(self.unbound);
         let asked = bound.saturating_sub(self.starved);
@@ -681,8 +683,9 @@ mod tests {
         marks: bool,
     }
 
-    /// A step, in units of 200 µs: the host waits for the batch, its copy ends later, it is bound later still; the host
-    /// launches work, is busy, and launches more; then it does something else.
+    /// A step, in units of 200 µs: the host waits for the batch, its copy ends later, it is bound
+    /// later still; the host launches work, is busy, and launches more; then it does something
+    /// else.
     type Times = [u64; 7];
 
     /// The true values of a consumer's steps, computed from the script.

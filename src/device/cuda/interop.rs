@@ -38,10 +38,11 @@ impl From<Arc<CudaStream>> for Stream {
     }
 }
 
-/// A field of a batch in device memory, for cudarc's kernels and copies: `&*slice` is a [`CudaSlice`].
+/// A field of a batch in device memory, for cudarc's kernels and copies: `&*slice` is a
+/// [`CudaSlice`].
 ///
-/// The memory belongs to the batch; dropping the slice frees nothing. Use it on its own stream; bind other streams to
-/// the batch first ([`Batch::bind`](crate::Batch::bind)).
+/// The memory belongs to the batch; dropping the slice frees nothing. Use it on its own stream;
+/// bind other streams to the batch first ([`Batch::bind`](crate::Batch::bind)).
 pub struct FieldSlice<'a, T> {
     /// Taken only by `drop`.
     slice: ManuallyDrop<CudaSlice<T>>,
@@ -97,7 +98,8 @@ impl<T> Drop for FieldSlice<'_, T> {
     fn drop(&mut self) {
         // SAFETY: taken once, here.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // The slice's stream waits for other streams' work on it, so that the batch's event covers all of it.
+        // The slice's stream waits for other streams' work on it, so that the batch's event covers
+        // all of it.
         let _ = slice.leak();
     }
 }

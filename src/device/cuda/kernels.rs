@@ -5,8 +5,8 @@
 //!                    └─ runs on the CPU in tests/device/kernels.rs
 //! ```
 //!
-//! Limits: rows < 2^31; pictures as checked by `finish.rs`. Any launch shape gives the same bytes, so the shapes here
-//! only affect speed. No launch waits: each is ordered by its stream.
+//! Limits: rows < 2^31; pictures as checked by `finish.rs`. Any launch shape gives the same bytes,
+//! so the shapes here only affect speed. No launch waits: each is ordered by its stream.
 //!
 //! Invariant: every launch has ended before [`Kernels`] and [`Finisher`] are dropped.
 
@@ -27,8 +27,8 @@ struct FatBinary<B: ?Sized>(B);
 /// The kernels for all GPUs: the driver uses matching machine code, or else compiles the PTX.
 static KERNELS: &FatBinary<[u8]> = &FatBinary(*include_bytes!("kernels/finish.fatbin"));
 
-/// Results of 2 bytes: `const u8* in, T* out, const u8* flips, const T* table, u32 rows, height, width, channels, int
-/// channels_first`.
+/// Results of 2 bytes: `const u8* in, T* out, const u8* flips, const T* table, u32 rows, height,
+/// width, channels, int channels_first`.
 const FINISH_2: &CStr = c"feedline_finish_2";
 /// Results of 4 bytes; the parameters are those of [`FINISH_2`].
 const FINISH_4: &CStr = c"feedline_finish_4";
@@ -93,7 +93,8 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Copies `row_bytes` bytes of `staging` from `offsets[i]` to row `i` of `out`, in stream order.
+    /// Copies `row_bytes` bytes of `staging` from `offsets[i]` to row `i` of `out`, in stream
+    /// order.
     ///
     /// Any offset, length and address works. 0 rows or 0 bytes launch nothing.
     ///
@@ -102,8 +103,10 @@ impl Kernels {
     /// # Safety
     /// The context is bound. Until the kernel has ended:
     /// * `offsets` is `rows` aligned `u64`s without a writer;
-    /// * `offsets[i] + row_bytes` is at most the length of `staging`, and these bytes have no writer;
-    /// * the 4-byte words around these bytes lie in the same allocation (true if it ends at a multiple of 4 bytes);
+    /// * `offsets[i] + row_bytes` is at most the length of `staging`, and these bytes have no
+    ///   writer;
+    /// * the 4-byte words around these bytes lie in the same allocation (true if it ends at a
+    ///   multiple of 4 bytes);
     /// * `out` is `rows * row_bytes` bytes without another user.
     pub(crate) unsafe fn gather(
         &self,
@@ -129,7 +132,8 @@ impl Kernels {
     }
 
     /// # Safety
-    /// Each of `params` points to a value of the function's parameter type, and the kernel may run with them.
+    /// Each of `params` points to a value of the function's parameter type, and the kernel may run
+    /// with them.
     unsafe fn launch<const N: usize>(
         &self,
         function: Handle,
@@ -172,9 +176,11 @@ impl Finisher {
         Ok(Self { kernels, table })
     }
 
-    /// Converts `rows` pictures, as [`crate::device::Finish::apply`], in stream order. 0 rows launch nothing.
+    /// Converts `rows` pictures, as [`crate::device::Finish::apply`], in stream order. 0 rows
+    /// launch nothing.
     ///
-    /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any case.
+    /// Fast if both arrays are aligned to 16 bytes and the width is a multiple of 4; correct in any
+    /// case.
     ///
     /// Errors: [`ErrorKind::Config`] for 2^31 rows or more; driver failures.
     ///
@@ -199,7 +205,8 @@ impl Finisher {
             2 => self.kernels.finish_2,
             _ => self.kernels.finish_4,
         };
-        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no value is truncated.
+        // A plan has fewer than 2^31 values per picture, and the shape fewer than 2^31 rows, so no
+        // value is truncated.
         let sizes = [rows, plan.size.height, plan.size.width, plan.size.channels]
             .map(|size| size as c_uint);
         let channels_first = c_int::from(plan.channels_first);
@@ -216,12 +223,14 @@ impl Finisher {
             place(&sizes[3]),
             place(&channels_first),
         ];
-        // SAFETY: the parameters match `FINISH_2` in order and types; the caller promises the arrays, and `self` has the table.
+        // SAFETY: the parameters match `FINISH_2` in order and types; the caller promises the
+        // arrays, and `self` has the table.
         unsafe { self.kernels.launch(function, shape, stream, params) }
     }
 }
 
-/// A pointer to a parameter, as the driver takes it. The driver reads it during the launch call, and never writes it.
+/// A pointer to a parameter, as the driver takes it. The driver reads it during the launch call,
+/// and never writes it.
 fn place<T>(value: &T) -> *mut c_void {
     ptr::from_ref(value).cast_mut().cast()
 }
@@ -234,7 +243,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// x: one thread per 4 pixels; y: pictures. All blocks do the same number of both. `None`: nothing to launch.
+    /// x: one thread per 4 pixels; y: pictures. All blocks do the same number of both. `None`:
+    /// nothing to launch.
     fn finish(pixels: usize, rows: usize) -> Result<Option<Self>> {
         if rows > i32::MAX as usize {
             let message =
@@ -253,7 +263,8 @@ impl Shape {
         }))
     }
 
-    /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to launch.
+    /// x: one thread per 16 bytes; y: rows, several per block if they are short. `None`: nothing to
+    /// launch.
     fn gather(row_bytes: u64, rows: u64) -> Option<Self> {
         if row_bytes == 0 || rows == 0 {
             return None;

@@ -13,8 +13,9 @@
 //!
 //! Invariants:
 //! * `build` reserves device memory once; a batch reserves nothing.
-//! * A slot belongs to the copy until the copy's event is reached. A buffer belongs to the consumer until the events
-//!   recorded at the batch's drop are reached. The copy stream waits for these events; no thread does.
+//! * A slot belongs to the copy until the copy's event is reached. A buffer belongs to the consumer
+//!   until the events recorded at the batch's drop are reached. The copy stream waits for these
+//!   events; no thread does.
 //! * No thread waits in the driver for the device, except at shutdown.
 //!
 //! # CUDA graphs
@@ -23,14 +24,15 @@
 //! loader's calls use the relaxed mode, or are among the few that captures allow, so they neither
 //! end the capture nor fail. If the consumer's stream itself is capturing:
 //!
-//! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind), reading a field, and
-//!   `next()` of a loader with that stream fail with [`ErrorKind::Config`]; nothing is lost, and
-//!   the capture continues.
-//! * A graph must not work on a batch, because the memory holds another batch when the graph runs. Copy the batch to
-//!   the graph's own memory between runs.
-//! * A batch may be dropped during the capture. Its memory is reused after the capture. A bare handle
-//!   ([`Stream::from_raw`], DLPack) may be invalid by then, so the loader waits for the whole context instead, which
-//!   ends a capture (error 901): drop such a batch before or after the capture.
+//! * Receive and bind batches before or after the capture. [`Batch::bind`](crate::Batch::bind),
+//!   reading a field, and `next()` of a loader with that stream fail with [`ErrorKind::Config`];
+//!   nothing is lost, and the capture continues.
+//! * A graph must not work on a batch, because the memory holds another batch when the graph runs.
+//!   Copy the batch to the graph's own memory between runs.
+//! * A batch may be dropped during the capture. Its memory is reused after the capture. A bare
+//!   handle ([`Stream::from_raw`], DLPack) may be invalid by then, so the loader waits for the
+//!   whole context instead, which ends a capture (error 901): drop such a batch before or after the
+//!   capture.
 //!
 //! # Onto the GPU
 //!
@@ -41,19 +43,19 @@
 //! ## cudarc: kernels of your own
 //!
 //! With the feature `cudarc`, `Device::cuda_in` takes your context,
-//! [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) takes your stream, and `FieldView::cuda_slice` returns a
-//! field as a `CudaSlice`.
+//! [`LoaderBuilder::stream`](crate::LoaderBuilder::stream) takes your stream, and
+//! `FieldView::cuda_slice` returns a field as a `CudaSlice`.
 //!
-//! cudarc builds bindings for one version of CUDA. Your program chooses it; this crate does not. Depend on cudarc
-//! yourself, or set `CUDARC_CUDA_VERSION=12080` in the environment of the build:
+//! cudarc builds bindings for one version of CUDA. Your program chooses it; this crate does not.
+//! Depend on cudarc yourself, or set `CUDARC_CUDA_VERSION=12080` in the environment of the build:
 //!
 //! ```toml
 //! feedline = { version = "0.1", features = ["cudarc"] }
 //! cudarc = { version = "0.19", default-features = false, features = ["std", "driver", "cuda-12080"] }
 //! ```
 //!
-//! Bindings of an older version run on newer drivers. `cuda-version-from-build-system` asks `nvcc`, and fails the build
-//! for a version unknown to cudarc.
+//! Bindings of an older version run on newer drivers. `cuda-version-from-build-system` asks `nvcc`,
+//! and fails the build for a version unknown to cudarc.
 //!
 //! ```no_run
 //! use feedline::device::cuda::cudarc::driver::{CudaFunction, CudaStream, LaunchConfig, PushKernelArg};
@@ -88,9 +90,10 @@
 //!
 //! ## candle
 //!
-//! A candle tensor owns and frees its memory, so it cannot borrow a batch: it gets a copy, made on the GPU at memory
-//! speed. This example is not compiled here, since candle's feature `cuda` needs nvcc. It was type-checked against
-//! candle-core 0.9.2 and 0.11.1, which share this crate's version of cudarc and so its types.
+//! A candle tensor owns and frees its memory, so it cannot borrow a batch: it gets a copy, made on
+//! the GPU at memory speed. This example is not compiled here, since candle's feature `cuda` needs
+//! nvcc. It was type-checked against candle-core 0.9.2 and 0.11.1, which share this crate's version
+//! of cudarc and so its types.
 //!
 //! ```ignore
 //! use candle_core::{CudaStorage, Storage, Tensor, op::BackpropOp};
@@ -231,7 +234,8 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
     let driver = driver()?;
     let mut gpus = GPUS.hold();
     gpus.retain(|gpu| gpu.strong_count() > 0);
-    // The user may have made a new context for a broken device; the driver decides whether it is usable.
+    // The user may have made a new context for a broken device; the driver decides whether it is
+    // usable.
     let known = gpus
         .iter()
         .filter_map(Weak::upgrade)

@@ -5,8 +5,8 @@
 //! JSON; the number of inputs and their bytes, 8 bytes each, and notes that do not affect the
 //! output.
 //!
-//! A lookup reads two ends and one block, so memory does not depend on the number of inputs; the writer keeps 8 bytes per
-//! block.
+//! A lookup reads two ends and one block, so memory does not depend on the number of inputs; the
+//! writer keeps 8 bytes per block.
 //!
 //! The identity is a hash of the settings and of all inputs. Two plans with equal identities give
 //! the same output.
@@ -120,7 +120,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the file and gives it its name, unless that is taken. `notes` are not part of the identity.
+    /// Ends the file and gives it its name, unless that is taken. `notes` are not part of the
+    /// identity.
     pub(super) fn finish(mut self, settings: &str, notes: &str) -> Result<()> {
         if !self.block.is_empty() {
             self.end_block()?;

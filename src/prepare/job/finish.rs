@@ -53,7 +53,8 @@ pub struct Finished {
     pub unchanged: BTreeMap<String, u64>,
     /// Number of files in the input folder that are not inputs, by ending.
     pub left_out: BTreeMap<String, u64>,
-    /// One file with the indexes of all tar shards, for [`TarBuilder::index_file`](crate::dataset::TarBuilder::index_file).
+    /// One file with the indexes of all tar shards, for
+    /// [`TarBuilder::index_file`](crate::dataset::TarBuilder::index_file).
     pub index: Option<PathBuf>,
 }
 
@@ -276,7 +277,8 @@ impl Finished {
         }
     }
 
-    /// The missing tasks as Slurm's `--array` and [`Tasks::list`](super::Tasks::list) take them, such as `3,17,40-44`.
+    /// The missing tasks as Slurm's `--array` and [`Tasks::list`](super::Tasks::list) take them,
+    /// such as `3,17,40-44`.
     pub fn missing_list(&self) -> String {
         Numbers(&self.missing).to_string()
     }

@@ -1,4 +1,5 @@
-//! Lists a folder of pictures in the order of [`Images`](crate::dataset::Images), in bounded memory.
+//! Lists a folder of pictures in the order of [`Images`](crate::dataset::Images), in bounded
+//! memory.
 //!
 //! ```text
 //! names of a folder ──► at most 64 MiB, sorted ──► runs on disk ──merge──► pictures, 16,384 at a time ──stat──► each

@@ -1,4 +1,5 @@
-//! Plans: inputs are cut into tasks, processes run them in any order, and one call finishes the job.
+//! Plans: inputs are cut into tasks, processes run them in any order, and one call finishes the
+//! job.
 //!
 //! ```text
 //! plan    inputs ──listed once──► OUT/plan.fdp: settings, inputs, n tasks

@@ -57,9 +57,9 @@ pub(super) enum Work {
 }
 
 impl Shards {
-    /// Writes `plan.fdp` into the folder `to`: the pictures of `from`, these settings, and `tasks` tasks. Task *k* of *n*
-    /// writes shard *k*: the pictures from position *k/n* to *(k+1)/n* of the order. Limits of a shard and the number of
-    /// workers do not apply.
+    /// Writes `plan.fdp` into the folder `to`: the pictures of `from`, these settings, and `tasks`
+    /// tasks. Task *k* of *n* writes shard *k*: the pictures from position *k/n* to *(k+1)/n* of
+    /// the order. Limits of a shard and the number of workers do not apply.
     ///
     /// Lists and measures the pictures once, in bounded memory, except that a folder in a bucket is
     /// listed as a whole. All nodes must reach `from` and `to` by the same paths.
@@ -73,7 +73,8 @@ impl Shards {
         in_empty(to, || self.plan_in(&root, to, |_, _| Ok(tasks)))
     }
 
-    /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their bytes.
+    /// Writes the plan, unless an equal one is there. `tasks` gets the number of pictures and their
+    /// bytes.
     pub(super) fn plan_in(
         &self,
         root: &Path,
@@ -168,12 +169,14 @@ impl Plan {
         Ok(Self { reader, head, dir })
     }
 
-    /// Writes `plan.fdp` into the folder `to`, for work on whole files by [`run_files`](Self::run_files). `pattern`: a file,
-    /// a folder (its files with one of `endings`; all files if `endings` is empty), or a pattern
-    /// such as `train-{0000..0127}.tar`. Task *k* of *n* gets the files from *k/n* to *(k+1)/n*.
-    /// The plan stores `settings` for the program.
+    /// Writes `plan.fdp` into the folder `to`, for work on whole files by
+    /// [`run_files`](Self::run_files). `pattern`: a file, a folder (its files with one of
+    /// `endings`; all files if `endings` is empty), or a pattern such as `train-{0000..0127}.tar`.
+    /// Task *k* of *n* gets the files from *k/n* to *(k+1)/n*. The plan stores `settings` for the
+    /// program.
     ///
-    /// Errors: a missing file; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than files.
+    /// Errors: a missing file; [`ErrorKind::Config`] if `to` is not empty, or for more tasks than
+    /// files.
     pub fn of_files(
         pattern: impl AsRef<Path>,
         endings: &[&str],

@@ -153,7 +153,8 @@ pub(super) enum Found {
     Done(Done),
 }
 
-/// Reads the last line of a record. Errors: those of reading; [`ErrorKind::Config`] for a record of another plan.
+/// Reads the last line of a record. Errors: those of reading; [`ErrorKind::Config`] for a record of
+/// another plan.
 pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
     let blob = match Blob::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),

@@ -35,7 +35,8 @@ pub struct Ran {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// Progress within a task: after every window of up to 256 pictures, or every call of the work on files.
+    /// Progress within a task: after every window of up to 256 pictures, or every call of the work
+    /// on files.
     Inputs {
         /// The task.
         task: u64,
@@ -60,8 +61,9 @@ impl Plan {
     /// fails because of an input does not keep the others from running. A requested stop ends the
     /// run after the pictures in progress, and leaves nothing of the unfinished task.
     ///
-    /// Errors: [`ErrorKind::Config`] for a task that the plan lacks, a plan of files, or a file in the output that this
-    /// plan did not write; system errors of writing, where the message names a full disk.
+    /// Errors: [`ErrorKind::Config`] for a task that the plan lacks, a plan of files, or a file in
+    /// the output that this plan did not write; system errors of writing, where the message names a
+    /// full disk.
     pub fn run(
         &self,
         tasks: &Tasks,
@@ -72,7 +74,8 @@ impl Plan {
         self.run_shards(tasks, workers, stop, &mut watch, false)
     }
 
-    /// As [`run`](Self::run). `strict`: a task that fails because of an input ends the run with its error.
+    /// As [`run`](Self::run). `strict`: a task that fails because of an input ends the run with its
+    /// error.
     pub(super) fn run_shards(
         &self,
         tasks: &Tasks,

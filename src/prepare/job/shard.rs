@@ -99,7 +99,8 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// Writes the shard, its index, and the record. `progress` gets the number of finished pictures after each window.
+    /// Writes the shard, its index, and the record. `progress` gets the number of finished pictures
+    /// after each window.
     pub(super) fn run(mut self, progress: &mut (dyn FnMut(u64) + Send)) -> Result<()> {
         let maker = self.maker;
         let first = self.positions.start;

@@ -21,7 +21,8 @@ impl Tasks {
         Self(Choice::Part(0, 1))
     }
 
-    /// Part `part` of `parts` equal parts, counted from 0. Errors: [`ErrorKind::Config`] unless `part < parts`.
+    /// Part `part` of `parts` equal parts, counted from 0. Errors: [`ErrorKind::Config`] unless
+    /// `part < parts`.
     pub fn part(part: u64, parts: u64) -> Result<Self> {
         match parts {
             0 => Err(bad("0 parts: name at least 1")),
@@ -33,7 +34,8 @@ impl Tasks {
         }
     }
 
-    /// Tasks by number, such as `3,17,40-44`, as Slurm writes them. Errors: [`ErrorKind::Config`] for anything else.
+    /// Tasks by number, such as `3,17,40-44`, as Slurm writes them. Errors: [`ErrorKind::Config`]
+    /// for anything else.
     pub fn list(text: &str) -> Result<Self> {
         let range = |item: &str| {
             let (first, last) = item.split_once('-').unwrap_or((item, item));
@@ -54,8 +56,8 @@ impl Tasks {
         Ok(Self(Choice::List(ranges.collect::<Result<_>>()?)))
     }
 
-    /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else the part of
-    /// [`Rank::from_env`].
+    /// The choice of the launcher: the task `SLURM_ARRAY_TASK_ID` in an array job of Slurm; else
+    /// the part of [`Rank::from_env`].
     ///
     /// Errors: [`ErrorKind::Config`] as in `Rank::from_env`, for an array job whose elements have
     /// several ranks each, and without a launcher, since every process would then run all tasks.

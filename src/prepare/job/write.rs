@@ -23,10 +23,11 @@ impl Shards {
     /// failed leaves them, and the same call continues there: it reads the finished shards, and
     /// writes the others. The shards then have the same bytes as after an uninterrupted call.
     ///
-    /// Errors: those of [`plan`](Self::plan), [`Plan::run`] and [`Plan::finish`]; a damaged picture, with its path (the first in the
-    /// order of writing); [`ErrorKind::Config`] if `to` holds something else, holds a plan with
-    /// other settings, or another call is writing there; [`ErrorKind::Changed`] if pictures were
-    /// added, removed or modified since the call that left the plan.
+    /// Errors: those of [`plan`](Self::plan), [`Plan::run`] and [`Plan::finish`]; a damaged
+    /// picture, with its path (the first in the order of writing); [`ErrorKind::Config`] if `to`
+    /// holds something else, holds a plan with other settings, or another call is writing there;
+    /// [`ErrorKind::Changed`] if pictures were added, removed or modified since the call that left
+    /// the plan.
     pub fn write(
         &self,
         from: impl AsRef<Path>,

@@ -84,7 +84,8 @@ pub struct Verdict {
     pub advice: Vec<Advice>,
     /// The stages with work, from the consumer upstream.
     pub stages: Vec<StageLoad>,
-    /// Whether the consumer works between two batches. Without a demand the cause is the limit of the loader alone.
+    /// Whether the consumer works between two batches. Without a demand the cause is the limit of
+    /// the loader alone.
     pub demand: bool,
     /// The work of the decode workers.
     pub effort: Effort,
@@ -278,8 +279,8 @@ fn decide(loads: &Loads, snapshot: &Snapshot) -> (Cause, Option<Cause>) {
         let budget = (loads.lacks_room() >= LACKS).then_some(Cause::MemoryBudget);
         return (Cause::Consumer, near(Consumer).or(budget));
     }
-    // The device measures its bus; the loads of threads and reads contain their wait for a core. A device that always reads is the
-    // limit, unless most of the time is such a wait.
+    // The device measures its bus; the loads of threads and reads contain their wait for a core. A
+    // device that always reads is the limit, unless most of the time is such a wait.
     let reads =
         (!loads.from_memory && loads.likely(Storage) >= SATURATED).then_some(Cause::Storage);
     // The saturated stage's own loss bounds the gain of more cores.

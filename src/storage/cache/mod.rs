@@ -1,4 +1,5 @@
-//! A cache of objects, and of files on network mounts, on local disks. The processes of a machine share it.
+//! A cache of objects, and of files on network mounts, on local disks. The processes of a machine
+//! share it.
 //!
 //! ```text
 //! read of an object ──► route ─┬─ all blocks are here ─► reader of files (page cache, io_uring, O_DIRECT)
@@ -26,8 +27,9 @@
 //! DIR/v1/objects/2a/HASH.INC.units  which units of 4 KiB of other blocks are here, until the next boot
 //! ```
 //!
-//! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and machine, as a rule;
-//! [`FREE`](config::FREE) of the file system stays free, at most [`FREE_BLOCKS`](config::FREE_BLOCKS).
+//! Limits: [`BLOCK`](config::BLOCK) bytes per download and thread; one download per block and
+//! machine, as a rule; [`FREE`](config::FREE) of the file system stays free, at most
+//! [`FREE_BLOCKS`](config::FREE_BLOCKS).
 //!
 //! Invariants:
 //! * A file's name is never reused, and blocks are only added to it. So a reader may close and
@@ -39,7 +41,8 @@
 //!   compared with its checksum.
 //! * A failing, full, slow or read-only disk never fails a read: the read goes to the network, and
 //!   is counted.
-//! * No read waits for a lock, a lookup or another process for longer than 4 × [`PATIENCE`](config::PATIENCE).
+//! * No read waits for a lock, a lookup or another process for longer than 4 ×
+//!   [`PATIENCE`](config::PATIENCE).
 //! * Only files with such a name and header are removed, and only from folders that no process
 //!   reads.
 

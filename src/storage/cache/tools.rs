@@ -41,9 +41,11 @@ pub struct CacheEntry {
 }
 
 impl Cache {
-    /// The objects in the folder, in the order of their URLs. Running loaders may add more. Foreign files are left out.
+    /// The objects in the folder, in the order of their URLs. Running loaders may add more. Foreign
+    /// files are left out.
     ///
-    /// Errors: [`ErrorKind::NotFound`] for a missing folder; [`ErrorKind::Config`] for one that is no cache; the system's.
+    /// Errors: [`ErrorKind::NotFound`] for a missing folder; [`ErrorKind::Config`] for one that is
+    /// no cache; the system's.
     pub fn entries(&self) -> Result<Vec<CacheEntry>> {
         let dir = self.existing(false)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;

@@ -1,11 +1,12 @@
-//! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task opens it anew.
+//! Where a cache's blocks come from: an object of a store, or a file on a network mount. Each task
+//! opens it anew.
 //!
 //! A file's version is its inode and the times of its last changes, in nanoseconds; a name is its
 //! canonical path. Every open and every block compares the version with the one that the loader
 //! found first:
 //!
-//! * Another length, inode or modification time: the file was written or replaced, and its reads fail
-//!   ([`ErrorKind::Changed`]).
+//! * Another length, inode or modification time: the file was written or replaced, and its reads
+//!   fail ([`ErrorKind::Changed`]).
 //! * Only another change time, as after `chmod`: the bytes may have changed or not, so nothing more
 //!   is read from the cache.
 //! * A file that was just written is not kept yet: a second write may leave its times unchanged. A

@@ -53,7 +53,8 @@ pub struct CacheWarmed {
     pub found: u64,
     /// Bytes that this call downloaded and kept.
     pub kept: u64,
-    /// Why bytes are missing: an error for each object that cannot be kept, at most 1000, or one for the whole cache.
+    /// Why bytes are missing: an error for each object that cannot be kept, at most 1000, or one
+    /// for the whole cache.
     pub errors: Vec<Error>,
 }
 

@@ -6,12 +6,14 @@
 //!              └─► waits for the renewal that runs, or starts one ─► new credentials, or its error
 //! ```
 //!
-//! Limits: [`DEADLINE`] for a renewal; a failed one is repeated after [`PAUSE`] while the old credentials are valid.
+//! Limits: [`DEADLINE`] for a renewal; a failed one is repeated after [`PAUSE`] while the old
+//! credentials are valid.
 //!
 //! Invariants:
 //! * A renewal belongs to no request, so a cancelled request does not end it.
 //! * A failed renewal leaves the old credentials in use until they end.
-//! * Credentials that the store calls expired are renewed once for all requests that were signed with them.
+//! * Credentials that the store calls expired are renewed once for all requests that were signed
+//!   with them.
 //! * No message, and no `Debug`, shows a credential.
 
 use super::http::cause;
@@ -35,11 +37,13 @@ pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// Pause after a failed renewal, at most a quarter of the time that is left.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Answers without the store's code, such as those to `HEAD`, force no renewal of credentials younger than this.
+/// Answers without the store's code, such as those to `HEAD`, force no renewal of credentials
+/// younger than this.
 const YOUNG: Duration = Duration::from_secs(10);
 
-/// The client library's providers keep credentials themselves, renew them when they have 4 to 5 minutes left, and do
-/// not tell their end. So each answer of theirs counts for 3 minutes, and they are asked again after 1 minute.
+/// The client library's providers keep credentials themselves, renew them when they have 4 to 5
+/// minutes left, and do not tell their end. So each answer of theirs counts for 3 minutes, and they
+/// are asked again after 1 minute.
 const LIBRARY_LIFE: Duration = Duration::from_secs(180);
 const LIBRARY_DUE: Duration = Duration::from_secs(60);
 
@@ -270,7 +274,8 @@ impl<C: Send + Sync + 'static> CredentialProvider for Credentials<C> {
 
 type Provider<C> = Arc<dyn CredentialProvider<Credential = C>>;
 
-/// The client library's own provider: keys of the environment, web identity, containers, metadata servers.
+/// The client library's own provider: keys of the environment, web identity, containers, metadata
+/// servers.
 pub(super) struct Library<C> {
     make: Box<dyn Fn() -> object_store::Result<Provider<C>> + Send + Sync>,
     made: Mutex<Provider<C>>,

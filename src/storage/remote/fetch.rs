@@ -11,7 +11,8 @@
 //! Invariant: unproven bytes go into no sample and no cache, even if the read is cancelled or
 //! fails.
 //!
-//! Limits: a try ends when [`LEAST`] bytes take longer than the patience, so that no server holds a read for ever.
+//! Limits: a try ends when [`LEAST`] bytes take longer than the patience, so that no server holds a
+//! read for ever.
 
 use super::http::{Answer, Note, cause};
 use super::limit::Permit;
@@ -70,7 +71,8 @@ impl Store {
 /// Pause before the second try; it doubles with each, up to 3.2 s.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Bytes that make a try count as progress. A server that sends one byte and resets must not be asked for ever.
+/// Bytes that make a try count as progress. A server that sends one byte and resets must not be
+/// asked for ever.
 const PROGRESS: u64 = 64 << 10;
 
 /// Number of lookups of an object whose version is in doubt. Mirrors often answer in turn.
@@ -249,8 +251,9 @@ impl Sink for Collected {
 
 /// Fetches `range` of an object, which must not be empty. `sink` gets its bytes in order.
 ///
-/// Errors name the object and the range: [`ErrorKind::Changed`] for another version, [`ErrorKind::NotFound`],
-/// [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store, [`ErrorKind::Io`].
+/// Errors name the object and the range: [`ErrorKind::Changed`] for another version,
+/// [`ErrorKind::NotFound`], [`ErrorKind::Permission`], [`ErrorKind::Stalled`] for a silent store,
+/// [`ErrorKind::Io`].
 pub(super) async fn fetch(
     object: &Object,
     range: Range<u64>,

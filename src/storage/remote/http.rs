@@ -1,7 +1,8 @@
 //! One HTTP exchange: the client with its time limits, and a note of the store's answer.
 //!
-//! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and messages need: status,
-//! request id, `Retry-After`, length of the body, clock, or why there was no answer.
+//! The client library reduces answers to a few error kinds. [`Note`] keeps what retries and
+//! messages need: status, request id, `Retry-After`, length of the body, clock, or why there was no
+//! answer.
 //!
 //! An answer whose type or coding shows that it is not the object is rejected here: no byte of it
 //! reaches a sample or a cache. A redirect may lead to another host, as those of Hugging Face and
@@ -626,7 +627,8 @@ fn web(shared: &OnceLock<Web>) -> Result<Web> {
 /// The configuration of TLS, and why the certificates that the environment names are missing.
 fn tls() -> Result<(rustls::ClientConfig, Option<Arc<str>>)> {
     let mut roots = rustls::RootCertStore::empty();
-    // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still works.
+    // `SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured. Without certificates, plain HTTP still
+    // works.
     let found = rustls_native_certs::load_native_certs();
     let (added, _) = roots.add_parsable_certificates(found.certs);
     let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]

@@ -1,7 +1,9 @@
-//! Requests in flight to one store, shared by all loaders of the process: additive increase, multiplicative decrease.
+//! Requests in flight to one store, shared by all loaders of the process: additive increase,
+//! multiplicative decrease.
 //!
-//! A throttled request (429, 503) multiplies the limit by [`CUT`], at most once per [`CALM`] and round of requests, and
-//! honours `Retry-After`. A completed request raises it by 1 / limit, so by about one per round.
+//! A throttled request (429, 503) multiplies the limit by [`CUT`], at most once per [`CALM`] and
+//! round of requests, and honours `Retry-After`. A completed request raises it by 1 / limit, so by
+//! about one per round.
 //!
 //! Latency counts as well, since some stores queue requests where others throttle. A try without an
 //! answer counts as throttled, and so does a late answer. An answer is late if its first byte takes

@@ -84,7 +84,8 @@ impl Store {
                 let head = client.get_opts(&key, options).await;
                 let answer = note.answer();
                 match head.map(|got| got.meta) {
-                    // Some servers answer HEAD without a length. An empty object has an empty answer to GET, too.
+                    // Some servers answer HEAD without a length. An empty object has an empty
+                    // answer to GET, too.
                     Ok(meta) if meta.size == 0 => {
                         let whole = GetOptions {
                             extensions: note.extensions(),
@@ -193,7 +194,8 @@ impl Object {
         }
         let object = self.clone();
         let range = offset..offset + out.len() as u64;
-        // A task of the network threads cannot borrow `out`. Metadata is small, so it may be copied.
+        // A task of the network threads cannot borrow `out`. Metadata is small, so it may be
+        // copied.
         let bytes = wait(async move {
             let bytes = Vec::with_capacity((range.end - range.start) as usize);
             let mut held = Collected {

@@ -1,4 +1,5 @@
-//! Objects in S3, GCS and Azure buckets and on HTTP servers: listing, single reads, and the reader for samples.
+//! Objects in S3, GCS and Azure buckets and on HTTP servers: listing, single reads, and the reader
+//! for samples.
 //!
 //! ```text
 //! s3://bucket/train-{0000..1023}.tar ──listing──► Meta: length, pin (etag) ──► Sources
@@ -25,8 +26,8 @@
 //!   an announced length is cut, its bytes are used, and the rest is requested. No byte of any
 //!   other wrong answer is used (`fetch`).
 //! * Each request is signed when it is sent, with credentials that are valid then.
-//! * Messages name store, key, range, status and request id. They never hold a query, a header or a credential. A URL with
-//!   a user name or a query is refused.
+//! * Messages name store, key, range, status and request id. They never hold a query, a header or a
+//!   credential. A URL with a user name or a query is refused.
 //!
 //! Threads: a runtime of two threads for all loaders of the process (`feedline-net`), and one more
 //! while the command of a profile runs. A forked child has its own runtime.

@@ -1,7 +1,9 @@
-//! Profiles of AWS: `~/.aws/credentials`, `~/.aws/config`, and the commands they name (`credential_process`).
+//! Profiles of AWS: `~/.aws/credentials`, `~/.aws/config`, and the commands they name
+//! (`credential_process`).
 //!
-//! Limits: [`DEADLINE`] and [`OUTPUT`] for a command. It has no input, and its error output is dropped, since both may
-//! hold secrets. It runs in a process group of its own, which is killed as a whole.
+//! Limits: [`DEADLINE`] and [`OUTPUT`] for a command. It has no input, and its error output is
+//! dropped, since both may hold secrets. It runs in a process group of its own, which is killed as
+//! a whole.
 
 use super::credentials::{DEADLINE, Fresh, Source, refused};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -73,7 +75,8 @@ impl Profile {
         }
     }
 
-    /// Adds region and endpoint where the environment and the user's options have none. Errors: as of `read`.
+    /// Adds region and endpoint where the environment and the user's options have none. Errors: as
+    /// of `read`.
     pub(super) fn place(&self, mut builder: AmazonS3Builder) -> Result<AmazonS3Builder> {
         let settings = self.read()?;
         if let Some(region) = settings
@@ -94,7 +97,8 @@ impl Profile {
     /// options and environment, web identity, the profile, containers, instance metadata. A profile
     /// that an option names takes precedence.
     ///
-    /// Errors: as of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is not built in.
+    /// Errors: as of `read`; [`ErrorKind::Config`] if it asks for credentials in a way that is not
+    /// built in.
     pub(super) fn gives_credentials(
         &self,
         builder: &AmazonS3Builder,
@@ -106,8 +110,8 @@ impl Profile {
         Ok((by_option || !keys && !web_identity) && self.has_credentials(&self.read()?)?)
     }
 
-    /// Reads both files. Errors: [`ErrorKind::Config`] for a named profile that is in neither of them; a file that
-    /// cannot be read.
+    /// Reads both files. Errors: [`ErrorKind::Config`] for a named profile that is in neither of
+    /// them; a file that cannot be read.
     fn read(&self) -> Result<Settings> {
         let name = self.name.as_str();
         let config = section(&text(&self.config)?, |title| {
@@ -159,7 +163,8 @@ impl Profile {
         Err(Error::new(ErrorKind::Config, Stage::Index, message))
     }
 
-    /// Credentials of these settings. Errors: [`ErrorKind::Permission`], with the profile and the command.
+    /// Credentials of these settings. Errors: [`ErrorKind::Permission`], with the profile and the
+    /// command.
     fn credentials(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
         self.plain(self.first_of(settings)?)
     }
@@ -191,7 +196,8 @@ impl Profile {
     }
 
     fn first_of(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
-        // The order of AWS's own tools: keys of the credentials file, the command, keys of the other file.
+        // The order of AWS's own tools: keys of the credentials file, the command, keys of the
+        // other file.
         if let Some(found) = self.keys(&settings.keys)? {
             return Ok(Fresh::new(found, None));
         }

@@ -6,8 +6,9 @@
 //!                └─► http_proxy, https_proxy, all_proxy, in upper case too ─► the proxy, or direct
 //! ```
 //!
-//! The variables mean what they mean to curl; a host in `NO_PROXY` may have a port. The client library would ignore a
-//! URL that it cannot use, and would ask a proxy for a machine's own credentials.
+//! The variables mean what they mean to curl; a host in `NO_PROXY` may have a port. The client
+//! library would ignore a URL that it cannot use, and would ask a proxy for a machine's own
+//! credentials.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use reqwest::Url;

@@ -121,7 +121,8 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
-    // Tokio panics where it cannot start a thread, so the room for them is tried before. One more looks up names.
+    // Tokio panics where it cannot start a thread, so the room for them is tried before. One more
+    // looks up names.
     let room = thread::room_for(THREADS + 1);
     if room < 2 {
         return Err(thread::refused(
@@ -139,7 +140,8 @@ pub(super) fn runtime() -> Result<&'static Runtime> {
         .worker_threads(room - 1)
         .thread_name("feedline-net")
         .enable_all();
-    // Threads that look up names stay: where the system refuses new ones, their work would wait for ever.
+    // Threads that look up names stay: where the system refuses new ones, their work would wait for
+    // ever.
     builder
         .max_blocking_threads(LOOKUPS)
         .thread_keep_alive(Duration::MAX);
@@ -203,7 +205,8 @@ pub(crate) fn configure(name: &str, options: Options) -> Result<()> {
 
 // The library's three builders have the same methods and no common trait.
 
-/// A builder of buckets with the environment's settings and the user's. A redirected request would lack its signature.
+/// A builder of buckets with the environment's settings and the user's. A redirected request would
+/// lack its signature.
 macro_rules! bucket {
     ($builder:ty, $prefixes:expr, $name:expr, $options:expr) => {{
         let connector = Connector {
@@ -280,7 +283,8 @@ macro_rules! library {
 }
 
 impl Store {
-    /// Settings and credentials come from the environment, as the store's own tools read them, and from `options`.
+    /// Settings and credentials come from the environment, as the store's own tools read them, and
+    /// from `options`.
     fn open(url: &Url, name: String, options: &Options) -> Result<Self> {
         let (timeout, options) = options
             .iter()
@@ -406,7 +410,8 @@ impl Store {
         })
     }
 
-    /// The version of an object: its etag without quotes, or else the time of its last change. Empty if it has neither.
+    /// The version of an object: its etag without quotes, or else the time of its last change.
+    /// Empty if it has neither.
     pub(super) fn pin_of(&self, meta: &ObjectMeta) -> String {
         let etag = meta
             .e_tag

@@ -47,8 +47,8 @@ impl Scheme {
 }
 
 impl Url {
-    /// Errors: [`ErrorKind::Config`] for another scheme, a missing bucket, or a query or user name, which may be a
-    /// secret.
+    /// Errors: [`ErrorKind::Config`] for another scheme, a missing bucket, or a query or user name,
+    /// which may be a secret.
     pub(super) fn parse(path: &Path) -> Result<Self> {
         let bad = |message: &str| Error::new(ErrorKind::Config, Stage::Index, message);
         let Some(text) = path.to_str() else {

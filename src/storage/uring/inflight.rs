@@ -5,14 +5,15 @@ use rustix::io::Errno;
 
 /// User data of the entry that polls for wakes. No key has this value, since indices are small.
 pub(super) const WAKE: u64 = u64::MAX;
-/// User data of entries that cancel others. Their results have no meaning: the cancelled entry has its own.
+/// User data of entries that cancel others. Their results have no meaning: the cancelled entry has
+/// its own.
 pub(super) const CANCEL: u64 = u64::MAX - 1;
 
 /// After this many `EINTR` and `EAGAIN` in a row, an open fails rather than spins.
 const OPEN_RETRIES_MAX: u32 = 1000;
 
-/// Slot and generation: the user data of an operation's entries. A late completion can only name its own operation,
-/// never the current owner of the slot.
+/// Slot and generation: the user data of an operation's entries. A late completion can only name
+/// its own operation, never the current owner of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key(u64);
 
@@ -117,7 +118,8 @@ impl Phase {
         Self::Open { direct, retries: 0 }
     }
 
-    /// Takes the result of the phase's entry (a count, a descriptor, or minus an errno) and returns the consequence.
+    /// Takes the result of the phase's entry (a count, a descriptor, or minus an errno) and returns
+    /// the consequence.
     pub(super) fn step(&mut self, result: i32) -> Action {
         let errno = (result < 0).then(|| Errno::from_raw_os_error(-result));
         match self {
@@ -140,7 +142,8 @@ impl Phase {
     }
 }
 
-/// The state of the ring after an `io_uring_enter`. In every state, a queued entry may still be sent.
+/// The state of the ring after an `io_uring_enter`. In every state, a queued entry may still be
+/// sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entered {
     /// Look at the completions.

@@ -20,9 +20,10 @@ use std::sync::Arc;
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// With small reads in flight, a wait gathers an eighth of them, but at most this many and for at most [`GATHER_TIME`].
-/// At 4 KiB and depth 64 on a virtio disk this gave 8 % more bytes for the same CPU time: each batch is one wake-up and
-/// one doorbell. The queue never drains by more than that eighth.
+/// With small reads in flight, a wait gathers an eighth of them, but at most this many and for at
+/// most [`GATHER_TIME`]. At 4 KiB and depth 64 on a virtio disk this gave 8 % more bytes for the
+/// same CPU time: each batch is one wake-up and one doorbell. The queue never drains by more than
+/// that eighth.
 const GATHER_MAX: usize = 8;
 const GATHER_SHARE: usize = 8;
 /// The extra delay of a wake, or of a completion while others are stalled.
@@ -89,7 +90,8 @@ pub(in crate::storage) fn refusal(errno: Errno) -> String {
 }
 
 impl Uring {
-    /// A reader over `files`. Its ring is created and tested here; the thread that first uses it enables it.
+    /// A reader over `files`. Its ring is created and tested here; the thread that first uses it
+    /// enables it.
     pub(in crate::storage) fn new(
         files: Files,
         depth: usize,
@@ -206,7 +208,8 @@ impl Uring {
         Ok(())
     }
 
-    /// Gives up the ring. Operations without an entry in flight end with an error, and so do all later ones.
+    /// Gives up the ring. Operations without an entry in flight end with an error, and so do all
+    /// later ones.
     fn break_down(&mut self, errno: Errno) {
         self.broken = Some(errno);
         while let Some(key) = self.unsent.pop_front() {
@@ -470,7 +473,8 @@ impl Uring {
         self.ready.push(Completion { tag, buf, result });
     }
 
-    /// One `io_uring_enter`. Every error either means to look at completions and retry, or is the end of the ring.
+    /// One `io_uring_enter`. Every error either means to look at completions and retry, or is the
+    /// end of the ring.
     fn enter(&mut self, want: usize, timeout: Option<Duration>) {
         self.stats.enters += 1;
         match entered(self.ring.enter(want, timeout)) {
@@ -497,7 +501,8 @@ impl Uring {
         self.reap();
     }
 
-    /// Sleeps in the ring until a wake, or for `want` completions if they come soon. True if a wake ended it.
+    /// Sleeps in the ring until a wake, or for `want` completions if they come soon. True if a wake
+    /// ended it.
     fn sleep(&mut self, want: usize, deadline: Option<Instant>) -> bool {
         if let Some(event) = self.bell.event().filter(|_| !self.armed) {
             self.armed = self.ring.poll(event);
@@ -513,7 +518,8 @@ impl Uring {
         self.bell.rise()
     }
 
-    /// As `wait`, when the ring cannot be entered: it broke, or another thread's operations are in flight.
+    /// As `wait`, when the ring cannot be entered: it broke, or another thread's operations are in
+    /// flight.
     fn wait_outside(&mut self, timeout: Option<Duration>) {
         self.reap();
         if self.broken.is_some()
@@ -535,7 +541,8 @@ impl Uring {
         let now = Instant::now();
         self.crowd.look(now);
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
-        // Completions that are already there need no sleep, but submitted entries must still be sent.
+        // Completions that are already there need no sleep, but submitted entries must still be
+        // sent.
         self.reap();
         let mut gather = true;
         loop {
@@ -735,8 +742,8 @@ mod tests {
         assert!(ring.reserve(1 << 16).is_some());
     }
 
-    /// While another thread may enter the ring, entries that a wait sends stay in flight: none is lost, and none is
-    /// freed.
+    /// While another thread may enter the ring, entries that a wait sends stay in flight: none is
+    /// lost, and none is freed.
     #[test]
     fn another_thread_takes_over_the_ring_once_it_is_empty() {
         let Some((mut reader, extent)) = reader(4) else {

@@ -1,9 +1,11 @@
-//! The ring and all memory that the kernel may touch through it: the only unsafe code of the io_uring reader.
+//! The ring and all memory that the kernel may touch through it: the only unsafe code of the
+//! io_uring reader.
 //!
-//! One rule makes the interface safe. A buffer goes into a slot by [`Ring::hold`] and comes back by [`Ring::release`],
-//! which refuses while an entry of the slot is in flight. An entry is in flight from its push until its completion is
-//! reaped; a failed submit may leave it queued, and the next submit sends it. If the ring is dropped before that, all
-//! memory that the kernel could still write to is leaked: closing a ring does not wait.
+//! One rule makes the interface safe. A buffer goes into a slot by [`Ring::hold`] and comes back by
+//! [`Ring::release`], which refuses while an entry of the slot is in flight. An entry is in flight
+//! from its push until its completion is reaped; a failed submit may leave it queued, and the next
+//! submit sends it. If the ring is dropped before that, all memory that the kernel could still
+//! write to is leaked: closing a ring does not wait.
 
 #![allow(unsafe_code)]
 
@@ -118,7 +120,8 @@ pub(super) enum ReadTarget<'a> {
 }
 
 impl Ring {
-    /// A ring for `slots` operations, not enabled yet. It belongs to the thread that calls [`Ring::enable`].
+    /// A ring for `slots` operations, not enabled yet. It belongs to the thread that calls
+    /// [`Ring::enable`].
     pub(super) fn new(slots: usize) -> Result<Self, Errno> {
         // One entry per slot, one for the wakes, and room so that cancels need not wait.
         let entries = (slots as u32 + 2).next_power_of_two();
@@ -154,8 +157,8 @@ impl Ring {
         })
     }
 
-    /// Sends one entry through a separate ring and waits for it. A successful setup proves nothing if a filter refuses
-    /// the enter.
+    /// Sends one entry through a separate ring and waits for it. A successful setup proves nothing
+    /// if a filter refuses the enter.
     pub(super) fn try_out() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno_of)?;
         let nop = opcode::Nop::new().build();
@@ -233,9 +236,10 @@ impl Ring {
             .collect();
         // Must happen before the kernel pins them.
         let withheld: Vec<_> = regions.iter().map(Withheld::new).collect();
-        // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names. The vectors lie in
-        // regions that `self.regions` keeps alive until they are unregistered or the ring is closed. Registration
-        // itself accesses nothing, and reads into the regions go through `read` alone.
+        // SAFETY: `IoVec` has the layout of `struct iovec`, whose Rust type the parameter names.
+        // The vectors lie in regions that `self.regions` keeps alive until they are unregistered or
+        // the ring is closed. Registration itself accesses nothing, and reads into the regions go
+        // through `read` alone.
         unsafe {
             let vectors = std::slice::from_raw_parts(vectors.as_ptr().cast(), vectors.len());
             self.ring.submitter().register_buffers(vectors)
@@ -303,7 +307,8 @@ impl Ring {
         self.slots[slot].busy
     }
 
-    /// Returns the buffer and closes its file; `None` while the kernel may still write to the buffer.
+    /// Returns the buffer and closes its file; `None` while the kernel may still write to the
+    /// buffer.
     pub(super) fn release(&mut self, slot: usize) -> Option<IoBuf> {
         let slot = &mut self.slots[slot];
         if slot.busy {
@@ -314,8 +319,8 @@ impl Ring {
         slot.buf.take()
     }
 
-    /// Queues the read of `next` into the slot's buffer, by the kernel's workers if `hand_off`. False if the queue is
-    /// full: enter, then retry.
+    /// Queues the read of `next` into the slot's buffer, by the kernel's workers if `hand_off`.
+    /// False if the queue is full: enter, then retry.
     pub(super) fn read(
         &mut self,
         key: Key,
@@ -456,16 +461,18 @@ impl Ring {
         self.push(entry.user_data(key.user_data()), Some(key.index()))
     }
 
-    /// Whether another entry can be queued. Without room, the injected fault of the entry would be lost.
+    /// Whether another entry can be queued. Without room, the injected fault of the entry would be
+    /// lost.
     #[cfg(feature = "unstable")]
     pub(super) fn has_room(&mut self) -> bool {
         !self.ring.submission().is_full()
     }
 
     fn push(&mut self, entry: squeue::Entry, slot: Option<usize>) -> bool {
-        // SAFETY: an entry refers to the buffer, path or `how` of its slot. These stay in place (slots never move), and
-        // cannot be reached or freed until the completion clears `busy`: `hold`, `read`, `open` and `open_beneath`
-        // refuse a busy slot, `release` keeps it, and `drop` leaks it. Wakes and cancels refer to no memory.
+        // SAFETY: an entry refers to the buffer, path or `how` of its slot. These stay in place
+        // (slots never move), and cannot be reached or freed until the completion clears `busy`:
+        // `hold`, `read`, `open` and `open_beneath` refuse a busy slot, `release` keeps it, and
+        // `drop` leaks it. Wakes and cancels refer to no memory.
         let pushed = unsafe { self.ring.submission().push(&entry) }.is_ok();
         if let (true, Some(slot)) = (pushed, slot) {
             let slot = &mut self.slots[slot];
@@ -563,11 +570,12 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.busy > 0 {
-            // The kernel may write to these buffers at any time, and an entry may still be queued. So leak all of it.
+            // The kernel may write to these buffers at any time, and an entry may still be queued.
+            // So leak all of it.
             return;
         }
-        // SAFETY: dropped once, here. The ring goes first: nothing is in flight, and the registered regions must
-        // outlive it.
+        // SAFETY: dropped once, here. The ring goes first: nothing is in flight, and the registered
+        // regions must outlive it.
         unsafe {
             ManuallyDrop::drop(&mut self.ring);
             ManuallyDrop::drop(&mut self.slots);
@@ -579,7 +587,8 @@ impl Drop for Ring {
 /// Takes over a descriptor that an open entry returned.
 pub(super) fn adopt(fd: i32) -> OwnedFd {
     assert!(fd >= 0);
-    // SAFETY: the kernel made this descriptor for an `OpenAt` entry of ours, whose completion is handled once.
+    // SAFETY: the kernel made this descriptor for an `OpenAt` entry of ours, whose completion is
+    // handled once.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -618,7 +627,8 @@ fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
         .collect()
 }
 
-/// The registered buffer that holds `len` bytes from `start` of the region; `None` if they cross a piece's end.
+/// The registered buffer that holds `len` bytes from `start` of the region; `None` if they cross a
+/// piece's end.
 fn find(pieces: &[Piece], region: u64, start: usize, len: usize) -> Option<u16> {
     let behind = pieces.partition_point(|piece| (piece.region, piece.start) <= (region, start));
     let index = behind.checked_sub(1)?;

@@ -1,5 +1,5 @@
-//! Offset indexes that lie: files written by pyarrow (`pages/` of `fixtures/make_parquet.py`), whose rows follow from their
-//! numbers, and which pyarrow reads without the index.
+//! Offset indexes that lie: files written by pyarrow (`pages/` of `fixtures/make_parquet.py`),
+//! whose rows follow from their numbers, and which pyarrow reads without the index.
 
 use super::*;
 use bytes::Bytes;
@@ -50,8 +50,8 @@ fn encoded(index: &Index, payloads: Option<&[i64]>) -> Vec<u8> {
     out
 }
 
-/// The file with other offset indexes behind its pages: `edit` gets the number of a column, its index, and the bytes of
-/// its byte arrays; `bytes` then gets the encoded index.
+/// The file with other offset indexes behind its pages: `edit` gets the number of a column, its
+/// index, and the bytes of its byte arrays; `bytes` then gets the encoded index.
 fn with_indexes(
     file: &[u8],
     edit: impl Fn(usize, &mut Index, &mut [i64]),
@@ -114,7 +114,8 @@ fn with_indexes(
     out
 }
 
-/// Reads every row, in chunks as small as the index allows, and compares it with pyarrow's; gives the description.
+/// Reads every row, in chunks as small as the index allows, and compares it with pyarrow's; gives
+/// the description.
 fn rows_are_right(bytes: &[u8], case: &str) -> String {
     let builder = Parquet::builder()
         .columns(["i64", "emb", "nul"])

@@ -1,4 +1,5 @@
-//! Files of several writers, value by value against pyarrow's values (`fixtures/make_parquet_writers.py`).
+//! Files of several writers, value by value against pyarrow's values
+//! (`fixtures/make_parquet_writers.py`).
 
 use super::fixture;
 use feedline::dataset::{Dataset, DatasetExt, Nulls, Parquet, ParquetBuilder};
@@ -57,7 +58,8 @@ fn read(builder: ParquetBuilder, path: &Path) -> Result<Vec<Vec<String>>> {
     read_decoded(builder, path, &[])
 }
 
-/// The same; byte arrays taken by `.column(name)`, not by `.up_to(name, max)`, go through a decoder.
+/// The same; byte arrays taken by `.column(name)`, not by `.up_to(name, max)`, go through a
+/// decoder.
 fn read_decoded(
     builder: ParquetBuilder,
     path: &Path,
@@ -115,7 +117,8 @@ fn difference(column: &Column<'_>, rows: &[String]) -> Option<String> {
     })
 }
 
-/// Result for a column: read with pyarrow's values, or refused for this reason; `Err` describes a difference.
+/// Result for a column: read with pyarrow's values, or refused for this reason; `Err` describes a
+/// difference.
 type Outcome = std::result::Result<Option<String>, String>;
 
 fn judge(column: &Column<'_>, path: &Path) -> Outcome {
@@ -186,8 +189,8 @@ fn judge_file(columns: &[Column<'_>], path: &Path) -> Vec<Outcome> {
     outcomes
 }
 
-/// Compares all files of `folder` that `expected` names and prints a table. Gives the differences, and the counts of
-/// columns that were read and refused.
+/// Compares all files of `folder` that `expected` names and prints a table. Gives the differences,
+/// and the counts of columns that were read and refused.
 fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
     let expected: Value = serde_json::from_slice(&std::fs::read(expected).unwrap()).unwrap();
     let files: BTreeMap<String, BTreeMap<String, Value>> =
@@ -336,7 +339,8 @@ fn zigzag(number: u64) -> Vec<u8> {
     out
 }
 
-/// A column of repeated strings by this writer. `uncounted` says whether the footer leaves the dictionary's header out.
+/// A column of repeated strings by this writer. `uncounted` says whether the footer leaves the
+/// dictionary's header out.
 fn by_writer(writer: &str, uncounted: bool) -> Vec<u8> {
     use parquet::data_type::{ByteArray, ByteArrayType};
     use parquet::file::properties::WriterProperties;
@@ -468,7 +472,8 @@ fn files_of_any_two_writers_with_equal_values_are_one_dataset() {
     }
 }
 
-/// A footer whose schema is `columns`, each the fields of an element behind its name, on the pages of a real file.
+/// A footer whose schema is `columns`, each the fields of an element behind its name, on the pages
+/// of a real file.
 fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
     use parquet::data_type::Int32Type;
     use parquet::file::writer::SerializedFileWriter;
@@ -494,7 +499,8 @@ fn annotated(columns: &str, change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
 #[test]
 fn a_column_with_an_odd_annotation_harms_no_other() {
     let schema = "message m { required int32 odd (DATE); required int32 good (UINT_8); }";
-    // The number of the converted type behind the name: DATE becomes the one that parquet-cpp 1.3 had for nulls.
+    // The number of the converted type behind the name: DATE becomes the one that parquet-cpp 1.3
+    // had for nulls.
     let odd = |bytes: &mut Vec<u8>| {
         let at = bytes
             .windows(5)

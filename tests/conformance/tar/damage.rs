@@ -1,6 +1,5 @@
-//! Shards in memory with bytes flipped, cut off or zeroed anywhere give the right samples, an error, or an entry of the
-//! ledger.
-//! By default every 7th byte and every 5th length.
+//! Shards in memory with bytes flipped, cut off or zeroed anywhere give the right samples, an
+//! error, or an entry of the ledger. By default every 7th byte and every 5th length.
 
 use crate::common::sweep::{self, places};
 use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, Framed, Tar, TarBuilder};
@@ -15,7 +14,8 @@ const SMALL: [(&str, &[u8]); 3] = [
     ("gnu", include_bytes!("../../fixtures/tar/small-gnu.tar")),
     ("pax", include_bytes!("../../fixtures/tar/small-pax.tar")),
 ];
-/// Bits to flip in a byte, and bytes with a meaning in a header. (All 8 bits and 6 such bytes were run once.)
+/// Bits to flip in a byte, and bytes with a meaning in a header. (All 8 bits and 6 such bytes were
+/// run once.)
 const FLIPS: [u8; 4] = [0x01, 0x08, 0x20, 0xff];
 const INSTEAD: [u8; 2] = [0, b'/'];
 
@@ -33,7 +33,8 @@ fn rows(tar: &Tar) -> Vec<Vec<Option<(u64, u64)>>> {
         .collect()
 }
 
-/// Fields of a sample as the pipeline reads them if the shard now has these bytes; `None` for fields that are cut off.
+/// Fields of a sample as the pipeline reads them if the shard now has these bytes; `None` for
+/// fields that are cut off.
 fn fields(tar: &Tar, sample: u64, bytes: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let mut fields = Vec::new();
     let extents = fuzzing::extents(tar, sample)?;

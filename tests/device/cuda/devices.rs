@@ -127,7 +127,8 @@ fn data() -> LoaderBuilder {
         .batch_size(6)
 }
 
-/// Checks the case without a GPU: every request for one gives the same reason, and `auto` works on the host.
+/// Checks the case without a GPU: every request for one gives the same reason, and `auto` works on
+/// the host.
 fn absent(kind: fn(&Absent) -> bool, words: &str) {
     let why = devices().unwrap_err();
     assert!(
@@ -261,7 +262,8 @@ fn auto_takes_the_device_of_the_local_rank() {
         "auto",
         &[("RANK", "many"), ("LOCAL_RANK", "2"), ("EXPECTED", why)],
     );
-    // No variable gives the rank, but `LOCAL_RANK` the device: Lightning's launcher on its second node.
+    // No variable gives the rank, but `LOCAL_RANK` the device: Lightning's launcher on its second
+    // node.
     let second = [("LOCAL_RANK", "2"), ("NODE_RANK", "1"), ("WORLD_SIZE", "8")];
     let local = "cuda:2 (Stand-in GPU, local rank 2, 3 devices are visible)";
     alone(

@@ -85,7 +85,8 @@ fn copies_begin_before_the_last_slots_are_pinned() {
         });
         let loader = build(counted.workers(1).device(gpu(0)).tuning(|t| t.slots(5)));
         let batches = loader.epoch(1).unwrap();
-        // The one worker has handed over the first slot when it is at the last row of the second. The third registration waits.
+        // The one worker has handed over the first slot when it is at the last row of the second.
+        // The third registration waits.
         until("two slots are filled", || {
             seen(&rows) >= 8 && session.count(REGISTER) == 3
         });
@@ -225,7 +226,8 @@ fn copies_have_the_highest_priority_and_events_spin() {
                 .map(|(_, rest)| rest.split(" = ").next().unwrap().to_string())
                 .collect()
         };
-        // Non-blocking. Streams of one priority share hardware queues, so none of ours has a consumer's.
+        // Non-blocking. Streams of one priority share hardware queues, so none of ours has a
+        // consumer's.
         assert_eq!(made("cuStreamCreateWithPriority"), ["1 -5"; 5]);
         // Timed or not, never with the flag 1 for sleeping waits.
         let events = made("cuEventCreate");
@@ -307,7 +309,8 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
             let before = counts(session, &NEVER);
             let events = session.count("cuEventCreate");
             (0..4).for_each(|number| epoch(number, 0));
-            // A transfer thread without a core reads marks late: then more steps than usual have events.
+            // A transfer thread without a core reads marks late: then more steps than usual have
+            // events.
             let made = session.count("cuEventCreate") - events;
             assert!(made < BATCHES, "{made} events for {} batches", 4 * BATCHES);
             // Events for further streams are made as they are needed.
@@ -323,7 +326,8 @@ fn an_epoch_reserves_nothing_and_never_waits_for_the_device() {
     }
 }
 
-/// Calls between two numbers as the trace has them: thread, call without the result and without numbers of objects.
+/// Calls between two numbers as the trace has them: thread, call without the result and without
+/// numbers of objects.
 fn calls(standin: &Standin, range: std::ops::Range<u64>) -> Vec<(String, String)> {
     // Object numbers and offsets do not matter here.
     let word = |word: &str| word.split(['#', '+']).next().unwrap().to_string();
@@ -341,8 +345,9 @@ fn calls(standin: &Standin, range: std::ops::Range<u64>) -> Vec<(String, String)
     calls
 }
 
-/// The copying thread's calls for each batch: one copy after the consumer's last use of the buffer, with an event before
-/// that wait, one on each side of the copy, and one for the bound streams' wait. While slots are short, a bell beside the copies.
+/// The copying thread's calls for each batch: one copy after the consumer's last use of the buffer,
+/// with an event before that wait, one on each side of the copy, and one for the bound streams'
+/// wait. While slots are short, a bell beside the copies.
 const COPY: [&str; 6] = [
     "cuEventRecord event stream",
     "cuStreamWaitEvent stream event 0",
@@ -363,9 +368,10 @@ fn a_batch_in_the_steady_state_takes_exactly_these_calls() {
     const ASK: &str = "cuStreamIsCapturing stream";
     const MARK: &str = "cuEventRecord event stream";
     const WAIT: &str = "cuStreamWaitEvent stream event 0";
-    // In `next` the caller looks at its streams, marks its request on its stream and on an empty one, has its streams wait
-    // for the copy, and marks the start. At a drop it marks the end of its work, which the next user of the memory and the
-    // profiler share. It asks nothing: the copying thread reads the marks. Two streams wait and are marked both.
+    // In `next` the caller looks at its streams, marks its request on its stream and on an empty
+    // one, has its streams wait for the copy, and marks the start. At a drop it marks the end of
+    // its work, which the next user of the memory and the profiler share. It asks nothing: the
+    // copying thread reads the marks. Two streams wait and are marked both.
     const ONE: [&str; 11] = [PUSH, ASK, MARK, MARK, WAIT, MARK, POP, PUSH, ASK, MARK, POP];
     const TWO: [&str; 15] = [
         PUSH, ASK, ASK, MARK, MARK, WAIT, MARK, WAIT, POP, PUSH, ASK, MARK, ASK, MARK, POP,

@@ -23,7 +23,8 @@ fn idle(loader: &Loader) -> GpuIdle {
     loader.snapshot().consumer.gpu.unwrap()
 }
 
-/// Waits until so many steps are measured: their marks are on two streams, which the device runs as it likes.
+/// Waits until so many steps are measured: their marks are on two streams, which the device runs as
+/// it likes.
 fn measured(loader: &Loader, steps: u64) {
     until("the steps are measured", || idle(loader).steps >= steps);
     assert_eq!(idle(loader).steps, steps);

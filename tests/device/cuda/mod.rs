@@ -1,4 +1,5 @@
-//! The promises of a loader on a CUDA device, against the stand-in driver. The same loader on the host is the oracle.
+//! The promises of a loader on a CUDA device, against the stand-in driver. The same loader on the
+//! host is the oracle.
 
 /// The consumer's streams: begin and end of its reads.
 mod streams;

@@ -1,5 +1,5 @@
-//! A tool that listens to NVTX sees each iterator, wait, copy and list of operations once. A broken one is told once, and then
-//! forgotten.
+//! A tool that listens to NVTX sees each iterator, wait, copy and list of operations once. A broken
+//! one is told once, and then forgotten.
 
 use super::stalls::Warnings;
 use crate::common::child::{here, process, run, told};

@@ -88,7 +88,8 @@ fn right() -> Vec<Vec<u8>> {
     right
 }
 
-/// The loader's numbers after so many steps of the stream; each iterator's first one only begins the time.
+/// The loader's numbers after so many steps of the stream; each iterator's first one only begins
+/// the time.
 fn idle(loader: &Loader, steps: u64) -> GpuIdle {
     let idle = || loader.snapshot().consumer.gpu.unwrap();
     until("the steps are measured", || idle().steps >= steps);
@@ -101,7 +102,8 @@ fn idle(loader: &Loader, steps: u64) -> GpuIdle {
 
 #[test]
 fn training_and_validation_take_turns_on_one_stream() {
-    // Watched: the training's numbers before and after each validation are the same; else nothing waits for the stream.
+    // Watched: the training's numbers before and after each validation are the same; else nothing
+    // waits for the stream.
     for (queues, watched) in [(0, false), (1, false), (0, true), (1, true)] {
         case(Config { queues, ..late() }, move |_| {
             let right = right();

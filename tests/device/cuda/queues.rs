@@ -24,7 +24,8 @@ fn streams(context: &Arc<CudaContext>, count: usize) -> Vec<Arc<CudaStream>> {
     (0..count).map(|_| context.new_stream().unwrap()).collect()
 }
 
-/// Of the default priority, as PyTorch's: with the loader's own in one queue, the first copy would never begin.
+/// Of the default priority, as PyTorch's: with the loader's own in one queue, the first copy would
+/// never begin.
 #[test]
 fn a_stopped_stream_holds_up_no_copy_and_no_bell_of_the_loader() {
     const BUFFERS: u64 = 4;

@@ -21,7 +21,8 @@ fn copies(loader: &Loader) -> CopyStage {
     loader.snapshot().copy.unwrap()
 }
 
-/// The device gets three copies into two buffers; the third waits for a stopped stream of the consumer.
+/// The device gets three copies into two buffers; the third waits for a stopped stream of the
+/// consumer.
 fn third_copy_waits(body: impl FnOnce(&Loader, &mut Epoch, Gate) + Send + 'static) {
     case(
         Config {

@@ -1,4 +1,5 @@
-//! A device that does not answer, a consumer's stream that does not end, a consumer's kernel that breaks the context.
+//! A device that does not answer, a consumer's stream that does not end, a consumer's kernel that
+//! breaks the context.
 
 use crate::common::cuda::*;
 use crate::common::standin::{self, Config};
@@ -193,8 +194,8 @@ fn broken(error: &Error, code: u32, name: &str) {
     );
 }
 
-/// Breaks the context in the middle of an epoch. `stopped`: only when the loader waits for the consumer's stream with all
-/// its slots, so nothing tells it.
+/// Breaks the context in the middle of an epoch. `stopped`: only when the loader waits for the
+/// consumer's stream with all its slots, so nothing tells it.
 fn breaks(
     context: &Arc<CudaContext>,
     stream: &Arc<CudaStream>,

@@ -255,7 +255,8 @@ fn an_unbound_stream_that_reads_early_is_found() {
     });
 }
 
-/// A prefetcher takes a batch on one stream, and the step on another one waits for that stream, as in JAX and TorchRec.
+/// A prefetcher takes a batch on one stream, and the step on another one waits for that stream, as
+/// in JAX and TorchRec.
 #[test]
 fn a_stream_that_takes_over_a_batch_is_found_unless_it_is_named() {
     const READ: &str = "cuStreamWaitEvent";

@@ -1,5 +1,5 @@
-//! Failing reads, files, registrations and datasets: the host reads instead of cuFile, or there is one error with
-//! cause, place and sample.
+//! Failing reads, files, registrations and datasets: the host reads instead of cuFile, or there is
+//! one error with cause, place and sample.
 
 use crate::common::cufile::{Register, Route, StandIn};
 use crate::common::doubles::*;

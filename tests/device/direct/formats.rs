@@ -1,4 +1,5 @@
-//! Rows stored in files in their final form: the same batches as on the host, in as few reads as possible.
+//! Rows stored in files in their final form: the same batches as on the host, in as few reads as
+//! possible.
 
 use crate::common::doubles::*;
 use crate::common::numeric::fixture;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 
 type Any = Arc<dyn Dataset>;
 
-/// Checks that two epochs equal the host's and that cuFile read every row of a direct field. Gives the loader's report.
+/// Checks that two epochs equal the host's and that cuFile read every row of a direct field. Gives
+/// the loader's report.
 fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Report {
     let host = build(make());
     let loader = build(machine.direct(make()));
@@ -104,7 +106,8 @@ fn npy(rows: usize, dims: &[usize], seed: u64) -> Vec<u8> {
     .concat()
 }
 
-/// A safetensors file of `rows` rows of each tensor: name, dtype, bytes of an element, elements of a row.
+/// A safetensors file of `rows` rows of each tensor: name, dtype, bytes of an element, elements of
+/// a row.
 fn safetensors(rows: usize, tensors: &[(&str, &str, usize, usize)], seed: u64) -> Vec<u8> {
     let mut end = 0;
     let mut entries = Vec::new();
@@ -348,7 +351,8 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
             keep.sort_unstable();
             assert_eq!(direct, keep);
         }
-        // If the loader chooses the route of each field, small rows go through the host, in the same batches.
+        // If the loader chooses the route of each field, small rows go through the host, in the
+        // same batches.
         let wide = [
             ("x", "U8", 1, 20_000),
             ("y", "F32", 4, 4096),

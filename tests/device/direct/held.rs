@@ -1,5 +1,5 @@
-//! Slow or endless reads, and slow consumers: no memory is reused while in use, no thread waits in the driver, and
-//! everything ends.
+//! Slow or endless reads, and slow consumers: no memory is reused while in use, no thread waits in
+//! the driver, and everything ends.
 
 use crate::common::cufile::Route;
 use crate::common::doubles::*;
@@ -139,7 +139,8 @@ fn a_read_that_never_returns_is_counted_with_its_memory() {
             let batches = begun(machine, &loader);
             assert_eq!(machine.double.cufile.held(), 1, "one read has all rows");
             drop((batches, loader));
-            // The thread in the read, and the thread that keeps the memory for it; a later loader reports them.
+            // The thread in the read, and the thread that keeps the memory for it; a later loader
+            // reports them.
             assert_eq!(leaked() - before, 2);
             assert_eq!(
                 machine.double.cufile.counts().buffers,

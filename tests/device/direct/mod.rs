@@ -1,4 +1,5 @@
-//! Rows read from files into device memory by cuFile, against the stand-ins. The same loader on the host is the oracle.
+//! Rows read from files into device memory by cuFile, against the stand-ins. The same loader on the
+//! host is the oracle.
 
 mod failures;
 mod formats;

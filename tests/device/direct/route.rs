@@ -1,4 +1,5 @@
-//! The route of each field with its reason, known before the first batch; and the reported route afterwards.
+//! The route of each field with its reason, known before the first batch; and the reported route
+//! afterwards.
 
 use crate::common::cufile::{Open, Register, Route, StandIn};
 use crate::common::doubles::*;
@@ -31,7 +32,8 @@ fn uncached(dataset: impl Dataset) -> LoaderBuilder {
         .tuning(|t| t.reader(Mode::Pread))
 }
 
-/// Checks that the batches go through the host with this reason, and that requiring direct reads is an error with it.
+/// Checks that the batches go through the host with this reason, and that requiring direct reads is
+/// an error with it.
 fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
     let right = Got::try_epoch(&build(make()), 0).unwrap();
     let loader = build(machine.on_gpu(make(), Gds::Auto));

@@ -168,7 +168,8 @@ impl Setting {
         complaints
     }
 
-    /// Checks ids, order and bytes: only a fault allows a substitute, and only a faulty read allows wrong bytes.
+    /// Checks ids, order and bytes: only a fault allows a substitute, and only a faulty read allows
+    /// wrong bytes.
     fn check_rows(
         &self,
         found: &[Got],
@@ -266,7 +267,8 @@ impl Setting {
         }
     }
 
-    /// Checks that only faulty samples have substitutes, and that the ledger names each with its cause.
+    /// Checks that only faulty samples have substitutes, and that the ledger names each with its
+    /// cause.
     fn check_ledger(
         &self,
         ledger: &Ledger,

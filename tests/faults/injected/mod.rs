@@ -1,6 +1,6 @@
-//! Every operation of the readers fails, in every way. The result: right batches, in order, then at most one typed
-//! error with path, place, sample and code. Never a hang, a panic, a lost or doubled sample, a leaked thread or
-//! descriptor.
+//! Every operation of the readers fails, in every way. The result: right batches, in order, then at
+//! most one typed error with path, place, sample and code. Never a hang, a panic, a lost or doubled
+//! sample, a leaked thread or descriptor.
 //!
 //! ```text
 //! setting (format × reader × device) ── a life without faults: N operations
@@ -8,9 +8,10 @@
 //!                └─► batches against the right ones · the error · a second epoch without faults · the process as before
 //! ```
 //!
-//! By default each operation gets one fault, in turn; `FEEDLINE_SWEEP=ci` gives each fault and some codes in turn;
-//! `full` gives all of them, by every reader and on every device (hours of one core). Several processes share a sweep,
-//! since much of its time is waiting. Each sweep prints its numbers of lives and faults.
+//! By default each operation gets one fault, in turn; `FEEDLINE_SWEEP=ci` gives each fault and some
+//! codes in turn; `full` gives all of them, by every reader and on every device (hours of one
+//! core). Several processes share a sweep, since much of its time is waiting. Each sweep prints its
+//! numbers of lives and faults.
 
 mod house;
 mod life;
@@ -33,8 +34,8 @@ const PARTS: usize = 2;
 /// Maximum operations of a life: more mean that it does not end.
 const OPERATIONS_MAX: u64 = 100_000;
 
-/// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP, EFAULT, ETIMEDOUT, ENXIO,
-/// ECANCELED, and an errno unknown to every kernel.
+/// EIO, EINTR, EAGAIN, EINVAL, ENOENT, EACCES, EPERM, EMFILE, ENOMEM, ESTALE, ENOSYS, EOPNOTSUPP,
+/// EFAULT, ETIMEDOUT, ENXIO, ECANCELED, and an errno unknown to every kernel.
 const CODES: [i32; 17] = [
     5, 4, 11, 22, 2, 13, 1, 24, 12, 116, 38, 95, 14, 110, 6, 125, 4000,
 ];
@@ -52,8 +53,8 @@ const KINDS: [Fault; 6] = [
 type Planned = (Fault, u64);
 const EVER: u64 = u64::MAX;
 
-/// Faults for operation `at`, one life each: every fault once, and some of them endless, in turn. A short sweep takes
-/// one of these, in turn.
+/// Faults for operation `at`, one life each: every fault once, and some of them endless, in turn. A
+/// short sweep takes one of these, in turn.
 fn faults(at: u64) -> Vec<Planned> {
     let at = at as usize;
     let (codes, kinds) = if sweep::is_full() {
@@ -162,7 +163,8 @@ fn name(fault: Fault) -> String {
 struct Sweep {
     gpu: bool,
     substitutes: bool,
-    /// Each workload gets one of this many readers in turn: in a short sweep, and in others except `full`.
+    /// Each workload gets one of this many readers in turn: in a short sweep, and in others except
+    /// `full`.
     one_in: [usize; 2],
 }
 

@@ -196,7 +196,8 @@ impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.kill();
-            // A child stuck in the kernel is not waited for: the end of its namespace and parent frees it.
+            // A child stuck in the kernel is not waited for: the end of its namespace and parent
+            // frees it.
             let begun = Instant::now();
             while matches!(self.child.try_wait(), Ok(None))
                 && begun.elapsed() < Duration::from_secs(5)
@@ -277,8 +278,8 @@ impl Ended {
         self.said("skipped")
     }
 
-    /// Checks the invariants of every run: an orderly end, right batches in order, threads and descriptors closed, and
-    /// exactly `leaked` things left to the kernel.
+    /// Checks the invariants of every run: an orderly end, right batches in order, threads and
+    /// descriptors closed, and exactly `leaked` things left to the kernel.
     #[track_caller]
     pub fn outcome(&self, leaked: bool) -> Outcome {
         assert_eq!(
@@ -468,7 +469,8 @@ fn without_capabilities(gone: CapabilitySet) -> Result<(), String> {
     rustix::thread::set_capabilities(None, sets).map_err(|errno| format!("capset: {errno}"))
 }
 
-/// Pulls epochs and compares every batch with the oracle; calls `at` with the number of batches so far.
+/// Pulls epochs and compares every batch with the oracle; calls `at` with the number of batches so
+/// far.
 pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
     let set = given.set();
     let before = descriptors();
@@ -498,7 +500,8 @@ pub fn pull(given: &Given, mut at: impl FnMut(u64)) {
 /// Prints the remains of a dropped loader.
 pub fn finish(before: &[String]) {
     let begun = Instant::now();
-    // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly longer.
+    // A joined thread stays in /proc until the kernel removes it, a ring's descriptor slightly
+    // longer.
     while (!loader_threads().is_empty() || descriptors() != before)
         && begun.elapsed() < DEADLINE / 2
     {

@@ -1,4 +1,5 @@
-//! io_uring refused in every way a machine can refuse it: batches still come, and the report has the reason.
+//! io_uring refused in every way a machine can refuse it: batches still come, and the report has
+//! the reason.
 
 use super::child::{Ended, Outcome, Task, skip};
 use super::seccomp::URING;
@@ -12,7 +13,8 @@ const AUTO: usize = 0;
 const URING_DIRECT: usize = 1;
 const URING_BUFFERED: usize = 2;
 
-/// Every call of io_uring, and each of them alone: a filter may allow creating a ring but not entering it.
+/// Every call of io_uring, and each of them alone: a filter may allow creating a ring but not
+/// entering it.
 fn filters() -> Vec<(String, String)> {
     let all = URING.map(|(_, number)| number.to_string()).join(",");
     let each = URING.map(|(name, number)| (name.to_string(), number.to_string()));
@@ -62,8 +64,8 @@ fn a_seccomp_filter_without_io_uring_leaves_pread_threads() {
     }
 }
 
-/// Without the capability, and with a memlock limit of zero or below the buffers: newer kernels then refuse the ring
-/// itself, or the registration of its buffers.
+/// Without the capability, and with a memlock limit of zero or below the buffers: newer kernels
+/// then refuse the ring itself, or the registration of its buffers.
 #[test]
 fn too_little_lockable_memory_is_only_a_reason() {
     let dir = Dir::new();
@@ -122,7 +124,8 @@ pub fn denied_here(ended: &Ended) -> bool {
 
 const SWITCH: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// Turns io_uring off for the whole machine; a process of its own turns it on again, also when this one is killed.
+/// Turns io_uring off for the whole machine; a process of its own turns it on again, also when this
+/// one is killed.
 struct Switch {
     restorer: std::process::Child,
 }

@@ -1,4 +1,5 @@
-//! Disks that fail: a file system on a file that was cut under it, and one that is full when a state is saved.
+//! Disks that fail: a file system on a file that was cut under it, and one that is full when a
+//! state is saved.
 
 use super::child::{Given, Task, alone_with_mounts, ran, say, skip, tool};
 use super::denied::denied_here;

@@ -1,5 +1,5 @@
-//! Files that change under a loader in the middle of an epoch: each delivered sample is wholly of one version, or an
-//! error names the file.
+//! Files that change under a loader in the middle of an epoch: each delivered sample is wholly of
+//! one version, or an error names the file.
 
 use super::child::{Given, Outcome, Task, pull, skip, some_at_a_time};
 use super::denied::denied_here;
@@ -87,8 +87,8 @@ const CHANGES: [(&str, bool, &[&str]); 9] = [
     ),
 ];
 
-/// Every reader, with files that stay open (8) and with files opened for each read (48, more than a limit of 64
-/// descriptors keeps open); by default with one or the other.
+/// Every reader, with files that stay open (8) and with files opened for each read (48, more than a
+/// limit of 64 descriptors keeps open); by default with one or the other.
 #[test]
 fn a_file_that_changes_gives_one_version_or_a_named_error() {
     some_at_a_time(&CHANGES, |(how, must_fail, kinds)| {

@@ -1,4 +1,5 @@
-//! A file system that misbehaves on purpose: a thread of the test serves the kernel's FUSE protocol.
+//! A file system that misbehaves on purpose: a thread of the test serves the kernel's FUSE
+//! protocol.
 //!
 //! ```text
 //! child: loader ─► kernel ─► /dev/fuse ─► thread of the test: LOOKUP, GETATTR, OPEN right; READ as the test says
@@ -6,9 +7,9 @@
 //!                     └── abort ◄────────────┘
 //! ```
 //!
-//! A process that waits for an answer cannot be killed. So another process than the reader serves the file system: its
-//! end always closes `/dev/fuse`, which ends the connection and every wait. The mount is in a namespace of the test's
-//! thread.
+//! A process that waits for an answer cannot be killed. So another process than the reader serves
+//! the file system: its end always closes `/dev/fuse`, which ends the connection and every wait.
+//! The mount is in a namespace of the test's thread.
 
 use super::child::alone_with_mounts;
 use super::set::Set;
@@ -24,8 +25,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Fault of reads of the second file from [`GOOD`] bytes on, after [`Fuse::begin`]: the dataset is opened, and its
-/// fingerprint taken, without a fault.
+/// Fault of reads of the second file from [`GOOD`] bytes on, after [`Fuse::begin`]: the dataset is
+/// opened, and its fingerprint taken, without a fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reads {
     /// No answer, ever.
@@ -194,7 +195,8 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 type Answer = Option<Result<Vec<u8>, Errno>>;
 
 impl Server {
-    /// Serves until it is told to stop, or the mount is gone. Then the device is closed, which ends every wait.
+    /// Serves until it is told to stop, or the mount is gone. Then the device is closed, which ends
+    /// every wait.
     fn serve(&mut self) {
         let mut buffer = vec![0; 1 << 20];
         while !self.stop.load(Ordering::Acquire) {

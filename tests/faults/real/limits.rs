@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 /// More descriptors than any of these loaders needs.
 const ENOUGH: u64 = 32;
 
-/// The role of a child: a loader and an epoch under every limit, from the standard streams alone upwards.
+/// The role of a child: a loader and an epoch under every limit, from the standard streams alone
+/// upwards.
 pub fn sweep_descriptors(given: &Given) {
     let set = given.set();
     let before = descriptors();
@@ -168,8 +169,8 @@ impl Drop for Group {
     }
 }
 
-/// Memory of a process with a loader beside the loader's budget: the binary, stacks, page tables, and page cache that
-/// the kernel cannot reclaim at once.
+/// Memory of a process with a loader beside the loader's budget: the binary, stacks, page tables,
+/// and page cache that the kernel cannot reclaim at once.
 const BESIDE: u64 = 24 << 20;
 
 #[test]

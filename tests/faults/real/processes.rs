@@ -44,8 +44,8 @@ fn a_process_stopped_for_a_second_loses_nothing() {
     });
 }
 
-/// The role of a child: it forks in the middle of an epoch, as Python's `subprocess` and `multiprocessing` do, and
-/// continues.
+/// The role of a child: it forks in the middle of an epoch, as Python's `subprocess` and
+/// `multiprocessing` do, and continues.
 pub fn fork_and_go_on(given: &Given) {
     let mut forks = 0;
     pull(given, |delivered| {
@@ -74,8 +74,8 @@ fn status_of(process: i32) -> Option<i32> {
     }
 }
 
-/// The role of a child: it forks in the middle of an epoch; the fork uses every object of the loader, then builds its
-/// own.
+/// The role of a child: it forks in the middle of an epoch; the fork uses every object of the
+/// loader, then builds its own.
 pub fn use_a_loader_in_a_fork(given: &Given) {
     let set = given.set();
     let loader = given.builder(&set).unwrap().build().unwrap();
@@ -213,7 +213,8 @@ fn a_fork_beside_a_live_loader_leaves_both_processes_whole() {
     }
 }
 
-/// Every wait of every thread ends with EINTR again and again: opening, building, reading, sleeping, joining.
+/// Every wait of every thread ends with EINTR again and again: opening, building, reading,
+/// sleeping, joining.
 #[test]
 fn constant_interrupts_by_signals_cost_only_time() {
     let dir = Dir::new();

@@ -50,7 +50,8 @@ struct Program {
     instructions: *const Instruction,
 }
 
-/// From here on the listed system calls of this process and its children fail with `errno`. It cannot be undone.
+/// From here on the listed system calls of this process and its children fail with `errno`. It
+/// cannot be undone.
 ///
 /// Errors: the kernel has no filters, or the process may not install one.
 pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
@@ -85,7 +86,8 @@ pub fn deny(calls: &[u32], errno: i32) -> io::Result<()> {
     {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the program and its instructions are live, of the kernel's layout, and only read; every jump ends inside.
+    // SAFETY: the program and its instructions are live, of the kernel's layout, and only read;
+    // every jump ends inside.
     match unsafe {
         syscall(
             SYS_SECCOMP,

@@ -92,8 +92,8 @@ impl Set {
         bytes
     }
 
-    /// Whether these are a sample's bytes: wholly of the first version or, if files were replaced, wholly of the
-    /// second.
+    /// Whether these are a sample's bytes: wholly of the first version or, if files were replaced,
+    /// wholly of the second.
     pub fn is_sample(&self, id: u64, bytes: &[u8]) -> bool {
         bytes == self.sample(id, 0)
             || (self.dir.join("replaced").exists() && bytes == self.sample(id, 1))

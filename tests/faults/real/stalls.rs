@@ -1,5 +1,5 @@
-//! Storage that does not answer: waits end, memory that the kernel may still write to is leaked and counted, and
-//! nothing hangs.
+//! Storage that does not answer: waits end, memory that the kernel may still write to is leaked and
+//! counted, and nothing hangs.
 
 use super::child::{Ended, Outcome, Running, Task, skip};
 use super::denied::denied_here;
@@ -9,7 +9,8 @@ use crate::common::{Dir, READERS};
 use rustix::io::Errno;
 use std::time::Duration;
 
-/// Ends when the stall is reported, or when the test stops waiting: both drop a loader over endless reads.
+/// Ends when the stall is reported, or when the test stops waiting: both drop a loader over endless
+/// reads.
 #[test]
 fn storage_that_never_answers_does_not_block_the_drop() {
     std::thread::scope(|scope| {
@@ -78,7 +79,8 @@ fn never(reader: usize, reads: Reads, reported: bool) {
     );
 }
 
-/// Before the build: the loader can do without some facts about the files, and reports the others as errors.
+/// Before the build: the loader can do without some facts about the files, and reports the others
+/// as errors.
 #[test]
 fn storage_that_stops_before_build_is_an_error() {
     let stops = |reader: usize| {
@@ -138,8 +140,9 @@ fn storage_that_answers_short_is_an_error_with_its_place() {
             eprintln!("{way}: {}", fault.text);
         },
     );
-    // Past the page cache: within it the kernel takes a short answer for the end of the file, and shows zeros after it
-    // once it has asked for the length again. Only a checksum can tell these from bytes of the file.
+    // Past the page cache: within it the kernel takes a short answer for the end of the file, and
+    // shows zeros after it once it has asked for the length again. Only a checksum can tell these
+    // from bytes of the file.
     each("storage that answers short", Reads::Short, |way, ended| {
         if way.contains("On)") {
             let fault = ended.failed();

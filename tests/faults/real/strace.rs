@@ -1,4 +1,5 @@
-//! Failing system calls, one or all from some moment on, injected by strace into a process with a real loader.
+//! Failing system calls, one or all from some moment on, injected by strace into a process with a
+//! real loader.
 
 use super::child::{Ended, Outcome, Running, Task, skip, some_at_a_time, tool};
 use super::denied::denied_here;
@@ -39,8 +40,8 @@ fn strace() -> Result<PathBuf, String> {
     }
 }
 
-/// One injection: the call, its failure and its time (strace counts per thread); `only_files` counts only calls on the
-/// data.
+/// One injection: the call, its failure and its time (strace counts per thread); `only_files`
+/// counts only calls on the data.
 struct Injection<'a> {
     calls: &'a str,
     error: &'a str,
@@ -86,7 +87,8 @@ impl Injection<'_> {
                 .iter()
                 .for_each(|path| words.extend(["-P".to_string(), path.display().to_string()]));
         }
-        // Wait long only for a ring that the kernel never serves; a thousand tries under strace take long.
+        // Wait long only for a ring that the kernel never serves; a thousand tries under strace
+        // take long.
         let stall = if *calls == "io_uring_enter" {
             1500
         } else {
@@ -155,7 +157,8 @@ fn judge(what: &str, ended: &Ended, error: &str, must: Must, placed: bool) -> St
     }
 }
 
-/// System calls on the data, the reader that makes them, and the required result if one fails, and if all fail.
+/// System calls on the data, the reader that makes them, and the required result if one fails, and
+/// if all fail.
 const CALLS: &[(&str, &[usize], &str, Must, Must)] = &[
     // EINTR for ever does not exist: the standard library would retry without end.
     ("pread64", &PREAD, "EINTR", Must::Recover, Must::Recover),

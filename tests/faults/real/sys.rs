@@ -44,8 +44,8 @@ fn text(words: impl AsRef<std::ffi::OsStr>) -> CString {
     CString::new(words.as_ref().as_bytes()).unwrap()
 }
 
-/// From here on mounts of the calling thread and its children are private, and end with the last of them: no test
-/// leaves a mount behind.
+/// From here on mounts of the calling thread and its children are private, and end with the last of
+/// them: no test leaves a mount behind.
 ///
 /// Errors: `EPERM` without `CAP_SYS_ADMIN`.
 pub fn private_mounts() -> io::Result<()> {
@@ -70,7 +70,8 @@ fn mounted(
     let target = text(target);
     let kind = text(kind);
     let options = text(options);
-    // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads them.
+    // SAFETY: four strings with their NULs, which live until the call is over; the kernel reads
+    // them.
     checked(unsafe {
         mount(
             source.as_ptr(),
@@ -91,7 +92,8 @@ pub fn unmount(target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Action of a forked process. It may do very little: its other threads are gone, with the locks they held.
+/// Action of a forked process. It may do very little: its other threads are gone, with the locks
+/// they held.
 #[derive(Clone, Copy, Debug)]
 pub enum Forked {
     /// `_exit(0)`.
@@ -104,8 +106,8 @@ pub enum Forked {
 pub fn forked(what: Forked) -> io::Result<i32> {
     let path = c"/bin/true";
     let arguments = [path.as_ptr(), std::ptr::null()];
-    // SAFETY: the new process allocates nothing and takes no lock: two system calls, with strings that were made
-    // before.
+    // SAFETY: the new process allocates nothing and takes no lock: two system calls, with strings
+    // that were made before.
     let process = checked(unsafe { fork() })?;
     if process > 0 {
         return Ok(process);
@@ -120,10 +122,11 @@ pub fn forked(what: Forked) -> io::Result<i32> {
     }
 }
 
-/// Forks a process that runs `work` and exits with its result; returns its id. The caller has no other thread that may
-/// hold a lock of `work`.
+/// Forks a process that runs `work` and exits with its result; returns its id. The caller has no
+/// other thread that may hold a lock of `work`.
 pub fn forked_at_work(work: impl FnOnce() -> i32) -> io::Result<i32> {
-    // SAFETY: the C library keeps its own locks usable in the new process, and the caller answers for all others.
+    // SAFETY: the C library keeps its own locks usable in the new process, and the caller answers
+    // for all others.
     let process = checked(unsafe { fork() })?;
     if process > 0 {
         return Ok(process);

@@ -1,5 +1,5 @@
-//! A component that does not answer is named within the deadline, and the loader can still be dropped; a merely slow
-//! one is not stalled.
+//! A component that does not answer is named within the deadline, and the loader can still be
+//! dropped; a merely slow one is not stalled.
 
 mod hooked;
 

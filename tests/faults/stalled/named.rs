@@ -91,8 +91,8 @@ fn a_hanging_transform_of_a_chunk_row_names_the_chunk() {
     );
 }
 
-/// The stall report asks the dataset for the sample's place. The stall is reported even if the dataset waits for the
-/// stuck transform.
+/// The stall report asks the dataset for the sample's place. The stall is reported even if the
+/// dataset waits for the stuck transform.
 #[test]
 fn a_transform_that_locks_the_dataset_is_named() {
     let gate = Gate::default();
@@ -161,7 +161,8 @@ fn a_dataset_that_hangs_in_extents_is_named_with_the_sample() {
             .batch_size(4)
             .workers(2)
             .tuning(|t| t.reader(mode).stall_deadline(DEADLINE));
-        // The planner's thread if the read starts at once; a worker's if the page cache is probed first.
+        // The planner's thread if the read starts at once; a worker's if the page cache is probed
+        // first.
         let stage = if mode == Mode::Auto {
             Stage::Decode
         } else {
@@ -232,8 +233,8 @@ fn a_dataset_that_hangs_in_member_is_named() {
     assert_eq!(error.site().sample, Some(3), "{error}");
 }
 
-/// A transform that uses rayon may run other samples' work on its own thread, and then continue. If it hangs
-/// afterwards, its own sample is named.
+/// A transform that uses rayon may run other samples' work on its own thread, and then continue. If
+/// it hangs afterwards, its own sample is named.
 #[test]
 fn a_transform_that_hangs_after_good_samples_is_named() {
     let gate = Gate::default();

@@ -88,7 +88,8 @@ fn a_consumer_that_polls_rarely_sees_no_stall() {
     }
 }
 
-/// The deadline measures silence: a read that waits behind hundreds of others is in time as long as those complete.
+/// The deadline measures silence: a read that waits behind hundreds of others is in time as long as
+/// those complete.
 #[test]
 fn slow_storage_that_answers_is_not_stalled() {
     let dir = Dir::new();
@@ -101,8 +102,8 @@ fn slow_storage_that_answers_is_not_stalled() {
     assert_eq!(pulled(loader.epoch(0).unwrap()), 2000);
 }
 
-/// A transform that uses rayon may run other samples' work on its own thread, and wait for it: then that work is
-/// active, not the sample beneath.
+/// A transform that uses rayon may run other samples' work on its own thread, and wait for it: then
+/// that work is active, not the sample beneath.
 #[test]
 fn transforms_on_rayon_are_not_stalled() {
     for _ in 0..5 {
@@ -147,8 +148,8 @@ fn decoder_and_transform_have_a_deadline_each() {
     assert_eq!(pulled(loader.epoch(0).unwrap()), 100);
 }
 
-/// A pause of the whole process (a job that is suspended, a frozen cgroup) counts as a small part of the deadline,
-/// however long it is.
+/// A pause of the whole process (a job that is suspended, a frozen cgroup) counts as a small part
+/// of the deadline, however long it is.
 #[test]
 fn a_process_that_is_often_stopped_is_not_stalled() {
     if in_child().is_some() {

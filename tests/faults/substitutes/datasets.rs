@@ -1,4 +1,5 @@
-//! Datasets with samples or chunks from several places, or with decoders that need more memory than they get.
+//! Datasets with samples or chunks from several places, or with decoders that need more memory than
+//! they get.
 
 use crate::common::formats::tf_record;
 use crate::common::toys::Chunks;

@@ -249,8 +249,8 @@ fn chunks_of_subsets_have_whole_substitutes() {
     }
 }
 
-/// A drawn bad chunk is remembered, and rows that need the same chunk are served together, even if rows of several bad
-/// chunks are mixed. One opening per row would be more than a thousand.
+/// A drawn bad chunk is remembered, and rows that need the same chunk are served together, even if
+/// rows of several bad chunks are mixed. One opening per row would be more than a thousand.
 #[test]
 fn substitute_chunks_are_not_opened_for_every_row() {
     let dir = Dir::new();
@@ -274,8 +274,8 @@ fn substitute_chunks_are_not_opened_for_every_row() {
     }
 }
 
-/// Two thirds of the samples are in a bad chunk, the others are open in memory. If every draw counted as a try, one row
-/// in hundreds would get no substitute.
+/// Two thirds of the samples are in a bad chunk, the others are open in memory. If every draw
+/// counted as a try, one row in hundreds would get no substitute.
 #[test]
 fn draws_that_fall_on_a_chunk_known_to_be_bad_are_no_tries() {
     let dir = Dir::new();

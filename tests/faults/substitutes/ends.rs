@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Rows of chunks are filled in long runs; between two rows the worker checks for a cancelled epoch.
+/// Rows of chunks are filled in long runs; between two rows the worker checks for a cancelled
+/// epoch.
 #[test]
 fn dropping_an_epoch_does_not_wait_for_a_run_of_rows() {
     if !alone(&here!()) {
@@ -63,8 +64,8 @@ fn a_drop_waits_for_one_substitute_at_most() {
     assert!(tries < 50, "{tries} tries, one each 0.2 s");
 }
 
-/// After the first row of a batch has failed for good, the other rows are not tried: each try takes the pauses of its
-/// retries.
+/// After the first row of a batch has failed for good, the other rows are not tried: each try takes
+/// the pauses of its retries.
 #[test]
 fn dead_storage_is_reported_after_the_tries_of_one_row() {
     const STALE: i32 = 116;
@@ -111,7 +112,8 @@ fn an_epoch_of_bad_samples_ends_with_the_first_error() {
     );
 }
 
-/// Sample 4 of 20, the first of the second batch of 4, fails with a user error that is itself broken.
+/// Sample 4 of 20, the first of the second batch of 4, fails with a user error that is itself
+/// broken.
 fn perverse(fail: fn() -> Result<()>) -> LoaderBuilder {
     let builder = Loader::builder(bytes(20))
         .batch_size(4)

@@ -1,5 +1,5 @@
-//! Substitutes for bad samples: their choice, the content of their rows, and other work during the search. The causes
-//! of bad samples, the budget and the ledger's entries are in `bad_samples.rs`.
+//! Substitutes for bad samples: their choice, the content of their rows, and other work during the
+//! search. The causes of bad samples, the budget and the ledger's entries are in `bad_samples.rs`.
 
 mod datasets;
 

@@ -144,8 +144,8 @@ fn padding_of_the_last_batch_stays_beside_a_substitute() {
     }
 }
 
-/// The choice of samples does not depend on the available memory: a picture too large for the rest of the budget is the
-/// epoch's error.
+/// The choice of samples does not depend on the available memory: a picture too large for the rest
+/// of the budget is the epoch's error.
 #[test]
 fn no_sample_is_substituted_because_the_memory_budget_is_tight() {
     for (budget, end) in [
@@ -213,8 +213,8 @@ impl Chance {
     }
 }
 
-/// Everything at once, 150 lives: transforms that fail, panic or pass at random, rayon inside, occasional EIO, drops
-/// anywhere.
+/// Everything at once, 150 lives: transforms that fail, panic or pass at random, rayon inside,
+/// occasional EIO, drops anywhere.
 #[test]
 fn random_faults_lose_double_or_reorder_nothing() {
     let dir = Dir::new();

@@ -1,4 +1,5 @@
-//! Ground truth for the profiler: the real pipeline, with storage, decoder, sampler and consumer in virtual time.
+//! Ground truth for the profiler: the real pipeline, with storage, decoder, sampler and consumer in
+//! virtual time.
 //!
 //! ```text
 //!  scenario ──► loader with its own threads ──► snapshot, verdict, what-if ─┐
@@ -6,9 +7,9 @@
 //!     └──────────────┴──► activity log of each part ────────────────────────┘
 //! ```
 //!
-//! The truth is independent of the profiler: each part logs its work, the consumer its requests and batches. Batches
-//! stay on the host, or a GPU in virtual time copies them and runs the steps. A consumer may enqueue steps and go on,
-//! as training programs do.
+//! The truth is independent of the profiler: each part logs its work, the consumer its requests and
+//! batches. Batches stay on the host, or a GPU in virtual time copies them and runs the steps. A
+//! consumer may enqueue steps and go on, as training programs do.
 //!
 //! Limits: one host, at most one GPU.
 
@@ -111,7 +112,8 @@ pub(super) struct Truth {
     pub(super) served: u64,
     pub(super) decoding: u64,
     pub(super) ordering: u64,
-    /// Idle time of workers while a batch was being filled; time of batches being filled, and held by the consumer.
+    /// Idle time of workers while a batch was being filled; time of batches being filled, and held
+    /// by the consumer.
     pub(super) starved: u64,
     pub(super) filling: u64,
     pub(super) held: u64,

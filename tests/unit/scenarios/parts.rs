@@ -42,7 +42,8 @@ impl Times {
     }
 }
 
-/// A device: several servers, first come, first served; then one channel that carries the bytes of one read at a time.
+/// A device: several servers, first come, first served; then one channel that carries the bytes of
+/// one read at a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Device {
     pub(super) servers: usize,
@@ -233,7 +234,8 @@ impl Reader for Storage {
     }
 }
 
-/// Samples of equal length, one after the other in a file that is never opened; or in memory, without bytes.
+/// Samples of equal length, one after the other in a file that is never opened; or in memory,
+/// without bytes.
 pub(super) struct Samples {
     schema: [EncodedField; 1],
     sources: Arc<Sources>,

@@ -1,6 +1,7 @@
 //! The scenarios, with their assertions.
 //!
-//! By default every 7th runs; with `FEEDLINE_SWEEP=ci` all. With `full` each runs three times as long, and is printed.
+//! By default every 7th runs; with `FEEDLINE_SWEEP=ci` all. With `full` each runs three times as
+//! long, and is printed.
 
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
@@ -26,7 +27,8 @@ const STAGES: [Cause; 5] = [
     Cause::Order,
     Cause::Copy,
 ];
-/// Steps enqueued ahead on a consumer's stream: none, some, as many as the loader gives batches for.
+/// Steps enqueued ahead on a consumer's stream: none, some, as many as the loader gives batches
+/// for.
 const AHEAD: [usize; 3] = [0, 3, usize::MAX];
 const STRENGTHS: [f64; 4] = [1.2, 1.5, 2.0, 5.0];
 /// Minimum ratio of two stages' times that counts as different.
@@ -450,7 +452,8 @@ struct Expected {
     named: Vec<Cause>,
 }
 
-/// A stage that was always busy is the cause. Without one, the memory was too small for all to work at once.
+/// A stage that was always busy is the cause. Without one, the memory was too small for all to work
+/// at once.
 fn expected(loads: [f64; 5]) -> Expected {
     let mut order: Vec<usize> = (0..STAGES.len()).collect();
     order.sort_by(|a, b| loads[*b].total_cmp(&loads[*a]));
@@ -566,7 +569,8 @@ fn snapshots_and_verdicts_match_the_truth() {
     );
 }
 
-/// A GPU trains: steps and copies of some milliseconds each; one batch takes 1 ms to decode and to read.
+/// A GPU trains: steps and copies of some milliseconds each; one batch takes 1 ms to decode and to
+/// read.
 fn training(step: f64, copy: f64, ahead: usize, given: Given) -> Scenario {
     let gpu = Some(on_gpu(copy * 1e6, ahead, given));
     Scenario {

@@ -13,19 +13,22 @@
 //!
 //! # Why this is exact
 //!
-//! Each party reports under one lock before it sleeps and after it wakes, and a row counts as decoded under that lock
-//! before its drain goes on. [`SharedTime::advance`] holds the lock throughout. So a sleeping party stays asleep during the
-//! check, unless another party wakes it; and that party would be found running itself:
+//! Each party reports under one lock before it sleeps and after it wakes, and a row counts as
+//! decoded under that lock before its drain goes on. [`SharedTime::advance`] holds the lock
+//! throughout. So a sleeping party stays asleep during the check, unless another party wakes it;
+//! and that party would be found running itself:
 //!
-//! - The I/O thread is asleep when the bell's word says so. Every wake changes the word before the waker goes on.
-//! - A drain counts as active from before its spawn until it finds no more work. Between its last two looks at the
-//!   queues it does not count. Then the check sees work in the queue and a free place; or, if the drain took that work
-//!   meanwhile, the second read of the count includes the drain, because it cannot end without this lock.
-//! - The consumer sleeps in `next()` from when it is about to wait (it counts its waits), if rows of its batch are
-//!   missing. Rows decoded but not handed on belong to an active drain.
-//! - The transfer thread takes input only after it has reported itself awake. It is checked after the workers, which
-//!   send to it. The I/O thread and the consumer, to which it sends, are checked again after it: neither falls asleep
-//!   again without this lock.
+//! - The I/O thread is asleep when the bell's word says so. Every wake changes the word before the
+//!   waker goes on.
+//! - A drain counts as active from before its spawn until it finds no more work. Between its last
+//!   two looks at the queues it does not count. Then the check sees work in the queue and a free
+//!   place; or, if the drain took that work meanwhile, the second read of the count includes the
+//!   drain, because it cannot end without this lock.
+//! - The consumer sleeps in `next()` from when it is about to wait (it counts its waits), if rows
+//!   of its batch are missing. Rows decoded but not handed on belong to an active drain.
+//! - The transfer thread takes input only after it has reported itself awake. It is checked after
+//!   the workers, which send to it. The I/O thread and the consumer, to which it sends, are checked
+//!   again after it: neither falls asleep again without this lock.
 //!
 //! Nothing here depends on the speed of threads or on other load of the machine.
 
@@ -174,7 +177,8 @@ impl SharedTime {
             .unwrap_or_else(|poison| poison.into_inner())
     }
 
-    /// Lets the calling thread work for `ns`. For the consumer, 0 waits until the present moment has no more events.
+    /// Lets the calling thread work for `ns`. For the consumer, 0 waits until the present moment
+    /// has no more events.
     pub(super) fn sleep(&self, ns: u64) {
         let party = Party::here();
         let woken = Arc::new(AtomicBool::new(false));

@@ -1,5 +1,5 @@
-//! The code under test: causes of a snapshot, and predictions for a change. Replace only this file to test another
-//! verdict.
+//! The code under test: causes of a snapshot, and predictions for a change. Replace only this file
+//! to test another verdict.
 
 use crate::meter::Snapshot;
 use crate::report::{self, Verdict, WhatIf};

@@ -122,9 +122,11 @@ pub(super) enum Value {
 }
 
 impl Chosen {
-    /// Makes the field of `column`; `raw` is the user's declaration, `up_to` the maximum of arrays with a length.
+    /// Makes the field of `column`; `raw` is the user's declaration, `up_to` the maximum of arrays
+    /// with a length.
     ///
-    /// Errors: [`ErrorKind::Config`] for unsupported encodings, and for arrays that such a column cannot hold.
+    /// Errors: [`ErrorKind::Config`] for unsupported encodings, and for arrays that such a column
+    /// cannot hold.
     pub(super) fn new(
         index: usize,
         column: &Column,

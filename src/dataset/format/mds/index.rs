@@ -1,8 +1,8 @@
 //! `index.json` of MDS: the list of shards with their descriptions. Untrusted.
 //!
-//! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: file names stay within the folder;
-//! all shards have the same columns; no two shards share a file; numbers fit the shard format (32
-//! bits).
+//! Limits: 64 MiB of JSON, nesting as deep as serde_json allows (128). Invariants: file names stay
+//! within the folder; all shards have the same columns; no two shards share a file; numbers fit the
+//! shard format (32 bits).
 
 use super::columns::Column;
 use crate::dataset::format::twice;
@@ -32,7 +32,8 @@ pub(super) struct ShardInfo {
     pub(super) zip: Option<(FileInfo, String)>,
 }
 
-/// Reads an index. Errors: [`ErrorKind::Decode`] with the shard and the entry; [`ErrorKind::Empty`].
+/// Reads an index. Errors: [`ErrorKind::Decode`] with the shard and the entry;
+/// [`ErrorKind::Empty`].
 pub(super) fn parse(text: &[u8]) -> Result<(Vec<Column>, Vec<ShardInfo>)> {
     let root: Value = serde_json::from_slice(text)
         .map_err(|source| bad("not JSON".into()).with_source(source))?;

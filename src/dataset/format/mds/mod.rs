@@ -7,15 +7,17 @@
 //! shard.zstd ── a chunk ──► decompressed in memory, then the same
 //! ```
 //!
-//! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If any shard must be
-//! decompressed, all shards are chunks: each is read as a whole, within windows of the order.
+//! Opening reads `index.json` and the offsets of every raw shard (4 bytes per sample in memory). If
+//! any shard must be decompressed, all shards are chunks: each is read as a whole, within windows
+//! of the order.
 //!
-//! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the only compression; no
-//! pickles. Invariants: `index.json`, file lengths, offsets, each shard's columns and the sizes of every sample agree,
-//! else opening fails; decompression stops at the length in the index.
+//! Limits: shards under 4 GiB (the format's limit); `zstd`, with the feature of that name, is the
+//! only compression; no pickles. Invariants: `index.json`, file lengths, offsets, each shard's
+//! columns and the sizes of every sample agree, else opening fails; decompression stops at the
+//! length in the index.
 //!
-//! The format cannot detect a flipped byte of a value. Raw shards have no checksums, Streaming's zstd frames have
-//! none, and this reader does not verify the optional hashes of `index.json`.
+//! The format cannot detect a flipped byte of a value. Raw shards have no checksums, Streaming's
+//! zstd frames have none, and this reader does not verify the optional hashes of `index.json`.
 
 mod columns;
 mod index;
@@ -52,7 +54,8 @@ const SCRATCH: u64 = 1 << 20;
 
 /// Dataset of MosaicML Streaming's shards, in the order of `index.json`.
 ///
-/// Each column is a field, in the order of the index (Streaming sorts by name) or of [`MdsBuilder::columns`]:
+/// Each column is a field, in the order of the index (Streaming sorts by name) or of
+/// [`MdsBuilder::columns`]:
 ///
 /// | encoding | field |
 /// |---|---|
@@ -142,8 +145,9 @@ impl MdsBuilder {
         self
     }
 
-    /// Whether a shard may be a symbolic link out of the folder, as in the caches of download tools. Default: `false`.
-    /// Shard names come from `index.json`; opening fails if one is outside the folder.
+    /// Whether a shard may be a symbolic link out of the folder, as in the caches of download
+    /// tools. Default: `false`. Shard names come from `index.json`; opening fails if one is outside
+    /// the folder.
     #[must_use]
     pub fn follow_links(mut self, follow: bool) -> Self {
         self.follow_links = follow;
@@ -153,10 +157,11 @@ impl MdsBuilder {
     /// Opens the folder with `index.json` and the shards. If the folder holds a shard both
     /// compressed and decompressed, the decompressed file is read.
     ///
-    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a shard that is a link
-    /// out of the folder; [`ErrorKind::Decode`] for a damaged index or shard header; [`ErrorKind::Truncated`] or
-    /// [`ErrorKind::Changed`] for a shard shorter or longer than in the index; [`ErrorKind::Config`] for missing or
-    /// unsupported columns, and for compression that is not built in.
+    /// Errors: [`ErrorKind::NotFound`] for `index.json` or a shard; [`ErrorKind::NotAFile`] for a
+    /// shard that is a link out of the folder; [`ErrorKind::Decode`] for a damaged index or shard
+    /// header; [`ErrorKind::Truncated`] or [`ErrorKind::Changed`] for a shard shorter or longer
+    /// than in the index; [`ErrorKind::Config`] for missing or unsupported columns, and for
+    /// compression that is not built in.
     pub fn open(self, dir: impl AsRef<Path>) -> Result<Mds> {
         let dir = dir.as_ref();
         let path = dir.join("index.json");

@@ -1,12 +1,14 @@
-//! The header of an `.npy` array: a Python dict literal of three keys, accepted only as numpy itself writes it.
+//! The header of an `.npy` array: a Python dict literal of three keys, accepted only as numpy
+//! itself writes it.
 //!
 //! ```text
 //! \x93NUMPY | major minor | length (u16, from version 2 on u32) | {'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }   \n
 //! ```
 //!
-//! Limits: headers up to 64 KiB, 64 dimensions. Legal but refused, each by name: objects (they are pickles),
-//! big-endian numbers, structured types, strings, dates, complex numbers, Fortran order of more than one dimension.
-//! Invariants: no byte of the header is skipped, and shape × dtype is exactly the length of the data after it.
+//! Limits: headers up to 64 KiB, 64 dimensions. Legal but refused, each by name: objects (they are
+//! pickles), big-endian numbers, structured types, strings, dates, complex numbers, Fortran order
+//! of more than one dimension. Invariants: no byte of the header is skipped, and shape × dtype is
+//! exactly the length of the data after it.
 
 use crate::dataset::format::arrays::Array;
 use crate::dataset::format::{foreign, number};
@@ -22,8 +24,8 @@ const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// Reads the header of the array that fills `len` bytes from `start`.
 ///
-/// Errors: [`ErrorKind::Truncated`] for a cut array; [`ErrorKind::Decode`] for extra bytes, and for a malformed or
-/// refused header.
+/// Errors: [`ErrorKind::Truncated`] for a cut array; [`ErrorKind::Decode`] for extra bytes, and for
+/// a malformed or refused header.
 pub(crate) fn read(input: &Blob, start: u64, len: u64) -> Result<Array> {
     // Most headers have 128 bytes in all, so one read is enough.
     let mut head = [0; 256];

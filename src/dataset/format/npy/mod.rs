@@ -4,15 +4,17 @@
 //! pattern ──► files ──headers, in parallel──► dtype, shape, where the data starts ──► extents, read in place
 //! ```
 //!
-//! Supported: C order, versions 1 to 3, bool, integers and floats in the machine's byte order. Refused, by
-//! name: pickles (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and
-//! text dtypes. A file must be exactly as long as its header says, so a cut file and several arrays in one file are
-//! errors. `.npy` has no checksum for the data: a flipped bit in it goes unnoticed.
+//! Supported: C order, versions 1 to 3, bool, integers and floats in the machine's byte order.
+//! Refused, by name: pickles (arrays of objects), the other byte order, Fortran order of more than
+//! one dimension, structured and text dtypes. A file must be exactly as long as its header says, so
+//! a cut file and several arrays in one file are errors. `.npy` has no checksum for the data: a
+//! flipped bit in it goes unnoticed.
 
 /// Setters for fields and rows that both builders share.
 macro_rules! rule_setters {
     () => {
-        /// Makes each row of the first axis a sample, file after file. Without it each file is a sample.
+        /// Makes each row of the first axis a sample, file after file. Without it each file is a
+        /// sample.
         #[must_use]
         pub fn rows(mut self) -> Self {
             self.rows = true;
@@ -28,8 +30,9 @@ macro_rules! rule_setters {
             self
         }
 
-        /// Lets all dimensions of `name` vary from file to file: it becomes a vector of at most `max` elements, with
-        /// its shape in the field `name.shape` (`i64`). `*` as in [`up_to`](Self::up_to).
+        /// Lets all dimensions of `name` vary from file to file: it becomes a vector of at most
+        /// `max` elements, with its shape in the field `name.shape` (`i64`). `*` as in
+        /// [`up_to`](Self::up_to).
         #[must_use]
         pub fn flat(mut self, name: &str, max: usize) -> Self {
             self.rules.0.push((name.into(), Rule::Flat(max)));
@@ -60,8 +63,9 @@ const UNIFORM_LOOKS: usize = 64;
 
 /// Dataset of `.npy` files: each file is a sample, or each row of the first axis.
 ///
-/// Supported: C order, bool, integers and floats in the machine's byte order. Refused, by name: pickles
-/// (arrays of objects), the other byte order, Fortran order of more than one dimension, structured and text dtypes.
+/// Supported: C order, bool, integers and floats in the machine's byte order. Refused, by name:
+/// pickles (arrays of objects), the other byte order, Fortran order of more than one dimension,
+/// structured and text dtypes.
 ///
 /// ```no_run
 /// # use feedline::dataset::Npy;
@@ -106,7 +110,8 @@ impl Rules {
         }
     }
 
-    /// Errors: [`ErrorKind::Config`] for a rule about a missing field, or two rules about one field.
+    /// Errors: [`ErrorKind::Config`] for a rule about a missing field, or two rules about one
+    /// field.
     fn check(&self, names: &[&str]) -> Result<()> {
         let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         for (index, (name, rule)) in self.0.iter().enumerate() {
@@ -130,7 +135,8 @@ impl Rules {
 }
 
 impl Npy {
-    /// Opens the files of `pattern` (a file, a folder, `{000..127}`, `*`), each a sample with the field `array`.
+    /// Opens the files of `pattern` (a file, a folder, `{000..127}`, `*`), each a sample with the
+    /// field `array`.
     ///
     /// Errors: as [`NpyBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
@@ -144,7 +150,8 @@ impl Npy {
 }
 
 impl NpyBuilder {
-    /// Adds the field `name`: one array from each file of `pattern`, in the order of the file names.
+    /// Adds the field `name`: one array from each file of `pattern`, in the order of the file
+    /// names.
     ///
     /// If several fields have many files each, the paths of paired files must differ at a single
     /// place, in the same way for all pairs (`7_x.npy` and `7_y.npy`, or the folder). So a missing
@@ -158,9 +165,10 @@ impl NpyBuilder {
 
     rule_setters!();
 
-    /// Declares that all files of a field have the same header: only the headers of 64 evenly spread files are read,
-    /// and the lengths of all. This opens many files faster, but misses a file of the same length with another header
-    /// (a reshaped array, another dtype of the same size). Default: every header is read and checked.
+    /// Declares that all files of a field have the same header: only the headers of 64 evenly
+    /// spread files are read, and the lengths of all. This opens many files faster, but misses a
+    /// file of the same length with another header (a reshaped array, another dtype of the same
+    /// size). Default: every header is read and checked.
     #[must_use]
     pub fn uniform(mut self, uniform: bool) -> Self {
         self.uniform = uniform;
@@ -169,9 +177,9 @@ impl NpyBuilder {
 
     /// Opens the files and reads their headers in parallel.
     ///
-    /// Errors: not found, nothing found, a malformed or refused header ([`ErrorKind::Decode`]), a cut file
-    /// ([`ErrorKind::Truncated`]), arrays that differ in dtype or shape beyond their rule ([`ErrorKind::Shape`]); each
-    /// names the file.
+    /// Errors: not found, nothing found, a malformed or refused header ([`ErrorKind::Decode`]), a
+    /// cut file ([`ErrorKind::Truncated`]), arrays that differ in dtype or shape beyond their rule
+    /// ([`ErrorKind::Shape`]); each names the file.
     pub fn open(self) -> Result<Npy> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.fields.is_empty() {
@@ -262,7 +270,8 @@ pub(crate) fn parse(input: &Blob) -> Result<()> {
     header::read(input, 0, input.len()).map(drop)
 }
 
-/// Checks that `files` and `first` belong together pair by pair: all pairs of names differ in the same words.
+/// Checks that `files` and `first` belong together pair by pair: all pairs of names differ in the
+/// same words.
 fn check_pairs(first: &[PathBuf], files: &[PathBuf], name: &str) -> Result<()> {
     if first.len() != files.len() {
         let message = format!(

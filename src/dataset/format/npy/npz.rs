@@ -1,8 +1,9 @@
-//! `.npz` archives: the stored members of a zip, each an `.npy` array, with random access and no unpacking.
+//! `.npz` archives: the stored members of a zip, each an `.npy` array, with random access and no
+//! unpacking.
 //!
-//! Refused, by name: deflated members (`np.savez_compressed`), encrypted members, archives whose directory and headers
-//! disagree. Only [`NpzBuilder::verify`] checks a member's CRC-32: that costs a copy, since verified bytes cannot be
-//! read in place.
+//! Refused, by name: deflated members (`np.savez_compressed`), encrypted members, archives whose
+//! directory and headers disagree. Only [`NpzBuilder::verify`] checks a member's CRC-32: that costs
+//! a copy, since verified bytes cannot be read in place.
 
 use super::zip::{self, Member};
 use super::{Rules, header};
@@ -15,10 +16,11 @@ use crate::storage::listing::{Listed, Meta, expand};
 use crate::storage::{Blob, Sources};
 use std::path::{Path, PathBuf};
 
-/// Dataset of `.npz` archives: each archive is a sample with a field per member, or each row of the first axis.
+/// Dataset of `.npz` archives: each archive is a sample with a field per member, or each row of the
+/// first axis.
 ///
-/// Members must be stored: archives of `np.savez`, not of `np.savez_compressed`. Supported arrays: as in
-/// [`Npy`](super::Npy).
+/// Members must be stored: archives of `np.savez`, not of `np.savez_compressed`. Supported arrays:
+/// as in [`Npy`](super::Npy).
 ///
 /// ```no_run
 /// # use feedline::dataset::Npz;
@@ -58,7 +60,8 @@ impl Npz {
 }
 
 impl NpzBuilder {
-    /// Takes only these members (named without `.npy`), in this order. Default: all, in the order of the first archive.
+    /// Takes only these members (named without `.npy`), in this order. Default: all, in the order
+    /// of the first archive.
     #[must_use]
     pub fn fields<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.fields = Some(names.into_iter().map(String::from).collect());
@@ -68,9 +71,8 @@ impl NpzBuilder {
     rule_setters!();
 
     /// Checks the CRC-32 of every member that is read: a damaged member is an error of its sample
-    /// ([`ErrorKind::Decode`]).
-    /// Costs a copy of each member and a pass over its bytes by table lookups. Excludes [`rows`](Self::rows), which
-    /// reads parts of members. Default: off.
+    /// ([`ErrorKind::Decode`]). Costs a copy of each member and a pass over its bytes by table
+    /// lookups. Excludes [`rows`](Self::rows), which reads parts of members. Default: off.
     #[must_use]
     pub fn verify(mut self, verify: bool) -> Self {
         self.verify = verify;
@@ -79,9 +81,9 @@ impl NpzBuilder {
 
     /// Opens the archives and reads directories and headers in parallel.
     ///
-    /// Errors: not found, nothing found, a cut or broken archive, a missing, extra, compressed or refused member
-    /// ([`ErrorKind::Truncated`], [`ErrorKind::Decode`]), arrays that differ in dtype or shape beyond their rule
-    /// ([`ErrorKind::Shape`]); each names the file.
+    /// Errors: not found, nothing found, a cut or broken archive, a missing, extra, compressed or
+    /// refused member ([`ErrorKind::Truncated`], [`ErrorKind::Decode`]), arrays that differ in
+    /// dtype or shape beyond their rule ([`ErrorKind::Shape`]); each names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Npz> {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {

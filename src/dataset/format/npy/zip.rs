@@ -5,9 +5,10 @@
 //! | local header, name, extra | data | … | central directory | (zip64 end, its locator) | end of central directory |
 //! ```
 //!
-//! Limits: a directory of 64 MiB, 65,536 members, one disk. Invariants: the directory ends where its end record starts
-//! and has the end record's number of entries; no two members overlap; every local header agrees with the directory. So
-//! a reader of local headers and a reader of the directory see the same archive.
+//! Limits: a directory of 64 MiB, 65,536 members, one disk. Invariants: the directory ends where
+//! its end record starts and has the end record's number of entries; no two members overlap; every
+//! local header agrees with the directory. So a reader of local headers and a reader of the
+//! directory see the same archive.
 
 use crate::dataset::format::{fetched, number, twice};
 use crate::error::{ErrorKind, Result};
@@ -53,7 +54,8 @@ pub(crate) struct Member {
 
 /// Reads all members, in the order of the directory.
 ///
-/// Errors: [`ErrorKind::Truncated`] without an end record, [`ErrorKind::Decode`] for an inconsistent directory.
+/// Errors: [`ErrorKind::Truncated`] without an end record, [`ErrorKind::Decode`] for an
+/// inconsistent directory.
 pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     let directory = Directory::find(input)?;
     let bytes = input.read(directory.start, directory.size, "the central directory")?;
@@ -77,7 +79,8 @@ pub(crate) fn members(input: &Blob) -> Result<Vec<Member>> {
     Ok(members)
 }
 
-/// Offset of a stored member's data. Errors: [`ErrorKind::Decode`] if its local header and the directory disagree.
+/// Offset of a stored member's data. Errors: [`ErrorKind::Decode`] if its local header and the
+/// directory disagree.
 pub(crate) fn data_of(input: &Blob, member: &Member) -> Result<u64> {
     let name = &member.name;
     let wrong = |message: String| Err(input.wrong(message, member.local, LOCAL_BYTES));
@@ -304,7 +307,8 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     ))
 }
 
-/// Replaces the saturated values from the zip64 part of an extra field; `None` if the field is broken.
+/// Replaces the saturated values from the zip64 part of an extra field; `None` if the field is
+/// broken.
 fn extend(mut extra: &[u8], values: &mut [u64]) -> Option<()> {
     let mut seen = false;
     while !extra.is_empty() {

@@ -207,7 +207,8 @@ impl Column<'_> {
         let mut fits = true;
         let mut unpacked = std::mem::take(&mut scratch.arenas[arena]);
         unpacked.clear();
-        // Sixteen interleaved buffers that all start on a memory page would compete for the same L1 cache ways.
+        // Sixteen interleaved buffers that all start on a memory page would compete for the same L1
+        // cache ways.
         unpacked.resize(if compressed { arena * 192 } else { 0 }, 0);
         // One allocation, not one per page.
         unpacked.reserve(if compressed {
@@ -411,7 +412,8 @@ impl Column<'_> {
         Ok(&out[..size])
     }
 
-    /// Makes the parquet crate's reader of this column, at the chunk's first row, with the dictionary.
+    /// Makes the parquet crate's reader of this column, at the chunk's first row, with the
+    /// dictionary.
     fn reader<T: DataType>(&self) -> Result<(ColumnReaderImpl<T>, Option<Bytes>)> {
         let mut pages = Unpacked::new(self.parts(), self.place.compression);
         let dictionary = pages.dictionary()?;
@@ -584,8 +586,8 @@ impl Column<'_> {
         })
     }
 
-    /// Copies rows of any length into field `field` of `out`: byte arrays, or lists of numbers. Of each number it takes
-    /// the low `keep` of `width` bytes.
+    /// Copies rows of any length into field `field` of `out`: byte arrays, or lists of numbers. Of
+    /// each number it takes the low `keep` of `width` bytes.
     pub(super) fn ragged(
         &self,
         scratch: &mut Scratch,
@@ -711,7 +713,8 @@ impl Column<'_> {
     }
 }
 
-/// Splits an unpacked page of version 1, whose levels have a length, into definition levels and values.
+/// Splits an unpacked page of version 1, whose levels have a length, into definition levels and
+/// values.
 pub(super) fn levels_v1<'p>(header: &Header, page: &'p [u8]) -> Option<(&'p [u8], &'p [u8])> {
     let (len, rest) = (header.def_encoding == RLE)
         .then(|| page.split_first_chunk::<4>())

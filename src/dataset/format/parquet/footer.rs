@@ -358,7 +358,8 @@ fn with_offset_index(blob: &Blob, meta: ParquetMetaData) -> Result<ParquetMetaDa
     }
 }
 
-/// Bytes of the one read for all columns' offset indexes: from the first index to the end of the last.
+/// Bytes of the one read for all columns' offset indexes: from the first index to the end of the
+/// last.
 fn offset_index_bytes(meta: &ParquetMetaData) -> u64 {
     let places = meta
         .row_groups()

@@ -128,7 +128,8 @@ impl Cut<'_> {
         Ok(place)
     }
 
-    /// Bytes of the dictionary's header that the footer does not count, as with parquet-mr before 1.2.9.
+    /// Bytes of the dictionary's header that the footer does not count, as with parquet-mr before
+    /// 1.2.9.
     fn uncounted_header(&self, start: u64, len: u64) -> u64 {
         let writer = self
             .footer
@@ -239,7 +240,8 @@ impl Parquet {
         let Some(columns) = self.checked_pages(cut, whole, rows)? else {
             return Ok(None);
         };
-        // Every run unpacks the dictionaries again, so a run smaller than them costs more than it saves.
+        // Every run unpacks the dictionaries again, so a run smaller than them costs more than it
+        // saves.
         let dictionaries = columns
             .iter()
             .map(|pages| pages.dictionary.1)
@@ -342,8 +344,8 @@ impl Parquet {
         bytes
     }
 
-    /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and the memory for
-    /// reading one column.
+    /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and
+    /// the memory for reading one column.
     fn scratch_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> u64 {
         let mut together = 0;
         let mut reader = 0;
@@ -427,7 +429,8 @@ fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
     bytes as u64
 }
 
-/// Heap for a column that goes through the column reader: an unpacked page twice, dictionary, values, levels.
+/// Heap for a column that goes through the column reader: an unpacked page twice, dictionary,
+/// values, levels.
 fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
     if is_plain(meta) {
         return if place.compression == Compression::UNCOMPRESSED {

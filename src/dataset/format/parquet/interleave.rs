@@ -2,8 +2,9 @@
 
 use super::column::TOGETHER;
 
-/// Writes up to 16 columns side by side into `rows`. Values have `width` bytes, of which the low `keep` are taken (1,
-/// 2, 4, 8 or all): row *r* of column *c* goes to `rows[r × row_bytes + at + c × keep]`.
+/// Writes up to 16 columns side by side into `rows`. Values have `width` bytes, of which the low
+/// `keep` are taken (1, 2, 4, 8 or all): row *r* of column *c* goes to
+/// `rows[r × row_bytes + at + c × keep]`.
 ///
 /// Every column has at least as many values as there are rows.
 pub(super) fn interleave(

@@ -1,5 +1,5 @@
-//! Parquet shards: a chunk is a row group or a run of its rows; columns become rows of a batch without an object per
-//! row.
+//! Parquet shards: a chunk is a row group or a run of its rows; columns become rows of a batch
+//! without an object per row.
 //!
 //! ```text
 //! footer ──open──► chunks { file, row group, rows, where each chosen column lies }      (parquet crate, once)
@@ -7,17 +7,19 @@
 //!                                          └► bytes (pictures) ─────► one after the other ──► decoder
 //! ```
 //!
-//! One worker opens a whole row group; several workers open several at once. Rows have no random access, so a
-//! shuffled order needs [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
+//! One worker opens a whole row group; several workers open several at once. Rows have no random
+//! access, so a shuffled order needs [`Order::windowed`](crate::Order::windowed), unless all row
+//! groups fit the memory budget.
 //!
-//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers (no lists of lists,
-//! maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. A row group that
-//! takes more than [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is cut into runs of rows,
-//! if the file has an offset index.
+//! Limits: numbers of up to 64 bits, fixed-length bytes, byte arrays and strings, lists of numbers
+//! (no lists of lists, maps, decimals); pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or
+//! zstd. A row group that takes more than [`chunk_bytes`](ParquetBuilder::chunk_bytes) when open is
+//! cut into runs of rows, if the file has an offset index.
 //!
-//! Invariants: the footer's sizes are compared with the file's length before any read, and the pages' sizes with the
-//! footer before any allocation; pages with a CRC are verified; a chunk gives as many rows as the footer says, or an
-//! error. An offset index cuts a row group only if every page agrees with it.
+//! Invariants: the footer's sizes are compared with the file's length before any read, and the
+//! pages' sizes with the footer before any allocation; pages with a CRC are verified; a chunk gives
+//! as many rows as the footer says, or an error. An offset index cuts a row group only if every
+//! page agrees with it.
 
 mod column;
 mod fields;
@@ -61,10 +63,11 @@ const CHUNK_BYTES: u64 = 128 << 20;
 
 /// Dataset of Parquet files, read by row groups.
 ///
-/// Supported: numbers of up to 64 bits (dates and times as integers), booleans, fixed-length bytes, byte arrays
-/// and strings, lists of numbers; nested columns by their dotted names (`image.bytes`); pages uncompressed or with
-/// Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name: lists of lists, maps, decimals, other
-/// compressions. A null is an error unless [`ParquetBuilder::nulls`] says otherwise.
+/// Supported: numbers of up to 64 bits (dates and times as integers), booleans, fixed-length bytes,
+/// byte arrays and strings, lists of numbers; nested columns by their dotted names (`image.bytes`);
+/// pages uncompressed or with Snappy, gzip, LZ4, LZ4_RAW or zstd. Refused, with the column's name:
+/// lists of lists, maps, decimals, other compressions. A null is an error unless
+/// [`ParquetBuilder::nulls`] says otherwise.
 ///
 /// Rows have no random access: a row group is opened as a whole. So a shuffle needs
 /// [`Order::windowed`](crate::Order::windowed), unless all row groups fit the memory budget.
@@ -217,7 +220,8 @@ impl ParquetBuilder {
             .fold(self, |builder, name| builder.column(name))
     }
 
-    /// Stacks columns of one dtype into the field `name` of shape `[columns]` (`[columns × n]` for lists of n).
+    /// Stacks columns of one dtype into the field `name` of shape `[columns]` (`[columns × n]` for
+    /// lists of n).
     pub fn stack(self, name: &str, columns: &[impl AsRef<str>]) -> Self {
         self.wants(
             name,
@@ -235,7 +239,8 @@ impl ParquetBuilder {
         self.wants(name, vec![name.into()], How::Image)
     }
 
-    /// Takes a column of lists of numbers, or of bytes, with at most `max` elements. Zeros pad shorter rows.
+    /// Takes a column of lists of numbers, or of bytes, with at most `max` elements. Zeros pad
+    /// shorter rows.
     pub fn up_to(self, name: &str, max: usize) -> Self {
         self.wants(name, vec![name.into()], How::UpTo(max))
     }
@@ -261,26 +266,27 @@ impl ParquetBuilder {
         self
     }
 
-    /// Maximum bytes of an open chunk: a larger row group is cut into runs of rows, if the file has an offset index.
-    /// Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages are always read whole. Opening reads
-    /// the header of each page of such a row group, and reads the group whole if a page contradicts the index.
+    /// Maximum bytes of an open chunk: a larger row group is cut into runs of rows, if the file has
+    /// an offset index. Default: 128 MiB. Smaller chunks need less memory and shuffle better; pages
+    /// are always read whole. Opening reads the header of each page of such a row group, and reads
+    /// the group whole if a page contradicts the index.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes.max(1);
         self
     }
 
-    /// Leaves out row groups whose statistics exclude all values of number column `column` within `min ..= max`. All
-    /// rows of the other row groups are delivered, whatever their values.
+    /// Leaves out row groups whose statistics exclude all values of number column `column` within
+    /// `min ..= max`. All rows of the other row groups are delivered, whatever their values.
     pub fn prune(mut self, column: &str, min: f64, max: f64) -> Self {
         self.prune.push((column.into(), min, max));
         self
     }
 
-    /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`, `{a,b}`,
-    /// `{000..127}`. Reads their footers in parallel.
+    /// Opens the files of `pattern`: one file, a folder (`*.parquet` in it), or a pattern with `*`,
+    /// `{a,b}`, `{000..127}`. Reads their footers in parallel.
     ///
-    /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files whose chosen columns
-    /// differ. Each error names the file.
+    /// Errors: not Parquet; damage; a column that is missing or has an unsupported type; files
+    /// whose chosen columns differ. Each error names the file.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<Parquet> {
         let Listed { files, name, .. } = expand(pattern, &[".parquet", ".parq", ".pq"])?;
         let footers = parallel_paths(&files, |_, path| Footer::of_file(path.clone(), &self))?;

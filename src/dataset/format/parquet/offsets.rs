@@ -227,8 +227,8 @@ fn head(blob: &Blob, page: &DataPage, claim: &Claim<'_>, rows: u64) -> Result<Ch
     })
 }
 
-/// Number of lists that begin in a page of version 1. `None` if the first does not begin with the page, or the levels
-/// cannot be read.
+/// Number of lists that begin in a page of version 1. `None` if the first does not begin with the
+/// page, or the levels cannot be read.
 fn lists(blob: &Blob, header: &Header, body: u64, compression: Compression) -> Result<Option<u64>> {
     if header.rep_encoding != RLE || header.values == 0 {
         return Ok((header.values == 0).then_some(0));

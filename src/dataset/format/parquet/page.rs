@@ -1,13 +1,13 @@
-//! The pages of a column chunk: reads and checks headers before any allocation, verifies checksums, and finds plain
-//! values in place.
+//! The pages of a column chunk: reads and checks headers before any allocation, verifies checksums,
+//! and finds plain values in place.
 //!
 //! ```text
 //! column chunk: │ header │ dictionary │ header │ levels, values │ header │ levels, values │ …
 //!                 └ thrift compact protocol: kind, sizes, CRC, encoding
 //! ```
 //!
-//! Invariants: every size in a header is compared with the available bytes and with the footer before use; a page with
-//! a CRC is verified; the walk is linear in the bytes.
+//! Invariants: every size in a header is compared with the available bytes and with the footer
+//! before use; a page with a CRC is verified; the walk is linear in the bytes.
 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
@@ -110,7 +110,8 @@ impl<'a> Thrift<'a> {
         Ok(())
     }
 
-    /// Calls `field` with the id and type of each field of a structure; it returns whether it read the value.
+    /// Calls `field` with the id and type of each field of a structure; it returns whether it read
+    /// the value.
     fn fields(
         &mut self,
         depth: u32,
@@ -259,8 +260,8 @@ impl Header {
     }
 }
 
-/// Reads fields 1 to `count` of a structure; booleans are 0 or 1. Field 7 (version 2: page is compressed) defaults to
-/// true.
+/// Reads fields 1 to `count` of a structure; booleans are 0 or 1. Field 7 (version 2: page is
+/// compressed) defaults to true.
 fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
     let mut out = [0, 0, 0, 0, 0, 0, 1];
     thrift.fields(1, |thrift, id, of| {
@@ -278,7 +279,8 @@ fn numbers(thrift: &mut Thrift<'_>, count: i64) -> Result<[i64; 7]> {
     Ok(out)
 }
 
-/// Maximum nesting of columns: the parquet crate recurses per level, and no file may choose the stack's depth.
+/// Maximum nesting of columns: the parquet crate recurses per level, and no file may choose the
+/// stack's depth.
 const NESTED_MAX: usize = 64;
 /// Maximum number of schema elements, of row groups, and of key-value entries in a footer: memory
 /// for all is allocated at once.
@@ -287,7 +289,8 @@ const ELEMENTS_MAX: usize = 1 << 20;
 /// Types of a column's metadata fields, from field 1, as the format defines them.
 const METADATA: [u8; 17] = [5, 9, 9, 5, 6, 6, 6, 9, 6, 6, 6, 12, 9, 6, 5, 12, 12];
 
-/// Walks a footer before it is parsed: every list has all its elements, and the schema is a tree of bounded depth.
+/// Walks a footer before it is parsed: every list has all its elements, and the schema is a tree of
+/// bounded depth.
 ///
 /// Returns the footer without the column metadata fields whose type differs from the format's, if
 /// it has any. The format tells readers to skip them (Dremio wrote some), but the parquet crate
@@ -541,8 +544,8 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// `uncompressed`: the footer's unpacked size of all pages with their headers. `base`: offset of `bytes` in the
-    /// file.
+    /// `uncompressed`: the footer's unpacked size of all pages with their headers. `base`: offset
+    /// of `bytes` in the file.
     pub(super) fn new(bytes: &Bytes, uncompressed: usize, base: u64) -> Self {
         Self {
             bytes: bytes.clone(),
@@ -575,7 +578,8 @@ impl Pages {
         }
     }
 
-    /// The next page, after checking its sizes against the available bytes and its checksum, if any.
+    /// The next page, after checking its sizes against the available bytes and its checksum, if
+    /// any.
     pub(super) fn next(&mut self) -> Result<Option<Page<'_>>> {
         let Some((header, len)) = self.head()? else {
             return Ok(None);
@@ -615,8 +619,8 @@ impl Pages {
     }
 }
 
-/// Whether `count` levels in the RLE / bit-packed hybrid are all `max`, so that no value is missing. False for
-/// malformed bytes.
+/// Whether `count` levels in the RLE / bit-packed hybrid are all `max`, so that no value is
+/// missing. False for malformed bytes.
 pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool {
     let bits = 16 - (max as u16).leading_zeros() as usize;
     let width = bits.div_ceil(8);

@@ -153,8 +153,8 @@ fn values_of<'p>(
     }
 }
 
-/// Sum of the at most `most` non-negative numbers at the start of `bytes` in `DELTA_BINARY_PACKED`: the lengths that
-/// values share with the values before them.
+/// Sum of the at most `most` non-negative numbers at the start of `bytes` in `DELTA_BINARY_PACKED`:
+/// the lengths that values share with the values before them.
 fn delta_sum(bytes: &[u8], most: usize) -> Option<u64> {
     let mut thrift = Thrift::new(bytes);
     let mut word = || {
@@ -222,7 +222,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Encodes `DELTA_BINARY_PACKED` as the format defines it: blocks of 128 numbers with 4 parts of 32.
+    /// Encodes `DELTA_BINARY_PACKED` as the format defines it: blocks of 128 numbers with 4 parts
+    /// of 32.
     fn packed(numbers: &[i64]) -> Vec<u8> {
         let mut out = Vec::new();
         [128, 4, numbers.len() as u64]

@@ -5,11 +5,11 @@
 //!                     ▲ [x, g: PAX records] [L, K: GNU long names] header, padded bytes
 //! ```
 //!
-//! Supported: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256. Every header's
-//! checksum is verified. A shard that two readers could read differently is damaged: a PAX size beside another header
-//! size, GNU and PAX names for one member, bytes after a link, … One of the readers would lose its
-//! place or give the member another name. The format has no checksum for the bytes after an
-//! extension header, so their records are parsed without tolerance.
+//! Supported: v7, ustar (with prefix), GNU long names, PAX `path` and `size`, sizes in base 256.
+//! Every header's checksum is verified. A shard that two readers could read differently is damaged:
+//! a PAX size beside another header size, GNU and PAX names for one member, bytes after a link, …
+//! One of the readers would lose its place or give the member another name. The format has no
+//! checksum for the bytes after an extension header, so their records are parsed without tolerance.
 
 use crate::dataset::damage::{Damage, DamageKind};
 use crate::dataset::index::Scan;

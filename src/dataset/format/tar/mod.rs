@@ -5,14 +5,15 @@
 //! └─key──┘ └─ending─► field
 //! ```
 //!
-//! A sample is a run of members with one key: the path up to the first dot after the last slash. An index, made once
-//! (see [`Tar::open`]), gives random access to samples. Adjacent members of a sample are read with one read.
-//! Names are keys, never paths: no file is written or looked up under them.
+//! A sample is a run of members with one key: the path up to the first dot after the last slash. An
+//! index, made once (see [`Tar::open`]), gives random access to samples. Adjacent members of a
+//! sample are read with one read. Names are keys, never paths: no file is written or looked up
+//! under them.
 //!
-//! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members without ending,
-//! hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and devices. Damage:
-//! everything that loses samples, mixes them up, or makes another reader see different samples; see
-//! [`DamageKind`](crate::dataset::DamageKind).
+//! Left out, and counted in [`Tar::left_out`]: members with endings that no field asks for, members
+//! without ending, hidden members (`._x.jpg`), WebDataset's notes (`__name__`), folders, links and
+//! devices. Damage: everything that loses samples, mixes them up, or makes another reader see
+//! different samples; see [`DamageKind`](crate::dataset::DamageKind).
 //!
 //! Limits: 16 fields; names of 64 KiB; plain tar (no gzip, no sparse files, no volumes). Two kinds
 //! of damaged shards look intact: one that lost its end on a member's boundary *and* got a new end
@@ -46,10 +47,10 @@ const FORMAT: &str = "tar 1";
 
 /// Dataset of tar shards in WebDataset's layout.
 ///
-/// A sample is a run of members with one key (`n01/0001`): the path up to the first dot after the last slash. The text
-/// after that dot is the ending (`jpg`, `seg.png`). A field asks for one or more endings; members with other endings
-/// are left out and counted, see [`Tar::left_out`]. Access is random, so every order is possible. Limits: 16 fields;
-/// plain tar, no gzip.
+/// A sample is a run of members with one key (`n01/0001`): the path up to the first dot after the
+/// last slash. The text after that dot is the ending (`jpg`, `seg.png`). A field asks for one or
+/// more endings; members with other endings are left out and counted, see [`Tar::left_out`]. Access
+/// is random, so every order is possible. Limits: 16 fields; plain tar, no gzip.
 ///
 /// ```no_run
 /// # use feedline::dataset::Tar;
@@ -87,16 +88,18 @@ struct TarField {
 impl Tar {
     index_getters!();
 
-    /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as `train-{0000..0127}.tar` or `*.tar`.
-    /// The first sample decides the fields: a picture (an ending of [`Images`](crate::dataset::Images)) becomes
-    /// `image`, `cls` becomes `label` (`i64`). [`Tar::builder`] names fields explicitly.
+    /// Opens shards: a file, a folder (its `.tar` files) or a pattern such as
+    /// `train-{0000..0127}.tar` or `*.tar`. The first sample decides the fields: a picture (an
+    /// ending of [`Images`](crate::dataset::Images)) becomes `image`, `cls` becomes `label`
+    /// (`i64`). [`Tar::builder`] names fields explicitly.
     ///
-    /// The first `open` reads every shard once, in parallel on all cores, to make the index: each member's offset,
-    /// length and CRC32C. The index is saved beside each shard (`SHARD.….fdx`). Later calls read only the index. Every
-    /// read of a member is then verified against it, and a shard that was written to is indexed again.
+    /// The first `open` reads every shard once, in parallel on all cores, to make the index: each
+    /// member's offset, length and CRC32C. The index is saved beside each shard (`SHARD.….fdx`).
+    /// Later calls read only the index. Every read of a member is then verified against it, and a
+    /// shard that was written to is indexed again.
     ///
-    /// Errors: no file; no sample; no field recognised ([`ErrorKind::Config`]); damage ([`ErrorKind::Decode`] or
-    /// [`ErrorKind::Truncated`], with path and offset).
+    /// Errors: no file; no sample; no field recognised ([`ErrorKind::Config`]); damage
+    /// ([`ErrorKind::Decode`] or [`ErrorKind::Truncated`], with path and offset).
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
         Self::builder().open(pattern)
     }
@@ -178,14 +181,16 @@ impl Tar {
 impl TarBuilder {
     index_setters!(Tar);
 
-    /// Members with these endings become the field `image`, an encoded picture. An ending is the part of a name after
-    /// its first dot, in any case. `;` separates alternatives; a sample must have exactly one of them.
+    /// Members with these endings become the field `image`, an encoded picture. An ending is the
+    /// part of a name after its first dot, in any case. `;` separates alternatives; a sample must
+    /// have exactly one of them.
     #[must_use]
     pub fn image(self, endings: &str) -> Self {
         self.field(EncodedField::image("image"), endings)
     }
 
-    /// Members with these endings become the field `label`, a scalar `i64` parsed from a whole number as text.
+    /// Members with these endings become the field `label`, a scalar `i64` parsed from a whole
+    /// number as text.
     #[must_use]
     pub fn class(self, endings: &str) -> Self {
         self.class_named("label", endings)
@@ -202,13 +207,15 @@ impl TarBuilder {
         self
     }
 
-    /// Members with these endings become `field`; they hold exactly its bytes, in native byte order.
+    /// Members with these endings become `field`; they hold exactly its bytes, in native byte
+    /// order.
     #[must_use]
     pub fn raw(self, field: Field, endings: &str) -> Self {
         self.field(EncodedField::raw(field), endings)
     }
 
-    /// Members with these endings become opaque bytes for your own decoder. The first ending names the field.
+    /// Members with these endings become opaque bytes for your own decoder. The first ending names
+    /// the field.
     #[must_use]
     pub fn bytes(self, endings: &str) -> Self {
         let name = endings.split(';').next().unwrap_or_default().to_string();
@@ -256,8 +263,8 @@ impl TarBuilder {
         });
     }
 
-    /// Makes the field added last optional: a sample without it has 0 bytes there. Legal for opaque fields and for raw
-    /// fields of variable length.
+    /// Makes the field added last optional: a sample without it has 0 bytes there. Legal for opaque
+    /// fields and for raw fields of variable length.
     #[must_use]
     pub fn optional(mut self) -> Self {
         if let Some(field) = self.fields.last_mut() {
@@ -266,18 +273,18 @@ impl TarBuilder {
         self
     }
 
-    /// `false` makes the index from headers alone, which is faster for large members but does not detect a changed
-    /// payload. All checks of structure remain. Default: `true` for files; `false` for objects in
-    /// stores, where each request names the object's version, and the bytes would cross the network
-    /// once more.
+    /// `false` makes the index from headers alone, which is faster for large members but does not
+    /// detect a changed payload. All checks of structure remain. Default: `true` for files; `false`
+    /// for objects in stores, where each request names the object's version, and the bytes would
+    /// cross the network once more.
     #[must_use]
     pub fn checksums(mut self, on: bool) -> Self {
         self.checksums = Some(on);
         self
     }
 
-    /// Accepts zero padding to a multiple of `bytes` (`tar -b`). Always accepted: no padding after the end marker, and
-    /// padding to a multiple of 10,240. More zeros count as a zeroed end.
+    /// Accepts zero padding to a multiple of `bytes` (`tar -b`). Always accepted: no padding after
+    /// the end marker, and padding to a multiple of 10,240. More zeros count as a zeroed end.
     #[must_use]
     pub fn padding(mut self, bytes: u64) -> Self {
         self.padding = bytes.max(1);

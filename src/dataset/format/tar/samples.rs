@@ -57,8 +57,8 @@ impl Len {
     }
 }
 
-/// Splits a member's name into its key (the path up to the first dot after the last slash) and its ending (the rest, in
-/// lower case). `Err` names the rule that keeps the name out of all samples.
+/// Splits a member's name into its key (the path up to the first dot after the last slash) and its
+/// ending (the rest, in lower case). `Err` names the rule that keeps the name out of all samples.
 pub(super) fn split(name: &[u8]) -> std::result::Result<(&[u8], Vec<u8>), &'static str> {
     let base = name
         .iter()
@@ -208,8 +208,8 @@ impl<'a> Samples<'a> {
         }
         let (key, ending) = match split(&member.name) {
             Ok(split) => split,
-            // A name in an extension header has no checksum: it may leave a member out only if the header's own name
-            // agrees.
+            // A name in an extension header has no checksum: it may leave a member out only if the
+            // header's own name agrees.
             Err(rule)
                 if member
                     .short_name

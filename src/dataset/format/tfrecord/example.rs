@@ -55,11 +55,11 @@ pub(crate) struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Finds the feature `name`, which must be of kind `kind`. `context_only` skips the feature lists of a
-    /// `tf.train.SequenceExample`.
+    /// Finds the feature `name`, which must be of kind `kind`. `context_only` skips the feature
+    /// lists of a `tf.train.SequenceExample`.
     ///
-    /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists; [`ErrorKind::Shape`] if the feature is
-    /// missing or of another kind.
+    /// Errors: [`ErrorKind::Decode`] for malformed bytes, and for feature lists;
+    /// [`ErrorKind::Shape`] if the feature is missing or of another kind.
     pub(crate) fn find(
         example: &'a [u8],
         name: &str,
@@ -142,8 +142,8 @@ impl<'a> Feature<'a> {
             .ok_or_else(|| shape(format!("{count} values, expected 1")))
     }
 
-    /// The values of a float list in memory layout: in place if they are one packed run, else in `buffer`, of which at
-    /// most `bytes_max` bytes are used.
+    /// The values of a float list in memory layout: in place if they are one packed run, else in
+    /// `buffer`, of which at most `bytes_max` bytes are used.
     ///
     /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn floats(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
@@ -194,7 +194,8 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// The values of an int64 list in memory layout, in `buffer`, of which at most `bytes_max` bytes are used.
+    /// The values of an int64 list in memory layout, in `buffer`, of which at most `bytes_max`
+    /// bytes are used.
     ///
     /// Errors: [`ErrorKind::Shape`] if there are more values.
     pub(crate) fn ints(&self, bytes_max: usize, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {

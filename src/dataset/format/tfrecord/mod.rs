@@ -1,18 +1,19 @@
-//! TFRecord: files of records, each with the CRC32C of its length and of its bytes; features of `tf.train.Example` as
-//! fields.
+//! TFRecord: files of records, each with the CRC32C of its length and of its bytes; features of
+//! `tf.train.Example` as fields.
 //!
 //! ```text
 //! record   | length: u64 | masked CRC32C of the length | payload | masked CRC32C of the payload |
 //!            └────────────────────── one extent, read once for all fields ───────────────────────┘
 //! ```
 //!
-//! Opening walks from length to length (each with its CRC) without reading payloads. The index takes 12 bytes per
-//! record (20 in files over 4 GiB) and is saved beside the file. Limits: no compression; a record fits in memory.
-//! Invariants: the records add up to the file's length; a record's bytes are handed out only if its length, the CRC of
-//! the length and the CRC of the payload are right.
+//! Opening walks from length to length (each with its CRC) without reading payloads. The index
+//! takes 12 bytes per record (20 in files over 4 GiB) and is saved beside the file. Limits: no
+//! compression; a record fits in memory. Invariants: the records add up to the file's length; a
+//! record's bytes are handed out only if its length, the CRC of the length and the CRC of the
+//! payload are right.
 //!
-//! The format cannot detect a file cut exactly between two records. An earlier index does not help, since a file of
-//! another length is walked again; [`TfRecordBuilder::records`] does.
+//! The format cannot detect a file cut exactly between two records. An earlier index does not help,
+//! since a file of another length is walked again; [`TfRecordBuilder::records`] does.
 
 pub(crate) mod example;
 
@@ -40,7 +41,8 @@ const FRAME: u64 = 16;
 
 /// Dataset of TFRecord files, in the order of the files.
 ///
-/// Files must be uncompressed. Fields: `record` (the payload as stored), or the features named in the builder.
+/// Files must be uncompressed. Fields: `record` (the payload as stored), or the features named in
+/// the builder.
 ///
 /// ```no_run
 /// # use feedline::{dataset::TfRecord, tensor::{DType, Field}};
@@ -52,8 +54,8 @@ const FRAME: u64 = 16;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 ///
-/// Verified: the CRC of every length, when the index is made and when a record is read; the CRC of a payload when it is
-/// read, unless [`TfRecordBuilder::checksums`] turns it off.
+/// Verified: the CRC of every length, when the index is made and when a record is read; the CRC of
+/// a payload when it is read, unless [`TfRecordBuilder::checksums`] turns it off.
 pub struct TfRecord {
     index: Index,
     schema: Vec<EncodedField>,
@@ -96,8 +98,8 @@ pub struct TfRecordBuilder {
 impl TfRecord {
     index_getters!();
 
-    /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one field: `record`,
-    /// the payload.
+    /// Opens a file, a folder or a pattern (`train-{00000..00127}-of-00128`, `*.tfrecord`) with one
+    /// field: `record`, the payload.
     ///
     /// Errors: as [`TfRecordBuilder::open`].
     pub fn open(pattern: impl AsRef<Path>) -> Result<Self> {
@@ -143,8 +145,8 @@ impl TfRecordBuilder {
         self.field(EncodedField::bytes(feature), feature)
     }
 
-    /// Adds an array field: the only value of the bytes feature `feature`, in memory layout (little-endian), with the
-    /// dtype and shape of `field`.
+    /// Adds an array field: the only value of the bytes feature `feature`, in memory layout
+    /// (little-endian), with the dtype and shape of `field`.
     #[must_use]
     pub fn raw_bytes(self, field: Field, feature: &str) -> Self {
         self.field(EncodedField::raw(field), feature)
@@ -158,7 +160,8 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Adds `field`, of dtype `f32`: the values of the float list `feature`, as many as its shape needs.
+    /// Adds `field`, of dtype `f32`: the values of the float list `feature`, as many as its shape
+    /// needs.
     #[must_use]
     pub fn floats(mut self, field: Field, feature: &str) -> Self {
         self.fields.push((
@@ -169,7 +172,8 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Adds `field`, of dtype `i64`: the values of the int64 list `feature`, as many as its shape needs.
+    /// Adds `field`, of dtype `i64`: the values of the int64 list `feature`, as many as its shape
+    /// needs.
     #[must_use]
     pub fn ints(mut self, field: Field, feature: &str) -> Self {
         self.fields.push((
@@ -180,8 +184,9 @@ impl TfRecordBuilder {
         self
     }
 
-    /// `true` skips the feature lists of a `tf.train.SequenceExample` and reads its context like the features of an
-    /// example. By default a record with feature lists is an error that names them: they are not supported.
+    /// `true` skips the feature lists of a `tf.train.SequenceExample` and reads its context like
+    /// the features of an example. By default a record with feature lists is an error that names
+    /// them: they are not supported.
     #[must_use]
     pub fn context_only(mut self, context_only: bool) -> Self {
         self.context_only = context_only;
@@ -197,7 +202,8 @@ impl TfRecordBuilder {
         self
     }
 
-    /// Whether each read verifies the payload's CRC. Default: `true`. The CRC of the length is always verified.
+    /// Whether each read verifies the payload's CRC. Default: `true`. The CRC of the length is
+    /// always verified.
     #[must_use]
     pub fn checksums(mut self, verify: bool) -> Self {
         self.checksums = verify;
@@ -214,9 +220,10 @@ impl TfRecordBuilder {
 
     /// Opens a file, a folder (all its files) or a pattern.
     ///
-    /// Errors: no such file; [`ErrorKind::Truncated`] for a file that ends within a record, [`ErrorKind::Decode`] for a
-    /// wrong length or a compressed file, both with path and offset; [`ErrorKind::Shape`] if the number of records is
-    /// not [`records`](Self::records); [`ErrorKind::Config`] for impossible fields.
+    /// Errors: no such file; [`ErrorKind::Truncated`] for a file that ends within a record,
+    /// [`ErrorKind::Decode`] for a wrong length or a compressed file, both with path and offset;
+    /// [`ErrorKind::Shape`] if the number of records is not [`records`](Self::records);
+    /// [`ErrorKind::Config`] for impossible fields.
     pub fn open(self, pattern: impl AsRef<Path>) -> Result<TfRecord> {
         let pattern = pattern.as_ref();
         let Listed { files, name, .. } = expand(pattern, &[])?;
@@ -377,7 +384,8 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
                 at += bytes;
             }
             Err(Walk::Damage(kind, message)) => {
-                // Estimates the lost samples by the mean length so far; at least the damaged one is lost.
+                // Estimates the lost samples by the mean length so far; at least the damaged one is
+                // lost.
                 let samples = (left * rows.len() as u64)
                     .checked_div(at)
                     .unwrap_or(0)
@@ -447,7 +455,8 @@ fn payload_len(head: &[u8]) -> Result<u64, String> {
     Ok(u64::from_le_bytes(head[..8].try_into().expect("8 bytes")))
 }
 
-/// CRC32C as TFRecord stores it: rotated and shifted, since a CRC over bytes that hold their own CRC is weak.
+/// CRC32C as TFRecord stores it: rotated and shifted, since a CRC over bytes that hold their own
+/// CRC is weak.
 pub(crate) fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
         .rotate_right(15)

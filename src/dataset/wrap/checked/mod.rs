@@ -1,4 +1,5 @@
-//! Checksums for any dataset: one CRC32C per field of every sample, kept in a file, verified at each read.
+//! Checksums for any dataset: one CRC32C per field of every sample, kept in a file, verified at
+//! each read.
 //!
 //! ```text
 //! inner.extents ──► extents, all checked ──► readers ──► bytes ──CRC32C──► inner.check ──► inner.open, if framed there
@@ -10,14 +11,15 @@
 //! Datasets with chunks have one CRC32C per extent of a chunk, verified before the chunk is opened.
 //! One more CRC32C detects changed metadata in a file that describes itself.
 //!
-//! Costs: 4 bytes per field and sample (per extent, with chunks); rows are no longer read in place, since they are
-//! verified first. The schema, the places of all bytes, and bytes in the inner dataset's index (labels) share one
-//! CRC32C, verified when the dataset is opened.
+//! Costs: 4 bytes per field and sample (per extent, with chunks); rows are no longer read in place,
+//! since they are verified first. The schema, the places of all bytes, and bytes in the inner
+//! dataset's index (labels) share one CRC32C, verified when the dataset is opened.
 //!
-//! Invariants: an existing file is never replaced silently. It is used if its own CRC is right and all sources have the
-//! same lengths, paths and modification times (memory: the same bytes). If only paths or times differ, as in a copy,
-//! everything is read and compared: the checksums stay, and a difference is an error. Other lengths and a damaged file
-//! are errors; only [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes the file again, and
+//! Invariants: an existing file is never replaced silently. It is used if its own CRC is right and
+//! all sources have the same lengths, paths and modification times (memory: the same bytes). If
+//! only paths or times differ, as in a copy, everything is read and compared: the checksums stay,
+//! and a difference is an error. Other lengths and a damaged file are errors; only
+//! [`checked_anew`](crate::dataset::DatasetExt::checked_anew) makes the file again, and
 //! [`Checked::built`] reports it. A different dataset over unchanged sources is an error: a header
 //! is damaged. The file is put in place by a rename.
 
@@ -38,7 +40,8 @@ use crate::setting::Setting;
 use bytes::Bytes;
 use std::path::{Path, PathBuf};
 
-/// A dataset that verifies every read; made by [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
+/// A dataset that verifies every read; made by
+/// [`DatasetExt::checked`](crate::dataset::DatasetExt::checked).
 pub struct Checked<D> {
     inner: D,
     /// CRCs by sample and field; 0 for fields in the index.
@@ -130,7 +133,8 @@ impl<D: Dataset> Checked<D> {
         })
     }
 
-    /// Whether opening made the checksums from the bytes on disk; otherwise they came from their file.
+    /// Whether opening made the checksums from the bytes on disk; otherwise they came from their
+    /// file.
     pub fn built(&self) -> bool {
         self.origin == SumsOrigin::Made
     }

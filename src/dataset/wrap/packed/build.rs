@@ -92,8 +92,9 @@ impl<D: Dataset> PackedBuilder<D> {
         self
     }
 
-    /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`. Default: one for each 16 tokens of
-    /// the row, and at least 64; rows of shorter documents stay partly empty.
+    /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`.
+    /// Default: one for each 16 tokens of the row, and at least 64; rows of shorter documents stay
+    /// partly empty.
     pub fn documents_max(mut self, documents: usize) -> Self {
         self.documents_max = Some(documents);
         self
@@ -128,9 +129,9 @@ impl<D: Dataset> PackedBuilder<D> {
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, one that does not have one dimension or
     /// is stored in frames or chunks (then use [`copied`](crate::dataset::DatasetExt::copied)), for
-    /// impossible bins, and for an `index` that is another kind of file;
-    /// [`ErrorKind::Shape`] for a document that is longer than a bin, unless it is split, cut or concatenated, and for fields of
-    /// different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other
+    /// impossible bins, and for an `index` that is another kind of file; [`ErrorKind::Shape`] for a
+    /// document that is longer than a bin, unless it is split, cut or concatenated, and for fields
+    /// of different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other
     /// settings; [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         let (fields, size) = self.checked()?;

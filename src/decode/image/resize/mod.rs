@@ -207,7 +207,8 @@ struct Passes {
     kernels: Kernels,
     across: Axis,
     down: Axis,
-    /// The weights of `across` for rows that start at source pixel `left`, unless the last work was a copy.
+    /// The weights of `across` for rows that start at source pixel `left`, unless the last work was
+    /// a copy.
     prepared: Prepared,
     left: u32,
     kind: RowWork,

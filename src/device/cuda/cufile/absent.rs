@@ -111,8 +111,9 @@ pub(super) fn nvidia_fs(root: &Path, name: &str) -> PathBuf {
     root.join("proc/driver/nvidia-fs").join(name)
 }
 
-/// Whether cuFile could bypass host memory: by the kernel module nvidia-fs, or by peer-to-peer DMA if its configuration
-/// allows that. Checked first, because from 1.16 on opening cuFile costs a context on every visible GPU.
+/// Whether cuFile could bypass host memory: by the kernel module nvidia-fs, or by peer-to-peer DMA
+/// if its configuration allows that. Checked first, because from 1.16 on opening cuFile costs a
+/// context on every visible GPU.
 pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     let settings =
@@ -126,7 +127,8 @@ pub(super) fn may_be_direct(root: &Path, variable: &dyn Fn(&str) -> Option<OsStr
         || std::fs::read_to_string(settings).is_ok_and(|text| allows_p2p(&text))
 }
 
-/// Whether the text of a `cufile.json` (comments allowed) enables `use_pci_p2pdma` for any kind of storage.
+/// Whether the text of a `cufile.json` (comments allowed) enables `use_pci_p2pdma` for any kind of
+/// storage.
 fn allows_p2p(text: &str) -> bool {
     let plain: String = text
         .lines()

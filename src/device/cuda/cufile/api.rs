@@ -7,8 +7,8 @@
 //! $VIRTUAL_ENV, $CONDA_PREFIX                      lib, lib/python3.*/site-packages/nvidia/{cu13,cufile}/lib
 //! ```
 //!
-//! The library stays loaded until the process ends: it has its own threads and handlers, and `dlclose` would unmap
-//! their code. Waiting, checks and state are in `mod.rs`.
+//! The library stays loaded until the process ends: it has its own threads and handlers, and
+//! `dlclose` would unmap their code. Waiting, checks and state are in `mod.rs`.
 
 #![allow(unsafe_code)]
 
@@ -89,7 +89,8 @@ pub(super) struct Api {
 ///
 /// `F` is a function pointer type with exactly the signature of the symbol in cuFile's header.
 unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Option<F> {
-    // SAFETY: the caller promises the type; the copied pointer stays valid, since the library is never unloaded.
+    // SAFETY: the caller promises the type; the copied pointer stays valid, since the library is
+    // never unloaded.
     unsafe { library.get::<F>(name).ok().map(|symbol| *symbol) }
 }
 
@@ -103,8 +104,9 @@ impl Api {
         let mut tried = Vec::new();
         for name in candidates {
             let shown = name.to_string_lossy().into_owned();
-            // SAFETY: loading runs the library's initialisers, on the assumption that the dynamic linker or the user
-            // names a libcufile. It is never unloaded, so its terminators run only at the end of the process.
+            // SAFETY: loading runs the library's initialisers, on the assumption that the dynamic
+            // linker or the user names a libcufile. It is never unloaded, so its terminators run
+            // only at the end of the process.
             match unsafe { Library::open(Some(&name), RTLD_LAZY | RTLD_LOCAL) } {
                 Ok(library) => return Self::resolve(library, shown),
                 Err(error) if Path::new(&name).exists() => {
@@ -162,7 +164,8 @@ impl Api {
 
     /// Undoes one [`Self::open`].
     pub(super) fn close(&self) -> Result<(), Cause> {
-        // SAFETY: takes no argument; handles and buffers keep this table's owner alive, so none is in use.
+        // SAFETY: takes no argument; handles and buffers keep this table's owner alive, so none is
+        // in use.
         self.close.map_or(Ok(()), |close| unsafe { close() }.ok())
     }
 
@@ -186,8 +189,8 @@ impl Api {
         };
         descr.handle.fd = fd.as_raw_fd();
         let mut handle = std::ptr::null_mut();
-        // SAFETY: both pointers are to live locals with the layouts of cufile.h. There is no table of operations, so
-        // the descriptor counts as an ordinary file.
+        // SAFETY: both pointers are to live locals with the layouts of cufile.h. There is no table
+        // of operations, so the descriptor counts as an ordinary file.
         unsafe { (self.register_file)(&raw mut handle, &raw mut descr) }.ok()?;
         Ok(RawHandle(handle.expose_provenance()))
     }
@@ -196,7 +199,8 @@ impl Api {
     ///
     /// # Safety
     ///
-    /// The handle comes from [`Self::register_file`] of this table and is still registered; no read is using it.
+    /// The handle comes from [`Self::register_file`] of this table and is still registered; no read
+    /// is using it.
     pub(super) unsafe fn deregister_file(&self, handle: RawHandle) {
         // SAFETY: the caller's promise.
         unsafe { (self.deregister_file)(std::ptr::with_exposed_provenance_mut(handle.0)) }
@@ -218,8 +222,8 @@ impl Api {
     ///
     /// # Safety
     ///
-    /// The handle comes from [`Self::register_file`] of this table and is registered. The `len` bytes at `address +
-    /// device_offset` are memory without another user until the call returns.
+    /// The handle comes from [`Self::register_file`] of this table and is registered. The `len`
+    /// bytes at `address + device_offset` are memory without another user until the call returns.
     pub(super) unsafe fn read(
         &self,
         handle: RawHandle,

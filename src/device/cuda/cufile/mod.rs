@@ -1,4 +1,5 @@
-//! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile, loaded at run time.
+//! GPUDirect Storage: reads from files straight into device memory, by NVIDIA's libcufile, loaded
+//! at run time.
 //!
 //! ```text
 //! CuFile::get() ──► Arc<CuFile>  or  Absent: the reason in one sentence         one per process while in use
@@ -10,24 +11,27 @@
 //!
 //! # Invariants
 //!
-//! - Opening never hangs. It runs on its own thread, which is abandoned at the deadline; the process remembers that,
-//!   and does not try again. Opening never leaves standard input, output or error closed. (If other code opens a file
-//!   between the library's `close` and the repair, that file keeps the number.) This module starts no other thread;
-//!   closing works the same way.
-//! - A file stays open longer than its registration; the driver longer than all files and buffers. No call follows the
-//!   close, because a late read would make the library reopen itself.
-//! - A successful read does not show its route, because the library silently falls back to host memory. Only [`Mode`]
-//!   shows it.
+//! - Opening never hangs. It runs on its own thread, which is abandoned at the deadline; the
+//!   process remembers that, and does not try again. Opening never leaves standard input, output or
+//!   error closed. (If other code opens a file between the library's `close` and the repair, that
+//!   file keeps the number.) This module starts no other thread; closing works the same way.
+//! - A file stays open longer than its registration; the driver longer than all files and buffers.
+//!   No call follows the close, because a late read would make the library reopen itself.
+//! - A successful read does not show its route, because the library silently falls back to host
+//!   memory. Only [`Mode`] shows it.
 //!
 //! # Limits
 //!
-//! - Registering and reading run on the caller's thread, and take as long as the kernel takes. A caller with a deadline
-//!   needs a thread that it can abandon with everything in use. The device's context should be current there.
-//! - Memory is registered at 4096-byte boundaries only: elsewhere the library would use bounce buffers.
+//! - Registering and reading run on the caller's thread, and take as long as the kernel takes. A
+//!   caller with a deadline needs a thread that it can abandon with everything in use. The device's
+//!   context should be current there.
+//! - Memory is registered at 4096-byte boundaries only: elsewhere the library would use bounce
+//!   buffers.
 //! - Reads are not ordered with any CUDA stream.
-//! - The library writes `cufile.log` to the working directory unless the environment has `CUFILE_LOGFILE_PATH` (or
-//!   `cufile.json` names a folder). This crate does not set the variable, because changing the environment of a process
-//!   with threads is unsound. Set it where the process is started.
+//! - The library writes `cufile.log` to the working directory unless the environment has
+//!   `CUFILE_LOGFILE_PATH` (or `cufile.json` names a folder). This crate does not set the variable,
+//!   because changing the environment of a process with threads is unsound. Set it where the
+//!   process is started.
 //! - From 1.16 on, the open library holds a context on every visible GPU.
 
 #![allow(unsafe_code)]
@@ -62,7 +66,8 @@ pub(crate) const ALIGN: u64 = 4096;
 /// Options of [`CuFile::open_with`].
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// The only library to try. Without it, `$FEEDLINE_CUFILE`, or else the usual names and folders.
+    /// The only library to try. Without it, `$FEEDLINE_CUFILE`, or else the usual names and
+    /// folders.
     pub(crate) library: Option<PathBuf>,
     /// Parent of `proc`, `run` and `dev`: `/` except in tests.
     pub(crate) root: PathBuf,
@@ -124,8 +129,8 @@ impl Drop for Turn {
 impl CuFile {
     /// The driver of this process; opened unless in use already.
     ///
-    /// Takes at most the deadline of [`Options::default`], or twice that if a driver must be closed first. The caller
-    /// must know that CUDA is usable: newer libraries open without it.
+    /// Takes at most the deadline of [`Options::default`], or twice that if a driver must be closed
+    /// first. The caller must know that CUDA is usable: newer libraries open without it.
     pub(crate) fn get() -> Result<Arc<Self>, Absent> {
         let mut only = ONLY.hold();
         while only.1 {
@@ -281,16 +286,16 @@ impl CuFile {
         })
     }
 
-    /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them. `device_ptr` is the
-    /// start of a registered buffer.
+    /// Reads `len` bytes at `file_offset` to `device_ptr + device_offset`, and waits for them.
+    /// `device_ptr` is the start of a registered buffer.
     ///
     /// A short read is returned as such: at the end of the file, or 0 bytes after it.
     ///
     /// # Safety
     ///
-    /// The `len` bytes at `device_ptr + device_offset` are allocated memory of the device (or the host). No kernel,
-    /// copy or thread uses them until the call returns. If the calling thread may be abandoned within the call, they
-    /// must never be used or freed again.
+    /// The `len` bytes at `device_ptr + device_offset` are allocated memory of the device (or the
+    /// host). No kernel, copy or thread uses them until the call returns. If the calling thread may
+    /// be abandoned within the call, they must never be used or freed again.
     pub(crate) unsafe fn read(
         &self,
         handle: &Handle,
@@ -327,8 +332,8 @@ impl CuFile {
         if len == 0 {
             return Ok(0);
         }
-        // SAFETY: the handle stays registered while it lives, with this library (checked above); the caller promises
-        // the memory.
+        // SAFETY: the handle stays registered while it lives, with this library (checked above);
+        // the caller promises the memory.
         let bytes = unsafe { self.api.read(handle.raw, device_ptr, len, from, to) };
         let bytes = bytes.map_err(|cause| Failure::new(CALL, cause))?;
         self.reads.fetch_add(1, Ordering::Relaxed);
@@ -337,8 +342,8 @@ impl CuFile {
 
     /// Counters of the library's GPU `gpu`, or else of the machine; `None` if neither is available.
     ///
-    /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the UUID with the
-    /// device's.
+    /// For a few calls per epoch: it allocates. The library has its own GPU numbers; compare the
+    /// UUID with the device's.
     pub(crate) fn stats(&self, gpu: usize) -> Option<Stats> {
         let counted = self.version.filter(|_| self.opened.stats);
         counted
@@ -401,13 +406,14 @@ pub(crate) struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: registered at construction, and deregistered only here; no read is active, since reads borrow the
-        // handle. The descriptor is a field, and closed after this.
+        // SAFETY: registered at construction, and deregistered only here; no read is active, since
+        // reads borrow the handle. The descriptor is a field, and closed after this.
         unsafe { self.cufile.api.deregister_file(self.raw) }
     }
 }
 
-/// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also returns the result.
+/// Registered device memory. Dropping it deregisters the memory; [`BufferGuard::release`] also
+/// returns the result.
 #[derive(Debug)]
 pub(crate) struct BufferGuard {
     /// `None` once released.

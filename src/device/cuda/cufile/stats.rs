@@ -1,4 +1,5 @@
-//! Actual routes of the bytes, from counters, because the success of a read does not show its route. Pure.
+//! Actual routes of the bytes, from counters, because the success of a read does not show its
+//! route. Pure.
 //!
 //! ```text
 //! cuFile ≥ 1.15   level-3 statistics, per GPU:   | counters | number of GPUs, at 1024 or 1136 | 248 bytes per GPU … |
@@ -7,9 +8,9 @@
 //!
 //! Two [`Stats`], taken before and after some reads, give a [`Mode`].
 //!
-//! The library writes one entry per GPU found, into a structure whose head grew with 1.19 and may grow again. So the
-//! buffer is much larger than necessary, and filled with a pattern. For an uninspected version, the layout is
-//! accepted only if exactly its bytes were written.
+//! The library writes one entry per GPU found, into a structure whose head grew with 1.19 and may
+//! grow again. So the buffer is much larger than necessary, and filled with a pattern. For an
+//! uninspected version, the layout is accepted only if exactly its bytes were written.
 
 /// The layout was inspected in all versions from the first with statistics to this one.
 const LAST_SEEN: (u32, u32) = (1, 20);
@@ -85,9 +86,9 @@ impl std::fmt::Display for Mode {
 impl Mode {
     /// Route of the reads between `before` and `after`.
     ///
-    /// [`Mode::Unknown`] if there were none, if the counters belong to different GPUs, or if they were reset in
-    /// between. Machine counters include reads of other processes, so `NvidiaFs` only means that nvidia-fs made at
-    /// least as many reads as this process requested.
+    /// [`Mode::Unknown`] if there were none, if the counters belong to different GPUs, or if they
+    /// were reset in between. Machine counters include reads of other processes, so `NvidiaFs` only
+    /// means that nvidia-fs made at least as many reads as this process requested.
     pub(crate) fn between(before: &Stats, after: &Stats) -> Self {
         if before.scope != after.scope {
             return Self::Unknown;
@@ -127,7 +128,8 @@ fn gpus_at(version: (u32, u32)) -> Option<usize> {
     (version >= FIRST).then_some(if version >= (1, 19) { 1144 } else { 1032 })
 }
 
-/// Counters of GPU `gpu`, from the bytes that `cuFileGetStatsL3` of that version wrote over the [`PATTERN`].
+/// Counters of GPU `gpu`, from the bytes that `cuFileGetStatsL3` of that version wrote over the
+/// [`PATTERN`].
 ///
 /// `None`: no such GPU, or an unknown layout.
 pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Stats> {
@@ -160,7 +162,8 @@ pub(super) fn of_gpu(room: &[u8], version: (u32, u32), gpu: usize) -> Option<Sta
     })
 }
 
-/// Counters from nvidia-fs's text. `None`: its I/O statistics are off, or the text has another form.
+/// Counters from nvidia-fs's text. `None`: its I/O statistics are off, or the text has another
+/// form.
 ///
 /// ```text
 /// IO stats: Enabled, peer IO stats: Disabled
@@ -283,8 +286,8 @@ mod tests {
         );
     }
 
-    /// The structure as a library with `count` GPUs writes it, with the GPU array at `start`. Counter `k` of GPU `g` is
-    /// `1000 g + k`.
+    /// The structure as a library with `count` GPUs writes it, with the GPU array at `start`.
+    /// Counter `k` of GPU `g` is `1000 g + k`.
     fn written(start: usize, count: u32, whole: bool) -> Vec<u8> {
         let mut room: Vec<u8> = std::iter::repeat_n(PATTERN.to_ne_bytes(), ROOM)
             .flatten()

@@ -5,8 +5,8 @@
 //!    └── waits for the answer or the deadline; then abandons the thread with everything it holds
 //! ```
 //!
-//! `F_DUPFD` restores a descriptor only to a free number: if another thread's `open` got the number meanwhile, that
-//! thread keeps it.
+//! `F_DUPFD` restores a descriptor only to a free number: if another thread's `open` got the number
+//! meanwhile, that thread keeps it.
 
 use crate::device::cuda::driver::beside_captures;
 use crate::thread;
@@ -27,7 +27,8 @@ pub(super) enum Silent {
     Died,
 }
 
-/// Runs `call` on its own thread, with standard input, output and error guarded. Waits for at most `deadline`.
+/// Runs `call` on its own thread, with standard input, output and error guarded. Waits for at most
+/// `deadline`.
 pub(super) fn within<T: Send + 'static>(
     deadline: Duration,
     call: impl FnOnce() -> T + Send + 'static,

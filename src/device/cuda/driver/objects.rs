@@ -1,5 +1,5 @@
-//! Owners of one driver object each: events, streams, device memory, pins. Dropping one destroys the object, or counts
-//! it as leaked.
+//! Owners of one driver object each: events, streams, device memory, pins. Dropping one destroys
+//! the object, or counts it as leaked.
 
 #![allow(unsafe_code)]
 
@@ -21,7 +21,8 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// An event for stream waits and queries: without timing or interrupts, which is fastest in the driver.
+    /// An event for stream waits and queries: without timing or interrupts, which is fastest in the
+    /// driver.
     pub(crate) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::with(gpu, EVENT_NO_TIMING)
     }
@@ -78,8 +79,8 @@ impl Event {
         }
     }
 
-    /// Nanoseconds on the device from this event to `end`; 0 if `end` came first. Both must be timed and reached. The
-    /// device's clock ticks about every 500 ns.
+    /// Nanoseconds on the device from this event to `end`; 0 if `end` came first. Both must be
+    /// timed and reached. The device's clock ticks about every 500 ns.
     pub(crate) fn until(&self, end: &Self) -> Result<u64> {
         let _bound = self.gpu.bind()?;
         let mut ms = 0.0_f32;
@@ -104,7 +105,8 @@ impl Drop for Event {
         let Ok(_bound) = self.gpu.bind() else {
             return note_leak();
         };
-        // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event has been reached.
+        // SAFETY: created by `new`, destroyed once. The driver defers this until a pending event
+        // has been reached.
         self.gpu.released("cuEventDestroy", || unsafe {
             (self.gpu.driver.symbols.event_destroy)(self.raw)
         });
@@ -123,7 +125,8 @@ impl CopyStream {
         Self::with(gpu, 0)
     }
 
-    /// A stream of the highest priority: its kernels get the next free multiprocessors before other streams' kernels.
+    /// A stream of the highest priority: its kernels get the next free multiprocessors before other
+    /// streams' kernels.
     pub(crate) fn preferred(gpu: &Arc<Gpu>) -> Result<Self> {
         let _bound = gpu.bind()?;
         let mut least = 0;
@@ -239,7 +242,8 @@ impl DeviceMemory {
         let memory = Self::new(gpu, bytes.len(), what)?;
         let stream = CopyStream::new(gpu)?;
         let _bound = gpu.bind()?;
-        // SAFETY: the memory is new and as long as the bytes, which stay borrowed until the copy has ended.
+        // SAFETY: the memory is new and as long as the bytes, which stay borrowed until the copy
+        // has ended.
         let copied =
             unsafe { gpu.copy_to_device(memory.ptr, bytes.as_ptr(), bytes.len(), stream.raw()) };
         let waited = stream.synchronize();
@@ -325,8 +329,8 @@ impl Pin {
         })
     }
 
-    /// Unpins the memory. Returns false, and counts a leak, if the device may still read it; it must then stay mapped
-    /// for ever.
+    /// Unpins the memory. Returns false, and counts a leak, if the device may still read it; it
+    /// must then stay mapped for ever.
     pub(crate) fn release(&self) -> bool {
         let released = self.gpu.bind().and_then(|_bound| {
             // SAFETY: registered by `new`; the memory is still mapped by its promise.

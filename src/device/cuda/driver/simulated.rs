@@ -1,4 +1,5 @@
-//! A GPU in virtual time behind the driver's symbol table, for tests of the pipeline. Copies nothing, reserves nothing.
+//! A GPU in virtual time behind the driver's symbol table, for tests of the pipeline. Copies
+//! nothing, reserves nothing.
 //!
 //! ```text
 //! an operation begins at max(now, end of the stream's last one, events that the stream waits for, copy engine free)
@@ -6,9 +7,9 @@
 //! an event is reached at max(now, end of the stream's last operation) as of its record
 //! ```
 //!
-//! The host enqueues operations in order, and a stream can wait only for events recorded earlier. So each end is known
-//! at enqueue time: the GPU is a calculation without threads. The thread that advances time calls the due host
-//! functions.
+//! The host enqueues operations in order, and a stream can wait only for events recorded earlier.
+//! So each end is known at enqueue time: the GPU is a calculation without threads. The thread that
+//! advances time calls the due host functions.
 //!
 //! Limits: one copy engine; kernels of different streams do not compete.
 
@@ -215,7 +216,8 @@ fn code(done: Option<()>) -> c_int {
 
 fn give<T>(to: *mut T, value: Option<T>) -> c_int {
     code(value.map(|value| {
-        // SAFETY: every caller passes a pointer that is valid for the call, as the driver API requires.
+        // SAFETY: every caller passes a pointer that is valid for the call, as the driver API
+        // requires.
         unsafe { to.write(value) }
     }))
 }
