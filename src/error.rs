@@ -305,6 +305,16 @@ impl Error {
         Self::new(ErrorKind::Decode, Stage::Decode, message)
     }
 
+    /// The error of a JPEG.
+    pub(crate) fn of_jpeg(error: feedline_jpeg::Error) -> Self {
+        let kind = match error.kind() {
+            feedline_jpeg::ErrorKind::Truncated => ErrorKind::Truncated,
+            feedline_jpeg::ErrorKind::Limit => ErrorKind::Limit,
+            _ => ErrorKind::Decode,
+        };
+        Self::new(kind, Stage::Decode, error.message())
+    }
+
     /// Adds the underlying error.
     #[must_use]
     pub fn with_source(

@@ -209,15 +209,6 @@ pub mod decode;
 pub mod device;
 pub mod dlpack;
 mod error;
-#[cfg_attr(
-    not(feature = "image"),
-    allow(
-        dead_code,
-        unused_imports,
-        reason = "its pixels are for `decode::image` alone"
-    )
-)]
-mod jpeg;
 mod ledger;
 mod loader;
 mod memory;
@@ -283,7 +274,6 @@ pub mod unstable {
     pub use crate::device::cuda::driver::devices;
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
-    pub use crate::jpeg::embed_seek_points;
     pub use crate::memory::{ByteRing, IoBuf, RingSpan};
     pub use crate::order::key::{Key, Permutation};
     pub use crate::storage::choice::{Choice, Opened, open};
@@ -296,6 +286,15 @@ pub mod unstable {
     };
     pub use crate::storage::waker::Waker;
     pub use crate::thread::room::leave_room_for_threads;
+
+    /// The picture with its seek points, or unchanged. Errors: damage.
+    pub fn embed_seek_points(input: &[u8]) -> crate::Result<Vec<u8>> {
+        let mut out = Vec::new();
+        feedline_jpeg::Decoder::default()
+            .embed(input, &mut out)
+            .map(|_| out)
+            .map_err(crate::Error::of_jpeg)
+    }
 }
 
 #[cfg(doctest)]

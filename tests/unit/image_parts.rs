@@ -8,7 +8,7 @@ use super::workspace::{Encoded, Picture, Workspace};
 use super::*;
 use crate::decode::Single;
 use crate::error::{Error, ErrorKind, Result};
-use crate::jpeg::{self, Header};
+use feedline_jpeg::{self as jpeg, Header};
 use crate::order::Draws;
 use crate::tensor::EncodedField;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
@@ -113,7 +113,7 @@ fn mcu(kind: Kind) -> Size {
 
 /// All pixels, decoded from the file as it stands.
 fn whole(input: &[u8]) -> (Size, Vec<u8>) {
-    let size = Header::parse(input).unwrap().size();
+    let size = size_of(&Header::parse(input).unwrap());
     let image = Image::resize(size.width, size.height);
     let mut workspace = Workspace::default();
     let picture = decode(input, &image, 0, &mut workspace).unwrap();
@@ -163,7 +163,7 @@ fn an_incomplete_progressive_picture_is_smoothed_as_by_libjpeg_turbo() {
         let [name, bytes, crc] = std::array::from_fn(|_| words.next().unwrap());
         let input = std::fs::read(folder("scans").join(name)).unwrap();
         let input = &input[..bytes.parse().unwrap()];
-        let size = Header::parse(input).unwrap().size();
+        let size = size_of(&Header::parse(input).unwrap());
         let all = cut(input, Rect::of(size), 1, false).unwrap();
         assert_eq!(format!("{:08x}", crc32c::crc32c(&all)), crc, "{line}");
         cut(input, Rect::of(size), 1, true).unwrap_err();
@@ -243,7 +243,7 @@ impl jpeg::RowSink for Cut {
     }
 }
 
-/// The pixels of a part of a picture at 1 / `scale` of its size, by [`crate::jpeg`].
+/// The pixels of a part of a picture at 1 / `scale` of its size, by [`feedline_jpeg`].
 fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
     let Rect {
         left,
@@ -975,10 +975,10 @@ mod turbo {
         let Ok(header) = Header::parse(input) else {
             return [None, None];
         };
-        if header.size().pixels() > 1 << 20 {
+        if size_of(&header).pixels() > 1 << 20 {
             return [None, None];
         }
-        let own = cut(input, Rect::of(header.size().divided(scale)), scale, true).ok();
+        let own = cut(input, Rect::of(size_of(&header).divided(scale)), scale, true).ok();
         [
             own,
             oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels),

@@ -17,15 +17,16 @@
 //!
 //! Invariants: a file that is found to be damaged when it is opened, or is of an older version, is
 //! made again; a file of another dataset, or of another kind, is never replaced. Points never
-//! change a pixel of an intact picture: the decoder compares them with the picture, see
-//! `crate::jpeg`. A picture whose points cannot be read later is decoded without them, and counted.
+//! change a pixel of an intact picture: the decoder compares them with the picture, see the crate
+//! `feedline-jpeg`. A picture whose points cannot be read later is decoded without them, and
+//! counted.
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::wrap::pass::{Rows, pass};
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::jpeg;
+use feedline_jpeg as jpeg;
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
 use std::path::Path;

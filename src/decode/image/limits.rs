@@ -3,7 +3,7 @@
 use super::geometry::Size;
 use super::resize::{self, Resizer};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::jpeg::grow;
+use feedline_jpeg::grow;
 use crate::setting::Setting;
 
 /// Limits for one picture, checked from its header before memory is allocated.

@@ -1,7 +1,7 @@
 //! Decodes pictures of common formats to pixels of one size, or to patches of pictures of any size.
 //!
 //! ```text
-//! JPEG ──────────► crate::jpeg: the crop alone ──── rows of RGB, in the cache ─┐
+//! JPEG ──────────► feedline-jpeg: the crop alone ──── rows of RGB, in the cache ─┐
 //! other formats ─► other ─────────────────────────► RGB, in a worker's buffer ─┴► crop + resize, one pass
 //!            (limits from the header)                                                            │
 //!                                                                                                ▼

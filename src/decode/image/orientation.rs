@@ -10,7 +10,7 @@
 //! is right without it.
 
 use super::geometry::{Crop, Part, Rect, Size};
-use crate::jpeg::EXIF;
+use feedline_jpeg::EXIF;
 
 /// Mapping of upright pixel (x, y) to stored pixel (x, y), or (y, x) if `swapped`.
 ///

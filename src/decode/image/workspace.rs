@@ -11,7 +11,7 @@ use super::settings::{Filter, Image, Op, PixelLayout};
 use super::{buckets, finish};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
-use crate::jpeg::{self, Header, sized};
+use feedline_jpeg::{self as jpeg, Header, sized};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::setting::Setting;
@@ -151,13 +151,13 @@ impl Image {
     pub(crate) fn size_of(&self, input: &[u8]) -> Result<(u32, u32)> {
         let Size { width, height } = match Format::of(input)? {
             Format::Jpeg => {
-                let header = Header::parse(input)?;
+                let header = Header::parse(input).map_err(Error::of_jpeg)?;
                 let orientation = if self.orient {
-                    header.orientation(input)
+                    orientation_of(&header, input)
                 } else {
                     Orientation::default()
                 };
-                orientation.size(header.size())
+                orientation.size(size_of(&header))
             }
             format => other::size(format, input)?,
         };
@@ -170,18 +170,28 @@ impl Image {
     }
 }
 
-impl Header {
-    pub(super) fn size(&self) -> Size {
-        Size::new(self.width, self.height)
-    }
+pub(super) fn size_of(header: &Header) -> Size {
+    Size::new(header.width, header.height)
+}
 
-    /// The EXIF orientation of `input`, to which this header belongs.
-    fn orientation(&self, input: &[u8]) -> Orientation {
-        input
-            .get(self.exif.0..self.exif.1)
-            .map(Orientation::of_exif)
-            .unwrap_or_default()
-    }
+/// The EXIF orientation of `input`, to which the header belongs.
+fn orientation_of(header: &Header, input: &[u8]) -> Orientation {
+    header
+        .exif(input)
+        .map(Orientation::of_exif)
+        .unwrap_or_default()
+}
+
+/// The error of a JPEG. If only strict decoding refuses it, the error names that setting.
+fn refused(error: jpeg::Error) -> Error {
+    let is_strict = error.kind() == jpeg::ErrorKind::Damaged;
+    Setting::Strict
+        .there()
+        .into_iter()
+        .filter(|_| is_strict)
+        .fold(Error::of_jpeg(error), |error, strict| {
+            error.with_note(&format!("{strict} decodes the readable part"))
+        })
 }
 
 /// An encoded picture and its seek points.
@@ -282,22 +292,23 @@ impl Workspace {
         row: Option<&mut [u8]>,
     ) -> Result<Picture> {
         let input = encoded.bytes;
-        let header = Header::parse(input)?;
+        let header = Header::parse(input).map_err(refused)?;
         if image.strict {
-            header.check_stray()?;
+            header.check_stray().map_err(refused)?;
         }
         let orientation = if image.orient {
-            header.orientation(input)
+            orientation_of(&header, input)
         } else {
             Orientation::default()
         };
         let row = row.filter(|_| orientation.is_upright());
-        let upright = orientation.size(header.size());
+        let stored = size_of(&header);
+        let upright = orientation.size(stored);
         let crop = image.op.crop(upright, draws);
         let placed = crop.placed(upright);
-        let crop = orientation.stored(crop, header.size());
+        let crop = orientation.stored(crop, stored);
         let scale = image.scale_of(&crop);
-        let size = header.size().divided(scale);
+        let size = stored.divided(scale);
         let crop = if scale == 1 {
             crop
         } else {
@@ -318,35 +329,20 @@ impl Workspace {
             header: &header,
             strict: image.strict,
         };
-        room.admit(header.size())?;
-        let scans = jpeg::Scans::of(picture, limits.scans).and_then(|scans| {
-            let bytes = scans.engine_bytes(&header);
-            room.take(header.size(), 0, bytes).map(|_| (scans, bytes))
-        });
-        let done = scans.and_then(|(scans, bytes)| {
-            self.jpeg.release_beyond(bytes);
-            self.decode_rows(
-                picture,
-                &scans,
-                encoded.points,
-                image.filter,
-                &crop,
-                scale,
-                row,
-            )
-        });
-        let damaged = |error: &Error| {
-            error.kind() == ErrorKind::Decode && error.message().starts_with(jpeg::DAMAGED)
-        };
-        done.map_err(|error| match image.strict && damaged(&error) {
-            true => Setting::Strict
-                .there()
-                .into_iter()
-                .fold(error, |error, strict| {
-                    error.with_note(&format!("{strict} decodes the readable part"))
-                }),
-            false => error,
-        })?;
+        room.admit(stored)?;
+        let scans = jpeg::Scans::of(picture, limits.scans).map_err(refused)?;
+        let bytes = scans.engine_bytes(&header);
+        room.take(stored, 0, bytes)?;
+        self.jpeg.release_beyond(bytes);
+        self.decode_rows(
+            picture,
+            &scans,
+            encoded.points,
+            image.filter,
+            &crop,
+            scale,
+            row,
+        )?;
         Ok(Picture {
             size,
             stored: crop.window.size,
@@ -381,7 +377,8 @@ impl Workspace {
         let out = target(row, &mut self.resized, crop);
         let mut rows = self.resizer.start(&crop.plan(filter), out);
         self.jpeg
-            .decode(picture, scans, points, region, scale, &mut rows)?;
+            .decode(picture, scans, points, region, scale, &mut rows)
+            .map_err(refused)?;
         rows.finish();
         Ok(())
     }

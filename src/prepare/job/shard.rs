@@ -17,10 +17,10 @@ use super::plan::Plan;
 use super::record::{Done, List, Output, Record};
 use crate::dataset::Tar;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::jpeg::{Decoder, Embedded};
 use crate::order::{Key, Permutation};
 use crate::stop::Stop;
 use crate::storage::publish::Pending;
+use feedline_jpeg::{Decoder, Embedded};
 use rayon::prelude::*;
 use std::ops::Range;
 use std::path::Path;
@@ -279,7 +279,7 @@ impl Maker<'_> {
             return Ok((Outcome::Unchanged(None), input));
         }
         let mut out = Vec::new();
-        let outcome = match decoder.embed(&input, &mut out)? {
+        let outcome = match decoder.embed(&input, &mut out).map_err(Error::of_jpeg)? {
             Embedded::Points(bytes) => Outcome::Points(bytes),
             Embedded::Unchanged(reason) => Outcome::Unchanged(Some(reason.to_string())),
         };

@@ -36,7 +36,7 @@ mod tests;
 
 use super::Filter;
 use super::geometry::{Crop, Part, Rect, Size};
-use crate::jpeg::{RowSink, grow};
+use feedline_jpeg::{RowSink, grow};
 use axis::{Axis, Side};
 use kernels::{Kernels, Prepared, ROWS, padded};
 

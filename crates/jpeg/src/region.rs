@@ -5,11 +5,15 @@ use std::ops::Range;
 
 /// A rectangle of the picture's pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Region {
-    pub(crate) left: u32,
-    pub(crate) top: u32,
-    pub(crate) width: u32,
-    pub(crate) height: u32,
+pub struct Region {
+    /// First column.
+    pub left: u32,
+    /// First row.
+    pub top: u32,
+    /// Columns.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
 }
 
 /// How libjpeg-turbo upsamples a component to the picture's size.

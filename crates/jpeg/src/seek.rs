@@ -36,7 +36,7 @@ use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 const SHARE: usize = 100;
 
 /// Maximum bytes of points in a segment, whose length field counts itself.
-pub(crate) const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
+pub const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
 
 /// A place in a scan, before an MCU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -23,6 +23,57 @@
 //! With [seek points](seek), in the picture or stored separately, decoding of a row of the crop
 //! begins near its left edge.
 //!
+//! # Use
+//!
+//! ```
+//! use feedline_jpeg::{Decoder, Header, Input, Region, RowSink, Scans};
+//!
+//! /// The rows of a crop, one after another.
+//! struct Pixels {
+//!     rgb: Vec<u8>,
+//!     width: usize,
+//! }
+//!
+//! impl RowSink for Pixels {
+//!     fn row(&mut self, y: u32) -> &mut [u8] {
+//!         let row = 3 * self.width;
+//!         &mut self.rgb[y as usize * row..][..row]
+//!     }
+//! }
+//!
+//! /// A crop of 64 x 64 pixels, at most, from the picture's middle.
+//! fn middle(bytes: &[u8]) -> Result<Vec<u8>, feedline_jpeg::Error> {
+//!     let header = Header::parse(bytes)?;
+//!     let width = header.width.min(64);
+//!     let height = header.height.min(64);
+//!     let region = Region {
+//!         left: (header.width - width) / 2,
+//!         top: (header.height - height) / 2,
+//!         width,
+//!         height,
+//!     };
+//!     let picture = Input {
+//!         bytes,
+//!         header: &header,
+//!         strict: true,
+//!     };
+//!     let scans = Scans::of(picture, 100)?;
+//!     let mut pixels = Pixels {
+//!         rgb: vec![0; 3 * (width * height) as usize],
+//!         width: width as usize,
+//!     };
+//!     // A thread keeps its decoder: the tables of the last picture are often those of the next one.
+//!     Decoder::default().decode(picture, &scans, &[], region, 1, &mut pixels)?;
+//!     Ok(pixels.rgb)
+//! }
+//! # let mut bytes = Vec::new();
+//! # jpeg_encoder::Encoder::new(&mut bytes, 90)
+//! #     .encode(&[128; 3 * 100 * 80], 100, 80, jpeg_encoder::ColorType::Rgb)
+//! #     .unwrap();
+//! # assert_eq!(middle(&bytes)?, [128; 3 * 64 * 64]);
+//! # Ok::<(), feedline_jpeg::Error>(())
+//! ```
+//!
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per
@@ -34,6 +85,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod bits;
+mod error;
 mod header;
 mod huffman;
 mod kernels;
@@ -44,18 +96,20 @@ mod script;
 mod seek;
 mod smooth;
 #[cfg(test)]
-#[path = "../../tests/unit/jpeg.rs"]
 mod tests;
 mod walk;
 
-#[cfg(test)]
-pub(crate) use header::Segment;
-pub(crate) use header::{Colours, DAMAGED, EXIF, Header, Input, Scan};
-pub(crate) use region::Region;
-pub(crate) use rows::{grow, sized};
-pub(crate) use seek::BYTES_MAX as POINTS_MAX;
+pub use error::{Error, ErrorKind, Result};
+pub use header::{EXIF, Header, Input};
+pub use region::Region;
+pub use seek::BYTES_MAX as POINTS_MAX;
+// For feedline's crates, without a promise of stability.
+#[doc(hidden)]
+pub use header::Segment;
+#[doc(hidden)]
+pub use rows::{grow, sized};
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use header::{Colours, Scan};
 use header::Component;
 use kernels::Kernels;
 use region::Layout;
@@ -66,14 +120,16 @@ use seek::{Points, Writer};
 use walk::{Tables, Walk};
 
 /// Receives a region's pixels row by row, so that it can use each row while it is in the cache.
-pub(crate) trait RowSink {
+pub trait RowSink {
     /// The buffer for row `y` of the region, RGB. Rows are requested in order, and again from row 0
     /// on if seek points fail.
     fn row(&mut self, y: u32) -> &mut [u8];
 }
 
 /// The scans of a picture, ready to be decoded.
-pub(crate) enum Scans<'a> {
+pub struct Scans<'a>(Kind<'a>);
+
+enum Kind<'a> {
     /// A sequential picture of one scan, with all components in the frame's order.
     One(Scan<'a>),
     Several(Script<'a>),
@@ -82,33 +138,35 @@ pub(crate) enum Scans<'a> {
 impl<'a> Scans<'a> {
     /// Finds the scans. Errors: scans that no decoder accepts, or more than `most`; if the picture
     /// is `strict`, scans that leave out coefficients.
-    pub(crate) fn of(picture: Input<'a>, most: u32) -> Result<Self> {
-        match picture.header.one_scan {
-            true => Scan::parse(picture.bytes, picture.header).map(Self::One),
-            false => Script::parse(picture, most).map(Self::Several),
-        }
+    pub fn of(picture: Input<'a>, most: u32) -> Result<Self> {
+        let kind = if picture.header.one_scan {
+            Kind::One(Scan::parse(picture.bytes, picture.header)?)
+        } else {
+            Kind::Several(Script::parse(picture, most)?)
+        };
+        Ok(Self(kind))
     }
 
     /// Maximum heap bytes of the engine, besides its output.
-    pub(crate) fn engine_bytes(&self, header: &Header) -> u64 {
+    pub fn engine_bytes(&self, header: &Header) -> u64 {
         header.engine_bytes()
-            + match self {
-                Self::One(_) => 0,
-                Self::Several(script) => script.engine_bytes(header),
+            + match &self.0 {
+                Kind::One(_) => 0,
+                Kind::Several(script) => script.engine_bytes(header),
             }
     }
 
     fn components(&self) -> &[Component] {
-        match self {
-            Self::One(scan) => scan.components(),
-            Self::Several(script) => script.components(),
+        match &self.0 {
+            Kind::One(scan) => scan.components(),
+            Kind::Several(script) => script.components(),
         }
     }
 }
 
 /// The result of adding seek points to a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Embedded {
+pub enum Embedded {
     /// The output is the picture with this many bytes of points.
     Points(u32),
     /// The output is the input.
@@ -117,7 +175,8 @@ pub(crate) enum Embedded {
 
 /// Why a picture gets no seek points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WithoutPoints {
+pub enum WithoutPoints {
+    /// The bytes do not start with a JPEG's marker.
     NotJpeg,
     /// A kind that is not decoded: lossless, hierarchical or arithmetic coding, 12 bits, 2
     /// components, no height.
@@ -145,16 +204,9 @@ impl std::fmt::Display for WithoutPoints {
     }
 }
 
-/// Returns the picture with its seek points, or unchanged. Errors: damage.
-#[cfg(feature = "unstable")]
-pub fn embed_seek_points(input: &[u8]) -> Result<Vec<u8>> {
-    let mut out = Vec::new();
-    Decoder::default().embed(input, &mut out).map(|_| out)
-}
-
 /// A worker's tables and rows, kept from picture to picture.
 #[derive(Default)]
-pub(crate) struct Decoder {
+pub struct Decoder {
     kernels: Kernels,
     tables: Tables,
     rows: Rows,
@@ -167,7 +219,7 @@ pub(crate) struct Decoder {
 
 impl Decoder {
     /// Frees rows and starts of earlier pictures if they take more than `bytes`.
-    pub(crate) fn release_beyond(&mut self, bytes: u64) {
+    pub fn release_beyond(&mut self, bytes: u64) {
         let starts = self.starts.capacity() * size_of::<usize>();
         let scans: usize = self.scans.iter().map(ScanTables::bytes).sum();
         if (self.rows.bytes() + starts + scans + self.coefficients.bytes()) as u64 > bytes {
@@ -189,7 +241,7 @@ impl Decoder {
     ///
     /// `points` are those of [`seek_points`](Self::seek_points), or empty. They take precedence
     /// over those in the picture.
-    pub(crate) fn decode(
+    pub fn decode(
         &mut self,
         picture: Input<'_>,
         scans: &Scans<'_>,
@@ -204,9 +256,9 @@ impl Decoder {
             ..
         } = picture;
         let layout = Layout::new(header, scans.components(), region, scale);
-        let scan = match scans {
-            Scans::One(scan) => scan,
-            Scans::Several(script) => return self.run_script(picture, script, &layout, to),
+        let scan = match &scans.0 {
+            Kind::One(scan) => scan,
+            Kind::Several(script) => return self.run_script(picture, script, &layout, to),
         };
         self.tables.update(scan);
         let mut tables = [points, header.points_of(input)].into_iter();
@@ -271,7 +323,7 @@ impl Decoder {
 
     /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see
     /// [`seek`].
-    pub(crate) fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
+    pub fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
         match self.survey(input, POINTS_MAX) {
             Ok(Ok((_, points))) => points,
             Ok(Err(_)) | Err(_) => Vec::new(),
@@ -286,7 +338,7 @@ impl Decoder {
     ///
     /// Errors: those of strict decoding, for a damaged picture that could have points. `out` is
     /// then empty.
-    pub(crate) fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
+    pub fn embed(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Embedded> {
         out.clear();
         let why = match self.survey(input, POINTS_MAX)? {
             Ok((header, points)) => {
@@ -323,8 +375,7 @@ impl Decoder {
             header => header?,
         };
         header.end_marker(input).map_err(|error| {
-            Error::new(ErrorKind::Truncated, Stage::Decode, error.message())
-                .with_range(input.len() as u64, 0)
+            Error::new(ErrorKind::Truncated, error.message())
         })?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);

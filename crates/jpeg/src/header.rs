@@ -5,22 +5,17 @@
 //! present, factors that libjpeg-turbo accepts.
 
 use super::huffman::{STANDARD, Table, ZIGZAG};
-use crate::error::{Error, Result};
-use crate::setting::Setting;
-use std::fmt::Display;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
 pub(super) const BLOCKS_MAX: usize = 10;
 
 /// Start of the body of a segment with EXIF data.
-pub(crate) const EXIF: &[u8] = b"Exif\0\0";
+pub const EXIF: &[u8] = b"Exif\0\0";
 
 /// Marker of a segment with seek points, APP15, and the start of its body.
 pub(super) const SEEK_MARKER: u8 = 0xEF;
 pub(super) const SEEK: &[u8] = b"feedseek\0";
-
-/// Prefix of messages about damage that only strict decoding refuses.
-pub(crate) const DAMAGED: &str = "damaged JPEG";
 
 /// Bytes of padding that some encoders write before a marker.
 pub(super) const SURPLUS: usize = 2;
@@ -36,18 +31,22 @@ const ADOBE: usize = 12;
 
 /// A JPEG to decode.
 #[derive(Clone, Copy)]
-pub(crate) struct Input<'a> {
-    pub(crate) bytes: &'a [u8],
-    pub(crate) header: &'a Header,
+pub struct Input<'a> {
+    /// The file.
+    pub bytes: &'a [u8],
+    /// Its header.
+    pub header: &'a Header,
     /// Whether damage is an error.
-    pub(crate) strict: bool,
+    pub strict: bool,
 }
 
 /// The parts of the header that a decode depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) width: u32,
-    pub(crate) height: u32,
+pub struct Header {
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
     /// Whether the frame header's marker is SOF2.
     pub(crate) progressive: bool,
     pub(crate) components: u8,
@@ -62,7 +61,8 @@ pub(crate) struct Header {
     /// Offset of the picture's height; the width follows it.
     pub(crate) height_at: usize,
     /// Offset of the first entropy-coded byte.
-    pub(crate) scan: usize,
+    #[doc(hidden)]
+    pub scan: usize,
     /// Start and end of the first EXIF body in an APP1 segment; 0, 0 without one.
     pub(crate) exif: (usize, usize),
     /// Start and end of the first seek points, after their name; 0, 0 without any.
@@ -82,9 +82,9 @@ pub(super) struct Factors {
 
 impl Header {
     /// Reads the segments up to the first scan. Refuses 2 components, which have no colours.
-    pub(crate) fn parse(input: &[u8]) -> Result<Self> {
+    pub fn parse(input: &[u8]) -> Result<Self> {
         match Self::read(input)? {
-            Self { components: 2, .. } => Err(Error::decode(
+            Self { components: 2, .. } => Err(Error::invalid(
                 "JPEG of 2 components: 1, 3 or 4 have colours",
             )),
             header => Ok(header),
@@ -142,17 +142,17 @@ impl Header {
                         "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic coding)",
                         marker - 0xC0
                     );
-                    return Err(Error::decode(message));
+                    return Err(Error::invalid(message));
                 }
                 0xDE => {
-                    return Err(Error::decode(
+                    return Err(Error::invalid(
                         "JPEG of an unsupported kind (DHP: hierarchical coding)",
                     ));
                 }
-                0xD9 => return Err(Error::decode("JPEG ends before its first scan")),
+                0xD9 => return Err(Error::invalid("JPEG ends before its first scan")),
                 0xDA => {
                     let header =
-                        header.ok_or_else(|| Error::decode("JPEG without a frame header"))?;
+                        header.ok_or_else(|| Error::invalid("JPEG without a frame header"))?;
                     let names = body
                         .iter()
                         .skip(1)
@@ -202,36 +202,34 @@ impl Header {
     }
 
     /// Refuses bytes between the segments of the header.
-    pub(crate) fn check_stray(&self) -> Result<()> {
+    pub fn check_stray(&self) -> Result<()> {
         match self.stray {
             (0, _) => Ok(()),
             (count, at) => {
                 let message = format!(
                     "JPEG with {count} stray bytes between the segments of its header, at byte {at}"
                 );
-                Err(Error::decode(
-                    message + &Setting::Strict.hint(|strict| format!("; {strict} skips them")),
-                ))
+                Err(Error::new(ErrorKind::Damaged, message))
             }
         }
     }
 
     fn of_frame(marker: u8, body: &[u8], at: usize) -> Result<Self> {
         let [bits, h1, h0, w1, w0, components, rest @ ..] = body else {
-            return Err(Error::decode("JPEG with a cut frame header"));
+            return Err(Error::invalid("JPEG with a cut frame header"));
         };
         let side = |high: &u8, low: &u8| u32::from(u16::from_be_bytes([*high, *low]));
         let width = side(w1, w0);
         let height = side(h1, h0);
         let described = rest.as_chunks::<3>().0;
         if *bits != 8 {
-            return Err(Error::decode(format!(
+            return Err(Error::invalid(format!(
                 "JPEG of {bits} bits per sample: only 8 are supported"
             )));
         }
         if height == 0 && width > 0 {
             let message = "JPEG whose height comes behind its data (DNL), which is not supported";
-            return Err(Error::decode(message));
+            return Err(Error::invalid(message));
         }
         if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4)
         {
@@ -239,7 +237,7 @@ impl Header {
                 "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1 \
                  to 4 components"
             );
-            return Err(Error::decode(message));
+            return Err(Error::invalid(message));
         }
         let mut ids = [0; 4];
         let mut factors = [Factors::default(); 4];
@@ -337,13 +335,20 @@ impl Header {
         ROW_BYTES * (u64::from(self.width) + 32) + TABLES + 8 * (self.intervals() as u64 + 1)
     }
 
+    /// The body of the first segment with EXIF data, from [`EXIF`] on. `input` is the file of this
+    /// header.
+    pub fn exif<'a>(&self, input: &'a [u8]) -> Option<&'a [u8]> {
+        let (start, end) = self.exif;
+        input.get(start..end).filter(|body| !body.is_empty())
+    }
+
     /// Offset of the end marker. Errors: a truncated file has none.
     pub(crate) fn end_marker(&self, input: &[u8]) -> Result<usize> {
         let coded = &input[self.scan..];
         // From the back, because a second picture may follow the first in the file.
         let end = memchr::memrchr_iter(0xFF, coded).find(|at| coded.get(at + 1) == Some(&0xD9));
         Ok(self.scan
-            + end.ok_or_else(|| Error::decode("JPEG without its end marker: the file is cut"))?)
+            + end.ok_or_else(|| Error::invalid("JPEG without its end marker: the file is cut"))?)
     }
 
     /// The header's segments: marker, start of the body, body.
@@ -367,10 +372,10 @@ impl Header {
 
 /// A segment's marker, and start and end of its body.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
-    pub(crate) marker: u8,
-    pub(crate) start: usize,
-    pub(crate) end: usize,
+pub struct Segment {
+    pub marker: u8,
+    pub start: usize,
+    pub end: usize,
 }
 
 /// Whether the marker has neither length nor body.
@@ -380,8 +385,8 @@ fn is_alone(marker: u8) -> bool {
 
 impl Segment {
     /// The next segment from `at` on.
-    pub(crate) fn next(input: &[u8], at: usize) -> Result<Self> {
-        let cut = || Error::decode("JPEG is cut in its header");
+    pub fn next(input: &[u8], at: usize) -> Result<Self> {
+        let cut = || Error::invalid("JPEG is cut in its header");
         let rest = input.get(at..).ok_or_else(cut)?;
         let skipped = rest
             .windows(2)
@@ -402,7 +407,7 @@ impl Segment {
         let passed = matches!(marker, 0xDC | 0xE0..=0xEF | 0xFE);
         let length = if passed { length.max(2) } else { length };
         if length < 2 {
-            return Err(Error::decode(format!(
+            return Err(Error::invalid(format!(
                 "JPEG segment {marker:02x} of length {length}: it must be at least 2"
             )));
         }
@@ -464,7 +469,7 @@ impl<'a> Scan<'a> {
         for (marker, start, body) in header.segments(input) {
             match marker {
                 0xC0 | 0xC1 if scan.count == 0 => scan.read_frame(body),
-                0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
+                0xC0..=0xC2 => return Err(Error::invalid("JPEG with a second frame header")),
                 0xC4 => scan.read_huffman(body, start)?,
                 0xDA => scan.read_scan(body, start)?,
                 _ => {}
@@ -489,10 +494,8 @@ impl<'a> Scan<'a> {
             .iter()
             .all(|part| have.get(part.quant).is_some_and(|have| *have))
         {
-            return Err(at_offset(
-                "JPEG without a quantisation table that it names",
-                header.scan,
-            ));
+            let message = "JPEG without a quantisation table that it names";
+            return Err(Error::invalid(message).at(header.scan));
         }
         let (h, v) = header.largest_factors();
         // libjpeg-turbo refuses other factors.
@@ -541,10 +544,10 @@ impl<'a> Scan<'a> {
             let index = usize::from(which & 15);
             if class > 1 || index > 3 {
                 let message = format!("JPEG with a Huffman table of class {class}, number {index}");
-                return Err(at_offset(message, end - body.len()));
+                return Err(Error::invalid(message).at(end - body.len()));
             }
             let (table, after) = Table::parse(rest)
-                .map_err(|message| at_offset(format!("JPEG with {message}"), end - body.len()))?;
+                .map_err(|message| Error::invalid(format!("JPEG with {message}")).at(end - body.len()))?;
             *(if class == 0 {
                 &mut self.dc[index]
             } else {
@@ -571,7 +574,7 @@ impl<'a> Scan<'a> {
                     "JPEG with a quantisation table 0x{which:02x} in {} bytes, {bytes} expected",
                     rest.len()
                 );
-                return Err(at_offset(message, end - body.len()));
+                return Err(Error::invalid(message).at(end - body.len()));
             }
             for (k, natural) in ZIGZAG.iter().enumerate() {
                 let value = if wide == 0 {
@@ -595,10 +598,8 @@ impl<'a> Scan<'a> {
             .as_chunks::<2>()
             .0;
         if selectors.len() != count || body.get(1 + 2 * count..) != Some(&[0, 63, 0]) {
-            return Err(at_offset(
-                "JPEG with a scan header that does not fit its frame",
-                start,
-            ));
+            let message = "JPEG with a scan header that does not fit its frame";
+            return Err(Error::invalid(message).at(start));
         }
         for ((component, id), [name, tables]) in self.components[..count]
             .iter_mut()
@@ -606,17 +607,15 @@ impl<'a> Scan<'a> {
             .zip(selectors)
         {
             if id != *name {
-                return Err(at_offset(
-                    "JPEG whose scan has its components in another order than the frame",
-                    start,
-                ));
+                let message = "JPEG whose scan has its components in another order than the frame";
+                return Err(Error::invalid(message).at(start));
             }
             component.dc = usize::from(tables >> 4);
             component.ac = usize::from(tables & 15);
             let there = component.dc < 4 && component.ac < 4;
             if !there || self.dc[component.dc].is_none() || self.ac[component.ac].is_none() {
                 let message = format!("JPEG component {id} needs a Huffman table that is missing");
-                return Err(at_offset(message, start));
+                return Err(Error::invalid(message).at(start));
             }
         }
         Ok(())
@@ -631,7 +630,7 @@ impl<'a> Scan<'a> {
             .iter()
             .map(|part| format!("{}x{}", part.factors.h, part.factors.v))
             .collect();
-        Err(Error::decode(format!(
+        Err(Error::invalid(format!(
             "JPEG with sampling factors of {}, which no decoder takes",
             list.join(", ")
         )))
@@ -642,7 +641,7 @@ impl<'a> Scan<'a> {
 pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
     let bytes = body
         .first_chunk()
-        .ok_or_else(|| Error::decode("JPEG with a cut restart interval"))?;
+        .ok_or_else(|| Error::invalid("JPEG with a cut restart interval"))?;
     Ok(u16::from_be_bytes(*bytes).into())
 }
 
@@ -659,8 +658,3 @@ fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
     }
 }
 
-/// An error with an offset in the picture. The picture may be inside a shard, so this is not an
-/// offset in a file.
-pub(super) fn at_offset(message: impl Display, offset: usize) -> Error {
-    Error::decode(format!("{message}, at byte {offset} of the picture"))
-}

@@ -20,7 +20,7 @@
 //!   tables and restart intervals are those of the last segments before a scan.
 
 use super::bits::{Bits, Place};
-use super::header::{DAMAGED, Factors, Header, Input, at_offset};
+use super::header::{Factors, Header, Input};
 use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
 use super::kernels::{self, Kernels};
 use super::region::{Layout, Region};
@@ -542,7 +542,7 @@ impl<'a> Reader<'a> {
                     Ok(())
                 })
             }
-            _ => Err(Error::decode("JPEG without a Huffman table that it names")),
+            _ => Err(Error::invalid("JPEG without a Huffman table that it names")),
         }
     }
 
@@ -659,10 +659,8 @@ impl<'a> Reader<'a> {
         let scan = self.number + 1;
         let mcu = self.mcu - 1;
         let total = self.total;
-        Err(at_offset(
-            format!("{DAMAGED}: {what}, in MCU {mcu} of {total} of scan {scan}"),
-            self.bits.place().byte,
-        ))
+        let what = format!("{what}, in MCU {mcu} of {total} of scan {scan}");
+        Err(Error::damaged(what).at(self.bits.place().byte))
     }
 
     /// Continues after the next restart marker.
@@ -675,10 +673,10 @@ impl<'a> Reader<'a> {
         let (place, found) = self.find_restart(number);
         if self.strict && !found {
             let message = format!(
-                "{DAMAGED}: restart marker {number} is missing in scan {}",
+                "restart marker {number} is missing in scan {}",
                 self.number + 1
             );
-            return Err(at_offset(message, self.bits.place().byte));
+            return Err(Error::damaged(message).at(self.bits.place().byte));
         }
         self.bits = Bits::new(
             self.input,
@@ -732,10 +730,10 @@ impl<'a> Reader<'a> {
         // Some cameras also write a restart marker after the last interval.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!(
-                "{DAMAGED}: a restart marker more than scan {} has intervals",
+                "a restart marker more than scan {} has intervals",
                 self.number + 1
             );
-            return Err(at_offset(message, end));
+            return Err(Error::damaged(message).at(end));
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! The walk over a scan's MCUs: decodes the needed blocks to samples, and skips the others.
 
 use super::bits::{Bits, Place};
-use super::header::{BLOCKS_MAX, Component, DAMAGED, Header, Input, SURPLUS, Scan, at_offset};
+use super::header::{BLOCKS_MAX, Component, Header, Input, SURPLUS, Scan};
 use super::huffman::{Ac, Dc, Fault, Lookup, Table};
 use super::kernels::{self, Kernels};
 use super::region::Layout;
@@ -136,7 +136,7 @@ impl<'a> Walk<'a> {
                     ac: &ac.table,
                     quant: &scan.quants[component.quant],
                 }),
-                _ => Err(Error::decode("JPEG without a Huffman table that it names")),
+                _ => Err(Error::invalid("JPEG without a Huffman table that it names")),
             };
         let mut codings = [coding(&scan.components()[0])?; 4];
         let mut blocks = [Block::default(); BLOCKS_MAX];
@@ -267,7 +267,7 @@ impl<'a> Walk<'a> {
             return self.next_interval(self.mcu);
         };
         if point != self.point() {
-            return Err(Error::decode("the seek points are of another picture"));
+            return Err(Error::invalid("the seek points are of another picture"));
         }
         self.unproven = false;
         self.stop_at_next_point();
@@ -376,8 +376,8 @@ impl<'a> Walk<'a> {
         // With restart markers, `starts` has checked the marker.
         let marker = self.bits.end_marker().unwrap_or(0);
         if self.strict && self.header.restart == 0 && !may_follow(marker) {
-            return Err(Error::decode(format!(
-                "{DAMAGED}: marker {marker:02x} behind its data"
+            return Err(Error::damaged(format!(
+                "marker {marker:02x} behind its data"
             )));
         }
         Ok(())
@@ -407,10 +407,8 @@ impl<'a> Walk<'a> {
         let what = fault.words();
         let mcu = self.mcu;
         let total = self.total;
-        Err(at_offset(
-            format!("{DAMAGED}: {what}, in MCU {mcu} of {total}"),
-            self.bits.place().byte,
-        ))
+        let what = format!("{what}, in MCU {mcu} of {total}");
+        Err(Error::damaged(what).at(self.bits.place().byte))
     }
 
     /// Skips an MCU.
@@ -582,7 +580,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
             + 1
             == count;
     let damage = |at: usize, message: String| {
-        Err(at_offset(format!("{DAMAGED}: {message}"), header.scan + at))
+        Err(Error::damaged(message).at(header.scan + at))
     };
     for at in memchr::memchr_iter(0xFF, coded) {
         let marker = match coded.get(at + 1) {
@@ -647,10 +645,10 @@ pub(super) fn ends_here(
     let next = bits.next_byte();
     match bits.end().unwrap_or(input.len()) - next {
         ..=SURPLUS => Ok(()),
-        left => Err(at_offset(
-            format!("{DAMAGED}: {left} bytes of data are left after {last}"),
-            next,
-        )),
+        left => {
+            let what = format!("{left} bytes of data are left after {last}");
+            Err(Error::damaged(what).at(next))
+        }
     }
 }
 

@@ -63,37 +63,37 @@ pub(super) const SCALAR: Kernels = Kernels {
 
 /// Constants of the inverse DCT in units of 1/2¹³, as sums by which vector code multiplies.
 pub(super) mod fixed {
-    pub(in crate::jpeg) const F_0_541: i32 = 4433;
-    pub(in crate::jpeg) const F_0_541_PLUS_0_765: i32 = 4433 + 6270;
-    pub(in crate::jpeg) const F_0_541_LESS_1_847: i32 = 4433 - 15137;
-    pub(in crate::jpeg) const F_1_175: i32 = 9633;
-    pub(in crate::jpeg) const F_1_175_LESS_1_961: i32 = 9633 - 16069;
-    pub(in crate::jpeg) const F_1_175_LESS_0_390: i32 = 9633 - 3196;
-    pub(in crate::jpeg) const F_0_298_LESS_0_899: i32 = 2446 - 7373;
-    pub(in crate::jpeg) const F_1_501_LESS_0_899: i32 = 12299 - 7373;
-    pub(in crate::jpeg) const F_0_899: i32 = 7373;
-    pub(in crate::jpeg) const F_2_053_LESS_2_562: i32 = 16819 - 20995;
-    pub(in crate::jpeg) const F_3_072_LESS_2_562: i32 = 25172 - 20995;
-    pub(in crate::jpeg) const F_2_562: i32 = 20995;
+    pub(crate) const F_0_541: i32 = 4433;
+    pub(crate) const F_0_541_PLUS_0_765: i32 = 4433 + 6270;
+    pub(crate) const F_0_541_LESS_1_847: i32 = 4433 - 15137;
+    pub(crate) const F_1_175: i32 = 9633;
+    pub(crate) const F_1_175_LESS_1_961: i32 = 9633 - 16069;
+    pub(crate) const F_1_175_LESS_0_390: i32 = 9633 - 3196;
+    pub(crate) const F_0_298_LESS_0_899: i32 = 2446 - 7373;
+    pub(crate) const F_1_501_LESS_0_899: i32 = 12299 - 7373;
+    pub(crate) const F_0_899: i32 = 7373;
+    pub(crate) const F_2_053_LESS_2_562: i32 = 16819 - 20995;
+    pub(crate) const F_3_072_LESS_2_562: i32 = 25172 - 20995;
+    pub(crate) const F_2_562: i32 = 20995;
     // For the transforms to 4 and 2 samples.
-    pub(in crate::jpeg) const F_0_211: i32 = 1730;
-    pub(in crate::jpeg) const F_0_510: i32 = 4176;
-    pub(in crate::jpeg) const F_0_601: i32 = 4926;
-    pub(in crate::jpeg) const F_0_721: i32 = 5906;
-    pub(in crate::jpeg) const F_0_765: i32 = 6270;
-    pub(in crate::jpeg) const F_0_850: i32 = 6967;
-    pub(in crate::jpeg) const F_1_062: i32 = 8697;
-    pub(in crate::jpeg) const F_1_273: i32 = 10426;
-    pub(in crate::jpeg) const F_1_452: i32 = 11893;
-    pub(in crate::jpeg) const F_1_848: i32 = 15137;
-    pub(in crate::jpeg) const F_2_173: i32 = 17799;
-    pub(in crate::jpeg) const F_3_625: i32 = 29692;
+    pub(crate) const F_0_211: i32 = 1730;
+    pub(crate) const F_0_510: i32 = 4176;
+    pub(crate) const F_0_601: i32 = 4926;
+    pub(crate) const F_0_721: i32 = 5906;
+    pub(crate) const F_0_765: i32 = 6270;
+    pub(crate) const F_0_850: i32 = 6967;
+    pub(crate) const F_1_062: i32 = 8697;
+    pub(crate) const F_1_273: i32 = 10426;
+    pub(crate) const F_1_452: i32 = 11893;
+    pub(crate) const F_1_848: i32 = 15137;
+    pub(crate) const F_2_173: i32 = 17799;
+    pub(crate) const F_3_625: i32 = 29692;
     /// Fraction bits of these constants; fraction bits that the first pass keeps.
-    pub(in crate::jpeg) const BITS: u32 = 13;
-    pub(in crate::jpeg) const KEPT: u32 = 2;
+    pub(crate) const BITS: u32 = 13;
+    pub(crate) const KEPT: u32 = 2;
     /// Shifts of the two passes.
-    pub(in crate::jpeg) const FIRST: u32 = BITS - KEPT;
-    pub(in crate::jpeg) const SECOND: u32 = BITS + KEPT + 3;
+    pub(crate) const FIRST: u32 = BITS - KEPT;
+    pub(crate) const SECOND: u32 = BITS + KEPT + 3;
 }
 
 fn idct(blocks: Blocks<'_>) {

@@ -4,12 +4,11 @@
 //! blocks.
 
 use super::header::{
-    BLOCKS_MAX, Component, DAMAGED, Factors, Header, Input, Scan, Segment, at_offset,
-    restart_interval,
+    BLOCKS_MAX, Component, Factors, Header, Input, Scan, Segment, restart_interval,
 };
 use super::huffman::{Ac, Band, Dc, Table, ZIGZAG};
 use super::walk::KeptTable;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::error::{Error, ErrorKind, Result};
 use std::ops::Range;
 
 /// Largest shift of a coefficient that libjpeg-turbo accepts.
@@ -21,7 +20,7 @@ pub(super) const AC_BYTES: usize = size_of::<KeptTable<Ac>>() + 256;
 pub(super) const BAND_BYTES: usize = size_of::<KeptTable<Band>>() + 256;
 
 /// The scans of a picture, in the order of the file.
-pub(crate) struct Script<'a> {
+pub(super) struct Script<'a> {
     pub(super) components: [Component; 4],
     count: usize,
     /// Quantisation table of each component, in natural order.
@@ -124,7 +123,7 @@ impl<'a> Script<'a> {
                     state.read_frame(body);
                     script.take_frame(&state, header)?;
                 }
-                0xC0..=0xC2 => return Err(Error::decode("JPEG with a second frame header")),
+                0xC0..=0xC2 => return Err(Error::invalid("JPEG with a second frame header")),
                 0xC4 => state.read_huffman(body, start)?,
                 0xDB => state.read_quants(body, start, &mut have)?,
                 0xDD => restart = restart_interval(body)?,
@@ -132,7 +131,7 @@ impl<'a> Script<'a> {
                     if script.scans.len() == most as usize {
                         let message =
                             format!("JPEG of more than {most} scans; the limit is {most}");
-                        return Err(Error::new(ErrorKind::Limit, Stage::Decode, message));
+                        return Err(Error::new(ErrorKind::Limit, message));
                     }
                     let data = end..end_of_data(picture, end);
                     at = data.end;
@@ -160,8 +159,8 @@ impl<'a> Script<'a> {
                 .any(|lacks| lacks.iter().any(|lacks| *lacks > 0))
         {
             let scans = script.scans.len();
-            return Err(Error::decode(format!(
-                "{DAMAGED}: its {scans} scans leave out coefficients"
+            return Err(Error::damaged(format!(
+                "its {scans} scans leave out coefficients"
             )));
         }
         if header.progressive && !strict {
@@ -249,7 +248,7 @@ impl<'a> Script<'a> {
         restart: u32,
         data: Range<usize>,
     ) -> Result<OneScan<'a>> {
-        let wrong = |what: &str| Err(at_offset(format!("JPEG with a scan {what}"), start));
+        let wrong = |what: &str| Err(Error::invalid(format!("JPEG with a scan {what}")).at(start));
         let Some((count, rest)) = body.split_first() else {
             return wrong("header without content");
         };
@@ -347,10 +346,8 @@ impl<'a> Script<'a> {
                 continue;
             }
             if !have.get(quant).is_some_and(|have| *have) {
-                return Err(at_offset(
-                    "JPEG without a quantisation table that it names",
-                    scan.data.start,
-                ));
+                let message = "JPEG without a quantisation table that it names";
+                return Err(Error::invalid(message).at(scan.data.start));
             }
             self.quants[part.component] = state.quants[quant];
             latched[part.component] = true;
@@ -384,10 +381,7 @@ impl OneScan<'_> {
                 } else {
                     "repeats coefficients"
                 };
-                done = Err(at_offset(
-                    format!("{DAMAGED}: a scan {what}"),
-                    self.data.start,
-                ));
+                done = Err(Error::damaged(format!("a scan {what}")).at(self.data.start));
             }
             lacks[self.band.clone()].fill(self.low as u8);
         }

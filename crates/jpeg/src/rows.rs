@@ -187,7 +187,7 @@ impl Rows {
 }
 
 /// Makes the list at least `len` long, with unspecified content.
-pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
+pub fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
     if list.len() < len {
         // Freed first, because the old content is not needed.
         *list = Vec::new();
@@ -197,7 +197,7 @@ pub(crate) fn grow<T: Copy + Default>(list: &mut Vec<T>, len: usize) {
 
 /// Returns the list with this length and unspecified content. Its capacity does not exceed the
 /// longest length requested.
-pub(crate) fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
+pub fn sized<T: Clone>(list: &mut Vec<T>, len: usize, value: T) -> &mut [T] {
     if list.capacity() < len {
         // Freed first, because the old content is not needed.
         *list = Vec::new();
