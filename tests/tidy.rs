@@ -318,7 +318,7 @@ fn no_files_import_each_other_in_a_circle() {
 fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
     let mut wrong = Vec::new();
     let mut met = BTreeSet::new();
-    for path in ["src", "tests", "benches", "examples"]
+    for path in ["src", "crates", "tests", "benches", "examples"]
         .into_iter()
         .flat_map(files)
     {
@@ -498,8 +498,9 @@ fn the_map_in_the_guide_names_every_folder_of_src() {
 #[test]
 fn every_file_of_src_says_what_it_does() {
     let text = |path: &PathBuf| std::fs::read_to_string(path).unwrap();
-    let silent: Vec<_> = files("src")
+    let silent: Vec<_> = ["src", "crates"]
         .into_iter()
+        .flat_map(files)
         .filter(|path| !text(path).starts_with("//! "))
         .collect();
     assert!(silent.is_empty(), "begin with `//! `: {silent:#?}");
@@ -718,7 +719,8 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
     }
 }
 
-/// Habits that make Rust hard to read, and how often each is left in `src`, tests included. The
+/// Habits that make Rust hard to read, and how often each is left in `src` and `crates`, tests
+/// included. The
 /// counts may only fall.
 const HABITS: &[(&str, usize)] = &[
     ("several values in one `let`", 3),
@@ -754,7 +756,8 @@ fn habits_that_make_rust_hard_to_read_only_fall() {
             let text = code(&std::fs::read_to_string(path).unwrap());
             text.lines().filter(|line| has(line.trim())).count()
         };
-        files("src").into_iter().map(of_file).sum::<usize>()
+        let all = ["src", "crates"].into_iter().flat_map(files);
+        all.map(of_file).sum::<usize>()
     };
     let counts = [binds_several, has_tuple_parameter, names_closure].map(count);
     for ((habit, known), found) in HABITS.iter().zip(counts) {

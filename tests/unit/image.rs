@@ -8,9 +8,9 @@ use super::workspace::{Encoded, PURPOSE, Workspace};
 use super::*;
 use crate::decode::{Decoder, Single};
 use crate::error::{ErrorKind, Result};
-use feedline_jpeg::{self as jpeg, Header};
 use crate::order::Draws;
 use crate::tensor::{DType, EncodedField, Field, bf16, f16};
+use feedline_jpeg::{self as jpeg, Header};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -801,7 +801,9 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Decode);
                 assert!(
-                    error.message().ends_with("; `strict(false)` decodes the readable part"),
+                    error
+                        .message()
+                        .ends_with("; `strict(false)` decodes the readable part"),
                     "case {case}: {error}"
                 );
             }

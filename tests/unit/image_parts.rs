@@ -4,13 +4,13 @@
 use super::geometry::{Rect, Size};
 use super::orientation::Orientation;
 use super::tests::alike_after_any_picture;
-use super::workspace::{Encoded, Picture, Workspace};
+use super::workspace::{Encoded, Picture, Workspace, size_of};
 use super::*;
 use crate::decode::Single;
 use crate::error::{Error, ErrorKind, Result};
-use feedline_jpeg::{self as jpeg, Header};
 use crate::order::Draws;
 use crate::tensor::EncodedField;
+use feedline_jpeg::{self as jpeg, Header};
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
 use proptest::prelude::*;
 use std::path::Path;
@@ -978,7 +978,13 @@ mod turbo {
         if size_of(&header).pixels() > 1 << 20 {
             return [None, None];
         }
-        let own = cut(input, Rect::of(size_of(&header).divided(scale)), scale, true).ok();
+        let own = cut(
+            input,
+            Rect::of(size_of(&header).divided(scale)),
+            scale,
+            true,
+        )
+        .ok();
         [
             own,
             oracle::pixels(input, scale as usize).map(|(_, pixels)| pixels),

@@ -546,8 +546,9 @@ impl<'a> Scan<'a> {
                 let message = format!("JPEG with a Huffman table of class {class}, number {index}");
                 return Err(Error::invalid(message).at(end - body.len()));
             }
-            let (table, after) = Table::parse(rest)
-                .map_err(|message| Error::invalid(format!("JPEG with {message}")).at(end - body.len()))?;
+            let (table, after) = Table::parse(rest).map_err(|message| {
+                Error::invalid(format!("JPEG with {message}")).at(end - body.len())
+            })?;
             *(if class == 0 {
                 &mut self.dc[index]
             } else {
@@ -657,4 +658,3 @@ fn colours(ids: &[u8], jfif: bool, adobe: Option<u8>) -> Colours {
         _ => Colours::Ycck,
     }
 }
-

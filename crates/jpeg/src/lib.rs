@@ -109,8 +109,8 @@ pub use header::Segment;
 #[doc(hidden)]
 pub use rows::{grow, sized};
 
-use header::{Colours, Scan};
 use header::Component;
+use header::{Colours, Scan};
 use kernels::Kernels;
 use region::Layout;
 use rows::Rows;
@@ -374,9 +374,9 @@ impl Decoder {
             Err(_) if Header::is_unsupported(input) => return Ok(Err(WithoutPoints::Unsupported)),
             header => header?,
         };
-        header.end_marker(input).map_err(|error| {
-            Error::new(ErrorKind::Truncated, error.message())
-        })?;
+        header
+            .end_marker(input)
+            .map_err(|error| Error::new(ErrorKind::Truncated, error.message()))?;
         let scan = Scan::parse(input, &header)?;
         self.tables.update(&scan);
         // Valid points in the picture keep their step, so they stay the same even if bytes follow

@@ -602,7 +602,12 @@ fn damaged_pictures_get_no_points_but_strict_decodings_error() {
         let error = Decoder::default().embed(damaged, &mut out).unwrap_err();
         let strict = decode(&mut Decoder::default(), damaged, None, true).unwrap_err();
         assert_eq!(error.message(), strict.message());
-        assert!(matches!(error.kind(), ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Truncated) && out.is_empty());
+        assert!(
+            matches!(
+                error.kind(),
+                ErrorKind::Damaged | ErrorKind::Invalid | ErrorKind::Truncated
+            ) && out.is_empty()
+        );
         assert!(Decoder::default().seek_points(damaged).is_empty());
     }
     let jfif = Segment::next(&input, 2).unwrap().end;

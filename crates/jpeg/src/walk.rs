@@ -579,9 +579,7 @@ pub(super) fn starts(picture: Input<'_>, starts: &mut Vec<usize>) -> Result<()> 
             .count()
             + 1
             == count;
-    let damage = |at: usize, message: String| {
-        Err(Error::damaged(message).at(header.scan + at))
-    };
+    let damage = |at: usize, message: String| Err(Error::damaged(message).at(header.scan + at));
     for at in memchr::memchr_iter(0xFF, coded) {
         let marker = match coded.get(at + 1) {
             // An escaped data byte, or fill before a marker.

@@ -26,9 +26,9 @@ use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::wrap::pass::{Rows, pass};
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use feedline_jpeg as jpeg;
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
 use crate::tensor::Encoding;
+use feedline_jpeg as jpeg;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -3,8 +3,8 @@
 use super::geometry::Size;
 use super::resize::{self, Resizer};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use feedline_jpeg::grow;
 use crate::setting::Setting;
+use feedline_jpeg::grow;
 
 /// Limits for one picture, checked from its header before memory is allocated.
 ///

@@ -11,11 +11,11 @@ use super::settings::{Filter, Image, Op, PixelLayout};
 use super::{buckets, finish};
 use crate::decode::{Ctx, Decoder};
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
-use feedline_jpeg::{self as jpeg, Header, sized};
 use crate::memory::Row;
 use crate::order::Draws;
 use crate::setting::Setting;
 use crate::tensor::{DType, EncodedField, Encoding, Field};
+use feedline_jpeg::{self as jpeg, Header, sized};
 
 /// Purpose of this decoder's draws: one for the flip, then those of the crop.
 pub(super) const PURPOSE: &str = "feedline image";

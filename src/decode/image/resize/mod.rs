@@ -36,8 +36,8 @@ mod tests;
 
 use super::Filter;
 use super::geometry::{Crop, Part, Rect, Size};
-use feedline_jpeg::{RowSink, grow};
 use axis::{Axis, Side};
+use feedline_jpeg::{RowSink, grow};
 use kernels::{Kernels, Prepared, ROWS, padded};
 
 /// How a picture is resized.
