@@ -241,6 +241,7 @@ def test_skipped_batches_are_left_out(data):
         (range(9, 10), feedline.errors.ConfigError, "batches 9..10 of epoch 2: the epoch ends at 7"),
         (range(5, 3), feedline.errors.ConfigError, "empty or reversed"),
         (range(-3, 2), feedline.errors.ConfigError, r"range\(-3, 2\): batches count from 0"),
+        (range(0, 2**70), feedline.errors.ConfigError, r"an epoch has fewer than 2\^64 batches"),
         (range(0, 4, 2), TypeError, r"give a range, as in skip\(range\(100, 120\)\)"),
         (3, TypeError, "batches=3: give a range"),
     ]:

@@ -829,6 +829,8 @@ class Loader(_Native, Generic[Out]):
             raise TypeError(f"batches={batches!r}: give a range, as in skip(range(100, 120))")
         if batches.start < 0 or batches.stop < 0:
             raise ConfigError(f"batches={batches!r}: batches count from 0, as in skip(range(100, 120))")
+        if batches.stop >= 1 << 64:
+            raise ConfigError(f"batches={batches!r}: an epoch has fewer than 2^64 batches")
         number = self._next if self._next is not None else super().next_epoch
         self._skip(number if epoch is None else _settings.epoch(epoch), batches.start, batches.stop)
 
