@@ -39,7 +39,7 @@ use crate::pipeline::{EpochJob, FieldRoute};
 use crate::report::{EpochCost, Estimate, RankReport, Verdict};
 use crate::state::{Cursor, State};
 use crate::stop::Stop;
-use crate::storage::{self, Choice, PageCache};
+use crate::storage::{self, Choice};
 use crate::sync::Hold;
 use crate::tensor::Field;
 use crate::thread;

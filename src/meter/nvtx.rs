@@ -287,11 +287,9 @@ pub(crate) fn range(name: impl FnOnce() -> String, payload: u64) -> Option<Range
     let name = CString::new(name()).ok()?;
     let event = Event::new(MESSAGE_ASCII, name.as_ptr() as usize, payload);
     // SAFETY: the event and its text live during the call, as NVTX asks.
-    Some(Range {
-        domain: tool.domain,
-        id: unsafe { start(tool.domain, &event) },
-        end,
-    })
+    let id = unsafe { start(tool.domain, &event) };
+    let domain = tool.domain;
+    Some(Range { domain, id, end })
 }
 
 impl Drop for Range {
@@ -314,7 +312,8 @@ pub(crate) struct Pushed {
 pub(crate) fn push(name: Name, payload: u64) -> Option<Pushed> {
     let tool = TOOL.get()?;
     let (push, pop) = tool.stacks?;
-    let event = Event::new(tool.names[name as usize], payload);
+    let (message_type, message) = tool.names[name as usize];
+    let event = Event::new(message_type, message, payload);
     // SAFETY: the event lives during the call; its name is a text of ours, or registered in this
     // domain.
     unsafe { push(tool.domain, &event) };

@@ -565,7 +565,7 @@ impl Table {
                 let mut places = samples
                     .iter()
                     .enumerate()
-                    .filter(|(_, other)| usize::from(*other) == group);
+                    .filter(|(_, other)| usize::from(**other) == group);
                 at += places.nth(left).map_or(0, |(place, _)| place);
                 break;
             }

@@ -26,7 +26,7 @@
 
 use super::queue::Queue;
 use super::sample::Samples;
-use super::task::{EpochJob, Piece, Place, RowRun, Sample};
+use super::task::{EpochJob, Place, RowRun, Sample};
 use crate::dataset::{Chunked, Dataset};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage, caught};

@@ -96,6 +96,15 @@ pub(crate) struct DirectField {
     pub(crate) unaligned: bool,
 }
 
+/// A sample as the order gave it: what its random choices depend on, besides the seed.
+#[derive(Clone, Copy)]
+pub(crate) struct Drawn {
+    pub(crate) epoch: u64,
+    pub(crate) id: u64,
+    /// Number of the draw of this sample in the epoch.
+    pub(crate) draw: u64,
+}
+
 /// The finishing step of one picture field.
 pub(crate) struct Finishing {
     /// Shared with the device.
@@ -106,7 +115,8 @@ pub(crate) struct Finishing {
 
 impl Finishing {
     /// Whether this draw of a sample is mirrored.
-    fn flipped(&self, seed: u64, epoch: u64, id: u64, draw: u64) -> bool {
+    fn flipped(&self, seed: u64, drawn: Drawn) -> bool {
+        let Drawn { epoch, id, draw } = drawn;
         self.flip > 0.0
             && Draws::of_draw(seed, epoch, id, draw, &self.purpose).next_f64() < self.flip
     }
@@ -120,7 +130,8 @@ impl Finishing {
             if id == u64::MAX {
                 continue;
             }
-            let flip = self.flipped(seed, epoch, id, slot.draw_of(row));
+            let draw = slot.draw_of(row);
+            let flip = self.flipped(seed, Drawn { epoch, id, draw });
             let (input, output) = slot.two_arrays(self.step.input, self.step.output);
             let from = self.step.plan.input_bytes();
             let to = self.step.plan.output_bytes();
@@ -133,16 +144,8 @@ impl Finishing {
     }
 
     /// Finishes a row on the host, or records for the device whether it is mirrored.
-    pub(crate) fn run(
-        &self,
-        row: &mut Row<'_>,
-        seed: u64,
-        epoch: u64,
-        drawn: (u64, u64),
-        on_device: bool,
-    ) {
-        let (id, draw) = drawn;
-        let flip = self.flipped(seed, epoch, id, draw);
+    pub(crate) fn run(&self, row: &mut Row<'_>, seed: u64, drawn: Drawn, on_device: bool) {
+        let flip = self.flipped(seed, drawn);
         match self.step.flips.filter(|_| on_device) {
             Some(flips) => row.bytes_mut(flips).fill(u8::from(flip)),
             None if on_device => {}
@@ -330,9 +333,9 @@ impl Recipe {
     }
 
     /// Finishes a row whose other fields are final.
-    pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, epoch: u64, drawn: (u64, u64)) {
+    pub(crate) fn finish(&self, row: &mut Row<'_>, seed: u64, drawn: Drawn) {
         for finishing in &self.finishes {
-            finishing.run(row, seed, epoch, drawn, self.on_device);
+            finishing.run(row, seed, drawn, self.on_device);
         }
     }
 

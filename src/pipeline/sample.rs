@@ -10,7 +10,7 @@
 //! The dataset is user or third-party code. [`Samples::ask`] checks its answers, and all later code
 //! relies on these checks. Index bytes without a decoder are written into the row immediately.
 
-use super::recipe::{How, Recipe};
+use super::recipe::{Drawn, How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
 use crate::dataset::{
@@ -387,10 +387,12 @@ impl Samples {
                 .draw(job.batches.position(rows.ticket().batch, rows.first()))?,
             false => 0,
         };
+        let epoch = job.epoch;
+        let drawn = Drawn { epoch, id, draw };
         for given in given {
-            self.fill_field(job, id, draw, rows, scratch, framed, given?)?;
+            self.fill_field(drawn, rows, scratch, framed, given?)?;
         }
-        self.finish(job, id, draw, rows, scratch)
+        self.finish(drawn, rows, scratch)
     }
 
     /// Fills the row from its fetched sample. All bytes must be available.
@@ -415,14 +417,13 @@ impl Samples {
     /// Turns the bytes of one dataset field into the fields of its handler.
     fn fill_field(
         &self,
-        job: &EpochJob,
-        id: u64,
-        draw: u64,
+        drawn: Drawn,
         rows: &mut Rows,
         scratch: &mut Scratch,
         framed: Option<&dyn Framed>,
         given: Given<'_>,
     ) -> Result<()> {
+        let Drawn { epoch, id, draw } = drawn;
         let handler = &self.recipe.handlers[given.field];
         if let Some(at) = given.at {
             let mut row = rows.row();
@@ -477,7 +478,7 @@ impl Samples {
                     .outputs
                     .clone()
                     .for_each(|field| row.clear_len(field));
-                let mut ctx = Ctx::new(self.seed, job.epoch, id, handler.outputs.clone(), scratch)
+                let mut ctx = Ctx::new(self.seed, epoch, id, handler.outputs.clone(), scratch)
                     .with_draw(draw)
                     .with_scratch_limit(self.scratch_limit)
                     .with_seek_points(framed.map_or(&[], |framed| {
@@ -532,14 +533,8 @@ impl Samples {
     }
 
     /// Maps and marks a row with complete fields.
-    fn finish(
-        &self,
-        job: &EpochJob,
-        id: u64,
-        draw: u64,
-        rows: &mut Rows,
-        scratch: &mut Scratch,
-    ) -> Result<()> {
+    fn finish(&self, drawn: Drawn, rows: &mut Rows, scratch: &mut Scratch) -> Result<()> {
+        let Drawn { epoch, id, draw } = drawn;
         let recipe = &self.recipe;
         if recipe.finishes_late() {
             rows.note_draw(draw);
@@ -552,7 +547,7 @@ impl Samples {
                 .worker(scratch.worker, |cell| cell.begin(Doing::Mapping, Some(id)));
             for map in &recipe.maps {
                 let fields = 0..recipe.spec.fields().len();
-                let mut ctx = Ctx::new(self.seed, job.epoch, id, fields, scratch)
+                let mut ctx = Ctx::new(self.seed, epoch, id, fields, scratch)
                     .with_draw(draw)
                     .with_scratch_limit(self.scratch_limit);
                 let mapped =
@@ -562,7 +557,7 @@ impl Samples {
             scratch.running = Running::Decoder;
         }
         if !recipe.finishes_late() {
-            recipe.finish(&mut row, self.seed, job.epoch, (id, draw));
+            recipe.finish(&mut row, self.seed, drawn);
         }
         row.mark(id);
         Ok(())

@@ -18,7 +18,7 @@
 //!   channels. Up to twice the channels that still counts as [`Headroom::Left`]; from four times
 //!   the channels on it is [`Headroom::Limit`].
 
-use crate::meter::{Latency, Network, StorageStage};
+use crate::meter::{Latency, StorageStage};
 
 /// The gain of more reads in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]

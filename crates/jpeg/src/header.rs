@@ -373,8 +373,11 @@ impl Header {
 /// A segment's marker, and start and end of its body.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment {
+    /// Its second byte.
     pub marker: u8,
+    /// Offset of the body.
     pub start: usize,
+    /// Offset after the body.
     pub end: usize,
 }
 

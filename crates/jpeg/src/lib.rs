@@ -305,16 +305,12 @@ impl Decoder {
         let mut next = layout.region.top;
         for row in 0..layout.mcu_rows.end {
             let needed = layout.mcu_rows.contains(&row);
-            readers.row(
-                layout,
-                row,
-                needed,
-                coefficients,
-                smoothing.as_ref(),
-                rows,
-                kernels,
-            )?;
+            readers.read(row, needed, coefficients)?;
             if needed {
+                if let Some(smoothing) = &smoothing {
+                    coefficients.smooth(layout, row, &script.quants, smoothing);
+                }
+                coefficients.transform(layout, row, &script.quants, rows, kernels);
                 next = write(layout, row, next, header.colours, rows, kernels, to);
             }
         }

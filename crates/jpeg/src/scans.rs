@@ -89,6 +89,17 @@ struct PlaneRow {
     needed: bool,
 }
 
+/// A row of blocks of a component.
+#[derive(Clone, Copy)]
+struct BlockRow {
+    component: usize,
+    /// Samples of a block's side.
+    size: u32,
+    /// Number of the row in the component, and among the rows of its MCUs.
+    y: u32,
+    below: u32,
+}
+
 impl PlaneRow {
     /// The mask of block (x, y) of the row of MCUs, and its coefficients if it belongs to the crop.
     #[inline(always)]
@@ -140,7 +151,7 @@ impl Coefficients {
     }
 
     /// Adds estimated coefficients to the row.
-    fn smooth(
+    pub(super) fn smooth(
         &mut self,
         layout: &Layout,
         row: u32,
@@ -168,7 +179,7 @@ impl Coefficients {
     }
 
     /// Turns the row into samples.
-    fn transform(
+    pub(super) fn transform(
         &self,
         layout: &Layout,
         row: u32,
@@ -179,15 +190,13 @@ impl Coefficients {
         for (index, (store, plane)) in self.planes.iter().zip(layout.planes()).enumerate() {
             let v = u32::from(plane.factors.v);
             for below in (0..v).filter(|below| plane.rows.contains(&(row * v + below))) {
-                store.transform(
-                    index,
-                    plane.block,
-                    row * v + below,
+                let blocks = BlockRow {
+                    component: index,
+                    size: plane.block,
+                    y: row * v + below,
                     below,
-                    &quants[index],
-                    rows,
-                    kernels,
-                );
+                };
+                store.transform(blocks, &quants[index], rows, kernels);
             }
         }
     }
@@ -203,16 +212,13 @@ impl PlaneRow {
         }
     }
 
-    fn transform(
-        &self,
-        component: usize,
-        size: u32,
-        y: u32,
-        below: u32,
-        quant: &[u16; 64],
-        rows: &mut Rows,
-        kernels: &Kernels,
-    ) {
+    fn transform(&self, place: BlockRow, quant: &[u16; 64], rows: &mut Rows, kernels: &Kernels) {
+        let BlockRow {
+            component,
+            size,
+            y,
+            below,
+        } = place;
         let mut waiting: Option<(u32, &[i16; 64])> = None;
         let blocks = &self.blocks[below as usize * self.columns.len()..];
         for (x, block) in self.columns.clone().zip(blocks) {
@@ -295,7 +301,6 @@ pub(super) fn survey(
 
 /// The readers of all scans.
 pub(super) struct Readers<'a> {
-    script: &'a Script<'a>,
     readers: Vec<Reader<'a>>,
 }
 
@@ -314,15 +319,14 @@ impl<'a> Readers<'a> {
             .for_each(|(tables, scan)| tables.update(scan));
         let readers = script.scans.iter().zip(&*tables).enumerate();
         Self {
-            script,
             readers: readers
                 .map(|(number, (scan, tables))| Reader::new(picture, number, scan, tables))
                 .collect(),
         }
     }
 
-    /// Reads a row of MCUs.
-    fn read(&mut self, row: u32, needed: bool, to: &mut Coefficients) -> Result<()> {
+    /// Reads a row of MCUs. Its coefficients are kept if it is `needed`.
+    pub(super) fn read(&mut self, row: u32, needed: bool, to: &mut Coefficients) -> Result<()> {
         to.begin(needed);
         self.readers
             .iter_mut()
@@ -349,27 +353,6 @@ impl<'a> Readers<'a> {
                 _ => mcu / layout.mcus.0,
             }
         })
-    }
-
-    /// Reads a row of MCUs, and turns it into samples if it is `needed`.
-    pub(super) fn row(
-        &mut self,
-        layout: &Layout,
-        row: u32,
-        needed: bool,
-        to: &mut Coefficients,
-        smoothing: Option<&Smoothing>,
-        rows: &mut Rows,
-        kernels: &Kernels,
-    ) -> Result<()> {
-        self.read(row, needed, to)?;
-        if needed {
-            if let Some(smoothing) = smoothing {
-                to.smooth(layout, row, &self.script.quants, smoothing);
-            }
-            to.transform(layout, row, &self.script.quants, rows, kernels);
-        }
-        Ok(())
     }
 
     /// Checks the end of each scan that was read completely.

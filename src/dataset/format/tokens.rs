@@ -27,7 +27,7 @@ use crate::dataset::{Dataset, Framed, Parts, Sizes, fingerprint};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::setting::Setting;
 use crate::storage::listing::{Listed, expand};
-use crate::storage::sidefile::{SideKind, SideWriter};
+use crate::storage::sidefile::SideKind;
 use crate::storage::{Blob, Extent, SourceId, Sources};
 use crate::tensor::{DType, EncodedField, Field};
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
-use crate::dataset::wrap::pass::{Rows, pass};
+use crate::dataset::wrap::pass::pass;
 use crate::dataset::{Chunked, Dataset, Framed, Sizes, chunks, frames, knows_lengths};
 use crate::decode::Scratch;
 use crate::error::{Error, ErrorKind, Result, Stage};

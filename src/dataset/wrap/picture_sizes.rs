@@ -5,11 +5,11 @@
 //! pixels; the loader reports it.
 
 use crate::dataset::wrap::kept;
-use crate::dataset::wrap::pass::{Rows, pass};
+use crate::dataset::wrap::pass::pass;
 use crate::dataset::{Dataset, no_field};
 use crate::decode::Image;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::{SideKind, Sidefile};
+use crate::storage::sidefile::SideKind;
 use crate::tensor::Encoding;
 use std::path::Path;
 

@@ -23,7 +23,7 @@
 
 use crate::dataset::forward::{forward, frames_of, own};
 use crate::dataset::wrap::kept::{self, Origin};
-use crate::dataset::wrap::pass::{Rows, pass};
+use crate::dataset::wrap::pass::pass;
 use crate::dataset::{Dataset, Framed, Sizes, frames};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};

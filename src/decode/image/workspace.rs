@@ -209,6 +209,14 @@ impl<'a> Encoded<'a> {
     }
 }
 
+/// A JPEG, ready to be decoded.
+#[derive(Clone, Copy)]
+struct Coded<'a> {
+    picture: jpeg::Input<'a>,
+    scans: &'a jpeg::Scans<'a>,
+    points: &'a [u8],
+}
+
 /// A worker's buffers. They grow to the largest picture within the limits, and are kept.
 #[derive(Default)]
 pub(super) struct Workspace {
@@ -330,19 +338,16 @@ impl Workspace {
             strict: image.strict,
         };
         room.admit(stored)?;
-        let scans = jpeg::Scans::of(picture, limits.scans).map_err(refused)?;
+        let scans = &jpeg::Scans::of(picture, limits.scans).map_err(refused)?;
         let bytes = scans.engine_bytes(&header);
         room.take(stored, 0, bytes)?;
         self.jpeg.release_beyond(bytes);
-        self.decode_rows(
+        let coded = Coded {
             picture,
-            &scans,
-            encoded.points,
-            image.filter,
-            &crop,
-            scale,
-            row,
-        )?;
+            scans,
+            points: encoded.points,
+        };
+        self.decode_rows(coded, image.filter, &crop, scale, row)?;
         Ok(Picture {
             size,
             stored: crop.window.size,
@@ -355,9 +360,7 @@ impl Workspace {
     /// cache.
     fn decode_rows(
         &mut self,
-        picture: jpeg::Input<'_>,
-        scans: &jpeg::Scans<'_>,
-        points: &[u8],
+        coded: Coded<'_>,
         filter: Filter,
         crop: &Crop,
         scale: u32,
@@ -377,7 +380,14 @@ impl Workspace {
         let out = target(row, &mut self.resized, crop);
         let mut rows = self.resizer.start(&crop.plan(filter), out);
         self.jpeg
-            .decode(picture, scans, points, region, scale, &mut rows)
+            .decode(
+                coded.picture,
+                coded.scans,
+                coded.points,
+                region,
+                scale,
+                &mut rows,
+            )
             .map_err(refused)?;
         rows.finish();
         Ok(())

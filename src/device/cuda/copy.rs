@@ -425,14 +425,16 @@ impl Copier {
     ) -> Result<()> {
         let at = |field| self.at(buffer, field);
         let made = real_rows(slot);
-        let fields = (at(step.input), at(step.output));
+        let input = at(step.input);
+        let output = at(step.output);
         // SAFETY: the fields are in the buffer or the staging area, with the lengths of the
         // finisher's plan, and only this stream uses them now; the caller has bound the context.
         unsafe {
             finisher.run(
                 self.made.raw(),
                 &step.plan,
-                fields,
+                input,
+                output,
                 step.flips.map(at),
                 made,
             )

@@ -269,12 +269,12 @@ impl Driver {
             let mut text: *const c_char = std::ptr::null();
             // SAFETY: the pointer is valid for the call; on success the driver's string is static.
             let found = unsafe { find(code, &mut text) };
+            if found != SUCCESS || text.is_null() {
+                return None;
+            }
             // SAFETY: not null, and the driver's strings end with a zero and live for ever.
-            (found == SUCCESS && !text.is_null()).then(|| {
-                unsafe { CStr::from_ptr(text) }
-                    .to_string_lossy()
-                    .into_owned()
-            })
+            let text = unsafe { CStr::from_ptr(text) };
+            Some(text.to_string_lossy().into_owned())
         };
         match (text(self.symbols.error_name), text(self.symbols.error_text)) {
             (Some(name), Some(words)) => format!("{name}: {words}"),
@@ -887,9 +887,9 @@ impl Drop for Gpu {
             if self.intact().is_err() {
                 return note_leak();
             }
-            // SAFETY: retained once by `primary`; every object of ours in the context keeps its
-            // `Gpu` alive.
             self.released("cuDevicePrimaryCtxRelease", || {
+                // SAFETY: retained once by `primary`; every object of ours in the context keeps its
+                // `Gpu` alive.
                 self.driver
                     .relaxed(|| unsafe { (self.driver.symbols.primary_release)(self.device) })
             });

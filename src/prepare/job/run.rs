@@ -89,10 +89,10 @@ impl Plan {
                 "a plan of files: run it by the program that made it, such as `inspect run`",
             ));
         };
-        let work = (settings, settings.format()?);
+        let format = settings.format()?;
         let pool = pool(workers)?;
         self.each(tasks, strict, stop, watch, &mut |task, progress| {
-            pool.install(|| Task::begin(self, work, task, stop)?.run(progress))
+            pool.install(|| Task::begin(self, settings, format, task, stop)?.run(progress))
         })
     }
 

@@ -19,7 +19,6 @@ use object_store::list::PaginatedListStore;
 use object_store::path::Path as Key;
 use object_store::{ClientOptions, ObjectMeta, ObjectStore, RetryConfig};
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Footers, read through a blob and checked before use, and their columns.
 
 use super::ParquetBuilder;
-use super::page::{self, Annotated};
+use super::page;
 use crate::error::{Error, ErrorKind, Result, Stage, guarded};
 use crate::storage::Blob;
 use crate::storage::listing::Meta;

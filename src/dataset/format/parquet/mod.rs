@@ -414,16 +414,12 @@ impl Parquet {
                     for first in field.columns.clone().step_by(TOGETHER) {
                         let columns = first..(first + TOGETHER).min(field.columns.end);
                         let at = (first - field.columns.start) * keep * list;
-                        interleave_columns(
-                            columns.map(column),
-                            width,
-                            keep,
-                            list,
-                            arenas,
+                        let out = Interleaved {
                             rows,
                             row_bytes,
                             at,
-                        )?;
+                        };
+                        interleave_columns(columns.map(column), width, keep, list, arenas, out)?;
                     }
                 }
                 FieldKind::Ragged { width, keep } => {
@@ -435,6 +431,13 @@ impl Parquet {
     }
 }
 
+/// Rows that get columns side by side, from byte `at` of each row on.
+struct Interleaved<'o> {
+    rows: &'o mut [u8],
+    row_bytes: usize,
+    at: usize,
+}
+
 /// Decodes up to 16 columns and writes them side by side.
 fn interleave_columns<'c>(
     columns: impl Iterator<Item = Column<'c>>,
@@ -442,10 +445,13 @@ fn interleave_columns<'c>(
     keep: usize,
     list: usize,
     arenas: &mut Arenas,
-    rows: &mut [u8],
-    row_bytes: usize,
-    at: usize,
+    out: Interleaved<'_>,
 ) -> Result<()> {
+    let Interleaved {
+        rows,
+        row_bytes,
+        at,
+    } = out;
     let mut segments = Vec::with_capacity(TOGETHER);
     for (place, column) in columns.enumerate() {
         segments.push(column.dense(list, arenas, place)?);
