@@ -975,8 +975,8 @@ mod tests {
     /// A name with fewer threads than expected.
     fn missing<'n>(names: &[&'n str], threads: &[String]) -> Option<&'n str> {
         names.iter().copied().find(|name| {
-            threads.iter().filter(|other| *other == name).count()
-                < names.iter().filter(|other| **other == name).count()
+            let wanted = names.iter().filter(|other| *other == name).count();
+            threads.iter().filter(|other| other == name).count() < wanted
         })
     }
 

@@ -450,7 +450,7 @@ impl Rows {
                 || (self.lent_end.0 == field && self.lent_end.1 <= part.start)
         );
         self.lent |= 1 << field;
-        self.lent_parts = self.lent_parts + 1;
+        self.lent_parts += 1;
         self.lent_end = (field, part.end);
         RowSpan {
             slot: self.slot.clone(),

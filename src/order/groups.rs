@@ -405,7 +405,7 @@ fn best_bounds(lengths: &[u64], count: usize) -> Vec<u64> {
         let shift = (u64::BITS - length.leading_zeros()).saturating_sub(BITS);
         let (samples, most) =
             &mut bins[((shift as usize) << (BITS - 1)) + (length >> shift) as usize];
-        *samples = *samples + 1;
+        *samples += 1;
         *most = (*most).max(*length);
     }
     bins.retain(|(samples, _)| *samples > 0);

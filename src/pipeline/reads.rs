@@ -172,7 +172,7 @@ impl Reads {
                 .footprint(&extent)
                 .bytes
                 .checked_next_multiple_of(PAGE);
-            count = count + 1;
+            count += 1;
             bytes = bytes.saturating_add(need.unwrap_or(usize::MAX));
         }
         if count == 0

@@ -359,7 +359,7 @@ impl Pages {
                 },
             )?;
             copied.ok_or_else(|| wrong(blob, number))?;
-            at = at + len as u64;
+            at += len as u64;
             out = later;
         }
         Ok(())

@@ -4,11 +4,10 @@
 
 use crate::common::noise;
 use feedline::dataset::{Records, Tokens};
-use feedline::decode::Ctx;
 use feedline::dlpack::{DLDevice, DLManagedTensorVersioned, Dlpack, Tensors};
 use feedline::tensor::{DType, Element, Field};
 use feedline::unstable::DLTensor;
-use feedline::{ErrorKind, LastBatch, Loader, Order, Row};
+use feedline::{ErrorKind, LastBatch, Loader, Order};
 use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::time::Duration;

@@ -41,10 +41,8 @@ impl Handle {
 
     fn set(&mut self, parameter: sys::TJPARAM, value: c_int) {
         // SAFETY: the handle is alive; the library checks numbers.
-        assert_eq!(
-            unsafe { sys::tj3Set(self.0.as_ptr(), parameter as c_int, value) },
-            0
-        );
+        let code = unsafe { sys::tj3Set(self.0.as_ptr(), parameter as c_int, value) };
+        assert_eq!(code, 0);
     }
 
     fn get(&self, parameter: sys::TJPARAM) -> c_int {
@@ -140,10 +138,8 @@ fn pixels_of(
         denom: scale as c_int,
     };
     // SAFETY: the handle is alive; the factor is passed by value and checked by the library.
-    assert_eq!(
-        unsafe { sys::tj3SetScalingFactor(handle.0.as_ptr(), factor) },
-        0
-    );
+    let code = unsafe { sys::tj3SetScalingFactor(handle.0.as_ptr(), factor) };
+    assert_eq!(code, 0);
     let done = handle.decode(picture, format, &mut pixels) || (!strict && handle.warned());
     done.then(|| {
         (
@@ -196,13 +192,10 @@ impl Turbo {
         let left = region[0] / 16 * 16;
         let there = [left, region[1], region[0] + region[2] - left, region[3]];
         let [x, y, w, h] = there.map(|side| side as c_int);
+        let region = sys::tjregion { x, y, w, h };
         // SAFETY: the handle is alive; the region is passed by value and checked by the library.
-        assert_eq!(
-            unsafe {
-                sys::tj3SetCroppingRegion(self.handle.0.as_ptr(), sys::tjregion { x, y, w, h })
-            },
-            0
-        );
+        let code = unsafe { sys::tj3SetCroppingRegion(self.handle.0.as_ptr(), region) };
+        assert_eq!(code, 0);
         assert!(
             self.handle
                 .decode(input, sys::TJPF_TJPF_RGB, &mut self.pixels)

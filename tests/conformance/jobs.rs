@@ -7,7 +7,6 @@ use feedline::prepare::{Check, Event, Format, Plan, Ran, Shards, Tasks};
 use feedline::{Error, ErrorKind, Result, Stop};
 use proptest::prelude::*;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 
 fn run(plan: &Plan, tasks: &Tasks) -> Result<Ran> {
     plan.run(tasks, 1, &Stop::new(), |_| {})

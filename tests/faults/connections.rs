@@ -2,7 +2,7 @@
 
 use super::remote::{COUNT, RECORD, epoch, is_read, loader, server};
 use crate::common::got::Got;
-use crate::common::server::{Fault, Request};
+use crate::common::server::Fault;
 use feedline::dataset::{Dataset, Records};
 use feedline::profile::{Names, prometheus};
 use feedline::{Error, ErrorKind, Loader, Result};

@@ -244,7 +244,7 @@ impl jpeg::RowSink for Cut {
 }
 
 /// The pixels of a part of a picture at 1 / `scale` of its size, by [`feedline_jpeg`].
-fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> Result<Vec<u8>> {
+fn cut(input: &[u8], rect: Rect, scale: u32, strict: bool) -> jpeg::Result<Vec<u8>> {
     let Rect {
         left,
         top,

@@ -396,9 +396,9 @@ impl List {
         }
         let value = number(&self.block[self.used..self.used + self.width as usize]);
         let at = self.at;
-        self.used = self.used + self.width as usize;
-        self.at = self.at + self.width;
-        self.left = self.left - 1;
+        self.used += self.width as usize;
+        self.at += self.width;
+        self.left -= 1;
         Ok(Some((value, at)))
     }
 }

@@ -611,7 +611,7 @@ fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
                 .ok_or_else(wrong)?;
             longest = (end - before).max(longest);
             before = end;
-            count = count + 1;
+            count += 1;
         }
         rest = &rest[count..];
         of_files.push(count as u64);

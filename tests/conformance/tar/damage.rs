@@ -2,7 +2,7 @@
 //! error, or an entry of the ledger. By default every 7th byte and every 5th length.
 
 use crate::common::sweep::{self, places};
-use feedline::dataset::{Damage, DamageKind, Dataset, DatasetExt, Framed, Tar, TarBuilder};
+use feedline::dataset::{DamageKind, Dataset, DatasetExt, Framed, Tar, TarBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
 use feedline::{ErrorKind, Result};

@@ -262,21 +262,16 @@ fn operations_on_the_device_have_a_time_of_their_own() {
             return println!("skipped: no kernels");
         }
         let records = Records::builder(16).field("image", DType::U8, [2, 2, 4]);
-        for (name, change) in [
-            ("none", None),
-            (
-                "finish",
-                Some(|builder| builder.finish("image", Finish::to(DType::F32))),
-            ),
-        ] {
+        for (name, finishes) in [("none", false), ("finish", true)] {
             let records = records
                 .clone()
                 .open_bytes(noise(BATCHES as usize * 4 * 16, 3))
                 .unwrap();
             let builder = Loader::builder(records).batch_size(4).device(gpu(0));
-            let loader = build(match change {
-                Some(change) => change(builder),
-                None => builder,
+            let loader = build(if finishes {
+                builder.finish("image", Finish::to(DType::F32))
+            } else {
+                builder
             });
             assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));
             let copy = loader.snapshot().copy.unwrap();

@@ -5,7 +5,7 @@
 //!             └ rows as in a life without faults, but for rows whose bytes were wrong unnoticed
 //! ```
 
-use crate::common::got::{Array, Got};
+use crate::common::got::Got;
 use crate::common::workloads::{Notices, Workload};
 use feedline::dataset::Dataset;
 use feedline::storage::{Direct, Extent, Mode, SourceId};

@@ -1,8 +1,6 @@
 use super::hooked::Hooked;
 use super::*;
 use crate::common::toys::Chunks;
-use feedline::Row;
-use feedline::decode::Ctx;
 use feedline::storage::Mode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -480,7 +480,7 @@ fn interleave_columns<'c>(
             slices[place] = &bytes[*row * width * elements..(*row + step) * width * elements];
             *row += step;
             if *row == list[*segment].rows {
-                *segment = *segment + 1;
+                *segment += 1;
                 *row = 0;
             }
         }

@@ -347,7 +347,7 @@ fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
             }
             zeros += if *value == 0 { here } else { 0 };
             levels = rest;
-            left = left - here;
+            left -= here;
         } else {
             let here = long.saturating_mul(8).min(left);
             let (packed, rest) = bytes.split_at(long.min(bytes.len()));
@@ -364,7 +364,7 @@ fn zeros(mut levels: &[u8], count: usize) -> Option<u64> {
                 .map_or(0, |byte| byte & ((1 << (here % 8)) - 1));
             zeros += here - ones - last.count_ones() as usize;
             levels = rest;
-            left = left - here;
+            left -= here;
         }
     }
     Some(zeros as u64)

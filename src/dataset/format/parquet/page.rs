@@ -664,7 +664,7 @@ pub(super) fn all_defined(mut levels: &[u8], mut count: usize, max: i16) -> bool
                 return false;
             }
             levels = &levels[bytes.len()..];
-            count = count - here;
+            count -= here;
         }
     }
     true

@@ -52,7 +52,7 @@ pub(super) fn bring_headers(scan: &mut Scan<'_>) -> Result<()> {
     while let Some((_, next)) = header_at(front, at) {
         // One request returns the headers of several small members.
         if next + BLOCK > here {
-            requests = requests + 1;
+            requests += 1;
             here = next + HEADERS;
         }
         at = next;

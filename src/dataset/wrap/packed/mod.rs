@@ -323,7 +323,7 @@ impl<D: Dataset> Dataset for Packed<D> {
                             0 => parts.extent(field, read),
                             _ => parts.append(field, read),
                         }
-                        filled = filled + read.len as usize;
+                        filled += read.len as usize;
                         place = read;
                     }
                     if filled < padding.len() {

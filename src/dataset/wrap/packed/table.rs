@@ -253,7 +253,7 @@ pub(super) fn items(
             }
         }
         left = left.saturating_sub(STEP);
-        at = at + 4 * STEP as u64;
+        at += 4 * STEP as u64;
     }
     match marked {
         None => Ok((heads[number] >> 16) as u16),
