@@ -448,8 +448,8 @@ fn looked_at(times: u64) -> Vec<Line> {
                 });
                 drop(watch.next(&mut batches).unwrap().unwrap());
                 let (passed, found) = looks.join().unwrap();
-                truth = truth + passed;
-                measured = measured + found.saturating_sub(before);
+                truth += passed;
+                measured += found.saturating_sub(before);
             });
         }
     });

@@ -72,7 +72,7 @@ impl Trainer {
                 }
                 .rows(channels),
             });
-            side = side / stride;
+            side /= stride;
             channels = outputs;
         }
         let head = Layer::new(classes, channels, &mut draws);

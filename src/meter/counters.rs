@@ -623,8 +623,8 @@ mod tests {
                 });
             }
             while ended.load(Ordering::SeqCst) < writers {
-                reads = reads + 1;
-                off = off + usize::from(!is_whole());
+                reads += 1;
+                off += usize::from(!is_whole());
             }
         });
         assert!(off * 100 <= reads, "{off} of {reads}");

@@ -402,8 +402,8 @@ fn amplification(run: &Run, ranks: Ranks, draws: &mut Draws) -> (f64, f64) {
             report.total.read_amplification().unwrap(),
             chunks.samples as f64 / received as f64
         );
-        opened = opened + chunks.samples;
-        samples = samples + received;
+        opened += chunks.samples;
+        samples += received;
         planned.push(report.planned_amplification.unwrap());
     }
     assert!(planned.iter().all(|one| *one == planned[0]), "{planned:?}");

@@ -382,8 +382,8 @@ fn resume_random_runs(kind: Kind) {
                 all.len(),
             )
         });
-        resumes = resumes + more;
-        batches = batches + count;
+        resumes += more;
+        batches += count;
         loaders += built.load(Ordering::Relaxed);
     }
     println!(

@@ -299,7 +299,7 @@ fn concatenated(order: &[usize], lens: &[u64], room: u64, most: usize) -> Vec<Ve
             }
             let to = lens[*document].min(from + left);
             rows.last_mut().unwrap().push((*document, from..to));
-            left = left - (to - from);
+            left -= to - from;
             from = to;
         }
     }

@@ -191,8 +191,8 @@ fn checked(loader: &Loader, epoch: u64, record: usize, bytes: &[u8], what: &str)
             );
             let own = got.status[row] == Status::Real as u8;
             seen[id] += usize::from(own);
-            rows = rows + 1;
-            substitutes = substitutes + usize::from(!own);
+            rows += 1;
+            substitutes += usize::from(!own);
         }
         assert!(
             seen.iter().all(|times| *times <= 1),

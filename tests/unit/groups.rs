@@ -253,7 +253,7 @@ impl Case {
             let size = ids.len() as u64;
             for (place, id) in (0..).zip(ids) {
                 while row == (0..size).filter(|place| place % world == rank).count() as u64 {
-                    rank = rank + 1;
+                    rank += 1;
                     row = 0;
                 }
                 out.push((number as u64, *group, rank, row, *id, place < *real));

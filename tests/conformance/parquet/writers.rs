@@ -236,8 +236,8 @@ fn compare(folder: &Path, expected: &Path) -> (Vec<String>, usize, usize) {
         }
         println!("{file:<56} {read:>3} equal, {:>2} refused", reasons.len());
         reasons.iter().for_each(|reason| println!("    {reason}"));
-        equal = equal + read;
-        refused = refused + reasons.len();
+        equal += read;
+        refused += reasons.len();
     }
     (wrong, equal, refused)
 }

@@ -339,7 +339,7 @@ impl Scenario {
             if batches > 0 {
                 sum += (self.workers as u64 - working as u64) * within((since, at), window);
             }
-            inside = inside + change;
+            inside += change;
             since = at;
         }
         sum
