@@ -26,6 +26,8 @@
 //!   it within the step: the time between two batches is the same on all ranks. So a stopped
 //!   process, a thread that holds an interpreter's lock, another program on the core, or more work
 //!   are seen only with [`Loader::arrive`](crate::Loader::arrive).
+//! - The five longest steps of the window count as pauses, such as a checkpoint. A rank that is
+//!   stopped now and then is seen once it was stopped in more steps than that.
 //! - The cost of a quota is an estimate: the time that it keeps threads off a core. Others may not
 //!   wait for that time, and it may occur in several threads of a step one after the other.
 //! - On a GPU the host's waits are not waits of the stream. There, means of the stream's waits in

@@ -282,8 +282,8 @@ fn every_value_of_every_channel_is_the_same_on_both_sides() {
                 let bytes = (0..=255)
                     .flat_map(|x| (0..channels).map(move |c| value(x, c)))
                     .collect();
-                let mean = vec![0.485, 0.1, -0.2, 1.5];
-                let std = vec![0.229, 3.0, 0.01, 1.0];
+                let mean = [0.485, 0.1, -0.2, 1.5];
+                let std = [0.229, 3.0, 0.01, 1.0];
                 let mean = mean[..channels].to_vec();
                 let std = std[..channels].to_vec();
                 let flips = Some(vec![1]);

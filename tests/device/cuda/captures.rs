@@ -29,10 +29,8 @@ impl Capture {
         stream.context().bind_to_thread().unwrap();
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         // SAFETY: the stream is alive.
-        assert_eq!(
-            unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) } as u32,
-            0
-        );
+        let code = unsafe { sys::cuStreamBeginCapture_v2(stream.cu_stream(), mode) };
+        assert_eq!(code as u32, 0);
         Self(stream.clone())
     }
 

@@ -179,11 +179,11 @@ fn a_useless_driver_is_a_reason_and_no_panic() {
 }
 
 fn no_library() {
-    // SAFETY: a driver's initialisers may run at any time.
-    if ["libcuda.so.1", "libcuda.so"]
-        .iter()
-        .any(|name| unsafe { Library::new(*name) }.is_ok())
-    {
+    let found = ["libcuda.so.1", "libcuda.so"].iter().any(|name| {
+        // SAFETY: a driver's initialisers may run at any time.
+        unsafe { Library::new(*name) }.is_ok()
+    });
+    if found {
         return println!("this machine has a driver");
     }
     absent(
