@@ -267,7 +267,7 @@ mod tests {
                 Gds::Auto,
                 small,
                 CONTEXT,
-                "staged (rows of 100 bytes: the host's way is faster below 16384)",
+                "staged (rows of 100 bytes: reads by the host are faster below 16384)",
             ),
             (
                 Gds::Auto,

@@ -254,7 +254,7 @@ fn missing_requirements_are_found_before_opening() {
             "/proc/modules is absent",
             |root| root.remove("proc/modules"),
             "proc/modules",
-            "spin for ever",
+            "loop forever",
         ),
         (
             "udev is absent",

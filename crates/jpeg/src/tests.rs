@@ -114,12 +114,13 @@ fn encoded(seed: u64, size: (u16, u16), factor: usize, channels: usize, interval
 
 fn encoded_as(
     seed: u64,
-    (width, height): (u16, u16),
+    size: (u16, u16),
     factor: usize,
     channels: usize,
     interval: u16,
     progressive: bool,
 ) -> Vec<u8> {
+    let (width, height) = size;
     let mut bytes = Vec::new();
     let mut encoder = Encoder::new(&mut bytes, 1 + (seed % 100) as u8);
     encoder.set_sampling_factor(FACTORS[factor % 4]);

@@ -235,7 +235,7 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
             (
                 plain(&small, RECORD - 1).tuning(|t| t.reader(Mode::Pread)),
                 Gds::Auto,
-                "x staged (rows of 16383 bytes: the host's way is faster below 16384)",
+                "x staged (rows of 16383 bytes: reads by the host are faster below 16384)",
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
             // The page cache has room for so few bytes, unless it is bypassed.
