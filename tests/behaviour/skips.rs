@@ -312,7 +312,7 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
     drop(parts(loader.steps(3).unwrap()));
     let rebatched = |state: &State| build(run.builder().batch_size(5)).resume_rebatched(state);
     let error = rebatched(&before).unwrap_err();
-    let words = "the state leaves out batches 4..6 of epoch 0, which are no batches of this loader: resume it with \
+    let words = "the state leaves out batches 4..6 of epoch 0, which are not batches of this loader: resume it with \
                  `global_batch(10)` until it is past them";
     assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
     rebatched(&loader.state().unwrap()).unwrap();

@@ -143,7 +143,7 @@ fn a_full_cache_needs_no_store() {
             let said = other.report().to_string();
             assert!(
                 said.contains("local cache by")
-                    && said.contains("100.0 % of 300 reads from the local disk"),
+                    && said.contains("100.0 % of 300 reads served by the local disk"),
                 "{said}"
             );
         }
@@ -828,7 +828,7 @@ fn a_stopped_process_that_claims_blocks_delays_others_once() {
         counts
             .why
             .as_ref()
-            .is_some_and(|why| why.contains("another process holds a block")),
+            .is_some_and(|why| why.contains("another process has reserved a block")),
         "{counts}"
     );
     stopped.kill().unwrap();

@@ -440,7 +440,7 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
         .picture_sizes("record", &Image::resize(8, 8), dir.path("none"))
         .unwrap_err();
     assert!(
-        error.to_string().contains("sizes are of pictures"),
+        error.to_string().contains("only pictures have sizes"),
         "{error}"
     );
     let error = Image::resize(8, 8).patch_counts([(1, 1)]).unwrap_err();

@@ -333,7 +333,7 @@ fn files_on_local_disks_are_not_kept() {
             .choice
             .why
             .join("; ")
-            .contains("nothing is kept in the cache"),
+            .contains("the cache keeps nothing"),
         "{}",
         report.choice
     );

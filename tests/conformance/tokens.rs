@@ -430,7 +430,7 @@ fn an_impossible_setting_is_a_typed_error() {
         (
             of(DType::U16).window(5).open(dir.path("short.bin")),
             ErrorKind::Empty,
-            "4 tokens in 1 files make no window of 5",
+            "4 tokens in 1 files are too few for a window of 5",
         ),
         (
             of(DType::U16)
