@@ -1385,7 +1385,10 @@ fn fields_beside_the_tokens_stand_as_their_tokens_do() {
     };
     assert!(beside(&["tokens"], "tokens", 0).contains("field `tokens` is named twice"));
     assert!(beside(&["labels"], "tokens", 0).contains("no field `labels`"));
-    assert!(beside(&[], "labels", 0).contains("a padding for field `labels`, which is not packed; packed fields: tokens"));
+    assert!(
+        beside(&[], "labels", 0)
+            .contains("a padding for field `labels`, which is not packed; packed fields: tokens")
+    );
     assert!(beside(&[], "tokens", -1).contains("padding -1 of field `tokens` does not fit u32"));
 }
 

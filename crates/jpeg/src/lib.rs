@@ -10,8 +10,8 @@
 //! ```
 //!
 //! It decodes Huffman JPEGs of 8 bits, sequential and progressive, of 1, 3 or 4 components with any
-//! sampling factors that libjpeg-turbo accepts. [`walk`](walk::Walk) reads pictures of one scan,
-//! [`scans`] those of several.
+//! sampling factors that libjpeg-turbo accepts. In the sources, `walk` reads pictures of one scan
+//! and `scans` those of several.
 //!
 //! # Pixels
 //!
@@ -20,8 +20,13 @@
 //! the size, they equal libjpeg-turbo's scaled pictures. The kernels for an instruction set give
 //! the same values as the scalar ones.
 //!
-//! With [seek points](seek), in the picture or stored separately, decoding of a row of the crop
-//! begins near its left edge.
+//! # Seek points
+//!
+//! A picture may have some hundred bytes of them, about 1 % of its own, in a segment that other
+//! decoders skip ([`Decoder::embed`]) or stored separately ([`Decoder::seek_points`]). Then
+//! decoding of a row of the crop begins near its left edge. A checksum of the coded data guards
+//! them: pixels never depend on points, and with wrong ones the picture is decoded without them.
+//! Pictures with restart markers, damaged pictures and those of several scans have none.
 //!
 //! # Use
 //!
@@ -77,7 +82,8 @@
 //! # Limits and invariants
 //!
 //! * Memory: two rows of MCUs of each component, at most 512 bytes per pixel of width; 8 bytes per
-//!   restart interval; 256 KiB of tables. For several scans see [`scans`].
+//!   restart interval; 256 KiB of tables. [`Scans::engine_bytes`] tells the sum, for several scans
+//!   too, whose coefficients are kept.
 //! * Time is linear in the bytes and pixels up to the crop's end: each code takes at least one bit,
 //!   and MCUs of a damaged interval are not read.
 //! * Input is untrusted. Reads beyond its end give zeros, which are detected within one MCU.
@@ -317,8 +323,7 @@ impl Decoder {
         readers.finish()
     }
 
-    /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none: see
-    /// [`seek`].
+    /// Seek points of a JPEG, for [`decode`](Self::decode). Empty if it can have none.
     pub fn seek_points(&mut self, input: &[u8]) -> Vec<u8> {
         match self.survey(input, POINTS_MAX) {
             Ok(Ok((_, points))) => points,
