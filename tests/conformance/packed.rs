@@ -1429,7 +1429,7 @@ fn documents_in_frames_and_chunks_are_refused() {
     let error = refused(
         framed.packed("tokens", 8).open(dir.path("bins")),
         ErrorKind::Config,
-        "lies in frames",
+        "is stored in frames",
     );
     assert!(error.to_string().contains(way), "{error}");
     let chunks = crate::common::toys::Chunks::open(&dir.write("chunks", &[0; 64]), &[2, 2], 16);

@@ -112,7 +112,7 @@ proptest! {
         let right: Vec<Vec<u16>> = files.iter().flat_map(|tokens| tokens.split_inclusive(|token| *token == 3)).map(<[u16]>::to_vec).collect();
         if !files.concat().contains(&3) {
             let error = open().unwrap_err();
-            prop_assert!(error.to_string().contains("token 3 is nowhere in"), "{}", error);
+            prop_assert!(error.to_string().contains("token 3 does not occur in"), "{}", error);
             return Ok(());
         }
         let first = open().unwrap();
@@ -149,7 +149,7 @@ fn settings_of_documents_in_flat_files_are_checked() {
     refused(
         builder().separator(8),
         ErrorKind::Config,
-        "token 8 is nowhere in 1 files",
+        "token 8 does not occur in 1 files",
     );
     refused(
         Tokens::builder(DType::F32).separator(8),

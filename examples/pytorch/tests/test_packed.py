@@ -327,7 +327,7 @@ def test_documents_of_flat_files_end_with_their_separator(corpus):
         fn.tokens(file)
     with pytest.raises(Error, match="separator makes documents, seq_len windows"):
         fn.tokens(file, seq_len=8, **settings)
-    with pytest.raises(Error, match="token 50256 is nowhere in 1 files"):
+    with pytest.raises(Error, match="token 50256 does not occur in 1 files"):
         fn.tokens(file, **settings | {"separator": 50256}, packed=own | {"bins": path.with_suffix(".none")})
 
 
