@@ -522,12 +522,12 @@ impl Drop for Shows {
     }
 }
 
-/// The calls around the first failed one, and the last calls.
+/// The calls around the first failed one, and the last calls. 600 is an event that is not ready.
 fn tail(trace: &str) -> String {
     let lines: Vec<&str> = trace.lines().collect();
     let failed = lines
         .iter()
-        .position(|line| !line.ends_with(" = 0"))
+        .position(|line| !line.ends_with(" = 0") && !line.ends_with(" = 600"))
         .unwrap_or(0);
     let first = &lines[failed.saturating_sub(10)..(failed + 20).min(lines.len())];
     [first, &["…"], &lines[lines.len().saturating_sub(40)..]]

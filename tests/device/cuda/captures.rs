@@ -213,9 +213,15 @@ fn a_batch_dropped_in_a_capture_does_not_poison_its_buffer() {
                 until("the loader has asked for the stream", || {
                     session.count("cuStreamIsCapturing") > asked + 1
                 });
+                let waited = session.count("cuCtxSynchronize");
                 captures
                     .into_iter()
                     .for_each(|capture| assert_eq!(capture.end(), 0, "it was invalidated"));
+                // A capture that begins between the loader's look at the streams and its wait for
+                // the context would end.
+                until("the loader has waited for the context", || {
+                    session.count("cuCtxSynchronize") > waited
+                });
             }
             found.extend(Got::all(epoch));
             same(&found, &right, "after the captures");
