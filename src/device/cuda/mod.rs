@@ -31,10 +31,9 @@
 //!   Copy the batch to the graph's own memory between runs.
 //! * A batch may be dropped during the capture. Its memory is reused after the capture, when the
 //!   loader has waited once for the whole context. A capture that begins at that very moment may
-//!   end with error 901. A bare
-//!   handle ([`Stream::from_raw`], DLPack) may be invalid by then, so the loader waits for the
-//!   whole context instead, which ends a capture (error 901): drop such a batch before or after the
-//!   capture.
+//!   end with error 901. A bare handle ([`Stream::from_raw`], DLPack) may be invalid after the
+//!   capture, so the loader waits for the whole context at once, which ends a capture (error 901):
+//!   drop such a batch before or after the capture.
 //!
 //! # Onto the GPU
 //!
