@@ -742,7 +742,7 @@ impl Layout {
             .unwrap_or(self.fields[field].row_bytes)
     }
 
-    /// Whether full batches have arrays of different sizes.
+    /// Whether the size of an array may differ from one full batch to another.
     pub(crate) fn varies(&self) -> bool {
         !self.of_groups.is_empty() || self.fields.iter().any(|field| field.packed.is_some())
     }

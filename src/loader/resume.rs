@@ -248,7 +248,7 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
             "{what} {then} in the state, {now} in the loader: {remedy}"
         ))
     };
-    let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
+    let anew = "give the groups and batch sizes of the state's run; they stay the same in a rebatched run, too";
     if (then.count, then.bound, then.bounds) != (now.count, now.bound, now.bounds) {
         let words = |mark: GroupsMark| match mark.bound {
             0 => mark.count.to_string(),
@@ -421,7 +421,7 @@ mod tests {
         let said = |saved: Option<GroupsMark>, batch| {
             difference(&own, &checkpoint(saved, 6, batch), true).unwrap()
         };
-        let anew = "give those of the state's run; groups keep theirs when a run is rebatched";
+        let anew = "give the groups and batch sizes of the state's run; they stay the same in a rebatched run, too";
         let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the \
                      feedline that saved it, or begin anew";
         assert_eq!(said(None, 8), older);

@@ -422,8 +422,8 @@ fn is_comparable(ranks: &[RankReport]) -> bool {
 struct Steps {
     /// Waits for the batch of the step. If too few steps are common: one step of means.
     waits: Vec<Vec<f64>>,
-    /// Waits and own part of the step together: how much later each rank arrived than the first
-    /// one. `None` without arrivals.
+    /// How much later each rank arrived than the first: its wait plus its own part of the step,
+    /// less the smallest such sum of that step. `None` without arrivals.
     late: Option<Vec<Vec<f64>>>,
     /// Steps that were compared; 0 if means were compared.
     count: u64,

@@ -283,7 +283,7 @@ impl fmt::Display for Estimate {
                 "its ceiling over the rate",
             )?;
         }
-        f.write_str("Assumed: the rest of the data is like the probe's, and the machine as idle.")
+        f.write_str("Assumed: the rest of the data is like the probe's, and the machine is as idle as during the probe.")
     }
 }
 

@@ -42,7 +42,8 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// The sources of a dataset: 32 bytes and the file name for each, with shared folders.
+/// The sources of a dataset: Each takes 32 bytes plus its file name; a folder's path is stored once
+/// for all of its files.
 #[derive(Clone, Default)]
 pub struct Sources {
     dirs: Vec<PathBuf>,

@@ -745,7 +745,7 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
             "another dtype",
             with(17, &[4]),
             ErrorKind::Decode,
-            "sequence 1 starts at 10",
+            "sequence 1 starts at byte 10",
         ),
         (
             "endless sequences",
@@ -775,13 +775,13 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
             "another length",
             with(34, &[4]),
             ErrorKind::Decode,
-            "sequence 1 starts at 10",
+            "sequence 1 starts at byte 10",
         ),
         (
             "another offset",
             with(offsets + 8, &[9]),
             ErrorKind::Decode,
-            "sequence 1 starts at 9",
+            "sequence 1 starts at byte 9",
         ),
         (
             "a late first document",

@@ -1303,7 +1303,7 @@ fn advice_fits_the_work() {
         (
             Effort::Copy,
             64,
-            "Samples of 64 bytes take longer for themselves than for their bytes",
+            "At 64 bytes per sample, the fixed cost exceeds the cost of the bytes",
         ),
     ];
     for (effort, bytes, part) in table {

@@ -23,7 +23,7 @@ pub(super) const SURPLUS: usize = 2;
 /// Heap bytes of a decoder's tables.
 const TABLES: u64 = 256 << 10;
 
-/// Maximum bytes of rows, per pixel of width.
+/// Maximum heap bytes of the engine's rows, per pixel of the picture's width.
 const ROW_BYTES: u64 = 512;
 
 /// Bytes of an Adobe segment up to its colour transform.

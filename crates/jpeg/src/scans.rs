@@ -779,7 +779,8 @@ fn ac_first<const STRICT: bool>(
             if STRICT {
                 return Err(Fault::Long);
             }
-            // As libjpeg-turbo, stores beyond the band, but at most at the last place of the block.
+            // Like libjpeg-turbo, stores the value past the end of the band, but never past the
+            // block's last place.
             next = next.min(63);
         }
         let value = (value << low) as i16;

@@ -469,7 +469,7 @@ impl Walk<'_> {
         }
         if tokens.checked_mul(size) != Some(offset) {
             let message = format!(
-                "sequence {sequence} starts at {offset}, those before it end after {tokens} tokens"
+                "sequence {sequence} starts at byte {offset}, but those before it have {tokens} tokens of {size} bytes"
             );
             return Err(self.input.wrong(message, at, 8));
         }

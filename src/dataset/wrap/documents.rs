@@ -58,7 +58,7 @@ impl TokenFields {
             fields.push(field);
         }
         if names.is_empty() {
-            return bad("no field is named: name that of the documents".into());
+            return bad("no field given: name the field that holds the documents".into());
         }
         Ok(Self {
             numbers: numbers.into(),

@@ -242,8 +242,9 @@ impl Shares {
     }
 }
 
-/// Moves entries, each twice on average, to a random place in their windows, as far as the windows
-/// of the entries in between allow.
+/// Picks random entries, [`TURNS`] per place, and moves each toward a random place in its window:
+/// by swapping with the entry there if that one fits here, otherwise step by step, at most
+/// [`STEPS`], while each entry passed fits one place over.
 fn moved(places: &mut [(Range<u32>, u32, u32)], draws: &mut Draws) {
     let fits = |entry: &(Range<u32>, u32, u32), other: &(Range<u32>, u32, u32), to: usize| {
         entry.1 != other.1 && entry.0.contains(&(to as u32))

@@ -213,7 +213,7 @@ let next = self.next(then);
         if each < SMALL {
             let each = bytes(each);
             let text = format!(
-                "Samples of {each} take longer for themselves than for their bytes: larger ones, several in one, cost less."
+                "At {each} per sample, the fixed cost exceeds the cost of the bytes: pack several samples into one record."
             );
             return Advice::new(Remedy::Pack, text);
         }

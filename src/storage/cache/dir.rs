@@ -259,7 +259,7 @@ impl CacheDir {
     /// Why `bytes` more do not fit.
     fn full(&self, used: u64, bytes: u64) -> io::Error {
         let why = match used.saturating_add(bytes) <= self.capacity {
-            true => "its disk is full: 5 % stay free, at most 8 GiB",
+            true => "its disk has no room: the cache leaves 5 % of it free, at most 8 GiB",
             false => "the cache is full",
         };
         io::Error::new(io::ErrorKind::StorageFull, why)

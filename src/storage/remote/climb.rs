@@ -12,10 +12,11 @@
 //! ```
 //!
 //! More requests than a link can take overflow its queue; fewer than a store's latency requires
-//! leave it idle. No constant suits both. Latencies do not distinguish a queue from a slow store,
-//! and the queue of a link may be short. But half as many requests get half the rate from a slow
-//! store, and the same rate from a full link. If *n* / 2 requests get the share *r* of the rate of
-//! *n*, then *n* / (2 *r*) would get all of it: they fill the link, and none waits for others.
+//! leave it idle. No constant suits both. Latency cannot tell a queue from a slow store, and a
+//! link's queue may be too short to raise latency. But half as many requests get half the rate from
+//! a slow store, and the same rate from a full link. If *n* / 2 requests get the share *r* of the
+//! rate of *n*, then *n* / (2 *r*) would get all of it: they fill the link, and none waits for
+//! others.
 //!
 //! Rates count bytes, and [`COST`] for each request. They are measured in windows of a round of
 //! requests, after the requests of the previous limit have ended. So new connections, which are
