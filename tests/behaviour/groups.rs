@@ -330,17 +330,17 @@ fn another_grouping_or_batch_size_does_not_resume() {
     for (changed, words) in [
         (
             groups().batch_sizes([8, 12, 10]),
-            "the largest batch of the groups is 13 in the state, 12 in the loader: give those",
+            "the largest batch of the groups is 13 in the state, 12 in the loader: give the groups",
         ),
         (
             groups().batch_sizes([8, 13, 9]),
-            "the state has other batch sizes of the groups than the loader: give those",
+            "the state has other batch sizes of the groups than the loader: give the groups",
         ),
         (
             Groups::of((0..100).map(|id| id % 2))
                 .unwrap()
                 .batch_sizes([8, 13]),
-            "the groups are 3 in the state, 2 in the loader: give those",
+            "the groups are 3 in the state, 2 in the loader: give the groups",
         ),
     ] {
         let said = other(changed, LastBatch::Keep).unwrap_err();
