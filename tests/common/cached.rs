@@ -21,7 +21,7 @@ pub fn fill_blocks(loader: &Loader, blocks: u64) {
     wait_for(loader, |counts| {
         let there = counts.blocks >= blocks;
         assert!(
-            there || !counts.to_string().contains("its disk is full"),
+            there || !counts.to_string().contains("its disk has no room"),
             "{}",
             said(loader)
         );
