@@ -438,7 +438,7 @@ fn an_impossible_setting_is_a_typed_error() {
                 .next_token()
                 .open(dir.path("short.bin")),
             ErrorKind::Empty,
-            "no window of 5",
+            "for a window of 5",
         ),
         (
             of(DType::U16)
@@ -459,7 +459,7 @@ fn an_impossible_setting_is_a_typed_error() {
                 .stride(0)
                 .open(dir.path("short.bin")),
             ErrorKind::Config,
-            "0 apart",
+            "a stride of 0",
         ),
         (
             of(DType::U16)
@@ -467,7 +467,7 @@ fn an_impossible_setting_is_a_typed_error() {
                 .overlap(4)
                 .open(dir.path("short.bin")),
             ErrorKind::Config,
-            "0 apart",
+            "a stride of 0",
         ),
         (
             of(DType::F32).window(1).open(dir.path("short.bin")),
