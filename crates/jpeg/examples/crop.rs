@@ -4,6 +4,7 @@
 use feedline_jpeg::{Decoder, Header, Input, Region, RowSink, Scans};
 use std::error::Error;
 use std::io::Write;
+use std::process::ExitCode;
 
 /// More scans than this are refused: each of them passes the picture once.
 const SCANS_MAX: u32 = 100;
@@ -19,9 +20,19 @@ impl RowSink for Pixels {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let (file, crop, scale) = match args.as_slice() {
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("crop: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[String]) -> Result<(), Box<dyn Error>> {
+    let (file, crop, scale) = match args {
         [file, crop] => (file, crop, 1),
         [file, crop, scale] => (file, crop, scale.parse()?),
         _ => return Err("usage: crop FILE LEFT,TOP,WIDTH,HEIGHT [1|2|4|8]".into()),
