@@ -305,14 +305,20 @@ impl Error {
         Self::new(ErrorKind::Decode, Stage::Decode, message)
     }
 
-    /// The error of a JPEG.
-    pub(crate) fn of_jpeg(error: feedline_jpeg::Error) -> Self {
+    /// The error of the JPEG `input`. If its end is missing, that is the place.
+    pub(crate) fn of_jpeg(error: feedline_jpeg::Error, input: &[u8]) -> Self {
         let kind = match error.kind() {
             feedline_jpeg::ErrorKind::Truncated => ErrorKind::Truncated,
             feedline_jpeg::ErrorKind::Limit => ErrorKind::Limit,
             _ => ErrorKind::Decode,
         };
-        Self::new(kind, Stage::Decode, error.message())
+        let is_cut = kind == ErrorKind::Truncated;
+        let error = Self::new(kind, Stage::Decode, error.message());
+        if is_cut {
+            error.with_range(input.len() as u64, 0)
+        } else {
+            error
+        }
     }
 
     /// Adds the underlying error.

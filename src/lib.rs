@@ -293,7 +293,7 @@ pub mod unstable {
         feedline_jpeg::Decoder::default()
             .embed(input, &mut out)
             .map(|_| out)
-            .map_err(crate::Error::of_jpeg)
+            .map_err(|error| crate::Error::of_jpeg(error, input))
     }
 }
 

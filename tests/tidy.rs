@@ -338,7 +338,7 @@ fn unsafe_blocks_stand_in_listed_files_and_give_a_reason() {
                 wrong.push(format!("{name}:{} holds unsafe", index + 1));
             }
             let argued = bare.contains("unsafe fn")
-                || lines[index.saturating_sub(12)..index]
+                || lines[index.saturating_sub(8)..index]
                     .iter()
                     .any(|line| line.contains("SAFETY:"));
             if !argued {

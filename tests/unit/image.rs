@@ -819,6 +819,15 @@ fn stray_bytes_in_a_jpeg_header_are_skipped_on_request() {
             .ends_with("; `strict(false)` decodes the readable part"),
         "{error}"
     );
+    // Within a shard the place is that of the member: the pipeline adds the file's.
+    assert_eq!(error.site().offset, None);
+    let cut = &good[..good.len() - 2];
+    let error = jpeg::Decoder::default()
+        .embed(cut, &mut Vec::new())
+        .unwrap_err();
+    let error = crate::error::Error::of_jpeg(error, cut);
+    assert_eq!(error.kind(), ErrorKind::Truncated, "{error}");
+    assert_eq!(error.site().offset, Some(cut.len() as u64));
     decode(&damaged, false).unwrap();
     let error = decode(&cases[0], true).unwrap_err();
     let words =

@@ -151,7 +151,7 @@ impl Image {
     pub(crate) fn size_of(&self, input: &[u8]) -> Result<(u32, u32)> {
         let Size { width, height } = match Format::of(input)? {
             Format::Jpeg => {
-                let header = Header::parse(input).map_err(Error::of_jpeg)?;
+                let header = Header::parse(input).map_err(|error| Error::of_jpeg(error, input))?;
                 let orientation = if self.orient {
                     orientation_of(&header, input)
                 } else {
@@ -182,14 +182,14 @@ fn orientation_of(header: &Header, input: &[u8]) -> Orientation {
         .unwrap_or_default()
 }
 
-/// The error of a JPEG. If only strict decoding refuses it, the error names that setting.
-fn refused(error: jpeg::Error) -> Error {
+/// The error of the JPEG `input`. If only strict decoding refuses it, the error names that setting.
+fn refused(error: jpeg::Error, input: &[u8]) -> Error {
     let is_strict = error.kind() == jpeg::ErrorKind::Damaged;
     Setting::Strict
         .there()
         .into_iter()
         .filter(|_| is_strict)
-        .fold(Error::of_jpeg(error), |error, strict| {
+        .fold(Error::of_jpeg(error, input), |error, strict| {
             error.with_note(&format!("{strict} decodes the readable part"))
         })
 }
@@ -300,6 +300,7 @@ impl Workspace {
         row: Option<&mut [u8]>,
     ) -> Result<Picture> {
         let input = encoded.bytes;
+        let refused = |error| refused(error, input);
         let header = Header::parse(input).map_err(refused)?;
         if image.strict {
             header.check_stray().map_err(refused)?;
@@ -388,7 +389,7 @@ impl Workspace {
                 scale,
                 &mut rows,
             )
-            .map_err(refused)?;
+            .map_err(|error| refused(error, coded.picture.bytes))?;
         rows.finish();
         Ok(())
     }

@@ -279,7 +279,10 @@ impl Maker<'_> {
             return Ok((Outcome::Unchanged(None), input));
         }
         let mut out = Vec::new();
-        let outcome = match decoder.embed(&input, &mut out).map_err(Error::of_jpeg)? {
+        let embedded = decoder
+            .embed(&input, &mut out)
+            .map_err(|error| Error::of_jpeg(error, &input))?;
+        let outcome = match embedded {
             Embedded::Points(bytes) => Outcome::Points(bytes),
             Embedded::Unchanged(reason) => Outcome::Unchanged(Some(reason.to_string())),
         };

@@ -576,8 +576,8 @@ impl Drop for Ring {
         }
         if self.has_buffers() {
             // The kernel ends the registrations of a closed ring some 100 ms later, and until then
-            // their pages count as used: the next loader would find too little free memory. On
-            // another thread than the ring's own this fails, and that delay remains.
+            // their pages count as used: the next loader would find too little free memory. If the
+            // kernel refuses it on another thread than the ring's own, that delay remains.
             let _ = self.ring.submitter().unregister_buffers();
         }
         // SAFETY: dropped once, here. The ring goes first: nothing is in flight, and the registered

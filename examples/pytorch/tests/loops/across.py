@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 8 across.py FOLDER KIND RUNS STEPS [SLOW]
 
-Rank 0 prints a line of JSON for each run, in which so many ranks are SLOW (1). Kinds: nothing, map_batch, decoder, workers, bad; step,
-stop and hog, which are seen by `arrive` alone; disk and cores, which need root and the control groups of version 1.
+Rank 0 prints a line of JSON for each run, in which so many ranks are SLOW (1); `clock_s` is the mean step, `reduces_s` the mean time of
+each rank in the all-reduce. Kinds: nothing, map_batch, decoder, workers, bad; step, stop and hog, which are seen by `arrive` alone;
+disk and cores, which need root and the control groups of version 1.
 """
 
 import contextlib
@@ -120,18 +121,22 @@ def run(folder: Path, kind: str, slow: bool, steps: int, by: dist.ProcessGroup |
     with place:
         loader = feedline.torch.Loader(**source, workers=workers, shuffle=0, slots=4)
         dist.barrier()
-        done, began = 0, time.perf_counter()
+        done, reduced, began = 0, 0.0, time.perf_counter()
         while done < steps:
             for _ in loader:
                 time.sleep(0.06 if slow and kind == "step" else 0.03)
                 if kind in ("step", "stop", "hog"):
                     loader.arrive()
+                arrived = time.perf_counter()
                 dist.all_reduce(grad)
+                reduced += time.perf_counter() - arrived
                 done += 1
                 if done == steps:
                     break
         clock = (time.perf_counter() - began) / steps
-    return {"clock_s": clock, **loader.across(by)}
+    reduces = [0.0] * dist.get_world_size()
+    dist.all_gather_object(reduces, reduced / steps)
+    return {"clock_s": clock, "reduces_s": reduces, **loader.across(by)}
 
 
 folder, kind, runs, steps = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -149,6 +154,6 @@ for number in range(runs):
     view = run(folder, kind, kind != "nothing" and rank in slow, steps, group_of_all if number % 2 else None)
     if rank == 0:
         rate = min(one["items_per_s"] for one in view["ranks"])
-        line = {"run": number, "slow": slow, "late": view["late"], "steps": view["steps"], "rate": rate, "clock_s": view["clock_s"], "text": view["text"]}
-        print(json.dumps(line), flush=True)
+        kept = {name: view[name] for name in ("late", "steps", "clock_s", "reduces_s", "text")}
+        print(json.dumps({"run": number, "slow": slow, "rate": rate, **kept}), flush=True)
 dist.destroy_process_group()
