@@ -300,10 +300,11 @@ impl Workspace {
         row: Option<&mut [u8]>,
     ) -> Result<Picture> {
         let input = encoded.bytes;
-        let refused = |error| refused(error, input);
-        let header = Header::parse(input).map_err(refused)?;
+        let header = Header::parse(input).map_err(|error| refused(error, input))?;
         if image.strict {
-            header.check_stray().map_err(refused)?;
+            header
+                .check_stray()
+                .map_err(|error| refused(error, input))?;
         }
         let orientation = if image.orient {
             orientation_of(&header, input)
@@ -339,7 +340,8 @@ impl Workspace {
             strict: image.strict,
         };
         room.admit(stored)?;
-        let scans = &jpeg::Scans::of(picture, limits.scans).map_err(refused)?;
+        let scans =
+            &jpeg::Scans::of(picture, limits.scans).map_err(|error| refused(error, input))?;
         let bytes = scans.engine_bytes(&header);
         room.take(stored, 0, bytes)?;
         self.jpeg.release_beyond(bytes);
