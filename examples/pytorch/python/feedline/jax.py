@@ -164,23 +164,17 @@ def _array(name: str, tensor: _native.Tensor) -> jax.Array:
             advice = 'build the loader with integers="i32" (the default of feedline.jax), or set jax_enable_x64'
             raise BufferError(f"{name!r} is {tensor!r}, and jax would cut its numbers to 32 bits: {advice}")
         if name == "ids":
-            # Of padding they have all bits set, also with 32.
-            ids = _host_copy(tensor)
+            # `astype` below copies. Of padding they have all bits set, also with 32.
+            ids: numpy.ndarray = numpy.from_dlpack(tensor)
             wide = ids[(ids >= 2**32) & (ids != 2**64 - 1)]
             if len(wide):
                 raise BufferError(f"'ids' has {wide[0]}, which 32 bits do not hold: set jax_enable_x64")
             return jax.dlpack.from_dlpack(ids.astype(numpy.uint32))
     if name in ("ids", "status"):
-        return jax.dlpack.from_dlpack(_host_copy(tensor))
+        # They are in host memory also where the batch is on a GPU. JAX refers to such memory or copies it, as its address happens
+        # to be aligned, and an array that refers to it keeps the batch.
+        return jax.dlpack.from_dlpack(numpy.from_dlpack(tensor).copy())
     return jax.dlpack.from_dlpack(tensor)
-
-
-def _host_copy(tensor: _native.Tensor) -> numpy.ndarray:
-    """A copy of ids or status, which are in host memory also where the batch is on a GPU.
-
-    JAX refers to host memory or copies it, as its address happens to be aligned. An array that refers to it keeps the batch.
-    """
-    return numpy.from_dlpack(tensor).copy()
 
 
 # Several devices
