@@ -262,3 +262,9 @@ pub(super) fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> 
     let chunk = starts::locate(starts, chunks.inner(sample))?;
     (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
 }
+
+/// The message for a name that the schema lacks.
+pub(crate) fn no_field(schema: &[EncodedField], name: &str) -> String {
+    let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
+    format!("no field `{name}`; the dataset has {}", names.join(", "))
+}

@@ -185,3 +185,14 @@ pub(crate) fn cost(damage: &[Damage]) -> String {
         damage.len()
     )
 }
+
+/// Counts of a verification, final or so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Samples checked.
+    pub samples: u64,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Damaged samples.
+    pub damaged: u64,
+}

@@ -1,6 +1,6 @@
 //! Methods of every dataset: subsets, wrappers, lengths.
 
-use super::contract::{Dataset, field_bytes, frames};
+use super::contract::{Dataset, field_bytes, frames, no_field};
 use super::sample;
 use super::wrap::{Checked, Copied, InMemory, Measured, PackedBuilder, Subset};
 #[cfg(feature = "image")]
@@ -11,7 +11,6 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::available;
 use crate::memory::plan::PROCESS;
 use crate::setting::Setting;
-use crate::tensor::EncodedField;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -262,9 +261,3 @@ pub trait DatasetExt: Dataset + Sized {
 }
 
 impl<D: Dataset> DatasetExt for D {}
-
-/// The message for a name that the schema lacks.
-pub(crate) fn no_field(schema: &[EncodedField], name: &str) -> String {
-    let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
-    format!("no field `{name}`; the dataset has {}", names.join(", "))
-}

@@ -25,45 +25,6 @@ const RING_MOST: usize = 256 << 20;
 /// Touched stack of a thread; measured, not reserved.
 pub(super) const STACK: usize = 256 << 10;
 
-impl MemoryTerm {
-    /// Batch slots in host memory.
-    pub const SLOTS: Self = Self::new("batch slots", "{count} × {each}");
-    /// The ring of encoded bytes, in pages.
-    pub const RING: Self = Self::new(
-        "encoded bytes",
-        "ring for reads in flight that are decoded later",
-    );
-    /// Buffer of each worker for encoded samples from the page cache.
-    pub const CACHED: Self = Self::new(
-        "cached reads",
-        "{count} workers × {each}, for samples from the page cache",
-    );
-    /// Limit of heap bytes for third-party decoders on each worker.
-    pub const SCRATCH: Self = Self::new(
-        "decoder scratch",
-        "{count} workers × at most {each}, taken when a picture needs it",
-    );
-    /// Limit of further bytes on each worker to open samples or chunks.
-    pub const OPENING: Self = Self::new(
-        "opening",
-        "{count} workers × at most {each}, while they unpack",
-    );
-    /// Touched stacks of all threads.
-    pub const STACKS: Self = Self::new("stacks", "touched part");
-    /// Batches in device memory; not part of the budget. 0 on the host.
-    pub const DEVICE: Self =
-        Self::new("(device)", "{count} batches × {each}, in its own memory").outside();
-    /// Arrays in device memory that only the operations on a batch read; not part of the budget.
-    pub const STAGING: Self = Self::new(
-        "(staging)",
-        "{count} × {each} on the device, pictures before their conversion",
-    )
-    .outside();
-    /// The dataset's index. It exists before the loader and is not part of the budget.
-    pub const INDEX: Self =
-        Self::new("(index)", "the dataset's own memory, not in the sum").outside();
-}
-
 pub(super) fn slots(set: Option<usize>, bytes: usize) -> MemoryTerm {
     let by_size = (SLOTS_TOTAL / bytes.max(1)).clamp(4, SLOTS_MOST);
     MemoryTerm::SLOTS

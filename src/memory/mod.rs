@@ -23,6 +23,7 @@ pub(crate) mod region;
 pub(crate) mod ring;
 mod row;
 mod slot;
+pub(crate) mod times;
 
 pub use budget::Budget;
 pub(crate) use budget::{Lease, Part};
@@ -35,6 +36,7 @@ pub use ring::{ByteRing, RingSpan};
 pub use row::{BatchFields, BatchMut, Row, RowFields};
 pub use slot::Status;
 pub(crate) use slot::{Array, Filled, FreeSlot, Hooks, Pool, RowSpan, Rows, Ticket, Unused};
+pub(crate) use times::SlotTimes;
 
 /// Memory that an I/O operation owns until the kernel has finished with it.
 ///

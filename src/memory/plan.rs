@@ -45,6 +45,63 @@ impl MemoryTerm {
         "the dataset's; all of its loaders share it",
     );
 
+    /// Batch slots in host memory.
+    pub const SLOTS: Self = Self::new("batch slots", "{count} × {each}");
+    /// The ring of encoded bytes, in pages.
+    pub const RING: Self = Self::new(
+        "encoded bytes",
+        "ring for reads in flight that are decoded later",
+    );
+    /// Buffer of each worker for encoded samples from the page cache.
+    pub const CACHED: Self = Self::new(
+        "cached reads",
+        "{count} workers × {each}, for samples from the page cache",
+    );
+    /// Limit of heap bytes for third-party decoders on each worker.
+    pub const SCRATCH: Self = Self::new(
+        "decoder scratch",
+        "{count} workers × at most {each}, taken when a picture needs it",
+    );
+    /// Limit of further bytes on each worker to open samples or chunks.
+    pub const OPENING: Self = Self::new(
+        "opening",
+        "{count} workers × at most {each}, while they unpack",
+    );
+    /// Touched stacks of all threads.
+    pub const STACKS: Self = Self::new("stacks", "touched part");
+    /// Batches in device memory; not part of the budget. 0 on the host.
+    pub const DEVICE: Self =
+        Self::new("(device)", "{count} batches × {each}, in its own memory").outside();
+    /// Arrays in device memory that only the operations on a batch read; not part of the budget.
+    pub const STAGING: Self = Self::new(
+        "(staging)",
+        "{count} × {each} on the device, pictures before their conversion",
+    )
+    .outside();
+    /// The dataset's index. It exists before the loader and is not part of the budget.
+    pub const INDEX: Self =
+        Self::new("(index)", "the dataset's own memory, not in the sum").outside();
+    /// Chunks in memory at once, with the lists of their rows; for chunked datasets.
+    pub const CHUNKS: Self = Self::new("open chunks", "{count} × {each}");
+    /// Tables of samples in flight, and the sequences of chunks of two epochs.
+    pub const TABLES: Self = Self::new("tables", "samples in flight");
+    /// For one substitute sample or chunk; allocated at the first substitution.
+    pub const SUBSTITUTES: Self = Self::new(
+        "substitutes",
+        "for the substitute of a bad sample, allocated at the first one",
+    );
+    /// Bounce buffers of the threads that read directly into device memory.
+    pub const BOUNCE: Self = Self::new(
+        "bounce",
+        "for rows that cannot be read directly into device memory",
+    );
+    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its
+    /// tables.
+    pub const NETWORK: Self = Self::new(
+        "network",
+        "connections with a request in flight; blocks and tables of a cache",
+    );
+
     /// The name and the reason of a line of the plan.
     pub(crate) const fn new(name: &'static str, why: &'static str) -> Self {
         Self {

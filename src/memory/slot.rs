@@ -8,9 +8,9 @@
 #![allow(unsafe_code)]
 
 use super::region::Region;
+use super::times::SlotTimes;
 use crate::error::{Error, ErrorKind, Lowest, Result, Stage};
 use crate::ledger::BadSample;
-use crate::meter::SlotTimes;
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{Hold, Mutex};
 use crate::tensor::{Layout, Spec};

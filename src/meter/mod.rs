@@ -26,9 +26,10 @@ pub(crate) use counters::Counts;
 pub use counters::Latency;
 use counters::{Area, Pool, States};
 pub(crate) use cpu::{Threads, device_bytes};
+pub use network::Network;
 #[cfg(feature = "remote")]
 pub(crate) use network::NetworkMeter;
-pub use reads::{CacheReads, DirectReads, Network, ReadStats};
+pub use reads::{CacheReads, DirectReads, ReadStats};
 pub use snapshot::{
     Chunks, Consumer, CopyStage, Cpu, DecodeStage, Effort, EpochCounts, GpuIdle, Handed, Lookups,
     OrderStage, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, StorageStage, Unmeasured,
@@ -41,9 +42,9 @@ pub(crate) use tracks::Ring;
 pub(crate) use tracks::Rings;
 pub use tracks::{Span, Track, Work};
 
+use crate::memory::SlotTimes;
 use crate::sync::Hold;
 use stages::{ConsumerMeters, CopyMeters, CpuTimes, DecodeMeters, StorageMeters};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// All meters of a loader.
 #[derive(Debug, Default)]
@@ -78,26 +79,13 @@ pub(crate) enum Stay {
     Held = 3,
 }
 
-/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not
-/// happen).
-#[derive(Debug, Default)]
-pub(crate) struct SlotTimes {
-    /// One more than the [`Stay`]; 0 before the slot is announced.
-    stay: AtomicU8,
-    pub(crate) planned: AtomicU64,
-    pub(crate) read: AtomicU64,
-    pub(crate) full: AtomicU64,
-}
-
 impl SlotMeters {
     /// Moves the slot to `stay` at time `now`. A slot belongs to one thread at a time.
     pub(crate) fn move_to(&self, slot: &SlotTimes, stay: Stay, now: u64) {
         if now == 0 {
             return;
         }
-        let before = slot.stay.load(Ordering::Relaxed);
-        slot.stay.store(stay as u8 + 1, Ordering::Relaxed);
-        match before.checked_sub(1).map(usize::from) {
+        match slot.enter(stay as u8).map(usize::from) {
             None => self.areas[Stay::Free as usize].enter(1, now),
             Some(before) if before != Stay::Free as usize => self.areas[before].leave(1, now),
             Some(_) => {}
@@ -133,23 +121,6 @@ impl SlotMeters {
         } else {
             number
         }
-    }
-}
-
-impl SlotTimes {
-    /// Notes the start of a batch in the slot.
-    pub(crate) fn begin(&self, now: u64) {
-        if now == 0 {
-            return;
-        }
-        self.planned.store(now, Ordering::Relaxed);
-        self.read.store(0, Ordering::Relaxed);
-        self.full.store(0, Ordering::Relaxed);
-    }
-
-    /// The times of the slot's batch: planned, read, full.
-    pub(crate) fn read_all(&self) -> [u64; 3] {
-        [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
     }
 }
 

@@ -1,6 +1,5 @@
 //! Counts of readers, of stores and of direct reads.
 
-use super::Latency;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -86,66 +85,6 @@ impl fmt::Display for CacheReads {
             Some(why) => write!(f, "; {} times not kept ({why})", self.not_kept),
             None => Ok(()),
         }
-    }
-}
-
-/// A loader's requests to object stores, including those of its local cache.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct Network {
-    /// Requests that ended, with or without an error.
-    pub requests: u64,
-    /// Bytes that these requests returned.
-    pub bytes: u64,
-    /// Time in flight, summed over all requests: divide by the steady time for the mean number in
-    /// flight.
-    pub in_flight_ns: u64,
-    /// Time for which requests waited for their turn, summed: the store and its link accepted no
-    /// more at once.
-    #[serde(default)]
-    pub waiting_ns: u64,
-    /// Requests that were repeated, or continued after a truncated body.
-    pub retries: u64,
-    /// Responses with status 429 or 503: the store asks for fewer requests.
-    pub throttled: u64,
-    /// Requests for objects whose server gives no version, neither `ETag` nor `Last-Modified`. The
-    /// replacement of such an object by one of the same length goes unnoticed.
-    #[serde(default)]
-    pub unversioned: u64,
-    /// Time from the request to the head of its response, including the connection setup.
-    pub first_byte: Latency,
-}
-
-impl fmt::Display for Network {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = |ns: f64| ns / 1e6;
-        write!(
-            f,
-            "{} requests, {:.3} GB; ",
-            self.requests,
-            self.bytes as f64 / 1e9
-        )?;
-        let Latency { p50_ns, p99_ns, .. } = self.first_byte;
-        write!(
-            f,
-            "first byte after {:.1} ms (half), {:.1} ms (99 %)",
-            ms(p50_ns),
-            ms(p99_ns)
-        )?;
-        if self.retries > 0 {
-            write!(f, "; {} repeated", self.retries)?;
-        }
-        if self.throttled > 0 {
-            write!(f, "; {} throttled by the store", self.throttled)?;
-        }
-        if self.unversioned > 0 {
-            write!(
-                f,
-                "; {} without a version, so a replaced object goes unnoticed",
-                self.unversioned
-            )?;
-        }
-        Ok(())
     }
 }
 

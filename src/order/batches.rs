@@ -22,7 +22,7 @@
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
-use super::groups::{GroupedEpoch, padded};
+use super::grouped::{GroupedEpoch, padded};
 use super::{Rank, gcd};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use serde::{Deserialize, Serialize};

@@ -1,28 +1,10 @@
-//! Groups: every global batch holds samples of one group, such as texts of similar length. Pure.
-//!
-//! ```text
-//! line of all samples    0 0 0 0 0 0 0│1 1 1 1 1 1 1│2 2 2 2 2 2      the samples of a group: permuted
-//! batches of 6, 4, 3     ─────────── ─┼───── ─────── ───── ───── ─    of groups 0, 1, 1, 2, 2, and the short one
-//!
-//! position ──► batch j, row ──► permutation of the full batches ──► group g, batch of g ──► member of g's batches
-//!     permutation of g's members ──► place in the line ──► group h, k ──► permutation of h's samples ──► sample
-//! ```
-//!
-//! Groups by length follow each other in a *line*, and batches are consecutive parts of it: the
-//! remainder of a group goes into the next larger one. So only one batch of an epoch is short: the
-//! one at the end of the line, which comes last. Samples that are grouped by a number or a shape
-//! fit no other group: there the last batch of each group is short.
-//!
-//! Batch *j* has the positions from *j* × S on, where S is the size of the largest batch. A smaller
-//! batch leaves the last of them unused. So a position determines its batch without a table, and a
-//! state holds a position as for any other order. Positions past the last batch map to the samples
-//! one by one, by group: substitutes are drawn from these.
+//! The group of each sample, such as texts of similar length, and the batch sizes of the groups.
+//! Pure.
 //!
 //! Memory: a byte per sample for its group. Some 1.6 % more, the number of samples of each group
-//! before each block, serves to find the k-th sample of a group. An epoch adds 4 KiB per group at
-//! most.
+//! before each block, serves to find the k-th sample of a group.
 
-use super::{Counts, Draws, Key, LastBatch, Permutation, Rank};
+use super::key::{Draws, Key};
 use crate::error::{Error, ErrorKind, Result, Stage, config};
 use std::fmt;
 use std::sync::Arc;
@@ -66,11 +48,11 @@ const STRIDE: usize = 128;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Groups {
-    table: Arc<Table>,
+    pub(crate) table: Arc<Table>,
     /// The greatest length of each group, if they are made by lengths.
     bounds: Option<Arc<[u64]>>,
     /// Whether the remainder of a group goes into the next one.
-    flows: bool,
+    pub(crate) flows: bool,
     sizes: Sizes,
     multiple: u64,
     /// Fields, and the maximum of their first dimension in each group.
@@ -231,19 +213,13 @@ impl Groups {
         &self.most
     }
 
-    /// Samples of each group.
-    #[cfg(test)]
-    fn samples(&self) -> &[u64] {
-        &self.table.sizes
-    }
-
     /// Whether batches have the loader's size.
     pub(crate) fn take_loaders_batch(&self) -> bool {
         matches!(self.sizes, Sizes::Loader)
     }
 
     /// Rows of a batch of each group.
-    fn rows(&self, global: u64) -> Result<Box<[u64]>> {
+    pub(crate) fn rows(&self, global: u64) -> Result<Box<[u64]>> {
         let count = self.table.sizes.len();
         match (&self.sizes, &self.bounds) {
             (Sizes::Loader | Sizes::Rows(_), _) if self.multiple != 1 => {
@@ -282,48 +258,6 @@ impl Groups {
                 Ok(bounds.iter().map(rows).collect())
             }
         }
-    }
-
-    /// The batches of every epoch. Errors: [`ErrorKind::Config`] for a dataset of another length,
-    /// too few batch sizes, a batch with fewer rows than ranks.
-    pub(crate) fn plan(
-        &self,
-        dataset_len: u64,
-        global: u64,
-        last: LastBatch,
-        rank: Rank,
-    ) -> Result<Arc<Plan>> {
-        let table = self.table.clone();
-        if table.of.len() as u64 != dataset_len {
-            return Err(config(format!(
-                "the groups have {} samples, the dataset has {dataset_len}",
-                table.of.len()
-            )));
-        }
-        let rows = self.rows(global)?;
-        let world = u64::from(rank.world());
-        let small = rows
-            .iter()
-            .enumerate()
-            .find(|(group, rows)| **rows < world && table.sizes[*group] > 0);
-        if let Some((group, rows)) = small {
-            return Err(config(format!(
-                "the batches of group {group} have {rows} rows for {world} ranks: some would have none; make them larger, or \
-                 take fewer ranks"
-            )));
-        }
-        let plan = Plan::new(table, rows, self.flows, last, world);
-        let positions = plan.batches.checked_mul(plan.largest);
-        if positions
-            .and_then(|all| all.checked_add(dataset_len))
-            .is_none()
-        {
-            return Err(config(format!(
-                "batches of {} rows are too large for groups",
-                plan.largest
-            )));
-        }
-        Ok(Arc::new(plan))
     }
 
     /// The facts about the groups that a state saves, for error messages.
@@ -490,10 +424,10 @@ impl Costs {
 }
 
 /// The group of each sample.
-struct Table {
-    of: Box<[u8]>,
+pub(crate) struct Table {
+    pub(crate) of: Box<[u8]>,
     /// Samples of each group.
-    sizes: Box<[u64]>,
+    pub(crate) sizes: Box<[u64]>,
     /// Samples of a block.
     block: usize,
     /// Samples of each group before each block; the blocks of a group are adjacent.
@@ -512,7 +446,7 @@ impl fmt::Debug for Table {
 }
 
 impl Table {
-    fn new(of: Box<[u8]>, groups: usize) -> Result<Self> {
+    pub(crate) fn new(of: Box<[u8]>, groups: usize) -> Result<Self> {
         if of.len() as u64 > 1 << 32 {
             let message = format!("{} samples; groups are possible for up to 2^32", of.len());
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
@@ -538,8 +472,12 @@ impl Table {
         })
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.of.len() + size_of_val(&*self.before)
+    }
+
     /// The groups of all samples, eight in each.
-    fn words(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
         self.of.chunks(8).map(|groups| {
             let mut word = [0; 8];
             word[..groups.len()].copy_from_slice(groups);
@@ -548,7 +486,7 @@ impl Table {
     }
 
     /// Sample `k` of a group, counted from 0. `k` must be below the group's size.
-    fn select(&self, group: usize, k: u64) -> u64 {
+    pub(crate) fn select(&self, group: usize, k: u64) -> u64 {
         let blocks = self.of.len().div_ceil(self.block);
         let before = &self.before[group * blocks..(group + 1) * blocks];
         let block = before.partition_point(|before| u64::from(*before) <= k) - 1;
@@ -575,353 +513,3 @@ impl Table {
         at as u64
     }
 }
-
-/// The batches of every epoch.
-#[derive(Debug)]
-pub(crate) struct Plan {
-    table: Arc<Table>,
-    /// Whether the remainder of a group goes into the next one.
-    flows: bool,
-    /// Rows of a batch of each group.
-    rows: Box<[u64]>,
-    /// Samples of all groups before each group.
-    before: Box<[u64]>,
-    /// The place in the line at which the batches of each group begin, then the end of the line.
-    starts: Box<[u64]>,
-    /// Batches of each group and of those before it.
-    ends: Box<[u64]>,
-    /// Batches that are permuted. If groups flow, a short one follows.
-    permuted: u64,
-    /// Batches with positions; the policy may leave out a short last one.
-    batches: u64,
-    largest: u64,
-    len: u64,
-    counts: Counts,
-}
-
-impl Plan {
-    fn new(table: Arc<Table>, rows: Box<[u64]>, flows: bool, last: LastBatch, world: u64) -> Self {
-        let groups = table.sizes.len();
-        let largest_group = table
-            .sizes
-            .iter()
-            .rposition(|samples| *samples > 0)
-            .unwrap_or(0);
-        let mut before = vec![0; groups];
-        let mut starts = vec![0; groups + 1];
-        let mut ends = vec![0; groups];
-        let mut counts = Counts::default();
-        let mut batches = 0;
-        let mut largest = 0;
-        // Samples of the short batch after all others.
-        let mut behind = 0;
-        for (group, (own, full)) in table.sizes.iter().zip(&rows).enumerate() {
-            before[group] = counts.samples;
-            counts.samples += own;
-            let members = counts.samples - starts[group];
-            let whole = if *own > 0 { members / full } else { 0 };
-            let rest = match flows && group != largest_group {
-                true => 0,
-                false => members - whole * full,
-            };
-            starts[group + 1] = if flows && rest == 0 {
-                starts[group] + whole * full
-            } else {
-                counts.samples
-            };
-            let mut made = whole;
-            match last {
-                _ if rest == 0 => {}
-                LastBatch::Drop => counts.left_out += rest,
-                LastBatch::Pad => counts.repeated += padded(rest, *full, flows, world) - rest,
-                LastBatch::Keep | LastBatch::Mask => {}
-            }
-            // If groups flow, the short batch has positions under any policy.
-            if rest > 0 && (flows || last != LastBatch::Drop) {
-                made = whole + 1;
-            }
-            if flows {
-                behind += rest;
-            }
-            largest = if made > 0 {
-                largest.max(*full)
-            } else {
-                largest
-            };
-            batches += made;
-            ends[group] = batches;
-        }
-        let largest = if batches == 0 { world } else { largest };
-        let permuted = batches - u64::from(behind > 0);
-        counts.batches = if last == LastBatch::Drop {
-            permuted
-        } else {
-            batches
-        };
-        let len = if behind > 0 {
-            permuted.saturating_mul(largest).saturating_add(behind)
-        } else {
-            batches.saturating_mul(largest)
-        };
-        Self {
-            table,
-            flows,
-            rows,
-            before: before.into(),
-            starts: starts.into(),
-            ends: ends.into(),
-            permuted,
-            batches,
-            largest,
-            len,
-            counts,
-        }
-    }
-
-    /// Rows of the largest batch.
-    pub(crate) fn largest(&self) -> u64 {
-        self.largest
-    }
-
-    /// Rows of a batch of each group; 0 for one without batches.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = u64> {
-        let starts = std::iter::once(&0).chain(&self.ends);
-        self.rows
-            .iter()
-            .zip(starts.zip(&self.ends))
-            .map(|(rows, (start, end))| if start < end { *rows } else { 0 })
-    }
-
-    /// Positions of an epoch, used or not.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether the remainder of a group goes into the next one.
-    pub(crate) fn flows(&self) -> bool {
-        self.flows
-    }
-
-    /// The counts of an epoch.
-    pub(crate) fn counts(&self) -> Counts {
-        self.counts
-    }
-
-    /// Bytes of the table and of two epochs: while the last batches of one are in flight, the next
-    /// is prepared.
-    pub(crate) fn bytes(&self) -> usize {
-        let permutations = 1 + usize::from(self.flows);
-        let of_group =
-            permutations * (size_of::<Option<Permutation>>() + 2 * Permutation::TABLE_MAX as usize);
-        self.table.of.len() + size_of_val(&*self.table.before) + 2 * self.rows.len() * of_group
-    }
-
-    /// A hash of all that decides which samples are in a batch.
-    pub(crate) fn identity(&self) -> u64 {
-        let key = Key::new(self.table.of.len() as u64).named(if self.flows {
-            "groups in a line"
-        } else {
-            "groups"
-        });
-        let key = self
-            .table
-            .words()
-            .chain(self.rows.iter().copied())
-            .fold(key, Key::derive);
-        Draws::from_key(key).next_u64()
-    }
-}
-
-/// Rows of a short batch of `rest` samples after it is filled up with others. If groups flow, that
-/// is a full batch; otherwise the fewest rows that give all ranks equally many, at most a full
-/// batch.
-pub(super) fn padded(rest: u64, full: u64, flows: bool, world: u64) -> u64 {
-    if flows {
-        full
-    } else {
-        rest.div_ceil(world).saturating_mul(world).min(full)
-    }
-}
-
-/// The batches of one epoch.
-#[derive(Debug)]
-pub(crate) struct GroupedEpoch {
-    plan: Arc<Plan>,
-    /// `None` keeps the order of the groups and of the dataset.
-    shuffle: Option<Shuffle>,
-}
-
-/// The permutations of an epoch.
-#[derive(Debug)]
-struct Shuffle {
-    batches: Permutation,
-    /// The permutation of the samples of each group.
-    samples: Box<[Permutation]>,
-    /// The permutation of the members of each group's batches, if some come from smaller groups.
-    members: Box<[Option<Permutation>]>,
-}
-
-impl Shuffle {
-    fn new(plan: &Plan, key: Key) -> Self {
-        let each = |name: &str, group: usize, n: u64| {
-            Permutation::new(n, key.named(name).derive(group as u64))
-        };
-        let sizes = plan.table.sizes.iter().enumerate();
-        let members = (0..plan.rows.len()).map(|group| {
-            let start = plan.starts[group];
-            let end = plan.starts[group + 1];
-            (start < plan.before[group] && start < end).then(|| each("members", group, end - start))
-        });
-        Self {
-            batches: Permutation::new(plan.permuted, key.named("batches")),
-            samples: sizes
-                .map(|(group, samples)| each("samples", group, *samples))
-                .collect(),
-            members: members.collect(),
-        }
-    }
-}
-
-/// A batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GroupBatch {
-    pub(crate) group: u8,
-    /// Rows of a full batch, over all ranks.
-    pub(crate) full: u64,
-    /// Samples of the epoch in the batch.
-    pub(crate) real: u64,
-    /// The index of the first of these samples among the members of the group's batches.
-    first: u64,
-}
-
-impl GroupedEpoch {
-    pub(crate) fn new(plan: &Arc<Plan>, key: Option<Key>) -> Self {
-        Self {
-            plan: plan.clone(),
-            shuffle: key.map(|key| Shuffle::new(plan, key)),
-        }
-    }
-
-    pub(crate) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Batch `batch`, which must exist.
-    pub(crate) fn batch(&self, batch: u64) -> GroupBatch {
-        let Plan {
-            rows,
-            starts,
-            ends,
-            permuted,
-            ..
-        } = &*self.plan;
-        let permuted = self.shuffle.as_ref().filter(|_| batch < *permuted);
-        let batch = permuted.map_or(batch, |shuffle| shuffle.batches.get(batch));
-        let group = ends.partition_point(|end| *end <= batch);
-        let before = group.checked_sub(1).map_or(0, |before| ends[before]);
-        let full = rows[group];
-        let first = (batch - before) * full;
-        let members = starts[group + 1] - starts[group];
-        GroupBatch {
-            group: group as u8,
-            full,
-            real: (members - first).min(full),
-            first,
-        }
-    }
-
-    /// The sample at `position`. Positions after the last sample of a batch have those that fill it
-    /// up.
-    pub(crate) fn id(&self, position: u64) -> u64 {
-        let Plan {
-            table,
-            starts,
-            before,
-            largest,
-            batches,
-            ..
-        } = &*self.plan;
-        if let Some(place) = position.checked_sub(batches * largest) {
-            let (group, k) = located(before, place);
-            return table.select(group, k);
-        }
-        let GroupBatch { group, first, .. } = self.batch(position / largest);
-        let group = usize::from(group);
-        let member = first + position % largest;
-        let members = starts[group + 1] - starts[group];
-        let place = match member.checked_sub(members) {
-            None => self.member(group, member),
-            Some(past) => self.again(group, past),
-        };
-        let (group, k) = located(before, place);
-        table.select(
-            group,
-            self.shuffle
-                .as_ref()
-                .map_or(k, |shuffle| shuffle.samples[group].get(k)),
-        )
-    }
-
-    /// The place in the line of a member of the group's batches.
-    fn member(&self, group: usize, member: u64) -> u64 {
-        let permuted = self
-            .shuffle
-            .as_ref()
-            .and_then(|shuffle| shuffle.members[group].as_ref());
-        self.plan.starts[group] + permuted.map_or(member, |members| members.get(member))
-    }
-
-    /// The place of a sample that fills up the group's short batch: one of its full batches, or
-    /// else one before it in the line.
-    fn again(&self, group: usize, k: u64) -> u64 {
-        let Plan {
-            starts,
-            rows,
-            table,
-            flows,
-            ..
-        } = &*self.plan;
-        let members = starts[group + 1] - starts[group];
-        let of_full = members - members % rows[group];
-        if k < of_full {
-            return self.member(group, k);
-        }
-        let (first, len) = if *flows {
-            (0, table.of.len() as u64)
-        } else {
-            (starts[group], members)
-        };
-        first + (starts[group] - first + len - 1 - (k - of_full) % len) % len
-    }
-
-    /// The position of a random sample of the group of `position`.
-    pub(crate) fn another(&self, position: u64, draws: &mut Draws) -> u64 {
-        let Plan {
-            table,
-            before,
-            largest,
-            batches,
-            ..
-        } = &*self.plan;
-        let group = usize::from(self.batch(position / largest).group);
-        batches * largest + before[group] + draws.below(table.sizes[group])
-    }
-
-    /// The positions that have a sample of the epoch.
-    pub(crate) fn positions(&self) -> impl Iterator<Item = u64> {
-        let largest = self.plan.largest;
-        let batches = self.plan.counts.batches;
-        (0..batches)
-            .flat_map(move |batch| batch * largest..batch * largest + self.batch(batch).real)
-    }
-}
-
-/// The group of a place in the line, and the places before it in the group.
-fn located(before: &[u64], place: u64) -> (usize, u64) {
-    let group = before.partition_point(|before| *before <= place) - 1;
-    (group, place - before[group])
-}
-
-#[cfg(test)]
-#[path = "../../tests/unit/groups.rs"]
-mod tests;

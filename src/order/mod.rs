@@ -20,6 +20,7 @@
 //! Start reading at [`Order`].
 
 mod batches;
+mod grouped;
 mod groups;
 pub(crate) mod key;
 mod lanes;
@@ -31,10 +32,11 @@ pub(crate) mod subset;
 use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Counts};
+pub(crate) use grouped::{GroupedEpoch, Plan};
 #[cfg(feature = "image")]
 pub(crate) use groups::GROUPS_MAX;
 pub use groups::Groups;
-pub(crate) use groups::{GroupedEpoch, GroupsMark, Plan};
+pub(crate) use groups::GroupsMark;
 pub(crate) use key::Key;
 pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
@@ -356,7 +358,7 @@ impl Order {
                 "only shuffled and sequential orders of a whole dataset, in one lane, have groups";
             return Err(Error::new(ErrorKind::Config, Stage::Build, message));
         }
-        self.plan = Some(groups.plan(len, global, last, rank)?);
+        self.plan = Some(Plan::of_groups(groups, len, global, last, rank)?);
         Ok(self)
     }
 

@@ -461,11 +461,6 @@ impl Chunks {
     }
 }
 
-impl MemoryTerm {
-    /// Chunks in memory at once, with the lists of their rows; for chunked datasets.
-    pub const CHUNKS: Self = Self::new("open chunks", "{count} × {each}");
-}
-
 /// The memory of open chunks.
 pub(crate) struct ChunkRoom {
     /// Buffers, each for the largest chunk and the lists of its rows.

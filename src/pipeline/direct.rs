@@ -25,7 +25,7 @@ use crate::dataset::{Part, Parts};
 use crate::device::Copier;
 use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
 use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
-use crate::memory::{Filled, MemoryTerm};
+use crate::memory::Filled;
 use crate::storage::{Extent, Files, SourceId, may_pass, patiently};
 use crate::sync::Hold;
 use crate::tensor::Layout;
@@ -45,14 +45,6 @@ const READ_MOST: u64 = 16 << 20;
 /// buffer.
 pub(crate) const DIRECT_THREADS: usize = 8;
 pub(crate) const DIRECT_BOUNCE: usize = 1 << 20;
-
-impl MemoryTerm {
-    /// Bounce buffers of the threads that read directly into device memory.
-    pub const BOUNCE: Self = Self::new(
-        "bounce",
-        "for rows that cannot be read directly into device memory",
-    );
-}
 
 /// State shared by the reading threads.
 pub(crate) struct Direct {

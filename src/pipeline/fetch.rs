@@ -13,11 +13,6 @@ use super::task::{Place, RowRun, Sample};
 use crate::error::{Error, Lowest, Result};
 use crate::memory::{IoBuf, MemoryTerm};
 
-impl MemoryTerm {
-    /// Tables of samples in flight, and the sequences of chunks of two epochs.
-    pub const TABLES: Self = Self::new("tables", "samples in flight");
-}
-
 /// The tables of at most `pending` samples in flight.
 pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {
     MemoryTerm::TABLES.of(

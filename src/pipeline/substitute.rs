@@ -91,14 +91,6 @@ pub(crate) struct SpareRoom {
     pub(crate) lists: usize,
 }
 
-impl MemoryTerm {
-    /// For one substitute sample or chunk; allocated at the first substitution.
-    pub const SUBSTITUTES: Self = Self::new(
-        "substitutes",
-        "for the substitute of a bad sample, allocated at the first one",
-    );
-}
-
 impl SpareRoom {
     pub(crate) fn term(&self) -> MemoryTerm {
         MemoryTerm::SUBSTITUTES.of(

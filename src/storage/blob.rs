@@ -14,9 +14,9 @@
 //! file's length at open. Memory is allocated only for bytes that the file has. Every error names
 //! the path, and the range if it concerns one.
 
-use super::files::{OPEN_FLAGS, check_regular, open_indexed, unopened, with_cstr};
 use super::metadata::{Meta, is_url};
-use super::retry::patiently;
+use super::opened::{OPEN_FLAGS, check_regular, open_indexed, unopened, with_cstr};
+use super::transient::patiently;
 use super::{Extent, SourceId, Sources, remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;

@@ -38,6 +38,7 @@ pub(crate) mod listing;
 mod metadata;
 mod mmap;
 mod mounts;
+mod opened;
 pub(crate) mod page_cache;
 mod pread;
 mod progress;
@@ -53,6 +54,7 @@ pub(crate) mod sidefile;
 mod source;
 mod syscalls;
 mod threads;
+mod transient;
 mod uring;
 pub(crate) mod waker;
 
@@ -63,14 +65,16 @@ pub use cache::{Cache, CacheEntry, CacheWarmed};
 pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
-pub(crate) use files::{Files, descriptor_limit};
+pub(crate) use files::Files;
 pub use listing::{Listed, expand as list};
 pub(crate) use metadata::{fnv, is_url};
+pub(crate) use opened::descriptor_limit;
 pub(crate) use page_cache::{Cached, PageCache};
 pub use publish::publish;
-pub(crate) use retry::{Again, exhausted, has_other_version, may_pass, out_of_reach, patiently};
+pub(crate) use retry::Again;
 pub use settings::{Direct, Mode, configure};
 pub use source::{DirId, Extent, SourceId, Sources};
+pub(crate) use transient::{exhausted, has_other_version, may_pass, out_of_reach, patiently};
 pub(crate) use waker::Waker;
 
 #[cfg(test)]

@@ -135,15 +135,6 @@ pub struct Completion {
     pub result: Result<usize>,
 }
 
-impl MemoryTerm {
-    /// Buffers of connections to object stores; with a local cache, its blocks in memory and its
-    /// tables.
-    pub const NETWORK: Self = Self::new(
-        "network",
-        "connections with a request in flight; blocks and tables of a cache",
-    );
-}
-
 /// The requirements of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {

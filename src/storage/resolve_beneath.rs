@@ -123,7 +123,7 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    const FLAGS: OFlags = crate::storage::files::OPEN_FLAGS;
+    const FLAGS: OFlags = crate::storage::opened::OPEN_FLAGS;
 
     #[test]
     fn names_that_are_not_plain_relative_paths_are_refused() {

@@ -1,9 +1,8 @@
 //! Where bytes are stored: files by path and expected length, objects by URL and version, or memory
 //! of the process. The table holds no open descriptors.
 
-use super::cache::CachedBlocks;
 use super::metadata::{Meta, Stamp, is_url};
-use super::{add, remote, resolve_beneath};
+use super::{remote, resolve_beneath};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use bytes::Bytes;
 use std::ops::Range;
@@ -42,6 +41,18 @@ pub struct Extent {
     pub len: u64,
 }
 
+/// The files of a cache, which hold bytes of objects and of files on network mounts.
+pub(crate) trait CachedFiles: Send + Sync {
+    /// Whether the cache's file of the source holds all bytes of this range.
+    fn has(&self, source: usize, offset: u64, len: u64) -> bool;
+
+    /// Counts a read of the cache's file.
+    fn note_hit(&self);
+
+    /// Appends the path of the cache's file of the source. False if it has none.
+    fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool;
+}
+
 /// The sources of a dataset: Each takes 32 bytes plus its file name; a folder's path is stored once
 /// for all of its files.
 #[derive(Clone, Default)]
@@ -62,7 +73,7 @@ pub struct Sources {
     /// The folders on network mounts whose files a cache stages, ascending.
     mounts: Vec<u32>,
     /// The files of a cache, in the table of its reader.
-    cached: Option<Arc<CachedBlocks>>,
+    cached: Option<Arc<dyn CachedFiles>>,
 }
 
 #[derive(Clone, Copy)]
@@ -512,7 +523,7 @@ impl Sources {
 
     /// The same table for a reader of files: a source in the cache has the path of the cache's
     /// file.
-    pub(crate) fn with_cache(&self, blocks: Arc<CachedBlocks>) -> Self {
+    pub(crate) fn with_cache(&self, blocks: Arc<dyn CachedFiles>) -> Self {
         Self {
             cached: Some(blocks),
             ..self.clone()
@@ -531,7 +542,7 @@ impl Sources {
         };
         let hit = blocks.has(extent.source.index(), extent.offset, extent.len) && read();
         if hit {
-            add(&blocks.counts.hits, 1);
+            blocks.note_hit();
         }
         hit
     }

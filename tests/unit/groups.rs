@@ -3,6 +3,7 @@
 
 use super::super::{Batches, EpochOrder, Order};
 use super::*;
+use crate::error::{Error, ErrorKind};
 
 const ALL: [LastBatch; 4] = [
     LastBatch::Keep,
@@ -466,7 +467,7 @@ fn the_kth_sample_of_a_group_is_found_in_any_block() {
                 );
             }
         }
-        let more = size_of_val(&*table.before) as f64 / len as f64;
+        let more = (table.bytes() - of.len()) as f64 / len as f64;
         assert!(
             more < 0.02 + 4.0 * groups as f64 / len as f64,
             "{groups}: {more}"
@@ -510,7 +511,7 @@ fn lengths_make_groups_and_a_budget_their_batches() {
     let lengths = [1, 10, 11, 100, 0, 64];
     let groups = Groups::by(lengths, &[10, 64, 100]).unwrap();
     assert_eq!(
-        (&*groups.table.of, groups.samples()),
+        (&*groups.table.of, &*groups.table.sizes),
         (&[0, 0, 1, 2, 0, 1][..], &[3, 2, 1][..])
     );
     assert_eq!(&*groups.clone().budget(640).rows(7).unwrap(), [64, 10, 6]);
@@ -542,10 +543,15 @@ fn impossible_groups_are_refused_with_their_numbers() {
 
     let groups = Groups::by([1, 2, 9], &[4, 10]).unwrap();
     let plan = |groups: &Groups, len, world| {
-        groups
-            .plan(len, 6, LastBatch::Keep, Rank::new(0, world).unwrap())
-            .map_err(message)
-            .map(|plan| plan.largest())
+        Plan::of_groups(
+            groups,
+            len,
+            6,
+            LastBatch::Keep,
+            Rank::new(0, world).unwrap(),
+        )
+        .map_err(message)
+        .map(|plan| plan.largest())
     };
     assert_eq!(plan(&groups, 3, 6), Ok(6));
     let cases = [
@@ -629,20 +635,18 @@ fn groups_without_samples_make_no_batches_and_no_room() {
         repeated,
         left_out,
     };
-    let plan = groups
-        .plan(3, 1, LastBatch::Mask, Rank::new(0, 2).unwrap())
-        .unwrap();
+    let plan = Plan::of_groups(&groups, 3, 1, LastBatch::Mask, Rank::new(0, 2).unwrap()).unwrap();
     assert_eq!(
         (plan.largest(), plan.len(), plan.counts()),
         (2, 3, counts(3, 2, 0, 0))
     );
-    let dropped = groups.plan(3, 1, LastBatch::Drop, Rank::single()).unwrap();
+    let dropped = Plan::of_groups(&groups, 3, 1, LastBatch::Drop, Rank::single()).unwrap();
     assert_eq!((dropped.len(), dropped.counts()), (3, counts(3, 1, 0, 1)));
     // Where no group has enough for a batch, all of them together may.
     let few = Groups::by([1, 5, 7], &[1, 5, 7])
         .unwrap()
         .batch_sizes([3, 3, 3]);
-    let plan = few.plan(3, 1, LastBatch::Pad, Rank::single()).unwrap();
+    let plan = Plan::of_groups(&few, 3, 1, LastBatch::Pad, Rank::single()).unwrap();
     assert_eq!(
         (plan.rows().collect::<Vec<_>>(), plan.counts()),
         (vec![0, 0, 3], counts(3, 1, 0, 0))
@@ -653,8 +657,7 @@ fn groups_without_samples_make_no_batches_and_no_room() {
 fn an_identity_tells_groups_and_batch_sizes_apart() {
     let plan = |of: &[u8], rows: &[u64]| {
         let groups = Groups::of(of.iter().copied()).unwrap().batch_sizes(rows);
-        groups
-            .plan(of.len() as u64, 1, LastBatch::Keep, Rank::single())
+        Plan::of_groups(&groups, of.len() as u64, 1, LastBatch::Keep, Rank::single())
             .unwrap()
             .identity()
     };
@@ -668,7 +671,8 @@ fn an_identity_tells_groups_and_batch_sizes_apart() {
 fn padding(lengths: &[u64], bounds: &[u64]) -> f64 {
     let groups = Groups::by(lengths.iter().copied(), bounds).unwrap();
     let padded: u64 = groups
-        .samples()
+        .table
+        .sizes
         .iter()
         .zip(bounds)
         .map(|(samples, bound)| samples * bound)

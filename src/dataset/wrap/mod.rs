@@ -34,7 +34,7 @@ pub use packed::{Packed, PackedBuilder};
 pub use seekable::Seekable;
 pub use several::Concat;
 pub use subset::Subset;
-pub use verify::{Verified, Verify};
+pub use verify::Verify;
 
 #[cfg(feature = "image")]
 debug_by_describe!(Seekable<D>);

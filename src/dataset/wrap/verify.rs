@@ -9,7 +9,7 @@
 //! format's checks.
 
 use crate::dataset::sample::Plain;
-use crate::dataset::{Chunked, Dataset, no_field};
+use crate::dataset::{Chunked, Dataset, Verified, no_field};
 use crate::decode::{Decoder, Single};
 use crate::error::{Error, ErrorKind, Result, Stage, caught};
 use crate::sync::Hold;
@@ -32,17 +32,6 @@ pub struct Verify {
     decoders: Vec<(String, Arc<dyn Decoder>)>,
     workers: usize,
     listed: usize,
-}
-
-/// Counts of a verification, final or so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
-    /// Samples checked.
-    pub samples: u64,
-    /// Bytes read.
-    pub bytes: u64,
-    /// Damaged samples.
-    pub damaged: u64,
 }
 
 impl Default for Verify {

@@ -6,6 +6,7 @@ use super::entry::stamp_of;
 use super::units::{Units, units_of};
 use crate::meter::CacheReads;
 use crate::storage::metadata::Version;
+use crate::storage::source::CachedFiles;
 use crate::storage::{Sources, add};
 use crate::sync::Hold;
 use std::io::{self, Write};
@@ -239,14 +240,6 @@ impl CachedBlocks {
         self.mounts.get(source)?.get()
     }
 
-    /// Whether all bytes of a range are on the disk.
-    pub(crate) fn has(&self, source: usize, offset: u64, len: u64) -> bool {
-        let Some(Some(object)) = self.object(source) else {
-            return false;
-        };
-        len > 0 && self.blocks(offset, len).all(|block| object.has(block))
-    }
-
     /// Records that a block or object was not kept.
     pub(super) fn dropped(&self, why: String) {
         self.not_kept(why, false);
@@ -287,25 +280,6 @@ impl CachedBlocks {
         }
     }
 
-    /// Appends the path of an object's file in the cache; false if there is none.
-    pub(crate) fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
-        let object = self
-            .objects
-            .get(source)
-            .and_then(OnceLock::get)
-            .and_then(Option::as_ref);
-        let Some(CachedObject { name, .. }) = object else {
-            return false;
-        };
-        out.extend_from_slice(self.root.as_os_str().as_bytes());
-        write!(
-            out,
-            "/{:02x}/{:016x}.{:08x}",
-            name.share, name.hash, name.number
-        )
-        .is_ok()
-    }
-
     /// Whether the pieces of an object cover all of a range outside of its whole blocks. Reads the
     /// marks from the file, because every process adds some.
     pub(super) fn has_pieces(
@@ -338,6 +312,37 @@ impl CachedBlocks {
     /// The folder of an object's file.
     pub(super) fn folder(&self, object: &CachedObject) -> PathBuf {
         self.root.join(format!("{:02x}", object.name.share))
+    }
+}
+
+impl CachedFiles for CachedBlocks {
+    fn has(&self, source: usize, offset: u64, len: u64) -> bool {
+        let Some(Some(object)) = self.object(source) else {
+            return false;
+        };
+        len > 0 && self.blocks(offset, len).all(|block| object.has(block))
+    }
+
+    fn note_hit(&self) {
+        add(&self.counts.hits, 1);
+    }
+
+    fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool {
+        let object = self
+            .objects
+            .get(source)
+            .and_then(OnceLock::get)
+            .and_then(Option::as_ref);
+        let Some(CachedObject { name, .. }) = object else {
+            return false;
+        };
+        out.extend_from_slice(self.root.as_os_str().as_bytes());
+        write!(
+            out,
+            "/{:02x}/{:016x}.{:08x}",
+            name.share, name.hash, name.number
+        )
+        .is_ok()
     }
 }
 

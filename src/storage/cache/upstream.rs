@@ -14,9 +14,9 @@
 
 use super::entry::Identity;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::files::open_indexed;
 use crate::storage::metadata::Version;
 use crate::storage::mounts::{Mount, Mounts};
+use crate::storage::opened::open_indexed;
 use crate::storage::remote::{self, Meter};
 use crate::storage::{SourceId, Sources};
 use std::fs::File;

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::ByteRing;
 use crate::memory::ring::SPAN_ALIGN;
 use crate::storage::remote::Meter;
+use crate::storage::source::CachedFiles;
 use crate::storage::waker::Bell;
 use crate::storage::{
     Blob, Completion, Extent, ReadOp, ReaderOptions, SourceId, Sources, out_of_reach,

@@ -6,7 +6,8 @@ use super::ring::{self, ReadTarget, Ring};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::memory::{IoBuf, Region};
 use crate::storage::fault_point::Call;
-use crate::storage::files::{Files, Handle, OPEN_FLAGS, open_error};
+use crate::storage::files::{Files, Handle};
+use crate::storage::opened::{OPEN_FLAGS, open_error};
 use crate::storage::progress::{Failure, Progress, Step};
 use crate::storage::waker::Bell;
 use crate::storage::{

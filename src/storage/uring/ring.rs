@@ -692,7 +692,7 @@ mod tests {
         let key = Key::new(0, 0);
         assert!(ring.open(
             key,
-            crate::storage::files::OPEN_FLAGS,
+            crate::storage::opened::OPEN_FLAGS,
             Injection::default(),
             |path| path.extend(b"/")
         ));
