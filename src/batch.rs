@@ -1,15 +1,19 @@
 //! Batches as delivered to the user, and the restoration of their order.
 
+use crate::device::OnDevice;
 #[cfg(feature = "cudarc")]
-use crate::device::cuda::FieldSlice;
-use crate::device::{Bound, Device, DeviceKind, OnDevice, Stream, StreamUse};
-use crate::dlpack::{self, BatchStreams, DLDevice, Dlpack, Parts, Tensors};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::ledger::BadSample;
-use crate::memory::{Array, Filled, Process, Ticket};
-use crate::meter::{BatchRecord, Meters, Stay};
-use crate::setting::Setting;
-use crate::tensor::{DType, Element, Field, Shape};
+use crate::device::cuda::interop::FieldSlice;
+use crate::device::{Bound, Device, DeviceKind, Stream, StreamUse};
+use crate::dlpack;
+use crate::dlpack::raw::DLDevice;
+use crate::dlpack::{BatchStreams, Dlpack, Parts, Tensors};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::process::Process;
+use feedline_base::setting::Setting;
+use feedline_core::ledger::BadSample;
+use feedline_core::memory::{Array, Filled, Ticket};
+use feedline_core::tensor::{DType, Element, Field, Shape};
+use feedline_report::meter::{BatchRecord, Meters, Stay};
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -439,26 +443,19 @@ impl Batch {
         let epoch = ticket.epoch;
         let batch = ticket.batch;
         let rows = self.len() as u32;
-        let times = BatchRecord {
-            planned_ns,
-            read_ns,
-            full_ns,
-            copied_ns,
-            first,
-            asked_ns,
-            got_ns,
-            ..BatchRecord::default()
-        };
+        let mut record = BatchRecord::default();
+        record.epoch = epoch;
+        record.batch = batch;
+        record.rows = rows;
+        record.planned_ns = planned_ns;
+        record.read_ns = read_ns;
+        record.full_ns = full_ns;
+        record.copied_ns = copied_ns;
+        record.first = first;
+        record.asked_ns = asked_ns;
+        record.got_ns = got_ns;
         let meters = &self.info.meters;
-        self.recorded = Some(meters.recorder.note(
-            BatchRecord {
-                epoch,
-                batch,
-                rows,
-                ..times
-            },
-            meters.gauges(got_ns),
-        ));
+        self.recorded = Some(meters.recorder.note(record, meters.gauges(got_ns)));
     }
 
     /// Total bytes of the fields.

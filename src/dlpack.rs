@@ -29,8 +29,8 @@
 #![allow(unsafe_code)]
 
 use crate::device::{Stream, StreamUse};
-use crate::error::Result;
-use crate::tensor::DType;
+use feedline_base::error::Result;
+use feedline_core::tensor::DType;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -41,7 +41,7 @@ pub use raw::{
 
 /// The structs of `dlpack.h`.
 pub(crate) mod raw {
-    use crate::tensor::DType;
+    use feedline_core::tensor::DType;
     use std::ffi::c_void;
 
     /// Location of memory: `DLDevice`.
@@ -84,24 +84,9 @@ pub(crate) mod raw {
 
     impl From<DType> for DLDataType {
         fn from(dtype: DType) -> Self {
-            let (code, bits) = match dtype {
-                DType::I8 => (0, 8),
-                DType::I16 => (0, 16),
-                DType::I32 => (0, 32),
-                DType::I64 => (0, 64),
-                DType::U8 => (1, 8),
-                DType::U16 => (1, 16),
-                DType::U32 => (1, 32),
-                DType::U64 => (1, 64),
-                DType::F16 => (2, 16),
-                DType::F32 => (2, 32),
-                DType::F64 => (2, 64),
-                DType::BF16 => (4, 16),
-                DType::Bool => (6, 8),
-            };
             Self {
-                code,
-                bits,
+                code: dtype.dlpack_code(),
+                bits: 8 * dtype.size() as u8,
                 lanes: 1,
             }
         }

@@ -203,46 +203,43 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod batch;
-mod cgroup;
 pub mod dataset;
 pub mod decode;
 pub mod device;
 pub mod dlpack;
-mod error;
-mod ledger;
 mod loader;
-mod memory;
-mod meter;
 pub mod order;
 mod pipeline;
 pub mod prepare;
-mod report;
-mod secret;
-mod setting;
 mod state;
-mod stop;
 pub mod storage;
-mod sync;
-pub mod tensor;
-mod thread;
 
 pub use batch::{Batch, FieldView, MicroBatch};
 pub use device::Device;
-pub use error::{Error, ErrorKind, Result, Site, Stage};
-pub use ledger::{BadSample, Ledger};
-pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
-pub use memory::{
-    BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Process, Row, RowFields, Status,
+#[doc(hidden)]
+pub use feedline_base::setting::Dialect;
+#[doc(hidden)]
+pub use feedline_base::thread::start as start_thread;
+#[doc(inline)]
+pub use feedline_base::{
+    error::{Error, ErrorKind, Result, Site, Stage},
+    process::Process,
+    stop::{Signal, Stop},
 };
-pub use order::{LastBatch, Order, Rank};
+#[doc(inline)]
+pub use feedline_core::ledger::{BadSample, Ledger};
+#[doc(inline)]
+pub use feedline_core::memory::{
+    BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Row, RowFields, Status,
+};
+#[doc(inline)]
+pub use feedline_core::tensor;
+pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
+#[doc(no_inline)]
+pub use order::Rank;
+pub use order::{LastBatch, Order};
 pub use pipeline::{FieldRoute, Gds, Numa, OnBadSample, Route};
-#[doc(hidden)]
-pub use setting::Dialect;
 pub use state::State;
-pub use stop::Signal;
-pub use stop::Stop;
-#[doc(hidden)]
-pub use thread::start as start_thread;
 
 /// Measurements of a run, its bottleneck, and predictions for changes.
 ///
@@ -250,14 +247,19 @@ pub use thread::start as start_thread;
 /// One is the wait of `next()` for a batch; on a GPU, the time that the loader leaves the stream
 /// idle. The other is the time of your own code between two calls.
 pub mod profile {
-    pub use crate::loader::{Log, Origin};
-    pub use crate::meter::{
+    pub use crate::loader::Log;
+    pub use crate::loader::Origin;
+    #[doc(inline)]
+    pub use feedline_base::meter::{Latency, Network};
+    #[doc(inline)]
+    pub use feedline_report::meter::{
         BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads,
-        Effort, EpochCounts, Gauges, GpuIdle, Handed, Latency, Lookups, Network, OrderStage,
-        PipelineStage, ReadStats, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, Span,
-        StorageStage, Timeline, Track, Unmeasured, Work,
+        Effort, EpochCounts, Gauges, GpuIdle, Handed, Lookups, OrderStage, PipelineStage,
+        ReadStats, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, Span, StorageStage,
+        Timeline, Track, Unmeasured, Work,
     };
-    pub use crate::report::{
+    #[doc(inline)]
+    pub use feedline_report::{
         Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, HowMany, Late, Measure,
         Names, Prediction, RankReport, Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf,
         prometheus, trace,
@@ -268,14 +270,10 @@ pub mod profile {
 /// benches. Not stable: names and behaviour change without notice.
 #[cfg(feature = "unstable")]
 pub mod unstable {
-    pub use crate::dataset::fingerprint::Fingerprint;
     pub use crate::dataset::fuzzing;
-    pub use crate::decode::single::Single;
     pub use crate::device::cuda::driver::devices;
     pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
-    pub use crate::memory::{ByteRing, IoBuf, RingSpan};
-    pub use crate::order::key::{Key, Permutation};
     pub use crate::storage::choice::{Choice, Opened, open};
     pub use crate::storage::fault_point::Call;
     pub use crate::storage::faulty::{Fault, Faulty, Hit};
@@ -285,15 +283,19 @@ pub mod unstable {
         THREADS_MAX, leaked,
     };
     pub use crate::storage::waker::Waker;
-    pub use crate::thread::room::leave_room_for_threads;
+    pub use feedline_base::thread::room::leave_room_for_threads;
+    pub use feedline_core::dataset::Fingerprint;
+    pub use feedline_core::decode::Single;
+    pub use feedline_core::memory::{ByteRing, IoBuf, RingSpan};
+    pub use feedline_core::order::{Key, Permutation};
 
     /// The picture with its seek points, or unchanged. Errors: damage.
-    pub fn embed_seek_points(input: &[u8]) -> crate::Result<Vec<u8>> {
+    pub fn embed_seek_points(input: &[u8]) -> feedline_base::error::Result<Vec<u8>> {
         let mut out = Vec::new();
         feedline_jpeg::Decoder::default()
             .embed(input, &mut out)
             .map(|_| out)
-            .map_err(|error| crate::Error::of_jpeg(error, input))
+            .map_err(|error| feedline_base::error::Error::of_jpeg(error, input))
     }
 }
 

@@ -18,17 +18,18 @@
 //! - A rename replaces the file: at any time it is the old one or the new one, even after a kill.
 //!   After [`State::save`] this holds even after a power loss.
 
-use crate::dataset::Fingerprint;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{GroupsMark, LastBatch, OrderKind, Settings, Skips};
-use crate::storage::publish::{Folder, publish};
+use crate::order::{LastBatch, OrderKind, Settings, Skips};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::Fingerprint;
+use feedline_core::order::GroupsMark;
+use feedline_core::storage::publish::{Folder, publish};
 use rustix::fs::{FileType, Mode, OFlags};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::HashMap;
-use std::fmt;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
+use std::{fmt, io};
 
 /// The version of the format, the only one that is read.
 const VERSION: u32 = 3;

@@ -275,7 +275,7 @@ def dlpack():
 
 
 def nvtx():
-    text = uncommented(ROOT / "src/meter/nvtx.rs")
+    text = uncommented(ROOT / "crates/report/src/meter/nvtx.rs")
     for alias, rust in re.findall(r"type (\w+) = (unsafe extern .*?);", text):
         text = re.sub(rf"\b{alias}\b(?! =)", lambda _: rust, text)
     aliases = dict(re.findall(r"type (\w+) = (unsafe extern .*?);", text))

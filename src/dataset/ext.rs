@@ -1,16 +1,15 @@
 //! Methods of every dataset: subsets, wrappers, lengths.
 
-use super::contract::{Dataset, field_bytes, frames, no_field};
-use super::sample;
 use super::wrap::{Checked, Copied, InMemory, Measured, PackedBuilder, Subset};
 #[cfg(feature = "image")]
 use super::wrap::{Seekable, picture_sizes::picture_sizes};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::{Dataset, field_bytes, frames, no_field, sample};
+use feedline_core::memory::available;
+use feedline_core::memory::plan::PROCESS;
 #[cfg(feature = "image")]
-use crate::decode::Image;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::available;
-use crate::memory::plan::PROCESS;
-use crate::setting::Setting;
+use feedline_image::Image;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,7 +48,21 @@ pub trait DatasetExt: Dataset + Sized {
     /// Errors: file system errors, including an `index` that cannot be written; an `index` that is
     /// another kind of file ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]); sources
     /// whose lengths, bytes or samples differ from when it was made ([`ErrorKind::Changed`]). The
-    /// file is left unchanged; [`checked_anew`](Self::checked_anew) replaces it.
+    /// file is left unchanged; [`checked_anew`](Self::checked_anew) replaces it. It can be
+    /// [stopped](crate::dataset::stoppable), as all passes over data can:
+    ///
+    /// ```
+    /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
+    /// let stop = Stop::new();
+    /// stop.request(); // elsewhere
+    /// # let bytes = [0; 64];
+    /// # let file = std::env::temp_dir().join(format!("feedline-stop-{}", std::process::id()));
+    /// let dataset = Records::builder(8).open_bytes(bytes)?;
+    /// let error = stoppable(&stop, || dataset.checked(&file)).unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Cancelled);
+    /// # assert!(!file.exists());
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
         Checked::open(self, index.as_ref(), false)
     }
@@ -164,7 +177,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// a raw field, the number of bytes of an encoded field. For samplers that make batches of
     /// similar lengths.
     ///
-    /// Your own dataset provides them through [`Framed::field_bytes`](super::Framed::field_bytes),
+    /// Your own dataset provides them through [`Framed::field_bytes`](feedline_core::dataset::Framed::field_bytes),
     /// if its extents do not determine them.
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, and for lengths that are known only
@@ -231,8 +244,8 @@ pub trait DatasetExt: Dataset + Sized {
     /// Returns the maximum number of bytes that a decoder gets for a field, given by its number in
     /// the schema: the space needed for texts and other bytes that are delivered as stored. It is
     /// known from the index, or by reading a column or the offsets of shards
-    /// ([`Framed::field_bytes_max`](super::Framed::field_bytes_max)); otherwise it is
-    /// [`Sizes::sample_bytes_max`](super::Sizes::sample_bytes_max).
+    /// ([`Framed::field_bytes_max`](feedline_core::dataset::Framed::field_bytes_max)); otherwise it is
+    /// [`Sizes::sample_bytes_max`](feedline_core::dataset::Sizes::sample_bytes_max).
     ///
     /// Errors: reading errors; [`ErrorKind::Config`] for a column that is too large to be read for
     /// this purpose.
@@ -254,7 +267,7 @@ pub trait DatasetExt: Dataset + Sized {
     /// plain calls on this thread: for looking at data, not for training.
     ///
     /// Errors: [`ErrorKind::Config`] for a missing sample or a dataset with chunks; errors of
-    /// [`Framed::open`](super::Framed::open) and of the file system.
+    /// [`Framed::open`](feedline_core::dataset::Framed::open) and of the file system.
     fn read_sample(&self, sample: u64) -> Result<Vec<Vec<u8>>> {
         sample::read(self, sample)
     }

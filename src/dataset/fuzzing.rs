@@ -1,21 +1,21 @@
 //! Entry points for fuzz targets and tests: parsers on bytes, datasets without a loader. Not part
 //! of the API.
 
-use super::{Dataset, Parts};
-use crate::error::Result;
-use crate::storage::{Blob, Extent};
 use bytes::Bytes;
+use feedline_base::error::Result;
+use feedline_core::dataset::{Dataset, Parts};
+use feedline_core::storage::{Blob, Extent};
 
 /// Reads and opens the fields of one sample as a loader does, but with plain `pread`.
 pub fn sample(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Vec<u8>>> {
-    super::sample::read(dataset, sample)
+    feedline_core::dataset::sample::read(dataset, sample)
 }
 
 /// Extents that are read for one sample: its own, or its chunk's.
 pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     let mut extents = Vec::new();
     if let Some(chunks) = dataset.chunked() {
-        let chunk = super::starts::locate(chunks.starts(), sample).unwrap_or(0);
+        let chunk = feedline_core::dataset::starts::locate(chunks.starts(), sample).unwrap_or(0);
         chunks.chunk_extents(chunk, &mut extents)?;
         return Ok(extents);
     }
@@ -37,7 +37,7 @@ pub fn chunk(dataset: &dyn Dataset, chunk: usize) -> Result<Vec<Vec<Vec<u8>>>> {
     let chunks = dataset.chunked().expect("a dataset in chunks");
     let fields = dataset.schema().len();
     let rows = chunks.starts()[chunk + 1] - chunks.starts()[chunk];
-    let buffer = super::sample::Plain::new(dataset).chunk(chunk)?;
+    let buffer = feedline_core::dataset::sample::Plain::new(dataset).chunk(chunk)?;
     Ok((0..rows as usize)
         .map(|row| {
             (0..fields)
@@ -62,7 +62,7 @@ pub fn mds(index: &[u8], shard: &[u8]) -> Result<super::Mds> {
 /// Parses a bytes list, float list or int64 list (`kind` 0, 1, 2) of a `tf.train.Example`, as a
 /// field of at most `bytes_max` bytes.
 pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result<Vec<u8>> {
-    use super::format::tfrecord::example::{Feature, ListKind};
+    use feedline_formats::tfrecord::example::{Feature, ListKind};
     let mut buffer = Vec::new();
     match kind {
         0 => Feature::find(example, name, ListKind::Bytes, false)?
@@ -80,7 +80,7 @@ pub fn feature(example: &[u8], name: &str, kind: u8, bytes_max: usize) -> Result
 /// Number of formats whose header parser accepts these bytes.
 pub fn headers(bytes: &[u8]) -> usize {
     let blob = Blob::memory(Bytes::copy_from_slice(bytes));
-    super::format::HEADERS
+    feedline_formats::HEADERS
         .iter()
         .filter(|is_header| is_header(&blob))
         .count()
@@ -88,5 +88,5 @@ pub fn headers(bytes: &[u8]) -> usize {
 
 /// Loads an index file with a correct checksum. True if it is accepted.
 pub fn index(bytes: &[u8]) -> bool {
-    super::index::fuzz(bytes)
+    feedline_core::dataset::index::fuzz(bytes)
 }

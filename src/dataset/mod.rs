@@ -134,39 +134,27 @@
 //! # Ok::<(), feedline::Error>(())
 //! ```
 
-mod chunked;
-mod contract;
-mod damage;
-mod digest;
 mod ext;
-pub(crate) mod fingerprint;
-mod format;
-mod forward;
 #[cfg(feature = "unstable")]
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod index;
-mod parallel;
-mod parts;
-mod sample;
-mod starts;
 mod wrap;
 
-pub use crate::memory::ChunkBuf;
-pub use chunked::{ChunkBytes, Chunked};
-pub use contract::{Dataset, Framed, Sizes};
-use contract::{chunks, frames};
-pub(crate) use contract::{field_bytes, knows_lengths, member, no_field};
-pub use damage::{Damage, DamageKind, Verified};
-pub(crate) use digest::Digest;
 pub use ext::DatasetExt;
-pub(crate) use fingerprint::Fingerprint;
-pub(crate) use format::images::{self, EXTENSIONS};
-pub(crate) use format::tokens::beside;
-pub use format::*;
-pub(crate) use parallel::parallel;
-pub use parallel::stoppable;
-pub use parts::Parts;
-pub(crate) use parts::{Part, lie, opens_bytes, placed, unframed, within_opened};
-pub(crate) use wrap::documents::{TokenFields, read_all};
+#[doc(inline)]
+pub use feedline_core::dataset::index;
+#[doc(inline)]
+pub use feedline_core::dataset::{
+    ChunkBuf, ChunkBytes, Chunked, Damage, DamageKind, Dataset, Framed, Parts, Sizes, Verified,
+    stoppable,
+};
+#[doc(inline)]
+pub use feedline_formats::{
+    Images, Labels, Mds, MdsBuilder, Megatron, MegatronBuilder, Npy, NpyBuilder, Npz, NpzBuilder,
+    Records, RecordsBuilder, SafeTensors, SafeTensorsBuilder, Tar, TarBuilder, TfRecord,
+    TfRecordBuilder, Tokens, TokensBuilder,
+};
+#[cfg(feature = "parquet")]
+#[doc(inline)]
+pub use feedline_parquet::{Nulls, Parquet, ParquetBuilder};
 pub use wrap::*;

@@ -13,13 +13,13 @@
 
 use super::cuda::{Buffer, Lane};
 use super::{DeviceKind, DeviceOp, Stream};
-use crate::error::{Error, Result};
-use crate::ledger::BadSample;
-use crate::memory::{Array, Filled, Ticket};
-use crate::meter::Clock;
-use crate::sync::Hold;
-use crate::tensor::Layout;
 use crossbeam_channel::Sender;
+use feedline_base::error::{Error, Result};
+use feedline_base::meter::Clock;
+use feedline_base::sync::Hold;
+use feedline_core::ledger::BadSample;
+use feedline_core::memory::{Array, Filled, Ticket};
+use feedline_core::tensor::Layout;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::path::PathBuf;

@@ -19,8 +19,8 @@
 //! Limits: 1 to 4 channels, fewer than 2^31 values per picture, every result finite in its dtype.
 //! `build` checks all of them, and the kernels rely on them.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::tensor::{DType, EncodedField, Field, Shape, bf16, f16, normalized};
 
 /// Maximum channels of a picture: the kernels' table has this many.
 const CHANNELS_MAX: usize = 4;

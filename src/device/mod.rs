@@ -18,7 +18,7 @@ pub(crate) use ops::{DeviceOp, DirectStep, FinishStep, Gather};
 pub(crate) use stream::Bound;
 pub use stream::{Stream, StreamUse};
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;

@@ -5,7 +5,7 @@
 //! device follow them.
 
 use super::finish::FinishPlan;
-use crate::tensor::PAGE;
+use feedline_base::PAGE;
 use std::sync::Arc;
 
 /// One operation on a batch after the copy of its slot. A device runs the list in order; no

@@ -10,38 +10,40 @@ use super::settings::{BatchSize, LoaderBuilder};
 use super::terms::{Encoded, STACK, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place};
 use crate::batch::{BatchInfo, Contents};
-use crate::dataset::{Dataset, Sizes};
 use crate::device::{DeviceKind, IdleMeter};
-use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
-use crate::ledger::LedgerWriter;
-use crate::memory::plan::Limits;
-use crate::memory::{
-    ByteRing, ChunkBuf, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Process, Region,
-};
-use crate::meter::{Effort, Meters, Settings, nvtx};
-use crate::order::{Batches, Cores, Counts, LastBatch, Order, local_ranks, usable_cores};
-use crate::pipeline::chunks::{self, ChunkRoom};
+use crate::order::{Batches, Counts, LastBatch, Order};
+use crate::pipeline::chunks::ChunkRoom;
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
-use crate::pipeline::exchange::{self, ToWorkers};
-use crate::pipeline::fetch;
+use crate::pipeline::exchange::ToWorkers;
 use crate::pipeline::placement::{Placement, Placing, on_node};
 use crate::pipeline::planner::{IoSide, Planner};
 use crate::pipeline::queue::Queue;
 use crate::pipeline::recipe::Recipe;
-use crate::pipeline::runtime::{self, Runtime};
+use crate::pipeline::runtime::Runtime;
 use crate::pipeline::sample::Samples;
 use crate::pipeline::substitute::SpareRoom;
 use crate::pipeline::task::Sample;
 use crate::pipeline::watchdog::Watch;
 use crate::pipeline::workers::Workers;
-use crate::pipeline::{Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo};
-use crate::report::spans;
-use crate::setting::Setting;
+use crate::pipeline::{
+    Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo, chunks, exchange, fetch, runtime,
+};
 use crate::state::Cursor;
-use crate::storage::{self, Opened, Reader};
-use crate::tensor::{GroupShapes, Layout};
+use crate::storage;
+use crate::storage::{Opened, Reader};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught, config};
+use feedline_base::process::Process;
+use feedline_base::setting::Setting;
+use feedline_core::dataset::{ChunkBuf, Dataset, Sizes};
+use feedline_core::ledger::LedgerWriter;
+use feedline_core::memory::plan::Limits;
+use feedline_core::memory::{ByteRing, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Region};
+use feedline_core::order::{Cores, local_ranks, usable_cores};
+use feedline_core::tensor::{GroupShapes, Layout};
+use feedline_report::meter::{Effort, Meters, Settings, nvtx};
+use feedline_report::spans;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -935,13 +937,14 @@ impl Drop for CloseOnError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Records;
-    use crate::decode::Ctx;
-    use crate::memory::Row;
-    use crate::memory::plan::Bytes;
     use crate::pipeline::placement::Numa;
     use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
-    use crate::storage::{Cache, Mode};
+    use crate::storage::Cache;
+    use feedline_core::decode::Ctx;
+    use feedline_core::memory::Row;
+    use feedline_core::memory::plan::Bytes;
+    use feedline_core::storage::Mode;
+    use feedline_formats::Records;
     use std::sync::atomic::Ordering::Relaxed;
 
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {

@@ -4,22 +4,23 @@
 //! A loader with batches on the host has no device stage.
 
 use super::settings::DeviceSettings;
-use crate::dataset::{Dataset, Part, Parts};
-use crate::device::{
-    Backend, Copier, DeviceKind, DirectReader, DirectTrial, IdleMeter, Lane, Setup, Unreserved,
-};
-use crate::error::{Result, Stage, caught};
-use crate::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
-use crate::meter::{Meters, PipelineStage};
+use crate::device::{Backend, DirectTrial, Setup, Unreserved};
+use crate::device::{Copier, DeviceKind, DirectReader, IdleMeter, Lane};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
-use crate::pipeline::route::{self, FieldCandidate, Route, RouteContext};
+use crate::pipeline::route::{FieldCandidate, RouteContext};
 use crate::pipeline::runtime::{Handles, Runtime};
-use crate::pipeline::{Core, FieldRoute, Gds, ToDevice};
-use crate::pipeline::{direct, transfer::Transfer};
-use crate::storage::{self, Extent, Files, Sources};
-use crate::tensor::{Layout, PAGE};
+use crate::pipeline::transfer::Transfer;
+use crate::pipeline::{Core, FieldRoute, Gds, Route, ToDevice, direct, route};
+use crate::storage::Files;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use feedline_base::PAGE;
+use feedline_base::error::{Result, Stage, caught};
+use feedline_core::dataset::{Dataset, Part, Parts};
+use feedline_core::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
+use feedline_core::storage::{Extent, Sources};
+use feedline_core::tensor::Layout;
+use feedline_report::meter::{Meters, PipelineStage};
 use std::convert::Infallible;
 use std::error::Error as _;
 use std::sync::Arc;
@@ -53,7 +54,8 @@ impl Routes {
             in_chunks: dataset.chunked().is_some(),
             cached,
             substitutes,
-            too_many: (files as u64 > storage::descriptor_limit() / 4).then_some(files),
+            too_many: (files as u64 > feedline_core::storage::descriptor_limit() / 4)
+                .then_some(files),
         };
         let firsts = if context.on_device && !context.in_chunks {
             firsts(dataset)

@@ -5,23 +5,21 @@
 //! full slots, or batches on the device ──► of this generation? ──► Reorder ──► hand_out ──► Batch
 //! ```
 
-use super::Report;
-use super::{Life, Live, Place};
+use super::{Life, Live, Place, Report};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
-use crate::dataset::member;
 use crate::device::StreamUse;
-use crate::error::{Error, ErrorKind, Result, Stage, caught, config};
-use crate::memory::{MemoryTerm, Ticket};
-use crate::meter::{Consuming, nvtx};
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::{placed, within};
 use crate::pipeline::watchdog::{Doing, LOOKS, Watcher};
-use crate::report::spans;
-use crate::report::{Cause, Verdict};
-use crate::setting::Setting;
 use crate::state::Cursor;
 use crossbeam_channel::RecvTimeoutError;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught, config};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::member;
+use feedline_core::memory::{MemoryTerm, Ticket};
+use feedline_report::meter::{Consuming, nvtx};
+use feedline_report::{Cause, Verdict, spans};
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -342,7 +340,7 @@ impl Epoch {
                 until.saturating_duration_since(Instant::now())
             });
             #[cfg(test)]
-            crate::meter::Clock::waits();
+            feedline_base::meter::Clock::waits();
             match self.shared.ready.recv_timeout(left.min(tick)) {
                 Ok(contents) => {
                     let ticket = contents.ticket();

@@ -10,8 +10,9 @@
 //! last steps.
 
 use super::{Loader, LoaderState};
-use crate::meter::{Counts, GpuIdle, Totals, device_bytes};
-use crate::sync::Hold;
+use feedline_base::meter::Counts;
+use feedline_base::sync::Hold;
+use feedline_report::meter::{GpuIdle, Totals, device_bytes};
 use serde::Serialize;
 
 /// Scalars of the time since the last [`Loader::log`]. A value is `None` where nothing was
@@ -86,15 +87,13 @@ impl Log {
             share(part(now).saturating_sub(part(before)), whole).map(|of| of.min(1.0))
         };
         let span = now.gpu.span_ns.saturating_sub(before.gpu.span_ns);
-        let gpu = GpuIdle {
-            steps: now.gpu.steps.saturating_sub(before.gpu.steps),
-            late_ns: now.gpu.late_ns.saturating_sub(before.gpu.late_ns),
-            unmarked_steps: now
-                .gpu
-                .unmarked_steps
-                .saturating_sub(before.gpu.unmarked_steps),
-            ..GpuIdle::default()
-        };
+        let mut gpu = GpuIdle::default();
+        gpu.steps = now.gpu.steps.saturating_sub(before.gpu.steps);
+        gpu.late_ns = now.gpu.late_ns.saturating_sub(before.gpu.late_ns);
+        gpu.unmarked_steps = now
+            .gpu
+            .unmarked_steps
+            .saturating_sub(before.gpu.unmarked_steps);
         let late = gpu.host_late_ns();
         let all_workers =
             u64::from(workers).saturating_mul(totals.at_ns.saturating_sub(then.at_ns));
@@ -260,6 +259,14 @@ impl LoaderState {
 mod tests {
     use super::*;
 
+    fn gpu_idle(scale: u64) -> GpuIdle {
+        let mut gpu = GpuIdle::default();
+        gpu.span_ns = 10 * scale;
+        gpu.starved_ns = 4 * scale;
+        gpu.late_ns = scale;
+        gpu
+    }
+
     #[test]
     fn shares_and_rates_are_those_between_two_sums() {
         let sums = |scale: u64, on_device| Sums {
@@ -276,12 +283,7 @@ mod tests {
             alive_ns: 10 * scale,
             substituted: 3 * scale,
             on_device,
-            gpu: GpuIdle {
-                span_ns: 10 * scale,
-                starved_ns: 4 * scale,
-                late_ns: scale,
-                ..GpuIdle::default()
-            },
+            gpu: gpu_idle(scale),
         };
         let of = |on_device| Log::between(&sums(5, on_device), &sums(6, on_device), 4);
         let host = Log {

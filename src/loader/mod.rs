@@ -9,7 +9,6 @@ mod origin;
 mod report;
 mod resume;
 #[cfg(test)]
-#[path = "../../tests/unit/scenarios/mod.rs"]
 mod scenarios;
 mod settings;
 mod skips;
@@ -24,26 +23,28 @@ pub use settings::LoaderBuilder;
 pub use tuning::Tuning;
 
 use crate::batch::{BatchInfo, Contents};
-use crate::dataset::Dataset;
 use crate::device::{DirectReader, IdleMeter, Stream};
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::ledger::{Ledger, LedgerWriter};
-use crate::memory::MemoryPlan;
-use crate::meter::{
+use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Skips};
+use crate::pipeline::runtime::Runtime;
+use crate::pipeline::watchdog::Watcher;
+use crate::pipeline::{EpochJob, FieldRoute, runtime};
+use crate::state::{Cursor, State};
+use crate::storage;
+use crate::storage::Choice;
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::stop::Stop;
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::dataset::Dataset;
+use feedline_core::ledger::{Ledger, LedgerWriter};
+use feedline_core::memory::MemoryPlan;
+use feedline_core::order::{Cores, Rank};
+use feedline_core::tensor::Field;
+use feedline_report::meter::{
     Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline,
 };
-use crate::order::{Batches, ChunkStarts, Cores, Counts, LastBatch, Order, Rank, Skips};
-use crate::pipeline::runtime::{self, Runtime};
-use crate::pipeline::watchdog::Watcher;
-use crate::pipeline::{EpochJob, FieldRoute};
-use crate::report::{EpochCost, Estimate, RankReport, Verdict};
-use crate::state::{Cursor, State};
-use crate::stop::Stop;
-use crate::storage::{self, Choice};
-use crate::sync::Hold;
-use crate::tensor::Field;
-use crate::thread;
-use crossbeam_channel::{Receiver, RecvTimeoutError};
+use feedline_report::{EpochCost, Estimate, RankReport, Verdict};
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -482,10 +483,9 @@ impl Loader {
         }
         let meters = &self.shared.runtime.core().meters;
         let stream = self.shared.idle.as_ref().map(|idle| idle.track());
-        Timeline {
-            tracks: meters.rings.read().into_iter().chain(stream).collect(),
-            ..meters.recorder.read()
-        }
+        let mut timeline = meters.recorder.read();
+        timeline.tracks = meters.rings.read().into_iter().chain(stream).collect();
+        timeline
     }
 
     /// Failed samples and their substitutes, of all batches delivered so far.
@@ -528,11 +528,9 @@ impl Loader {
     /// ```
     pub fn estimate(&self, step: Duration) -> Option<Estimate> {
         let samples = self.samples_per_epoch() / u64::from(self.rank().world());
-        let epoch = EpochCost {
-            samples,
-            batches: self.batches_per_epoch(),
-            ..EpochCost::default()
-        };
+        let mut epoch = EpochCost::default();
+        epoch.samples = samples;
+        epoch.batches = self.batches_per_epoch();
         let report = self.report();
         let snapshot = self.snapshot();
         let memory = self.plan().total() as u64;
@@ -648,9 +646,11 @@ impl LoaderState {
         snapshot.consumer.substituted = self.ledger().ledger.substituted;
         snapshot.consumer.skipped_batches = self.place.hold().skipped;
         snapshot.storage.recovered = core.again.recovered();
-        snapshot.storage.page_cache = core.cache.as_deref().map(|cache| Lookups {
-            hits: cache.hits(),
-            misses: cache.misses(),
+        snapshot.storage.page_cache = core.cache.as_deref().map(|cache| {
+            let mut lookups = Lookups::default();
+            lookups.hits = cache.hits();
+            lookups.misses = cache.misses();
+            lookups
         });
         let (network, cache) = self.facts.remote.as_ref().map(|counts| counts()).unzip();
         snapshot.storage.network = network.flatten();
@@ -695,10 +695,8 @@ impl LoaderState {
             .chain(steady.sum.clone())
             .reduce(|stretch, sum| stretch.and(&sum));
         // Counts start at the beginning; only times are limited to the steady time.
-        let mut snapshot = Snapshot {
-            at_ns: now.at_ns,
-            ..sum.unwrap_or_else(|| now.since(&now))
-        };
+        let mut snapshot = sum.unwrap_or_else(|| now.since(&now));
+        snapshot.at_ns = now.at_ns;
         let Consumer {
             batches,
             samples,
@@ -707,16 +705,13 @@ impl LoaderState {
             delay_ns,
             ..
         } = snapshot.consumer;
-        let steadily = Some(Handed { batches, samples });
         // The GPU meter omits first steps itself, and sees the last steps after the iterator has
         // ended.
-        snapshot.consumer = Consumer {
-            steady: steadily,
-            waited_ns,
-            cpu_ns,
-            delay_ns,
-            ..now.consumer.clone()
-        };
+        snapshot.consumer = now.consumer.clone();
+        snapshot.consumer.steady = Some(Handed { batches, samples });
+        snapshot.consumer.waited_ns = waited_ns;
+        snapshot.consumer.cpu_ns = cpu_ns;
+        snapshot.consumer.delay_ns = delay_ns;
         snapshot.storage.recovered = now.storage.recovered;
         snapshot.decode.chunks = now.decode.chunks;
         if let (Some(copy), Some(now)) = (&mut snapshot.copy, &now.copy) {
@@ -735,14 +730,9 @@ impl LoaderState {
         snapshot.consumer.user_ns =
             own.max(steady.said.as_ref().map_or(0, |said| said.consumer.user_ns));
         steady.said = Some(snapshot.clone());
-        (
-            Snapshot {
-                steady_ns: snapshot.steady_ns,
-                consumer: snapshot.consumer.clone(),
-                ..now
-            },
-            snapshot,
-        )
+        now.steady_ns = snapshot.steady_ns;
+        now.consumer = snapshot.consumer.clone();
+        (now, snapshot)
     }
 
     /// What the sources of a mixture have delivered; empty for other orders.

@@ -1,6 +1,6 @@
 //! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
 
-use crate::meter::{Snapshot, device_bytes};
+use feedline_report::meter::{Snapshot, device_bytes};
 use serde::Serialize;
 use std::fmt;
 

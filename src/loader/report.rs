@@ -1,13 +1,13 @@
 //! The report: measurements, with their interpretation and the decisions of `build`. Pure.
 
 use super::origin::Origin;
-use crate::ledger::Ledger;
-use crate::memory::MemoryPlan;
-use crate::meter::{EpochCounts, GpuIdle, ReadStats, Snapshot, SourceCount};
 use crate::pipeline::FieldRoute;
-use crate::report::{Cause, Verdict};
-use crate::setting::Setting;
 use crate::storage::Choice;
+use feedline_base::setting::Setting;
+use feedline_core::ledger::Ledger;
+use feedline_core::memory::MemoryPlan;
+use feedline_report::meter::{EpochCounts, GpuIdle, ReadStats, Snapshot, SourceCount};
+use feedline_report::{Cause, Verdict};
 use std::fmt;
 
 /// Maximum number of a mixture's sources in the text.

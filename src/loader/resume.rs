@@ -5,12 +5,13 @@
 //! these may change.
 
 use super::{LoaderState, Place};
-use crate::dataset::Fingerprint;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::order::{GroupsMark, LastBatch, OrderKind, Progress, Settings};
+use crate::order::{LastBatch, OrderKind, Progress, Settings};
 use crate::pipeline::runtime::within;
-use crate::setting::Setting;
 use crate::state::{Checkpoint, Cursor, Past, State};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::Fingerprint;
+use feedline_core::order::GroupsMark;
 use std::fmt::{Debug, Display};
 
 /// The part that all states of a loader share.
@@ -377,7 +378,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{LastBatch, Skips};
+    use crate::order::LastBatch;
+    use crate::order::Skips;
 
     #[test]
     fn groups_that_differ_are_named_with_both_values() {

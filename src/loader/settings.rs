@@ -1,20 +1,21 @@
 //! Settings of a loader; [`build`](super::build) turns them into threads and memory.
 
-use crate::dataset::Dataset;
-use crate::decode::{Ctx, Decoder};
 use crate::device::{Bound, Device, Stream, StreamUse};
-use crate::error::Result;
-use crate::memory::{BatchMut, Budget, Row, available};
-use crate::meter::Clock;
-use crate::order::{LastBatch, Order, Rank};
+use crate::order::{LastBatch, Order};
 use crate::pipeline::recipe::Steps;
 use crate::pipeline::{Gds, Numa, OnBadSample};
 use crate::state::State;
-use crate::stop::Stop;
-#[cfg(test)]
-use crate::storage::Opened;
 use crate::storage::ReaderOptions;
-use crate::tensor::Field;
+#[cfg(test)]
+use crate::storage::choice::Opened;
+use feedline_base::error::Result;
+use feedline_base::meter::Clock;
+use feedline_base::stop::Stop;
+use feedline_core::dataset::Dataset;
+use feedline_core::decode::{Ctx, Decoder};
+use feedline_core::memory::{BatchMut, Budget, Row, available};
+use feedline_core::order::Rank;
+use feedline_core::tensor::Field;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -379,6 +380,20 @@ impl LoaderBuilder {
     ///
     /// The limit is an equal part of the budget's free bytes, see [`Budget`]. A
     /// [`memory_budget`](Self::memory_budget), if set, is a limit as well.
+    ///
+    /// ```
+    /// use feedline::{Budget, Device, Loader, dataset::Records};
+    ///
+    /// let budget = Budget::new(64 << 20, 2); // for two loaders, one per device
+    /// let mut loaders = Vec::new();
+    /// for device in [Device::host(), Device::host()] {
+    ///     let records = Records::builder(1).open_bytes([0; 100])?;
+    ///     loaders.push(Loader::builder(records).device(device).workers(1).shared_budget(&budget).build()?);
+    /// }
+    /// let planned: usize = loaders.iter().map(|loader| loader.plan().total()).sum();
+    /// assert_eq!(budget.free(), (64 << 20) - planned);
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     pub fn shared_budget(mut self, budget: &Budget) -> Self {
         self.memory.shared = Some(budget.clone());
         self

@@ -6,9 +6,9 @@
 //! ```
 
 use super::{Live, Loader, LoaderState, Place};
-use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::order::{Batches, Skip, Skips};
 use crate::state::{Cursor, State};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::ops::Range;
 
 impl Loader {
@@ -185,7 +185,8 @@ impl Skips {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::{LastBatch, Rank};
+    use crate::order::LastBatch;
+    use feedline_core::order::Rank;
     use proptest::prelude::*;
 
     /// Places of the batches of epochs 0..4 in sequence, from `at` on, without the skipped batches.

@@ -1,13 +1,13 @@
 //! The sizes of a loader's buffers: defaults, and minimum sizes under a tight budget.
 
-use crate::dataset::{self, Dataset};
-use crate::memory::MemoryTerm;
-use crate::memory::plan::Bytes;
 use crate::pipeline::OnBadSample;
 use crate::pipeline::chunks::ChunkRoom;
 use crate::pipeline::recipe::Recipe;
 use crate::pipeline::substitute::SpareRoom;
-use crate::tensor::PAGE;
+use feedline_base::PAGE;
+use feedline_core::dataset::Dataset;
+use feedline_core::memory::MemoryTerm;
+use feedline_core::memory::plan::Bytes;
 
 /// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a
 /// picture of two megapixels.
@@ -77,7 +77,7 @@ impl Encoded {
         let largest = usize::try_from(sizes.sample_bytes_max).unwrap_or(usize::MAX);
         let max = with_slack(largest, recipe.parts_max(&sizes));
         // Rows read in place need the ring only for files with unaligned offsets.
-        if recipe.all_in_place() && !dataset::opens_bytes(dataset) {
+        if recipe.all_in_place() && !feedline_core::dataset::opens_bytes(dataset) {
             return Self {
                 max,
                 ..Self::default()
@@ -153,9 +153,9 @@ pub(super) fn spare_room(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-    use crate::memory::plan::{Limits, PROCESS};
-    use crate::memory::{MemoryPlan, Part};
+    use feedline_base::error::ErrorKind;
+    use feedline_core::memory::plan::{Limits, PROCESS};
+    use feedline_core::memory::{MemoryPlan, Part};
     use proptest::prelude::*;
 
     const LIMITS: Limits = Limits {

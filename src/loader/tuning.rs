@@ -2,7 +2,7 @@
 
 use super::settings::LoaderBuilder;
 use crate::pipeline::{Gds, Numa};
-use crate::storage::{Direct, Mode};
+use feedline_core::storage::{Direct, Mode};
 use std::time::Duration;
 
 /// Settings that few loaders need: the defaults depend on the machine. See
@@ -146,7 +146,7 @@ impl Tuning {
 
     /// Measures nothing. For the benchmark of the cost of measuring.
     pub fn unmeasured(mut self) -> Self {
-        self.0.clock = crate::meter::Clock::still();
+        self.0.clock = feedline_base::meter::Clock::still();
         self
     }
 }

@@ -16,15 +16,16 @@
 //! A resumed epoch starts at any position, and its global batches are counted from there. `start`
 //! is a multiple of the global batch unless the run has changed the global batch.
 //!
-//! In [groups](super::Groups) a batch has its group's size. Each batch has as many positions as the
+//! In [groups](feedline_core::order::Groups) a batch has its group's size. Each batch has as many positions as the
 //! largest batch has rows, so a smaller batch leaves its last positions unused. Only a short last
 //! batch of the epoch has as many positions as samples.
 //!
 //! Limits: everything is `u64` and saturates; rows of a rank fit `u32`.
 
+use super::gcd;
 use super::grouped::{GroupedEpoch, padded};
-use super::{Rank, gcd};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::order::Rank;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 

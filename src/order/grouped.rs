@@ -20,9 +20,10 @@
 //!
 //! Memory: an epoch takes 4 KiB per group at most, in addition to the table of `groups`.
 
-use super::groups::{Groups, Table};
-use super::{Counts, Draws, Key, LastBatch, Permutation, Rank};
-use crate::error::{Result, config};
+use super::{Counts, LastBatch};
+use feedline_base::error::{Result, config};
+use feedline_core::order::groups::Table;
+use feedline_core::order::{Draws, Groups, Key, Permutation, Rank};
 use std::sync::Arc;
 
 /// The batches of every epoch.
@@ -414,5 +415,4 @@ fn located(before: &[u64], place: u64) -> (usize, u64) {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/groups.rs"]
 mod tests;

@@ -39,7 +39,7 @@
 //! visited × W).
 
 use super::gcd;
-use super::key::{Key, Permutation};
+use feedline_core::order::{Key, Permutation};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -542,5 +542,4 @@ impl Places<'_> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/lanes.rs"]
 mod tests;

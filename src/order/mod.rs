@@ -21,30 +21,21 @@
 
 mod batches;
 mod grouped;
-mod groups;
-pub(crate) mod key;
 mod lanes;
-mod machine;
-mod rank;
 mod skip;
 pub(crate) mod subset;
 
-use crate::error::{Error, ErrorKind, Result, Stage, caught_in};
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Counts};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
+#[doc(hidden)]
+pub use feedline_core::order::cores_of_rank;
+#[doc(inline)]
+pub use feedline_core::order::{Draws, Groups, Launcher, Permutation, Rank};
+use feedline_core::order::{GroupsMark, Key};
 pub(crate) use grouped::{GroupedEpoch, Plan};
-#[cfg(feature = "image")]
-pub(crate) use groups::GROUPS_MAX;
-pub use groups::Groups;
-pub(crate) use groups::GroupsMark;
-pub(crate) use key::Key;
-pub use key::{Draws, Permutation};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
-#[doc(hidden)]
-pub use machine::cores_of_rank;
-pub(crate) use machine::{Cores, local_ranks, usable_cores};
-pub use rank::{Launcher, Rank};
 use serde::{Deserialize, Serialize};
 pub(crate) use skip::{Skip, Skips};
 use std::collections::HashMap;
@@ -332,6 +323,18 @@ impl Order {
     /// A resumed run keeps groups and batch sizes. Another [`LastBatch`] is possible
     /// [rebatched](crate::LoaderBuilder::resume_rebatched), except to or from `Drop` if each group
     /// has its last batch.
+    ///
+    /// ```
+    /// use feedline::{Loader, Order, dataset::Records, order::Groups};
+    ///
+    /// let lengths = [3, 9, 5, 10, 2, 1, 4, 8]; // or dataset.lengths("tokens")?
+    /// let groups = Groups::by_length(&lengths, 2)?.budget(20); // lengths to 5 and to 10: batches of up to 4 and 2 rows
+    /// let loader = Loader::builder(Records::builder(1).open_bytes([0; 8])?).order(Order::shuffled(7).grouped(groups)).build()?;
+    /// let mut batches: Vec<_> = loader.epoch(0)?.map(|batch| batch.map(|b| (b.group(), b.valid()))).collect::<Result<_, _>>()?;
+    /// batches.sort_unstable();
+    /// assert_eq!(batches, [(Some(0), 4), (Some(1), 2), (Some(1), 2)]); // one of the short ones goes with the long ones
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     #[must_use]
     pub fn grouped(self, groups: Groups) -> Self {
         Self {

@@ -27,13 +27,15 @@
 use super::queue::Queue;
 use super::sample::Samples;
 use super::task::{EpochJob, Place, RowRun, Sample};
-use crate::dataset::{Chunked, Dataset};
-use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::{ChunkBuf, MemoryTerm, RegionBytes, plan};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::storage::{Cached, Extent, Waker};
+use crate::storage::{Cached, Waker};
 use bytes::Bytes;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_core::dataset::{ChunkBuf, Chunked, Dataset};
+use feedline_core::decode::Scratch;
+use feedline_core::memory::region::Bytes as RegionBytes;
+use feedline_core::memory::{MemoryTerm, plan};
+use feedline_core::storage::Extent;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 

@@ -20,17 +20,19 @@
 #![allow(unsafe_code)]
 
 use super::{Core, Gds};
-use crate::dataset::{Part, Parts};
 #[cfg(doc)]
 use crate::device::Copier;
-use crate::device::{Backend, Bounce, DevicePtr, DirectFile, DirectReader, DirectStep};
-use crate::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
-use crate::memory::Filled;
-use crate::storage::{Extent, Files, SourceId, may_pass, patiently};
-use crate::sync::Hold;
-use crate::tensor::Layout;
-use crate::thread;
+use crate::device::{Backend, DevicePtr};
+use crate::device::{Bounce, DirectFile, DirectReader, DirectStep};
+use crate::storage::Files;
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use feedline_base::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::dataset::{Part, Parts};
+use feedline_core::memory::Filled;
+use feedline_core::storage::{Extent, SourceId, may_pass, patiently};
+use feedline_core::tensor::Layout;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

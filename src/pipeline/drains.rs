@@ -8,7 +8,7 @@
 //! run exactly this code.
 
 use super::queue::Queue;
-use crate::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use feedline_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::OnceLock;
 
 type Spawn = Box<dyn Fn() + Send + Sync>;

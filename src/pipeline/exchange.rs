@@ -19,11 +19,11 @@ use super::queue::Queue;
 use super::sample::Samples;
 use super::task::{EpochJob, RowRun, Sample};
 use crate::batch::Contents;
-use crate::error::{Error, Result};
-use crate::memory::{Filled, FreeSlot, Hooks, Lease};
-use crate::meter::{Meters, Stay};
 use crate::storage::Waker;
 use crossbeam_channel::{Receiver, Sender};
+use feedline_base::error::{Error, Result};
+use feedline_core::memory::{Filled, FreeSlot, Hooks, Lease};
+use feedline_report::meter::{Meters, Stay};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -245,7 +245,7 @@ pub(crate) struct Exchange {
     pub(crate) frees_out: Receiver<FreeSlot>,
     /// The loader is gone, so slots that still arrive are removed from the channels. A slot holds
     /// this exchange, so a slot left in a channel would keep both alive for ever.
-    pub(crate) closed: crate::sync::Flag,
+    pub(crate) closed: feedline_base::sync::Flag,
     pub(crate) waker: Waker,
     /// Full slots that `.map_batch` must see first; the workers have the receiver.
     pub(crate) to_map: Option<Sender<Filled>>,
@@ -265,7 +265,7 @@ pub(crate) struct ToDevice {
     pub(crate) bell: Sender<()>,
 }
 
-impl Hooks for Arc<Exchange> {
+impl Hooks for Exchange {
     fn full(&self, slot: Filled) {
         let now = self.meters.clock.now();
         slot.times().full.store(now, Ordering::Relaxed);

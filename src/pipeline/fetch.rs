@@ -10,8 +10,8 @@
 
 use super::chunks::Opening;
 use super::task::{Place, RowRun, Sample};
-use crate::error::{Error, Lowest, Result};
-use crate::memory::{IoBuf, MemoryTerm};
+use feedline_base::error::{Error, Lowest, Result};
+use feedline_core::memory::{IoBuf, MemoryTerm};
 
 /// The tables of at most `pending` samples in flight.
 pub(crate) fn tables(pending: usize, parts: usize) -> MemoryTerm {

@@ -7,9 +7,10 @@ use super::sample::Samples;
 use super::task::RowRun;
 use super::watchdog::Doing;
 use super::worker::Worker;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{ChunkBuf, Rows};
-use crate::meter::Effort;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::ChunkBuf;
+use feedline_core::memory::Rows;
+use feedline_report::meter::Effort;
 use std::sync::Arc;
 
 /// Fills rows from open chunks.

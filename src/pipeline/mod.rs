@@ -83,7 +83,6 @@ pub(crate) mod exchange;
 pub(crate) mod fetch;
 mod gather;
 #[cfg(all(test, loom))]
-#[path = "../../tests/unit/models.rs"]
 mod models;
 pub(crate) mod placement;
 pub(crate) mod planner;
@@ -107,11 +106,12 @@ pub use route::{FieldRoute, Gds, Route};
 pub use substitute::OnBadSample;
 pub(crate) use task::EpochJob;
 
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::meter::Meters;
-use crate::report::spans;
-use crate::storage::{Again, Announcer, Extent, PageCache};
-use crate::sync::Hold;
+use crate::storage::{Again, Announcer, PageCache};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
+use feedline_core::storage::Extent;
+use feedline_report::meter::Meters;
+use feedline_report::spans;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// State shared by a loader's threads.

@@ -15,8 +15,8 @@
 //! (`numactl --interleave`, `cpuset.mems`) and a full node override first touch. If threads cannot
 //! be placed, the reason is an error for a requested node, otherwise a line of the report.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::thread;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::thread;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fmt;
 use std::path::Path;

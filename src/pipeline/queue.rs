@@ -1,6 +1,6 @@
 //! The queue between threads of the pipeline.
 
-use crate::sync::{Hold, Mutex, MutexGuard};
+use feedline_base::sync::{Hold, Mutex, MutexGuard};
 use std::collections::VecDeque;
 
 /// A queue whose length is bounded by the permits of its producers. So it neither blocks nor grows

@@ -2,15 +2,15 @@
 //! transforms run. Pure.
 
 use crate::batch::KeptField;
-use crate::dataset::{self, Dataset, Sizes};
-use crate::decode::{Ctx, Decoder, Raw};
 use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{BatchMut, Filled, Row};
-use crate::meter::Effort;
-use crate::order::Draws;
-use crate::setting::Setting;
-use crate::tensor::{DType, EncodedField, Encoding, Field, Packing, Shape, Spec};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::{Dataset, Sizes};
+use feedline_core::decode::{Ctx, Decoder, Raw};
+use feedline_core::memory::{BatchMut, Filled, Row};
+use feedline_core::order::Draws;
+use feedline_core::tensor::{DType, EncodedField, Encoding, Field, Packing, Shape, Spec};
+use feedline_report::meter::Effort;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -475,7 +475,7 @@ fn packed_fields(
                 Some("its decoder makes the lengths")
             }
             _ if dataset.chunked().is_some() => Some("it lies in chunks"),
-            Some((source, _)) if !dataset::knows_lengths(dataset, source) => {
+            Some((source, _)) if !feedline_core::dataset::knows_lengths(dataset, source) => {
                 Some("the dataset's `field_bytes` gives no lengths of it")
             }
             Some(_) => None,
@@ -552,7 +552,7 @@ fn which_field(schema: &[EncodedField], name: Option<&str>) -> Result<usize> {
     };
     match schema.iter().position(|field| field.name == name) {
         Some(index) => Ok(index),
-        None => bad(dataset::no_field(schema, name)),
+        None => bad(feedline_core::dataset::no_field(schema, name)),
     }
 }
 

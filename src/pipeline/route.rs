@@ -8,7 +8,7 @@
 //! The checks run in the order of their cost. cuFile is queried, and one trial read is made, only
 //! if a field could be read directly.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::fmt;
 use std::str::FromStr;
 

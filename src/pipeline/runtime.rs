@@ -3,10 +3,10 @@
 use super::Core;
 use super::planner::Planner;
 use super::workers::Workers;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::meter::{Meters, PipelineStage};
-use crate::setting::Setting;
-use crate::thread;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::setting::Setting;
+use feedline_base::thread;
+use feedline_report::meter::{Meters, PipelineStage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -294,7 +294,7 @@ mod tests {
     fn workers_run_where_the_pool_was_made() {
         let (cpu, all) = tests::own_cpus();
         for (place, cpus) in [(Some(tests::placement(&cpu)), cpu), (None, all)] {
-            let meters = Arc::new(Meters::new(crate::meter::Clock::real(), 3, false));
+            let meters = Arc::new(Meters::new(feedline_base::meter::Clock::real(), 3, false));
             let (pool, workers, _) = on_node(place.as_ref(), || pool(3, |_| meters.clone()))
                 .unwrap()
                 .unwrap();

@@ -13,13 +13,15 @@
 use super::recipe::{Drawn, How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::dataset::{
-    Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed, within_opened,
+use crate::storage::Cached;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_core::dataset::{
+    ChunkBuf, Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed,
+    within_opened,
 };
-use crate::decode::{Ctx, Running, Scratch};
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::memory::{ChunkBuf, Row, Rows};
-use crate::storage::{Cached, Extent, Sources, exhausted, has_other_version, out_of_reach};
+use feedline_core::decode::{Ctx, Running, Scratch};
+use feedline_core::memory::{Row, Rows};
+use feedline_core::storage::{Extent, Sources, exhausted, has_other_version, out_of_reach};
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.

@@ -27,8 +27,7 @@
 //! Not substituted: errors that blame no sample, see [`Samples::blames_sample`], and errors of
 //! `.map_batch`.
 
-use super::Core;
-use super::chunks::{self, Encoded, Held};
+use super::chunks::{Encoded, Held};
 use super::drains::Switch;
 use super::exchange::BadRow;
 use super::gather::opened;
@@ -36,14 +35,16 @@ use super::sample::Samples;
 use super::task::{Piece, RowRun, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
-use crate::dataset::member;
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::ledger::{BadSample, RowPlace};
-use crate::memory::{ChunkBuf, MemoryTerm};
-use crate::order::{Draws, Key};
-use crate::report::spans;
-use crate::storage::{Cached, Extent, may_pass};
-use crate::sync::Hold;
+use super::{Core, chunks};
+use crate::storage::Cached;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::sync::Hold;
+use feedline_core::dataset::{ChunkBuf, member};
+use feedline_core::ledger::{BadSample, RowPlace};
+use feedline_core::memory::MemoryTerm;
+use feedline_core::order::{Draws, Key};
+use feedline_core::storage::{Extent, may_pass};
+use feedline_report::spans;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 

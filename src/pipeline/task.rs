@@ -5,10 +5,10 @@
 //! EpochJob ──► RowRun (rows without samples)        Sample (id, and a Piece for each of its parts)
 //! ```
 
-use crate::error::Result;
-use crate::memory::{RingSpan, Rows, Ticket};
 use crate::order::{Batches, EpochOrder};
-use crate::storage::Extent;
+use feedline_base::error::Result;
+use feedline_core::memory::{RingSpan, Rows, Ticket};
+use feedline_core::storage::Extent;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -16,9 +16,9 @@
 //! in a driver or in user code. At the end of the loader it is abandoned with all memory it can
 //! reach, and counted.
 
-use crate::error::{Error, ErrorKind, Stage};
-use crate::setting::Setting;
-use crate::storage::{Extent, SourceId, Sources};
+use feedline_base::error::{Error, ErrorKind, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::storage::{Extent, SourceId, Sources};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

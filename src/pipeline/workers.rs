@@ -6,7 +6,6 @@
 //! substitute come first if the substitute's chunk is open, otherwise after all rows with open
 //! chunks.
 
-use super::Core;
 use super::chunks::{Encoded, Opening};
 use super::drains::Switch;
 use super::exchange::ToFill;
@@ -15,13 +14,13 @@ use super::substitute::{SpareRoom, Substitutes};
 use super::task::Sample;
 use super::watchdog::Doing;
 use super::worker::Worker;
-use super::{gather, rows};
-use crate::decode::{Ctx, Running};
-use crate::error::{Error, Result, Stage};
-use crate::memory::Filled;
-use crate::meter::Work;
+use super::{Core, gather, rows};
 use crate::storage::Cached;
-use crate::sync::Mutex;
+use feedline_base::error::{Error, Result, Stage};
+use feedline_base::sync::Mutex;
+use feedline_core::decode::{Ctx, Running};
+use feedline_core::memory::Filled;
+use feedline_report::meter::Work;
 use std::sync::Arc;
 
 /// The pool and the state of each worker.

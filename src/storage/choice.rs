@@ -4,20 +4,20 @@ use super::cache::{Announcer, Cache, CachedBlocks, Fill, FillSetup};
 use super::fault_hook::FaultHook;
 use super::files::{Files, PROBES_MAX, Probe, Seen, probe, seen};
 use super::mmap::Mmap;
-use super::mounts::{Mounts, Slow};
 use super::pread::Pread;
-use super::remote::{Meter, Remote};
+use super::remote::Remote;
 use super::router::{Route, Router, plan_routes};
 use super::threads::{BlockingRead, Threaded};
 use super::uring::{Uring, refusal};
-use super::{
-    Again, DEPTH_MAX, Direct, Mode, PageCache, Reader, ReaderOptions, Sources, THREADS_MAX, Waker,
-};
-use crate::error::{Error, ErrorKind, Result, Stage, config};
-use crate::memory::available;
-use crate::meter::{CacheReads, Network, ReaderInUse, ReaderKind};
+use super::{Again, DEPTH_MAX, PageCache, Reader, ReaderOptions, THREADS_MAX, Waker};
 use crate::order::Locality;
-use crate::setting::Setting;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, config};
+use feedline_base::meter::{Network, NetworkMeter as Meter};
+use feedline_base::setting::Setting;
+use feedline_core::memory::available;
+use feedline_core::storage::mounts::{Mounts, Slow};
+use feedline_core::storage::{Direct, Mode, Sources};
+use feedline_report::meter::{CacheReads, ReaderInUse, ReaderKind};
 use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
@@ -150,12 +150,11 @@ pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
             facts.start_objects(meter.clone(), Some(waker), fill.as_ref())?,
         ));
     }
+    let mut used = main.used;
+    used.objects = objects;
+    used.cached = cache.is_some();
     let choice = Choice {
-        reader: ReaderInUse {
-            objects,
-            cached: cache.is_some(),
-            ..main.used
-        },
+        reader: used,
         direct: main.direct,
         cached_first: main.page_cache.is_some(),
         why: facts.reasons(main.why),
@@ -305,7 +304,8 @@ impl<'a> Facts<'a> {
                 ReaderKind::Mmap,
                 Box::new(self.start_threads(Mmap::new(files()), threads, None)?),
             ),
-            Mode::Uring | Mode::Auto => match self.start_uring(files()) {
+            // `Uring` and `Auto`.
+            _ => match self.start_uring(files()) {
                 Ok(reader) => {
                     why.push(format!("io_uring: {}", reader.flavour()));
                     (ReaderKind::Uring, Box::new(reader))
@@ -324,10 +324,8 @@ impl<'a> Facts<'a> {
                 .through(FaultHook::of(options), seen.clone())
         };
         let page_cache = (options.mode == Mode::Auto).then(|| Arc::new(page_cache()));
-        let used = ReaderInUse {
-            mount: !self.slow.is_empty(),
-            ..ReaderInUse::of(kind, options.mode != Mode::Auto)
-        };
+        let mut used = ReaderInUse::of(kind, options.mode != Mode::Auto);
+        used.mount = !self.slow.is_empty();
         Ok(MainReader {
             reader,
             used,

@@ -2,7 +2,7 @@
 
 use super::waker::Bell;
 use super::{Completion, Waker};
-use crate::sync::Hold;
+use feedline_base::sync::Hold;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! The counters of readers.
 
-use crate::meter::ReadStats;
+use feedline_report::meter::ReadStats;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// [`ReadStats`] of readers with their own threads. The counters are relaxed: pure statistics.
@@ -19,17 +19,16 @@ pub(super) struct Counters {
 impl Counters {
     pub(super) fn snapshot(&self) -> ReadStats {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        ReadStats {
-            ops: load(&self.ops),
-            failed: load(&self.failed),
-            bytes_asked: load(&self.bytes_asked),
-            bytes_moved: load(&self.bytes_moved),
-            short_reads: load(&self.short_reads),
-            retries: load(&self.retries),
-            direct_reads: load(&self.direct_reads),
-            buffered_reads: load(&self.buffered_reads),
-            ..ReadStats::default()
-        }
+        let mut stats = ReadStats::default();
+        stats.ops = load(&self.ops);
+        stats.failed = load(&self.failed);
+        stats.bytes_asked = load(&self.bytes_asked);
+        stats.bytes_moved = load(&self.bytes_moved);
+        stats.short_reads = load(&self.short_reads);
+        stats.retries = load(&self.retries);
+        stats.direct_reads = load(&self.direct_reads);
+        stats.buffered_reads = load(&self.buffered_reads);
+        stats
     }
 }
 

@@ -17,9 +17,10 @@ pub(crate) use plain::{FaultHook, Injection};
 
 #[cfg(not(feature = "unstable"))]
 mod plain {
+    use super::super::ReaderOptions;
     use super::super::fault_point::Attempt;
     use super::super::progress::Next;
-    use super::super::{ReaderOptions, SourceId};
+    use feedline_core::storage::SourceId;
     use rustix::io::Errno;
     use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! One system call, as injected faults see it.
 
-use super::Extent;
 use super::progress::Next;
+use feedline_core::storage::Extent;
 use std::ops::Range;
 
 /// The kind of call.

@@ -21,10 +21,11 @@
 //! The order of operations is the order of the calls. With one reader thread, or with a ring, it is
 //! the same in every run, as long as the loader makes the same requests.
 
+use super::ReaderOptions;
 use super::fault_point::{Attempt, Call};
 use super::progress::Next;
-use super::{Extent, ReaderOptions, SourceId};
-use crate::sync::Hold;
+use feedline_base::sync::Hold;
+use feedline_core::storage::{Extent, SourceId};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};

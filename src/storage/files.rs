@@ -11,15 +11,15 @@
 
 use super::fault_hook::FaultHook;
 use super::fault_point::{Attempt, Call};
-use super::metadata::Stamp;
-use super::opened::{
-    OPEN_FLAGS, check_indexed, check_regular, descriptor_limit, open, open_error, same_length,
-    with_cstr, with_path,
-};
 use super::progress::{Next, footprint};
 use super::reader::has_room;
-use super::{Extent, Footprint, SourceId, Sources, add, resolve_beneath};
-use crate::error::{Error, Result, Stage};
+use super::{Footprint, add};
+use feedline_base::error::{Error, Result, Stage};
+use feedline_base::metadata::Stamp;
+use feedline_core::storage::opened::{
+    OPEN_FLAGS, check_indexed, check_regular, open, open_error, same_length, with_cstr, with_path,
+};
+use feedline_core::storage::{Extent, SourceId, Sources, descriptor_limit, resolve_beneath};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
@@ -404,8 +404,8 @@ fn direct_align(fd: &OwnedFd) -> Result<usize, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-    use crate::storage::opened::open_indexed;
+    use feedline_base::error::ErrorKind;
+    use feedline_core::storage::opened::open_indexed;
     use std::fs::{OpenOptions, Permissions};
     use std::os::unix::fs::PermissionsExt;
     use std::path::Path;

@@ -15,8 +15,10 @@ use super::files::{File, Files};
 use super::progress::{Failure, Next, Progress, RETRIES_MAX, Step};
 use super::syscalls::IoVec;
 use super::threads::BlockingRead;
-use super::{Counters, Extent, Footprint, ReadStats, add};
-use crate::error::{Error, Result, Stage};
+use super::{Counters, Footprint, add};
+use feedline_base::error::{Error, Result, Stage};
+use feedline_core::storage::Extent;
+use feedline_report::meter::ReadStats;
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -243,7 +245,7 @@ impl BlockingRead for Mmap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Sources;
+    use feedline_core::storage::Sources;
     use std::sync::Arc;
 
     #[test]

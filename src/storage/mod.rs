@@ -24,69 +24,47 @@
 //!   the end is [`ErrorKind::Truncated`](crate::ErrorKind).
 //! * One thread drives a reader; other threads may only use its `Waker`.
 
-mod blob;
 mod cache;
 pub(crate) mod choice;
 mod completions;
-mod configure;
 mod counters;
 mod fault_hook;
 pub(crate) mod fault_point;
 #[cfg(feature = "unstable")]
 pub(crate) mod faulty;
 mod files;
-pub(crate) mod listing;
-mod metadata;
 mod mmap;
-mod mounts;
-mod opened;
 pub(crate) mod page_cache;
 mod pread;
 mod progress;
-pub(crate) mod publish;
 pub(crate) mod reader;
 #[cfg_attr(not(feature = "remote"), path = "no_remote.rs")]
 mod remote;
-mod resolve_beneath;
 mod retry;
 mod router;
-mod settings;
-pub(crate) mod sidefile;
-mod source;
 mod syscalls;
 mod threads;
-mod transient;
 mod uring;
 pub(crate) mod waker;
 
-pub use blob::Blob;
-pub(crate) use blob::Way;
 pub(crate) use cache::Announcer;
 pub use cache::{Cache, CacheEntry, CacheWarmed};
 pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
+#[doc(inline)]
+pub use feedline_core::storage::{
+    Blob, DirId, Direct, Extent, Listed, Mode, SourceId, Sources, configure::configure, list,
+    publish::publish,
+};
 pub(crate) use files::Files;
-pub use listing::{Listed, expand as list};
-pub(crate) use metadata::{fnv, is_url};
-pub(crate) use opened::descriptor_limit;
 pub(crate) use page_cache::{Cached, PageCache};
-pub use publish::publish;
-pub(crate) use retry::Again;
-pub use configure::configure;
-pub use settings::{Direct, Mode};
-pub use source::{DirId, Extent, SourceId, Sources};
-pub(crate) use transient::{exhausted, has_other_version, may_pass, out_of_reach, patiently};
-pub(crate) use waker::Waker;
-
-#[cfg(test)]
-pub(crate) use waker::Bell;
-
-pub(crate) use crate::meter::ReadStats;
 pub(crate) use reader::{
     Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions, Sealed,
     THREADS_MAX, leaked,
 };
+pub(crate) use retry::Again;
+pub(crate) use waker::Waker;
 
 use counters::{Counters, add};
 use reader::count_leaked;

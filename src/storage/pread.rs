@@ -4,8 +4,10 @@ use super::fault_point::Call;
 use super::files::Files;
 use super::progress::{Progress, Step};
 use super::threads::BlockingRead;
-use super::{Counters, Extent, Footprint, ReadStats, add};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use super::{Counters, Footprint, add};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::storage::Extent;
+use feedline_report::meter::ReadStats;
 
 /// Reads with `pread`, past the page cache if `files` says so.
 pub(super) struct Pread {

@@ -8,8 +8,9 @@
 //!                     |--+-----------+--|     are read twice; no new byte = the file ends here
 //! ```
 
-use super::{Extent, Footprint};
-use crate::error::{Error, ErrorKind, Stage};
+use super::Footprint;
+use feedline_base::error::{Error, ErrorKind, Stage};
+use feedline_core::storage::Extent;
 use rustix::io::Errno;
 
 /// Limit of bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest
@@ -175,7 +176,7 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::Sources;
+    use feedline_core::storage::Sources;
     use proptest::prelude::*;
 
     fn extent(offset: u64, len: u64) -> Extent {

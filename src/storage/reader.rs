@@ -1,12 +1,14 @@
 //! The contract of a reader: `submit` takes operations, `wait` returns completions. See the
 //! module's invariants.
 
-use super::{Direct, Extent, Mode, ReadStats, SourceId, Waker};
-use crate::error::{Error, ErrorKind, Result, Stage};
-#[cfg(feature = "unstable")]
-use crate::memory::ByteRing;
-use crate::memory::{IoBuf, MemoryTerm};
+use super::Waker;
 use crate::order::Locality;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+#[cfg(feature = "unstable")]
+use feedline_core::memory::ByteRing;
+use feedline_core::memory::{IoBuf, MemoryTerm};
+use feedline_core::storage::{Direct, Extent, Mode, SourceId};
+use feedline_report::meter::ReadStats;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -146,7 +148,7 @@ pub struct Footprint {
 }
 
 mod sealed {
-    use crate::memory::Region;
+    use feedline_core::memory::Region;
     use std::sync::Arc;
 
     pub trait Sealed {

@@ -13,10 +13,11 @@
 
 use super::fault_hook::FaultHook;
 use super::files::{Files, Seen, probe};
-use super::transient::{PAUSES, code, may_pass};
-use super::{Counters, Extent, ReaderOptions, Sources, add, pread};
-use crate::error::{Error, Result};
-use crate::memory::RegionBytes;
+use super::{Counters, ReaderOptions, add, pread};
+use feedline_base::error::{Error, Result};
+use feedline_core::memory::region::Bytes as RegionBytes;
+use feedline_core::storage::transient::{PAUSES, code};
+use feedline_core::storage::{Extent, Sources, may_pass};
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,7 +135,7 @@ impl Again {
 
     fn past_cache(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         let align = probe(self.files.sources()).align;
-        if align > crate::tensor::PAGE {
+        if align > feedline_base::PAGE {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
         let direct = self.aligned(align);
@@ -156,7 +157,7 @@ impl Again {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use feedline_base::error::ErrorKind;
 
     #[test]
     fn both_ways_bring_the_same_bytes_of_any_extent() {

@@ -13,11 +13,11 @@
 //! it there.
 
 use super::cache::{CacheAnswer, Fill};
-use super::{
-    Completion, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Sources, Waker, add,
-};
-use crate::error::{Error, ErrorKind};
-use crate::memory::{MemoryTerm, Region};
+use super::{Completion, Footprint, ReadOp, Reader, Sealed, Waker, add};
+use feedline_base::error::{Error, ErrorKind};
+use feedline_core::memory::{MemoryTerm, Region};
+use feedline_core::storage::{Extent, Sources};
+use feedline_report::meter::ReadStats;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -319,7 +319,7 @@ impl Reader for Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::storage::metadata::Meta;
+    use feedline_base::metadata::Meta;
     use std::path::Path;
 
     #[test]

@@ -5,12 +5,14 @@
 
 use super::completions::Completions;
 use super::{
-    Completion, Counters, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed,
-    Waker, add, count_leaked,
+    Completion, Counters, DROP_DEADLINE, Footprint, ReadOp, Reader, Sealed, Waker, add,
+    count_leaked,
 };
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::sync::Hold;
-use crate::thread;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::storage::Extent;
+use feedline_report::meter::ReadStats;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
@@ -278,8 +280,9 @@ impl<W> Drop for Threaded<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::ByteRing;
-    use crate::storage::{Sources, leaked};
+    use crate::storage::reader::leaked;
+    use feedline_core::memory::ByteRing;
+    use feedline_core::storage::Sources;
     use std::sync::mpsc::{Receiver, channel};
 
     /// Offset 0 waits for a message, offset 1 panics.

@@ -11,8 +11,8 @@
 //! before `wake` are visible after `wait`, because both sides change the same word (acquire,
 //! release).
 
-use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::futex;
+use feedline_base::sync::atomic::{AtomicU32, Ordering};
+use feedline_base::sync::futex;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;

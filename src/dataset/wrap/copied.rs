@@ -10,14 +10,14 @@
 //! order; the file appears only when it is complete; a copy of another dataset, or another kind of
 //! file, is never replaced; the lengths are checked against their CRC32C and the file's length.
 
-use super::documents::{TokenFields, read_all};
-use super::kept;
-use crate::dataset::forward::own;
-use crate::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, fingerprint};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::publish::Pending;
-use crate::storage::{Blob, Extent, SourceId, Sources};
-use crate::tensor::{EncodedField, Field};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::forward::own;
+use feedline_core::dataset::{
+    Chunked, Dataset, Digest, Framed, Parts, Sizes, TokenFields, fingerprint, kept, read_all,
+};
+use feedline_core::storage::publish::Pending;
+use feedline_core::storage::{Blob, Extent, SourceId, Sources};
+use feedline_core::tensor::{EncodedField, Field};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

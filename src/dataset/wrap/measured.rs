@@ -9,18 +9,19 @@
 //! Sections of the file: 4 bytes per sample and measured field, then the maximum bytes of each
 //! field. A large file is read in place, a page at a time. Limits: 4 GiB per field of a sample.
 //!
-//! Invariants: those of `super::kept`. A sample that is damaged when it is measured has length 0;
+//! Invariants: those of `feedline_core::dataset::kept`. A sample that is damaged when it is measured has length 0;
 //! the loader reports it.
 
-use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::wrap::pass::pass;
-use crate::dataset::{Chunked, Dataset, Framed, Sizes, chunks, frames, knows_lengths};
-use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::ChunkBuf;
-use crate::storage::sidefile::{SideKind, Sidefile};
 use bytes::Bytes;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::forward::{forward, frames_of, own};
+use feedline_core::dataset::kept::Origin;
+use feedline_core::dataset::{
+    ChunkBuf, Chunked, Dataset, Framed, Sizes, chunks, frames, kept, knows_lengths,
+};
+use feedline_core::decode::Scratch;
+use feedline_core::storage::sidefile::{SideKind, Sidefile};
 use std::path::Path;
 
 const KIND: SideKind = SideKind {

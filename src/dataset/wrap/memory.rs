@@ -8,15 +8,15 @@
 //! samples of a few kilobytes. The dataset owns the memory, and all its loaders share it; each
 //! loader's plan and budget count it. The files may change or vanish afterwards.
 
-use crate::dataset::forward::{forward, own};
-use crate::dataset::parallel::parallel;
-use crate::dataset::{Dataset, Sizes};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::RegionBytes;
-use crate::order::local_ranks;
-use crate::setting::Setting;
-use crate::storage::{Blob, Extent, SourceId, Sources, patiently};
 use bytes::Bytes;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::forward::{forward, own};
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::dataset::{Dataset, Sizes};
+use feedline_core::memory::region::Bytes as RegionBytes;
+use feedline_core::order::local_ranks;
+use feedline_core::storage::{Blob, Extent, SourceId, Sources, patiently};
 use std::sync::Arc;
 
 /// Bytes per read of a thread.
@@ -178,7 +178,7 @@ impl<D: Dataset> Dataset for InMemory<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dataset::Records;
+    use feedline_formats::Records;
 
     #[test]
     fn more_than_the_free_memory_is_refused_before_the_first_read() {

@@ -14,11 +14,11 @@
 
 use super::Concat;
 use super::shares::{Block, PERIOD, Path, Shares};
-use crate::dataset::Dataset;
-use crate::dataset::digest::Digest;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Drawn, Draws, Key, Order, Permutation, Progress, Sampler, gcd};
-use crate::sync::Hold;
+use crate::order::{Drawn, Order, Progress, Sampler, gcd};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
+use feedline_core::dataset::{Dataset, Digest};
+use feedline_core::order::{Draws, Key, Permutation};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;

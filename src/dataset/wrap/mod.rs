@@ -6,8 +6,6 @@
 
 pub(crate) mod checked;
 pub(crate) mod copied;
-pub(crate) mod documents;
-pub(crate) mod kept;
 pub(crate) mod measured;
 pub(crate) mod memory;
 pub(crate) mod mix;
@@ -22,7 +20,7 @@ mod shares;
 pub(crate) mod subset;
 pub(crate) mod verify;
 
-use super::forward::debug_by_describe;
+use feedline_core::dataset::forward::debug_by_describe;
 
 pub use checked::Checked;
 pub use copied::Copied;

@@ -1,10 +1,10 @@
 //! One pass over all data of a dataset, on all cores, to make the contents of a side file. Memory:
 //! 32 bytes for every 64 samples.
 
-use crate::dataset::Dataset;
-use crate::dataset::parallel::parallel;
-use crate::dataset::sample::Plain;
-use crate::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::Dataset;
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::dataset::sample::Plain;
 use std::sync::Arc;
 
 /// Samples per unit of work of a thread.

@@ -1,16 +1,15 @@
 //! Sizes of all pictures, made by one pass over the data and kept in a side file.
 //!
 //! The file has one section: width and height of each sample's picture, 4 bytes each, from the
-//! picture's header. Invariants: those of `super::kept`. A picture with a damaged header has 1 × 1
+//! picture's header. Invariants: those of `feedline_core::dataset::kept`. A picture with a damaged header has 1 × 1
 //! pixels; the loader reports it.
 
-use crate::dataset::wrap::kept;
 use crate::dataset::wrap::pass::pass;
-use crate::dataset::{Dataset, no_field};
-use crate::decode::Image;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::SideKind;
-use crate::tensor::Encoding;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::{Dataset, kept, no_field};
+use feedline_core::storage::sidefile::SideKind;
+use feedline_core::tensor::Encoding;
+use feedline_image::Image;
 use std::path::Path;
 
 const KIND: SideKind = SideKind {

@@ -9,7 +9,7 @@
 //! cores. Later calls only open the file. In the file, points take about 1 % of the pictures'
 //! bytes, and 8 bytes per field and sample. In memory they take at most 16 MiB, unless the file is
 //! an object of a store; while they are made, 8 bytes per field and sample. Shards that this crate
-//! writes need no such file: their pictures contain the points, see [`prepare`](crate::prepare).
+//! writes need no such file: their pictures contain the points, see [`prepare`](feedline_prepare).
 //!
 //! Sections of the file: the entries, one after the other, and the end of each. An entry holds the
 //! points of one field of one sample; it is empty for other formats, progressive JPEGs, JPEGs with
@@ -21,13 +21,13 @@
 //! `feedline-jpeg`. A picture whose points cannot be read later is decoded without them, and
 //! counted.
 
-use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::wrap::kept::{self, Origin};
 use crate::dataset::wrap::pass::pass;
-use crate::dataset::{Dataset, Framed, Sizes, frames};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
-use crate::tensor::Encoding;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::forward::{forward, frames_of, own};
+use feedline_core::dataset::kept::Origin;
+use feedline_core::dataset::{Dataset, Framed, Sizes, frames, kept};
+use feedline_core::storage::sidefile::{SideKind, SideWriter, Sidefile};
+use feedline_core::tensor::Encoding;
 use feedline_jpeg as jpeg;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};

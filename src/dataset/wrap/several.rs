@@ -6,16 +6,17 @@
 //!
 //! Limits: parts have the same schema.
 
-use crate::dataset::digest::Digest;
-use crate::dataset::forward::{frames_of, own};
-use crate::dataset::starts::Starts;
-use crate::dataset::{ChunkBytes, Chunked, Dataset, DatasetExt, Framed, Parts, Sizes};
-use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::ChunkBuf;
-use crate::storage::{Extent, SourceId, Sources};
-use crate::tensor::EncodedField;
+use crate::dataset::DatasetExt;
 use bytes::Bytes;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::dataset::forward::{frames_of, own};
+use feedline_core::dataset::starts::Starts;
+use feedline_core::dataset::{
+    ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes,
+};
+use feedline_core::decode::Scratch;
+use feedline_core::storage::{Extent, SourceId, Sources};
+use feedline_core::tensor::EncodedField;
 use std::sync::Arc;
 
 /// Maximum number of parts in a description.

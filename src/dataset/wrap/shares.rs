@@ -19,7 +19,7 @@
 //! lighter sources, earlier choices constrain the counts at the ends of a part, so shares are an
 //! estimate: an error may rarely exceed 1; none of 2 or more was observed.
 
-use crate::order::{Draws, Key};
+use feedline_core::order::{Draws, Key};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;

@@ -1,11 +1,12 @@
 //! A part of a dataset: chosen by a keyed split, which needs no memory, or by a list of ids.
 
-use crate::dataset::digest::Digest;
-use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::{Chunked, Dataset, DatasetExt, Framed, Parts, Sizes, chunks};
-use crate::error::Result;
-use crate::order::Key;
-use crate::order::subset::{self, Part};
+use crate::dataset::DatasetExt;
+use crate::order::subset;
+use crate::order::subset::Part;
+use feedline_base::error::Result;
+use feedline_core::dataset::forward::{forward, frames_of, own};
+use feedline_core::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, chunks};
+use feedline_core::order::Key;
 use std::sync::Arc;
 
 /// Part of a dataset. Its ids count from 0; [`Subset::origin`] gives the id in the whole. A subset

@@ -8,13 +8,13 @@
 //! that the format can detect: the guide [formats](crate::guide::formats) has a table of each
 //! format's checks.
 
-use crate::dataset::sample::Plain;
-use crate::dataset::{Chunked, Dataset, Verified, no_field};
-use crate::decode::{Decoder, Single};
-use crate::error::{Error, ErrorKind, Result, Stage, caught};
-use crate::sync::Hold;
-use crate::tensor::{EncodedField, Field, Shape};
-use crate::thread;
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::dataset::sample::Plain;
+use feedline_core::dataset::{Chunked, Dataset, Verified, no_field};
+use feedline_core::decode::{Decoder, Single};
+use feedline_core::tensor::{EncodedField, Field, Shape};
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -5,8 +5,9 @@ use super::copy::Copier;
 use super::direct::DirectReader;
 use super::driver::{DeviceMemory, Gpu, LEGACY, PER_THREAD};
 use super::idle::IdleMeter;
-use crate::device::{Backend, DeviceKind, DirectTrial, Setup, Stream, Unreserved};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::device::{Backend, DirectTrial, Setup, Unreserved};
+use crate::device::{DeviceKind, Stream};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 

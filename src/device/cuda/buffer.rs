@@ -1,14 +1,16 @@
 //! Device memory of one batch: its users, and its return to the copier.
 
 use super::cufile::{BufferGuard, CuFile};
-use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
+use super::driver;
+use super::driver::{CopyStream, DeviceMemory, DevicePtr, Event, Gpu};
 use super::idle::IdleMeter;
-use crate::device::{Backend, BatchHead, Bound, DeviceKind, OnDevice, Stream, StreamUse};
-use crate::error::{Error, ErrorKind, Result};
-use crate::sync::Hold;
-use crate::tensor::Layout;
-use crate::thread;
+use crate::device::{Backend, BatchHead, OnDevice};
+use crate::device::{Bound, DeviceKind, Stream, StreamUse};
 use crossbeam_channel::{Receiver, Sender};
+use feedline_base::error::{Error, ErrorKind, Result};
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::tensor::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -18,16 +18,19 @@
 #![allow(unsafe_code)]
 
 use super::buffer::{BatchMemory, Buffer, Home};
-use super::driver::{self, CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
+use super::driver;
+use super::driver::{CopyStream, DeviceMemory, DevicePtr, Event, Gpu, Pin};
 use super::flight::{InFlight, Marks};
 use super::idle::IdleMeter;
 use super::kernels::{Finisher, Kernels};
-use crate::device::{Copied, DeviceOp, DirectStep, FinishStep, Landed, Oldest, Setup};
-use crate::error::{Error, Result};
-use crate::memory::{Filled, Pinned, Region};
-use crate::meter::nvtx;
-use crate::tensor::{Layout, PAGE};
+use crate::device::{Copied, Landed, Oldest, Setup};
+use crate::device::{DeviceOp, DirectStep, FinishStep};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use feedline_base::PAGE;
+use feedline_base::error::{Error, Result};
+use feedline_core::memory::{Filled, Pinned, Region};
+use feedline_core::tensor::Layout;
+use feedline_report::meter::nvtx;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

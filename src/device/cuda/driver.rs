@@ -27,7 +27,7 @@ pub(crate) mod simulated;
 pub(crate) use objects::{CopyStream, DeviceMemory, Event, Pin};
 
 use super::found::{Absent, Found, hint};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use libloading::Library;
 use std::any::Any;
 use std::cell::Cell;

@@ -17,10 +17,11 @@
 //! other. Their time begins at the end of the copy or of the previous operations, whichever is
 //! later, and ends at their own end.
 
-use super::driver::{self, Event, Gpu};
+use super::driver;
+use super::driver::{Event, Gpu};
 use crate::device::{Landed, Oldest};
-use crate::error::Result;
-use crate::memory::Filled;
+use feedline_base::error::Result;
+use feedline_core::memory::Filled;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -52,9 +52,10 @@
 
 use super::Stream;
 use super::driver::{CopyStream, DevicePtr, Event, Gpu, Handle};
-use crate::error::Result;
-use crate::meter::{Clock, GpuIdle, Ring, Track, Work};
-use crate::sync::Hold;
+use feedline_base::error::Result;
+use feedline_base::meter::Clock;
+use feedline_base::sync::Hold;
+use feedline_report::meter::{GpuIdle, Ring, Track, Work};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};

@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use super::driver::{DevicePtr, Gpu, Handle};
-use crate::device::{OnDevice, Stream};
-use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::device::OnDevice;
+use crate::device::Stream;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

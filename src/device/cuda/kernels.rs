@@ -14,8 +14,8 @@
 
 use super::driver::{DeviceMemory, DevicePtr, Gpu, Handle};
 use crate::device::finish::FinishPlan;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::sync::Hold;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;

@@ -222,9 +222,9 @@ pub fn end_calls() {
 }
 
 use super::Backend;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::sync::Hold;
 use driver::{Driver, Gpu, devices};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
 use std::sync::{Arc, Mutex, Weak};
 
 /// Devices in use. Loaders on one device share its entry, and its fatal error.
@@ -253,7 +253,7 @@ pub(super) fn open(ordinal: usize) -> Result<Arc<Gpu>> {
 /// else the first. An error gives the reason why no GPU is usable.
 pub(super) fn best() -> Result<(Arc<dyn Backend>, String)> {
     let count = driver()?.devices();
-    let (ordinal, why) = match crate::order::Rank::local_from_env() {
+    let (ordinal, why) = match feedline_core::order::Rank::local_from_env() {
         Ok(Some(rank)) if count > 1 => (
             rank as usize % count,
             format!("local rank {rank}, {count} devices are visible"),

@@ -4,12 +4,14 @@
 use super::config::{Cache, QUEUE};
 use super::entry::stamp_of;
 use super::units::{Units, units_of};
-use crate::meter::CacheReads;
-use crate::storage::metadata::Version;
-use crate::storage::source::CachedFiles;
-use crate::storage::{Sources, add};
-use crate::sync::Hold;
-use std::io::{self, Write};
+use crate::storage::counters::add;
+use feedline_base::metadata::Version;
+use feedline_base::sync::Hold;
+use feedline_core::storage::Sources;
+use feedline_core::storage::source::CachedFiles;
+use feedline_report::meter::CacheReads;
+use std::io;
+use std::io::Write;
 use std::ops::RangeInclusive;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -268,16 +270,16 @@ impl CachedBlocks {
             why,
         } = &self.counts;
         let (why, is_full) = why.hold().clone().unzip();
-        CacheReads {
-            hits: load(hits),
-            misses: load(misses),
-            blocks: load(blocks),
-            bytes: load(bytes),
-            not_kept: load(not_kept),
-            removed: load(removed),
-            why,
-            is_full: is_full.unwrap_or(false),
-        }
+        let mut counts = CacheReads::default();
+        counts.hits = load(hits);
+        counts.misses = load(misses);
+        counts.blocks = load(blocks);
+        counts.bytes = load(bytes);
+        counts.not_kept = load(not_kept);
+        counts.removed = load(removed);
+        counts.why = why;
+        counts.is_full = is_full.unwrap_or(false);
+        counts
     }
 
     /// Whether the pieces of an object cover all of a range outside of its whole blocks. Reads the

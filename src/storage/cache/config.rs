@@ -1,6 +1,6 @@
 //! The place of a cache, and its limits.
 
-use crate::storage::mounts::Mounts;
+use feedline_core::storage::mounts::Mounts;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;

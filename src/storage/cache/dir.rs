@@ -3,13 +3,13 @@
 //! Each loader books room in its own file, which it locks. Bookings of ended processes are released
 //! when a loader starts, and at the next count of all files.
 
-use super::super::fnv;
-use super::super::publish::Held;
 use super::config::{Cache, FREE, FREE_BLOCKS};
 use super::entry::{is_data_name, is_map, link_name, map_of};
 use super::rights::{make_folder, new_file, open_file, open_or_make, rights_below};
 use super::units::units_file;
-use crate::sync::Hold;
+use feedline_base::metadata::fnv;
+use feedline_base::sync::Hold;
+use feedline_core::storage::publish::Held;
 use rustix::fs::{FlockOperation, flock, statvfs};
 use rustix::io::Errno;
 use std::fs::{DirBuilder, File, Permissions};

@@ -11,9 +11,10 @@
 //! trusted: the page cache shows the bytes that were written before it. After a reboot, in a copy
 //! of the folder, and if the stamp is 0, the block is compared with its checksum.
 
-use super::super::{fnv, syscalls};
+use super::super::syscalls;
 use super::rights::{make_folder, new_file, open_file};
 use super::units::{UNIT, Units, units_of};
+use feedline_base::metadata::fnv;
 use rustix::fd::AsFd;
 use std::fs::File;
 use std::io;

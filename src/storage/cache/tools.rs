@@ -7,8 +7,8 @@
 use super::config::Cache;
 use super::dir::{CacheDir, FoundEntry};
 use super::entry::EntryFiles;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::setting::Setting;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::ControlFlow;

@@ -13,12 +13,12 @@
 //!   file with a time in the future is never kept.
 
 use super::entry::Identity;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::metadata::Version;
-use crate::storage::mounts::{Mount, Mounts};
-use crate::storage::opened::open_indexed;
-use crate::storage::remote::{self, Meter};
-use crate::storage::{SourceId, Sources};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::Version;
+use feedline_base::meter::NetworkMeter as Meter;
+use feedline_core::storage::mounts::{Mount, Mounts};
+use feedline_core::storage::opened::open_indexed;
+use feedline_core::storage::{SourceId, Sources, remote};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;

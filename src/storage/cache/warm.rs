@@ -12,15 +12,14 @@
 use super::blocks::CachedBlocks;
 use super::config::Cache;
 use super::fill::{BlockId, CacheAnswer, Fill, FillSetup};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::ByteRing;
-use crate::memory::ring::SPAN_ALIGN;
-use crate::storage::remote::Meter;
-use crate::storage::source::CachedFiles;
 use crate::storage::waker::Bell;
-use crate::storage::{
-    Blob, Completion, Extent, ReadOp, ReaderOptions, SourceId, Sources, out_of_reach,
-};
+use crate::storage::{Completion, ReadOp, ReaderOptions};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::meter::NetworkMeter as Meter;
+use feedline_core::memory::ByteRing;
+use feedline_core::memory::ring::SPAN_ALIGN;
+use feedline_core::storage::source::CachedFiles;
+use feedline_core::storage::{Blob, Extent, SourceId, Sources, out_of_reach};
 use std::collections::{HashSet, VecDeque};
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -167,7 +167,7 @@ pub(super) fn entered(result: Result<(), Errno>) -> Entered {
 mod tests {
     use super::*;
     use crate::storage::progress::Failure;
-    use crate::storage::{Extent, Sources};
+    use feedline_core::storage::{Extent, Sources};
 
     fn reading(offset: u64, len: u64, align: usize) -> Phase {
         let source = Sources::new().memory([].into());
@@ -295,7 +295,7 @@ mod tests {
     fn entries_for_wakes_and_cancels_belong_to_no_operation() {
         assert_eq!(Key::from_user_data(WAKE), None);
         assert_eq!(Key::from_user_data(CANCEL), None);
-        let last = Key::new(u32::MAX, crate::storage::DEPTH_MAX as usize);
+        let last = Key::new(u32::MAX, crate::storage::reader::DEPTH_MAX as usize);
         assert_eq!(Key::from_user_data(last.user_data()), Some(last));
     }
 }

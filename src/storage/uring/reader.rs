@@ -2,18 +2,20 @@
 
 use super::crowd::Crowd;
 use super::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
-use super::ring::{self, ReadTarget, Ring};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::{IoBuf, Region};
+use super::ring;
+use super::ring::{ReadTarget, Ring};
+use crate::storage::Sealed;
 use crate::storage::fault_point::Call;
-use crate::storage::files::{Files, Handle};
-use crate::storage::opened::{OPEN_FLAGS, open_error};
+use crate::storage::files::Handle;
 use crate::storage::progress::{Failure, Progress, Step};
+use crate::storage::reader::count_leaked;
 use crate::storage::waker::Bell;
-use crate::storage::{
-    Completion, DROP_DEADLINE, Extent, Footprint, ReadOp, ReadStats, Reader, Sealed, Waker,
-    count_leaked, pread, resolve_beneath,
-};
+use crate::storage::{Completion, DROP_DEADLINE, Files, Footprint, ReadOp, Reader, Waker, pread};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::memory::{IoBuf, Region};
+use feedline_core::storage::opened::{OPEN_FLAGS, open_error};
+use feedline_core::storage::{Extent, resolve_beneath};
+use feedline_report::meter::ReadStats;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -654,11 +656,10 @@ impl Reader for Uring {
     }
 
     fn stats(&self) -> ReadStats {
-        ReadStats {
-            opens: self.files.opens(),
-            fallbacks: self.files.fallbacks(),
-            ..self.stats
-        }
+        let mut stats = self.stats;
+        stats.opens = self.files.opens();
+        stats.fallbacks = self.files.fallbacks();
+        stats
     }
 }
 
@@ -679,8 +680,8 @@ impl Drop for Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::ByteRing;
-    use crate::storage::Sources;
+    use feedline_core::memory::ByteRing;
+    use feedline_core::storage::Sources;
 
     fn reader(depth: usize) -> Option<(Uring, Extent)> {
         reader_of(&std::env::current_exe().unwrap(), depth)

@@ -10,12 +10,12 @@
 #![allow(unsafe_code)]
 
 use super::inflight::{CANCEL, Key, WAKE};
-use crate::memory::{IoBuf, Region, Withheld};
 use crate::storage::fault_hook::Injection;
 use crate::storage::files::File;
 use crate::storage::progress::{Next, READ_MAX};
-use crate::storage::resolve_beneath::RESOLVE;
 use crate::storage::syscalls::IoVec;
+use feedline_core::memory::{IoBuf, Region, Withheld};
+use feedline_core::storage::resolve_beneath::RESOLVE;
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::fs::OFlags;
@@ -649,7 +649,7 @@ fn errno_of(error: std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::ByteRing;
+    use feedline_core::memory::ByteRing;
 
     #[test]
     fn regions_are_registered_in_pieces_and_found_again() {
@@ -692,7 +692,7 @@ mod tests {
         let key = Key::new(0, 0);
         assert!(ring.open(
             key,
-            crate::storage::opened::OPEN_FLAGS,
+            feedline_core::storage::opened::OPEN_FLAGS,
             Injection::default(),
             |path| path.extend(b"/")
         ));
@@ -706,7 +706,7 @@ mod tests {
 
     #[test]
     fn a_registered_region_is_kept_from_forked_children() {
-        use crate::memory::region::is_forked;
+        use feedline_core::memory::region::is_forked;
         let Ok(mut ring) = Ring::new(1) else {
             return eprintln!("skipped: no io_uring here");
         };

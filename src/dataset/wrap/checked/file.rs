@@ -1,13 +1,13 @@
 //! The checksum file, a side file with two sections: the identity of the dataset, and the
 //! checksums, 4 bytes each.
 
-use crate::dataset::digest::Digest;
-use crate::dataset::parallel::parallel;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::setting::Setting;
-use crate::storage::listing::look;
-use crate::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
-use crate::storage::{SourceId, Sources};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::Digest;
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::storage::listing::look;
+use feedline_core::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
+use feedline_core::storage::{SourceId, Sources};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;

@@ -27,17 +27,16 @@ mod file;
 mod outline;
 #[cfg(test)]
 #[allow(clippy::missing_trait_methods, reason = "toys, not wrappers")]
-#[path = "../../../../tests/unit/checked.rs"]
 mod tests;
 
 use self::file::{Found, Head, Sums, hashes, load};
 use self::outline::Outline;
-use crate::dataset::forward::{forward, frames_of, own};
-use crate::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, chunks, frames};
-use crate::decode::Scratch;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::setting::Setting;
 use bytes::Bytes;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::forward::{forward, frames_of, own};
+use feedline_core::dataset::{ChunkBuf, Chunked, Dataset, Framed, Parts, Sizes, chunks, frames};
+use feedline_core::decode::Scratch;
 use std::path::{Path, PathBuf};
 
 /// A dataset that verifies every read; made by

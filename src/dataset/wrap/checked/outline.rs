@@ -1,12 +1,12 @@
 //! The checksummed parts of a dataset; makes their checksums and compares them.
 
 use super::file::{Sums, runs};
-use crate::dataset::parallel::parallel;
-use crate::dataset::sample::Plain;
-use crate::dataset::{Dataset, Part, Parts};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::setting::Setting;
-use crate::storage::Extent;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::dataset::sample::Plain;
+use feedline_core::dataset::{Dataset, Part, Parts};
+use feedline_core::storage::Extent;
 use std::path::Path;
 
 /// Maximum files named in an error.

@@ -2,17 +2,15 @@
 
 use super::documents::{Documents, Long, copied};
 use super::fit::{Bin, InTurn};
-use super::table::{self, KIND, TableWriter};
-use super::{MADE, Packed, RECENT};
-use crate::dataset::parallel::by_threads;
-use crate::dataset::wrap::documents::TokenFields;
-use crate::dataset::wrap::kept;
-use crate::dataset::{Dataset, Digest, Parts};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::{Key, Permutation};
-use crate::storage::sidefile::{Recent, SideWriter};
-use crate::sync::Hold;
-use crate::tensor::{DType, EncodedField, Field, bf16, f16};
+use super::table::{KIND, TableWriter};
+use super::{MADE, Packed, RECENT, table};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::sync::Hold;
+use feedline_core::dataset::parallel::by_threads;
+use feedline_core::dataset::{Dataset, Digest, Parts, TokenFields, kept};
+use feedline_core::order::{Key, Permutation};
+use feedline_core::storage::sidefile::{Recent, SideWriter};
+use feedline_core::tensor::{DType, EncodedField, Field, bf16, f16};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -330,6 +328,7 @@ fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
         DType::BF16 => float!(bf16::from_f64(whole), bf16::to_f64),
         DType::F32 => float!(whole as f32, f64::from),
         DType::F64 => float!(whole, std::convert::identity::<f64>),
+        _ => None,
     };
     row.map(Vec::into_boxed_slice).ok_or_else(|| {
         let message = format!(

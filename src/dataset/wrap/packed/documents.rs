@@ -1,13 +1,13 @@
 //! Documents of a dataset, and their parts.
 
-use super::fit::{self, Bin, InTurn, Item};
+use super::fit;
+use super::fit::{Bin, InTurn, Item};
 use super::table::{Counts, Group};
-use crate::dataset::wrap::documents::TokenFields;
-use crate::dataset::{Dataset, Part, Parts};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::order::Permutation;
-use crate::setting::Setting;
-use crate::storage::Extent;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
+use feedline_core::dataset::{Dataset, Part, Parts, TokenFields};
+use feedline_core::order::Permutation;
+use feedline_core::storage::Extent;
 use std::ops::Range;
 
 /// How documents that are longer than a bin are handled.

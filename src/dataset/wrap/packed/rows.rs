@@ -3,14 +3,12 @@
 //! documents' files.
 
 use super::Packed;
-use crate::dataset::digest::Digest;
-use crate::dataset::parallel::parallel;
-use crate::dataset::sample::Plain;
-use crate::dataset::wrap::kept;
-use crate::dataset::{Dataset, fingerprint};
-use crate::error::{Error, Result, Stage};
-use crate::storage::Sources;
-use crate::storage::publish::Pending;
+use feedline_base::error::{Error, Result, Stage};
+use feedline_core::dataset::parallel::parallel;
+use feedline_core::dataset::sample::Plain;
+use feedline_core::dataset::{Dataset, Digest, fingerprint, kept};
+use feedline_core::storage::Sources;
+use feedline_core::storage::publish::Pending;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -13,8 +13,8 @@
 //! block's start, heads and words.
 
 use super::fit::{Bin, Item};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::storage::sidefile::{SideKind, SideWriter, Sidefile};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_core::storage::sidefile::{SideKind, SideWriter, Sidefile};
 
 pub(super) const KIND: SideKind = SideKind {
     name: *b"pack",

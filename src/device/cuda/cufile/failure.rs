@@ -7,7 +7,7 @@
 //! others:      { err, cu_err }  0, or 5000 + n; with 5011, cu_err is a CUDA code
 //! ```
 
-use crate::error::{Error, ErrorKind, Stage};
+use feedline_base::error::{Error, ErrorKind, Stage};
 use std::fmt;
 
 /// cuFile codes start above this.

@@ -41,7 +41,6 @@ mod api;
 mod failure;
 mod stats;
 #[cfg(test)]
-#[path = "../../../../tests/unit/cufile.rs"]
 mod tests;
 mod watch;
 
@@ -50,8 +49,8 @@ pub(crate) use stats::{Mode, Stats};
 pub(crate) use absent::Absent;
 pub(crate) use failure::{Cause, Failure};
 
-use crate::sync::Hold;
 use api::{Api, RawHandle};
+use feedline_base::sync::Hold;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{OFlags, fcntl_getfl};
 use std::path::{Path, PathBuf};

@@ -9,7 +9,7 @@
 //! meanwhile, that thread keeps it.
 
 use crate::device::cuda::driver::beside_captures;
-use crate::thread;
+use feedline_base::thread;
 use rustix::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd};
 use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use std::os::fd::BorrowedFd;

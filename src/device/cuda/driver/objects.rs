@@ -4,9 +4,9 @@
 #![allow(unsafe_code)]
 
 use super::{CAPTURES, DevicePtr, Gpu, Handle, NOT_READY, after_captures, note_leak};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::tensor::PAGE;
 use crossbeam_channel::Sender;
+use feedline_base::PAGE;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 

@@ -14,8 +14,8 @@
 //! Limits: one copy engine; kernels of different streams do not compete.
 
 use super::{Driver, Gpu, Handle, LEGACY, NOT_READY, SUCCESS, Symbols};
-use crate::device::cuda::driver::DevicePtr;
-use crate::sync::Hold;
+use crate::device::DevicePtr;
+use feedline_base::sync::Hold;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_uint, c_void};

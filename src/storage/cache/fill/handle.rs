@@ -3,18 +3,19 @@
 
 use super::state::{FillState, Flow};
 use super::threads::LOOK;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::memory::MemoryTerm;
-use crate::storage::cache::blocks::CachedBlocks;
-use crate::storage::cache::config::Cache;
+use crate::storage::cache::CachedBlocks;
 use crate::storage::cache::dir::CacheDir;
 use crate::storage::cache::entry::knows_boot;
 use crate::storage::completions::Completions;
 use crate::storage::reader::Keep;
-use crate::storage::remote::Meter;
-use crate::storage::{Completion, DROP_DEADLINE, ReadOp, ReaderOptions, Sources, Waker, is_url};
-use crate::sync::Hold;
-use crate::thread;
+use crate::storage::{Cache, Completion, DROP_DEADLINE, ReadOp, ReaderOptions, Waker};
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::metadata::is_url;
+use feedline_base::meter::NetworkMeter as Meter;
+use feedline_base::sync::Hold;
+use feedline_base::thread;
+use feedline_core::memory::MemoryTerm;
+use feedline_core::storage::Sources;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;

@@ -1,6 +1,7 @@
 //! The tasks of a cache: blocks, pieces and syncs, and the reads that wait for a block.
 
-use crate::storage::{ReadOp, SourceId};
+use crate::storage::ReadOp;
+use feedline_core::storage::SourceId;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 

@@ -4,10 +4,11 @@ use super::handle::{Announcer, Fill};
 use super::queue::{BlockId, LOOKUP, Waiting};
 use super::state::{FillState, REST};
 use crate::order::Locality;
+use crate::storage::ReadOp;
 use crate::storage::cache::blocks::CachedObject;
 use crate::storage::cache::config::QUEUE;
-use crate::storage::{Extent, ReadOp, SourceId};
-use crate::sync::Hold;
+use feedline_base::sync::Hold;
+use feedline_core::storage::{Extent, SourceId};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 

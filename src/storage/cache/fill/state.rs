@@ -2,16 +2,18 @@
 //! disk is left alone.
 
 use super::queue::{BlockId, FillQueue, Waiting};
-use crate::error::{Error, ErrorKind};
 use crate::order::Locality;
-use crate::storage::cache::blocks::{CachedBlocks, is_full};
+use crate::storage::cache::CachedBlocks;
+use crate::storage::cache::blocks::is_full;
 use crate::storage::cache::dir::CacheDir;
 use crate::storage::completions::Completions;
-use crate::storage::mounts::Mounts;
 use crate::storage::reader::has_room;
-use crate::storage::remote::Meter;
-use crate::storage::{ReadOp, SourceId, Sources, Waker};
-use crate::sync::Hold;
+use crate::storage::{ReadOp, Waker};
+use feedline_base::error::{Error, ErrorKind};
+use feedline_base::meter::NetworkMeter as Meter;
+use feedline_base::sync::Hold;
+use feedline_core::storage::mounts::Mounts;
+use feedline_core::storage::{SourceId, Sources};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

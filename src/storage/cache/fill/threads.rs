@@ -3,13 +3,14 @@
 
 use super::queue::{BlockId, FillTask, LOOKUP, Waiting};
 use super::state::{FillState, REST};
-use crate::error::{Error, ErrorKind, Result};
 use crate::storage::cache::blocks::{CachedObject, FoundFile, is_full};
 use crate::storage::cache::config::PATIENCE;
 use crate::storage::cache::entry::{BlockState, EntryFiles, Identity};
 use crate::storage::cache::upstream::{FoundUpstream, TOUCHED, Upstream, compare};
-use crate::storage::{SourceId, add};
-use crate::sync::Hold;
+use crate::storage::counters::add;
+use feedline_base::error::{Error, ErrorKind, Result};
+use feedline_base::sync::Hold;
+use feedline_core::storage::SourceId;
 use std::collections::hash_map;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

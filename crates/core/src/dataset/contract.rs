@@ -1,0 +1,271 @@
+//! The traits of a dataset: the locations of its bytes, their sizes, and for a few formats the
+//! meaning of the bytes.
+
+use super::forward::forward;
+use super::parts::{Part, Parts, unframed};
+use super::starts;
+use crate::dataset::Chunked;
+use crate::storage::Sources;
+use crate::tensor::EncodedField;
+use feedline_base::error::Result;
+use std::sync::Arc;
+
+/// A set of samples with ids 0 … len - 1. Implement this trait for your own format.
+///
+/// The first five methods are enough for data that is delivered exactly as stored.
+#[allow(
+    clippy::len_without_is_empty,
+    reason = "a loader refuses an empty dataset"
+)]
+pub trait Dataset: Send + Sync + 'static {
+    /// Stored fields of a sample, in order.
+    fn schema(&self) -> &[EncodedField];
+
+    /// Number of samples.
+    fn len(&self) -> u64;
+
+    /// Files and memory that hold the bytes.
+    fn sources(&self) -> &Arc<Sources>;
+
+    /// Sizes known from the index, for a loader's memory plan.
+    fn sizes(&self) -> Sizes;
+
+    /// Adds to `parts` the location of the bytes of every field of the schema. `sample` is below
+    /// `len`.
+    ///
+    /// Arithmetic only, since it runs at least once per sample during an epoch: in a worker that
+    /// queries the page cache, in the I/O thread that submits a read, in a cuFile thread. Every
+    /// call must give the same result. An error becomes the sample's error.
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
+
+    /// The dataset's operations on stored fields. Needed if `extents` gives [framed](Parts::framed)
+    /// parts, or if the dataset knows more about a field than its extent shows. The default is
+    /// `None`: fields are delivered as they are stored.
+    fn framed(&self) -> Option<&dyn Framed> {
+        None
+    }
+
+    /// The chunks, for data without random access to samples: Parquet row groups, compressed
+    /// shards. The loader then never calls [`extents`](Self::extents) or [`Framed::open`].
+    fn chunked(&self) -> Option<&dyn Chunked> {
+        None
+    }
+
+    /// Hash that distinguishes datasets with the same files and schema: by chosen samples, windows,
+    /// strides, label maps. Saved states of a loader contain it (`State`), so it
+    /// must be the same in every process and on every
+    /// machine: use no addresses, no folders, none of the standard library's hashes.
+    ///
+    /// **A state resumes without an error in another dataset with the same files, schema, length
+    /// and identity.** Include everything that chooses or orders samples
+    /// (`identity_of`).
+    fn identity(&self) -> u64 {
+        0
+    }
+
+    /// Name of the dataset in the report, with its path.
+    fn describe(&self) -> String {
+        format!("{} samples", self.len())
+    }
+}
+
+/// Sizes of a dataset, known from its index.
+///
+/// ```
+/// # use feedline_core::dataset::Sizes;
+/// let raw = Sizes::new(16);
+/// let offsets = vec![0_u64; 100]; // which the dataset keeps
+/// let unpacked = Sizes { opened_bytes_max: 64, index_bytes: offsets.capacity() * 8, ..Sizes::new(16) };
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sizes {
+    /// Maximum total bytes of the extents of one sample; an extent that several fields share counts
+    /// once. Even the smallest memory budget must hold them. A sample with more bytes is an error
+    /// of that sample. With chunks, the maximum over all chunks of a chunk's bytes per sample.
+    pub sample_bytes_max: u64,
+    /// Maximum bytes that [`Framed::open`] puts into its buffer. The loader's memory plan counts
+    /// them once per worker. More bytes are an error of the sample.
+    pub opened_bytes_max: u64,
+    /// The sample with the most bytes, if the index knows it. The error for a memory budget that is
+    /// too small names it.
+    pub largest_sample: Option<u64>,
+    /// Maximum number of [appended](Parts::append) extents of one sample. More extents are an error
+    /// of the sample.
+    pub appended_max: usize,
+    /// Heap bytes of offsets, lengths or labels, without the table of sources, for the loader's
+    /// printed plan.
+    pub index_bytes: usize,
+}
+
+impl Sizes {
+    /// Sizes for samples of at most `sample_bytes_max` bytes; the rest is 0 or unknown.
+    pub fn new(sample_bytes_max: u64) -> Self {
+        Self {
+            sample_bytes_max,
+            ..Self::default()
+        }
+    }
+}
+
+/// A dataset's operations on stored fields, and its knowledge about them beyond the locations of
+/// their bytes. Each default is right for fields that are delivered as they are stored.
+pub trait Framed: Send + Sync {
+    /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
+    /// where [`open`](Self::open) runs, once per read of an extent, however many fields
+    /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
+    /// `Checked` dataset it also runs for extents that are not framed.
+    fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
+        let _ = (sample, field, bytes);
+        Ok(())
+    }
+
+    /// Turns the bytes of a [framed](Parts::framed) extent into the field's bytes: checks only this
+    /// field's part and cuts off a header. Bytes that must be unpacked or converted go into
+    /// `buffer`, which is empty and belongs to the worker. Runs on a decode worker, or on the I/O
+    /// thread for samples of at most 64 KiB without a decoder or `.map`: it must not block. The
+    /// bytes are untrusted.
+    ///
+    /// Fields with the same framed extent share one read. Wanted fields are opened in the order
+    /// given to [`Parts`]; other fields are not opened.
+    fn open<'a>(
+        &self,
+        sample: u64,
+        field: usize,
+        bytes: &'a [u8],
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let _ = (sample, field, buffer);
+        Ok(bytes)
+    }
+
+    /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
+    /// `None` if it is known only after reading. A dataset in chunks may also know it.
+    /// `DatasetExt::lengths` and ragged batches need it. The lengths
+    /// of fields with a fixed shape, and of fields that are not framed, are known without this
+    /// method.
+    fn field_bytes(&self, sample: u64, field: usize) -> Result<Option<u64>> {
+        let _ = (sample, field);
+        Ok(None)
+    }
+
+    /// Maximum bytes of a field as a decoder gets them, if the dataset can find it without calling
+    /// [`field_bytes`](Self::field_bytes) for every sample. Parquet reads the column, compressed
+    /// MDS the offsets of each shard.
+    ///
+    /// Errors: those of `DatasetExt::field_bytes_max`.
+    fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
+        let _ = field;
+        Ok(None)
+    }
+
+    /// Name of the sample within its file, for people: for example a tar member. It may read a few
+    /// bytes, and is called only for errors of the sample; `field` is the field with the error, if
+    /// any. For a dataset in chunks that is not framed, the name of the chunk is used.
+    fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
+        let _ = (sample, field);
+        None
+    }
+
+    /// Seek points of the picture in a field, which decoders get with its bytes; see
+    /// `DatasetExt``::seekable`. Points that are stored in a file are read
+    /// into `buffer`. After an error the picture is decoded without them.
+    fn seek_points<'a>(
+        &'a self,
+        sample: u64,
+        field: usize,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8]> {
+        let _ = (sample, field, buffer);
+        Ok(&[])
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<D: Dataset + ?Sized> Dataset for Arc<D> {
+    forward!(self => (**self); schema len sources sizes extents framed chunked identity describe);
+}
+
+/// The dataset's `Framed`, or the one for plain data.
+pub fn frames<D: Dataset + ?Sized>(dataset: &D) -> &dyn Framed {
+    dataset.framed().unwrap_or(&Unframed)
+}
+
+/// The chunks of a dataset that has chunks.
+pub fn chunks<D: Dataset + ?Sized>(dataset: &D) -> &dyn Chunked {
+    dataset
+        .chunked()
+        .expect("asked only when the dataset has chunks")
+}
+
+struct Unframed;
+
+impl Framed for Unframed {
+    fn open<'a>(&self, _: u64, _: usize, _: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        unframed()
+    }
+}
+
+/// Number of bytes of a sample's field as a decoder gets them, from the index alone. `None` if it
+/// is known only after reading: for most framed fields of varying length, and for fields in chunks.
+pub fn field_bytes<D: Dataset + ?Sized>(
+    dataset: &D,
+    sample: u64,
+    field: usize,
+) -> Result<Option<u64>> {
+    if let Some(bytes) = frames(dataset).field_bytes(sample, field)? {
+        return Ok(Some(bytes));
+    }
+    if let Some(bytes) = dataset
+        .schema()
+        .get(field)
+        .and_then(EncodedField::fixed_bytes)
+    {
+        return Ok(Some(bytes));
+    }
+    if dataset.chunked().is_some() {
+        return Ok(None);
+    }
+    let mut parts = Parts::new();
+    dataset.extents(sample, &mut parts)?;
+    let len = |part: Part<'_>| (!matches!(part, Part::Framed(_))).then(|| part.len() as u64);
+    let own = parts
+        .iter()
+        .filter(|(of, _)| *of == field)
+        .map(|(_, part)| len(part));
+    Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
+}
+
+/// Whether the index has the lengths of a field. Three samples are asked, since a format knows the
+/// lengths of all samples or of none.
+pub fn knows_lengths<D: Dataset + ?Sized>(dataset: &D, field: usize) -> bool {
+    let last = dataset.len().saturating_sub(1);
+    dataset.len() == 0
+        || ![0, last / 2, last]
+            .into_iter()
+            .any(|sample| matches!(field_bytes(dataset, sample, field), Ok(None)))
+}
+
+/// Name of the sample within its file, for people.
+pub fn member<D: Dataset + ?Sized>(
+    dataset: &D,
+    sample: u64,
+    field: Option<usize>,
+) -> Option<String> {
+    if let Some(framed) = dataset.framed() {
+        return framed.member(sample, field);
+    }
+    chunk_member(dataset.chunked()?, sample)
+}
+
+/// The name of the sample's chunk.
+pub fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> {
+    let starts = chunks.starts();
+    let chunk = starts::locate(starts, chunks.inner(sample))?;
+    (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
+}
+
+/// The message for a name that the schema lacks.
+pub fn no_field(schema: &[EncodedField], name: &str) -> String {
+    let names: Vec<_> = schema.iter().map(|field| field.name.as_str()).collect();
+    format!("no field `{name}`; the dataset has {}", names.join(", "))
+}

@@ -1,0 +1,39 @@
+//! Times of the batch in a slot. Stages write them, the profiler reads them.
+
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// The place of one slot, and the times of its batch (nanoseconds; 0 for a step that did not
+/// happen).
+#[derive(Debug, Default)]
+pub struct SlotTimes {
+    /// One more than the number of the place; 0 before the slot is announced.
+    stay: AtomicU8,
+    pub(crate) planned: AtomicU64,
+    pub read: AtomicU64,
+    pub full: AtomicU64,
+}
+
+impl SlotTimes {
+    /// Moves the slot to the place of this number, and returns the one before. A slot belongs to
+    /// one thread at a time.
+    pub fn enter(&self, stay: u8) -> Option<u8> {
+        let before = self.stay.load(Ordering::Relaxed);
+        self.stay.store(stay + 1, Ordering::Relaxed);
+        before.checked_sub(1)
+    }
+
+    /// Notes the start of a batch in the slot.
+    pub fn begin(&self, now: u64) {
+        if now == 0 {
+            return;
+        }
+        self.planned.store(now, Ordering::Relaxed);
+        self.read.store(0, Ordering::Relaxed);
+        self.full.store(0, Ordering::Relaxed);
+    }
+
+    /// The times of the slot's batch: planned, read, full.
+    pub fn read_all(&self) -> [u64; 3] {
+        [&self.planned, &self.read, &self.full].map(|time| time.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,406 @@
+//! Checksum files: kept, compared, damaged and made again.
+
+use super::*;
+use crate::dataset::DatasetExt;
+use feedline_core::dataset::{Framed, Sizes};
+use feedline_core::storage::{Extent, SourceId, Sources};
+use feedline_core::tensor::{DType, EncodedField};
+use feedline_formats::{Images, Records, Tar};
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!(
+            "feedline-checked-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|k| (k * k / 7 + k) as u8).collect()
+}
+
+fn all(dataset: &impl Dataset) -> Vec<Result<Vec<Vec<u8>>>> {
+    (0..dataset.len())
+        .map(|sample| dataset.read_sample(sample))
+        .collect()
+}
+
+fn right(dataset: &impl Dataset) -> Vec<Vec<Vec<u8>>> {
+    all(dataset)
+        .into_iter()
+        .map(|sample| sample.unwrap())
+        .collect()
+}
+
+#[test]
+fn every_flip_and_cut_of_records_names_its_sample() {
+    let dir = Dir::new();
+    let path = dir.0.join("records");
+    let place = dir.0.join("records.crc");
+    let shard = bytes(16 + 40 * 32);
+    std::fs::write(&path, &shard).unwrap();
+    let open = || {
+        Records::builder(32)
+            .header(16)
+            .classes((0..40).collect())
+            .open(&path)
+            .unwrap()
+            .checked(&place)
+    };
+    let checked = open().unwrap();
+    assert!(checked.built() && !open().unwrap().built());
+    let expected = right(checked.inner());
+    assert_eq!(right(&checked), expected);
+    let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let write = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        File::options()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(modified)
+            .unwrap();
+    };
+    for at in 0..shard.len() {
+        for bits in [0x01, 0x10, 0xff] {
+            let mut bytes = shard.clone();
+            bytes[at] ^= bits;
+            write(&bytes);
+            let mut wrong = Vec::new();
+            for (sample, found) in all(&checked).into_iter().enumerate() {
+                match found {
+                    Ok(found) => assert_eq!(found, expected[sample], "byte {at}"),
+                    Err(error) => {
+                        assert_eq!(
+                            (error.kind(), error.site().sample),
+                            (ErrorKind::Decode, Some(sample as u64))
+                        );
+                        assert!(
+                            error.to_string().contains("field `record`: CRC32C"),
+                            "{error}"
+                        );
+                        wrong.push(sample);
+                    }
+                }
+            }
+            // The header belongs to no sample.
+            assert_eq!(
+                wrong,
+                Vec::from_iter(at.checked_sub(16).map(|at| at / 32)),
+                "byte {at}"
+            );
+        }
+    }
+    // Time and length are the same: the index still applies.
+    let again = open().unwrap();
+    assert!(!again.built() && all(&again).iter().any(Result::is_err));
+    for len in 0..shard.len() {
+        write(&shard[..len]);
+        for found in all(&checked) {
+            assert_eq!(
+                found.unwrap_err().kind(),
+                ErrorKind::Changed,
+                "cut at {len}"
+            );
+        }
+        // A new open refuses the source, or indexes it with its shorter length.
+        match Records::builder(32)
+            .header(16)
+            .classes((0..40).collect())
+            .open(&path)
+        {
+            Err(error) => {
+                assert!(matches!(
+                    error.kind(),
+                    ErrorKind::Truncated | ErrorKind::Shape | ErrorKind::Empty
+                ))
+            }
+            Ok(_) => panic!("40 labels for fewer records"),
+        }
+    }
+}
+
+#[test]
+fn damaged_checksum_files_are_refused_and_kept() {
+    let dir = Dir::new();
+    let path = dir.0.join("records");
+    let place = dir.0.join("records.crc");
+    std::fs::write(&path, bytes(64)).unwrap();
+    let open = || {
+        Records::builder(8)
+            .classes(vec![5; 8])
+            .open(&path)
+            .unwrap()
+            .checked(&place)
+    };
+    let expected = right(&open().unwrap());
+    let whole = std::fs::read(&place).unwrap();
+    let mut hostile: Vec<Vec<u8>> = (0..whole.len()).map(|len| whole[..len].to_vec()).collect();
+    for at in 0..whole.len() {
+        for bits in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= bits;
+            hostile.push(bytes);
+        }
+    }
+    for (case, bytes) in hostile.iter().enumerate() {
+        std::fs::write(&place, bytes).unwrap();
+        match open() {
+            // An empty file counts as missing.
+            Ok(checked) => {
+                assert!(
+                    checked.built() == bytes.is_empty() && right(&checked) == expected,
+                    "case {case}"
+                );
+            }
+            Err(error) => {
+                let (kind, hint) = match bytes.starts_with(&whole[..bytes.len().min(8)]) {
+                    true => (ErrorKind::Decode, "checked_anew"),
+                    false => (ErrorKind::Config, "not overwritten"),
+                };
+                assert!(
+                    error.kind() == kind && error.to_string().contains(hint),
+                    "case {case}: {error}"
+                );
+                assert_eq!(std::fs::read(&place).unwrap(), *bytes, "case {case}");
+            }
+        }
+    }
+    let anew = Records::builder(8)
+        .classes(vec![5; 8])
+        .open(&path)
+        .unwrap()
+        .checked_anew(&place)
+        .unwrap();
+    assert!(anew.built() && right(&anew) == expected);
+    assert_eq!(std::fs::read(&place).unwrap(), whole);
+}
+
+#[test]
+fn other_lengths_and_labels_are_refused_until_made_again() {
+    let dir = Dir::new();
+    let path = dir.0.join("records");
+    let place = dir.0.join("sub/records.crc");
+    std::fs::write(&path, bytes(64)).unwrap();
+    let open = |class| {
+        Records::builder(8)
+            .classes(vec![class; 8])
+            .open(&path)
+            .unwrap()
+            .checked(&place)
+    };
+    let built = |class| open(class).unwrap().built();
+    assert_eq!([built(1), built(1)], [true, false]);
+    // The same file with other labels is damage or another dataset. It is never accepted.
+    assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
+    File::options()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .set_modified(std::time::UNIX_EPOCH)
+        .unwrap();
+    assert_eq!(open(2).unwrap_err().kind(), ErrorKind::Changed);
+    let anew = Records::builder(8)
+        .classes(vec![2; 8])
+        .open(&path)
+        .unwrap()
+        .checked_anew(&place);
+    assert_eq!([anew.unwrap().built(), built(2)], [true, false]);
+    std::fs::write(&path, bytes(65)).unwrap();
+    let kept = std::fs::read(&place).unwrap();
+    let longer = || Records::builder(13).open(&path).unwrap();
+    let error = longer().checked(&place).unwrap_err();
+    assert!(
+        error.kind() == ErrorKind::Changed && error.to_string().contains("checked_anew"),
+        "{error}"
+    );
+    assert_eq!(std::fs::read(&place).unwrap(), kept);
+    let records = longer().checked_anew(&place).unwrap();
+    assert!(records.built() && right(&records).len() == 5);
+    // A mistaken name does not destroy a file.
+    for other in [&path, &dir.0.join("other")] {
+        std::fs::write(other, bytes(65)).unwrap();
+        let error = Records::builder(13)
+            .open(&path)
+            .unwrap()
+            .checked(other)
+            .unwrap_err();
+        assert!(
+            error.kind() == ErrorKind::Config && error.to_string().contains("not overwritten"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read(other).unwrap(), bytes(65));
+    }
+    let unwritable = Records::builder(13)
+        .open(&path)
+        .unwrap()
+        .checked(path.join("sub"));
+    assert!(unwritable.unwrap_err().to_string().contains("records/sub"));
+}
+
+#[test]
+fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
+    let dir = Dir::new();
+    let place = dir.0.join("records.crc");
+    let shards = [bytes(64), bytes(80)];
+    let write = |folder: &str, shards: &[Vec<u8>; 2]| {
+        std::fs::create_dir_all(dir.0.join(folder)).unwrap();
+        for (number, shard) in shards.iter().enumerate() {
+            std::fs::write(dir.0.join(folder).join(format!("{number}.bin")), shard).unwrap();
+        }
+    };
+    let records = |folder: &str| Records::builder(8).open(dir.0.join(folder)).unwrap();
+    write("data", &shards);
+    assert!(records("data").checked(&place).unwrap().built());
+    write("copy", &shards);
+    let copy = records("copy").checked(&place).unwrap();
+    assert!(
+        !copy.built() && copy.describe().contains("compared now with all bytes"),
+        "{copy:?}"
+    );
+    // A compared copy is not compared again.
+    assert!(
+        records("copy")
+            .checked(&place)
+            .unwrap()
+            .describe()
+            .contains("CRC32Cs from")
+    );
+    let kept = std::fs::read(&place).unwrap();
+    let mut damaged = shards.clone();
+    (damaged[0][17], damaged[1][79], damaged[1][3]) =
+        (!damaged[0][17], !damaged[1][79], !damaged[1][3]);
+    write("damaged", &damaged);
+    let error = records("damaged").checked(&place).unwrap_err();
+    let site = error.site();
+    assert_eq!(
+        (error.kind(), site.offset, site.len, site.sample),
+        (ErrorKind::Changed, Some(16), Some(8), Some(2))
+    );
+    assert_eq!(site.path, Some(dir.0.join("damaged/0.bin")));
+    for words in [
+        "3 of 18 checksums differ",
+        "damaged/0.bin at byte 16",
+        "damaged/1.bin at byte 0",
+        "checked_anew",
+    ] {
+        assert!(error.message().contains(words), "{error}");
+    }
+    assert_eq!(std::fs::read(&place).unwrap(), kept);
+    assert!(records("damaged").checked_anew(&place).unwrap().built());
+    assert!(right(&records("damaged").checked(&place).unwrap())[2][0] == damaged[0][16..24]);
+}
+
+#[test]
+fn a_dataset_that_opens_its_bytes_can_be_checked() {
+    let dir = Dir::new();
+    for (name, len) in [("a/1.jpg", 100), ("a/2.jpg", 5000), ("b/1.jpg", 3_000_000)] {
+        let path = dir.0.join("images").join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes(len)).unwrap();
+    }
+    let images = || Images::open(dir.0.join("images")).unwrap();
+    let expected = right(&images());
+    let checked = images().checked(dir.0.join("images.crc")).unwrap();
+    assert_eq!(right(&checked), expected);
+    std::fs::write(dir.0.join("images/b/1.jpg"), vec![1; 3_000_000]).unwrap();
+    assert_eq!(
+        all(&checked).iter().map(Result::is_ok).collect::<Vec<_>>(),
+        [true, true, false]
+    );
+
+    let shard: &[u8] = include_bytes!("../../../../tests/fixtures/tar/small.tar");
+    let tar = || {
+        let builder = Tar::builder().checksums(false).bytes("bin").class("cls");
+        builder.open_bytes(shard).unwrap()
+    };
+    let checked = tar().checked(dir.0.join("tar.crc")).unwrap();
+    assert_eq!(right(&checked), right(&tar()));
+    // A split keeps the whole's checksums.
+    let (first, _) = tar()
+        .checked(dir.0.join("tar.crc"))
+        .unwrap()
+        .split(0.5, 1)
+        .unwrap();
+    assert!(all(&first).iter().all(Result::is_ok));
+}
+
+#[test]
+fn fields_framed_in_only_some_samples_are_checked() {
+    /// Sample 0 is raw, sample 1 framed, sample 2 inline; framed bytes are opened to their reverse.
+    struct Mixed(Records);
+    impl Dataset for Mixed {
+        fn schema(&self) -> &[EncodedField] {
+            self.0.schema()
+        }
+        fn len(&self) -> u64 {
+            3
+        }
+        fn sources(&self) -> &Arc<Sources> {
+            self.0.sources()
+        }
+        fn sizes(&self) -> Sizes {
+            Sizes {
+                opened_bytes_max: 4,
+                ..Sizes::new(4)
+            }
+        }
+        fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+            let extent = Extent {
+                source: SourceId::at(0),
+                offset: sample * 4,
+                len: 4,
+            };
+            match sample {
+                0 => parts.extent(0, extent),
+                1 => parts.framed(0, extent),
+                _ => parts.inline(0, b"here"),
+            }
+            Ok(())
+        }
+        fn framed(&self) -> Option<&dyn Framed> {
+            Some(self)
+        }
+    }
+
+    impl Framed for Mixed {
+        fn open<'a>(
+            &self,
+            _: u64,
+            _: usize,
+            bytes: &'a [u8],
+            buffer: &'a mut Vec<u8>,
+        ) -> Result<&'a [u8]> {
+            buffer.extend(bytes.iter().rev());
+            Ok(buffer)
+        }
+    }
+    let dir = Dir::new();
+    let records = Records::builder(4)
+        .field("x", DType::U8, [4])
+        .open_bytes(*b"abcdefgh")
+        .unwrap();
+    let place = dir.0.join("mixed.crc");
+    let checked = Mixed(records).checked(&place).unwrap();
+    assert_eq!(
+        right(&checked),
+        [[b"abcd".to_vec()], [b"hgfe".to_vec()], [b"here".to_vec()]]
+    );
+}
