@@ -347,10 +347,11 @@ impl LoaderBuilder {
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
         options.locality = self.run.order.locality();
+        let cache = self.cache.clone();
         let deadline = self.faults.stall_deadline;
         on_node(place, || {
             runtime::within(deadline, "the storage of the dataset's files", move || {
-                storage::open(sources, &options)
+                storage::open_cached(sources, &options, cache.as_ref())
             })
         })??
     }
@@ -1045,7 +1046,7 @@ mod tests {
         let why = |cache: Option<Cache>| {
             let mut builder = LoaderBuilder::new(records.clone()).tuning(|t| t.reader(Mode::Uring));
             builder.reader.unregistered = true;
-            builder.reader.cache = cache;
+            builder.cache = cache;
             // Refused if io_uring is not available here.
             let loader = builder.build().ok()?;
             assert!(loader.epoch(0).unwrap().all(|batch| batch.is_ok()));

@@ -32,6 +32,8 @@ pub struct LoaderBuilder {
     pub(super) run: RunSettings,
     pub(super) memory: MemorySettings,
     pub(super) reader: ReaderOptions,
+    /// Holds objects, and files of network mounts.
+    pub(super) cache: Option<crate::storage::Cache>,
     pub(super) device: DeviceSettings,
     pub(super) machine: MachineSettings,
     pub(super) faults: FaultSettings,
@@ -126,6 +128,7 @@ impl LoaderBuilder {
             },
             memory: MemorySettings::default(),
             reader: ReaderOptions::default(),
+            cache: None,
             device: DeviceSettings::default(),
             machine: MachineSettings {
                 numa: Numa::Auto,
@@ -402,7 +405,7 @@ impl LoaderBuilder {
     /// Keeps objects of stores and files of network mounts on a local disk, and reads them from
     /// there. Default: nothing is kept.
     pub fn cache(mut self, cache: crate::storage::Cache) -> Self {
-        self.reader.cache = Some(cache);
+        self.cache = Some(cache);
         self
     }
 

@@ -33,6 +33,7 @@ pub use feedline_core::order::cores_of_rank;
 #[doc(inline)]
 pub use feedline_core::order::{Draws, Groups, Launcher, Permutation, Rank};
 use feedline_core::order::{GroupsMark, Key};
+pub(crate) use feedline_core::storage::Locality;
 pub(crate) use grouped::{GroupedEpoch, Plan};
 use lanes::{Lanes, Needs};
 pub(crate) use lanes::{Need, Piece};
@@ -624,18 +625,6 @@ pub(crate) struct Settings {
     /// Hash of the listed indices or groups, a sampler's identity, or samples of a chunk if the
     /// dataset has no chunks.
     pub(crate) identity: u64,
-}
-
-/// How close together consecutive samples are in storage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Locality {
-    /// Anywhere.
-    #[default]
-    None,
-    /// Within some MiB of each other.
-    Blocks,
-    /// Adjacent.
-    Sequence,
 }
 
 /// The kind of an order.

@@ -106,14 +106,26 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Opens a reader for `sources`.
+/// Opens a reader for `sources`, without a cache.
+///
+/// Errors: as [`open_cached`].
+#[cfg(feature = "unstable")]
+pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
+    open_cached(sources, options, None)
+}
+
+/// Opens a reader for `sources`. The cache holds objects and files of network mounts.
 ///
 /// Errors: [`ErrorKind::Config`] for options outside their limits; [`ErrorKind::Unsupported`] for
 /// `O_DIRECT` if the file system refuses it (names the file), and for [`Mode::Uring`] if io_uring
 /// is refused (says why).
-pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
+pub fn open_cached(
+    sources: Arc<Sources>,
+    options: &ReaderOptions,
+    cache: Option<&Cache>,
+) -> Result<Opened> {
     check_limits(options)?;
-    let facts = Facts::of(sources, options);
+    let facts = Facts::of(sources, options, cache);
     let Facts {
         ref sources, cache, ..
     } = facts;
@@ -199,6 +211,8 @@ struct Facts<'a> {
     slow: Vec<Slow>,
     /// The cache, if any of the sources can be kept in it.
     cache: Option<&'a Cache>,
+    /// Whether there is a cache.
+    has_cache: bool,
     /// The depth as set, or the default for network mounts.
     depth: Option<u32>,
 }
@@ -215,16 +229,13 @@ struct MainReader {
 }
 
 impl<'a> Facts<'a> {
-    fn of(sources: Arc<Sources>, options: &'a ReaderOptions) -> Self {
+    fn of(sources: Arc<Sources>, options: &'a ReaderOptions, given: Option<&'a Cache>) -> Self {
         let (objects, files) = sources.kinds();
-        let slow = match &options.cache {
+        let slow = match given {
             Some(cache) => cache.mounts().slow_folders(&sources, usize::MAX),
             None => Mounts::new(None).slow_folders(&sources, PROBES_MAX),
         };
-        let cache = options
-            .cache
-            .as_ref()
-            .filter(|_| objects || !slow.is_empty());
+        let cache = given.filter(|_| objects || !slow.is_empty());
         let depth = options.depth.or((!slow.is_empty()).then_some(DEPTH_MOUNT));
         let (staged, slow) = if cache.is_some() {
             (slow, Vec::new())
@@ -243,6 +254,7 @@ impl<'a> Facts<'a> {
             staged,
             slow,
             cache,
+            has_cache: given.is_some(),
             depth,
         }
     }
@@ -259,7 +271,7 @@ impl<'a> Facts<'a> {
             why.extend(
                 own.map(|name| format!("the cache itself is on {name}; a local disk is faster")),
             );
-        } else if self.options.cache.is_some() {
+        } else if self.has_cache {
             why.push("all data is on local disks, so the cache keeps nothing".into());
         }
         why

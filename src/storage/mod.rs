@@ -49,7 +49,7 @@ pub(crate) mod waker;
 
 pub(crate) use cache::Announcer;
 pub use cache::{Cache, CacheEntry, CacheWarmed};
-pub(crate) use choice::{Choice, Opened, RemoteCounts, open};
+pub(crate) use choice::{Choice, Opened, RemoteCounts, open_cached};
 #[cfg(feature = "unstable")]
 pub(crate) use faulty::Faulty;
 #[doc(inline)]

@@ -51,8 +51,6 @@ pub struct ReaderOptions {
     pub(crate) patience: Option<std::time::Duration>,
     /// Maximum memory for connections, which bounds the default depth.
     pub(crate) connections: Option<usize>,
-    /// The cache of objects and of files on network mounts.
-    pub(crate) cache: Option<super::Cache>,
     /// Whether consecutive samples are close together in storage.
     pub(crate) locality: Locality,
     /// For tests: the errno with which the setup of io_uring fails.

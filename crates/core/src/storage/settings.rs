@@ -1,4 +1,4 @@
-//! The user's settings of readers.
+//! The user's settings of readers, and what an order tells them.
 
 /// The choice of reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,4 +32,16 @@ pub enum Direct {
     On,
     /// Never.
     Off,
+}
+
+/// How close together consecutive samples are in storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locality {
+    /// Anywhere.
+    #[default]
+    None,
+    /// Within some MiB of each other.
+    Blocks,
+    /// Adjacent.
+    Sequence,
 }
