@@ -1,9 +1,5 @@
 //! Batches as delivered to the user, and the restoration of their order.
 
-use crate::device::OnDevice;
-#[cfg(feature = "cudarc")]
-use crate::device::cuda::interop::FieldSlice;
-use crate::device::{Bound, Device, DeviceKind, Stream, StreamUse};
 use crate::dlpack;
 use crate::dlpack::raw::DLDevice;
 use crate::dlpack::{BatchStreams, Dlpack, Parts, Tensors};
@@ -13,6 +9,10 @@ use feedline_base::setting::Setting;
 use feedline_core::ledger::BadSample;
 use feedline_core::memory::{Array, Filled, Ticket};
 use feedline_core::tensor::{DType, Element, Field, Shape};
+use feedline_device::backend::OnDevice;
+#[cfg(feature = "cudarc")]
+use feedline_device::cuda::FieldSlice;
+use feedline_device::{Bound, Device, DeviceKind, Stream, StreamUse};
 use feedline_report::meter::{BatchRecord, Meters, Stay};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -828,9 +828,9 @@ impl std::fmt::Debug for FieldView<'_> {
 }
 
 fn dl_device(kind: DeviceKind) -> DLDevice {
-    match kind {
-        DeviceKind::Host => DLDevice::CPU,
-        DeviceKind::Cuda(ordinal) => DLDevice::cuda(ordinal as i32),
+    match kind.ordinal() {
+        None => DLDevice::CPU,
+        Some(ordinal) => DLDevice::cuda(ordinal as i32),
     }
 }
 

@@ -28,9 +28,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::device::{Stream, StreamUse};
 use feedline_base::error::Result;
 use feedline_core::tensor::DType;
+use feedline_device::{Stream, StreamUse};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

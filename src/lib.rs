@@ -215,6 +215,7 @@ mod state;
 pub mod storage;
 
 pub use batch::{Batch, FieldView, MicroBatch};
+#[doc(no_inline)]
 pub use device::Device;
 #[doc(hidden)]
 pub use feedline_base::setting::Dialect;
@@ -271,23 +272,25 @@ pub mod profile {
 #[cfg(feature = "unstable")]
 pub mod unstable {
     pub use crate::dataset::fuzzing;
-    pub use crate::device::cuda::driver::devices;
-    pub use crate::device::cuda::found::{Absent, Found};
     pub use crate::dlpack::raw::{DLDataType, DLTensor};
-    pub use crate::storage::choice::{Choice, Opened, open};
-    pub use crate::storage::fault_point::Call;
-    pub use crate::storage::faulty::{Fault, Faulty, Hit};
-    pub use crate::storage::page_cache::{Cached, PageCache};
-    pub use crate::storage::reader::{
-        Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions,
-        THREADS_MAX, leaked,
-    };
-    pub use crate::storage::waker::Waker;
     pub use feedline_base::thread::room::leave_room_for_threads;
     pub use feedline_core::dataset::Fingerprint;
     pub use feedline_core::decode::Single;
     pub use feedline_core::memory::{ByteRing, IoBuf, RingSpan};
     pub use feedline_core::order::{Key, Permutation};
+    pub use feedline_device::cuda::driver::devices;
+    pub use feedline_device::cuda::found::{Absent, Found};
+    pub use feedline_reader::Faulty;
+    pub use feedline_reader::Waker;
+    pub use feedline_reader::fault_point::Call;
+    pub use feedline_reader::faulty::{Fault, Hit};
+    pub use feedline_reader::{Cached, PageCache};
+    pub use feedline_reader::{
+        Completion, DEPTH_MAX, DROP_DEADLINE, Footprint, ReadOp, Reader, ReaderOptions,
+        THREADS_MAX, leaked,
+    };
+    pub use feedline_store::choice::open;
+    pub use feedline_store::{Choice, Opened};
 
     /// The picture with its seek points, or unchanged. Errors: damage.
     pub fn embed_seek_points(input: &[u8]) -> feedline_base::error::Result<Vec<u8>> {

@@ -6,7 +6,7 @@ import textwrap
 
 from table import ROOT, SPECS, check, find, finish, folders
 
-CUDA = ROOT / "src/device/cuda"
+CUDA = ROOT / "crates/device/src/cuda"
 
 # Rust's types as C's. `handle` stands for a driver object as a number: any pointer or 8-byte integer of the header's.
 SCALARS = {

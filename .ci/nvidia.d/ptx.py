@@ -9,7 +9,7 @@ import tempfile
 
 from table import PLACE, ROOT, check, find, finish, folders, row
 
-KERNELS = ROOT / "src/device/cuda/kernels"
+KERNELS = ROOT / "crates/device/src/cuda/kernels"
 PTX = KERNELS / "finish.ptx"
 NAMES = ("feedline_finish_2", "feedline_finish_4", "feedline_gather")
 # The oldest GPU that finish.ptx is for.

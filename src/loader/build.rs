@@ -10,7 +10,6 @@ use super::settings::{BatchSize, LoaderBuilder};
 use super::terms::{Encoded, STACK, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place};
 use crate::batch::{BatchInfo, Contents};
-use crate::device::{DeviceKind, IdleMeter};
 use crate::order::{Batches, Counts, LastBatch, Order};
 use crate::pipeline::chunks::ChunkRoom;
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
@@ -30,8 +29,6 @@ use crate::pipeline::{
     Core, EpochJob, Exchange, OnBadSample, ToDevice, ToIo, chunks, exchange, fetch, runtime,
 };
 use crate::state::Cursor;
-use crate::storage;
-use crate::storage::{Opened, Reader};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught, config};
 use feedline_base::process::Process;
@@ -42,8 +39,11 @@ use feedline_core::memory::plan::Limits;
 use feedline_core::memory::{ByteRing, Filled, Lease, MemoryPlan, MemoryTerm, Pool, Region};
 use feedline_core::order::{Cores, local_ranks, usable_cores};
 use feedline_core::tensor::{GroupShapes, Layout};
+use feedline_device::{DeviceKind, IdleMeter};
+use feedline_reader::Reader;
 use feedline_report::meter::{Effort, Meters, Settings, nvtx};
 use feedline_report::spans;
+use feedline_store::Opened;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -351,7 +351,7 @@ impl LoaderBuilder {
         let deadline = self.faults.stall_deadline;
         on_node(place, || {
             runtime::within(deadline, "the storage of the dataset's files", move || {
-                storage::open_cached(sources, &options, cache.as_ref())
+                feedline_store::open_cached(sources, &options, cache.as_ref())
             })
         })??
     }
@@ -940,12 +940,12 @@ mod tests {
     use super::*;
     use crate::pipeline::placement::Numa;
     use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
-    use crate::storage::Cache;
     use feedline_core::decode::Ctx;
     use feedline_core::memory::Row;
     use feedline_core::memory::plan::Bytes;
     use feedline_core::storage::Mode;
     use feedline_formats::Records;
+    use feedline_store::Cache;
     use std::sync::atomic::Ordering::Relaxed;
 
     fn builder(sysfs: &Sysfs) -> LoaderBuilder {

@@ -4,15 +4,12 @@
 //! A loader with batches on the host has no device stage.
 
 use super::settings::DeviceSettings;
-use crate::device::{Backend, DirectTrial, Setup, Unreserved};
-use crate::device::{Copier, DeviceKind, DirectReader, IdleMeter, Lane};
 use crate::pipeline::planner::Planner;
 use crate::pipeline::recipe::{DirectField, Draft, How, Recipe};
 use crate::pipeline::route::{FieldCandidate, RouteContext};
 use crate::pipeline::runtime::{Handles, Runtime};
 use crate::pipeline::transfer::Transfer;
 use crate::pipeline::{Core, FieldRoute, Gds, Route, ToDevice, direct, route};
-use crate::storage::Files;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use feedline_base::PAGE;
 use feedline_base::error::{Result, Stage, caught};
@@ -20,6 +17,9 @@ use feedline_core::dataset::{Dataset, Part, Parts};
 use feedline_core::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
 use feedline_core::storage::{Extent, Sources};
 use feedline_core::tensor::Layout;
+use feedline_device::backend::{Backend, DirectTrial, Setup, Unreserved};
+use feedline_device::{Copier, DeviceKind, DirectReader, IdleMeter, Lane};
+use feedline_reader::Files;
 use feedline_report::meter::{Meters, PipelineStage};
 use std::convert::Infallible;
 use std::error::Error as _;

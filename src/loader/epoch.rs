@@ -7,7 +7,6 @@
 
 use super::{Life, Live, Place, Report};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
-use crate::device::StreamUse;
 use crate::order::Batches;
 use crate::pipeline::Start;
 use crate::pipeline::runtime::{placed, within};
@@ -18,6 +17,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage, caught, config};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::member;
 use feedline_core::memory::{MemoryTerm, Ticket};
+use feedline_device::StreamUse;
 use feedline_report::meter::{Consuming, nvtx};
 use feedline_report::{Cause, Verdict, spans};
 use std::sync::atomic::Ordering;

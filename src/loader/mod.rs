@@ -23,14 +23,11 @@ pub use settings::LoaderBuilder;
 pub use tuning::Tuning;
 
 use crate::batch::{BatchInfo, Contents};
-use crate::device::{DirectReader, IdleMeter, Stream};
 use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Skips};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute, runtime};
 use crate::state::{Cursor, State};
-use crate::storage;
-use crate::storage::Choice;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
 use feedline_base::stop::Stop;
@@ -41,10 +38,12 @@ use feedline_core::ledger::{Ledger, LedgerWriter};
 use feedline_core::memory::MemoryPlan;
 use feedline_core::order::{Cores, Rank};
 use feedline_core::tensor::Field;
+use feedline_device::{DirectReader, IdleMeter, Stream};
 use feedline_report::meter::{
     Consumer, EpochCounts, Handed, Lookups, Settings, Snapshot, SourceCount, Timeline,
 };
 use feedline_report::{EpochCost, Estimate, RankReport, Verdict};
+use feedline_store::Choice;
 use std::ops::{Bound, RangeBounds};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -197,7 +196,7 @@ struct LoaderState {
 /// Decisions of `build`, for reports.
 struct Facts {
     choice: Choice,
-    remote: Option<storage::RemoteCounts>,
+    remote: Option<feedline_store::RemoteCounts>,
     /// Placement of threads and memory.
     numa: Option<String>,
     /// Cores that the ranks of this machine share.
@@ -774,7 +773,7 @@ impl LoaderState {
             verdict: Verdict::of(&steady),
             plan: self.facts.plan.clone(),
             bad: self.bad(),
-            leaked: storage::leaked() + runtime::abandoned() + crate::device::leaked(),
+            leaked: feedline_reader::leaked() + runtime::abandoned() + feedline_device::leaked(),
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use super::origin::Origin;
 use crate::pipeline::FieldRoute;
-use crate::storage::Choice;
 use feedline_base::setting::Setting;
 use feedline_core::ledger::Ledger;
 use feedline_core::memory::MemoryPlan;
 use feedline_report::meter::{EpochCounts, GpuIdle, ReadStats, Snapshot, SourceCount};
 use feedline_report::{Cause, Verdict};
+use feedline_store::Choice;
 use std::fmt;
 
 /// Maximum number of a mixture's sources in the text.

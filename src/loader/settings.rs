@@ -1,13 +1,9 @@
 //! Settings of a loader; [`build`](super::build) turns them into threads and memory.
 
-use crate::device::{Bound, Device, Stream, StreamUse};
 use crate::order::{LastBatch, Order};
 use crate::pipeline::recipe::Steps;
 use crate::pipeline::{Gds, Numa, OnBadSample};
 use crate::state::State;
-use crate::storage::ReaderOptions;
-#[cfg(test)]
-use crate::storage::choice::Opened;
 use feedline_base::error::Result;
 use feedline_base::meter::Clock;
 use feedline_base::stop::Stop;
@@ -16,6 +12,10 @@ use feedline_core::decode::{Ctx, Decoder};
 use feedline_core::memory::{BatchMut, Budget, Row, available};
 use feedline_core::order::Rank;
 use feedline_core::tensor::Field;
+use feedline_device::{Bound, Device, Stream, StreamUse};
+use feedline_reader::ReaderOptions;
+#[cfg(test)]
+use feedline_store::Opened;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub struct LoaderBuilder {
     pub(super) memory: MemorySettings,
     pub(super) reader: ReaderOptions,
     /// Holds objects, and files of network mounts.
-    pub(super) cache: Option<crate::storage::Cache>,
+    pub(super) cache: Option<feedline_store::Cache>,
     pub(super) device: DeviceSettings,
     pub(super) machine: MachineSettings,
     pub(super) faults: FaultSettings,
@@ -260,7 +260,7 @@ impl LoaderBuilder {
     /// On a GPU this runs after the copy, so the bus carries one byte per value; on the host it
     /// runs in the slot. Both give the same bytes. The field keeps its name, and transforms see it
     /// before the conversion. A field that [`keep`](Self::keep) omits is not converted.
-    pub fn finish(mut self, name: &str, finish: crate::device::Finish) -> Self {
+    pub fn finish(mut self, name: &str, finish: feedline_device::Finish) -> Self {
         self.steps.finishes.push((name.into(), finish));
         self
     }
@@ -404,7 +404,7 @@ impl LoaderBuilder {
 
     /// Keeps objects of stores and files of network mounts on a local disk, and reads them from
     /// there. Default: nothing is kept.
-    pub fn cache(mut self, cache: crate::storage::Cache) -> Self {
+    pub fn cache(mut self, cache: feedline_store::Cache) -> Self {
         self.cache = Some(cache);
         self
     }

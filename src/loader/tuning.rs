@@ -139,7 +139,7 @@ impl Tuning {
     }
 
     /// For tests: injects these faults into the readers.
-    pub fn faulty(mut self, faulty: std::sync::Arc<crate::storage::Faulty>) -> Self {
+    pub fn faulty(mut self, faulty: std::sync::Arc<feedline_reader::Faulty>) -> Self {
         self.0.reader.faulty = Some(faulty);
         self
     }

@@ -28,7 +28,6 @@ use super::queue::Queue;
 use super::sample::Samples;
 use super::task::{EpochJob, Place, RowRun, Sample};
 use crate::order::{ChunkStarts, EpochOrder, Need};
-use crate::storage::{Cached, Waker};
 use bytes::Bytes;
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
 use feedline_core::dataset::{ChunkBuf, Chunked, Dataset};
@@ -36,6 +35,7 @@ use feedline_core::decode::Scratch;
 use feedline_core::memory::region::Bytes as RegionBytes;
 use feedline_core::memory::{MemoryTerm, plan};
 use feedline_core::storage::Extent;
+use feedline_reader::{Cached, Waker};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 

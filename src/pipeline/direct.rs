@@ -20,11 +20,6 @@
 #![allow(unsafe_code)]
 
 use super::{Core, Gds};
-#[cfg(doc)]
-use crate::device::Copier;
-use crate::device::{Backend, DevicePtr};
-use crate::device::{Bounce, DirectFile, DirectReader, DirectStep};
-use crate::storage::Files;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use feedline_base::error::{Error, ErrorKind, Lowest, Result, Stage, caught};
 use feedline_base::sync::Hold;
@@ -33,6 +28,11 @@ use feedline_core::dataset::{Part, Parts};
 use feedline_core::memory::Filled;
 use feedline_core::storage::{Extent, SourceId, may_pass, patiently};
 use feedline_core::tensor::Layout;
+#[cfg(doc)]
+use feedline_device::Copier;
+use feedline_device::backend::{Backend, DevicePtr};
+use feedline_device::{Bounce, DirectFile, DirectReader, DirectStep};
+use feedline_reader::Files;
 use rustix::fd::OwnedFd;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

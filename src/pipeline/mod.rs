@@ -106,12 +106,13 @@ pub use route::{FieldRoute, Gds, Route};
 pub use substitute::OnBadSample;
 pub(crate) use task::EpochJob;
 
-use crate::storage::{Again, Announcer, PageCache};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
 use feedline_core::storage::Extent;
+use feedline_reader::{Again, PageCache};
 use feedline_report::meter::Meters;
 use feedline_report::spans;
+use feedline_store::Announcer;
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// State shared by a loader's threads.

@@ -2,7 +2,6 @@
 //! transforms run. Pure.
 
 use crate::batch::KeptField;
-use crate::device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, Sizes};
@@ -10,6 +9,7 @@ use feedline_core::decode::{Ctx, Decoder, Raw};
 use feedline_core::memory::{BatchMut, Filled, Row};
 use feedline_core::order::Draws;
 use feedline_core::tensor::{DType, EncodedField, Encoding, Field, Packing, Shape, Spec};
+use feedline_device::{DeviceOp, DirectStep, Finish, FinishStep, Gather};
 use feedline_report::meter::Effort;
 use std::ops::Range;
 use std::sync::Arc;

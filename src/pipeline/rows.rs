@@ -6,11 +6,11 @@ use super::recipe::How;
 use super::task::{Place, RowRun, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
-use crate::storage::Cached;
 use feedline_base::error::{Error, Result};
 use feedline_core::dataset::{Part, Parts};
 use feedline_core::memory::Rows;
 use feedline_core::storage::{Extent, may_pass};
+use feedline_reader::Cached;
 use feedline_report::meter::Effort;
 
 /// Number of rows copied at a time; bounds the list of their ids.

@@ -13,7 +13,6 @@
 use super::recipe::{Drawn, How, Recipe};
 use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
-use crate::storage::Cached;
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
 use feedline_core::dataset::{
     ChunkBuf, Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed,
@@ -22,6 +21,7 @@ use feedline_core::dataset::{
 use feedline_core::decode::{Ctx, Running, Scratch};
 use feedline_core::memory::{Row, Rows};
 use feedline_core::storage::{Extent, Sources, exhausted, has_other_version, out_of_reach};
+use feedline_reader::Cached;
 use std::sync::Arc;
 
 /// Everything that turns samples into rows; shared by all threads.

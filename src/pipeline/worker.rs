@@ -4,11 +4,11 @@ use super::chunks::Encoded;
 use super::sample::Samples;
 use super::task::{EpochJob, Sample};
 use super::watchdog::Doing;
-use crate::storage::Cached;
 use feedline_base::error::Result;
 use feedline_core::decode::Scratch;
 use feedline_core::memory::Rows;
 use feedline_core::storage::Extent;
+use feedline_reader::Cached;
 
 /// The state that one worker keeps between samples.
 pub(crate) struct Worker {

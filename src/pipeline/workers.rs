@@ -15,11 +15,11 @@ use super::task::Sample;
 use super::watchdog::Doing;
 use super::worker::Worker;
 use super::{Core, gather, rows};
-use crate::storage::Cached;
 use feedline_base::error::{Error, Result, Stage};
 use feedline_base::sync::Mutex;
 use feedline_core::decode::{Ctx, Running};
 use feedline_core::memory::Filled;
+use feedline_reader::Cached;
 use feedline_report::meter::Work;
 use std::sync::Arc;
 

@@ -102,7 +102,12 @@ pub fn compile(cfgs: &[&str]) -> PathBuf {
         return path;
     }
     let fresh = unique(&folder, "standin-cufile-fresh");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/standin/cufile.rs");
+    // This file is also a part of a crate below `crates/`.
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .map(|folder| folder.join("tests/standin/cufile.rs"))
+        .find(|source| source.exists())
+        .unwrap();
     let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
     rustc.args([
         "--edition=2024",

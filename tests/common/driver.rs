@@ -49,7 +49,7 @@ AGAIN:
 ";
 
 /// Our own kernels, called without a loader.
-const KERNELS: &str = include_str!("../../src/device/cuda/kernels/finish.ptx");
+const KERNELS: &str = include_str!("../../crates/device/src/cuda/kernels/finish.ptx");
 
 pub fn said<E: Debug>(what: &'static str) -> impl Fn(E) -> String {
     move |error| format!("{what}: {error:?}")

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 /// The sources, relative to the crate; the first includes the second.
 const SOURCES: [&str; 2] = [
     "tests/standin/kernels.cpp",
-    "src/device/cuda/kernels/finish.cu",
+    "crates/device/src/cuda/kernels/finish.cu",
 ];
 /// Undefined behaviour in C++ and misaligned access end the process.
 const FLAGS: [&str; 10] = [

@@ -19,7 +19,7 @@ from fact import STANDIN, fact
 
 cuda, libc = ctypes.CDLL(STANDIN or "libcuda.so.1"), ctypes.CDLL(None)
 NON_BLOCKING, NO_TIME, GLOBAL, THREAD_LOCAL, RELAXED, LEGACY = 1, 2, 0, 1, 2, c_void_p(1)
-KERNELS = pathlib.Path(__file__).resolve().parents[3] / "src/device/cuda/kernels"
+KERNELS = pathlib.Path(__file__).resolve().parents[3] / "crates/device/src/cuda/kernels"
 # A host function that does nothing and takes no lock of Python's: free(NULL).
 NOTHING = ctypes.cast(libc.free, c_void_p)
 SPIN = b""".version 7.0

@@ -3,10 +3,10 @@
 use super::parts::Times;
 use super::time::{SharedTime, Span};
 use crate::batch::Batch;
-use crate::device::cuda::driver::simulated::Simulated;
-use crate::device::{Device, Stream};
 use crate::loader::LoaderBuilder;
 use crate::pipeline::Gds;
+use feedline_device::cuda::driver::simulated::Simulated;
+use feedline_device::{Device, Stream};
 use std::sync::Arc;
 
 /// How a consumer uses its GPU.

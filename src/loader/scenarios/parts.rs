@@ -2,17 +2,16 @@
 
 use super::time::{SharedTime, Span};
 use crate::order::Sampler;
-use crate::storage::Sealed;
-use crate::storage::{
-    Again, Choice, Completion, Footprint, Opened, ReadOp, Reader, ReaderOptions, Waker,
-};
 use feedline_base::error::Result;
 use feedline_core::dataset::{Dataset, Parts, Sizes};
 use feedline_core::decode::{Ctx, Decoder};
 use feedline_core::memory::Row;
 use feedline_core::storage::{Extent, SourceId, Sources};
 use feedline_core::tensor::{DType, EncodedField, Field};
+use feedline_reader::reader::sealed::Sealed;
+use feedline_reader::{Again, Completion, Footprint, ReadOp, Reader, ReaderOptions, Waker};
 use feedline_report::meter::{ReadStats, ReaderInUse, ReaderKind};
+use feedline_store::{Choice, Opened};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -115,7 +114,7 @@ impl Storage {
         for op in self.submitted.drain(..) {
             let server = self.free.iter_mut().min().unwrap();
             let begins = now.max(*server);
-            let served = begins + self.device.service.of(op.tag_of_sample());
+            let served = begins + self.device.service.of(sample_of(&op));
             *server = served;
             let mut channel = served;
             let mut done = served;
@@ -157,11 +156,9 @@ impl Storage {
     }
 }
 
-impl ReadOp {
-    /// The sample of this read: samples lie one after the other.
-    fn tag_of_sample(&self) -> u64 {
-        self.extent.offset / self.extent.len
-    }
+/// The sample of this read: samples lie one after the other.
+fn sample_of(op: &ReadOp) -> u64 {
+    op.extent.offset / op.extent.len
 }
 
 impl Sealed for Storage {}

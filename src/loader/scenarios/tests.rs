@@ -6,12 +6,12 @@
 use super::gpu::Given;
 use super::verdict::{Cause, Change, named, predicted};
 use super::*;
-use crate::device::cuda::driver::Gpu as CudaGpu;
-use crate::device::cuda::driver::simulated::Simulated;
-use crate::device::{Device, Finish, Stream, StreamUse};
 use crate::loader::{Loader, LoaderBuilder};
 use crate::pipeline::Gds;
 use feedline_core::tensor::DType;
+use feedline_device::cuda::driver::Gpu as CudaGpu;
+use feedline_device::cuda::driver::simulated::Simulated;
+use feedline_device::{Device, Finish, Stream, StreamUse};
 use feedline_formats::Records;
 use feedline_report::Verdict;
 use std::collections::BTreeMap;

@@ -32,10 +32,10 @@
 //!
 //! Nothing here depends on the speed of threads or on other load of the machine.
 
-use crate::device::cuda::driver::simulated::Simulated;
 use crate::pipeline::Core;
-use crate::storage::waker::Bell;
 use feedline_base::meter::Clock;
+use feedline_device::cuda::driver::simulated::Simulated;
+use feedline_reader::waker::Bell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::thread::Thread;

@@ -3,8 +3,7 @@
 
 use crate::storage::remote;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_base::metadata::{FileKind, Meta, ODD};
-use feedline_base::metadata::{bad_pattern, is_pattern, is_url};
+use feedline_base::metadata::{FileKind, Meta, ODD, bad_pattern, is_pattern, is_url};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
