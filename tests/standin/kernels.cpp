@@ -61,7 +61,7 @@ static inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned by)
     return (unsigned)(both >> (by & 31));
 }
 
-#include "../../src/device/cuda/kernels/finish.cu"
+#include "../../crates/device/src/cuda/kernels/finish.cu"
 
 template <class... Args, std::size_t... I>
 static void call(void (*kernel)(Args...), const void* const* params, std::index_sequence<I...>) {

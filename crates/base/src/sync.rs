@@ -1,11 +1,11 @@
 //! Atomics and locks for modelled code: the standard library's, or loom's in the models
 //! (`pipeline/models.rs`). So the models run the same code as loaders.
 
-#[cfg(not(all(test, loom)))]
+#[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard, atomic};
 
-#[cfg(all(test, loom))]
-pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+#[cfg(loom)]
+pub use loom::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks that ignore poisoning, because their data is consistent between any two steps.
 pub trait Hold {
@@ -29,7 +29,7 @@ impl<T> Hold for std::sync::Mutex<T> {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
 impl<T> Hold for Mutex<T> {
     type Guard<'a>
         = MutexGuard<'a, T>
@@ -43,15 +43,15 @@ impl<T> Hold for Mutex<T> {
 }
 
 /// A flag, totally ordered with channel operations by `SeqCst`.
-#[cfg(not(all(test, loom)))]
+#[cfg(not(loom))]
 pub type Flag = std::sync::atomic::AtomicBool;
 
 /// Loom does not model channels. A dummy operation after each operation of the flag lets another
 /// thread run before the next channel operation.
-#[cfg(all(test, loom))]
-pub(crate) struct Flag(atomic::AtomicBool, atomic::AtomicBool);
+#[cfg(loom)]
+pub struct Flag(atomic::AtomicBool, atomic::AtomicBool);
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
 impl Default for Flag {
     fn default() -> Self {
         let flag = Self(Default::default(), Default::default());
@@ -62,37 +62,37 @@ impl Default for Flag {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
 impl Flag {
-    pub(crate) fn load(&self, order: atomic::Ordering) -> bool {
+    pub fn load(&self, order: atomic::Ordering) -> bool {
         let value = self.0.load(order);
         self.1.store(value, atomic::Ordering::Relaxed);
         value
     }
 
-    pub(crate) fn store(&self, value: bool, order: atomic::Ordering) {
+    pub fn store(&self, value: bool, order: atomic::Ordering) {
         self.0.store(value, order);
         self.1.store(value, atomic::Ordering::Relaxed);
     }
 }
 
-#[cfg(not(all(test, loom)))]
+#[cfg(not(loom))]
 pub use rustix::thread::futex;
 
 /// Model of the kernel's futex: it checks the word and puts the caller to sleep under the lock that
 /// a wake takes.
-#[cfg(all(test, loom))]
-pub(crate) mod futex {
+#[cfg(loom)]
+pub mod futex {
     use super::atomic::{AtomicU32, Ordering};
     use loom::sync::{Condvar, Mutex};
-    pub(crate) use rustix::thread::futex::{Flags, Timespec};
+    pub use rustix::thread::futex::{Flags, Timespec};
 
     loom::lazy_static! {
         static ref SLEEPERS: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
     }
 
     /// A timeout never expires.
-    pub(crate) fn wait(
+    pub fn wait(
         word: &AtomicU32,
         _: Flags,
         expected: u32,
@@ -106,7 +106,7 @@ pub(crate) mod futex {
         Ok(())
     }
 
-    pub(crate) fn wake(_: &AtomicU32, _: Flags, _: u32) -> rustix::io::Result<usize> {
+    pub fn wake(_: &AtomicU32, _: Flags, _: u32) -> rustix::io::Result<usize> {
         drop(SLEEPERS.0.lock().unwrap());
         SLEEPERS.1.notify_all();
         Ok(1)

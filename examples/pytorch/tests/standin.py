@@ -51,7 +51,7 @@ def libraries():
     rust = ["rustc", "--edition", "2024", "-O", "--crate-type", "cdylib", "-C", "panic=abort"]
     cpp = ["c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-fno-strict-aliasing", "-Wno-unknown-pragmas"]
     soname = ["-C", "link-arg=-Wl,-soname,libcuda.so"]
-    kernels = ["tests/standin/kernels.cpp", "src/device/cuda/kernels/finish.cu"]
+    kernels = ["tests/standin/kernels.cpp", "crates/device/src/cuda/kernels/finish.cu"]
     return compiled("cuda", ["tests/standin/cuda.rs"], rust + soname), compiled("kernels", kernels, cpp)
 
 

@@ -89,8 +89,8 @@ impl Pending {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 match equal(&self.hidden, &self.target) {
                     Ok(true) => Ok(()),
-                    // Other bytes. In the next case, the target is a link without a target.
                     Ok(false) => Err(error),
+                    // The target is a link without a target.
                     Err(other) if other.kind() == io::ErrorKind::NotFound => Err(error),
                     Err(other) => Err(other),
                 }

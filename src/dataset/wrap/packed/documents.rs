@@ -20,7 +20,7 @@ pub(super) enum Long {
     Concatenate,
 }
 
-/// Maximum number of documents and parts in a group: they take 800 MB.
+/// Maximum number of documents and parts in a group: they take 1.07 GB.
 const PARTS_MAX: u64 = 1 << 26;
 
 /// The documents of a dataset, for bins of a size.
