@@ -404,6 +404,14 @@ impl LoaderBuilder {
 
     /// Keeps objects of stores and files of network mounts on a local disk, and reads them from
     /// there. Default: nothing is kept.
+    ///
+    /// ```no_run
+    /// use feedline::{Loader, dataset, storage::Cache};
+    ///
+    /// let tar = dataset::Tar::open("s3://bucket/train-{0000..1023}.tar")?;
+    /// let loader = Loader::builder(tar).cache(Cache::at("/nvme/feedline").capacity(2 << 40)).build()?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     pub fn cache(mut self, cache: feedline_store::Cache) -> Self {
         self.cache = Some(cache);
         self

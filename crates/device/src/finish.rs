@@ -29,14 +29,13 @@ const CHANNELS_MAX: usize = 4;
 /// flip.
 ///
 /// ```
-/// use feedline::device::Finish;
-/// use feedline::tensor::{DType, Field, Shape};
-///
+/// # use feedline_core::tensor::{DType, Field, Shape};
+/// # use feedline_device::Finish;
 /// let finish = Finish::to(DType::F16).mean_std(&[0.485, 0.456, 0.406], &[0.229, 0.224, 0.225]).channels_first();
 /// let pictures = Field::fixed("image", DType::U8, [224, 224, 3]);
 /// let made = finish.output(&pictures)?;
 /// assert_eq!((made.dtype(), made.shape()), (DType::F16, &Shape::Fixed(vec![3, 224, 224])));
-/// # Ok::<(), feedline::Error>(())
+/// # Ok::<(), feedline_base::Error>(())
 /// ```
 ///
 /// Each value `x` becomes `y = (x / 255 - mean) / std`, as in torchvision's `ToTensor` and
@@ -50,6 +49,7 @@ pub struct Finish {
     std: Vec<f32>,
     channels_first: bool,
     /// The probability of a mirrored picture.
+    #[doc(hidden)]
     pub flip: f64,
 }
 

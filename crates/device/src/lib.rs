@@ -121,7 +121,7 @@ impl Device {
     /// creates no context.
     ///
     /// ```
-    /// println!("{}", feedline::Device::probe());
+    /// println!("{}", feedline_device::Device::probe());
     /// ```
     pub fn probe() -> String {
         cuda::probe()

@@ -76,7 +76,7 @@ pub struct Hit {
 /// [`ReaderOptions::faulty`](super::ReaderOptions::faulty).
 ///
 /// ```
-/// use feedline::unstable::{Fault, Faulty};
+/// use feedline_reader::faulty::{Fault, Faulty};
 /// let faulty = std::sync::Arc::new(Faulty::new().once(3, Fault::Error(5)).ever(7, Fault::Short(512)));
 /// assert_eq!((faulty.seen(), faulty.injected()), (0, 0));
 /// ```

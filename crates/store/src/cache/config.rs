@@ -33,12 +33,9 @@ pub(super) const QUEUE: usize = 1 << 16;
 /// single ranges, which are kept and fill the blocks. A full cache keeps its data, except for data
 /// that no process reads.
 ///
-/// ```no_run
-/// # fn main() -> feedline::Result<()> {
-/// use feedline::{Loader, dataset, storage::Cache};
-/// let tar = dataset::Tar::open("s3://bucket/train-{0000..1023}.tar")?;
-/// let loader = Loader::builder(tar).cache(Cache::at("/nvme/feedline").capacity(2 << 40)).build()?;
-/// # Ok(()) }
+/// ```
+/// # use feedline_store::Cache;
+/// let cache = Cache::at("/nvme/feedline").capacity(2 << 40);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cache {

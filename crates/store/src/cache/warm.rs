@@ -80,10 +80,10 @@ impl Cache {
     /// it is unreachable. An object that cannot be read or kept is one of [`CacheWarmed::errors`].
     ///
     /// ```no_run
-    /// # fn main() -> feedline::Result<()> {
-    /// use feedline::{dataset::{Dataset, Tar}, storage::Cache};
-    /// use std::ops::ControlFlow;
-    /// let tar = Tar::open("s3://bucket/train-{0000..1023}.tar")?;
+    /// # use feedline_core::dataset::Dataset;
+    /// # use feedline_store::Cache;
+    /// # use std::ops::ControlFlow;
+    /// # fn warm(tar: impl Dataset) -> feedline_core::Result<()> {
     /// let warmed = Cache::at("/nvme/feedline").warm(tar.sources(), |_| ControlFlow::Continue(()))?;
     /// assert_eq!(warmed.missing(), 0, "{:?}", warmed.errors);
     /// # Ok(()) }
