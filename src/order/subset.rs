@@ -78,6 +78,16 @@ pub(crate) fn listed(ids: Vec<u64>, n: u64) -> Result<Arc<[u64]>> {
 mod tests {
     use super::*;
 
+    impl Part {
+        /// The index of a sample (below n) in this part; `None` when it is in the other.
+        fn local(&self, id: u64) -> Option<u64> {
+            self.permutation
+                .inverse(id)
+                .checked_sub(self.start)
+                .filter(|local| *local < self.len)
+        }
+    }
+
     fn members(part: &Part) -> Vec<u64> {
         (0..part.len()).map(|local| part.id(local)).collect()
     }
@@ -89,6 +99,16 @@ mod tests {
                 let (first, second) = split(n, fraction, Key::new(n)).unwrap();
                 assert_eq!(first.len(), (n as f64 * fraction).round() as u64);
                 let mut all = [members(&first), members(&second)].concat();
+                for (local, id) in all.iter().enumerate() {
+                    let local = local as u64;
+                    let in_first = first.local(*id);
+                    let in_second = second.local(*id);
+                    assert_eq!(
+                        in_first.or(in_second.map(|at| at + first.len())),
+                        Some(local)
+                    );
+                    assert!(in_first.is_none() || in_second.is_none());
+                }
                 all.sort_unstable();
                 assert_eq!(all, (0..n).collect::<Vec<u64>>());
             }
@@ -119,7 +139,8 @@ mod tests {
         let n = 1_000_000_000_000_000_000;
         let (first, second) = split(n, 0.999, Key::new(1)).unwrap();
         assert_eq!(first.len() + second.len(), n);
-        assert_ne!(first.id(0), second.id(0));
+        assert_eq!(first.local(second.id(0)), None);
+        assert_eq!(second.local(second.id(9)), Some(9));
     }
 
     #[test]

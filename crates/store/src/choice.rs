@@ -60,6 +60,7 @@ pub type RemoteCounts = Arc<dyn Fn() -> (Option<Network>, Option<CacheReads>) + 
 
 /// The choice and its reasons, for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Choice {
     /// The reader, what it reads besides local files, and whether the options named it
     /// ([`Mode::Uring`], [`Mode::Pread`], [`Mode::Mmap`]).
@@ -77,6 +78,19 @@ impl Choice {
     pub fn and(mut self, why: Option<&String>) -> Self {
         self.why.extend(why.cloned());
         self
+    }
+}
+
+impl Choice {
+    /// This reader, without a reason.
+    #[doc(hidden)]
+    pub fn of(reader: ReaderInUse) -> Self {
+        Self {
+            reader,
+            direct: false,
+            cached_first: false,
+            why: Vec::new(),
+        }
     }
 }
 

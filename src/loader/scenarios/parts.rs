@@ -89,12 +89,7 @@ impl Storage {
             stats: ReadStats::default(),
         };
         let used = ReaderInUse::of(ReaderKind::Uring, false);
-        let choice = Choice {
-            reader: used,
-            direct: false,
-            cached_first: false,
-            why: Vec::new(),
-        };
+        let choice = Choice::of(used);
         let again = Again::new(Arc::default(), &ReaderOptions::default(), None);
         (
             Opened {

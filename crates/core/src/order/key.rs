@@ -359,48 +359,51 @@ impl Draws {
     }
 }
 
+/// The inverse of `get`, for tests.
+#[cfg(any(test, feature = "unstable"))]
+impl Permutation {
+    #[doc(hidden)]
+    pub fn inverse(&self, index: u64) -> u64 {
+        match &self.method {
+            Method::Table(table) => table
+                .iter()
+                .position(|&entry| u64::from(entry) == index)
+                .unwrap() as u64,
+            Method::Feistel(feistel) => feistel.inverse(index),
+        }
+    }
+}
+
+#[cfg(any(test, feature = "unstable"))]
+impl Feistel {
+    fn inverse(&self, index: u64) -> u64 {
+        let mut cell = self.backward(index);
+        while cell >= self.n {
+            cell = self.backward(cell);
+        }
+        cell
+    }
+
+    fn backward(&self, cell: u64) -> u64 {
+        let mut row = cell >> self.bits;
+        let mut column = cell & ((1 << self.bits) - 1);
+        for [to_row, to_column] in self.rounds.iter().rev() {
+            column ^= to_column.hash(row) >> (64 - self.bits);
+            let step = scale(to_row.hash(column), self.rows);
+            row = if row >= step {
+                row - step
+            } else {
+                row + self.rows - step
+            };
+        }
+        row << self.bits | column
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    /// The inverse of `get`, for each method.
-    impl Permutation {
-        pub(crate) fn inverse(&self, index: u64) -> u64 {
-            match &self.method {
-                Method::Table(table) => table
-                    .iter()
-                    .position(|&entry| u64::from(entry) == index)
-                    .unwrap() as u64,
-                Method::Feistel(feistel) => feistel.inverse(index),
-            }
-        }
-    }
-
-    impl Feistel {
-        fn inverse(&self, index: u64) -> u64 {
-            let mut cell = self.backward(index);
-            while cell >= self.n {
-                cell = self.backward(cell);
-            }
-            cell
-        }
-
-        fn backward(&self, cell: u64) -> u64 {
-            let mut row = cell >> self.bits;
-            let mut column = cell & ((1 << self.bits) - 1);
-            for [to_row, to_column] in self.rounds.iter().rev() {
-                column ^= to_column.hash(row) >> (64 - self.bits);
-                let step = scale(to_row.hash(column), self.rows);
-                row = if row >= step {
-                    row - step
-                } else {
-                    row + self.rows - step
-                };
-            }
-            row << self.bits | column
-        }
-    }
 
     /// Asserts that `get` reaches every index of `0..n` once and `inverse` undoes it.
     fn assert_bijection(n: u64, get: impl Fn(u64) -> u64, inverse: impl Fn(u64) -> u64) {
