@@ -31,7 +31,8 @@ mod picture;
 
 use common::{as_test, cpu_s, file, pairs_wanted, spread, warm};
 use feedline::dataset::Records;
-use feedline::{Epoch, Loader, LoaderBuilder, MemoryTerm, Order};
+use feedline::memory::MemoryTerm;
+use feedline::{Epoch, Loader, LoaderBuilder, Order};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 

@@ -48,7 +48,8 @@
 use clap::{Parser, ValueEnum};
 use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
-use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Rank, Signal, State, Stop};
+use feedline::process::Signal;
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, Order, Rank, State, Stop};
 use rustix::process::{Pid, Signal as Number, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use std::error::Error;

@@ -223,24 +223,46 @@ pub use feedline_base::setting::Dialect;
 pub use feedline_base::thread::start as start_thread;
 #[doc(inline)]
 pub use feedline_base::{
-    error::{Error, ErrorKind, Result, Site, Stage},
-    process::Process,
-    stop::{Signal, Stop},
+    error::{Error, ErrorKind, Result},
+    stop::Stop,
 };
 #[doc(inline)]
 pub use feedline_core::ledger::{BadSample, Ledger};
 #[doc(inline)]
-pub use feedline_core::memory::{
-    BatchFields, BatchMut, Budget, MemoryPlan, MemoryTerm, Row, RowFields, Status,
-};
-#[doc(inline)]
-pub use feedline_core::tensor;
+pub use feedline_core::memory::{BatchMut, Row, Status};
 pub use loader::{Epoch, Loader, LoaderBuilder, Report, Tuning};
 #[doc(no_inline)]
 pub use order::Rank;
 pub use order::{LastBatch, Order};
-pub use pipeline::{FieldRoute, Gds, Numa, OnBadSample, Route};
+pub use pipeline::OnBadSample;
 pub use state::State;
+
+/// The parts of an [`Error`]: its stage, its place in the data, and the amounts that it compares.
+pub mod error {
+    #[doc(inline)]
+    pub use feedline_base::error::{Amounts, Site, Stage};
+}
+
+/// The memory of a loader: its plan, a budget that loaders share, and the NUMA node.
+pub mod memory {
+    pub use crate::pipeline::Numa;
+    #[doc(inline)]
+    pub use feedline_core::memory::{Budget, MemoryPlan, MemoryTerm};
+}
+
+/// Signals that end a run, and forks that a loader does not survive.
+pub mod process {
+    #[doc(inline)]
+    pub use feedline_base::{process::Process, stop::Signal};
+}
+
+/// Fields of a sample and of a batch: names, types, shapes, and access to several at once.
+pub mod tensor {
+    #[doc(inline)]
+    pub use feedline_core::memory::{BatchFields, RowFields};
+    #[doc(inline)]
+    pub use feedline_core::tensor::*;
+}
 
 /// Measurements of a run, its bottleneck, and predictions for changes.
 ///

@@ -96,7 +96,7 @@ pub fn print_tasks(plan: &Plan) {
 
 /// A flag that the signals of schedulers and Ctrl-C set.
 pub fn stop() -> feedline::Result<Stop> {
-    use feedline::Signal;
+    use feedline::process::Signal;
     Stop::on([Signal::Term, Signal::Usr1, Signal::Int, Signal::Hup])
 }
 

@@ -3,9 +3,10 @@
 use crate::progress;
 use crate::source::SourceArgs;
 use clap::{Args, Command};
+use feedline::Stop;
 use feedline::dataset::Dataset;
+use feedline::process::Signal;
 use feedline::storage::Cache;
-use feedline::{Signal, Stop};
 use indicatif::HumanBytes;
 use std::error::Error;
 use std::ops::ControlFlow;

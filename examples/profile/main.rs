@@ -115,10 +115,10 @@ fn open_outputs(given: &Given) -> Result<[Option<Output>; 2], String> {
     Ok([open(&args.trace)?, open(&args.html)?])
 }
 
-const ENDS: [feedline::Signal; 3] = [
-    feedline::Signal::Int,
-    feedline::Signal::Term,
-    feedline::Signal::Hup,
+const ENDS: [feedline::process::Signal; 3] = [
+    feedline::process::Signal::Int,
+    feedline::process::Signal::Term,
+    feedline::process::Signal::Hup,
 ];
 
 /// Ignores a closed terminal, as under `nohup`: the run goes on.

@@ -5,9 +5,10 @@ use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use feedline::dataset::{Dataset, DatasetExt};
 use feedline::decode::{Bytes, Image, Limits, PixelLayout};
+use feedline::device::Gds;
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::tensor::{DType, Encoding};
-use feedline::{Device, Gds, Loader, LoaderBuilder, Order, Rank};
+use feedline::{Device, Loader, LoaderBuilder, Order, Rank};
 use std::error::Error;
 use std::sync::Arc;
 

@@ -36,7 +36,8 @@ mod table;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use copy::{Copy, human_bytes};
-use feedline::{Signal, Stop};
+use feedline::Stop;
+use feedline::process::Signal;
 use job::{Act, Damage, JOB, Job, Kind, When};
 use judge::{Case, Outcome, Verdict, together};
 use scenarios::{Policies, Promise, SCENARIOS, Scenario, What};

@@ -24,7 +24,8 @@
 //! use feedline::dataset::{Dataset, Parts, Sizes};
 //! use feedline::storage::{Extent, SourceId, Sources};
 //! use feedline::tensor::{DType, EncodedField, Field};
-//! use feedline::{Error, Stage};
+//! use feedline::error::Stage;
+//! use feedline::Error;
 //! use std::sync::Arc;
 //!
 //! struct Lines { sources: Arc<Sources>, file: SourceId, schema: Vec<EncodedField>, len: u64 }

@@ -7,5 +7,7 @@
 
 pub mod cuda;
 
+pub use crate::pipeline::{FieldRoute, Gds, Route};
+
 #[doc(inline)]
 pub use feedline_device::{Device, DeviceKind, Finish, Stream, StreamUse};

@@ -10,7 +10,7 @@ use super::settings::{BatchSize, LoaderBuilder};
 use super::terms::{Encoded, STACK, scratch, slots, spare_room};
 use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place};
 use crate::batch::{BatchInfo, Contents};
-use crate::order::{Batches, Counts, LastBatch, Order};
+use crate::order::{Batches, Counts, LastBatch, Locality, Order};
 use crate::pipeline::chunks::ChunkRoom;
 use crate::pipeline::direct::{DIRECT_BOUNCE, DIRECT_THREADS};
 use crate::pipeline::drains::Drains;
@@ -87,13 +87,7 @@ impl LoaderBuilder {
     fn make(mut self) -> Result<Loader> {
         self.check()?;
         nvtx::listen().unwrap_or_else(|why| spans::unheard(&why));
-        if self.dataset.chunked().is_none() {
-            let sources = self.dataset.sources();
-            // The order is the same for data in memory and on a disk.
-            self.run.order = self.run.order.in_blocks(self.dataset.len(), || {
-                sources.ids().map(|id| sources.len_of(id)).sum()
-            });
-        }
+        let order = self.sample_order()?;
         let ledger = LedgerWriter::open(self.substitutes()?, self.faults.ledger.as_deref())?;
         let global = self.global_rows()?;
         let placing = Placing::new(
@@ -101,10 +95,10 @@ impl LoaderBuilder {
             self.device.device.pci_bus_id(),
             &self.machine.sysfs,
         )?;
-        let opened = self.open_reader(placing.placement())?;
+        let opened = self.open_reader(placing.placement(), order.locality())?;
         let before = Before::now();
         let (recipe, routes) = self.recipe_and_routes(&opened)?;
-        let (jobs, first) = self.jobs(global)?;
+        let (jobs, first) = self.jobs(order, global)?;
         let shapes = group_shapes(&jobs.order, &first.batches);
         shapes.check(&recipe.spec)?;
         let fields = self.lay_out(recipe, routes, first.batches.rows_max() as usize, &shapes)?;
@@ -121,7 +115,7 @@ impl LoaderBuilder {
         let assembly = Assembly {
             dataset: self.dataset,
             chunk_starts: jobs.chunks.as_ref().map(|chunks| chunks.starts.clone()),
-            seed: self.run.seed.unwrap_or(self.run.order.seed()),
+            seed: self.run.seed.unwrap_or(jobs.order.seed()),
             on_bad: self.faults.on_bad,
             meters,
             fields,
@@ -323,19 +317,44 @@ impl LoaderBuilder {
             let message = format!(
                 "a sample of {appended_max} appended extents; at most {APPENDED_MAX} are possible"
             );
-            return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
+            let error = Error::new(ErrorKind::Limit, Stage::Build, message);
+            return Err(error.with_amounts(appended_max as u64, APPENDED_MAX as u64));
         }
         if largest > SAMPLE_MAX {
             let message = format!(
                 "the largest sample has {largest} bytes; at most {SAMPLE_MAX} are possible"
             );
-            return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
+            let error = Error::new(ErrorKind::Limit, Stage::Build, message);
+            return Err(error.with_amounts(largest, SAMPLE_MAX));
         }
         Ok(())
     }
 
+    /// The dataset's own order, else the user's.
+    fn sample_order(&self) -> Result<Order> {
+        let given = self.run.order.as_ref();
+        if let Some(sampler) = self.dataset.sampler() {
+            return match given {
+                Some(_) => Err(config(format!(
+                    "{} has an order of its own: leave `order` out",
+                    self.dataset.describe()
+                ))),
+                None => Ok(Order::of_sampler(sampler)),
+            };
+        }
+        let order = given.cloned().unwrap_or_else(Order::sequential);
+        if self.dataset.chunked().is_some() {
+            return Ok(order);
+        }
+        let sources = self.dataset.sources();
+        // The order is the same for data in memory and on a disk.
+        Ok(order.in_blocks(self.dataset.len(), || {
+            sources.ids().map(|id| sources.len_of(id)).sum()
+        }))
+    }
+
     /// The reader for the dataset's files, opened on the node.
-    fn open_reader(&mut self, place: Option<&Placement>) -> Result<Opened> {
+    fn open_reader(&mut self, place: Option<&Placement>, locality: Locality) -> Result<Opened> {
         #[cfg(test)]
         if let Some(opened) = self.opened.take() {
             return Ok(opened);
@@ -346,7 +365,7 @@ impl LoaderBuilder {
         // before the error of a stall.
         options.patience = Some(self.faults.stall_deadline / 12);
         options.connections = self.memory.budget.map(|budget| budget / 4);
-        options.locality = self.run.order.locality();
+        options.locality = locality;
         let cache = self.cache.clone();
         let deadline = self.faults.stall_deadline;
         on_node(place, || {
@@ -373,13 +392,13 @@ impl LoaderBuilder {
     }
 
     /// The maker of epoch jobs, and the job of the first epoch.
-    fn jobs(&self, global: u64) -> Result<(JobMaker, Arc<EpochJob>)> {
+    fn jobs(&self, order: Order, global: u64) -> Result<(JobMaker, Arc<EpochJob>)> {
         let run = &self.run;
         let last = run
             .last
             .or(run.resume.as_ref().map(|state| state.checkpoint().last))
             .unwrap_or_default();
-        if run.batch.is_some() && run.order.sizes_batches() {
+        if run.batch.is_some() && order.sizes_batches() {
             return Err(config(format!(
                 "{} is set, and the groups of the order have batch sizes of their own: omit one of them",
                 if matches!(run.batch, Some(BatchSize::Rank(_))) {
@@ -389,10 +408,7 @@ impl LoaderBuilder {
                 }
             )));
         }
-        let order = run
-            .order
-            .clone()
-            .planned(self.dataset.len(), global, last, run.rank)?;
+        let order = order.planned(self.dataset.len(), global, last, run.rank)?;
         let mut jobs = JobMaker {
             global: order.largest_batch().unwrap_or(global),
             order,

@@ -380,7 +380,8 @@ impl Epoch {
             let message = format!(
                 "the caller holds all {held} batches: drop one, or keep copies of what is needed{raise}"
             );
-            return Err(Error::new(ErrorKind::BatchesHeld, Stage::Batch, message));
+            let error = Error::new(ErrorKind::BatchesHeld, Stage::Batch, message);
+            return Err(error.with_amounts(held as u64 + 1, held as u64));
         }
         if held >= self.shared.info.most {
             // Only the caller can end this wait.

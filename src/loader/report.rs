@@ -23,7 +23,7 @@ pub struct Report {
     /// Description of the device.
     pub device: String,
     /// NUMA node of threads and memory, or the reason for none; `None` if placement is off. See
-    /// [`Numa`](crate::Numa).
+    /// [`Numa`](crate::memory::Numa).
     pub numa: Option<String>,
     /// The cores from which the number of workers was chosen, if several ranks of this machine
     /// share cores.

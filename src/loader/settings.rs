@@ -46,7 +46,8 @@ pub struct LoaderBuilder {
 
 /// The sequence of samples, and this rank's part.
 pub(super) struct RunSettings {
-    pub(super) order: Order,
+    /// The user's order, if one was set.
+    pub(super) order: Option<Order>,
     pub(super) seed: Option<u64>,
     pub(super) batch: Option<BatchSize>,
     pub(super) last: Option<LastBatch>,
@@ -116,7 +117,7 @@ impl LoaderBuilder {
             dataset,
             steps: Steps::default(),
             run: RunSettings {
-                order: Order::sequential(),
+                order: None,
                 seed: None,
                 batch: None,
                 last: None,
@@ -265,9 +266,10 @@ impl LoaderBuilder {
         self
     }
 
-    /// The order of the samples. Default: sequential.
+    /// The order of the samples. Default: sequential. A [`Mix`](crate::dataset::Mix) has an order of
+    /// its own and takes no other.
     pub fn order(mut self, order: Order) -> Self {
-        self.run.order = order;
+        self.run.order = Some(order);
         self
     }
 
@@ -385,7 +387,8 @@ impl LoaderBuilder {
     /// [`memory_budget`](Self::memory_budget), if set, is a limit as well.
     ///
     /// ```
-    /// use feedline::{Budget, Device, Loader, dataset::Records};
+    /// use feedline::memory::Budget;
+    /// use feedline::{Device, Loader, dataset::Records};
     ///
     /// let budget = Budget::new(64 << 20, 2); // for two loaders, one per device
     /// let mut loaders = Vec::new();

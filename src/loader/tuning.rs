@@ -19,7 +19,7 @@ impl LoaderBuilder {
     ///
     /// let records = Records::builder(1).open_bytes([0, 1, 2, 3])?;
     /// let loader = Loader::builder(records).tuning(|t| t.slots(8).depth(64)).build()?;
-    /// # assert_eq!(loader.plan().term(feedline::MemoryTerm::SLOTS).count, 8);
+    /// # assert_eq!(loader.plan().term(feedline::memory::MemoryTerm::SLOTS).count, 8);
     /// # Ok::<(), feedline::Error>(())
     /// ```
     pub fn tuning(self, tune: impl FnOnce(Tuning) -> Tuning) -> Self {

@@ -31,7 +31,9 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
 #[doc(hidden)]
 pub use feedline_core::order::cores_of_rank;
 #[doc(inline)]
-pub use feedline_core::order::{Draws, Groups, Launcher, Permutation, Rank};
+pub use feedline_core::order::{
+    Drawn, Draws, Groups, Launcher, Permutation, Progress, Rank, Sampler, identity_of,
+};
 use feedline_core::order::{GroupsMark, Key};
 pub(crate) use feedline_core::storage::Locality;
 pub(crate) use grouped::{GroupedEpoch, Plan};
@@ -42,118 +44,6 @@ pub(crate) use skip::{Skip, Skips};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// A user's own order: a pure function from position to sample id.
-///
-/// `id` must depend on its arguments and on the sampler's constants alone; randomness comes from
-/// [`Draws`], keyed by epoch and position. It may be called from any thread, for any position below
-/// `len`, in any order, more than once. An id outside the dataset ends the epoch with
-/// [`ErrorKind::Config`], naming position and id.
-///
-/// A sampler that draws every class equally often, with replacement:
-///
-/// ```
-/// use feedline::order::{Draws, Order, Sampler, identity_of};
-///
-/// struct Balanced {
-///     seed: u64,
-///     ids_of_class: Vec<Vec<u64>>,
-/// }
-///
-/// impl Sampler for Balanced {
-///     fn len(&self) -> u64 {
-///         self.ids_of_class.iter().map(|ids| ids.len() as u64).sum()
-///     }
-///
-///     fn id(&self, epoch: u64, position: u64) -> u64 {
-///         let mut draws = Draws::new(self.seed, epoch, position, "balanced");
-///         let ids = &self.ids_of_class[draws.below(self.ids_of_class.len() as u64) as usize];
-///         ids[draws.below(ids.len() as u64) as usize]
-///     }
-///
-///     fn identity(&self) -> u64 {
-///         let lists = self.ids_of_class.iter().flat_map(|ids| [ids.len() as u64].into_iter().chain(ids.iter().copied()));
-///         identity_of([self.seed].into_iter().chain(lists))
-///     }
-/// }
-///
-/// let order = Order::sampler(Balanced { seed: 1, ids_of_class: vec![vec![0], (1..1000).collect()] });
-/// let ids = order.preview(1000, 0, 1000)?;
-/// let rare = ids.iter().filter(|id| **id == 0).count();
-/// assert!((400..600).contains(&rare), "{rare}");
-/// # Ok::<(), feedline::Error>(())
-/// ```
-#[allow(
-    clippy::len_without_is_empty,
-    reason = "an empty sampler is of no use to anybody"
-)]
-pub trait Sampler: Send + Sync + 'static {
-    /// Positions per epoch. Called once per epoch.
-    fn len(&self) -> u64;
-
-    /// The sample at `position` (below `len`) of `epoch`.
-    fn id(&self, epoch: u64, position: u64) -> u64;
-
-    /// A hash of all that decides the ids: seed, weights, lists. A saved state holds it, so that a
-    /// run does not resume in another order. It must be the same in every process and on every
-    /// machine.
-    fn identity(&self) -> u64;
-
-    /// A number for the draw at `position` of `epoch`, which distinguishes the draws of one sample
-    /// within the epoch. Crops, flips and all other random choices of transforms depend on it, too.
-    /// The most useful value is the number of the sample's earlier draws in the epoch: with 0,
-    /// transforms draw as if the sample came once.
-    ///
-    /// The default is the position, so that no two draws are equal.
-    fn draw(&self, epoch: u64, position: u64) -> u64 {
-        let _ = epoch;
-        position
-    }
-
-    /// The progress of a run after the positions below `position` of `epoch`, for samplers whose
-    /// later part may change between runs ([`Mix::scheduled`](crate::dataset::Mix::scheduled)). The
-    /// default, `None`, is for all others.
-    ///
-    /// A run then resumes if [`Progress::past`] is the same, regardless of the
-    /// [`identity`](Self::identity). Not asked for a sampler that is shuffled.
-    fn progress(&self, epoch: u64, position: u64) -> Option<Progress> {
-        let _ = (epoch, position);
-        None
-    }
-}
-
-/// The progress of a run.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Progress {
-    /// A hash of all that decided the ids so far.
-    pub past: u64,
-    /// Segments that have begun, for error messages.
-    pub segments: u64,
-    /// The counts of each source, in order; for the report.
-    pub sources: Vec<Drawn>,
-}
-
-/// Counts of the draws from a source of a mixture.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Drawn {
-    /// Positions that drew from it.
-    pub drawn: u64,
-    /// Positions that should have drawn from it, by its weights.
-    pub asked: f64,
-    /// Samples of one pass over it.
-    pub samples: u64,
-}
-
-/// A hash of numbers for [`Sampler::identity`] and
-/// [`Dataset::identity`](crate::dataset::Dataset::identity), the same on every machine.
-pub fn identity_of(numbers: impl IntoIterator<Item = u64>) -> u64 {
-    let key = numbers
-        .into_iter()
-        .fold(Key::new(0).named("identity"), |key, number| {
-            key.derive(number)
-        });
-    Draws::from_key(key).next_u64()
-}
 
 /// The samples of an epoch and their order. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -304,10 +194,48 @@ impl Order {
         })
     }
 
-    /// The ids of a user's [`Sampler`]. Transforms draw by seed 0, unless
-    /// [`with_seed`](Self::with_seed) sets another.
+    /// The ids of a user's [`Sampler`], and its seed of transforms.
+    ///
+    /// A sampler that draws every class equally often, with replacement:
+    ///
+    /// ```
+    /// use feedline::order::{Draws, Order, Sampler, identity_of};
+    ///
+    /// struct Balanced {
+    ///     seed: u64,
+    ///     ids_of_class: Vec<Vec<u64>>,
+    /// }
+    ///
+    /// impl Sampler for Balanced {
+    ///     fn len(&self) -> u64 {
+    ///         self.ids_of_class.iter().map(|ids| ids.len() as u64).sum()
+    ///     }
+    ///
+    ///     fn id(&self, epoch: u64, position: u64) -> u64 {
+    ///         let mut draws = Draws::new(self.seed, epoch, position, "balanced");
+    ///         let ids = &self.ids_of_class[draws.below(self.ids_of_class.len() as u64) as usize];
+    ///         ids[draws.below(ids.len() as u64) as usize]
+    ///     }
+    ///
+    ///     fn identity(&self) -> u64 {
+    ///         let lists = self.ids_of_class.iter().flat_map(|ids| [ids.len() as u64].into_iter().chain(ids.iter().copied()));
+    ///         identity_of([self.seed].into_iter().chain(lists))
+    ///     }
+    /// }
+    ///
+    /// let order = Order::sampler(Balanced { seed: 1, ids_of_class: vec![vec![0], (1..1000).collect()] });
+    /// let ids = order.preview(1000, 0, 1000)?;
+    /// let rare = ids.iter().filter(|id| **id == 0).count();
+    /// assert!((400..600).contains(&rare), "{rare}");
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
     pub fn sampler(sampler: impl Sampler) -> Self {
-        Self::of(Source::Sampler(Arc::new(sampler)))
+        Self::of_sampler(Arc::new(sampler))
+    }
+
+    pub(crate) fn of_sampler(sampler: Arc<dyn Sampler>) -> Self {
+        let seed = sampler.seed();
+        Self::of(Source::Sampler(sampler)).with_seed(seed)
     }
 
     /// Fills every global batch with samples of one group, such as texts of similar length; see

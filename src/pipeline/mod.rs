@@ -55,8 +55,8 @@
 //!
 //! # Memory
 //!
-//! [`MemoryPlan`](crate::MemoryPlan) lists every term with its reason, and the sum; `build()`
-//! reserves the sum. Several loaders may share a [`Budget`](crate::Budget). The permit of a row in
+//! [`MemoryPlan`](crate::memory::MemoryPlan) lists every term with its reason, and the sum; `build()`
+//! reserves the sum. Several loaders may share a [`Budget`](crate::memory::Budget). The permit of a row in
 //! flight covers all memory that travels with the row. A row that missed the page cache carries no
 //! memory, so all rows of all slots may wait as misses.
 //!

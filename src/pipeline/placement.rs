@@ -30,7 +30,8 @@ use std::path::Path;
 /// runs on a CPU that the process may not use.
 ///
 /// ```
-/// use feedline::{Device, Loader, Numa, dataset::Records};
+/// use feedline::memory::Numa;
+/// use feedline::{Device, Loader, dataset::Records};
 ///
 /// // One loader per device; each finds its own node (the host has none).
 /// for device in [Device::host(), Device::host()] {

@@ -197,7 +197,8 @@ impl Reads {
                 )
             }
         };
-        Err(Error::new(ErrorKind::Limit, Stage::Read, message))
+        Err(Error::new(ErrorKind::Limit, Stage::Read, message)
+            .with_amounts(bytes as u64, room as u64))
     }
 
     /// Whether the reader can write the bytes directly into their row. `part`: the offset of the

@@ -431,7 +431,7 @@ fn too_large(what: &str, sample: &Sample, room: &SpareRoom) -> Error {
         "the {what} has {need} encoded bytes, but the dataset announced at most {}",
         room.encoded
     );
-    Error::new(ErrorKind::Limit, Stage::Read, message)
+    Error::new(ErrorKind::Limit, Stage::Read, message).with_amounts(need, room.encoded as u64)
 }
 
 /// The candidate's chunk in the spare buffer. It is opened here unless it is the chunk that was

@@ -3,7 +3,8 @@
 
 use crate::common::*;
 use feedline::dataset::DatasetExt;
-use feedline::{Error, ErrorKind, Loader, MemoryTerm};
+use feedline::memory::MemoryTerm;
+use feedline::{Error, ErrorKind, Loader};
 use std::path::{Path, PathBuf};
 
 const MIB: usize = 1 << 20;

@@ -3,9 +3,10 @@
 
 use crate::common::{Dir, alone, here, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
+use feedline::memory::MemoryTerm;
 use feedline::profile::Origin;
 use feedline::storage::{Direct, Mode};
-use feedline::{Loader, MemoryTerm, Order};
+use feedline::{Loader, Order};
 use rustix::fs::Advice;
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,8 @@
 
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt};
-use feedline::{Budget, ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order};
+use feedline::memory::{Budget, MemoryTerm};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,11 +4,10 @@ use crate::common::*;
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, DatasetExt, Parts, Sizes};
 use feedline::decode::Scratch;
+use feedline::memory::MemoryTerm;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{
-    Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Result, Status,
-};
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Status};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

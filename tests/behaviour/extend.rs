@@ -6,10 +6,11 @@ use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
+use feedline::error::Stage;
 use feedline::order::{Sampler, identity_of};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Loader, OnBadSample, Order, Result, Row, Stage};
+use feedline::{Error, ErrorKind, Loader, OnBadSample, Order, Result, Row};
 use std::sync::Arc;
 
 /// The mistake of a user's code, at sample 5.

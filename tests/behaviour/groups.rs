@@ -5,10 +5,10 @@ use crate::common::runs::*;
 use crate::common::*;
 use feedline::dataset::{DatasetExt, Images};
 use feedline::decode::{Bytes, Image};
+use feedline::memory::MemoryTerm;
 use feedline::order::{Draws, Groups};
 use feedline::{
-    ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank, State,
-    Status,
+    ErrorKind, LastBatch, Loader, LoaderBuilder, OnBadSample, Order, Rank, State, Status,
 };
 use std::sync::Arc;
 
@@ -602,7 +602,7 @@ fn batches_have_the_shape_of_their_group() {
     }
     // Room for the largest batch, not for the most rows of the longest: 2000 bytes, and not
     // 200,000.
-    let slot = loader.plan().term(feedline::MemoryTerm::SLOTS).each;
+    let slot = loader.plan().term(feedline::memory::MemoryTerm::SLOTS).each;
     assert!(slot < 32 << 10, "{slot}");
 }
 

@@ -4,10 +4,9 @@
 use crate::common::*;
 use feedline::dataset::Images;
 use feedline::decode::Bytes;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, Field};
-use feedline::{
-    Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Status,
-};
+use feedline::{Batch, ErrorKind, LastBatch, Loader, LoaderBuilder, OnBadSample, Order, Status};
 use proptest::prelude::*;
 
 /// Files of these lengths in one class; their bytes are not pictures.

@@ -6,10 +6,9 @@ use crate::common::runs::Data;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Megatron, Tar, TfRecord};
 use feedline::decode::Bytes;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, Field};
-use feedline::{
-    Batch, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, State, Status,
-};
+use feedline::{Batch, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, State, Status};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use crate::common::*;
 #[cfg(feature = "parquet")]
 use feedline::dataset::Parquet;
 use feedline::dataset::{DatasetExt, Mix, Records};
-use feedline::order::{Draws, Sampler};
+use feedline::order::Draws;
 use feedline::tensor::DType;
 use feedline::{Batch, ErrorKind, FieldView, LastBatch, Loader, MicroBatch, Order, Rank};
 use std::sync::atomic::Ordering;
@@ -623,7 +623,7 @@ fn a_mix_keeps_its_proportions_over_any_world() {
             let mut ranks = Vec::new();
             for rank in every_rank(world) {
                 let mix = mix();
-                let builder = Loader::builder(mix.dataset()).order(mix.order()).rank(rank);
+                let builder = Loader::builder(mix.clone()).rank(rank);
                 let loader = build(any_settings(
                     builder.global_batch(global).last_batch(last),
                     &mut draws,
@@ -643,7 +643,7 @@ fn a_mix_keeps_its_proportions_over_any_world() {
                     .map(|row| row.id)
                     .collect();
                 let right: Vec<u64> = (batch.index * global..168.min((batch.index + 1) * global))
-                    .map(|position| mix.id(batch.epoch, position))
+                    .map(|position| mix.sampler().unwrap().id(batch.epoch, position))
                     .collect();
                 assert_eq!(real, right, "{what}");
                 assert!(
@@ -654,7 +654,7 @@ fn a_mix_keeps_its_proportions_over_any_world() {
                     "{what}"
                 );
                 for (source, share) in mix.block().iter().enumerate() {
-                    let ids = mix.dataset().ids_of(source);
+                    let ids = mix.concat().ids_of(source);
                     let found = real.iter().filter(|id| ids.contains(id)).count() as u64;
                     if global % 8 == 0 && real.len() as u64 == global {
                         assert_eq!(found, share * global / 8, "{what}, source {source}");

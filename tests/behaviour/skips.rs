@@ -4,8 +4,8 @@
 use crate::common::runs::*;
 use crate::common::sweep;
 use crate::common::*;
-use feedline::dataset::{Mix, Records};
-use feedline::order::{Draws, Sampler};
+use feedline::dataset::{Dataset, Mix, Records};
+use feedline::order::Draws;
 use feedline::{ErrorKind, LastBatch, Loader, State};
 use std::ops::Range;
 
@@ -335,12 +335,7 @@ fn a_mix_goes_on_behind_skipped_batches() {
             .unwrap()
     };
     let loaders = |mix: &Mix, world, state: Option<&State>| -> Vec<Loader> {
-        let builder = |rank| {
-            Loader::builder(mix.dataset())
-                .order(mix.order())
-                .global_batch(10)
-                .rank(rank)
-        };
+        let builder = |rank| Loader::builder(mix.clone()).global_batch(10).rank(rank);
         every_rank(world)
             .map(|rank| {
                 build(
@@ -366,7 +361,7 @@ fn a_mix_goes_on_behind_skipped_batches() {
         positions
             .into_iter()
             .flatten()
-            .map(|place| mix.id(place / 100, place % 100))
+            .map(|place| mix.sampler().unwrap().id(place / 100, place % 100))
             .collect()
     };
     let first = mix((45, [1.0, 3.0]));
@@ -384,9 +379,9 @@ fn a_mix_goes_on_behind_skipped_batches() {
         (0..100)
             .filter(|place| {
                 first
-                    .dataset()
+                    .concat()
                     .ids_of(source)
-                    .contains(&first.id(0, *place))
+                    .contains(&first.sampler().unwrap().id(0, *place))
             })
             .count()
     };

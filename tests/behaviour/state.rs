@@ -8,10 +8,11 @@ use crate::common::{child, here, in_child, run};
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Images, Megatron, Parts, Records, Sizes, Tar, TfRecord, Tokens,
 };
+use feedline::error::Stage;
 use feedline::storage::Sources;
 use feedline::tensor::{DType, EncodedField};
 use feedline::unstable::Fingerprint;
-use feedline::{ErrorKind, Loader, Result, Stage, State};
+use feedline::{ErrorKind, Loader, Result, State};
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};

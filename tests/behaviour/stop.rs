@@ -3,7 +3,8 @@
 //! deadline.
 
 use crate::common::{DEADLINE, answer, here, process, told, until};
-use feedline::{Signal, Stop};
+use feedline::Stop;
+use feedline::process::Signal;
 use rustix::process::{Pid, Signal as Number, kill_process};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

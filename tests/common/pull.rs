@@ -13,8 +13,9 @@ use feedline::dataset::Records;
 use feedline::decode::{Ctx, Decoder};
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Batch, Epoch, Loader, LoaderBuilder, MemoryTerm, Row};
+use feedline::{Batch, Epoch, Loader, LoaderBuilder, Row};
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -3,9 +3,10 @@
 #![allow(missing_docs)]
 
 use feedline::decode::{Ctx, Decoder, Filter, Image, Limits, PixelLayout, Raw};
+use feedline::error::Stage;
 use feedline::tensor::{DType, EncodedField, Encoding, Field};
 use feedline::unstable::Single;
-use feedline::{Error, ErrorKind, Result, Row, Stage};
+use feedline::{Error, ErrorKind, Result, Row};
 use std::path::Path;
 
 fn fixture(name: &str) -> Vec<u8> {

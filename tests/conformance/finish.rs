@@ -1,8 +1,9 @@
 //! `Finish` on the host: its output field, its refusals, and every element by the formula.
 
+use feedline::ErrorKind;
 use feedline::device::Finish;
+use feedline::error::Stage;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{ErrorKind, Stage};
 use proptest::prelude::*;
 
 fn picture(dims: impl Into<Vec<usize>>) -> Field {

@@ -8,8 +8,9 @@ mod writers;
 use crate::common::sweep::places;
 use crate::common::*;
 use feedline::dataset::{Dataset, Nulls, Parquet, ParquetBuilder};
+use feedline::memory::MemoryTerm;
 use feedline::tensor::DType;
-use feedline::{Batch, Error, ErrorKind, Loader, MemoryTerm, Order, Result};
+use feedline::{Batch, Error, ErrorKind, Loader, Order, Result};
 use std::path::{Path, PathBuf};
 
 const ROWS: u64 = 150;

@@ -8,9 +8,10 @@ use crate::common::{Dir, noise};
 use feedline::dataset::{
     Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens,
 };
+use feedline::memory::{MemoryPlan, MemoryTerm};
 use feedline::storage::Cache;
 use feedline::tensor::{DType, Encoding};
-use feedline::{ErrorKind, Loader, LoaderBuilder, MemoryPlan, MemoryTerm, Order, Result, decode};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result, decode};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

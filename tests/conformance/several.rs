@@ -8,7 +8,7 @@ use feedline::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Sizes,
     Tokens,
 };
-use feedline::order::{Draws, Sampler};
+use feedline::order::{Draws, Order};
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::{ErrorKind, Loader, Result};
@@ -272,8 +272,7 @@ fn datasets_in_chunks_are_mixed_with_all_chunks_open() {
         .unwrap()
         .epoch_len(20)
         .unwrap();
-    let loader = Loader::builder(mix.dataset())
-        .order(mix.order())
+    let loader = Loader::builder(mix.clone())
         .batch_size(4)
         .workers(2)
         .build()
@@ -290,14 +289,14 @@ fn datasets_in_chunks_are_mixed_with_all_chunks_open() {
         for (id, row) in batch.ids().iter().zip(rows) {
             assert_eq!(
                 row,
-                [(mix.dataset().origin(*id).1 / 2) as u8; 6],
+                [(mix.concat().origin(*id).1 / 2) as u8; 6],
                 "two samples of a chunk"
             );
             drawn.push(*id);
         }
     }
     let right: Vec<u64> = (0..60)
-        .map(|position| mix.id(position / 20, position % 20))
+        .map(|position| mix.sampler().unwrap().id(position / 20, position % 20))
         .collect();
     assert_eq!(drawn, right);
     let delivered = loader
@@ -308,8 +307,7 @@ fn datasets_in_chunks_are_mixed_with_all_chunks_open() {
         .map(|source| source.delivered)
         .collect::<Vec<_>>();
     assert_eq!(delivered, [4 + 13, 4 + 39]);
-    let error = Loader::builder(mix.dataset())
-        .order(mix.order())
+    let error = Loader::builder(mix.clone())
         .memory_budget(4096)
         .build()
         .unwrap_err();
@@ -321,7 +319,8 @@ mod chunked {
     use super::*;
     use crate::common::runs::row_bytes;
     use crate::common::workloads::WORKLOADS;
-    use feedline::{Batch, MemoryTerm, Rank};
+    use feedline::memory::MemoryTerm;
+    use feedline::{Batch, Rank};
 
     #[test]
     fn parquet_and_zstd_shards_are_mixed_within_the_planned_memory() {
@@ -339,12 +338,7 @@ mod chunked {
                 .unwrap()
                 .epoch_len(100)
                 .unwrap();
-            let make = |rank| {
-                Loader::builder(mix.dataset())
-                    .order(mix.order())
-                    .global_batch(7)
-                    .rank(rank)
-            };
+            let make = |rank| Loader::builder(mix.clone()).global_batch(7).rank(rank);
             for world in [1, 3] {
                 let mut found = Vec::new();
                 for rank in (0..world).map(|number| Rank::new(number, world).unwrap()) {
@@ -352,7 +346,7 @@ mod chunked {
                     let chunks = loader.plan().term(MemoryTerm::CHUNKS);
                     assert_eq!(
                         chunks.count,
-                        mix.dataset().chunked().unwrap().starts().len() - 1,
+                        mix.chunked().unwrap().starts().len() - 1,
                         "{name}: all are open"
                     );
                     found.extend((0..3).flat_map(|epoch| all(&loader, epoch)));
@@ -360,13 +354,13 @@ mod chunked {
                 for (id, bytes) in &found {
                     assert_eq!(
                         bytes,
-                        &rows[mix.dataset().origin(*id).1 as usize],
+                        &rows[mix.concat().origin(*id).1 as usize],
                         "{name}: sample {id}"
                     );
                 }
                 let mut found: Vec<u64> = found.iter().map(|(id, _)| *id).collect();
                 let mut right: Vec<u64> = (0..300)
-                    .map(|place| mix.id(place / 100, place % 100))
+                    .map(|place| mix.sampler().unwrap().id(place / 100, place % 100))
                     .collect();
                 found.sort_unstable();
                 right.sort_unstable();
@@ -425,8 +419,7 @@ fn a_mix_delivers_its_shares_exactly_by_block() {
         .epoch_len(500)
         .unwrap();
     assert_eq!(mix.block(), [7, 3]);
-    let loader = Loader::builder(mix.dataset())
-        .order(mix.order())
+    let loader = Loader::builder(mix.clone())
         .batch_size(10)
         .workers(3)
         .build()
@@ -437,7 +430,7 @@ fn a_mix_delivers_its_shares_exactly_by_block() {
         let values = batch.field("record").unwrap().as_slice::<u8>().unwrap();
         let mut counts = [0; 2];
         for (id, value) in batch.ids().iter().zip(values) {
-            let (part, local) = mix.dataset().origin(*id);
+            let (part, local) = mix.concat().origin(*id);
             assert_eq!(u64::from(*value), part as u64 * 50 + local);
             counts[part] += 1;
             drawn[part].push(local);
@@ -466,11 +459,13 @@ fn a_mix_delivers_its_shares_exactly_by_block() {
 fn a_mix_depends_on_its_key_alone() {
     let of = |key| mix(&[(2000, 1.0), (3, 1.0), (50, 2.5)], key).unwrap();
     let mixed = of(1);
-    let ids: Vec<u64> = (0..2000).map(|position| mixed.id(2, position)).collect();
+    let ids: Vec<u64> = (0..2000)
+        .map(|position| mixed.sampler().unwrap().id(2, position))
+        .collect();
     assert_ne!(
         ids,
         (0..2000)
-            .map(|position| of(2).id(2, position))
+            .map(|position| of(2).sampler().unwrap().id(2, position))
             .collect::<Vec<_>>()
     );
     let again = of(1);
@@ -481,15 +476,21 @@ fn a_mix_depends_on_its_key_alone() {
             scope.spawn(move || {
                 for step in 0..sweep::size(300, 2000, 2000) {
                     let position = (step * 7919 + thread * 13) % 2000;
-                    assert_eq!(again.id(2, position), ids[position as usize]);
+                    assert_eq!(
+                        again.sampler().unwrap().id(2, position),
+                        ids[position as usize]
+                    );
                 }
             });
         }
     });
-    assert_eq!(Sampler::len(&mixed), 2053);
+    assert_eq!(mixed.sampler().unwrap().len(), 2053);
     // An order of the epoch's positions: epoch 1 continues where epoch 0 ended.
     let short = of(1).epoch_len(100).unwrap();
-    assert_eq!(short.id(20, 0), mixed.id(0, 2000));
+    assert_eq!(
+        short.sampler().unwrap().id(20, 0),
+        mixed.sampler().unwrap().id(0, 2000)
+    );
 }
 
 #[test]
@@ -497,19 +498,22 @@ fn epochs_last_until_the_first_source_ends_or_all_are_seen() {
     let of = || mix(&[(30, 3.0), (40, 1.0)], 5).unwrap();
     let seen = |mix: &Mix| {
         let mut times = BTreeMap::new();
-        (0..Sampler::len(mix))
-            .for_each(|position| *times.entry(mix.id(0, position)).or_insert(0) += 1);
+        (0..mix.sampler().unwrap().len()).for_each(|position| {
+            *times
+                .entry(mix.sampler().unwrap().id(0, position))
+                .or_insert(0) += 1
+        });
         times
     };
     let first = of().until_first_ends();
-    assert_eq!(Sampler::len(&first), 40);
+    assert_eq!(first.sampler().unwrap().len(), 40);
     assert!(seen(&first).values().all(|times| *times == 1));
     let all = of().until_all_seen();
-    assert_eq!(Sampler::len(&all), 160);
+    assert_eq!(all.sampler().unwrap().len(), 160);
     assert_eq!(seen(&all).len(), 70);
     assert_eq!(
         mix(&[(1, 0.9), (1, 0.1)], 5)
-            .map(|mix| Sampler::len(&mix.until_first_ends()))
+            .map(|mix| mix.until_first_ends().sampler().unwrap().len())
             .unwrap(),
         10
     );
@@ -525,13 +529,13 @@ struct Walked {
 /// Walks `positions` of a mix by its ids alone, from what was `walked`: every sample once in each
 /// pass of its source.
 fn walk(mix: &Mix, positions: std::ops::Range<u64>, walked: &mut Vec<Walked>) -> Vec<u64> {
-    let len = Sampler::len(mix);
-    walked.resize_with(mix.dataset().parts(), Walked::default);
+    let len = mix.sampler().unwrap().len();
+    walked.resize_with(mix.concat().parts(), Walked::default);
     positions
         .map(|position| {
-            let id = mix.id(position / len, position % len);
-            let (source, local) = mix.dataset().origin(id);
-            let (source, samples) = (&mut walked[source], mix.dataset().ids_of(source));
+            let id = mix.sampler().unwrap().id(position / len, position % len);
+            let (source, local) = mix.concat().origin(id);
+            let (source, samples) = (&mut walked[source], mix.concat().ids_of(source));
             assert!(
                 source.pass.insert(local),
                 "sample {local} of {samples:?} again in a pass, at position {position}"
@@ -580,7 +584,12 @@ fn each_segment_has_exact_shares_and_passes_go_on() {
             }
             let place = start + len;
             let progress = mix
-                .progress(place / Sampler::len(&mix), place % Sampler::len(&mix))
+                .sampler()
+                .unwrap()
+                .progress(
+                    place / mix.sampler().unwrap().len(),
+                    place % mix.sampler().unwrap().len(),
+                )
                 .unwrap();
             let delivered: Vec<u64> = progress.sources.iter().map(|source| source.drawn).collect();
             assert_eq!(
@@ -619,14 +628,17 @@ fn another_future_and_more_sources_leave_the_past_alone() {
             (drawn, 300, 50)
         );
         assert_eq!(
-            before.progress(0, at).unwrap().past,
-            after.progress(0, at).unwrap().past
+            before.sampler().unwrap().progress(0, at).unwrap().past,
+            after.sampler().unwrap().progress(0, at).unwrap().past
         );
         assert_ne!(
-            before.progress(0, at + 1).unwrap().past,
-            after.progress(0, at + 1).unwrap().past
+            before.sampler().unwrap().progress(0, at + 1).unwrap().past,
+            after.sampler().unwrap().progress(0, at + 1).unwrap().past
         );
-        assert_ne!(Sampler::identity(&before), Sampler::identity(&after));
+        assert_ne!(
+            before.sampler().unwrap().identity(),
+            after.sampler().unwrap().identity()
+        );
     }
 }
 
@@ -635,10 +647,64 @@ fn no_row_of_a_batch_always_gets_the_same_source() {
     let mix = mix(&[(100, 1.0), (100, 1.0)], 5).unwrap();
     for row in 0..2 {
         let first: usize = (0..1000)
-            .filter(|batch| mix.id(0, batch * 2 + row) < 100)
+            .filter(|batch| mix.sampler().unwrap().id(0, batch * 2 + row) < 100)
             .count();
         // Binomial: mean 500, sd 15.8.
         assert!(first.abs_diff(500) < 80, "{first}");
+    }
+}
+
+#[test]
+fn a_mix_keeps_its_order_in_wrappers_and_has_no_other() {
+    let mixed = || mix(&[(30, 0.7), (4, 0.3)], 5).unwrap();
+    let ids = |builder: feedline::LoaderBuilder| {
+        let loader = builder.batch_size(8).build().unwrap();
+        loader.preview(0, 1000).unwrap()
+    };
+    let right = ids(Loader::builder(mixed()));
+    assert_eq!(right.len(), 34);
+    assert_eq!(ids(Loader::builder(mixed().in_memory().unwrap())), right);
+    let dir = Dir::new();
+    let checked = mixed().checked(dir.path("sums")).unwrap();
+    assert_eq!(ids(Loader::builder(Arc::new(checked))), right);
+
+    let ordered = Loader::builder(mixed()).order(Order::shuffled(1)).build();
+    for (error, words) in [
+        (ordered.map(drop).unwrap_err(), "has an order of its own"),
+        (
+            mixed().split(0.5, 1).map(drop).unwrap_err(),
+            "take parts of its sources",
+        ),
+        (
+            mixed().subset([1]).map(drop).unwrap_err(),
+            "take parts of its sources",
+        ),
+        (
+            Concat::new([mixed()]).map(drop).unwrap_err(),
+            "concatenate or mix its sources",
+        ),
+        (
+            mixed()
+                .packed("record", 4)
+                .open(dir.path("bins"))
+                .map(drop)
+                .unwrap_err(),
+            "pack its sources",
+        ),
+        (
+            mixed()
+                .copied(["record"], dir.path("copy"))
+                .map(drop)
+                .unwrap_err(),
+            "copy its sources",
+        ),
+        (
+            Mix::new([(mixed(), 1.0)], 3).map(drop).unwrap_err(),
+            "concatenate or mix its sources",
+        ),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains(words), "{error}");
     }
 }
 

@@ -6,10 +6,11 @@ use crate::common::standin;
 use crate::common::*;
 use feedline::dataset::{Records, SafeTensors};
 use feedline::device::Finish;
+use feedline::device::Gds;
+use feedline::error::Stage;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, Field, bf16, f16};
-use feedline::{
-    Device, ErrorKind, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm, Order, Rank, Stage,
-};
+use feedline::{Device, ErrorKind, LastBatch, Loader, LoaderBuilder, Order, Rank};
 use std::collections::BTreeMap;
 
 const MEAN: [f32; 4] = [0.485, 0.456, 0.406, 0.5];

@@ -3,13 +3,14 @@
 use crate::common::toys::Sampled;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes};
+use feedline::error::Stage;
+use feedline::memory::MemoryTerm;
 use feedline::order::LastBatch;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{Call, Fault, Faulty};
 use feedline::{
-    BadSample, Error, ErrorKind, Loader, LoaderBuilder, MemoryTerm, OnBadSample, Order, Rank,
-    Result, Stage, Status,
+    BadSample, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Rank, Result, Status,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;

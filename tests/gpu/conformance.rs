@@ -19,14 +19,15 @@ use crate::ours::{device, words};
 use crate::section::{Ctx, size};
 use feedline::dataset::Records;
 use feedline::device::Finish;
+use feedline::device::Gds;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
 use feedline::dlpack::{DLDevice, Tensors};
+use feedline::memory::MemoryTerm;
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::{DType, Element, Field};
 use feedline::{
-    Batch, Device, Epoch, ErrorKind, FieldView, Gds, LastBatch, Loader, LoaderBuilder, MemoryTerm,
-    Order,
+    Batch, Device, Epoch, ErrorKind, FieldView, LastBatch, Loader, LoaderBuilder, Order,
 };
 use std::path::Path;
 use std::sync::Arc;

@@ -5,7 +5,8 @@ use crate::driver::is_active;
 use crate::ours::{data, device, records, words};
 use crate::pull::RECORD;
 use crate::section::Ctx;
-use feedline::{Device, Gds, Loader};
+use feedline::device::Gds;
+use feedline::{Device, Loader};
 
 pub fn run(ctx: &Ctx) -> Result<(), String> {
     let count = feedline::unstable::devices()

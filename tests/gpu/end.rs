@@ -13,8 +13,9 @@ use crate::report::Target;
 use crate::section::Ctx;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaEvent;
+use feedline::memory::MemoryTerm;
 use feedline::storage::{Direct, Mode};
-use feedline::{Device, Loader, LoaderBuilder, MemoryTerm, Order};
+use feedline::{Device, Loader, LoaderBuilder, Order};
 use std::path::Path;
 use std::time::Duration;
 

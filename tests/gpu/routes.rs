@@ -5,8 +5,9 @@ use crate::driver::Gpu;
 use crate::ours::{data, device, records};
 use crate::pull::Puller;
 use crate::section::Ctx;
+use feedline::device::Gds;
 use feedline::storage::{Direct, Mode};
-use feedline::{Gds, Loader, LoaderBuilder, Order};
+use feedline::{Loader, LoaderBuilder, Order};
 use std::path::Path;
 
 /// Bytes of a batch, or one record where that is more.

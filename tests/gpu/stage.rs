@@ -15,8 +15,9 @@ use crate::report::Target;
 use crate::section::{Ctx, spread};
 use feedline::dataset::DatasetExt;
 use feedline::device::Finish;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::DType;
-use feedline::{Loader, LoaderBuilder, MemoryTerm, Order};
+use feedline::{Loader, LoaderBuilder, Order};
 
 /// Least share of the bare copies' rate.
 const SHARE: f64 = 0.97;

@@ -250,7 +250,24 @@ pub struct Site {
     pub batch: Option<u64>,
 }
 
-/// An error: kind, stage, site, message and source. One pointer wide.
+/// The amounts that an error compares.
+///
+/// | kind | `need` | `have` |
+/// |---|---|---|
+/// | [`Budget`](ErrorKind::Budget) | bytes | bytes that are free or allowed |
+/// | [`Limit`](ErrorKind::Limit) | the amount that is too large | the limit, in the same unit |
+/// | [`BatchesHeld`](ErrorKind::BatchesHeld) | the held batches and one more | batches of the loader |
+/// | [`BadSamples`](ErrorKind::BadSamples) | bad samples | allowed bad samples |
+/// | [`Truncated`](ErrorKind::Truncated) | bytes of the read | bytes that were there |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amounts {
+    /// The amount that was needed.
+    pub need: u64,
+    /// The amount that was there, or allowed.
+    pub have: u64,
+}
+
+/// An error: kind, stage, site, amounts, message and source. One pointer wide.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -258,6 +275,7 @@ struct Inner {
     stage: Stage,
     message: String,
     site: Site,
+    amounts: Option<Amounts>,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -270,6 +288,7 @@ impl Error {
             stage,
             message,
             site: Site::default(),
+            amounts: None,
             source: None,
         }))
     }
@@ -316,6 +335,14 @@ impl Error {
         } else {
             error
         }
+    }
+
+    /// Adds the amounts that the error compares.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_amounts(mut self, need: u64, have: u64) -> Self {
+        self.0.amounts = Some(Amounts { need, have });
+        self
     }
 
     /// Adds the underlying error.
@@ -438,6 +465,7 @@ impl Error {
             stage,
             message,
             site,
+            amounts,
             source,
         } = &*self.0;
         let source = source.as_ref().map(|source| source.to_string().into());
@@ -446,6 +474,7 @@ impl Error {
             stage: *stage,
             message: message.clone(),
             site: site.clone(),
+            amounts: *amounts,
             source,
         }))
     }
@@ -458,6 +487,12 @@ impl Error {
     /// The place in the data.
     pub fn site(&self) -> &Site {
         &self.0.site
+    }
+
+    /// The amounts that the error compares, for programs; the message has them in words. `None` if it
+    /// compares none, or if one of them is unknown.
+    pub fn amounts(&self) -> Option<Amounts> {
+        self.0.amounts
     }
 
     /// The message without kind, site and source.
@@ -474,6 +509,7 @@ impl fmt::Display for Error {
             message,
             site,
             source,
+            ..
         } = &*self.0;
         write!(f, "{}: {}", stage.as_str(), kind.as_str())?;
         if *kind == ErrorKind::Budget {

@@ -204,7 +204,9 @@ pub fn refused(what: &str, wanted: usize, started: usize, source: io::Error) -> 
         Setting::Workers,
         Setting::Depth
     );
-    Error::new(ErrorKind::Limit, Stage::Build, message).with_source(source)
+    Error::new(ErrorKind::Limit, Stage::Build, message)
+        .with_amounts(wanted as u64, started as u64)
+        .with_source(source)
 }
 
 /// The limits on threads that this process can see; if control groups are full, only theirs.

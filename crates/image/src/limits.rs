@@ -69,9 +69,10 @@ impl Room<'_> {
         let Size { width, height } = picture;
         let limit = self.limits.pixels;
         match picture.pixels() {
-            pixels if pixels > limit => Err(over_limit(format!(
-                "{width}x{height} = {pixels} pixels; the limit is {limit}"
-            ))),
+            pixels if pixels > limit => {
+                let message = format!("{width}x{height} = {pixels} pixels; the limit is {limit}");
+                Err(over_limit(message).with_amounts(pixels, limit))
+            }
             _ if width.max(height) > resize::SIDE_MAX => Err(over(format!(
                 "{width}x{height} pixels; sides of at most {} are supported",
                 resize::SIDE_MAX
@@ -95,6 +96,7 @@ impl Room<'_> {
             let message =
                 format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
             return Err(over_limit(message)
+                .with_amounts(sum, limit)
                 .with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;

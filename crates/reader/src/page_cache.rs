@@ -180,7 +180,8 @@ impl PageCache {
             match read {
                 Ok(0) => {
                     let message = format!("{} bytes expected, {done} read", extent.len);
-                    return Err(Error::new(ErrorKind::Truncated, Stage::Read, message));
+                    let error = Error::new(ErrorKind::Truncated, Stage::Read, message);
+                    return Err(error.with_amounts(extent.len, done as u64));
                 }
                 Ok(read) => done += read,
                 Err(Errno::INTR) if retries < RETRIES_MAX => retries += 1,

@@ -166,6 +166,7 @@ impl Failure {
             Self::Truncated(read) => {
                 let message = format!("{} bytes expected, {read} read", extent.len);
                 Error::new(ErrorKind::Truncated, Stage::Read, message)
+                    .with_amounts(extent.len, read)
             }
             Self::Os(errno) => Error::os(Stage::Read, "", errno.into()),
         };

@@ -1,7 +1,9 @@
 //! feedline's errors as Python's: the class of the kind (`feedline.errors`), with the whole line as
 //! message.
 
-use feedline::{Error, ErrorKind, Process, Stage};
+use feedline::error::{Amounts, Stage};
+use feedline::process::Process;
+use feedline::{Error, ErrorKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -23,6 +25,10 @@ fn of_class(py: Python<'_>, error: &Error, message: &str) -> PyResult<PyErr> {
     let class = classes.bind(py).as_any().get_item(error.kind().as_str())?;
     let raised = class.call1((message,))?;
     raised.setattr("stage", error.stage().as_str())?;
+    if let Some(Amounts { need, have }) = error.amounts() {
+        raised.setattr("need", need)?;
+        raised.setattr("have", have)?;
+    }
     Ok(PyErr::from_value(raised))
 }
 

@@ -3,18 +3,22 @@
 use crate::error::{check, config, exception};
 use crate::given::{Chosen, Given};
 use crate::python::{self, Code, Declared};
-use crate::source::{Opened, Paths, Pictures, Source};
+use crate::source::{Paths, Pictures, Source};
 use crate::stream::Handle;
 use crate::tensor::Tensor;
-use feedline::dataset::{DatasetExt, stoppable};
+use feedline::dataset::{Dataset, DatasetExt, stoppable};
+use feedline::device::Gds;
 use feedline::device::{DeviceKind, StreamUse};
 use feedline::dlpack::{BatchStreams, Dlpack, Tensors};
+use feedline::error::Stage;
+use feedline::memory::{Budget, Numa};
 use feedline::order::Groups;
+use feedline::process::Process;
 use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
-    BadSample, Batch, Budget, Device, ErrorKind, Gds, LastBatch, LoaderBuilder, Numa, OnBadSample,
-    Order, Process, Rank, Result, Stage, State, Stop,
+    BadSample, Batch, Device, ErrorKind, LastBatch, LoaderBuilder, OnBadSample, Order, Rank,
+    Result, State, Stop,
 };
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -122,11 +126,11 @@ impl Loader {
             })?;
         let seed = settings.seed;
         let budget = settings.budget;
-        let open = move || source.open(seed, budget).map(|opened| (source, opened));
-        let (source, opened) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
+        let open = move || source.open(seed, budget).map(|dataset| (source, dataset));
+        let (source, dataset) = interruptible(py, open)?.map_err(|error| exception(py, &error))?;
         let recipe = Arc::new(Recipe {
             source,
-            opened,
+            dataset,
             pictures,
             settings,
             code,
@@ -308,7 +312,7 @@ impl Loader {
     /// Lengths of a field of all samples of the source, as the bytes of 64-bit numbers.
     fn _lengths<'py>(&self, py: Python<'py>, name: String) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
-        let dataset = self.recipe.opened.0.clone();
+        let dataset = self.recipe.dataset.clone();
         let lengths = interruptible(py, move || dataset.lengths(&name))?
             .map_err(|error| exception(py, &error))?;
         bytes_of(py, lengths.into_iter().map(u64::to_ne_bytes))
@@ -323,7 +327,7 @@ impl Loader {
         file: PathBuf,
     ) -> PyResult<Bound<'py, PyByteArray>> {
         check(py, self.process)?;
-        let dataset = self.recipe.opened.0.clone();
+        let dataset = self.recipe.dataset.clone();
         let image = self.recipe.pictures.upright();
         let sizes = move || dataset.picture_sizes(&name, &image, file);
         let sizes = interruptible(py, sizes)?.map_err(|error| exception(py, &error))?;
@@ -658,7 +662,7 @@ impl Drop for Loader {
 /// Everything that a loader is built of. The dataset is opened once.
 struct Recipe {
     source: Source,
-    opened: Opened,
+    dataset: Arc<dyn Dataset>,
     pictures: Pictures,
     settings: Settings,
     code: Arc<Code>,
@@ -694,8 +698,8 @@ impl Recipe {
         let settings = &self.settings;
         let builder = self
             .source
-            .builder(&self.opened, &self.pictures, settings.seed)?;
-        let (builder, device) = settings.apply(builder, &self.opened, shard, device)?;
+            .builder(&self.dataset, &self.pictures, settings.seed)?;
+        let (builder, device) = settings.apply(builder, &*self.dataset, shard, device)?;
         let loader = builder.build()?;
         no_doubled_names(&loader, settings.ids)?;
         let arrays = Arc::new(Arrays::of(&loader));
@@ -1283,13 +1287,14 @@ impl Settings {
     fn apply(
         &self,
         builder: LoaderBuilder,
-        opened: &Opened,
+        dataset: &dyn Dataset,
         shard: Rank,
         device: Option<&str>,
     ) -> Result<(LoaderBuilder, String)> {
         let last = last_or_default(self.last, shard, self.ids)?;
-        let order = self.order.order(self.seed, opened, shard)?;
-        let mut builder = builder.order(order).rank(shard).last_batch(last);
+        let order = self.order.order(self.seed, dataset, shard)?;
+        let builder = order.into_iter().fold(builder, LoaderBuilder::order);
+        let mut builder = builder.rank(shard).last_batch(last);
         for step in &self.steps {
             builder = step(builder)?;
         }
@@ -1314,23 +1319,29 @@ fn step<T: Clone + Send + Sync + 'static>(
 }
 
 impl OrderArgs {
-    fn order(&self, seed: Option<u64>, (dataset, mixed): &Opened, shard: Rank) -> Result<Order> {
+    /// The order of the samples; none for a mix, which has its own.
+    fn order(
+        &self,
+        seed: Option<u64>,
+        dataset: &dyn Dataset,
+        shard: Rank,
+    ) -> Result<Option<Order>> {
         let other = self.window.is_some() || self.lanes.is_some() || self.groups.is_some();
-        match (mixed.clone(), &self.indices) {
-            (Some(_), Some(_)) => {
-                return Err(config("weights give the order: indices are not for a mix"));
-            }
-            (Some(_), None) | (None, Some(_)) if other => {
-                return Err(config(
-                    "window, lanes and lengths are not for a mix or indices",
-                ));
-            }
-            (Some(mixed), None) => return Ok(mixed),
-            (None, Some(chosen)) => {
-                let order = Order::indices(chosen.ids("indices", dataset.len())?);
-                return Ok(seed.into_iter().fold(order, Order::then_shuffled));
-            }
-            (None, None) => {}
+        let mixed = dataset.sampler().is_some();
+        if mixed && self.indices.is_some() {
+            return Err(config("weights give the order: indices are not for a mix"));
+        }
+        if other && (mixed || self.indices.is_some()) {
+            return Err(config(
+                "window, lanes and lengths are not for a mix or indices",
+            ));
+        }
+        if mixed {
+            return Ok(None);
+        }
+        if let Some(chosen) = &self.indices {
+            let order = Order::indices(chosen.ids("indices", dataset.len())?);
+            return Ok(Some(seed.into_iter().fold(order, Order::then_shuffled)));
         }
         let order = match (seed, self.window) {
             (None, Some(_)) => return Err(config("window is for a shuffled order")),
@@ -1348,7 +1359,7 @@ impl OrderArgs {
                 groups
             }
         };
-        Ok(groups.map(even).fold(order, Order::grouped))
+        Ok(Some(groups.map(even).fold(order, Order::grouped)))
     }
 }
 

@@ -1,8 +1,9 @@
 //! Integers of 64 bits as such of 32, for JAX, which has no others by default.
 
 use feedline::decode::{Ctx, Decoder};
+use feedline::error::Stage;
 use feedline::tensor::{DType, EncodedField, Field, Shape};
-use feedline::{Error, ErrorKind, Result, Row, Stage};
+use feedline::{Error, ErrorKind, Result, Row};
 
 /// A decoder of raw integers. One that does not fit is an error.
 pub struct Narrow;

@@ -12,7 +12,7 @@ use feedline::decode::{Bytes, Filter, Image, Limits, PixelLayout};
 use feedline::device::Finish;
 use feedline::order::Groups;
 use feedline::tensor::{DType, Encoding, Field};
-use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Result};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -242,9 +242,6 @@ pub struct Pictures {
 /// Settings of one kind of source: the name, whether it is given, and the sources that have it.
 type Owned<'a> = (&'a str, bool, &'a [&'a str]);
 
-/// A dataset, and its order if it is a mix.
-pub type Opened = (Arc<dyn Dataset>, Option<Order>);
-
 /// The most elements of what varies in length: of all columns, or of each.
 #[derive(FromPyObject)]
 enum UpTo {
@@ -355,7 +352,7 @@ impl Source {
     /// The dataset in a builder, with a decoder for each field that needs one.
     pub fn builder(
         &self,
-        opened: &Opened,
+        dataset: &Arc<dyn Dataset>,
         pictures: &Pictures,
         seed: Option<u64>,
     ) -> Result<LoaderBuilder> {
@@ -365,7 +362,7 @@ impl Source {
             Some("i32") => true,
             Some(other) => return Err(config(format!("integers {other:?}: there is \"i32\""))),
         };
-        let dataset = opened.0.clone();
+        let dataset = dataset.clone();
         if let Some(samples) = &self.samples {
             pictures.refuse("")?;
             let decoder = Python::attach(|py| samples.decoder(py, self.code.clone(), narrow))?;
@@ -443,9 +440,9 @@ impl Source {
     }
 
     /// `budget`: the loader's, in bytes.
-    pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Opened> {
+    pub fn open(&self, seed: Option<u64>, budget: usize) -> Result<Arc<dyn Dataset>> {
         self.refuse_foreign()?;
-        let (dataset, order) = self.joined(seed)?;
+        let dataset = self.joined(seed)?;
         let dataset: Arc<dyn Dataset> = match &self.lengths_file {
             Some(place) => Arc::new(dataset.measured(place)?),
             None => dataset,
@@ -465,7 +462,7 @@ impl Source {
         };
         let chosen = match (&self.subset, self.take, self.leave) {
             (None, None, None) => dataset,
-            _ if order.is_some() => {
+            _ if self.is_mixed() => {
                 return Err(config(
                     "weights mix whole datasets: subset, take and leave are not for a mix",
                 ));
@@ -482,7 +479,7 @@ impl Source {
                 ));
             }
         };
-        Ok((self.wrapped(chosen, budget)?, order))
+        self.wrapped(chosen, budget)
     }
 
     /// The packing of one dataset, if it copies its documents.
@@ -504,8 +501,8 @@ impl Source {
         self.packed.is_some()
     }
 
-    /// The dataset of all paths, and its order if they are mixed.
-    fn joined(&self, seed: Option<u64>) -> Result<Opened> {
+    /// The dataset of all paths.
+    fn joined(&self, seed: Option<u64>) -> Result<Arc<dyn Dataset>> {
         let mut parts = Vec::new();
         let mut empty = None;
         for path in &self.paths {
@@ -527,8 +524,8 @@ impl Source {
                 return Err(config("epoch_len is for a mix: give weights or schedule"));
             }
             return Ok(match <[_; 1]>::try_from(parts) {
-                Ok([only]) => (only, None),
-                Err(parts) => (Arc::new(Concat::new(parts)?), None),
+                Ok([only]) => only,
+                Err(parts) => Arc::new(Concat::new(parts)?),
             });
         }
         if let Some(packed) = &self.packed {
@@ -540,7 +537,7 @@ impl Source {
         }
         let mix = self.mix(parts, seed)?;
         let mix = self.epoch_len.into_iter().try_fold(mix, Mix::epoch_len)?;
-        Ok((mix.dataset(), Some(mix.order())))
+        Ok(Arc::new(mix))
     }
 
     fn is_mixed(&self) -> bool {

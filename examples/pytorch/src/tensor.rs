@@ -12,9 +12,10 @@
 
 use crate::error::{check, exception};
 use crate::stream::Handle;
+use feedline::ErrorKind;
 use feedline::device::StreamUse;
 use feedline::dlpack::{BatchStreams, DLDevice, DLManagedTensor, DLManagedTensorVersioned, Dlpack};
-use feedline::{ErrorKind, Process};
+use feedline::process::Process;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;

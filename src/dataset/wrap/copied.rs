@@ -14,6 +14,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::forward::own;
 use feedline_core::dataset::{
     Chunked, Dataset, Digest, Framed, Parts, Sizes, TokenFields, fingerprint, kept, read_all,
+    unordered,
 };
 use feedline_core::storage::publish::Pending;
 use feedline_core::storage::{Blob, Extent, SourceId, Sources};
@@ -47,6 +48,7 @@ pub struct Copied {
 
 impl Copied {
     pub(crate) fn open<D: Dataset>(inner: &D, names: &[String], place: &Path) -> Result<Self> {
+        unordered(inner, "copy its sources, then mix them")?;
         let fields = TokenFields::of(inner.schema(), names)?;
         let digest =
             fields
@@ -173,7 +175,7 @@ fn damaged(blob: &Blob) -> Error {
 }
 
 impl Dataset for Copied {
-    own!(schema sources);
+    own!(schema sources unordered);
 
     fn len(&self) -> u64 {
         self.ends.len() as u64 - 1

@@ -151,7 +151,7 @@ fn too_long(name: &str, bytes: usize) -> Error {
 
 impl<D: Dataset> Dataset for Measured<D> {
     own!(framed);
-    forward!(self => self.inner; schema len sources extents identity);
+    forward!(self => self.inner; schema len sources extents sampler identity);
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();

@@ -82,10 +82,11 @@ impl<D: Dataset> InMemory<D> {
             .chain(free)
             .find(|(most, _)| total as u64 > *most)
         {
-            let [need, most] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
+            let [need, have] = [total as u64, most].map(|bytes| bytes as f64 / f64::from(1 << 20));
             let way = format!("without {} they are read from storage", Setting::InMemory);
-            let message = format!("the files have {need:.1} MiB, {what} is {most:.1} MiB: {way}");
-            return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+            let message = format!("the files have {need:.1} MiB, {what} is {have:.1} MiB: {way}");
+            return Err(Error::new(ErrorKind::Budget, Stage::Build, message)
+                .with_amounts(total as u64, most));
         }
         let mut region = RegionBytes::new(total, "a dataset in memory")?;
         read_all(&table, &mut region.as_mut_slice()[..total])?;
@@ -154,7 +155,7 @@ fn read(table: &Sources, task: Task<'_>) -> Result<()> {
 
 impl<D: Dataset> Dataset for InMemory<D> {
     // Extents use the same source ids, which readers resolve in the sources of `self`.
-    forward!(self => self.inner; schema len extents framed chunked identity);
+    forward!(self => self.inner; schema len extents framed chunked sampler identity);
 
     own!(sources);
 

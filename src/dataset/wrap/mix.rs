@@ -14,9 +14,10 @@
 
 use super::Concat;
 use super::shares::{Block, PERIOD, Path, Shares};
-use crate::order::{Drawn, Order, Progress, Sampler, gcd};
+use crate::order::{Drawn, Progress, Sampler, gcd};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
+use feedline_core::dataset::forward::forward;
 use feedline_core::dataset::{Dataset, Digest};
 use feedline_core::order::{Draws, Key, Permutation};
 use std::cell::RefCell;
@@ -43,7 +44,7 @@ const VARIANTS: std::ops::RangeInclusive<u64> = 8..=64;
 /// Number of permutations that a thread keeps.
 const WALKS: usize = 256;
 
-/// Mixes datasets by weights: a [`Concat`] of them, and the order that draws from it.
+/// Mixes datasets by weights: a [`Concat`] of them, with an order of its own that draws from it.
 ///
 /// ```
 /// # use feedline::dataset::{Mix, Records};
@@ -52,8 +53,8 @@ const WALKS: usize = 256;
 /// let web = records(9000)?;
 /// let code = records(500)?;
 /// let mix = Mix::new([(web, 0.7), (code, 0.3)], 42)?.epoch_len(1000)?;
-/// let loader = Loader::builder(mix.dataset()).order(mix.order()).batch_size(100).build()?;
-/// let code = mix.dataset().ids_of(1);
+/// let code = mix.concat().ids_of(1);
+/// let loader = Loader::builder(mix).batch_size(100).build()?;
 /// let drawn: usize = loader.epoch(0)?.map(|batch| Ok(batch?.ids().iter().filter(|id| code.contains(id)).count()))
 ///     .sum::<feedline::Result<_>>()?;
 /// assert_eq!(drawn, 300);
@@ -85,6 +86,12 @@ const WALKS: usize = 256;
 #[derive(Clone)]
 pub struct Mix {
     dataset: Arc<Concat>,
+    positions: Positions,
+}
+
+/// The samples at the positions of an epoch.
+#[derive(Clone)]
+struct Positions {
     schedule: Arc<Schedule>,
     len: u64,
     seed: u64,
@@ -220,9 +227,11 @@ impl Mix {
         let len = dataset.len();
         Ok(Self {
             dataset: Arc::new(dataset),
-            schedule: Arc::new(schedule),
-            len,
-            seed: key,
+            positions: Positions {
+                schedule: Arc::new(schedule),
+                len,
+                seed: key,
+            },
         })
     }
 
@@ -268,7 +277,7 @@ impl Mix {
         if positions == 0 {
             return bad("an epoch of 0 positions".into());
         }
-        self.len = positions;
+        self.positions.len = positions;
         Ok(self)
     }
 
@@ -277,7 +286,7 @@ impl Mix {
     /// as fit. So no sample repeats in epoch 0.
     #[must_use]
     pub fn until_first_ends(mut self) -> Self {
-        self.len = self.schedule.until_first_ends();
+        self.positions.len = self.positions.schedule.until_first_ends();
         self
     }
 
@@ -285,25 +294,30 @@ impl Mix {
     /// sample, except those of sources that the schedule drops before their pass ends.
     #[must_use]
     pub fn until_all_seen(mut self) -> Self {
-        self.len = self.schedule.until_all_seen();
+        self.positions.len = self.positions.schedule.until_all_seen();
         self
     }
 
-    /// The concatenated datasets; [`Concat::origin`] gives the part of an id.
-    pub fn dataset(&self) -> Arc<Concat> {
-        self.dataset.clone()
-    }
-
-    /// The order that mixes them; its key also seeds transforms. Valid for this mix's dataset only.
-    pub fn order(&self) -> Order {
-        Order::sampler(self.clone()).with_seed(self.seed)
+    /// The concatenated datasets, whose ids the mix has; [`Concat::origin`] gives the part of an id.
+    pub fn concat(&self) -> &Concat {
+        &self.dataset
     }
 
     /// Count of each source in a block of the first segment.
     pub fn block(&self) -> &[u64] {
-        &self.schedule.segments[0].counts
+        &self.positions.schedule.segments[0].counts
     }
+}
 
+impl Dataset for Mix {
+    forward!(self => self.dataset; schema len sources sizes extents framed chunked identity describe);
+
+    fn sampler(&self) -> Option<Arc<dyn Sampler>> {
+        Some(Arc::new(self.positions.clone()))
+    }
+}
+
+impl Positions {
     /// The pass of a source at the start of an epoch. Each thread keeps the passes of its epoch.
     fn pass_before(&self, epoch: u64, source: usize) -> u128 {
         thread_local!(static LAST: RefCell<([u64; 3], Vec<u128>)> = const { RefCell::new(([u64::MAX; 3], Vec::new())) });
@@ -324,13 +338,17 @@ impl Mix {
     }
 }
 
-impl Sampler for Mix {
+impl Sampler for Positions {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn id(&self, epoch: u64, position: u64) -> u64 {
         self.schedule.id(self.place(epoch, position))
+    }
+
+    fn seed(&self) -> u64 {
+        self.seed
     }
 
     /// Number of passes over the sample's source since the epoch began.
@@ -384,8 +402,8 @@ impl Sampler for Mix {
 
 impl std::fmt::Debug for Mix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} positions an epoch, ", self.len)?;
-        for Segment { start, counts, .. } in &self.schedule.segments {
+        write!(f, "{} positions an epoch, ", self.positions.len)?;
+        for Segment { start, counts, .. } in &self.positions.schedule.segments {
             let more = if counts.len() > COUNTS_SHOWN {
                 ", …"
             } else {

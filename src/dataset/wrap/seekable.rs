@@ -163,7 +163,7 @@ impl<D: Dataset> Framed for Seekable<D> {
 
 impl<D: Dataset> Dataset for Seekable<D> {
     own!(framed);
-    forward!(self => self.inner; schema len sources extents chunked identity);
+    forward!(self => self.inner; schema len sources extents chunked sampler identity);
 
     fn sizes(&self) -> Sizes {
         let inner = self.inner.sizes();

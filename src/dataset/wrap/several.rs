@@ -12,7 +12,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::forward::{frames_of, own};
 use feedline_core::dataset::starts::Starts;
 use feedline_core::dataset::{
-    ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes,
+    ChunkBuf, ChunkBytes, Chunked, Dataset, Digest, Framed, Parts, Sizes, unordered,
 };
 use feedline_core::decode::Scratch;
 use feedline_core::storage::{Extent, SourceId, Sources};
@@ -71,7 +71,8 @@ impl Concat {
     /// Concatenates `datasets` in this order.
     ///
     /// Errors: [`ErrorKind::Config`] for no dataset, for a mixture of parts with and without
-    /// chunks, and for fields that differ (the message names part and field).
+    /// chunks, for fields that differ (the message names part and field), and for a
+    /// [`Mix`](super::Mix).
     pub fn new<D: Dataset>(datasets: impl IntoIterator<Item = D>) -> Result<Self> {
         let datasets: Vec<Arc<dyn Dataset>> = datasets
             .into_iter()
@@ -85,6 +86,7 @@ impl Concat {
         let mut sources = Sources::new();
         let mut parts = Vec::new();
         for (index, dataset) in datasets.into_iter().enumerate() {
+            unordered(&dataset, "concatenate or mix its sources")?;
             if let Some(message) = unlike(first.schema(), dataset.schema()) {
                 return bad(format!(
                     "part {index} ({}) does not fit part 0: {message}",
@@ -208,7 +210,7 @@ impl Dataset for Concat {
         self.starts.len()
     }
 
-    own!(sources framed);
+    own!(sources framed unordered);
 
     fn sizes(&self) -> Sizes {
         // The parts also keep their own tables of sources.

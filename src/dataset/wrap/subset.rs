@@ -5,7 +5,7 @@ use crate::order::subset;
 use crate::order::subset::Part;
 use feedline_base::error::Result;
 use feedline_core::dataset::forward::{forward, frames_of, own};
-use feedline_core::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, chunks};
+use feedline_core::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, chunks, unordered};
 use feedline_core::order::Key;
 use std::sync::Arc;
 
@@ -38,6 +38,7 @@ enum Choice {
 
 impl<D: Dataset> Subset<D> {
     pub(crate) fn split(whole: Arc<D>, fraction: f64, key: u64) -> Result<(Self, Self)> {
+        whole_ids(&*whole)?;
         let (first, second) = subset::split(whole.len(), fraction, Key::new(key))?;
         let part = |part| Self {
             whole: whole.clone(),
@@ -47,6 +48,7 @@ impl<D: Dataset> Subset<D> {
     }
 
     pub(crate) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
+        whole_ids(&*whole)?;
         let choice = Choice::Ids(subset::listed(ids, whole.len())?);
         Ok(Self { whole, choice })
     }
@@ -65,8 +67,13 @@ impl<D: Dataset> Subset<D> {
     }
 }
 
+/// Refuses a mix, whose order is of the whole.
+fn whole_ids(whole: &impl Dataset) -> Result<()> {
+    unordered(whole, "take parts of its sources, then mix them")
+}
+
 impl<D: Dataset> Dataset for Subset<D> {
-    own!(framed);
+    own!(framed unordered);
     forward!(self => self.whole; schema sources);
 
     fn len(&self) -> u64 {

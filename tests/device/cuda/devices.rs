@@ -6,8 +6,10 @@ use crate::common::*;
 use cudarc::driver::{CudaContext, result};
 use feedline::dataset::Records;
 use feedline::device::DeviceKind;
+use feedline::error::Stage;
+use feedline::memory::MemoryTerm;
 use feedline::unstable::{Absent, Found, devices};
-use feedline::{Device, ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order, Stage};
+use feedline::{Device, ErrorKind, Loader, LoaderBuilder, Order};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 use std::sync::Arc;
 

@@ -5,8 +5,9 @@ use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
+use feedline::memory::MemoryTerm;
 use feedline::tensor::DType;
-use feedline::{ErrorKind, Loader, LoaderBuilder, MemoryTerm, Order};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -5,10 +5,11 @@ use super::stalls::Warnings;
 use crate::common::child::{here, process, run, told};
 use crate::common::doubles::on_machine;
 use crate::common::{build, noise, standin};
+use feedline::Loader;
 use feedline::dataset::Records;
 use feedline::device::Finish;
+use feedline::device::Gds;
 use feedline::tensor::DType;
-use feedline::{Gds, Loader};
 
 const BATCHES: u64 = 5;
 

@@ -7,7 +7,8 @@ use crate::common::*;
 use cudarc::driver::{CudaContext, CudaStream};
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
-use feedline::{Device, Error, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use feedline::error::Stage;
+use feedline::{Device, Error, ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -7,9 +7,10 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use feedline::dataset::Records;
 use feedline::device::StreamUse;
 use feedline::device::cuda::Stream;
+use feedline::error::Stage;
 use feedline::profile::Work;
 use feedline::tensor::DType;
-use feedline::{Batch, Device, ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use feedline::{Batch, Device, ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,10 +5,11 @@ use crate::common::cufile::{Register, Route, StandIn};
 use crate::common::doubles::*;
 use crate::common::*;
 use feedline::dataset::{Dataset, Parts, Records, Sizes};
+use feedline::device::Gds;
 use feedline::storage::{Extent, Mode, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::{self, Faulty};
-use feedline::{Error, ErrorKind, Gds, Loader, LoaderBuilder, Result};
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -401,7 +402,7 @@ fn the_host_fills_memory_that_cufile_refuses() {
             let counts = machine.double.cufile.counts();
             let route = &report.routes[0];
             assert!(
-                route.route == feedline::Route::Staged && route.why.contains(said),
+                route.route == feedline::device::Route::Staged && route.why.contains(said),
                 "{route}"
             );
             assert!(report.total.copy.as_ref().unwrap().direct.is_none());

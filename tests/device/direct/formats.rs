@@ -6,8 +6,9 @@ use crate::common::numeric::fixture;
 use crate::common::*;
 use feedline::dataset::{Concat, Dataset, DatasetExt, Npy, Npz, Records, SafeTensors, Tokens};
 use feedline::device::Finish;
+use feedline::device::{Gds, Route};
 use feedline::tensor::DType;
-use feedline::{Gds, LastBatch, Loader, LoaderBuilder, Order, Rank, Report, Route};
+use feedline::{LastBatch, Loader, LoaderBuilder, Order, Rank, Report};
 use std::sync::Arc;
 
 type Any = Arc<dyn Dataset>;

@@ -8,9 +8,11 @@ use crate::common::toys::Chunks;
 use crate::common::*;
 use feedline::dataset::{Dataset, DatasetExt, Npy, Records};
 use feedline::decode::Raw;
+use feedline::device::Gds;
+use feedline::error::Stage;
 use feedline::storage::{Direct, Mode};
 use feedline::tensor::DType;
-use feedline::{Device, ErrorKind, Gds, Loader, LoaderBuilder, Stage};
+use feedline::{Device, ErrorKind, Loader, LoaderBuilder};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +47,7 @@ fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str
         .find(|route| route.field == "x")
         .unwrap();
     assert!(
-        route.route == feedline::Route::Staged && route.why.contains(words),
+        route.route == feedline::device::Route::Staged && route.why.contains(words),
         "{words}: {route}"
     );
     assert!(
@@ -324,7 +326,7 @@ fn fields_are_staged_where_cufile_is_useless() {
                             gds == Gds::Auto && route.why.contains(words),
                             "{words}: {route}"
                         );
-                        assert_eq!(route.route, feedline::Route::Staged);
+                        assert_eq!(route.route, feedline::device::Route::Staged);
                         let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
                         same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
                     }

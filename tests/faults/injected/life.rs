@@ -8,11 +8,10 @@
 use crate::common::got::Got;
 use crate::common::workloads::{Notices, Workload};
 use feedline::dataset::Dataset;
+use feedline::error::Stage;
 use feedline::storage::{Direct, Extent, Mode, SourceId};
 use feedline::unstable::{Fault, Faulty, Hit, fuzzing};
-use feedline::{
-    Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Stage, Status,
-};
+use feedline::{Device, Error, ErrorKind, Ledger, Loader, LoaderBuilder, OnBadSample, Status};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -15,7 +15,8 @@ mod storage;
 use crate::common::gate::Gate;
 use crate::common::*;
 use feedline::dataset::Records;
-use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result, Stage};
+use feedline::error::Stage;
+use feedline::{Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, Result};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 

@@ -7,9 +7,10 @@ use crate::common::{Dir, noise, records_file};
 use bytes::Bytes;
 use feedline::dataset::{ChunkBuf, ChunkBytes, Chunked, Dataset, Framed, Parts, Sizes};
 use feedline::decode::{Ctx, Decoder, Scratch};
+use feedline::error::Stage;
 use feedline::storage::{Extent, SourceId, Sources};
 use feedline::tensor::{DType, EncodedField, Field};
-use feedline::{Error, ErrorKind, Result, Row, Stage};
+use feedline::{Error, ErrorKind, Result, Row};
 use std::path::PathBuf;
 use std::sync::Arc;
 

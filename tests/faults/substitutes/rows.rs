@@ -1,9 +1,10 @@
 use super::datasets::{Hungry, Pictures, numbered};
 use super::*;
+use feedline::error::Stage;
 use feedline::order::LastBatch;
 use feedline::tensor::{DType, Field};
 use feedline::unstable::{Fault, Faulty};
-use feedline::{ErrorKind, Loader, LoaderBuilder, Order, Stage};
+use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,9 +5,10 @@ use super::forward::forward;
 use super::parts::{Part, Parts, unframed};
 use super::starts;
 use crate::dataset::Chunked;
+use crate::order::Sampler;
 use crate::storage::Sources;
 use crate::tensor::EncodedField;
-use feedline_base::error::Result;
+use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use std::sync::Arc;
 
 /// A set of samples with ids 0 … len - 1. Implement this trait for your own format.
@@ -48,6 +49,15 @@ pub trait Dataset: Send + Sync + 'static {
     /// The chunks, for data without random access to samples: Parquet row groups, compressed
     /// shards. The loader then never calls [`extents`](Self::extents) or [`Framed::open`].
     fn chunked(&self) -> Option<&dyn Chunked> {
+        None
+    }
+
+    /// The order that belongs to the dataset, such as that of a mix. A loader then has no other
+    /// order. The default is `None`.
+    ///
+    /// A wrapper that keeps ids passes it on. A wrapper that gives samples other ids must refuse a
+    /// dataset that has one.
+    fn sampler(&self) -> Option<Arc<dyn Sampler>> {
         None
     }
 
@@ -182,7 +192,7 @@ pub trait Framed: Send + Sync {
 
 #[deny(clippy::missing_trait_methods)]
 impl<D: Dataset + ?Sized> Dataset for Arc<D> {
-    forward!(self => (**self); schema len sources sizes extents framed chunked identity describe);
+    forward!(self => (**self); schema len sources sizes extents framed chunked sampler identity describe);
 }
 
 /// The dataset's `Framed`, or the one for plain data.
@@ -262,6 +272,18 @@ pub fn chunk_member(chunks: &dyn Chunked, sample: u64) -> Option<String> {
     let starts = chunks.starts();
     let chunk = starts::locate(starts, chunks.inner(sample))?;
     (chunk + 1 < starts.len()).then(|| chunks.chunk_name(chunk))
+}
+
+/// Refuses a dataset with an [order of its own](Dataset::sampler), for wrappers that give samples
+/// other ids. `to` says what to do with the parts of a mix. Errors: [`ErrorKind::Config`].
+pub fn unordered<D: Dataset + ?Sized>(dataset: &D, to: &str) -> Result<()> {
+    match dataset.sampler() {
+        Some(_) => {
+            let message = format!("{} is a mix: {to}", dataset.describe());
+            Err(Error::new(ErrorKind::Config, Stage::Index, message))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The message for a name that the schema lacks.

@@ -23,6 +23,9 @@ macro_rules! forward {
     (@chunked $self:ident $to:expr) => {
         fn chunked(&$self) -> Option<&dyn $crate::dataset::Chunked> { $to.chunked() }
     };
+    (@sampler $self:ident $to:expr) => {
+        fn sampler(&$self) -> Option<std::sync::Arc<dyn $crate::order::Sampler>> { $to.sampler() }
+    };
     (@identity $self:ident $to:expr) => { fn identity(&$self) -> u64 { $to.identity() } };
     (@describe $self:ident $to:expr) => { fn describe(&$self) -> String { $to.describe() } };
     (@starts $self:ident $to:expr) => { fn starts(&$self) -> &[u64] { $to.starts() } };
@@ -105,6 +108,7 @@ macro_rules! own {
     (@len) => { fn len(&self) -> u64 { self.len } };
     (@sources) => { fn sources(&self) -> &std::sync::Arc<$crate::storage::Sources> { &self.sources } };
     (@sizes) => { fn sizes(&self) -> $crate::dataset::Sizes { self.sizes } };
+    (@unordered) => { fn sampler(&self) -> Option<std::sync::Arc<dyn $crate::order::Sampler>> { None } };
     (@framed) => { fn framed(&self) -> Option<&dyn $crate::dataset::Framed> { Some(self) } };
 }
 

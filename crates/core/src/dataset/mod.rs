@@ -17,7 +17,7 @@ pub mod starts;
 pub use crate::memory::ChunkBuf;
 pub use chunked::{ChunkBytes, Chunked};
 pub use contract::{
-    Dataset, Framed, Sizes, chunks, field_bytes, frames, knows_lengths, member, no_field,
+    Dataset, Framed, Sizes, chunks, field_bytes, frames, knows_lengths, member, no_field, unordered,
 };
 pub use damage::{Damage, DamageKind, Verified};
 pub use digest::Digest;

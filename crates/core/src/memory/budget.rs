@@ -127,7 +127,8 @@ impl Budget {
                 "the plan takes {bytes} bytes of the shared budget; its part is {}",
                 part.bytes
             );
-            return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+            return Err(Error::new(ErrorKind::Budget, Stage::Build, message)
+                .with_amounts(bytes as u64, part.bytes as u64));
         }
         taken.bytes += bytes + new;
         taken.loaders += 1;
@@ -161,6 +162,7 @@ impl BudgetState {
             let out = Setting::InMemory;
             let message = format!("{data} bytes of data in memory, {free}: leave out {out}");
             Error::new(ErrorKind::Budget, Stage::Build, message)
+                .with_amounts(data as u64, left as u64)
         })?;
         let bytes = free.checked_div(parts).ok_or_else(|| {
             let message = format!(

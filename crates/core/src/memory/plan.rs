@@ -361,7 +361,7 @@ impl MemoryPlan {
             Bytes(need),
             if self.data() > 0 { &data } else { "" },
         );
-        Error::new(ErrorKind::Budget, Stage::Build, message)
+        Error::new(ErrorKind::Budget, Stage::Build, message).with_amounts(need as u64, have as u64)
     }
 }
 

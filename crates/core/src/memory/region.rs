@@ -197,7 +197,8 @@ impl Region {
                         "{what} needs {needs} more bytes, and {free} are free now, as other processes took memory \
                          meanwhile: {LESS}"
                     );
-                    return Err(Error::new(ErrorKind::Budget, Stage::Build, message));
+                    return Err(Error::new(ErrorKind::Budget, Stage::Build, message)
+                        .with_amounts(needs, free));
                 }
                 step = step.min(Self::size_for(free as usize / AT_ONCE));
             }

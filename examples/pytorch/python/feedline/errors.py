@@ -17,6 +17,13 @@ class Error(Exception):
     stage: str = ""
     """The stage of the pipeline: build, read, decode, device and others."""
 
+    need: int | None = None
+    """The amount that was needed, if the error compares two: bytes of memory (`BudgetError`), bytes of a read
+    (`TruncatedError`), batches (`BatchesHeldError`), bad samples (`BadSamplesError`), or what exceeds a limit (`LimitError`)."""
+
+    have: int | None = None
+    """The amount that was there or allowed, in the same unit."""
+
 
 class ConfigError(Error, ValueError):
     """A setting or argument is illegal; nothing was started."""

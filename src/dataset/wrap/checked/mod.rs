@@ -168,7 +168,7 @@ fn another(place: &Path) -> Error {
 
 impl<D: Dataset> Dataset for Checked<D> {
     own!(framed);
-    forward!(self => self.inner; schema len sources identity);
+    forward!(self => self.inner; schema len sources sampler identity);
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         self.inner.extents(sample, parts)?;

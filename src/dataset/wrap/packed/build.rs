@@ -7,7 +7,7 @@ use super::{MADE, Packed, RECENT, table};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::sync::Hold;
 use feedline_core::dataset::parallel::by_threads;
-use feedline_core::dataset::{Dataset, Digest, Parts, TokenFields, kept};
+use feedline_core::dataset::{Dataset, Digest, Parts, TokenFields, kept, unordered};
 use feedline_core::order::{Key, Permutation};
 use feedline_core::storage::sidefile::{Recent, SideWriter};
 use feedline_core::tensor::{DType, EncodedField, Field, bf16, f16};
@@ -132,6 +132,7 @@ impl<D: Dataset> PackedBuilder<D> {
     /// of different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or of other
     /// settings; [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
+        unordered(&self.inner, "pack its sources, then mix them")?;
         let (fields, size) = self.checked()?;
         let paddings = self.paddings(&fields)?;
         let padding: Box<[Box<[u8]>]> = fields

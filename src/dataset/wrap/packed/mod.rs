@@ -266,7 +266,7 @@ fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
 }
 
 impl<D: Dataset> Dataset for Packed<D> {
-    own!(schema framed);
+    own!(schema framed unordered);
 
     fn len(&self) -> u64 {
         self.counts.bins

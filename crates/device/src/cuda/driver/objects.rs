@@ -221,13 +221,15 @@ impl DeviceMemory {
         // 2: out of memory.
         if code == 2 {
             let free = gpu.memory().map_or(0, |(free, _)| free);
+            let need = len as u64;
             let message = format!(
                 "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; free memory that other libraries of this \
                  process keep in their caches, or use a smaller batch or fewer device batches",
                 gpu.ordinal(),
                 gpu.bytes
             );
-            return Err(Error::new(ErrorKind::Budget, Stage::Device, message));
+            return Err(Error::new(ErrorKind::Budget, Stage::Device, message)
+                .with_amounts(need, free as u64));
         }
         gpu.check("cuMemAlloc", code)?;
         Ok(Self {
