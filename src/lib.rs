@@ -127,14 +127,11 @@
 //!         Ok(vec![Field::up_to("numbers", DType::F32, 4), Field::fixed("sum", DType::F32, [])])
 //!     }
 //!
-//!     fn decode(&self, input: &[u8], ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+//!     fn decode(&self, input: &[u8], _ctx: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
 //!         let text = std::str::from_utf8(input).map_err(|e| Error::decode("not UTF-8").with_source(e))?;
-//!         // The fields of `outputs` have numbers in the batch, in this order. `out.index_of(name)` finds those of other decoders, for `.map`.
-//!         let numbers = ctx.fields().start;
-//!         let sum = ctx.fields().start + 1;
 //!         let mut fields = out.split();
-//!         let places = fields.take::<f32>(numbers)?;
-//!         let total = fields.take::<f32>(sum)?;
+//!         let places = fields.take::<f32>("numbers")?;
+//!         let total = fields.take::<f32>("sum")?;
 //!         let mut len = 0;
 //!         for word in text.split_whitespace() {
 //!             let place = places.get_mut(len).ok_or_else(|| Error::decode("more numbers than the field holds"))?;
@@ -142,7 +139,7 @@
 //!             len += 1;
 //!         }
 //!         total[0] = places[..len].iter().sum();
-//!         out.set_len(numbers, len)
+//!         out.set_len("numbers", len)
 //!     }
 //! }
 //!
@@ -171,18 +168,16 @@
 //! let loader = Loader::builder(records)
 //!     .order(Order::shuffled(1))
 //!     .map_adding([Field::fixed("target", DType::F32, [3])], |row, _| {
-//!         let label = row.index_of("label")?;
-//!         let target = row.index_of("target")?;
 //!         let mut fields = row.split();
-//!         let label = fields.take::<i64>(label)?;
-//!         let target = fields.take::<f32>(target)?;
+//!         let label = fields.take::<i64>("label")?;
+//!         let target = fields.take::<f32>("target")?;
 //!         target[label[0] as usize] = 1.0;
 //!         Ok(())
 //!     })
 //!     .map_batch(|batch, ctx| {
 //!         let share = ctx.draws("mixup").next_f64() as f32;
 //!         for name in ["x", "target"] {
-//!             let mut rows = batch.rows_mut::<f32>(batch.index_of(name)?)?;
+//!             let mut rows = batch.rows_mut::<f32>(name)?;
 //!             // The first row is mixed with the last one, and so on; a row in the middle stays as it is.
 //!             while let (Some(a), Some(b)) = (rows.next(), rows.next_back()) {
 //!                 for (a, b) in a.iter_mut().zip(b) {

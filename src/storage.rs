@@ -30,4 +30,4 @@ pub use feedline_core::storage::{
     publish::publish,
 };
 #[doc(inline)]
-pub use feedline_store::{Cache, CacheEntry, CacheWarmed};
+pub use feedline_store::{Cache, CacheEntry, CacheWarmed, Choice};

@@ -409,6 +409,41 @@ impl Spec {
     }
 }
 
+/// A field of a [`Spec`]: its name, or its index, which costs no search. Sealed.
+pub trait FieldKey: sealed::Sealed + Copy {
+    /// The index.
+    ///
+    /// Errors: [`ErrorKind::Shape`] if the spec has no such field.
+    fn index_in(self, spec: &Spec) -> Result<usize>;
+}
+
+impl sealed::Sealed for &str {}
+impl sealed::Sealed for usize {}
+
+impl FieldKey for &str {
+    fn index_in(self, spec: &Spec) -> Result<usize> {
+        spec.index_of(self).ok_or_else(|| no_field(spec, self))
+    }
+}
+
+impl FieldKey for usize {
+    #[inline]
+    fn index_in(self, spec: &Spec) -> Result<usize> {
+        if self < spec.fields.len() {
+            Ok(self)
+        } else {
+            Err(no_field(spec, &self.to_string()))
+        }
+    }
+}
+
+#[cold]
+fn no_field(spec: &Spec, key: &str) -> Error {
+    let names: Vec<_> = spec.fields.iter().map(Field::name).collect();
+    let message = format!("no field `{key}`: the fields are {}", names.join(", "));
+    Error::new(ErrorKind::Shape, Stage::Batch, message)
+}
+
 /// Encoding of a dataset's field, before decoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -49,11 +49,12 @@ impl Image {
     }
 
     /// Whether the crop of [`buckets`](Self::buckets) has a random position; it is central by
-    /// default. Other crops ignore this.
+    /// default. `build()` refuses it for other crops.
     #[must_use]
     pub fn random_crop(mut self, anywhere: bool) -> Self {
-        if let Op::Cover { random, .. } = &mut self.op {
-            *random = anywhere;
+        match &mut self.op {
+            Op::Cover { random, .. } => *random = anywhere,
+            _ => self.misplace("random_crop", "buckets"),
         }
         self
     }

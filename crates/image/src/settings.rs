@@ -113,6 +113,15 @@ pub struct Image {
     pub(super) strict: bool,
     pub(super) scaling: bool,
     pub(super) orient: bool,
+    /// A setting that these pictures do not have, and what it is for.
+    pub(super) misplaced: Option<Misplaced>,
+}
+
+/// A setting of other pictures: its name, and the pictures that have it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Misplaced {
+    pub(super) setting: &'static str,
+    pub(super) of: &'static str,
 }
 
 impl Op {
@@ -217,53 +226,70 @@ impl Image {
             strict: true,
             scaling: false,
             orient: false,
+            misplaced: None,
         }
     }
 
     /// Smallest and largest share of the picture's area for a random crop; 0.08 to 1 by default.
-    /// Other crops ignore it.
+    /// `build()` refuses it for other crops.
     #[must_use]
     pub fn scale(mut self, low: f64, high: f64) -> Self {
-        if let Op::RandomResizedCrop { scale, .. } = &mut self.op {
-            *scale = (low, high);
+        match &mut self.op {
+            Op::RandomResizedCrop { scale, .. } => *scale = (low, high),
+            _ => self.misplace("scale", "random_resized_crop"),
         }
         self
     }
 
-    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default. Other crops
-    /// ignore it.
+    /// Smallest and largest width / height of a random crop; 3/4 to 4/3 by default.
+    /// `build()` refuses it for other crops.
     #[must_use]
     pub fn ratio(mut self, low: f64, high: f64) -> Self {
-        if let Op::RandomResizedCrop { ratio, .. } = &mut self.op {
-            *ratio = (low, high);
+        match &mut self.op {
+            Op::RandomResizedCrop { ratio, .. } => *ratio = (low, high),
+            _ => self.misplace("ratio", "random_resized_crop"),
         }
         self
     }
 
     /// Whether a picture with fewer [patches](Self::patches) than the maximum is enlarged to as
-    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default. Other crops
-    /// ignore this.
+    /// many as fit, at most 100-fold per side, as by SigLIP2 NaFlex; false by default.
+    /// `build()` refuses it for other crops, and beside [`merge`](Self::merge).
     #[must_use]
     pub fn enlarge(mut self, enlarge: bool) -> Self {
-        if let Op::Patches(patches) = &mut self.op {
-            patches.rule = if enlarge { Rule::Enlarge } else { Rule::Native };
+        match &mut self.op {
+            Op::Patches(Patches {
+                rule: Rule::Merge { .. },
+                ..
+            }) => self.misplace("enlarge", "patches without merge"),
+            Op::Patches(patches) if enlarge => patches.rule = Rule::Enlarge,
+            Op::Patches(patches) => patches.rule = Rule::Native,
+            _ => self.misplace("enlarge", "patches"),
         }
         self
     }
 
     /// [Patches](Self::patches) for a model that merges `side` × `side` of them. Sizes follow
     /// `smart_resize` of Qwen2-VL in Hugging Face's transformers, with at least `least` patches, in
-    /// the order of blocks. Other crops ignore this.
+    /// the order of blocks. `build()` refuses it for other crops.
     ///
     /// Sides are rounded to the nearest whole block. `Image::patches(14, 5120).merge(2, 16)` are
     /// Qwen2-VL's defaults. A picture with a side over 200 times the other is an error of the
     /// sample. Below that, a strip that is too long is cut to the budget.
     #[must_use]
     pub fn merge(mut self, side: u32, least: u32) -> Self {
-        if let Op::Patches(patches) = &mut self.op {
-            patches.rule = Rule::Merge { side, least };
+        match &mut self.op {
+            Op::Patches(patches) if patches.rule == Rule::Enlarge => {
+                self.misplace("enlarge", "patches without merge");
+            }
+            Op::Patches(patches) => patches.rule = Rule::Merge { side, least },
+            _ => self.misplace("merge", "patches"),
         }
         self
+    }
+
+    pub(super) fn misplace(&mut self, setting: &'static str, of: &'static str) {
+        self.misplaced = Some(Misplaced { setting, of });
     }
 
     /// Mirrors left and right with probability `p`; 0 by default.
@@ -349,6 +375,11 @@ impl Image {
     /// Refuses illegal parameters.
     pub(super) fn check(&self) -> Result<()> {
         let config = |message: String| Err(Error::new(ErrorKind::Config, Stage::Build, message));
+        if let Some(Misplaced { setting, of }) = self.misplaced {
+            return config(format!(
+                "`{setting}` is for `{of}`: leave it out for these pictures"
+            ));
+        }
         let output = [self.op.output()];
         let sizes = self.buckets.as_deref().unwrap_or(&output);
         if !(1..=GROUPS_MAX).contains(&sizes.len()) {

@@ -1003,6 +1003,25 @@ fn parameters_that_make_no_sense_are_found_when_the_loader_is_built() {
         (random().ratio(0.0, 1.0), "ratio 0 to 1"),
         (random().ratio(2.0, 1.0), "ratio 2 to 1"),
         (random().ratio(1.0, f64::INFINITY), "ratio 1 to inf"),
+        (
+            Image::resize(8, 8).scale(0.5, 1.0),
+            "`scale` is for `random_resized_crop`",
+        ),
+        (
+            Image::center_crop(8, 8).ratio(0.5, 1.0),
+            "`ratio` is for `random_resized_crop`",
+        ),
+        (random().enlarge(false), "`enlarge` is for `patches`"),
+        (random().merge(2, 4), "`merge` is for `patches`"),
+        (
+            Image::patches(8, 64).merge(2, 4).enlarge(false),
+            "`patches without merge`",
+        ),
+        (
+            Image::patches(8, 64).enlarge(true).merge(2, 4),
+            "`patches without merge`",
+        ),
+        (random().random_crop(true), "`random_crop` is for `buckets`"),
         (random().flip(1.5), "flip probability 1.5"),
         (random().flip(f64::NAN), "flip probability NaN"),
         (random().dtype(DType::I64), "pixels as i64"),

@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::slot::{Filled, Rows, Slot, Status};
-use crate::tensor::{Element, Field, Spec};
+use crate::tensor::{Element, Field, FieldKey, Spec};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_base::sync::atomic::Ordering;
@@ -60,7 +60,7 @@ impl Filled {
 
 /// One row of a batch, for decoders and transforms to write to.
 ///
-/// Fields have the same index as in the spec (see [`Row::index_of`]).
+/// A field is given by its name or by its index in the spec.
 pub struct Row<'a> {
     pub(super) slot: &'a Slot,
     pub(super) row: u32,
@@ -84,7 +84,7 @@ impl Row<'_> {
     ///
     /// Errors: [`ErrorKind::Shape`] if the spec has no such field.
     pub fn index_of(&self, name: &str) -> Result<usize> {
-        index_of(self.spec(), name)
+        name.index_in(self.spec())
     }
 
     /// Row number in the batch.
@@ -114,7 +114,8 @@ impl Row<'_> {
     /// The elements of field `field`, like [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
-    pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
+    pub fn slice_mut<T: Element>(&mut self, field: impl FieldKey) -> Result<&mut [T]> {
+        let field = field.index_in(self.spec())?;
         check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
@@ -133,7 +134,8 @@ impl Row<'_> {
     /// The elements of field `field`, for reading. Panics like [`bytes_mut`](Self::bytes_mut).
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
-    pub fn slice<T: Element>(&self, field: usize) -> Result<&[T]> {
+    pub fn slice<T: Element>(&self, field: impl FieldKey) -> Result<&[T]> {
+        let field = field.index_in(self.spec())?;
         check_dtype::<T>(&self.slot.plan.spec.fields()[field])?;
         assert!(
             self.allowed & (1 << field) != 0,
@@ -216,7 +218,8 @@ impl Row<'_> {
     ///
     /// Errors: [`ErrorKind::Shape`] if the field has a fixed shape or `len` exceeds its maximum;
     /// for a packed field with lengths in the index, if `len` is neither 0 nor that length.
-    pub fn set_len(&mut self, field: usize, len: usize) -> Result<()> {
+    pub fn set_len(&mut self, field: impl FieldKey, len: usize) -> Result<()> {
+        let field = field.index_in(self.spec())?;
         let spec = &self.slot.plan.spec.fields()[field];
         if !spec.is_up_to() {
             return Err(shape_error(format!(
@@ -245,7 +248,8 @@ impl Row<'_> {
     /// A fixed field takes exactly its row, an `UpTo` field at most its row.
     ///
     /// Errors: [`ErrorKind::Shape`] if the number of bytes does not fit.
-    pub fn copy_from(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
+    pub fn copy_from(&mut self, field: impl FieldKey, bytes: &[u8]) -> Result<()> {
+        let field = field.index_in(self.spec())?;
         let spec = &self.slot.plan.spec.fields()[field];
         let row_bytes = if spec.varies_by_group() {
             self.slot.row_bytes(field)
@@ -355,7 +359,8 @@ impl<'a> RowFields<'a> {
     /// The elements of field `field`, like [`Row::slice_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
-    pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
+    pub fn take<T: Element>(&mut self, field: impl FieldKey) -> Result<&'a mut [T]> {
+        let field = field.index_in(self.row.spec())?;
         check_dtype::<T>(&self.row.slot.plan.spec.fields()[field])?;
         take_once(&mut self.taken, field, &self.row.slot.plan.spec)?;
         let bytes: *mut [u8] = self.row.bytes_mut(field);
@@ -365,16 +370,6 @@ impl<'a> RowFields<'a> {
         // row.
         Ok(bytemuck::cast_slice_mut(unsafe { &mut *bytes }))
     }
-}
-
-fn index_of(spec: &Spec, name: &str) -> Result<usize> {
-    spec.index_of(name).ok_or_else(|| {
-        let names: Vec<_> = spec.fields().iter().map(Field::name).collect();
-        shape_error(format!(
-            "no field `{name}`: the fields are {}",
-            names.join(", ")
-        ))
-    })
 }
 
 pub(super) fn shape_error(message: String) -> Error {
@@ -460,7 +455,7 @@ impl BatchMut<'_> {
     ///
     /// Errors: [`ErrorKind::Shape`] if the spec has no such field.
     pub fn index_of(&self, name: &str) -> Result<usize> {
-        index_of(self.filled.spec(), name)
+        name.index_in(self.filled.spec())
     }
 
     /// Lengths (first dimensions) of an `UpTo` field, one per row; `None` for a fixed shape and for
@@ -503,7 +498,8 @@ impl BatchMut<'_> {
     /// All rows of field `field`, shape `[len, …]`, dense.
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype.
-    pub fn slice_mut<T: Element>(&mut self, field: usize) -> Result<&mut [T]> {
+    pub fn slice_mut<T: Element>(&mut self, field: impl FieldKey) -> Result<&mut [T]> {
+        let field = field.index_in(self.spec())?;
         check_dtype::<T>(&self.filled.spec().fields()[field])?;
         Ok(bytemuck::cast_slice_mut(self.bytes_mut(field)))
     }
@@ -520,8 +516,9 @@ impl BatchMut<'_> {
     /// rows vary in length.
     pub fn rows_mut<T: Element>(
         &mut self,
-        field: usize,
+        field: impl FieldKey,
     ) -> Result<std::slice::ChunksExactMut<'_, T>> {
+        let field = field.index_in(self.spec())?;
         let spec = &self.filled.spec().fields()[field];
         if spec.is_packed() {
             return Err(shape_error(format!(
@@ -590,7 +587,8 @@ impl<'a> BatchFields<'a> {
     /// All rows of field `field`, like [`BatchMut::slice_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if `T` is not the field's dtype, or the field was taken before.
-    pub fn take<T: Element>(&mut self, field: usize) -> Result<&'a mut [T]> {
+    pub fn take<T: Element>(&mut self, field: impl FieldKey) -> Result<&'a mut [T]> {
+        let field = field.index_in(self.batch.spec())?;
         check_dtype::<T>(&self.batch.spec().fields()[field])?;
         take_once(&mut self.taken[0], field, self.batch.spec())?;
         *self.written |= 1 << field;
@@ -604,7 +602,8 @@ impl<'a> BatchFields<'a> {
     /// The lengths of field `field`, like [`BatchMut::lens_mut`].
     ///
     /// Errors: [`ErrorKind::Shape`] if the lengths were taken before.
-    pub fn take_lens(&mut self, field: usize) -> Result<Option<&'a mut [u64]>> {
+    pub fn take_lens(&mut self, field: impl FieldKey) -> Result<Option<&'a mut [u64]>> {
+        let field = field.index_in(self.batch.spec())?;
         take_once(&mut self.taken[1], field, self.batch.spec())?;
         *self.written |= 1 << field;
         let lens: Option<*mut [u64]> = self.batch.lens_mut(field).map(std::ptr::from_mut);

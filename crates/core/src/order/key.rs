@@ -118,6 +118,7 @@ impl Permutation {
     }
 
     /// The permutation of `0..n` that belongs to `key`; another `n` gives an unrelated one.
+    #[doc(hidden)]
     pub fn new(n: u64, key: Key) -> Self {
         let key = key.derive(n);
         let method = if n <= Self::TABLE_MAX {
@@ -289,6 +290,7 @@ impl Draws {
     }
 
     /// The draws that belong to a key.
+    #[doc(hidden)]
     pub fn from_key(key: Key) -> Self {
         // From the state zero, the generator would stay at zero for ever.
         let low = if key.low | key.high == 0 {

@@ -1,6 +1,6 @@
 //! Device memory of one batch: its users, and its return to the copier.
 
-use super::cufile::{BufferGuard, CuFile};
+use super::cufile::{BufferGuard, CuFile, Failure};
 use super::driver;
 use super::driver::Gpu;
 use super::idle::IdleMeter;
@@ -8,7 +8,7 @@ use crate::backend::{Backend, BatchHead, DevicePtr, OnDevice};
 use crate::cuda::driver::{CopyStream, DeviceMemory, Event};
 use crate::{Bound, DeviceKind, Stream, StreamUse};
 use crossbeam_channel::{Receiver, Sender};
-use feedline_base::error::{Error, ErrorKind, Result};
+use feedline_base::error::{ErrorKind, Result};
 use feedline_base::sync::Hold;
 use feedline_base::thread;
 use feedline_core::tensor::Layout;
@@ -62,7 +62,8 @@ impl BatchMemory {
         let _bound = gpu.bind()?;
         let registered = cufile
             .map(|cufile| cufile.register_buffer(memory.ptr(), memory.len()))
-            .transpose()?;
+            .transpose()
+            .map_err(Failure::into_error)?;
         Ok(Self { memory, registered })
     }
 
@@ -79,7 +80,7 @@ impl BatchMemory {
             return Ok(());
         };
         let released = match self.memory.gpu.bind() {
-            Ok(_bound) => registered.release().map_err(Error::from),
+            Ok(_bound) => registered.release().map_err(Failure::into_error),
             Err(error) => {
                 // Without its context, cuFile cannot be called.
                 std::mem::forget(registered);

@@ -82,18 +82,16 @@ impl fmt::Display for Cause {
 
 impl std::error::Error for Failure {}
 
-impl From<Failure> for Error {
-    /// The caller adds path and range.
-    fn from(failure: Failure) -> Self {
+impl Failure {
+    /// The crate's error, without path and range.
+    pub fn into_error(self) -> Error {
         let stage = Stage::Device;
-        match failure.cause {
-            Cause::Os(errno) => Self::os(
-                stage,
-                failure.call,
-                std::io::Error::from_raw_os_error(errno),
-            ),
+        match self.cause {
+            Cause::Os(errno) => {
+                Error::os(stage, self.call, std::io::Error::from_raw_os_error(errno))
+            }
             Cause::CuFile { .. } | Cause::Refused(_) => {
-                Self::new(ErrorKind::Device, stage, failure.to_string())
+                Error::new(ErrorKind::Device, stage, self.to_string())
             }
         }
     }
@@ -297,7 +295,7 @@ mod tests {
             ),
         ];
         for (failure, kind, words) in table {
-            let error = Error::from(failure).with_path("/data/x");
+            let error = failure.into_error().with_path("/data/x");
             assert_eq!((error.kind(), error.stage()), (kind, Stage::Device));
             assert!(
                 error.to_string().contains(words) && error.to_string().contains("path=/data/x"),
