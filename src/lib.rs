@@ -266,22 +266,42 @@ pub mod tensor {
 /// idle. The other is the time of your own code between two calls.
 pub mod profile {
     pub use crate::loader::Log;
-    pub use crate::loader::Origin;
     #[doc(inline)]
-    pub use feedline_base::meter::{Latency, Network};
-    #[doc(inline)]
-    pub use feedline_report::meter::{
-        BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads,
-        Effort, EpochCounts, Gauges, GpuIdle, Handed, Lookups, OrderStage, PipelineStage,
-        ReadStats, ReaderInUse, ReaderKind, Slots, Snapshot, SourceCount, Span, StorageStage,
-        Timeline, Track, Unmeasured, Work,
-    };
+    pub use feedline_report::meter::Snapshot;
     #[doc(inline)]
     pub use feedline_report::{
-        Across, Advice, Cause, Change, EpochCost, Estimate, Evidence, HowMany, Late, Measure,
-        Names, Prediction, RankReport, Remedy, StageLoad, Strength, Unit, Value, Verdict, WhatIf,
-        prometheus, trace,
+        Across, Change, Names, Prediction, Verdict, WhatIf, prometheus, trace,
     };
+
+    /// The parts of a [`Snapshot`], by stage, and the timeline of recent batches.
+    pub mod snapshot {
+        #[doc(inline)]
+        pub use feedline_base::meter::{Latency, Network};
+        #[doc(inline)]
+        pub use feedline_report::meter::{
+            BatchRecord, CacheReads, Chunks, Consumer, CopyStage, Cpu, DecodeStage, DirectReads,
+            Effort, EpochCounts, Gauges, GpuIdle, Handed, Lookups, OrderStage, PipelineStage,
+            ReadStats, ReaderInUse, ReaderKind, Slots, SourceCount, Span, StorageStage, Timeline,
+            Track, Unmeasured, Work,
+        };
+    }
+
+    /// The parts of a [`Verdict`]: causes, evidence and advice, and the estimate of
+    /// an epoch.
+    pub mod verdict {
+        pub use crate::loader::Origin;
+        #[doc(inline)]
+        pub use feedline_report::{
+            Advice, Cause, EpochCost, Estimate, Evidence, Measure, Remedy, StageLoad, Strength,
+            Unit, Value,
+        };
+    }
+
+    /// The reports of single ranks, and the parts of their comparison, [`Across`].
+    pub mod ranks {
+        #[doc(inline)]
+        pub use feedline_report::{HowMany, Late, RankReport};
+    }
 }
 
 /// Internals of storage and memory, fault injection and fuzz targets, for this crate's tests and

@@ -9,10 +9,8 @@ use crate::text::{bytes, number};
 use crate::workload::Benchmark;
 use feedline::Report;
 use feedline::dataset::Dataset;
-use feedline::profile::{
-    Advice, Cause, Change, Evidence, Origin, Prediction, Snapshot, StageLoad, Strength, Verdict,
-    WhatIf,
-};
+use feedline::profile::verdict::{Advice, Cause, Evidence, Origin, StageLoad, Strength};
+use feedline::profile::{Change, Prediction, Snapshot, Verdict, WhatIf};
 use feedline::unstable::DEPTH_MAX;
 use serde::Serialize;
 

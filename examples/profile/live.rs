@@ -14,7 +14,9 @@
 
 use crate::text::{name, number, percent, time};
 use feedline::Loader;
-use feedline::profile::{Cause, Latency, PipelineStage, Snapshot, StageLoad, Verdict};
+use feedline::profile::snapshot::{Latency, PipelineStage};
+use feedline::profile::verdict::{Cause, StageLoad};
+use feedline::profile::{Snapshot, Verdict};
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};

@@ -6,7 +6,8 @@
 //! starvation is orange.
 
 use crate::text::{bytes, number, percent, time};
-use feedline::profile::{Latency, Snapshot};
+use feedline::profile::Snapshot;
+use feedline::profile::snapshot::Latency;
 use indicatif::HumanCount;
 use std::fmt::Write;
 
@@ -381,7 +382,7 @@ fn per_second(amount: u64, ns: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use feedline::profile::{CopyStage, GpuIdle};
+    use feedline::profile::snapshot::{CopyStage, GpuIdle};
     use proptest::prelude::*;
 
     /// Element names of a page. Panics unless each element is closed in order and attributes are

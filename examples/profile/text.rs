@@ -2,7 +2,8 @@
 
 use crate::answer::{Answer, Data, Guess};
 use crate::args::Given;
-use feedline::profile::{Cause, Change, Verdict, WhatIf};
+use feedline::profile::verdict::Cause;
+use feedline::profile::{Change, Verdict, WhatIf};
 use indicatif::{DecimalBytes, HumanCount};
 use std::fmt::Write;
 

@@ -562,7 +562,7 @@ impl Loader {
     ///
     /// Call it at the end of each step, from any thread. Without a mark, the stream's idle time
     /// before a request for a batch is unknown if the program waits for the stream
-    /// ([`GpuIdle`](crate::profile::GpuIdle::host_late_ns)). With a GPU it makes four driver calls;
+    /// ([`GpuIdle`](crate::profile::snapshot::GpuIdle::host_late_ns)). With a GPU it makes four driver calls;
     /// a loader for the host makes none. Nothing is marked while the stream captures a graph.
     pub fn mark(&self) {
         self.mark_stream(None);

@@ -109,7 +109,7 @@ impl Tuning {
     /// Default: 300 s; at least 20 ms. The deadline applies to each read, each sample in a decoder
     /// or transform, and each copy. The error names the operation. Slow work on many samples is not
     /// a stall. Nor is work of the consumer's streams on dropped batches, for which the next copy
-    /// waits: it counts as [`CopyStage::blocked_ns`](crate::profile::CopyStage::blocked_ns). The
+    /// waits: it counts as [`CopyStage::blocked_ns`](crate::profile::snapshot::CopyStage::blocked_ns). The
     /// loader can still be dropped: some seconds later it abandons the stalled operation and
     /// everything that operation can reach.
     pub fn stall_deadline(mut self, deadline: Duration) -> Self {

@@ -4,7 +4,7 @@
 use crate::common::{Dir, alone, here, noise, pull, readers, records, records_file};
 use feedline::dataset::Records;
 use feedline::memory::MemoryTerm;
-use feedline::profile::Origin;
+use feedline::profile::verdict::Origin;
 use feedline::storage::{Direct, Mode};
 use feedline::{Loader, Order};
 use rustix::fs::Advice;

@@ -4,7 +4,8 @@ use crate::common::answer;
 use crate::common::synthetic::{MACHINES, measured};
 use feedline::Loader;
 use feedline::dataset::Records;
-use feedline::profile::{Names, Timeline, Work, trace};
+use feedline::profile::snapshot::{Timeline, Work};
+use feedline::profile::{Names, trace};
 use serde_json::Value;
 use std::time::Duration;
 

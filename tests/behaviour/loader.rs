@@ -309,7 +309,7 @@ fn unfinished_and_failed_waits_are_counted() {
 
 #[test]
 fn a_loader_without_meters_measures_nothing() {
-    use feedline::profile::{Consumer, Latency, OrderStage, Timeline};
+    use feedline::profile::snapshot::{Consumer, Latency, OrderStage, Timeline};
     let dir = Dir::new();
     let (path, _) = records_file(&dir, 300, 1000);
     let from_file = Loader::builder(records(&path, 1000)).batch_size(10);

@@ -3,7 +3,7 @@
 use super::got::Got;
 use super::wait::answer;
 use feedline::Loader;
-use feedline::profile::CacheReads;
+use feedline::profile::snapshot::CacheReads;
 
 pub fn counts(loader: &Loader) -> CacheReads {
     loader.report().total.storage.local_cache.unwrap()

@@ -1,7 +1,8 @@
 //! Snapshots and timelines of loaders that never ran: a simulation of stages that handle one batch
 //! after the other.
 
-use feedline::profile::{BatchRecord, CopyStage, Gauges, GpuIdle, Latency, Snapshot, Timeline};
+use feedline::profile::Snapshot;
+use feedline::profile::snapshot::{BatchRecord, CopyStage, Gauges, GpuIdle, Latency, Timeline};
 
 /// Settings of a simulated loader; times in microseconds per batch.
 pub struct Machine {

@@ -3,7 +3,7 @@
 
 use crate::common::{DEADLINE, alone, answer, here, until};
 use feedline::ErrorKind;
-use feedline::profile::ReaderKind;
+use feedline::profile::snapshot::ReaderKind;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
 use feedline::unstable::{
     ByteRing, Cached, Completion, DEPTH_MAX, Opened, PageCache, ReadOp, Reader, ReaderOptions,

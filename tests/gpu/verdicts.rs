@@ -14,7 +14,8 @@ use crate::pull::counted;
 use crate::section::Ctx;
 use feedline::device::cuda::Stream;
 use feedline::device::cuda::cudarc::driver::CudaStream;
-use feedline::profile::{Cause, Verdict};
+use feedline::profile::Verdict;
+use feedline::profile::verdict::Cause;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -14,7 +14,8 @@ use feedline::error::Stage;
 use feedline::memory::{Budget, Numa};
 use feedline::order::Groups;
 use feedline::process::Process;
-use feedline::profile::{Across, Change, Names, RankReport, WhatIf, prometheus, trace};
+use feedline::profile::ranks::RankReport;
+use feedline::profile::{Across, Change, Names, WhatIf, prometheus, trace};
 use feedline::storage::{Cache, Direct, Mode};
 use feedline::{
     BadSample, Batch, Device, ErrorKind, LastBatch, LoaderBuilder, OnBadSample, Order, Rank,

@@ -4,7 +4,7 @@ use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
 use feedline::device::Finish;
 use feedline::device::cuda::Stream;
-use feedline::profile::{GpuIdle, Unmeasured};
+use feedline::profile::snapshot::{GpuIdle, Unmeasured};
 use feedline::tensor::DType;
 use feedline::{Loader, LoaderBuilder};
 use std::task::Poll;

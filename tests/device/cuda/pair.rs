@@ -5,7 +5,7 @@ use crate::common::standin::Config;
 use crate::common::*;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use feedline::dataset::Records;
-use feedline::profile::{GpuIdle, Unmeasured};
+use feedline::profile::snapshot::{GpuIdle, Unmeasured};
 use feedline::{Batch, Epoch, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
 

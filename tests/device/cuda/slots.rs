@@ -4,7 +4,7 @@ use crate::common::*;
 use cudarc::driver::CudaContext;
 use feedline::dataset::Records;
 use feedline::device::cuda::Stream;
-use feedline::profile::CopyStage;
+use feedline::profile::snapshot::CopyStage;
 use feedline::{Epoch, Loader, LoaderBuilder};
 use std::time::Duration;
 

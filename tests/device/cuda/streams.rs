@@ -8,7 +8,7 @@ use feedline::dataset::Records;
 use feedline::device::StreamUse;
 use feedline::device::cuda::Stream;
 use feedline::error::Stage;
-use feedline::profile::Work;
+use feedline::profile::snapshot::Work;
 use feedline::tensor::DType;
 use feedline::{Batch, Device, ErrorKind, Loader, LoaderBuilder, Order};
 use std::sync::Arc;
