@@ -156,10 +156,14 @@ fn seek_points(pictures: &[Vec<u8>]) -> Vec<Vec<u8>> {
     }
     let images = Images::open(folder.join("images")).unwrap();
     let start = common::cpu_s();
-    let seekable = images.seekable(folder.join("seek")).unwrap();
+    let seekable = images
+        .facts(folder.join("seek"))
+        .seek_points()
+        .open()
+        .unwrap();
     let rate = pictures.len() as f64 / (common::cpu_s() - start);
-    let share =
-        100.0 * seekable.bytes() as f64 / pictures.iter().map(Vec::len).sum::<usize>() as f64;
+    let share = 100.0 * seekable.points_bytes() as f64
+        / pictures.iter().map(Vec::len).sum::<usize>() as f64;
     println!(
         "seek points: {share:.2} % of the pictures' bytes, made at {rate:.0} images/s of CPU time"
     );

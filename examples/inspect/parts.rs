@@ -283,11 +283,11 @@ pub fn finish(args: &FinishArgs) -> Outcome<ExitCode> {
             let parts = (0..)
                 .zip(files)
                 .map(|(input, file)| planned.points_of(&file, part_in(&points, input)));
-            let joined = whole.seekable_from(&place, parts)?;
+            let joined = whole.facts(&place).open_joined(parts)?;
             job::tell!(
                 "points      {}, {}",
                 place.display(),
-                HumanBytes(joined.bytes())
+                HumanBytes(joined.points_bytes())
             );
         }
     }

@@ -281,10 +281,13 @@ impl SourceArgs {
     pub fn open_within(&self, budget: usize) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         let mut dataset = self.unchecked()?;
         if let Some(place) = &self.checked {
-            dataset = match self.checked_anew {
-                true => Arc::new(dataset.checked_anew(place)?),
-                false => Arc::new(dataset.checked(place)?),
+            let facts = dataset.facts(place).checksums();
+            let facts = if self.checked_anew {
+                facts.anew()
+            } else {
+                facts
             };
+            dataset = Arc::new(facts.open()?);
         }
         dataset = self.seekable(dataset)?;
         if self.in_memory {
@@ -295,7 +298,7 @@ impl SourceArgs {
 
     fn seekable(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>, Box<dyn Error>> {
         Ok(match &self.seek_points {
-            Some(place) => Arc::new(dataset.seekable(place)?),
+            Some(place) => Arc::new(dataset.facts(place).seek_points().open()?),
             None => dataset,
         })
     }

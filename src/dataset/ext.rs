@@ -1,15 +1,11 @@
 //! Methods of every dataset: subsets, wrappers, lengths.
 
-use super::wrap::{Checked, Copied, InMemory, Measured, PackedBuilder, Subset};
-#[cfg(feature = "image")]
-use super::wrap::{Seekable, picture_sizes::picture_sizes};
+use super::wrap::{Copied, FactsBuilder, InMemory, PackedBuilder, Subset};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, field_bytes, frames, no_field, sample};
 use feedline_core::memory::available;
 use feedline_core::memory::plan::PROCESS;
-#[cfg(feature = "image")]
-use feedline_image::Image;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -39,17 +35,19 @@ pub trait DatasetExt: Dataset + Sized {
         Subset::of_ids(Arc::new(self), ids.into())
     }
 
-    /// Verifies every byte that is read, with one CRC32C per field of each sample (with chunks: per
-    /// extent of a chunk). The checksums are kept in the file `index`. The first call reads all
-    /// bytes once to make the file ([`Checked::built`] reports this). If only modification times or
-    /// paths differ later, as in a copy, all bytes are read once and compared. Rows are no longer
-    /// read in place.
+    /// Adds facts about the samples, kept in the side file `file`: checksums, lengths, seek points,
+    /// sizes of pictures. One pass over the data finds all that are wanted; later openings read the
+    /// file. The same file may serve several openings with different facts.
     ///
-    /// Errors: file system errors, including an `index` that cannot be written; an `index` that is
-    /// another kind of file ([`ErrorKind::Config`]) or is damaged ([`ErrorKind::Decode`]); sources
-    /// whose lengths, bytes or samples differ from when it was made ([`ErrorKind::Changed`]). The
-    /// file is left unchanged; [`checked_anew`](Self::checked_anew) replaces it. It can be
-    /// [stopped](crate::dataset::stoppable), as all passes over data can:
+    /// ```no_run
+    /// # use feedline::dataset::{DatasetExt, Tar};
+    /// let tar = Tar::builder().bytes("txt").open("train-{000..146}.tar")?;
+    /// let tar = tar.facts("train.facts").checksums().lengths().open()?;
+    /// let lengths = tar.lengths("txt")?;
+    /// # Ok::<(), feedline::Error>(())
+    /// ```
+    ///
+    /// It can be [stopped](crate::dataset::stoppable), as all passes over data can:
     ///
     /// ```
     /// # use feedline::{ErrorKind, Stop, dataset::{DatasetExt, Records, stoppable}};
@@ -58,53 +56,13 @@ pub trait DatasetExt: Dataset + Sized {
     /// # let bytes = [0; 64];
     /// # let file = std::env::temp_dir().join(format!("feedline-stop-{}", std::process::id()));
     /// let dataset = Records::builder(8).open_bytes(bytes)?;
-    /// let error = stoppable(&stop, || dataset.checked(&file)).unwrap_err();
+    /// let error = stoppable(&stop, || dataset.facts(&file).checksums().open()).unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Cancelled);
     /// # assert!(!file.exists());
     /// # Ok::<(), feedline::Error>(())
     /// ```
-    fn checked(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
-        Checked::open(self, index.as_ref(), false)
-    }
-
-    /// As [`checked`](Self::checked), but always makes the checksums from the current bytes,
-    /// whatever `index` contains: for data that was changed on purpose.
-    ///
-    /// Errors: file system errors, and an `index` that is another kind of file.
-    fn checked_anew(self, index: impl AsRef<Path>) -> Result<Checked<Self>> {
-        Checked::open(self, index.as_ref(), true)
-    }
-
-    /// Adds seek points to the JPEGs: a decoder of crops then starts at each row of the crop
-    /// instead of at the start of the picture. The pixels stay the same. The points are kept in the
-    /// file `index`, which takes about 1 % of the pictures' bytes on disk. It takes at most 16 MiB
-    /// in memory, but an object in a store is held in memory as a whole. The first call reads
-    /// everything once to make the file, on all cores ([`Seekable::built`] reports this).
-    /// Make it before many processes open it.
-    ///
-    /// JPEGs that have restart markers or already contain seek points need no file.
-    ///
-    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]),
-    /// or has the points of another dataset, or of this one with different samples or file lengths
-    /// ([`ErrorKind::Changed`]).
-    #[cfg(feature = "image")]
-    fn seekable(self, index: impl AsRef<Path>) -> Result<Seekable<Self>> {
-        Seekable::open(self, index.as_ref())
-    }
-
-    /// As [`seekable`](Self::seekable), but takes the points from `parts`: seekable datasets that
-    /// together have the samples and files of this one, in its order. Many machines can thus make
-    /// the points, each for some of the files.
-    ///
-    /// Errors: those of `seekable` and of `parts`; [`ErrorKind::Config`] if the parts have other
-    /// samples, files or fields.
-    #[cfg(feature = "image")]
-    fn seekable_from<P: Dataset>(
-        self,
-        index: impl AsRef<Path>,
-        parts: impl IntoIterator<Item = Result<P>>,
-    ) -> Result<Seekable<Self>> {
-        Seekable::open_from(self, index.as_ref(), parts)
+    fn facts(self, file: impl AsRef<Path>) -> FactsBuilder<Self> {
+        FactsBuilder::new(self, file.as_ref())
     }
 
     /// Copies documents (the first of `fields` in each sample) into the file `copy`, together with
@@ -182,7 +140,7 @@ pub trait DatasetExt: Dataset + Sized {
     ///
     /// Errors: [`ErrorKind::Config`] for an unknown field, and for lengths that are known only
     /// after reading: those of most Parquet columns and of framed fields of varying length
-    /// ([`measured`](Self::measured) reads them); [`ErrorKind::Decode`] for a field that is not a
+    /// ([`FactsBuilder::lengths`] reads them); [`ErrorKind::Decode`] for a field that is not a
     /// whole number of elements.
     fn lengths(&self, field: &str) -> Result<Vec<u64>> {
         let refused = |message| Error::new(ErrorKind::Config, Stage::Index, message);
@@ -207,38 +165,6 @@ pub trait DatasetExt: Dataset + Sized {
                 length(sample).map_err(|error| error.in_stage(Stage::Index).with_sample(sample))
             })
             .collect()
-    }
-
-    /// Returns the width and height of every sample's picture in the field `field`, as `image`
-    /// decodes it: upright, if that is [set](Image::exif_orientation). For [`Image::groups`] and
-    /// [`Image::patch_counts`]. The sizes are kept in the file `index`, in 8 bytes per sample; the
-    /// first call reads everything once to make it, on all cores. A picture with a damaged header
-    /// has 1 × 1 pixels.
-    ///
-    /// Errors: [`ErrorKind::Config`] for a field without pictures; file system errors; for `index`,
-    /// the errors of [`measured`](Self::measured).
-    #[cfg(feature = "image")]
-    fn picture_sizes(
-        &self,
-        field: &str,
-        image: &Image,
-        index: impl AsRef<Path>,
-    ) -> Result<Vec<(u32, u32)>> {
-        picture_sizes(self, field, image, index.as_ref())
-    }
-
-    /// Adds the [lengths](Self::lengths) of the fields for which the index has none. They are kept
-    /// in the file `index`, in 4 bytes per sample and added field. The first call reads everything
-    /// once to make it, on all cores ([`Measured::built`] reports this). Make it before many
-    /// processes open it. Damaged samples have length 0. A sample that has another length when it
-    /// is read later is an error ([`ErrorKind::Changed`]).
-    ///
-    /// Errors: file system errors; an `index` that is another kind of file ([`ErrorKind::Config`]),
-    /// or has the lengths of another dataset, or of this one with different samples or file lengths
-    /// ([`ErrorKind::Changed`]); a part of a dataset with chunks ([`ErrorKind::Config`]); a field
-    /// of 4 GiB or more ([`ErrorKind::Limit`]).
-    fn measured(self, index: impl AsRef<Path>) -> Result<Measured<Self>> {
-        Measured::open(self, index.as_ref())
     }
 
     /// Returns the maximum number of bytes that a decoder gets for a field, given by its number in

@@ -15,7 +15,7 @@
 //!
 //! Each format is a separate type, listed below; the guide [formats](crate::guide::formats) opens
 //! them all. Datasets are built from other datasets by [`Concat`], [`Mix`], [`Subset`],
-//! [`Checked`], [`Measured`], [`Copied`], [`Packed`], `Seekable` and [`InMemory`]: see
+//! [`Facts`], [`Copied`], [`Packed`] and [`InMemory`]: see
 //! [`DatasetExt`].
 //!
 //! Your own dataset takes a few lines. Here every sample is a line of 16 bytes in one file:

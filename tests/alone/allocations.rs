@@ -148,7 +148,9 @@ fn no_sample_allocates_and_a_batch_a_few_times() {
     }
     for (mode, direct) in had([(Mode::Auto, Direct::Auto), (Mode::Uring, Direct::On)]) {
         let checked = records(&large, 4096)
-            .checked(dir.path("large.crc"))
+            .facts(dir.path("large.crc"))
+            .checksums()
+            .open()
             .unwrap();
         let tar = Tar::builder()
             .raw(Field::fixed("bin", DType::U8, [64]), "bin")

@@ -144,7 +144,13 @@ fn a_large_side_file_takes_no_memory() {
         Pictures(records, [EncodedField::bytes("picture")], vec![7; 1000])
     };
     let side = dir.path("points");
-    drop(open().seekable_from(&side, [Ok(open())]).unwrap());
+    drop(
+        open()
+            .facts(&side)
+            .seek_points()
+            .open_joined([Ok(open())])
+            .unwrap(),
+    );
     let first = |dataset: Arc<dyn Dataset>| {
         let before = anonymous();
         let started = std::time::Instant::now();
@@ -162,8 +168,8 @@ fn a_large_side_file_takes_no_memory() {
     let plain = first(Arc::new(open()));
     let before = anonymous();
     let started = std::time::Instant::now();
-    let seekable = Arc::new(open().seekable(&side).unwrap());
-    assert!(!seekable.built() && seekable.bytes() == pictures * 1000);
+    let seekable = Arc::new(open().facts(&side).seek_points().open().unwrap());
+    assert!(!seekable.built() && seekable.points_bytes() == pictures * 1000);
     let opened = (anonymous().saturating_sub(before), started.elapsed());
     let with = first(seekable.clone());
     for sample in (0..pictures).step_by(101) {

@@ -149,7 +149,11 @@ fn life(
     done: &mut Done,
 ) {
     let (mode, direct) = reader(turn);
-    let dataset = records(path, RECORD).checked(index).unwrap();
+    let dataset = records(path, RECORD)
+        .facts(index)
+        .checksums()
+        .open()
+        .unwrap();
     let builder = Loader::builder(dataset)
         .order(Order::shuffled(turn as u64))
         .batch_size(32)

@@ -186,7 +186,11 @@ fn fields_of_every_origin_can_be_ragged() {
         &["boxes", "ids"],
     );
     // Lengths that were measured can limit a batch.
-    let measured = features().measured(dir.path("lengths")).unwrap();
+    let measured = features()
+        .facts(dir.path("lengths"))
+        .lengths()
+        .open()
+        .unwrap();
     let limited = Loader::builder(measured)
         .order(Order::shuffled(3))
         .batch_size(4)

@@ -450,12 +450,26 @@ fn a_fingerprint_does_not_depend_on_threads_or_memory() {
     let crcs = Dir::new();
     let same: [Arc<dyn Dataset>; 5] = [
         Arc::new(open(&dir)),
-        Arc::new(open(&dir).checked(crcs.path("crc")).unwrap()),
-        Arc::new(open(&dir).checked(crcs.path("crc")).unwrap()),
+        Arc::new(
+            open(&dir)
+                .facts(crcs.path("crc"))
+                .checksums()
+                .open()
+                .unwrap(),
+        ),
+        Arc::new(
+            open(&dir)
+                .facts(crcs.path("crc"))
+                .checksums()
+                .open()
+                .unwrap(),
+        ),
         Arc::new(open(&dir).in_memory().unwrap()),
         Arc::new(
             Arc::new(open(&dir).in_memory().unwrap())
-                .checked(crcs.path("crc of memory"))
+                .facts(crcs.path("crc of memory"))
+                .checksums()
+                .open()
                 .unwrap(),
         ),
     ];
@@ -789,7 +803,9 @@ fn options_that_change_ids_change_the_fingerprint() {
         "checked",
         |option| {
             Toy(records(), option as u64)
-                .checked(crcs.path("crc"))
+                .facts(crcs.path("crc"))
+                .checksums()
+                .open()
                 .unwrap()
         },
         2,

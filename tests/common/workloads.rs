@@ -390,7 +390,13 @@ fn chunks(dir: &Dir) -> Arc<dyn Dataset> {
 }
 
 fn checked_chunks(dir: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(chunks(dir).checked(dir.path("crcs")).unwrap())
+    Arc::new(
+        chunks(dir)
+            .facts(dir.path("crcs"))
+            .checksums()
+            .open()
+            .unwrap(),
+    )
 }
 
 fn safetensors(dir: &Dir) -> Arc<dyn Dataset> {
@@ -408,7 +414,13 @@ fn safetensors(dir: &Dir) -> Arc<dyn Dataset> {
 }
 
 fn checked(dir: &Dir) -> Arc<dyn Dataset> {
-    Arc::new(records(dir).checked(dir.path("crcs")).unwrap())
+    Arc::new(
+        records(dir)
+            .facts(dir.path("crcs"))
+            .checksums()
+            .open()
+            .unwrap(),
+    )
 }
 
 /// Files, memory and arrays.

@@ -1,4 +1,4 @@
-//! `.checked()` over every format: a flipped byte of its files, with unchanged file times, is an
+//! `.facts().checksums().open()` over every format: a flipped byte of its files, with unchanged file times, is an
 //! error or changes nothing. Formats without checksums of their own have no other protection.
 
 use crate::common::sweep::places;
@@ -36,7 +36,10 @@ fn rows(dataset: Arc<dyn Dataset>) -> Result<Vec<Vec<u8>>> {
 
 fn checked(open: Open, dir: &Path) -> Result<Arc<dyn Dataset>> {
     Ok(Arc::new(
-        open(&dir.join("data"))?.checked(dir.join("crcs"))?,
+        open(&dir.join("data"))?
+            .facts(dir.join("crcs"))
+            .checksums()
+            .open()?,
     ))
 }
 
@@ -173,7 +176,9 @@ fn every_damaged_sample_is_named() {
         Records::builder(60)
             .open(dir.path("data"))
             .unwrap()
-            .checked(dir.path("crcs"))
+            .facts(dir.path("crcs"))
+            .checksums()
+            .open()
             .unwrap()
     };
     assert!(open().built());

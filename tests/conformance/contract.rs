@@ -164,13 +164,27 @@ fn wrappers_forget_nothing() {
         );
         same(
             "checked",
-            Arc::new(dataset.clone().checked(dir.path("sums")).unwrap()),
+            Arc::new(
+                dataset
+                    .clone()
+                    .facts(dir.path("sums"))
+                    .checksums()
+                    .open()
+                    .unwrap(),
+            ),
             &all,
         );
         #[cfg(feature = "image")]
         same(
             "seekable",
-            Arc::new(dataset.clone().seekable(dir.path("points")).unwrap()),
+            Arc::new(
+                dataset
+                    .clone()
+                    .facts(dir.path("points"))
+                    .seek_points()
+                    .open()
+                    .unwrap(),
+            ),
             &all,
         );
         if dataset.chunked().is_none() {

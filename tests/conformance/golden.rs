@@ -9,7 +9,7 @@
 use crate::common::Dir;
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
-use feedline::dataset::{Dataset, DatasetExt, Framed, Megatron, Records, Tar, TarBuilder};
+use feedline::dataset::{Dataset, DatasetExt, Facts, Framed, Megatron, Tar, TarBuilder};
 use feedline::decode::Image;
 use feedline::prepare::{Check, Format, Plan, Shards, Tasks};
 use feedline::{Loader, Result, Stop};
@@ -25,7 +25,7 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// The shard whose index and seek points are here.
+/// The shard whose index and facts are here.
 fn shard() -> Vec<u8> {
     let members: Vec<Vec<u8>> = PICTURES
         .iter()
@@ -54,12 +54,6 @@ fn put_shard(dir: &Dir) -> PathBuf {
         .set_modified(time)
         .unwrap();
     path
-}
-
-fn records() -> Records {
-    Records::builder(16)
-        .open_bytes((0..64).collect::<Vec<u8>>())
-        .unwrap()
 }
 
 fn rows(dataset: impl Dataset) -> Vec<Got> {
@@ -153,38 +147,30 @@ fn a_file_of_indexes_of_version_2_is_read() {
     );
 }
 
+/// All facts about the tar shard.
+fn facts(file: PathBuf) -> Result<Facts<Tar>> {
+    let tar = builder().open_bytes(shard())?.facts(file);
+    let image = Image::resize(8, 8);
+    let facts = tar.checksums().lengths().seek_points();
+    facts.picture_sizes("image", &image).open()
+}
+
 #[test]
-fn seek_points_of_version_2_are_read() {
+fn facts_of_version_1_are_read() {
     let (dir, golden) = copy();
-    let tar = builder()
-        .open_bytes(shard())
-        .unwrap()
-        .seekable(dir.path("points"))
-        .unwrap();
-    assert!(!tar.built() && is_unchanged(&dir, &golden, "points"));
+    let tar = facts(dir.path("facts")).unwrap();
+    assert!(!tar.built() && is_unchanged(&dir, &golden, "facts"));
     assert!((0..2).all(|sample| {
         !tar.seek_points(sample, 0, &mut Vec::new())
             .unwrap()
             .is_empty()
     }));
+    let anew = facts(dir.path("anew")).unwrap();
+    assert_eq!(tar.picture_sizes().unwrap(), anew.picture_sizes().unwrap());
     same(
         &rows(tar),
         &rows(builder().open_bytes(shard()).unwrap()),
-        "with seek points",
-    );
-}
-
-#[test]
-fn checksums_of_version_4_are_read() {
-    let (dir, golden) = copy();
-    let checked = records().checked(dir.path("checksums")).unwrap();
-    assert!(!checked.built() && is_unchanged(&dir, &golden, "checksums"));
-    let batches =
-        |loader: feedline::LoaderBuilder| Got::epoch(&loader.batch_size(4).build().unwrap(), 0);
-    same(
-        &batches(Loader::builder(checked)),
-        &batches(Loader::builder(records())),
-        "checked",
+        "with facts",
     );
 }
 
@@ -236,34 +222,6 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
     assert_eq!(pack(), 0, "the index beside the shard");
     std::fs::remove_file(dir.path("train.tar.5d96618f.fdx")).unwrap();
     assert_eq!(pack(), 0, "the new file of indexes");
-    let points = || {
-        builder()
-            .open_bytes(shard())
-            .unwrap()
-            .seekable(dir.path("older/points"))
-            .unwrap()
-    };
-    let tar = points();
-    assert!(
-        tar.built() && tar.describe().contains("made again"),
-        "{}",
-        tar.describe()
-    );
-    assert!(!points().built());
-    let error = records()
-        .checked(dir.path("older/checksums"))
-        .err()
-        .unwrap();
-    assert!(
-        error.message().contains("of an older version") && error.message().contains("checked_anew"),
-        "{error}"
-    );
-    assert!(
-        records()
-            .checked_anew(dir.path("older/checksums"))
-            .unwrap()
-            .built()
-    );
     let error = Plan::open(dir.path("older/plan.fdp")).err().unwrap();
     assert!(error.message().contains("make the plan again"), "{error}");
 }
@@ -272,15 +230,13 @@ fn older_side_files_are_made_again_and_say_so_or_are_refused() {
 fn newer_side_files_and_those_of_others_are_named_and_never_overwritten() {
     let (dir, golden) = copy();
     let path = put_shard(&dir);
-    let tar = || builder().open_bytes(shard());
-    let image = Image::resize(8, 8);
     let documents = || {
         Megatron::builder()
             .documents(100)
             .open(fixture("tokens/megatron-u16"))
     };
     type Open<'a> = Box<dyn Fn(PathBuf) -> Result<()> + 'a>;
-    let cases: [(&str, Open<'_>); 8] = [
+    let cases: [(&str, Open<'_>); 5] = [
         (
             index_name(&golden),
             Box::new(|_| builder().open(&path).map(drop)),
@@ -289,20 +245,11 @@ fn newer_side_files_and_those_of_others_are_named_and_never_overwritten() {
             "pack.fdx",
             Box::new(|file| builder().index_file(file).open(&path).map(drop)),
         ),
-        ("points", Box::new(|file| tar()?.seekable(file).map(drop))),
-        (
-            "checksums",
-            Box::new(|file| records().checked(file).map(drop)),
-        ),
+        ("facts", Box::new(|file| facts(file).map(drop))),
         (
             "job/plan.fdp",
             Box::new(|_| Plan::open(dir.path("job")).map(drop)),
         ),
-        (
-            "sizes",
-            Box::new(|file| tar()?.picture_sizes("image", &image, file).map(drop)),
-        ),
-        ("lengths", Box::new(|file| tar()?.measured(file).map(drop))),
         (
             "bins",
             Box::new(|file| documents()?.packed("tokens", 100).open(file).map(drop)),
@@ -406,14 +353,7 @@ fn the_golden_files_are_written() {
     );
     std::fs::create_dir(dir.path("side")).unwrap();
     std::fs::rename(dir.path("pack.fdx"), dir.path("side/pack.fdx")).unwrap();
-    drop(
-        builder()
-            .open_bytes(shard())
-            .unwrap()
-            .seekable(dir.path("side/points"))
-            .unwrap(),
-    );
-    drop(records().checked(dir.path("side/checksums")).unwrap());
+    drop(facts(dir.path("side/facts")).unwrap());
     keep(&dir.path("side"), "");
 
     // The plan names the folder of its pictures.
@@ -434,7 +374,7 @@ fn the_golden_files_are_written() {
         let dir = Dir::new();
         let server = crate::common::server::Server::new();
         server.put("bucket/a.bin", (0..64).collect::<Vec<u8>>());
-        let records = Records::builder(16)
+        let records = feedline::dataset::Records::builder(16)
             .open_files(&[server.s3("a.bin")])
             .unwrap();
         let cache = feedline::storage::Cache::at(dir.path("cache"));

@@ -584,14 +584,22 @@ fn seek_points_of_parts_equal_those_of_one_pass() {
     let paths = [0, 1].map(|shard| dir.path(&format!("tars/{shard}.tar")));
     let one = Tar::open(dir.path("tars"))
         .unwrap()
-        .seekable(dir.path("one.seek"))
+        .facts(dir.path("one.seek"))
+        .seek_points()
+        .open()
         .unwrap();
-    assert!(one.bytes() > 0);
-    let part =
-        |shard: usize| Tar::open(&paths[shard])?.seekable(dir.path(&format!("{shard}.seek")));
+    assert!(one.points_bytes() > 0);
+    let part = |shard: usize| {
+        Tar::open(&paths[shard])?
+            .facts(dir.path(&format!("{shard}.seek")))
+            .seek_points()
+            .open()
+    };
     let joined = Tar::open(dir.path("tars"))
         .unwrap()
-        .seekable_from(dir.path("joined.seek"), [part(0), part(1)])
+        .facts(dir.path("joined.seek"))
+        .seek_points()
+        .open_joined([part(0), part(1)])
         .unwrap();
     assert!(!joined.built());
     assert!(
@@ -601,10 +609,9 @@ fn seek_points_of_parts_equal_those_of_one_pass() {
     for parts in [vec![0], vec![1, 0], vec![0, 1, 1]] {
         let whole = Tar::open(dir.path("tars")).unwrap();
         let error = whole
-            .seekable_from(
-                dir.path("wrong.seek"),
-                parts.iter().map(|shard| part(*shard)),
-            )
+            .facts(dir.path("wrong.seek"))
+            .seek_points()
+            .open_joined(parts.iter().map(|shard| part(*shard)))
             .err()
             .unwrap();
         assert_eq!(error.kind(), ErrorKind::Config, "{parts:?}: {error}");

@@ -175,7 +175,7 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
         let right = naive(&*dataset);
         let by_index = lengths(&dataset);
         let place = dir.path("lengths");
-        let measured = dataset.clone().measured(&place).unwrap();
+        let measured = dataset.clone().facts(&place).lengths().open().unwrap();
         assert!(measured.built(), "{name}");
         for (field, (found, right)) in by_index.iter().zip(&right).enumerate() {
             assert!(
@@ -191,7 +191,7 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
         }
         let known = by_index.iter().all(Option::is_some);
         assert_eq!(
-            std::fs::metadata(&place).unwrap().len() < 100,
+            std::fs::metadata(&place).unwrap().len() == 140,
             known,
             "{name}: the file has what the index lacks"
         );
@@ -209,7 +209,7 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
             }
         };
         let ids: Vec<u64> = (0..dataset.len()).collect();
-        let again = dataset.clone().measured(&place).unwrap();
+        let again = dataset.clone().facts(&place).lengths().open().unwrap();
         assert!(!again.built(), "{name}");
         let again: Any = Arc::new(again);
         check("measured", again.clone(), &ids);
@@ -225,13 +225,27 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
         );
         check(
             "checked",
-            Arc::new(again.clone().checked(dir.path("sums")).unwrap()),
+            Arc::new(
+                again
+                    .clone()
+                    .facts(dir.path("sums"))
+                    .checksums()
+                    .open()
+                    .unwrap(),
+            ),
             &ids,
         );
         #[cfg(feature = "image")]
         check(
             "seekable",
-            Arc::new(again.clone().seekable(dir.path("points")).unwrap()),
+            Arc::new(
+                again
+                    .clone()
+                    .facts(dir.path("points"))
+                    .seek_points()
+                    .open()
+                    .unwrap(),
+            ),
             &ids,
         );
         let turned: Vec<u64> = ids.iter().rev().copied().collect();
@@ -248,7 +262,13 @@ fn a_measured_dataset_delivers_the_same_batches() {
     let dir = Dir::new();
     let data = Data::chunks(&dir, &[3, 5, 1, 4], true, false);
     let plain = pull(&build(data.builder().batch_size(4)), 0).unwrap();
-    let measured = data.dataset.clone().measured(dir.path("lengths")).unwrap();
+    let measured = data
+        .dataset
+        .clone()
+        .facts(dir.path("lengths"))
+        .lengths()
+        .open()
+        .unwrap();
     assert_eq!(
         pull(&build(Loader::builder(measured).batch_size(4)), 0).unwrap(),
         plain
@@ -280,14 +300,20 @@ fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
     let place = dir.path("x.lengths");
     write(lens);
     let error = open().lengths("a").unwrap_err();
-    let words = "the index has no lengths of field `a`: `dataset.measured` reads them once";
+    let words = "the index has no lengths of field `a`: `facts(file).lengths()` reads them once";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     assert_eq!(
-        open().measured(&place).unwrap().lengths("a").unwrap(),
+        open()
+            .facts(&place)
+            .lengths()
+            .open()
+            .unwrap()
+            .lengths("a")
+            .unwrap(),
         [5, 9, 7]
     );
     write([5, 7, 9]);
-    let measured = open().measured(&place).unwrap();
+    let measured = open().facts(&place).lengths().open().unwrap();
     assert!(!measured.built() && measured.read_sample(0).is_ok());
     let loader = Loader::builder(measured)
         .decode_field("a", feedline::decode::Bytes::up_to(9))
@@ -309,11 +335,12 @@ fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
     let path = dir.write("toy.bin", &noise(8 * 16, 3));
     let open = || Chunks::open(&path, &[3, 5], 16).ragged();
     let place = dir.path("toy.lengths");
-    open().measured(&place).unwrap();
+    open().facts(&place).lengths().open().unwrap();
     let mut bytes = noise(8 * 16, 3);
     bytes[5 * 16] ^= 1;
     dir.write("toy.bin", &bytes);
-    let loader = build(Loader::builder(open().measured(&place).unwrap()).batch_size(3));
+    let loader =
+        build(Loader::builder(open().facts(&place).lengths().open().unwrap()).batch_size(3));
     let mut batches = loader.epoch(0).unwrap();
     assert!(
         batches.next().unwrap().is_ok(),
@@ -332,28 +359,27 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
         Chunks::open(&path, rows, 16).ragged()
     };
     let place = dir.path("toy.lengths");
-    open(&[3, 5]).measured(&place).unwrap();
-    let other = open(&[3, 4]).measured(&place).err().unwrap();
+    open(&[3, 5]).facts(&place).lengths().open().unwrap();
+    let other = open(&[3, 4]).facts(&place).lengths().open().err().unwrap();
     assert_eq!(other.kind(), ErrorKind::Changed);
-    assert!(
-        other.message().contains("delete the file to make it again"),
-        "{other}"
-    );
+    assert!(other.message().contains("make the facts anew"), "{other}");
     let part = Arc::new(open(&[3, 5]))
         .subset([1, 2])
         .unwrap()
-        .measured(dir.path("part"))
+        .facts(dir.path("part"))
+        .lengths()
+        .open()
         .err()
         .unwrap();
     assert_eq!(
         (
             part.kind(),
-            part.message().contains("make the lengths of the whole")
+            part.message().contains("make the facts of the whole")
         ),
         (ErrorKind::Config, true)
     );
     let notes = dir.write("notes", b"my notes");
-    let foreign = open(&[3, 5]).measured(&notes).err().unwrap();
+    let foreign = open(&[3, 5]).facts(&notes).lengths().open().err().unwrap();
     assert_eq!(
         (foreign.kind(), std::fs::read(&notes).unwrap()),
         (ErrorKind::Config, b"my notes".to_vec())
@@ -361,8 +387,42 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
     // Damage is made again.
     let bytes = std::fs::read(&place).unwrap();
     dir.write("toy.lengths", &bytes[..bytes.len() - 3]);
-    let again = open(&[3, 5]).measured(&place).unwrap();
+    let again = open(&[3, 5]).facts(&place).lengths().open().unwrap();
     assert!(again.built() && std::fs::read(&place).unwrap() == bytes);
+}
+
+#[test]
+fn facts_are_the_same_alone_together_and_added_later() {
+    for (name, open) in all() {
+        let dir = Dir::new();
+        let dataset = open(&dir);
+        let together = dir.path("together");
+        let facts = dataset.clone().facts(&together).checksums().lengths();
+        let facts = facts.open().unwrap();
+        assert!(facts.built(), "{name}");
+        assert_eq!(naive(&facts), naive(&*dataset), "{name}");
+        let right = std::fs::read(&together).unwrap();
+        let later = dir.path("later");
+        let lengths = || dataset.clone().facts(&later).lengths().open().unwrap();
+        assert!(lengths().built() && !lengths().built(), "{name}");
+        let sums = || dataset.clone().facts(&later).checksums().open().unwrap();
+        assert!(sums().built() && !sums().built(), "{name}");
+        // The lengths are still there.
+        assert!(!lengths().built(), "{name}");
+        assert!(std::fs::read(&later).unwrap() == right, "{name}");
+        #[cfg(feature = "image")]
+        {
+            let points = |file: &Path| dataset.clone().facts(file).seek_points().open().unwrap();
+            assert!(points(&later).built() && !points(&later).built(), "{name}");
+            assert!(!lengths().built() && !sums().built(), "{name}");
+            let alone = points(&dir.path("alone"));
+            assert_eq!(
+                points(&later).points_bytes(),
+                alone.points_bytes(),
+                "{name}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -377,7 +437,9 @@ fn a_large_file_of_lengths_takes_no_memory() {
         .collect();
     let measured = Chunks::open(&path, &rows, 2)
         .ragged()
-        .measured(dir.path("lengths"))
+        .facts(dir.path("lengths"))
+        .lengths()
+        .open()
         .unwrap();
     let on_disk = std::fs::metadata(dir.path("lengths")).unwrap().len() as usize;
     assert!(
@@ -400,21 +462,20 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images");
     for upright in [false, true] {
         let image = || Image::patches(7, 20).exif_orientation(upright);
-        let dataset = Images::open(folder).unwrap();
+        let open = || Images::open(folder).unwrap();
         let place = dir.path(&format!("sizes {upright}"));
-        let sizes = dataset.picture_sizes("image", &image(), &place).unwrap();
-        assert_eq!(
-            dataset.picture_sizes("image", &image(), &place).unwrap(),
-            sizes,
-            "from the file"
-        );
-        let error = dataset
-            .picture_sizes("image", &image().exif_orientation(!upright), &place)
-            .unwrap_err();
+        let facts = |image: Image| {
+            let facts = open().facts(&place);
+            facts.picture_sizes("image", &image).open()
+        };
+        let sizes = facts(image()).unwrap().picture_sizes().unwrap();
+        let again = facts(image()).unwrap();
+        assert!(!again.built() && again.picture_sizes().unwrap() == sizes);
+        let error = facts(image().exif_orientation(!upright)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
         let counts = image().patch_counts(sizes.iter().copied()).unwrap();
         let got = Got::epoch(
-            &build(Loader::builder(dataset).batch_size(100).decode(image())),
+            &build(Loader::builder(open()).batch_size(100).decode(image())),
             0,
         )
         .remove(0);
@@ -437,7 +498,10 @@ fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
     }
     let records = Records::builder(1).open_bytes([0; 4]).unwrap();
     let error = records
-        .picture_sizes("record", &Image::resize(8, 8), dir.path("none"))
+        .facts(dir.path("none"))
+        .picture_sizes("record", &Image::resize(8, 8))
+        .open()
+        .and_then(|facts| facts.picture_sizes())
         .unwrap_err();
     assert!(
         error.to_string().contains("only pictures have sizes"),

@@ -745,14 +745,15 @@ fn a_flip_in_a_raw_shard_changes_one_value_or_is_an_error() {
     assert!(refused > 0 && failed > 0, "{refused} {failed}");
 }
 
-/// Flips every byte of a shard under an open `.checked()` dataset: the values stay right, or it is
+/// Flips every byte of a shard under an open `.facts().checksums().open()` dataset: the values stay right, or it is
 /// an error.
 fn flips_behind_checksums(shard: &[u8], name: &str, index: &[u8]) -> usize {
     let dir = Dir::new();
     let path = dir.write(name, shard);
     dir.write("index.json", index);
     let modified = std::fs::metadata(&path).unwrap().modified().unwrap();
-    let open = || Mds::open(dir.path("")).and_then(|mds| mds.checked(dir.path("crcs")));
+    let open =
+        || Mds::open(dir.path("")).and_then(|mds| mds.facts(dir.path("crcs")).checksums().open());
     let checked = open().unwrap();
     assert!(checked.built());
     let right = all(&checked).unwrap();

@@ -479,7 +479,11 @@ fn rows_with_one_document_each_have_padding() {
         .unwrap();
     assert_eq!(packed.sizes().appended_max, 1);
     let right = plain(&packed);
-    let error = packed.checked(Dir::new().path("sums")).unwrap_err();
+    let error = packed
+        .facts(Dir::new().path("sums"))
+        .checksums()
+        .open()
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     let packed = builder(Documents::memory(&[60, 51, 100]), 100)
         .open(Dir::new().path("bins"))
@@ -790,7 +794,9 @@ fn impossible_bins_are_refused_by_name() {
     let file = || Documents::file(&dir.path("documents"), &[5]);
     let checked = || {
         file()
-            .checked(dir.path("sums"))
+            .facts(dir.path("sums"))
+            .checksums()
+            .open()
             .unwrap()
             .packed("tokens", 20)
     };
@@ -803,7 +809,12 @@ fn impossible_bins_are_refused_by_name() {
     );
     assert!(!place.exists());
     let packed = builder(documents(), 40).open(&place).unwrap();
-    let error = packed.checked(dir.path("other")).err().unwrap();
+    let error = packed
+        .facts(dir.path("other"))
+        .checksums()
+        .open()
+        .err()
+        .unwrap();
     assert!(
         error.kind() == ErrorKind::Config && error.to_string().contains("packed documents"),
         "{error}"
@@ -910,7 +921,7 @@ fn an_opening_that_is_stopped_leaves_no_file() {
                 .concatenated()
                 .open(dir.path("bins"))
                 .err(),
-            _ => documents.checked(dir.path("sums")).err(),
+            _ => documents.facts(dir.path("sums")).checksums().open().err(),
         });
         assert_eq!(
             error.map(|error| error.kind()),
@@ -1123,7 +1134,12 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     let records = dir.write("a.tfrecord", &records);
     let field = || EncodedField::raw(Field::up_to("tokens", DType::U32, 1 << 20));
     let shard = tar(&dir, &lens, |len| len);
-    let checked = || Documents::file(&dir.path("documents"), &lens).checked(dir.path("sums"));
+    let checked = || {
+        Documents::file(&dir.path("documents"), &lens)
+            .facts(dir.path("sums"))
+            .checksums()
+            .open()
+    };
     let doors: [Door<'_>; 4] = [
         (
             "plain",

@@ -573,7 +573,9 @@ fn checked_finds_every_flip_of_a_parquet_file() {
         let dataset = Parquet::builder()
             .columns(["f0", "i64"])
             .open(&path)?
-            .checked(dir.path("crcs"))?;
+            .facts(dir.path("crcs"))
+            .checksums()
+            .open()?;
         let loader = Loader::builder(dataset)
             .workers(1)
             .tuning(|t| t.slots(1))

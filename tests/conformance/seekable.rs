@@ -1,4 +1,4 @@
-//! `.seekable()` over files, tar, TFRecord and Parquet: the same rows, points from their file, no
+//! `.facts().seek_points().open()` over files, tar, TFRecord and Parquet: the same rows, points from their file, no
 //! trust in it.
 #![cfg(feature = "image")]
 
@@ -155,8 +155,8 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
     for (name, open) in formats(&dir) {
         let index = dir.path(&format!("{name}.seek"));
         let plain = open(&dir.path("")).unwrap();
-        let seekable = plain.clone().seekable(&index).unwrap();
-        assert!(seekable.built() && seekable.bytes() > 0, "{name}");
+        let seekable = plain.clone().facts(&index).seek_points().open().unwrap();
+        assert!(seekable.built() && seekable.points_bytes() > 0, "{name}");
         let field = picture_field(&*plain);
         for id in 0..COUNT as u64 {
             assert_eq!(
@@ -168,7 +168,12 @@ fn rows_of_every_format_are_the_same_with_seek_points() {
                 "{name}: sample {id}"
             );
         }
-        let again = open(&dir.path("")).unwrap().seekable(&index).unwrap();
+        let again = open(&dir.path(""))
+            .unwrap()
+            .facts(&index)
+            .seek_points()
+            .open()
+            .unwrap();
         assert!(
             !again.built() && again.describe().contains("seek points of 0.0"),
             "{name}: {}",
@@ -185,7 +190,9 @@ fn points_follow_their_samples_into_parts_and_sums() {
     formats(&dir);
     let whole = images(&dir.path(""))
         .unwrap()
-        .seekable(dir.path("seek"))
+        .facts(dir.path("seek"))
+        .seek_points()
+        .open()
         .unwrap();
     let points: Vec<Vec<u8>> = (0..COUNT as u64)
         .map(|id| whole.seek_points(id, 0, &mut Vec::new()).unwrap().to_vec())
@@ -208,7 +215,15 @@ fn points_follow_their_samples_into_parts_and_sums() {
     let all: Vec<usize> = (0..COUNT).collect();
     same(&whole.clone().subset([9, 3, 20]).unwrap(), &[9, 3, 20]);
     same(&whole.clone().in_memory().unwrap(), &all);
-    same(&whole.clone().checked(dir.path("crcs")).unwrap(), &all);
+    same(
+        &whole
+            .clone()
+            .facts(dir.path("crcs"))
+            .checksums()
+            .open()
+            .unwrap(),
+        &all,
+    );
     same(
         &Concat::new([whole.clone(), whole]).unwrap(),
         &[all.clone(), all].concat(),
@@ -223,7 +238,9 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     let built = || {
         images(&dir.path(""))
             .unwrap()
-            .seekable(&index)
+            .facts(&index)
+            .seek_points()
+            .open()
             .map(|dataset| dataset.built())
     };
     assert!(built().unwrap());
@@ -248,7 +265,7 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     let error = built().unwrap_err();
     assert!(
         error.kind() == ErrorKind::Changed
-            && error.to_string().contains("seek points of another dataset"),
+            && error.to_string().contains("facts of another dataset"),
         "{error}"
     );
     assert!(std::fs::read(&index).unwrap() == whole);
@@ -257,8 +274,7 @@ fn the_file_is_made_again_after_damage_and_never_over_another_one() {
     std::fs::write(&index, "notes of mine").unwrap();
     let error = built().unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Config
-            && error.to_string().contains("not a file of seek points"),
+        error.kind() == ErrorKind::Config && error.to_string().contains("not a file of facts"),
         "{error}"
     );
     assert_eq!(std::fs::read(&index).unwrap(), b"notes of mine");
@@ -283,7 +299,9 @@ fn a_replaced_picture_is_decoded_as_it_is() {
     dir.write("images/a.jpg", &pad(&old, longest));
     let points = images(&dir.path(""))
         .unwrap()
-        .seekable(dir.path("seek"))
+        .facts(dir.path("seek"))
+        .seek_points()
+        .open()
         .unwrap()
         .seek_points(0, 0, &mut Vec::new())
         .unwrap()

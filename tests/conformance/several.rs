@@ -665,7 +665,7 @@ fn a_mix_keeps_its_order_in_wrappers_and_has_no_other() {
     assert_eq!(right.len(), 34);
     assert_eq!(ids(Loader::builder(mixed().in_memory().unwrap())), right);
     let dir = Dir::new();
-    let checked = mixed().checked(dir.path("sums")).unwrap();
+    let checked = mixed().facts(dir.path("sums")).checksums().open().unwrap();
     assert_eq!(ids(Loader::builder(Arc::new(checked))), right);
 
     let ordered = Loader::builder(mixed()).order(Order::shuffled(1)).build();

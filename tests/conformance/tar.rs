@@ -531,7 +531,9 @@ fn a_loader_reads_checked_records_and_names_damage() {
     let (path, bytes) = records_file(&dir, 50, 4096);
     let open = || {
         records(&path, 4096)
-            .checked(dir.path("records.crc"))
+            .facts(dir.path("records.crc"))
+            .checksums()
+            .open()
             .unwrap()
     };
     for (mode, direct) in readers() {

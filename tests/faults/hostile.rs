@@ -49,7 +49,7 @@ fn a_fifo_in_place_of_a_file_is_an_error() {
         ("verify", |records, _| verify(&records)),
         ("in_memory", |records, _| records.in_memory().map(drop)),
         ("checked", |records, dir| {
-            records.checked(dir.path("crc")).map(drop)
+            records.facts(dir.path("crc")).checksums().open().map(drop)
         }),
         ("fingerprint", |records, _| {
             Fingerprint::of(&records).map(drop)
@@ -95,7 +95,11 @@ fn a_fifo_in_place_of_an_index_is_not_waited_for() {
             .open(dir.write("records", &[7; 64]))
             .unwrap();
         fifo(&dir.path("crc"));
-        records.checked(dir.path("crc")).unwrap_err()
+        records
+            .facts(dir.path("crc"))
+            .checksums()
+            .open()
+            .unwrap_err()
     });
     assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
     returns("an index file", || {

@@ -218,7 +218,7 @@ impl Place {
             Work::Checksums => {
                 let records = honest(|| self.records());
                 lies();
-                let checked = records.checked(dir.path("crcs"))?;
+                let checked = records.facts(dir.path("crcs")).checksums().open()?;
                 self.server.script(|_| None);
                 // A wrong checksum would refuse the right bytes.
                 self.samples(Arc::new(checked), cell, cache)

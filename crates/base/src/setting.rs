@@ -55,7 +55,6 @@ settings! {
     BytesFeature: "TfRecordBuilder::bytes", "NAME:bytes", "NAME:bytes";
     Cache: "cache(Cache::at(…))", "cache=FOLDER", "--cache FOLDER";
     CacheBytes: "capacity", "cache_bytes", "--cache-gib";
-    CheckedAnew: "checked_anew", "", "--checked-anew";
     Columns: "column", "columns", "--columns";
     ContextOnly: "context_only(true)", "context_only=True", "--context-only";
     Copied: "dataset.copied", "packed={\"copy\": FILE}", "";
@@ -69,6 +68,7 @@ settings! {
     DocumentsMax: "documents_max({})", "documents_max={}", "";
     EpochLen: "Mix::epoch_len({})", "epoch_len={}", "";
     Epochs: "epochs(a..b)", "", "";
+    FactsAnew: "FactsBuilder::anew", "", "--checked-anew";
     Finish: "finish", "dtype", "";
     Flat: "flat", "flat", "--flat";
     FloatsFeature: "TfRecordBuilder::floats", "NAME:f32", "NAME:f32";
@@ -85,7 +85,7 @@ settings! {
     Ledger: "Loader::ledger", "bad_samples", "";
     Mark: "loader.mark()", "loader.mark", "";
     MaxPixels: "limits", "max_pixels", "--max-pixels";
-    Measured: "dataset.measured", "lengths_file", "";
+    Measured: "facts(file).lengths()", "lengths_file", "";
     MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
     MissingZero: "missing_zero(true)", "missing_zero=True", "--missing-zero";
     MultipleOf: "Groups::multiple_of({})", "multiple_of={}", "";
@@ -97,7 +97,7 @@ settings! {
     Raw: "MdsBuilder::raw", "raw", "--raw";
     Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";
     Sampler: "Sampler", "", "";
-    SeekPoints: "dataset.seekable", "seek_points", "--seek-points";
+    SeekPoints: "facts(file).seek_points()", "seek_points", "--seek-points";
     SeqLen: "window", "seq_len", "--seq-len";
     Rank: "Rank::new(rank, world)", "shard=(rank, world)", "";
     RankOf: "Rank::of(Launcher::{})", "", "";

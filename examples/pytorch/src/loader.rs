@@ -330,7 +330,10 @@ impl Loader {
         check(py, self.process)?;
         let dataset = self.recipe.dataset.clone();
         let image = self.recipe.pictures.upright();
-        let sizes = move || dataset.picture_sizes(&name, &image, file);
+        let sizes = move || {
+            let facts = dataset.facts(file).picture_sizes(&name, &image).open()?;
+            facts.picture_sizes()
+        };
         let sizes = interruptible(py, sizes)?.map_err(|error| exception(py, &error))?;
         let pair = |(width, height)| u64::from(height) | u64::from(width) << 32;
         bytes_of(py, sizes.into_iter().map(|size| pair(size).to_le_bytes()))

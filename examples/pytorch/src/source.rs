@@ -444,7 +444,7 @@ impl Source {
         self.refuse_foreign()?;
         let dataset = self.joined(seed)?;
         let dataset: Arc<dyn Dataset> = match &self.lengths_file {
-            Some(place) => Arc::new(dataset.measured(place)?),
+            Some(place) => Arc::new(dataset.facts(place).lengths().open()?),
             None => dataset,
         };
         let dataset = match self.copies() {
@@ -491,7 +491,14 @@ impl Source {
 
     fn verified(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
         Ok(match &self.checked {
-            Some(place) => Arc::new(dataset.checked(place)?),
+            Some(place) => Arc::new(dataset.facts(place).checksums().open()?),
+            None => dataset,
+        })
+    }
+
+    fn pointed(&self, dataset: Arc<dyn Dataset>) -> Result<Arc<dyn Dataset>> {
+        Ok(match &self.seek_points {
+            Some(place) => Arc::new(dataset.facts(place).seek_points().open()?),
             None => dataset,
         })
     }
@@ -560,12 +567,15 @@ impl Source {
     }
 
     fn wrapped(&self, mut dataset: Arc<dyn Dataset>, budget: usize) -> Result<Arc<dyn Dataset>> {
-        if self.copies().is_none() {
-            dataset = self.verified(dataset)?;
-        }
-        if let Some(place) = &self.seek_points {
-            dataset = Arc::new(dataset.seekable(place)?);
-        }
+        let checked = self.checked.as_ref().filter(|_| self.copies().is_none());
+        dataset = match (checked, &self.seek_points) {
+            // One pass finds both.
+            (Some(place), Some(points)) if place == points => {
+                Arc::new(dataset.facts(place).checksums().seek_points().open()?)
+            }
+            (Some(_), _) => self.pointed(self.verified(dataset)?)?,
+            (None, _) => self.pointed(dataset)?,
+        };
         // Those of a mix are packed before.
         if let Some(packed) = self.packed.as_ref().filter(|_| !self.is_mixed()) {
             dataset = packed.open(vec![dataset])?.remove(0);

@@ -122,7 +122,15 @@ fn fields_that_the_host_must_see_are_staged() {
                 "not stored unchanged in a file: in memory",
             ),
             (
-                &|| uncached(open(&path).checked(dir.path("crc")).unwrap()),
+                &|| {
+                    uncached(
+                        open(&path)
+                            .facts(dir.path("crc"))
+                            .checksums()
+                            .open()
+                            .unwrap(),
+                    )
+                },
                 "unpacked or checked by the host",
             ),
             (

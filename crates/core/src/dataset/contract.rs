@@ -123,7 +123,7 @@ pub trait Framed: Send + Sync {
     /// Verifies the bytes of a [framed](Parts::framed) extent before any field is opened. It runs
     /// where [`open`](Self::open) runs, once per read of an extent, however many fields
     /// share the extent: `field` is the first of them that is wanted, not always field 0. In a
-    /// `Checked` dataset it also runs for extents that are not framed.
+    /// dataset with checksums it also runs for extents that are not framed.
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         let _ = (sample, field, bytes);
         Ok(())

@@ -44,8 +44,20 @@ impl<'d> Plain<'d> {
     pub fn sample(
         &mut self,
         sample: u64,
+        each: impl FnMut(usize, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        self.sample_and_crcs(sample, &mut [], each)
+    }
+
+    /// As `sample`; also puts the CRC32C of every field's extent into `crcs`, unless `crcs` is
+    /// empty. After an error some are missing: [`crcs`](Self::crcs) has them.
+    pub fn sample_and_crcs(
+        &mut self,
+        sample: u64,
+        crcs: &mut [u32],
         mut each: impl FnMut(usize, &[u8]) -> Result<()>,
     ) -> Result<()> {
+        let mut crc = 0;
         let dataset = self.dataset;
         let framed = self.framed;
         let mut parts = Parts::new();
@@ -76,6 +88,10 @@ impl<'d> Plain<'d> {
                 }
                 (_, Some(extent)) if !part.shares(before.replace(part)) => {
                     self.fill(&extent)?;
+                    if let Some(own) = crcs.get_mut(field) {
+                        crc = crc32c::crc32c(&self.bytes);
+                        *own = crc;
+                    }
                     if !is_last {
                         return Ok(());
                     }
@@ -87,7 +103,12 @@ impl<'d> Plain<'d> {
                     }
                     self.open(sample, field, part, &mut each)
                 }
-                _ => self.open(sample, field, part, &mut each),
+                _ => {
+                    if let Some(own) = crcs.get_mut(field) {
+                        *own = crc;
+                    }
+                    self.open(sample, field, part, &mut each)
+                }
             });
             done.map_err(|error| {
                 let mut error = error.in_stage(Stage::Decode).with_sample(sample);
@@ -165,6 +186,16 @@ impl<'d> Plain<'d> {
 
     /// Reads and opens a chunk, and checks that every field has every row.
     pub fn chunk(&mut self, chunk: usize) -> Result<ChunkBuf> {
+        self.chunk_as_stored(chunk, |_| {})
+    }
+
+    /// As `chunk`; calls `stored` with the bytes of each of the chunk's extents, before it opens
+    /// them.
+    pub fn chunk_as_stored(
+        &mut self,
+        chunk: usize,
+        mut stored: impl FnMut(&[u8]),
+    ) -> Result<ChunkBuf> {
         let chunks = self
             .dataset
             .chunked()
@@ -176,6 +207,7 @@ impl<'d> Plain<'d> {
         let mut pieces = Vec::with_capacity(extents.len());
         for extent in &extents {
             self.fill(extent)?;
+            stored(&self.bytes);
             pieces.push(Bytes::from(std::mem::take(&mut self.bytes)));
         }
         let opened = chunks

@@ -183,7 +183,8 @@ class Settings(TypedDict, total=False):
     checked: Path | None
     """A file of checksums for every read; it is made if it is missing."""
     seek_points: Path | None
-    """JPEGs: a file of seek points, from which decoding starts at the crop; it is made if it is missing."""
+    """JPEGs: a file of seek points, from which decoding starts at the crop; it is made if it is missing. It may be the file of
+    `checked`, and one pass then finds both."""
     packed: Packed | None
     """Puts whole documents into rows of one length, by best fit."""
     in_memory: bool | None

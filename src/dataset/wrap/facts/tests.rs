@@ -62,7 +62,9 @@ fn every_flip_and_cut_of_records_names_its_sample() {
             .classes((0..40).collect())
             .open(&path)
             .unwrap()
-            .checked(&place)
+            .facts(&place)
+            .checksums()
+            .open()
     };
     let checked = open().unwrap();
     assert!(checked.built() && !open().unwrap().built());
@@ -148,7 +150,9 @@ fn damaged_checksum_files_are_refused_and_kept() {
             .classes(vec![5; 8])
             .open(&path)
             .unwrap()
-            .checked(&place)
+            .facts(&place)
+            .checksums()
+            .open()
     };
     let expected = right(&open().unwrap());
     let whole = std::fs::read(&place).unwrap();
@@ -187,7 +191,10 @@ fn damaged_checksum_files_are_refused_and_kept() {
         .classes(vec![5; 8])
         .open(&path)
         .unwrap()
-        .checked_anew(&place)
+        .facts(&place)
+        .checksums()
+        .anew()
+        .open()
         .unwrap();
     assert!(anew.built() && right(&anew) == expected);
     assert_eq!(std::fs::read(&place).unwrap(), whole);
@@ -204,7 +211,9 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
             .classes(vec![class; 8])
             .open(&path)
             .unwrap()
-            .checked(&place)
+            .facts(&place)
+            .checksums()
+            .open()
     };
     let built = |class| open(class).unwrap().built();
     assert_eq!([built(1), built(1)], [true, false]);
@@ -221,18 +230,21 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
         .classes(vec![2; 8])
         .open(&path)
         .unwrap()
-        .checked_anew(&place);
+        .facts(&place)
+        .checksums()
+        .anew()
+        .open();
     assert_eq!([anew.unwrap().built(), built(2)], [true, false]);
     std::fs::write(&path, bytes(65)).unwrap();
     let kept = std::fs::read(&place).unwrap();
     let longer = || Records::builder(13).open(&path).unwrap();
-    let error = longer().checked(&place).unwrap_err();
+    let error = longer().facts(&place).checksums().open().unwrap_err();
     assert!(
         error.kind() == ErrorKind::Changed && error.to_string().contains("checked_anew"),
         "{error}"
     );
     assert_eq!(std::fs::read(&place).unwrap(), kept);
-    let records = longer().checked_anew(&place).unwrap();
+    let records = longer().facts(&place).checksums().anew().open().unwrap();
     assert!(records.built() && right(&records).len() == 5);
     // A mistaken name does not destroy a file.
     for other in [&path, &dir.0.join("other")] {
@@ -240,7 +252,9 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
         let error = Records::builder(13)
             .open(&path)
             .unwrap()
-            .checked(other)
+            .facts(other)
+            .checksums()
+            .open()
             .unwrap_err();
         assert!(
             error.kind() == ErrorKind::Config && error.to_string().contains("not overwritten"),
@@ -251,7 +265,9 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
     let unwritable = Records::builder(13)
         .open(&path)
         .unwrap()
-        .checked(path.join("sub"));
+        .facts(path.join("sub"))
+        .checksums()
+        .open();
     assert!(unwritable.unwrap_err().to_string().contains("records/sub"));
 }
 
@@ -268,9 +284,16 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
     };
     let records = |folder: &str| Records::builder(8).open(dir.0.join(folder)).unwrap();
     write("data", &shards);
-    assert!(records("data").checked(&place).unwrap().built());
+    assert!(
+        records("data")
+            .facts(&place)
+            .checksums()
+            .open()
+            .unwrap()
+            .built()
+    );
     write("copy", &shards);
-    let copy = records("copy").checked(&place).unwrap();
+    let copy = records("copy").facts(&place).checksums().open().unwrap();
     assert!(
         !copy.built() && copy.describe().contains("compared now with all bytes"),
         "{copy:?}"
@@ -278,7 +301,9 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
     // A compared copy is not compared again.
     assert!(
         records("copy")
-            .checked(&place)
+            .facts(&place)
+            .checksums()
+            .open()
             .unwrap()
             .describe()
             .contains("CRC32Cs from")
@@ -288,7 +313,11 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
     (damaged[0][17], damaged[1][79], damaged[1][3]) =
         (!damaged[0][17], !damaged[1][79], !damaged[1][3]);
     write("damaged", &damaged);
-    let error = records("damaged").checked(&place).unwrap_err();
+    let error = records("damaged")
+        .facts(&place)
+        .checksums()
+        .open()
+        .unwrap_err();
     let site = error.site();
     assert_eq!(
         (error.kind(), site.offset, site.len, site.sample),
@@ -304,8 +333,19 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
         assert!(error.message().contains(words), "{error}");
     }
     assert_eq!(std::fs::read(&place).unwrap(), kept);
-    assert!(records("damaged").checked_anew(&place).unwrap().built());
-    assert!(right(&records("damaged").checked(&place).unwrap())[2][0] == damaged[0][16..24]);
+    assert!(
+        records("damaged")
+            .facts(&place)
+            .checksums()
+            .anew()
+            .open()
+            .unwrap()
+            .built()
+    );
+    assert!(
+        right(&records("damaged").facts(&place).checksums().open().unwrap())[2][0]
+            == damaged[0][16..24]
+    );
 }
 
 #[test]
@@ -318,7 +358,11 @@ fn a_dataset_that_opens_its_bytes_can_be_checked() {
     }
     let images = || Images::open(dir.0.join("images")).unwrap();
     let expected = right(&images());
-    let checked = images().checked(dir.0.join("images.crc")).unwrap();
+    let checked = images()
+        .facts(dir.0.join("images.crc"))
+        .checksums()
+        .open()
+        .unwrap();
     assert_eq!(right(&checked), expected);
     std::fs::write(dir.0.join("images/b/1.jpg"), vec![1; 3_000_000]).unwrap();
     assert_eq!(
@@ -331,11 +375,17 @@ fn a_dataset_that_opens_its_bytes_can_be_checked() {
         let builder = Tar::builder().checksums(false).bytes("bin").class("cls");
         builder.open_bytes(shard).unwrap()
     };
-    let checked = tar().checked(dir.0.join("tar.crc")).unwrap();
+    let checked = tar()
+        .facts(dir.0.join("tar.crc"))
+        .checksums()
+        .open()
+        .unwrap();
     assert_eq!(right(&checked), right(&tar()));
     // A split keeps the whole's checksums.
     let (first, _) = tar()
-        .checked(dir.0.join("tar.crc"))
+        .facts(dir.0.join("tar.crc"))
+        .checksums()
+        .open()
         .unwrap()
         .split(0.5, 1)
         .unwrap();
@@ -398,7 +448,7 @@ fn fields_framed_in_only_some_samples_are_checked() {
         .open_bytes(*b"abcdefgh")
         .unwrap();
     let place = dir.0.join("mixed.crc");
-    let checked = Mixed(records).checked(&place).unwrap();
+    let checked = Mixed(records).facts(&place).checksums().open().unwrap();
     assert_eq!(
         right(&checked),
         [[b"abcd".to_vec()], [b"hgfe".to_vec()], [b"here".to_vec()]]

@@ -1,36 +1,40 @@
-//! The checksummed parts of a dataset; makes their checksums and compares them.
+//! The parts of a dataset that have checksums, and the state of its sources.
 
-use super::file::{Sums, runs};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::parallel::parallel;
-use feedline_core::dataset::sample::Plain;
-use feedline_core::dataset::{Dataset, Part, Parts};
-use feedline_core::storage::Extent;
+use feedline_core::dataset::{Dataset, Digest, Part, Parts};
+use feedline_core::storage::listing::look;
+use feedline_core::storage::{Extent, SourceId, Sources};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+
+/// Samples or sources per unit of work of a thread. Part of the format, since each run is hashed.
+const RUN: u64 = 4096;
 
 /// Maximum files named in an error.
 const LISTED: usize = 3;
 
-/// The checksummed parts of a dataset, without their bytes.
+/// The parts of a dataset that have checksums, without their bytes.
 pub(super) struct Outline {
-    /// Number of samples; for datasets with chunks, of chunk extents.
+    /// Number of checksums.
     pub(super) count: u64,
-    /// Checksums per sample or extent.
+    /// Checksums per sample; 0 for datasets with chunks.
     pub(super) fields: usize,
     /// CRC of the schema and of the places of all bytes.
     pub(super) shape: u32,
     /// For datasets with chunks: the extents of each chunk. `pieces` has the start of each chunk's
     /// CRCs, then the end of all.
-    extents: Vec<Vec<Extent>>,
+    pub(super) extents: Vec<Vec<Extent>>,
     pub(super) pieces: Vec<usize>,
 }
 
 impl Outline {
     pub(super) fn of(dataset: &dyn Dataset) -> Result<Self> {
         if dataset.chunked().is_none() {
-            let count = dataset.len();
             let fields = dataset.schema().len();
+            let count = dataset.len() * fields as u64;
             let shape = survey(dataset)?;
             return Ok(Self {
                 count,
@@ -47,36 +51,13 @@ impl Outline {
             .for_each(|extents| pieces.push(pieces[pieces.len() - 1] + extents.len()));
         let count = pieces[pieces.len() - 1] as u64;
         let shape = chunk_shape(dataset, &extents);
-        // Each extent counts as a sample of one field.
         Ok(Self {
             count,
-            fields: 1,
+            fields: 0,
             shape,
             extents,
             pieces,
         })
-    }
-
-    /// Reads everything once and returns the CRCs.
-    pub(super) fn make(&self, dataset: &dyn Dataset) -> Result<Vec<u32>> {
-        let crcs = match dataset.chunked() {
-            Some(_) => parallel(&self.extents, |_, extents| {
-                let mut plain = Plain::new(dataset);
-                extents
-                    .iter()
-                    .map(|extent| plain.crc(extent))
-                    .collect::<Result<Vec<_>>>()
-            })?,
-            None => parallel(&runs(self.count), |_, run| {
-                let mut plain = Plain::new(dataset);
-                let mut crcs = vec![0; (run.end - run.start) as usize * self.fields];
-                for (sample, own) in run.clone().zip(crcs.chunks_mut(self.fields.max(1))) {
-                    plain.crcs(sample, |field, crc| own[field] = crc)?;
-                }
-                Ok(crcs)
-            })?,
-        };
-        Ok(crcs.concat())
     }
 
     /// Extent of a CRC, and its sample, if any.
@@ -96,25 +77,16 @@ impl Outline {
         Ok(extent.map(|extent| (extent, Some(sample))))
     }
 
-    /// Errors: [`ErrorKind::Changed`], with the differing files and the first place in each.
-    pub(super) fn compare(
-        &self,
-        dataset: &dyn Dataset,
-        then: &Sums,
-        now: &[u32],
-        place: &Path,
-    ) -> Result<()> {
-        let mut differ = Vec::new();
-        for (at, now) in now.iter().enumerate() {
-            if at >= then.len() || then.get(at)? != *now {
-                differ.push(at);
-            }
-        }
+    /// The error for the checksums with the numbers `differ`, with the differing files and the first
+    /// place in each.
+    ///
+    /// Errors: [`ErrorKind::Changed`], unless no bytes differ.
+    pub(super) fn refuse(&self, dataset: &dyn Dataset, differ: &[u64], place: &Path) -> Result<()> {
         let mut first = None;
         let mut files = Vec::new();
         let mut seen = std::collections::HashSet::new();
-        for at in &differ {
-            let Some((extent, sample)) = self.place(dataset, *at)? else {
+        for at in differ {
+            let Some((extent, sample)) = self.place(dataset, *at as usize)? else {
                 continue;
             };
             if seen.insert(extent.source) && files.len() < LISTED {
@@ -134,13 +106,13 @@ impl Outline {
         } else {
             String::new()
         };
-        let anew = Setting::CheckedAnew.hint(|anew| format!(" ({anew})"));
+        let anew = Setting::FactsAnew.hint(|anew| format!(" ({anew})"));
         let message = format!(
-            "the files have other times or paths than when the checksums in {} were made, and {} of {} checksums differ, \
-             first in {}{more}; restore these files, or make the checksums anew{anew}",
+            "the files have other times or paths than when the facts in {} were made, and {} of {} checksums differ, \
+             first in {}{more}; restore these files, or make the facts anew{anew}",
             place.display(),
             differ.len(),
-            now.len(),
+            self.count,
             files.join(", "),
         );
         let error = dataset.sources().at(
@@ -213,4 +185,53 @@ fn survey(dataset: &dyn Dataset) -> Result<u32> {
 
 fn place_of(extent: &Extent) -> [u64; 3] {
     [extent.source.index() as u64, extent.offset, extent.len]
+}
+
+/// Cuts the numbers below `len` into runs.
+fn runs(len: u64) -> Vec<Range<u64>> {
+    (0..len.div_ceil(RUN))
+        .map(|run| run * RUN..((run + 1) * RUN).min(len))
+        .collect()
+}
+
+/// Hash of the lengths of all sources.
+pub(super) fn lengths_of(sources: &Sources) -> u64 {
+    let start = Digest::new("sources").word(sources.count() as u64);
+    sources
+        .ids()
+        .fold(start, |digest, id| digest.word(sources.len_of(id)))
+        .end()
+}
+
+/// Hash of the paths and modification times of all files, and of the bytes in memory. Errors: file
+/// system errors; [`ErrorKind::Changed`] for a file of another length.
+pub(super) fn state_of(sources: &Sources) -> Result<u64> {
+    let start = Digest::new("sources").word(sources.count() as u64);
+    let hashes = parallel(&runs(sources.count() as u64), |_, run| {
+        let mut ids = run.clone().map(|id| SourceId::at(id as usize));
+        ids.try_fold(start, |digest, id| with_state(digest, sources, id))
+            .map(Digest::end)
+    })?;
+    Ok(hashes.into_iter().fold(start, Digest::word).end())
+}
+
+fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest> {
+    if let Some(bytes) = sources.bytes_of(id) {
+        return Ok(digest
+            .word(u64::from(crc32c::crc32c(bytes)))
+            .word(bytes.len() as u64));
+    }
+    let path = sources.path(id);
+    let meta = look(&path)?;
+    if meta.len != sources.len_of(id) {
+        let message = format!(
+            "{} bytes when it was indexed, {} now",
+            sources.len_of(id),
+            meta.len
+        );
+        return Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&path));
+    }
+    // A relative path from another working directory must give the same hash.
+    let path = std::path::absolute(&path).unwrap_or(path);
+    Ok(digest.bytes(path.as_os_str().as_bytes()).word(meta.version))
 }
