@@ -21,7 +21,7 @@ pub fn extents(dataset: &dyn Dataset, sample: u64) -> Result<Vec<Extent>> {
     }
     let mut parts = Parts::new();
     dataset.extents(sample, &mut parts)?;
-    extents.extend(parts.iter().filter_map(|(_, part)| part.extent()));
+    extents.extend(parts.iter().filter_map(|one| one.part.extent()));
     Ok(extents)
 }
 

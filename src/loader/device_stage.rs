@@ -13,7 +13,7 @@ use crate::pipeline::{Core, FieldRoute, Gds, Route, ToDevice, direct, route};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use feedline_base::PAGE;
 use feedline_base::error::{Result, Stage, caught};
-use feedline_core::dataset::{Dataset, Part, Parts};
+use feedline_core::dataset::{Dataset, FieldPart, Part, Parts};
 use feedline_core::memory::{Filled, MemoryPlan, MemoryTerm, Pool};
 use feedline_core::storage::{Extent, Sources};
 use feedline_core::tensor::Layout;
@@ -252,7 +252,7 @@ fn firsts(dataset: &dyn Dataset) -> Vec<Option<Extent>> {
     }
     // An error or panic of the first sample is reported when the sample is read.
     if caught(Stage::Build, || dataset.extents(0, &mut parts)).is_ok() {
-        for (field, part) in parts.iter() {
+        for FieldPart { field, part, .. } in parts.iter() {
             if let (Part::Extent(extent), Some(first)) = (part, firsts.get_mut(field))
                 && extent.source.index() < dataset.sources().count()
                 && dataset.sources().bytes_of(extent.source).is_none()

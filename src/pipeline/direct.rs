@@ -335,7 +335,7 @@ impl Direct {
             self.core.samples.parts(id, &mut parts)?;
             Ok(parts
                 .iter()
-                .find_map(|(field, part)| (field == step.handler).then_some(part)))
+                .find_map(|one| (one.field == step.handler).then_some(one.part)))
         });
         asked.map_err(|error| self.core.samples.named_by_id(error, id))
     }
@@ -504,7 +504,11 @@ impl Direct {
                 Some(self.core.samples.memory_bytes(&extent).map_err(named)?),
             ),
             Part::Extent(extent) => (Some(extent), None),
-            Part::Checked(_) | Part::Framed(_) | Part::More(_) | Part::MoreInline(_) => {
+            Part::Checked(_)
+            | Part::Framed(_)
+            | Part::More(_)
+            | Part::MoreInline(_)
+            | Part::Made => {
                 let message = "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
             }

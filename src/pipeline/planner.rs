@@ -363,7 +363,7 @@ fn announce(announcer: &Announcer, samples: &Samples, run: &RowRun) {
         if samples.parts(id, &mut parts).is_ok() {
             parts
                 .iter()
-                .filter_map(|(_, part)| part.extent())
+                .filter_map(|one| one.part.extent())
                 .for_each(|extent| announcer.announce(&extent));
         }
     }

@@ -7,7 +7,7 @@ use super::task::{Place, RowRun, Sample};
 use super::watchdog::Doing;
 use super::worker::Worker;
 use feedline_base::error::{Error, Result};
-use feedline_core::dataset::{Part, Parts};
+use feedline_core::dataset::{FieldPart, Part, Parts, make_in};
 use feedline_core::memory::Rows;
 use feedline_core::storage::{Extent, may_pass};
 use feedline_reader::Cached;
@@ -181,8 +181,12 @@ fn copy_row(
     let samples = &core.samples;
     let mut hits = 0;
     let mut at = 0_usize;
-    let mut parts = parts.iter().peekable();
-    while let Some((field, part)) = parts.next() {
+    for FieldPart {
+        field,
+        part,
+        is_last,
+    } in parts.iter()
+    {
         let handler = &samples.recipe.handlers[field];
         let row_bytes = match handler.how {
             How::Skip | How::Direct => continue,
@@ -190,15 +194,12 @@ fn copy_row(
             How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
-        if matches!(part, Part::Framed(Extent { len: 0, .. })) {
-            match make_field(core, id, field, &mut out[..row_bytes], worker)? {
-                true => continue,
-                false => return Ok(Copied::Unusual),
-            }
-        }
         // Parts of one field are adjacent, and the last one completes the row.
         at = if part.follows() { at } else { 0 };
-        let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
+        if part == Part::Made {
+            make_in(&*samples.dataset, id, field, &mut out[..row_bytes])?;
+            continue;
+        }
         let end = at.saturating_add(part.len());
         if end > row_bytes || (is_last && end < row_bytes) {
             return Ok(Copied::Unusual);
@@ -206,7 +207,7 @@ fn copy_row(
         let out = &mut out[std::mem::replace(&mut at, end)..end];
         let bytes = match part {
             Part::Inline(bytes) | Part::MoreInline(bytes) => bytes,
-            Part::Checked(_) | Part::Framed(_) => return Ok(Copied::Unusual),
+            Part::Checked(_) | Part::Framed(_) | Part::Made => return Ok(Copied::Unusual),
             Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => {
                 samples.memory_bytes(&extent)?
             }
@@ -229,30 +230,6 @@ fn copy_row(
     }
     worker.cached += hits;
     Ok(Copied::All)
-}
-
-/// Makes a field that has no stored bytes. Returns false if it does not fill its row.
-fn make_field(
-    core: &Core,
-    id: u64,
-    field: usize,
-    row: &mut [u8],
-    worker: &mut Worker,
-) -> Result<bool> {
-    let Some(framed) = core.samples.dataset.framed() else {
-        return Ok(false);
-    };
-    let mut opened = std::mem::take(&mut worker.scratch.opened);
-    opened.clear();
-    framed.check(id, field, &[])?;
-    let made = framed.open(id, field, &[], &mut opened)?;
-    let fits =
-        made.len() == row.len() && made.len() as u64 <= core.samples.promised.opened_bytes_max;
-    if fits {
-        row.copy_from_slice(made);
-    }
-    worker.scratch.opened = opened;
-    Ok(fits)
 }
 
 /// Fills a row from bytes read from storage; failed pieces are retried once.

@@ -15,8 +15,8 @@ use super::task::{EpochJob, Piece, Place, RowRun, Sample};
 use super::watchdog::{Doing, Watch};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
 use feedline_core::dataset::{
-    ChunkBuf, Chunked, Dataset, Framed, Part, Parts, Sizes, field_bytes, lie, placed, unframed,
-    within_opened,
+    ChunkBuf, Chunked, Dataset, FieldPart, Framed, Part, Parts, Sizes, field_bytes, lie, make,
+    make_in, placed, unframed, within_opened,
 };
 use feedline_core::decode::{Ctx, Running, Scratch};
 use feedline_core::memory::{Row, Rows};
@@ -64,16 +64,30 @@ impl Samples {
         self.parts(id, &mut parts)?;
         let mut before = None;
         let mut at = 0;
-        let mut parts = parts.iter().peekable();
-        while let Some((field, part)) = parts.next() {
+        for FieldPart {
+            field,
+            part,
+            is_last,
+        } in parts.iter()
+        {
             let handler = &self.recipe.handlers[field];
-            let is_last = !parts.peek().is_some_and(|(_, next)| next.follows());
             let place = match (part, &handler.how) {
                 (_, How::Skip | How::Direct) => continue,
                 _ if part.follows() || !is_last => {
                     let start = if part.follows() { at } else { 0 };
                     at = self.join(field, part, start, is_last, sample, rows)?;
                     continue;
+                }
+                (Part::Made, How::InPlace(_)) => {
+                    let mut row = rows.row();
+                    let out = row.bytes_mut(handler.outputs.start);
+                    make_in(&*self.dataset, id, field, out)?;
+                    continue;
+                }
+                (Part::Made, _) => {
+                    let start = sample.index.len();
+                    make(&*self.dataset, id, field, &mut sample.index)?;
+                    Place::Index(start, sample.index.len() - start)
                 }
                 (Part::Inline(bytes), How::Decode(_)) => {
                     sample.index.extend_from_slice(bytes);
@@ -610,13 +624,13 @@ impl Samples {
             self.dataset.extents(id, &mut parts)?;
             let mut extents = parts
                 .iter()
-                .filter(|(field, _)| {
+                .filter(|one| {
                     !matches!(
-                        self.recipe.handlers.get(*field).map(|own| &own.how),
+                        self.recipe.handlers.get(one.field).map(|own| &own.how),
                         Some(How::Skip)
                     )
                 })
-                .filter_map(|(_, part)| part.extent());
+                .filter_map(|one| one.part.extent());
             Ok(extents.find(|extent| {
                 extent.source.index() < self.sources.count() && !self.is_memory(extent)
             }))

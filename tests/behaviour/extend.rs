@@ -4,7 +4,7 @@
 use crate::common::formats::tar_member;
 use crate::common::toys::Sampled;
 use crate::common::*;
-use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Sizes, Tar};
+use feedline::dataset::{Dataset, DatasetExt, Framed, Parts, Records, Sizes, Tar};
 use feedline::decode::{Bytes, Ctx, Decoder};
 use feedline::error::Stage;
 use feedline::order::{Sampler, identity_of};
@@ -867,4 +867,94 @@ fn an_added_field_without_a_length_is_an_error() {
     );
     let batch = start(true).epoch(0).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.field("list").unwrap().lens().unwrap(), [1; 4]);
+}
+
+/// Records beside a field without stored bytes.
+struct Numbered {
+    records: Records,
+    schema: Vec<EncodedField>,
+    makes: bool,
+}
+
+impl Numbered {
+    fn new(makes: bool) -> Self {
+        let records = Records::builder(2).open_bytes(noise(40, 3)).unwrap();
+        let number = EncodedField::raw(Field::fixed("number", DType::I64, []));
+        let schema = [records.schema(), &[number]].concat();
+        Self {
+            records,
+            schema,
+            makes,
+        }
+    }
+}
+
+impl Dataset for Numbered {
+    fn schema(&self) -> &[EncodedField] {
+        &self.schema
+    }
+    fn len(&self) -> u64 {
+        self.records.len()
+    }
+    fn sources(&self) -> &Arc<Sources> {
+        self.records.sources()
+    }
+    fn sizes(&self) -> Sizes {
+        self.records.sizes()
+    }
+    fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
+        self.records.extents(sample, parts)?;
+        parts.made(1);
+        Ok(())
+    }
+    fn framed(&self) -> Option<&dyn Framed> {
+        Some(self)
+    }
+}
+
+impl Framed for Numbered {
+    fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
+        assert_eq!((field, out.len()), (1, 8));
+        if !self.makes {
+            return Err(Error::user("no number").with_sample(sample));
+        }
+        out.copy_from_slice(&(3 * sample as i64).to_ne_bytes());
+        Ok(())
+    }
+}
+
+/// Delivers the number in a field of its own.
+struct Negative;
+
+impl Decoder for Negative {
+    fn outputs(&self, _: &EncodedField) -> Result<Vec<Field>> {
+        Ok(vec![Field::fixed("negative", DType::I64, [])])
+    }
+    fn decode(&self, input: &[u8], _: &mut Ctx<'_>, out: &mut Row<'_>) -> Result<()> {
+        let number = i64::from_ne_bytes(input.try_into().unwrap());
+        out.slice_mut::<i64>("negative")?[0] = -number;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_made_field_is_written_into_its_row_or_given_to_a_decoder() {
+    let read = Numbered::new(true).read_sample(7).unwrap();
+    assert_eq!(read[1], 21_i64.to_ne_bytes());
+    let plain = || Loader::builder(Numbered::new(true)).batch_size(3);
+    let decoded = plain().decode_field("number", Negative);
+    for (builder, name, sign) in [(plain(), "number", 1), (decoded, "negative", -1)] {
+        let loader = builder.build().unwrap();
+        let mut found = Vec::new();
+        for batch in loader.epoch(0).unwrap() {
+            let batch = batch.unwrap();
+            let numbers = batch.field(name).unwrap().as_slice::<i64>().unwrap();
+            found.extend_from_slice(&numbers[..batch.valid()]);
+        }
+        assert!(found.into_iter().eq((0..20).map(|id| sign * 3 * id)));
+    }
+    let failing = Loader::builder(Numbered::new(false)).build().unwrap();
+    let error = failing.epoch(0).unwrap().next().unwrap().unwrap_err();
+    assert_eq!(error.site().sample, Some(0), "{error}");
+    assert!(error.message().contains("no number"), "{error}");
 }

@@ -277,7 +277,7 @@ impl Dataset for Concat {
 }
 
 impl Framed for Concat {
-    frames_of!(self, sample => self.part_of(sample); check open field_bytes member seek_points);
+    frames_of!(self, sample => self.part_of(sample); check open make field_bytes member seek_points);
 
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {
         self.parts

@@ -127,7 +127,7 @@ impl<D: Dataset> Dataset for Subset<D> {
 }
 
 impl<D: Dataset> Framed for Subset<D> {
-    frames_of!(self, sample => (&*self.whole, self.origin(sample)); check open field_bytes member seek_points);
+    frames_of!(self, sample => (&*self.whole, self.origin(sample)); check open make field_bytes member seek_points);
 
     /// Rows have the same size in all parts of a dataset.
     fn field_bytes_max(&self, field: usize) -> Result<Option<u64>> {

@@ -2,7 +2,7 @@
 //! meaning of the bytes.
 
 use super::forward::forward;
-use super::parts::{Part, Parts, unframed};
+use super::parts::{Part, Parts, lie, unframed};
 use super::starts;
 use crate::dataset::Chunked;
 use crate::order::Sampler;
@@ -148,6 +148,13 @@ pub trait Framed: Send + Sync {
         Ok(bytes)
     }
 
+    /// Makes the bytes of a [made](Parts::made) field: writes all of `out`, which has the bytes of a
+    /// row and still holds those of an earlier sample. Runs where [`open`](Self::open) runs.
+    fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
+        let _ = (sample, field, out);
+        lie("the dataset gave a made part, but its `make` makes none".into())
+    }
+
     /// Number of bytes that [`open`](Self::open) makes of a sample's field, from the index alone;
     /// `None` if it is known only after reading. A dataset in chunks may also know it.
     /// `DatasetExt::lengths` and ragged batches need it. The lengths
@@ -240,8 +247,8 @@ pub fn field_bytes<D: Dataset + ?Sized>(
     let len = |part: Part<'_>| (!matches!(part, Part::Framed(_))).then(|| part.len() as u64);
     let own = parts
         .iter()
-        .filter(|(of, _)| *of == field)
-        .map(|(_, part)| len(part));
+        .filter(|one| one.field == field)
+        .map(|one| len(one.part));
     Ok(own.reduce(|all, own| Some(all? + own?)).flatten())
 }
 

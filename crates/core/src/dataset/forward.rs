@@ -78,6 +78,12 @@ macro_rules! frames_of {
             $crate::dataset::frames(dataset).open(id, field, bytes, buffer)
         }
     };
+    (@make $self:ident $sample:ident $to:expr) => {
+        fn make(&$self, $sample: u64, field: usize, out: &mut [u8]) -> $crate::Result<()> {
+            let (dataset, id) = $to;
+            $crate::dataset::frames(dataset).make(id, field, out)
+        }
+    };
     (@field_bytes $self:ident $sample:ident $to:expr) => {
         fn field_bytes(&$self, $sample: u64, field: usize) -> $crate::Result<Option<u64>> {
             let (dataset, id) = $to;

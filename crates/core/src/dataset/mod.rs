@@ -24,4 +24,6 @@ pub use digest::Digest;
 pub use documents::{TokenFields, read_all};
 pub use fingerprint::Fingerprint;
 pub use parallel::{parallel, stoppable};
-pub use parts::{Part, Parts, lie, opens_bytes, placed, unframed, within_opened};
+pub use parts::{
+    FieldPart, Part, Parts, lie, make, make_in, opens_bytes, placed, unframed, within_opened,
+};

@@ -2,7 +2,7 @@
 
 use crate::dataset::{Dataset, Sizes};
 use crate::storage::{Extent, SourceId, Sources};
-use crate::tensor::Spec;
+use crate::tensor::{EncodedField, Spec};
 use feedline_base::error::{Error, ErrorKind, Result, Stage, caught_in};
 
 /// Places of the bytes of one sample's fields, filled by [`Dataset::extents`].
@@ -31,17 +31,28 @@ pub enum Part<'a> {
     More(Extent),
     /// In the index; appended to the bytes that the field has so far.
     MoreInline(&'a [u8]),
+    /// Nowhere: [`make`](super::Framed::make) writes them.
+    Made,
+}
+
+/// A part of a sample, with the field that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FieldPart<'a> {
+    pub field: usize,
+    pub part: Part<'a>,
+    /// Whether the field has no further part.
+    pub is_last: bool,
 }
 
 impl Part<'_> {
-    /// Extent in the sources; `None` for bytes of the index.
+    /// Extent in the sources; `None` for bytes of the index and for made ones.
     pub fn extent(&self) -> Option<Extent> {
         match *self {
             Self::Extent(extent)
             | Self::Checked(extent)
             | Self::Framed(extent)
             | Self::More(extent) => Some(extent),
-            Self::Inline(_) | Self::MoreInline(_) => None,
+            Self::Inline(_) | Self::MoreInline(_) | Self::Made => None,
         }
     }
 
@@ -91,11 +102,21 @@ impl<'a> Parts<'a> {
     }
 
     #[doc(hidden)]
-    pub fn iter(&self) -> impl Iterator<Item = (usize, Part<'a>)> + '_ {
-        self.few[..self.len.min(PARTS_INLINE)]
+    pub fn iter(&self) -> impl Iterator<Item = FieldPart<'a>> + '_ {
+        let all = self.few[..self.len.min(PARTS_INLINE)]
             .iter()
-            .chain(&self.more)
-            .copied()
+            .chain(&self.more);
+        let mut all = all.copied().peekable();
+        std::iter::from_fn(move || {
+            let (field, part) = all.next()?;
+            // Parts of one field are adjacent.
+            let is_last = !all.peek().is_some_and(|(_, next)| next.follows());
+            Some(FieldPart {
+                field,
+                part,
+                is_last,
+            })
+        })
     }
 
     /// Asks the dataset for the parts of a sample and checks them: every one of the `fields` must
@@ -123,7 +144,7 @@ impl<'a> Parts<'a> {
         }
         let mut seen = 0_u64;
         let mut before = None;
-        for (field, part) in self.iter() {
+        for FieldPart { field, part, .. } in self.iter() {
             if field >= fields {
                 return lie(format!(
                     "the dataset names field {field}, its schema has {fields}"
@@ -176,7 +197,7 @@ impl<'a> Parts<'a> {
         }
         let appended = self
             .iter()
-            .filter(|(_, part)| matches!(part, Part::More(_)))
+            .filter(|one| matches!(one.part, Part::More(_)))
             .count();
         if appended > *appended_max {
             return lie(format!(
@@ -199,7 +220,7 @@ impl<'a> Parts<'a> {
     pub(crate) fn stored_bytes(&self) -> u64 {
         let mut before = None;
         let mut sum = 0_u64;
-        for (_, part) in self.iter() {
+        for FieldPart { part, .. } in self.iter() {
             let Some(extent) = part.extent() else {
                 continue;
             };
@@ -281,6 +302,12 @@ impl<'a> Parts<'a> {
         self.push(field, Part::Framed(extent));
     }
 
+    /// Lets [`make`](super::Framed::make) of the dataset's [`framed`](Dataset::framed) write field
+    /// `field`, which has no stored bytes. The field must have a fixed shape.
+    pub fn made(&mut self, field: usize) {
+        self.push(field, Part::Made);
+    }
+
     /// Gives field `field` these bytes of the index itself, such as a label.
     pub fn inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::Inline(bytes));
@@ -295,6 +322,32 @@ pub fn lie<T>(message: String) -> Result<T> {
 /// The error for a dataset that has framed parts, but no `framed` to open them.
 pub fn unframed<T>() -> Result<T> {
     lie("the dataset gave a framed part, but its `framed` is `None`".into())
+}
+
+/// Appends a field that the dataset [makes](Parts::made).
+pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>) -> Result<()> {
+    let bytes = dataset
+        .schema()
+        .get(field)
+        .and_then(EncodedField::fixed_bytes);
+    let Some(bytes) = bytes.and_then(|bytes| usize::try_from(bytes).ok()) else {
+        return lie(format!(
+            "the dataset makes field {field}, which has no fixed shape"
+        ));
+    };
+    let start = out.len();
+    out.resize(start + bytes, 0);
+    make_in(dataset, sample, field, &mut out[start..])
+}
+
+/// Writes a field that the dataset [makes](Parts::made) into its row.
+pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
+    caught_in("the dataset's `make`", Stage::Decode, || {
+        match dataset.framed() {
+            Some(framed) => framed.make(sample, field, out),
+            None => unframed(),
+        }
+    })
 }
 
 /// Offset of `part` in `whole`; `None` if it was copied.
@@ -325,8 +378,7 @@ pub fn placed(error: Error, bytes: &[u8], given: &[u8], extent: &Extent) -> Erro
 }
 
 /// Whether bytes go through [`check`](super::Framed::check) or [`open`](super::Framed::open),
-/// judged by a few samples. Rows are then not read in place, whatever their fields. Fields with an
-/// empty extent do not count.
+/// judged by a few samples. Rows are then not read in place, whatever their fields.
 pub fn opens_bytes(dataset: &dyn Dataset) -> bool {
     let len = dataset.len();
     // A user's dataset may panic here; planning the sample hits the same panic and reports it.
@@ -336,9 +388,7 @@ pub fn opens_bytes(dataset: &dyn Dataset) -> bool {
             .any(|sample| {
                 let mut parts = Parts::new();
                 dataset.extents(sample, &mut parts).is_err()
-                    || parts.iter().any(|(_, part)| {
-                        part.is_checked() && part.extent().is_some_and(|extent| extent.len > 0)
-                    })
+                    || parts.iter().any(|one| one.part.is_checked())
             })
     });
     dataset.chunked().is_none() && len > 0 && std::panic::catch_unwind(asked).unwrap_or(true)

@@ -3,7 +3,7 @@
 
 use super::contract::{Dataset, Framed, Sizes, frames, member};
 use super::parallel::goes_on;
-use crate::dataset::{ChunkBuf, Part, Parts, placed, within_opened};
+use crate::dataset::{ChunkBuf, FieldPart, Part, Parts, make, placed, within_opened};
 use crate::decode::Scratch;
 use crate::storage::{Blob, Extent, SourceId};
 use bytes::Bytes;
@@ -64,12 +64,20 @@ impl<'d> Plain<'d> {
         let mut before = None;
         parts.ask_all(dataset, sample)?;
         parts.within(&self.sizes)?;
-        let mut all = parts.iter().peekable();
-        while let Some((field, part)) = all.next() {
-            let is_last = !all.peek().is_some_and(|(_, next)| next.follows());
+        for FieldPart {
+            field,
+            part,
+            is_last,
+        } in parts.iter()
+        {
             // Runs the dataset's code, and the user's code in `each`.
             let done = caught(Stage::Decode, || match (part, part.extent()) {
                 (Part::Inline(bytes), _) => each(field, bytes),
+                (Part::Made, _) => {
+                    self.bytes.clear();
+                    make(dataset, sample, field, &mut self.bytes)?;
+                    each(field, &self.bytes)
+                }
                 (Part::MoreInline(bytes), _) => {
                     self.bytes.extend_from_slice(bytes);
                     if is_last {
@@ -165,10 +173,10 @@ impl<'d> Plain<'d> {
         let mut before = None;
         parts.ask_all(self.dataset, sample)?;
         debug_assert!(
-            parts.iter().all(|(_, part)| !part.follows()),
+            parts.iter().all(|one| !one.part.follows()),
             "refused by `checked`"
         );
-        for (field, part) in parts.iter() {
+        for FieldPart { field, part, .. } in parts.iter() {
             let Some(extent) = part.extent() else {
                 continue;
             };

@@ -589,7 +589,7 @@ impl<D: Dataset> Dataset for Facts<D> {
 }
 
 impl<D: Dataset> Framed for Facts<D> {
-    frames_of!(self, sample => (&self.inner, sample); member);
+    frames_of!(self, sample => (&self.inner, sample); make member);
 
     fn check(&self, sample: u64, field: usize, bytes: &[u8]) -> Result<()> {
         if self.has(column::SUMS) {

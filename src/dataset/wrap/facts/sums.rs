@@ -3,7 +3,7 @@
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::parallel::parallel;
-use feedline_core::dataset::{Dataset, Digest, Part, Parts};
+use feedline_core::dataset::{Dataset, Digest, FieldPart, Part, Parts};
 use feedline_core::storage::listing::look;
 use feedline_core::storage::{Extent, SourceId, Sources};
 use std::ops::Range;
@@ -72,8 +72,8 @@ impl Outline {
         parts.ask_all(dataset, sample)?;
         let extent = parts
             .iter()
-            .find(|(own, _)| *own == field)
-            .and_then(|(_, part)| part.extent());
+            .find(|one| one.field == field)
+            .and_then(|one| one.part.extent());
         Ok(extent.map(|extent| (extent, Some(sample))))
     }
 
@@ -163,11 +163,12 @@ fn survey(dataset: &dyn Dataset) -> Result<u32> {
         let mut parts = Parts::new();
         for sample in run.clone() {
             parts.ask_all(dataset, sample)?;
-            for (field, part) in parts.iter() {
+            for FieldPart { field, part, .. } in parts.iter() {
                 let (kind, numbers, bytes) = match part {
                     Part::Inline(bytes) | Part::MoreInline(bytes) => {
                         (0, [0, 0, bytes.len() as u64], bytes)
                     }
+                    Part::Made => (3, [0; 3], &[][..]),
                     Part::Extent(extent) | Part::More(extent) => (1, place_of(&extent), &[][..]),
                     Part::Checked(extent) | Part::Framed(extent) => (2, place_of(&extent), &[][..]),
                 };

@@ -55,8 +55,8 @@ impl<D: Dataset> Documents<D> {
         for (number, field) in self.fields.numbers.iter().zip(&self.fields.fields) {
             let part = parts
                 .iter()
-                .find(|(of, _)| of == number)
-                .map(|(_, part)| part);
+                .find(|one| one.field == *number)
+                .map(|one| one.part);
             let Some(Part::Extent(extent)) = part else {
                 let why = match part {
                     Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",

@@ -228,17 +228,14 @@ impl<D: Dataset> Packed<D> {
     }
 }
 
-/// Appends a field of a row that is made from its documents' lengths; `field` is its number in
+/// Writes a field of a row that is made from its documents' lengths; `field` is its number in
 /// [`MADE`].
-fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
+fn make(field: usize, lens: &[u32], out: &mut [u8]) {
     let lens = lens.iter().copied();
     match field {
         POSITIONS | DOCUMENTS => {
             // Padding: 0, or -1.
-            out.resize(
-                4 * size.room as usize,
-                if field == DOCUMENTS { 0xff } else { 0 },
-            );
+            out.fill(if field == DOCUMENTS { 0xff } else { 0 });
             let mut rest = out.as_chunks_mut::<4>().0;
             for (number, len) in lens.enumerate() {
                 let (own, later) = rest.split_at_mut(len as usize);
@@ -253,15 +250,14 @@ fn make(field: usize, size: Bin, lens: &[u32], out: &mut Vec<u8>) {
             }
         }
         ENDS => {
-            out.resize(4 * (size.most as usize + 1), 0);
-            let mut end = 0;
-            let places = out.as_chunks_mut::<4>().0.iter_mut().skip(1);
+            let mut end: u32 = 0;
+            let places = out.as_chunks_mut::<4>().0.iter_mut();
             for (place, len) in places.zip(lens.chain(std::iter::repeat(0))) {
-                end += len;
                 *place = end.to_ne_bytes();
+                end += len;
             }
         }
-        _ => out.extend(lens.max().unwrap_or(0).to_ne_bytes()),
+        _ => out.copy_from_slice(&lens.max().unwrap_or(0).to_ne_bytes()),
     }
 }
 
@@ -278,13 +274,12 @@ impl<D: Dataset> Dataset for Packed<D> {
 
     fn sizes(&self) -> Sizes {
         let items = self.counts.items_max as usize;
-        let size = self.documents.size;
         let fields = self.padding.len();
         let row_bytes = self.row_bytes();
         let row = items * (fields * size_of::<Extent>() + size_of::<u32>());
         Sizes {
             sample_bytes_max: row_bytes,
-            opened_bytes_max: 4 * u64::from(size.room.max(size.most + 1)),
+            opened_bytes_max: 0,
             // Includes the padding.
             appended_max: if self.rows.is_some() {
                 0
@@ -300,19 +295,17 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
-        let mut place = Extent {
-            source: SourceId::at(0),
-            offset: sample * self.row_bytes(),
-            len: 0,
-        };
         if self.rows.is_some() {
+            let mut offset = sample * self.row_bytes();
             for (field, padding) in self.padding.iter().enumerate() {
-                place = Extent {
-                    offset: place.offset + place.len,
-                    len: padding.len() as u64,
-                    ..place
+                let len = padding.len() as u64;
+                let extent = Extent {
+                    source: SourceId::at(0),
+                    offset,
+                    len,
                 };
-                parts.extent(field, place);
+                parts.extent(field, extent);
+                offset += len;
             }
         } else {
             self.with(sample, |row| {
@@ -324,7 +317,6 @@ impl<D: Dataset> Dataset for Packed<D> {
                             _ => parts.append(field, read),
                         }
                         filled += read.len as usize;
-                        place = read;
                     }
                     if filled < padding.len() {
                         parts.append_inline(field, &padding[filled..]);
@@ -332,10 +324,8 @@ impl<D: Dataset> Dataset for Packed<D> {
                 }
             })?;
         }
-        // `open` makes the other fields from empty extents.
         let first = self.padding.len();
-        (first..first + MADE.len())
-            .for_each(|field| parts.framed(field, Extent { len: 0, ..place }));
+        (first..first + MADE.len()).for_each(|field| parts.made(field));
         Ok(())
     }
 
@@ -384,23 +374,15 @@ impl<D: Dataset> Framed for Packed<D> {
         Ok(())
     }
 
-    fn open<'a>(
-        &self,
-        sample: u64,
-        field: usize,
-        bytes: &'a [u8],
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8]> {
-        let Some(made) = field
-            .checked_sub(self.padding.len())
-            .filter(|made| *made < MADE.len())
-        else {
-            return Ok(bytes);
-        };
+    fn open<'a>(&self, _: u64, _: usize, bytes: &'a [u8], _: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        Ok(bytes)
+    }
+
+    fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
+        let number = field - self.padding.len();
         self.with(sample, |row| {
-            make(made, self.documents.size, &row.lens, buffer)
-        })?;
-        Ok(buffer)
+            make(number, &row.lens, out);
+        })
     }
 
     fn field_bytes(&self, _: u64, field: usize) -> Result<Option<u64>> {

@@ -3,7 +3,7 @@
 use super::file::{ENDING, NOTES_MAX};
 use super::table::ShardRecord;
 use super::*;
-use crate::dataset::{DamageKind, Part};
+use crate::dataset::{DamageKind, FieldPart, Part};
 use crate::storage::listing;
 use proptest::prelude::*;
 use std::fs::File;
@@ -169,7 +169,7 @@ fn all(index: &Index, read: impl Fn(Extent) -> Vec<u8>) -> Result<Vec<Vec<Vec<u8
             let mut parts = Parts::new();
             index.extents(sample, 0, &mut parts)?;
             let mut fields = vec![Vec::new(); 2];
-            for (field, part) in parts.iter() {
+            for FieldPart { field, part, .. } in parts.iter() {
                 let Part::Framed(extent) = part else { continue };
                 fields[field] = index.open(sample, field, &read(extent))?.to_vec();
             }
@@ -242,7 +242,8 @@ fn adjacent_fields_share_a_read_and_flips_are_named() {
         offset: 10,
         len: 10,
     });
-    assert_eq!(parts.iter().collect::<Vec<_>>(), [(0, shared), (1, shared)]);
+    let found: Vec<_> = parts.iter().map(|one| (one.field, one.part)).collect();
+    assert_eq!(found, [(0, shared), (1, shared)]);
     for at in 0..40 {
         let mut bytes = SHARD.to_vec();
         bytes[at] ^= 1;
