@@ -433,7 +433,7 @@ impl State {
         }
         // The version is read first, because the other values may have other types in another
         // version.
-        let version: Version = serde_json::from_slice(bytes).map_err(unread)?;
+        let version: StateVersion = serde_json::from_slice(bytes).map_err(unread)?;
         known(version.version).map_err(bad)?;
         let raw: Raw = serde_json::from_slice(bytes).map_err(unread)?;
         Self::try_from(raw)
@@ -596,7 +596,7 @@ fn known(version: u64) -> Result<u32, String> {
 
 /// The version alone, which states of all versions have.
 #[derive(Deserialize)]
-struct Version {
+struct StateVersion {
     version: u64,
 }
 

@@ -7,8 +7,8 @@
 use super::device_stage::{DeviceStage, Layouts, Routes};
 use super::origin::Before;
 use super::settings::{BatchSize, LoaderBuilder};
-use super::terms::{Encoded, STACK, scratch, slots, spare_room};
-use super::{Deadlines, Facts, JobMaker, Life, Loader, LoaderState, Place};
+use super::terms::{EncodedTerm, STACK, scratch, slots, spare_room};
+use super::{BatchPlace, Deadlines, JobMaker, Life, Loader, LoaderFacts, LoaderState};
 use crate::batch::{BatchInfo, Contents};
 use crate::order::{Batches, Counts, LastBatch, Locality, Order};
 use crate::pipeline::chunks::ChunkRoom;
@@ -157,7 +157,7 @@ impl LoaderBuilder {
             logged: Mutex::default(),
             live: AtomicBool::new(false),
             ledger: Mutex::new(ledger),
-            place: Mutex::new(Place::default()),
+            place: Mutex::new(BatchPlace::default()),
             run_identity: OnceLock::new(),
             stop: self.run.stop,
         };
@@ -503,7 +503,7 @@ impl LoaderBuilder {
         let dataset = &*self.dataset;
         let recipe = &fields.recipe;
         let chunks = ChunkRoom::new(dataset, &first.order, workers)?;
-        let encoded = Encoded::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
+        let encoded = EncodedTerm::new(dataset, recipe, chunks.as_ref(), opened.cache.is_some());
         let room = spare_room(&encoded, chunks.as_ref(), self.faults.on_bad);
         let data = dataset.sources().resident();
         let pending = 2 * opened.reader.depth() + workers;
@@ -702,7 +702,7 @@ struct Ends {
 
 impl Assembly {
     /// The decisions, as reports show them.
-    fn facts(&self, numa: Option<String>, before: Before, first: &EpochJob) -> Facts {
+    fn facts(&self, numa: Option<String>, before: Before, first: &EpochJob) -> LoaderFacts {
         let plan = self.reserved.plan.clone();
         let choice = self.opened.choice.clone();
         let buffers = plan.term(MemoryTerm::DEVICE).count as u32;
@@ -729,7 +729,7 @@ impl Assembly {
         let planned_amplification = first.order.amplification(&first.batches);
         let remote = self.opened.remote.clone();
         let cores = None;
-        Facts {
+        LoaderFacts {
             choice,
             remote,
             numa,
@@ -958,7 +958,7 @@ mod tests {
     use crate::pipeline::placement::tests::{Sysfs, here, own_cpus};
     use feedline_core::decode::Ctx;
     use feedline_core::memory::Row;
-    use feedline_core::memory::plan::Bytes;
+    use feedline_core::memory::plan::ShownBytes;
     use feedline_core::storage::Mode;
     use feedline_formats::Records;
     use feedline_store::Cache;
@@ -1144,7 +1144,7 @@ mod tests {
         for (bytes, slots, need) in [(two - 1, None, two), (nine - 1, Some(9), nine)] {
             let error = free(bytes, slots).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
-            let need = Bytes(need);
+            let need = ShownBytes(need);
             let words =
                 format!("are free, limits of the container included, {need} are needed at least");
             assert!(error.to_string().contains(&words), "{error}");

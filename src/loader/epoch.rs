@@ -5,7 +5,7 @@
 //! full slots, or batches on the device ──► of this generation? ──► Reorder ──► hand_out ──► Batch
 //! ```
 
-use super::{Life, Live, Place, Report};
+use super::{BatchPlace, Life, Live, Report};
 use crate::batch::{Batch, BatchInfo, Contents, Reorder};
 use crate::order::Batches;
 use crate::pipeline::Start;
@@ -72,9 +72,9 @@ pub(super) enum From {
 impl From {
     fn cursor(
         self,
-        &Place {
+        &BatchPlace {
             cursor, resumed, ..
-        }: &Place,
+        }: &BatchPlace,
     ) -> Result<Cursor> {
         match self {
             Self::Epoch(u64::MAX) => Err(config(format!("epoch {} cannot be used", u64::MAX))),

@@ -172,7 +172,7 @@ struct LoaderState {
     jobs: JobMaker,
     /// Batches of a whole epoch. Only their number and positions are the same in every epoch.
     whole: Batches,
-    facts: Facts,
+    facts: LoaderFacts,
     /// Idle time of the consumer's stream, on a GPU.
     idle: Option<Arc<IdleMeter>>,
     deadlines: Deadlines,
@@ -187,14 +187,14 @@ struct LoaderState {
     ledger: Mutex<LedgerWriter>,
     /// Position after the last batch received. Locked once per batch; contended only while a state
     /// is taken.
-    place: Mutex<Place>,
+    place: Mutex<BatchPlace>,
     /// Set by `build`, or by the first state after a failure.
     run_identity: OnceLock<resume::RunIdentity>,
     stop: Option<Stop>,
 }
 
 /// Decisions of `build`, for reports.
-struct Facts {
+struct LoaderFacts {
     choice: Choice,
     remote: Option<feedline_store::RemoteCounts>,
     /// Placement of threads and memory.
@@ -232,7 +232,7 @@ struct Steady {
 
 /// The loader's position in the run.
 #[derive(Clone, Debug, Default)]
-struct Place {
+struct BatchPlace {
     cursor: Cursor,
     /// Whether a state set the position, and no batch has been received since.
     resumed: bool,
@@ -242,7 +242,7 @@ struct Place {
     skipped: u64,
 }
 
-impl Place {
+impl BatchPlace {
     /// Moves to `cursor`, or to the first delivered batch after it.
     fn arrive(&mut self, whole: &Batches, cursor: Cursor) {
         let (cursor, skipped) = self.skips.past(whole, cursor);
@@ -357,7 +357,7 @@ impl Loader {
     /// [`preview`](Self::preview).
     pub fn next_ids(&self) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
-        let Place { cursor, skips, .. } = self.shared.place();
+        let BatchPlace { cursor, skips, .. } = self.shared.place();
         let (at, _) = skips.past(&self.shared.whole, cursor);
         let job = self
             .shared
@@ -602,7 +602,7 @@ impl Loader {
 }
 
 impl LoaderState {
-    fn place(&self) -> Place {
+    fn place(&self) -> BatchPlace {
         self.place.hold().clone()
     }
 
@@ -627,7 +627,7 @@ impl LoaderState {
         }
     }
 
-    fn set_place(&self, place: Place) {
+    fn set_place(&self, place: BatchPlace) {
         *self.place.hold() = place;
     }
 

@@ -4,7 +4,7 @@
 //! samples. It omits the settings of a machine (workers, reader, depth, slots, world size), so
 //! these may change.
 
-use super::{LoaderState, Place};
+use super::{BatchPlace, LoaderState};
 use crate::order::{LastBatch, OrderKind, Progress, Settings};
 use crate::pipeline::runtime::within;
 use crate::state::{Checkpoint, Cursor, Past, State};
@@ -26,7 +26,10 @@ impl LoaderState {
         Ok(State::new(self.checkpoint(self.place())?))
     }
 
-    pub(super) fn checkpoint(&self, Place { cursor, skips, .. }: Place) -> Result<Checkpoint> {
+    pub(super) fn checkpoint(
+        &self,
+        BatchPlace { cursor, skips, .. }: BatchPlace,
+    ) -> Result<Checkpoint> {
         let RunIdentity {
             order,
             groups,
@@ -97,11 +100,11 @@ impl LoaderState {
     }
 
     /// The place of `state` in this loader.
-    pub(super) fn place_in(&self, state: &State, any_batch: bool) -> Result<Place> {
+    pub(super) fn place_in(&self, state: &State, any_batch: bool) -> Result<BatchPlace> {
         caught(Stage::State, || self.compared(state, any_batch))
     }
 
-    fn compared(&self, state: &State, any_batch: bool) -> Result<Place> {
+    fn compared(&self, state: &State, any_batch: bool) -> Result<BatchPlace> {
         let own = self.checkpoint(self.place())?;
         let saved = &redrawn(&own, state.checkpoint());
         // The past at the place where the state was taken, because the cursor may have been moved.
@@ -156,7 +159,7 @@ impl LoaderState {
         }
         let skips = saved.skips.clone();
         let skipped = self.place().skipped;
-        Ok(Place {
+        Ok(BatchPlace {
             cursor,
             resumed: true,
             skips,

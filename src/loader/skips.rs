@@ -5,7 +5,7 @@
 //! left out                    ─────              and so on; each is what a resumed run would begin with
 //! ```
 
-use super::{Live, Loader, LoaderState, Place};
+use super::{BatchPlace, Live, Loader, LoaderState};
 use crate::order::{Batches, Skip, Skips};
 use crate::state::{Cursor, State};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -51,7 +51,7 @@ impl Loader {
 }
 
 impl LoaderState {
-    fn with_skip(&self, skip: Skip) -> Result<Place> {
+    fn with_skip(&self, skip: Skip) -> Result<BatchPlace> {
         let bad = |words: String| {
             Err(Error::new(
                 ErrorKind::Config,

@@ -7,7 +7,7 @@ use crate::pipeline::substitute::SpareRoom;
 use feedline_base::PAGE;
 use feedline_core::dataset::Dataset;
 use feedline_core::memory::MemoryTerm;
-use feedline_core::memory::plan::Bytes;
+use feedline_core::memory::plan::ShownBytes;
 
 /// Heap bytes that every decoder gets on each worker, even under a small budget: enough for a
 /// picture of two megapixels.
@@ -40,7 +40,7 @@ pub(super) fn scratch(workers: usize, bytes: usize) -> MemoryTerm {
 
 /// The reads of samples or chunks that need a buffer outside the slot.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Encoded {
+pub(super) struct EncodedTerm {
     /// Bytes of the largest sample or chunk; 0 if none needs a buffer.
     max: usize,
     /// Average bytes of a sample; 0 if few samples need a buffer.
@@ -50,7 +50,7 @@ pub(super) struct Encoded {
     cached: usize,
 }
 
-impl Encoded {
+impl EncodedTerm {
     pub(super) fn new(
         dataset: &dyn Dataset,
         recipe: &Recipe,
@@ -118,13 +118,13 @@ impl Encoded {
             .largest_sample
             .map_or(String::new(), |id| format!(", sample {id}"));
         let largest = usize::try_from(dataset.sizes().sample_bytes_max).unwrap_or(usize::MAX);
-        format!("largest encoded sample: {}{sample}", Bytes(largest))
+        format!("largest encoded sample: {}{sample}", ShownBytes(largest))
     }
 }
 
 /// Memory of substitution: the largest sample or chunk, encoded and open.
 pub(super) fn spare_room(
-    encoded: &Encoded,
+    encoded: &EncodedTerm,
     chunks: Option<&ChunkRoom>,
     policy: OnBadSample,
 ) -> SpareRoom {
@@ -167,7 +167,7 @@ mod tests {
     };
 
     fn terms(slot: usize, encoded: usize, heap: usize, workers: usize) -> Vec<MemoryTerm> {
-        let encoded = Encoded {
+        let encoded = EncodedTerm {
             max: encoded,
             mean: encoded / 2,
             cached: encoded.min(CACHED_MAX),

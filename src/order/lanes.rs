@@ -382,7 +382,7 @@ pub(crate) struct Need {
 
 /// A run of positions that needs the same entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct LanePiece {
     /// The first virtual position that needs other entries.
     pub(crate) end: u64,
     /// The needed entries, ascending.
@@ -429,7 +429,7 @@ impl Needs {
     /// The entries that `position` (virtual, in the run, visited or not) needs, and the end of this
     /// need: at most the end of the round and of the run. Each visited lane of the round adds the
     /// group of its next entry; a lane without one needs nothing.
-    pub(crate) fn piece(&self, position: u64) -> Piece {
+    pub(crate) fn piece(&self, position: u64) -> LanePiece {
         let (round, groups) = self.groups(position);
         let round_end = round.base.saturating_add(self.0.lanes.len());
         let ends = groups.iter().map(|(_, needing)| needing.until);
@@ -437,7 +437,7 @@ impl Needs {
         let entries = groups
             .iter()
             .flat_map(|(_, needing)| (needing.entry..).take(needing.group.turns.len()));
-        Piece {
+        LanePiece {
             end,
             entries: entries.collect(),
         }
@@ -451,7 +451,7 @@ impl Needs {
         for (lane, Needing { group, .. }) in groups {
             let permutation = self.0.lanes.permutation(group);
             let origin = self.0.lanes.span(group.lane).start;
-            lanes[lane] = Some(Place {
+            lanes[lane] = Some(LanePlace {
                 entry,
                 group,
                 permutation,
@@ -497,10 +497,10 @@ pub(crate) struct Places<'a> {
     needed: &'a Needed,
     round: &'a Round,
     /// One per visited lane of the round.
-    lanes: Vec<Option<Place<'a>>>,
+    lanes: Vec<Option<LanePlace<'a>>>,
 }
 
-struct Place<'a> {
+struct LanePlace<'a> {
     /// The group's first index in the piece's entries.
     entry: usize,
     group: &'a Group,

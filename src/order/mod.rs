@@ -37,8 +37,8 @@ pub use feedline_core::order::{
 use feedline_core::order::{GroupsMark, Key};
 pub(crate) use feedline_core::storage::Locality;
 pub(crate) use grouped::{GroupedEpoch, Plan};
+pub(crate) use lanes::{LanePiece, Need};
 use lanes::{Lanes, Needs};
-pub(crate) use lanes::{Need, Piece};
 use serde::{Deserialize, Serialize};
 pub(crate) use skip::{Skip, Skips};
 use std::collections::HashMap;
@@ -872,10 +872,10 @@ impl EpochOrder {
     }
 
     /// The run of positions from `position` that needs the same chunks. For datasets in chunks.
-    pub(crate) fn piece(&self, position: u64) -> Piece {
+    pub(crate) fn piece(&self, position: u64) -> LanePiece {
         match &self.needs {
             Some(needs) => needs.piece(position),
-            None => Piece {
+            None => LanePiece {
                 end: u64::MAX,
                 entries: (0..self.starts().len().saturating_sub(1)).collect(),
             },

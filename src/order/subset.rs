@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// out longest stay held out.
 ///
 /// Errors: [`ErrorKind::Config`] unless 0 ≤ fraction ≤ 1.
-pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {
+pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(SplitPart, SplitPart)> {
     if !(0.0..=1.0).contains(&fraction) {
         let message = format!("the fraction of a split must lie between 0 and 1, not {fraction}");
         return Err(Error::new(ErrorKind::Config, Stage::Build, message));
@@ -23,14 +23,14 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {
     // `as` saturates; the product may round to above n.
     let cut = ((n as f64 * fraction).round() as u64).min(n);
     let permutation = Permutation::new(n, key.named("split"));
-    let first = Part {
+    let first = SplitPart {
         permutation: permutation.clone(),
         start: 0,
         len: cut,
     };
     Ok((
         first,
-        Part {
+        SplitPart {
             permutation,
             start: cut,
             len: n - cut,
@@ -41,13 +41,13 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(Part, Part)> {
 /// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed)
 /// order, not in that of the ids: ascending order would take memory or a search per index.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct SplitPart {
     permutation: Permutation,
     start: u64,
     len: u64,
 }
 
-impl Part {
+impl SplitPart {
     /// Samples of the part.
     pub(crate) fn len(&self) -> u64 {
         self.len
@@ -78,7 +78,7 @@ pub(crate) fn listed(ids: Vec<u64>, n: u64) -> Result<Arc<[u64]>> {
 mod tests {
     use super::*;
 
-    impl Part {
+    impl SplitPart {
         /// The index of a sample (below n) in this part; `None` when it is in the other.
         fn local(&self, id: u64) -> Option<u64> {
             self.permutation
@@ -88,7 +88,7 @@ mod tests {
         }
     }
 
-    fn members(part: &Part) -> Vec<u64> {
+    fn members(part: &SplitPart) -> Vec<u64> {
         (0..part.len()).map(|local| part.id(local)).collect()
     }
 

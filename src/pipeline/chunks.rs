@@ -541,7 +541,7 @@ impl ChunkRoom {
             pieces,
             largest: format!(
                 "largest chunk: {name}, {} when open, {least} at once: {why}",
-                plan::Bytes(bytes)
+                plan::ShownBytes(bytes)
             ),
         }))
     }

@@ -61,12 +61,12 @@ pub(crate) struct Direct {
     files: Files,
     plain_files: Files,
     /// Indexed by source.
-    handles: Box<[OnceLock<Handle>]>,
+    handles: Box<[OnceLock<FileHandle>]>,
     bell: Sender<()>,
 }
 
 /// A file opened by the device's reader, or the reason why the reader rejects the file.
-type Handle = Result<DirectFile, String>;
+type FileHandle = Result<DirectFile, String>;
 
 /// The rows of one batch in flight.
 pub(crate) struct Reading {

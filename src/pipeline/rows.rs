@@ -30,12 +30,12 @@ pub(super) fn look_up(core: &Core, mut run: RowRun, worker: &mut Worker) -> u32 
     while run.len() > 0 && !run.is_cancelled() {
         if plain {
             match copy_rows(core, &mut run, worker) {
-                Copied::All => {}
-                Copied::Miss => {
+                CopiedRows::All => {}
+                CopiedRows::Miss => {
                     core.to_io.misses.push(run.take(1));
                     missed += 1;
                 }
-                Copied::Unusual => plain = false,
+                CopiedRows::Unusual => plain = false,
             }
             continue;
         }
@@ -123,7 +123,7 @@ pub(super) fn note_cached(core: &Core, bytes: &mut u64) {
 }
 
 /// Why [`copy_rows`] ended.
-enum Copied {
+enum CopiedRows {
     /// [`COPY_ROWS`] or all rows are done.
     All,
     /// The first unfinished row must be read.
@@ -135,7 +135,7 @@ enum Copied {
 /// The fast path: copies unchanged rows from memory sources and the page cache, as many as
 /// possible. It avoids the costs per row of the usual path: a panic guard, a list of pieces, a
 /// decoder's context.
-fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
+fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> CopiedRows {
     let samples = &core.samples;
     let count = run.len().min(COPY_ROWS);
     let first = run.position();
@@ -153,11 +153,11 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
                 .id(first + u64::from(row) * run.job.batches.stride())?;
             samples.parts(id, &mut parts)?;
             match copy_row(core, &parts, id, row, &mut run.rows, worker)? {
-                Copied::All => ids.push(id),
+                CopiedRows::All => ids.push(id),
                 other => return Ok(other),
             }
         }
-        Ok(Copied::All)
+        Ok(CopiedRows::All)
     });
     if !ids.is_empty() {
         // Counted first, so that the receiver of the batch finds these bytes in the report.
@@ -165,7 +165,7 @@ fn copy_rows(core: &Core, run: &mut RowRun, worker: &mut Worker) -> Copied {
         run.rows.finish_run(&ids);
     }
     worker.ids = ids;
-    copied.unwrap_or(Copied::Unusual)
+    copied.unwrap_or(CopiedRows::Unusual)
 }
 
 /// Copies sample `id` into the unfinished row number `row`, if its bytes are available and need no
@@ -177,7 +177,7 @@ fn copy_row(
     row: u32,
     rows: &mut Rows,
     worker: &mut Worker,
-) -> Result<Copied> {
+) -> Result<CopiedRows> {
     let samples = &core.samples;
     let mut hits = 0;
     let mut at = 0_usize;
@@ -191,7 +191,7 @@ fn copy_row(
         let row_bytes = match handler.how {
             How::Skip | How::Direct => continue,
             How::InPlace(row_bytes) => row_bytes,
-            How::Copy | How::Decode(_) => return Ok(Copied::Unusual),
+            How::Copy | How::Decode(_) => return Ok(CopiedRows::Unusual),
         };
         let out = &mut rows.run_mut(handler.outputs.start, row + 1)[row as usize * row_bytes..];
         // Parts of one field are adjacent, and the last one completes the row.
@@ -202,12 +202,12 @@ fn copy_row(
         }
         let end = at.saturating_add(part.len());
         if end > row_bytes || (is_last && end < row_bytes) {
-            return Ok(Copied::Unusual);
+            return Ok(CopiedRows::Unusual);
         }
         let out = &mut out[std::mem::replace(&mut at, end)..end];
         let bytes = match part {
             Part::Inline(bytes) | Part::MoreInline(bytes) => bytes,
-            Part::Checked(_) | Part::Framed(_) | Part::Made => return Ok(Copied::Unusual),
+            Part::Checked(_) | Part::Framed(_) | Part::Made => return Ok(CopiedRows::Unusual),
             Part::Extent(extent) | Part::More(extent) if samples.is_memory(&extent) => {
                 samples.memory_bytes(&extent)?
             }
@@ -220,8 +220,8 @@ fn copy_row(
                 worker.begins(samples, Doing::Planning, None);
                 match found {
                     Cached::Hit => hits += extent.len,
-                    Cached::Miss => return Ok(Copied::Miss),
-                    Cached::Failed(_) => return Ok(Copied::Unusual),
+                    Cached::Miss => return Ok(CopiedRows::Miss),
+                    Cached::Failed(_) => return Ok(CopiedRows::Unusual),
                 }
                 continue;
             }
@@ -229,7 +229,7 @@ fn copy_row(
         out.copy_from_slice(bytes);
     }
     worker.cached += hits;
-    Ok(Copied::All)
+    Ok(CopiedRows::All)
 }
 
 /// Fills a row from bytes read from storage; failed pieces are retried once.

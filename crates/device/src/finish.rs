@@ -157,9 +157,13 @@ impl Finish {
     pub fn plan(&self, input: &Field) -> Result<FinishPlan> {
         let (size, moments) = self.checked(input)?;
         let table = match self.dtype {
-            DType::F16 => Table::Two(table(&moments, size, |y| f16::from_f32(y).to_ne_bytes())),
-            DType::BF16 => Table::Two(table(&moments, size, |y| bf16::from_f32(y).to_ne_bytes())),
-            _ => Table::Four(table(&moments, size, f32::to_ne_bytes)),
+            DType::F16 => {
+                ConvertTable::Two(table(&moments, size, |y| f16::from_f32(y).to_ne_bytes()))
+            }
+            DType::BF16 => {
+                ConvertTable::Two(table(&moments, size, |y| bf16::from_f32(y).to_ne_bytes()))
+            }
+            _ => ConvertTable::Four(table(&moments, size, f32::to_ne_bytes)),
         };
         Ok(FinishPlan {
             size,
@@ -312,18 +316,18 @@ impl Size {
 }
 
 /// Results for every value of each channel, `N` bytes each; zeros for absent channels.
-type Values<const N: usize> = Box<[[[u8; N]; 256]; CHANNELS_MAX]>;
+type FinishValues<const N: usize> = Box<[[[u8; N]; 256]; CHANNELS_MAX]>;
 
-enum Table {
-    Two(Values<2>),
-    Four(Values<4>),
+enum ConvertTable {
+    Two(FinishValues<2>),
+    Four(FinishValues<4>),
 }
 
 fn table<const N: usize>(
     moments: &Moments,
     size: Size,
     bytes: impl Fn(f32) -> [u8; N],
-) -> Values<N> {
+) -> FinishValues<N> {
     let mut table = Box::new([[[0; N]; 256]; CHANNELS_MAX]);
     for (channel, entries) in table.iter_mut().enumerate().take(size.channels) {
         for (x, entry) in (0..=255).zip(entries) {
@@ -342,7 +346,7 @@ pub struct FinishPlan {
     pub(crate) dtype: DType,
     /// Whether the output is `[C, H, W]`.
     pub(crate) channels_first: bool,
-    table: Table,
+    table: ConvertTable,
 }
 
 impl FinishPlan {
@@ -359,8 +363,8 @@ impl FinishPlan {
     /// The table as the kernels read it: 256 results per channel.
     pub(crate) fn table(&self) -> &[u8] {
         match &self.table {
-            Table::Two(table) => table.as_flattened().as_flattened(),
-            Table::Four(table) => table.as_flattened().as_flattened(),
+            ConvertTable::Two(table) => table.as_flattened().as_flattened(),
+            ConvertTable::Four(table) => table.as_flattened().as_flattened(),
         }
     }
 
@@ -374,14 +378,14 @@ impl FinishPlan {
             (self.input_bytes(), self.output_bytes())
         );
         match &self.table {
-            Table::Two(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
-            Table::Four(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
+            ConvertTable::Two(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
+            ConvertTable::Four(table) => self.channels(table, input, flip, out.as_chunks_mut().0),
         }
     }
 
     fn channels<const N: usize>(
         &self,
-        table: &Values<N>,
+        table: &FinishValues<N>,
         input: &[u8],
         flip: bool,
         out: &mut [[u8; N]],
@@ -396,7 +400,7 @@ impl FinishPlan {
 
     fn spread<const N: usize, const C: usize>(
         &self,
-        table: &Values<N>,
+        table: &FinishValues<N>,
         input: &[u8],
         flip: bool,
         out: &mut [[u8; N]],

@@ -45,12 +45,12 @@ pub struct Bound {
 #[derive(Clone)]
 pub struct Stream {
     raw: usize,
-    owner: Option<Owner>,
+    owner: Option<StreamOwner>,
 }
 
 /// The owner that keeps a stream alive.
 #[derive(Clone)]
-struct Owner {
+struct StreamOwner {
     /// The stream's context, if the owner states it.
     context: Option<usize>,
     #[allow(dead_code, reason = "held for its Drop")]
@@ -90,7 +90,7 @@ impl Stream {
     /// dropped.
     pub unsafe fn kept_by(stream: usize, owner: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
-            owner: Some(Owner {
+            owner: Some(StreamOwner {
                 context: None,
                 stream: owner,
             }),
@@ -113,7 +113,7 @@ impl Stream {
     pub(crate) fn owned(raw: usize, context: usize, stream: Arc<dyn Any + Send + Sync>) -> Self {
         Self {
             raw: if raw == 0 { LEGACY } else { raw },
-            owner: Some(Owner {
+            owner: Some(StreamOwner {
                 context: Some(context),
                 stream,
             }),

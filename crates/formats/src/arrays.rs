@@ -42,7 +42,7 @@ pub(crate) enum Rule {
 
 /// A field: one array from each of several files.
 #[derive(Default)]
-pub(crate) struct Given {
+pub(crate) struct GivenArray {
     pub(crate) name: String,
     /// Index of the first file among the sources; the other files follow.
     pub(crate) base: usize,
@@ -56,12 +56,12 @@ pub(crate) struct Given {
 pub(crate) struct Arrays {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
-    columns: Vec<Column>,
+    columns: Vec<ArrayColumn>,
     len: u64,
     /// Sizes, except the bytes of the index.
     sizes: Sizes,
     /// Checks by sample and column, if checksums are verified.
-    checks: Option<Box<[Check]>>,
+    checks: Option<Box<[ArrayCheck]>>,
     /// Description of a sample, and the pattern of the files.
     what: String,
     name: String,
@@ -69,13 +69,13 @@ pub(crate) struct Arrays {
 
 /// Check of an array: the header before it, and the CRC-32 of both.
 #[derive(Clone, Copy)]
-pub(crate) struct Check {
+pub(crate) struct ArrayCheck {
     /// Bytes before the data.
     pub(crate) header: u32,
     pub(crate) crc: u32,
 }
 
-struct Column {
+struct ArrayColumn {
     field: usize,
     base: usize,
     /// Starts of each file, if rows are samples.
@@ -125,7 +125,7 @@ impl Arrays {
     /// without rows.
     pub(crate) fn of(
         sources: Sources,
-        given: Vec<Given>,
+        given: Vec<GivenArray>,
         rows: bool,
         format: &str,
         name: String,
@@ -151,7 +151,7 @@ impl Arrays {
 
     /// Verifies every array on each read. `checks` holds those of the first file's arrays, then
     /// those of the next file's.
-    pub(crate) fn verified(mut self, checks: Vec<Check>) -> Self {
+    pub(crate) fn verified(mut self, checks: Vec<ArrayCheck>) -> Self {
         let most = checks
             .chunks(self.columns.len())
             .map(|checks| checks.iter().map(|check| u64::from(check.header)).sum())
@@ -163,7 +163,7 @@ impl Arrays {
     }
 
     /// Check of an array, if arrays are verified.
-    fn check_of(&self, sample: u64, field: usize) -> Option<Check> {
+    fn check_of(&self, sample: u64, field: usize) -> Option<ArrayCheck> {
         let column = self
             .columns
             .iter()
@@ -175,7 +175,7 @@ impl Arrays {
     ///
     /// Errors: [`ErrorKind::Shape`] for arrays that differ beyond their rule, or fields with
     /// different numbers of files.
-    fn samples(sources: Sources, given: Vec<Given>) -> Result<Self> {
+    fn samples(sources: Sources, given: Vec<GivenArray>) -> Result<Self> {
         let len = given.first().map_or(0, |first| first.arrays.len());
         let mut schema = Vec::new();
         let mut columns = Vec::new();
@@ -206,7 +206,7 @@ impl Arrays {
                 .for_each(|(total, bytes)| *total = total.saturating_add(*bytes));
             let shapes = matches!(given.rule, Rule::Flat(_)).then(|| given.shapes());
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
-            columns.push(Column {
+            columns.push(ArrayColumn {
                 field,
                 base: given.base,
                 starts: None,
@@ -230,7 +230,7 @@ impl Arrays {
     fn new(
         sources: Sources,
         schema: Vec<EncodedField>,
-        columns: Vec<Column>,
+        columns: Vec<ArrayColumn>,
         len: u64,
         sizes: Sizes,
     ) -> Self {
@@ -253,9 +253,9 @@ impl Arrays {
     ///
     /// Errors: [`ErrorKind::Shape`] for arrays without a first axis, arrays whose rows differ, or
     /// fields with different numbers of rows.
-    fn rows(sources: Sources, given: Vec<Given>) -> Result<Self> {
+    fn rows(sources: Sources, given: Vec<GivenArray>) -> Result<Self> {
         let mut schema: Vec<EncodedField> = Vec::new();
-        let mut columns: Vec<Column> = Vec::new();
+        let mut columns: Vec<ArrayColumn> = Vec::new();
         let mut len = 0;
         let mut bytes_max = 0_u64;
         for given in given {
@@ -278,7 +278,7 @@ impl Arrays {
             let offsets = Numbers::new(given.arrays.iter().map(|array| array.offset).collect());
             let starts = Some(starts);
             let bytes = Numbers::Same(row_bytes);
-            columns.push(Column {
+            columns.push(ArrayColumn {
                 field,
                 base: given.base,
                 starts,
@@ -323,7 +323,7 @@ impl Dataset for Arrays {
     own!(schema len sources framed);
 
     fn sizes(&self) -> Sizes {
-        let heap = |column: &Column| {
+        let heap = |column: &ArrayColumn| {
             let starts = column.starts.as_ref().map_or(0, Starts::heap);
             let shapes = column
                 .shapes
@@ -422,7 +422,7 @@ impl Framed for Arrays {
     }
 }
 
-impl Column {
+impl ArrayColumn {
     fn extent(&self, sample: u64) -> Extent {
         let (file, row) = match &self.starts {
             Some(starts) => starts.locate(sample),
@@ -442,7 +442,7 @@ impl Column {
         &self,
         schema: &[EncodedField],
         sources: &Sources,
-        given: &Given,
+        given: &GivenArray,
         starts: &Starts,
     ) -> Result<()> {
         let first = &schema[self.field].name;
@@ -500,7 +500,7 @@ impl Array {
     }
 }
 
-impl Given {
+impl GivenArray {
     /// Fields of the batch: one, or two with the shape. The `axes` leading dimensions count
     /// samples.
     fn fields(&self, sources: &Sources, axes: usize) -> Result<Vec<EncodedField>> {

@@ -13,7 +13,7 @@
 //! has exactly the length that its counts require. Memory: 8 bytes per document or sequence, none
 //! for windows.
 
-use crate::tokens::{Cut, Step, Vocabulary, Windows, beside, cut_setters, place};
+use crate::tokens::{Cut, Vocabulary, WindowStep, Windows, beside, cut_setters, place};
 use crate::{fetched, little_endian, number};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
@@ -45,14 +45,14 @@ pub struct Megatron {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     dtype: DType,
-    samples: Samples,
+    samples: DocumentSamples,
     vocabulary: Option<Vocabulary>,
-    counts: Counts,
+    counts: TokenCounts,
     len: u64,
     name: String,
 }
 
-enum Samples {
+enum DocumentSamples {
     /// Ends of the spans, in tokens; the first entry is 0. `what` is `documents` or `sequences`.
     Spans {
         ends: Box<[u64]>,
@@ -70,7 +70,7 @@ enum Samples {
 
 /// Counts of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub(crate) struct TokenCounts {
     tokens: u64,
     sequences: u64,
     documents: u64,
@@ -117,8 +117,8 @@ impl Megatron {
     /// Number of tokens in no sample: cut off, or too few for a window.
     pub fn leftover_tokens(&self) -> u64 {
         match &self.samples {
-            Samples::Spans { cut_tokens, .. } => *cut_tokens,
-            Samples::Windows { leftover, .. } => *leftover,
+            DocumentSamples::Spans { cut_tokens, .. } => *cut_tokens,
+            DocumentSamples::Windows { leftover, .. } => *leftover,
         }
     }
 }
@@ -171,18 +171,18 @@ impl MegatronBuilder {
                 .map_err(|error| error.with_path(&bin))?,
             None => {
                 let windows = self.cut.windows(index.dtype)?;
-                Samples::Windows {
+                DocumentSamples::Windows {
                     windows,
                     leftover: windows.leftover(index.counts.tokens),
                 }
             }
         };
         let (len, field) = match &samples {
-            Samples::Spans { ends, max, .. } => (
+            DocumentSamples::Spans { ends, max, .. } => (
                 ends.len() as u64 - 1,
                 Field::up_to("tokens", index.dtype, *max as usize),
             ),
-            Samples::Windows { windows, .. } => {
+            DocumentSamples::Windows { windows, .. } => {
                 let field = Field::fixed("tokens", index.dtype, [windows.window as usize]);
                 (windows.count(index.counts.tokens), field)
             }
@@ -222,7 +222,7 @@ impl MegatronBuilder {
 
     /// Makes the samples between ends. Errors: [`ErrorKind::Shape`] for a span above the maximum,
     /// unless `cut` is set.
-    fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<Samples> {
+    fn spans_of(&self, kind: EndsKind, max: u64, index: &Index) -> Result<DocumentSamples> {
         let what = if kind == EndsKind::Documents {
             "documents"
         } else {
@@ -251,7 +251,7 @@ impl MegatronBuilder {
             let error = Error::new(ErrorKind::Shape, Stage::Index, message).with_sample(sample);
             return Err(error.with_range(index.ends[sample as usize] * size, len * size));
         }
-        Ok(Samples::Spans {
+        Ok(DocumentSamples::Spans {
             ends: index.ends.clone().into(),
             max,
             what,
@@ -265,7 +265,7 @@ impl MegatronBuilder {
 /// A checked index.
 pub(crate) struct Index {
     dtype: DType,
-    counts: Counts,
+    counts: TokenCounts,
     /// 0, then the end of each document or sequence; empty for windows.
     ends: Vec<u64>,
 }
@@ -310,7 +310,7 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
         };
         return Err(input.error(kind, message, 0, input.len()));
     }
-    let mut walk = Walk {
+    let mut walk = IndexWalk {
         input,
         lengths: List::new(HEADER_BYTES, 4, sequences),
         offsets: List::new(HEADER_BYTES + sequences * 4, 8, sequences),
@@ -340,7 +340,7 @@ fn read_index(input: &Blob, bin_len: u64, keep: EndsKind) -> Result<Index> {
     }
     Ok(Index {
         dtype,
-        counts: Counts {
+        counts: TokenCounts {
             tokens,
             sequences,
             documents: starts - 1,
@@ -403,14 +403,14 @@ impl List {
 }
 
 /// One pass over the three lists.
-struct Walk<'a> {
+struct IndexWalk<'a> {
     input: &'a Blob,
     lengths: List,
     offsets: List,
     documents: List,
 }
 
-impl Walk<'_> {
+impl IndexWalk<'_> {
     /// Returns the total number of tokens, and the requested ends.
     fn run(&mut self, sequences: u64, size: u64, keep: EndsKind) -> Result<(u64, Vec<u64>)> {
         let mut tokens = 0_u64;
@@ -494,12 +494,12 @@ impl Megatron {
     fn extent(&self, sample: u64) -> Extent {
         let size = self.dtype.size() as u64;
         let (start, len) = match &self.samples {
-            Samples::Spans { ends, max, .. } => {
+            DocumentSamples::Spans { ends, max, .. } => {
                 let start = ends[sample as usize];
                 let end = ends[sample as usize + 1];
                 (start, (end - start).min(*max))
             }
-            Samples::Windows { windows, .. } => (sample * windows.stride, windows.window),
+            DocumentSamples::Windows { windows, .. } => (sample * windows.stride, windows.window),
         };
         Extent {
             source: SourceId::at(0),
@@ -527,7 +527,7 @@ impl Dataset for Megatron {
     fn sizes(&self) -> Sizes {
         let size = self.dtype.size() as u64;
         match &self.samples {
-            Samples::Spans { ends, max, .. } => {
+            DocumentSamples::Spans { ends, max, .. } => {
                 let longest = ends
                     .windows(2)
                     .map(|pair| (pair[1] - pair[0]).min(*max))
@@ -538,7 +538,7 @@ impl Dataset for Megatron {
                     ..Sizes::new(size * longest)
                 }
             }
-            Samples::Windows { windows, .. } => Sizes::new(size * windows.window),
+            DocumentSamples::Windows { windows, .. } => Sizes::new(size * windows.window),
         }
     }
 
@@ -555,8 +555,8 @@ impl Dataset for Megatron {
         let digest = Digest::new("megatron");
         match &self.samples {
             // The ends come from the index, which is not a source.
-            Samples::Spans { ends, .. } => digest.words(ends).end(),
-            Samples::Windows { windows, .. } => {
+            DocumentSamples::Spans { ends, .. } => digest.words(ends).end(),
+            DocumentSamples::Windows { windows, .. } => {
                 digest.word(windows.window).word(windows.stride).end()
             }
         }
@@ -566,7 +566,7 @@ impl Dataset for Megatron {
         let len = self.len;
         let dtype = self.dtype;
         let what = match &self.samples {
-            Samples::Spans {
+            DocumentSamples::Spans {
                 max,
                 what,
                 cut_tokens,
@@ -578,7 +578,7 @@ impl Dataset for Megatron {
                     "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, {empty} empty"
                 )
             }
-            Samples::Windows { windows, leftover } => {
+            DocumentSamples::Windows { windows, leftover } => {
                 format!("{}, {leftover} left over", windows.describe(dtype.name()))
             }
         };

@@ -10,7 +10,7 @@
 //! and a header that two readers could read differently are errors. The data has no checksum: a
 //! flipped bit in it goes unnoticed.
 
-use crate::arrays::{Array, Arrays, Given};
+use crate::arrays::{Array, Arrays, GivenArray};
 use crate::{fetched, little_endian, number, twice};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::Dataset;
@@ -125,11 +125,11 @@ impl SafeTensorsBuilder {
             None => first.iter().map(|tensor| tensor.name.clone()).collect(),
         };
         let mut sources = Sources::new();
-        let mut given: Vec<Given> = names
+        let mut given: Vec<GivenArray> = names
             .into_iter()
-            .map(|name| Given {
+            .map(|name| GivenArray {
                 name,
-                ..Given::default()
+                ..GivenArray::default()
             })
             .collect();
         for (path, (meta, tensors)) in files.iter().zip(headers) {
@@ -149,7 +149,7 @@ impl SafeTensorsBuilder {
 }
 
 /// Adds the tensors of one file to their fields.
-fn take(given: &mut [Given], mut tensors: Vec<Tensor>) -> Result<()> {
+fn take(given: &mut [GivenArray], mut tensors: Vec<Tensor>) -> Result<()> {
     let bad = |message: String| Err(Error::new(ErrorKind::Decode, Stage::Index, message));
     for given in given {
         let Some(at) = tensors.iter().position(|tensor| tensor.name == given.name) else {
@@ -258,7 +258,7 @@ fn check(input: &Blob, tensors: &mut [Tensor], data: u64) -> Result<()> {
 
 /// Parsed header: tensors by name, in the header's order. Duplicate and unknown keys are errors,
 /// and no JSON tree is built.
-struct Header(Vec<(String, TensorEntry)>);
+struct TensorHeader(Vec<(String, TensorEntry)>);
 
 /// The derived code would also accept a list: [`TensorEntry`] accepts only a map.
 #[derive(Deserialize)]
@@ -278,8 +278,8 @@ macro_rules! visitor {
     ($name:ident, $by:ident, $visit:ident, $access:ident, $wanted:literal, |$input:ident| $read:block) => {
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                struct Reads;
-                impl<'de> Visitor<'de> for Reads {
+                struct TensorReads;
+                impl<'de> Visitor<'de> for TensorReads {
                     type Value = $name;
                     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                         f.write_str($wanted)
@@ -287,7 +287,7 @@ macro_rules! visitor {
                     #[allow(unused_mut, reason = "one of them passes it on")]
                     fn $visit<A: $access<'de>>(self, mut $input: A) -> Result<$name, A::Error> $read
                 }
-                from.$by(Reads)
+                from.$by(TensorReads)
             }
         }
     };
@@ -324,7 +324,7 @@ visitor!(
 );
 
 visitor!(
-    Header,
+    TensorHeader,
     deserialize_map,
     visit_map,
     MapAccess,
@@ -341,7 +341,7 @@ visitor!(
                 map.next_value::<HashMap<String, String>>()?;
             }
         }
-        Ok(Header(tensors))
+        Ok(TensorHeader(tensors))
     }
 );
 
@@ -350,7 +350,7 @@ fn tensors_of(text: &[u8]) -> Result<Vec<Tensor>, (String, usize)> {
     if text.first() != Some(&b'{') {
         return Err(("the header does not start with `{`".into(), 0));
     }
-    let Header(entries) = serde_json::from_slice(text).map_err(|error| {
+    let TensorHeader(entries) = serde_json::from_slice(text).map_err(|error| {
         let before = text
             .split(|byte| *byte == b'\n')
             .take(error.line().saturating_sub(1));

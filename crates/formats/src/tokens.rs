@@ -66,7 +66,7 @@ pub struct Tokens {
     sources: Arc<Sources>,
     schema: Vec<EncodedField>,
     starts: Starts,
-    samples: Samples,
+    samples: WindowSamples,
     vocabulary: Option<Vocabulary>,
     header_bytes: u64,
     token_bytes: u64,
@@ -74,7 +74,7 @@ pub struct Tokens {
     name: String,
 }
 
-enum Samples {
+enum WindowSamples {
     Windows { windows: Windows, leftover: u64 },
     Documents(Documents),
 }
@@ -114,7 +114,7 @@ macro_rules! cut_setters {
         /// length.
         #[must_use]
         pub fn stride(mut self, tokens: usize) -> Self {
-            self.cut.step = Some(Step::Stride(tokens));
+            self.cut.step = Some(WindowStep::Stride(tokens));
             self
         }
 
@@ -122,7 +122,7 @@ macro_rules! cut_setters {
         /// [`stride`](Self::stride).
         #[must_use]
         pub fn overlap(mut self, tokens: usize) -> Self {
-            self.cut.step = Some(Step::Overlap(tokens));
+            self.cut.step = Some(WindowStep::Overlap(tokens));
             self
         }
 
@@ -175,8 +175,8 @@ impl Tokens {
     /// length, between windows.
     pub fn leftover_tokens(&self) -> u64 {
         match self.samples {
-            Samples::Windows { leftover, .. } => leftover,
-            Samples::Documents(_) => 0,
+            WindowSamples::Windows { leftover, .. } => leftover,
+            WindowSamples::Documents(_) => 0,
         }
     }
 }
@@ -426,7 +426,7 @@ impl TokensBuilder {
                     return Err(Error::new(ErrorKind::Empty, Stage::Index, message).with_path(name));
                 }
                 let field = Field::fixed("tokens", self.dtype, [windows.window as usize]);
-                (starts, Samples::Windows { windows, leftover }, field)
+                (starts, WindowSamples::Windows { windows, leftover }, field)
             }
             Some(separator) => {
                 let (starts, documents) = self
@@ -439,7 +439,7 @@ impl TokensBuilder {
                         }
                     })?;
                 let field = Field::up_to("tokens", self.dtype, documents.longest as usize);
-                (starts, Samples::Documents(documents), field)
+                (starts, WindowSamples::Documents(documents), field)
             }
         };
         let sources = Arc::new(sources);
@@ -623,7 +623,7 @@ fn by_file(ends: &[u64], counts: &[u64]) -> Result<(Starts, u64)> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cut {
     pub(crate) window: usize,
-    pub(crate) step: Option<Step>,
+    pub(crate) step: Option<WindowStep>,
     pub(crate) next_token: bool,
     pub(crate) vocabulary: Option<u64>,
 }
@@ -673,7 +673,7 @@ fn largest_token(dtype: DType, row: &[u8]) -> u64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Step {
+pub(crate) enum WindowStep {
     Stride(usize),
     Overlap(usize),
 }
@@ -705,8 +705,8 @@ impl Cut {
         }
         let stride = match self.step {
             None => self.window as u64,
-            Some(Step::Stride(stride)) => stride as u64,
-            Some(Step::Overlap(overlap)) => window.saturating_sub(overlap as u64),
+            Some(WindowStep::Stride(stride)) => stride as u64,
+            Some(WindowStep::Overlap(overlap)) => window.saturating_sub(overlap as u64),
         };
         if stride == 0 {
             return bad(format!(
@@ -774,8 +774,10 @@ impl Dataset for Tokens {
 
     fn sizes(&self) -> Sizes {
         let (longest, ends) = match &self.samples {
-            Samples::Windows { windows, .. } => (windows.window, 0),
-            Samples::Documents(documents) => (documents.longest, size_of_val(&*documents.ends)),
+            WindowSamples::Windows { windows, .. } => (windows.window, 0),
+            WindowSamples::Documents(documents) => {
+                (documents.longest, size_of_val(&*documents.ends))
+            }
         };
         Sizes {
             index_bytes: self.starts.heap() + ends,
@@ -786,8 +788,8 @@ impl Dataset for Tokens {
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()> {
         let (file, number) = self.starts.locate(sample);
         let (start, len) = match &self.samples {
-            Samples::Windows { windows, .. } => (number * windows.stride, windows.window),
-            Samples::Documents(Documents { ends, .. }) => {
+            WindowSamples::Windows { windows, .. } => (number * windows.stride, windows.window),
+            WindowSamples::Documents(Documents { ends, .. }) => {
                 let start = if number == 0 {
                     0
                 } else {
@@ -815,10 +817,10 @@ impl Dataset for Tokens {
     fn identity(&self) -> u64 {
         let digest = Digest::new("tokens").word(self.header_bytes);
         match &self.samples {
-            Samples::Windows { windows, .. } => {
+            WindowSamples::Windows { windows, .. } => {
                 digest.word(windows.window).word(windows.stride).end()
             }
-            Samples::Documents(Documents {
+            WindowSamples::Documents(Documents {
                 separator, ends, ..
             }) => digest.word(*separator).words(ends).end(),
         }
@@ -830,7 +832,7 @@ impl Dataset for Tokens {
             .map_or("", |field| field.dtype().name());
         let files = self.sources.count();
         match &self.samples {
-            Samples::Windows { windows, leftover } => {
+            WindowSamples::Windows { windows, leftover } => {
                 let windows = windows.describe(dtype);
                 format!(
                     "{} {windows}, in {files} files, {leftover} left over: {}",
@@ -838,7 +840,7 @@ impl Dataset for Tokens {
                     self.name
                 )
             }
-            Samples::Documents(Documents {
+            WindowSamples::Documents(Documents {
                 separator, longest, ..
             }) => format!(
                 "{} documents of up to {longest} {dtype} tokens, ended by {separator}, in {files} files: {}",
@@ -879,7 +881,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn cut(window: usize, step: Option<Step>, next_token: bool) -> Result<Windows> {
+    fn cut(window: usize, step: Option<WindowStep>, next_token: bool) -> Result<Windows> {
         Cut {
             window,
             step,
@@ -894,13 +896,22 @@ mod tests {
         let of = |windows: Windows| (windows.window, windows.stride);
         assert_eq!(of(cut(8, None, false).unwrap()), (8, 8));
         assert_eq!(of(cut(8, None, true).unwrap()), (9, 8));
-        assert_eq!(of(cut(8, Some(Step::Overlap(1)), false).unwrap()), (8, 7));
-        assert_eq!(of(cut(8, Some(Step::Overlap(1)), true).unwrap()), (9, 8));
-        assert_eq!(of(cut(8, Some(Step::Stride(3)), true).unwrap()), (9, 3));
+        assert_eq!(
+            of(cut(8, Some(WindowStep::Overlap(1)), false).unwrap()),
+            (8, 7)
+        );
+        assert_eq!(
+            of(cut(8, Some(WindowStep::Overlap(1)), true).unwrap()),
+            (9, 8)
+        );
+        assert_eq!(
+            of(cut(8, Some(WindowStep::Stride(3)), true).unwrap()),
+            (9, 3)
+        );
         for (window, step) in [
             (0, None),
-            (8, Some(Step::Stride(0))),
-            (8, Some(Step::Overlap(8))),
+            (8, Some(WindowStep::Stride(0))),
+            (8, Some(WindowStep::Overlap(8))),
         ] {
             assert_eq!(
                 cut(window, step, false).unwrap_err().kind(),

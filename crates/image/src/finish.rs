@@ -10,7 +10,7 @@ use bytemuck::Pod;
 use feedline_core::tensor::{DType, bf16, f16, normalized};
 
 /// Output value for each channel and pixel value.
-type Table<T> = [[T; 256]; 3];
+type ValueTable<T> = [[T; 256]; 3];
 
 /// Conversion of the pixel values.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,7 +101,7 @@ fn value(values: Values, channel: usize, pixel: u8) -> f32 {
     normalized(pixel, mean[channel], std[channel])
 }
 
-fn table<T: Copy + Default>(entry: impl Fn(usize, u8) -> T) -> Table<T> {
+fn table<T: Copy + Default>(entry: impl Fn(usize, u8) -> T) -> ValueTable<T> {
     let mut table = [[T::default(); 256]; 3];
     for (channel, entries) in table.iter_mut().enumerate() {
         for (pixel, slot) in (0..=255).zip(entries) {
@@ -116,7 +116,7 @@ fn spread<T: Copy>(
     tiles: Tiles,
     flip: bool,
     layout: PixelLayout,
-    table: &Table<T>,
+    table: &ValueTable<T>,
     out: &mut [T],
 ) {
     let width = tiles.tile.width as usize;
@@ -133,7 +133,7 @@ fn interleaved<'a, T: Copy>(
     rows: impl Iterator<Item = &'a [u8]>,
     width: usize,
     flip: bool,
-    table: &Table<T>,
+    table: &ValueTable<T>,
     out: &mut [T],
 ) {
     for (source, out) in rows.zip(out.chunks_exact_mut(3 * width)) {
@@ -154,7 +154,7 @@ fn planes<'a, T: Copy>(
     rows: impl Iterator<Item = &'a [u8]>,
     width: usize,
     flip: bool,
-    table: &Table<T>,
+    table: &ValueTable<T>,
     out: &mut [T],
 ) {
     let plane = out.len() / 3;

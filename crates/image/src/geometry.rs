@@ -43,7 +43,7 @@ pub(super) struct Rect {
 pub(super) struct Crop {
     pub(super) view: Rect,
     /// Fractional only if the picture was decoded at a reduced size.
-    pub(super) part: Part,
+    pub(super) part: CropPart,
     pub(super) whole: Size,
     pub(super) window: Rect,
 }
@@ -59,7 +59,7 @@ pub(super) struct Placed {
 
 /// A rectangle in the view, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct CropPart {
     pub(super) left: f64,
     pub(super) top: f64,
     pub(super) width: f64,
@@ -70,7 +70,7 @@ impl Crop {
     /// All of `view`, scaled to `output`.
     pub(super) fn of_view(view: Rect, output: Size) -> Self {
         let Size { width, height } = view.size;
-        let part = Part {
+        let part = CropPart {
             left: 0.0,
             top: 0.0,
             width: f64::from(width),
@@ -119,7 +119,7 @@ impl Crop {
         let height = (self.part.height / d).min(f64::from(view.size.height) - part_top);
         Self {
             view,
-            part: Part {
+            part: CropPart {
                 left: part_left,
                 top: part_top,
                 width,

@@ -53,7 +53,7 @@ impl Limits {
 }
 
 /// The only source of memory for a picture: it checks the limits.
-pub(super) struct Room<'a> {
+pub(super) struct PictureRoom<'a> {
     pub(super) limits: Limits,
     /// Bytes of the encoded picture.
     pub(super) encoded: usize,
@@ -63,7 +63,7 @@ pub(super) struct Room<'a> {
     pub(super) resizer: &'a mut Resizer,
 }
 
-impl Room<'_> {
+impl PictureRoom<'_> {
     /// Refuses a picture with too many pixels.
     pub(super) fn admit(&self, picture: Size) -> Result<()> {
         let Size { width, height } = picture;

@@ -9,7 +9,7 @@
 //! counts as upright, as in Pillow and browsers: metadata is not part of the picture, and the row
 //! is right without it.
 
-use super::geometry::{Crop, Part, Rect, Size};
+use super::geometry::{Crop, CropPart, Rect, Size};
 use feedline_jpeg::EXIF;
 
 /// Mapping of upright pixel (x, y) to stored pixel (x, y), or (y, x) if `swapped`.
@@ -70,7 +70,7 @@ impl Orientation {
 
     /// Maps `crop` of the upright picture to the stored one, of size `stored`.
     pub(super) fn stored(self, crop: Crop, stored: Size) -> Crop {
-        let Part {
+        let CropPart {
             left: x,
             top: y,
             width,
@@ -88,7 +88,7 @@ impl Orientation {
         let whole = self.size(crop.whole);
         let mut window = swap(crop.window);
         let mut part = match self.swapped {
-            true => Part {
+            true => CropPart {
                 left: y,
                 top: x,
                 width: height,

@@ -3,7 +3,7 @@
 
 use super::format::Format;
 use super::geometry::Size;
-use super::limits::{Room, over};
+use super::limits::{PictureRoom, over};
 use feedline_base::error::{Error, Result};
 use image::codecs::bmp::BmpDecoder;
 use image::codecs::png::PngDecoder;
@@ -12,7 +12,7 @@ use image::{ColorType, ImageDecoder, ImageError};
 use std::io::Cursor;
 
 /// Decodes to RGB at the start of the room's pixels. Of an animation, decodes the first frame.
-pub(super) fn decode(format: Format, input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+pub(super) fn decode(format: Format, input: &[u8], room: &mut PictureRoom<'_>) -> Result<Size> {
     let reader = Cursor::new(input);
     let refused = |error| refused(format, error);
     match format {
@@ -75,7 +75,7 @@ fn u32_at(input: &[u8], at: usize) -> u32 {
 
 /// Decodes a WebP. The first frame of an animation is decoded as a separate still picture, because
 /// the decoder of animations blends it. The rest of the canvas is black.
-fn webp(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+fn webp(input: &[u8], room: &mut PictureRoom<'_>) -> Result<Size> {
     let whole = 8 + u64::from(u32_at(input, 4));
     if whole > input.len() as u64 {
         return Err(Error::decode(format!(
@@ -179,7 +179,7 @@ fn damaged_gif(error: gif::DecodingError) -> Error {
 
 /// Decodes the first frame of a GIF. As in Pillow, the rest of the canvas has the transparent
 /// colour, or the first one of the palette.
-fn gif(input: &[u8], room: &mut Room<'_>) -> Result<Size> {
+fn gif(input: &[u8], room: &mut PictureRoom<'_>) -> Result<Size> {
     let (mut decoder, frame, size) = gif_frame(input)?;
     let left = frame.left;
     let top = frame.top;
@@ -241,7 +241,7 @@ fn allowance(bytes: u64) -> image::Limits {
 fn read(
     format: Format,
     mut decoder: impl ImageDecoder,
-    room: &mut Room<'_>,
+    room: &mut PictureRoom<'_>,
     least: u64,
 ) -> Result<Size> {
     let (width, height) = decoder.dimensions();

@@ -2,7 +2,7 @@
 
 use super::format::Format;
 use super::geometry::{Crop, Placed, Rect, Size};
-use super::limits::{Limits, Room, over_limit};
+use super::limits::{Limits, PictureRoom, over_limit};
 use super::orientation::Orientation;
 use super::patches::Tiles;
 use super::resize::{Pixels, Resizer};
@@ -272,7 +272,7 @@ impl Workspace {
                 let Self {
                     pixels, resizer, ..
                 } = self;
-                let mut room = Room {
+                let mut room = PictureRoom {
                     limits,
                     encoded: input.len(),
                     resizing: &resizing,
@@ -329,7 +329,7 @@ impl Workspace {
         let pixels = &mut self.pixels;
         let resizer = &mut self.resizer;
         let resizing = |_| resizing(&crop, image);
-        let mut room = Room {
+        let mut room = PictureRoom {
             limits,
             encoded: input.len(),
             resizing: &resizing,

@@ -6,14 +6,14 @@
 
 #![allow(unsafe_code)]
 
-use super::kernels::{self, Blocks, Kernels, fixed::*};
+use super::kernels::{self, Blocks, JpegKernels, fixed::*};
 use std::arch::x86_64::*;
 
 /// The kernels, if this processor has AVX2.
-pub(super) fn kernels() -> Option<Kernels> {
+pub(super) fn kernels() -> Option<JpegKernels> {
     let scalar = kernels::SCALAR;
     // The functions below are only reachable through this value.
-    std::arch::is_x86_feature_detected!("avx2").then_some(Kernels {
+    std::arch::is_x86_feature_detected!("avx2").then_some(JpegKernels {
         idct,
         idct4,
         idct2,

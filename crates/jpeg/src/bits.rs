@@ -6,12 +6,12 @@
 
 /// A bit of the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct BitPlace {
     pub(super) byte: usize,
     pub(super) bit: u8,
 }
 
-impl Place {
+impl BitPlace {
     /// Bits of the input before this one.
     pub(super) fn bits(self) -> u64 {
         8 * self.byte as u64 + u64::from(self.bit)
@@ -49,7 +49,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 
 impl<'a> Bits<'a> {
     /// Starts at bit `place.bit` of the byte at `place.byte`.
-    pub(super) fn new(input: &'a [u8], place: Place) -> Self {
+    pub(super) fn new(input: &'a [u8], place: BitPlace) -> Self {
         let mut bits = Self {
             input,
             at: place.byte,
@@ -144,8 +144,8 @@ impl<'a> Bits<'a> {
     #[cold]
     pub(super) fn back(&self, count: u32) -> Self {
         let over = (8 * self.fed).saturating_sub(self.count);
-        let Place { mut byte, bit } = if over > 0 {
-            Place {
+        let BitPlace { mut byte, bit } = if over > 0 {
+            BitPlace {
                 byte: self.at,
                 bit: 0,
             }
@@ -159,7 +159,7 @@ impl<'a> Bits<'a> {
         }
         let mut before = Self::new(
             self.input,
-            Place {
+            BitPlace {
                 byte,
                 bit: bit.max(0) as u8,
             },
@@ -178,14 +178,14 @@ impl<'a> Bits<'a> {
     }
 
     /// The place of the next bit; near it after an overrun.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> BitPlace {
         let unread = self.count - 8 * self.fed.min(self.count / 8);
         let mut at = self.at;
         // A partly read byte counts as unread: callers need its offset.
         for _ in 0..unread.div_ceil(8) {
             at = self.before(at);
         }
-        Place {
+        BitPlace {
             byte: at,
             bit: (unread.next_multiple_of(8) - unread) as u8,
         }
@@ -242,7 +242,7 @@ impl<'a> Bits<'a> {
 mod tests {
     use super::*;
 
-    fn naive(input: &[u8]) -> Vec<(u32, Place)> {
+    fn naive(input: &[u8]) -> Vec<(u32, BitPlace)> {
         let mut out = Vec::new();
         let mut at = 0;
         while at < input.len() {
@@ -261,7 +261,7 @@ mod tests {
             out.extend((0..8).map(|bit| {
                 (
                     u32::from(input[at] >> (7 - bit) & 1),
-                    Place { byte: at, bit },
+                    BitPlace { byte: at, bit },
                 )
             }));
             at += if stuffed { 2 } else { 1 };
@@ -294,7 +294,7 @@ mod tests {
                 [&[0xFF, 0xD9][..], &[0xFF, 0xFF, 0xD0], &[], &[0xFF]][next(4) as usize];
             input.extend(end);
             let right = naive(&input);
-            let mut bits = Bits::new(&input, Place::default());
+            let mut bits = Bits::new(&input, BitPlace::default());
             let mut done = 0;
             while done < right.len() {
                 let count = (next(17) as usize).min(right.len() - done);

@@ -4,7 +4,7 @@
 //! [`Scan::parse`] can be decoded: one scan of all components, Huffman and quantisation tables
 //! present, factors that libjpeg-turbo accepts.
 
-use super::huffman::{STANDARD, Table, ZIGZAG};
+use super::huffman::{HuffmanTable, STANDARD, ZIGZAG};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
@@ -461,8 +461,8 @@ pub(crate) struct Scan<'a> {
     pub(super) colours: Colours,
     /// Quantisation tables in natural order.
     pub(super) quants: [[u16; 64]; 4],
-    pub(super) dc: [Option<Table<'a>>; 4],
-    pub(super) ac: [Option<Table<'a>>; 4],
+    pub(super) dc: [Option<HuffmanTable<'a>>; 4],
+    pub(super) ac: [Option<HuffmanTable<'a>>; 4],
 }
 
 impl<'a> Scan<'a> {
@@ -549,7 +549,7 @@ impl<'a> Scan<'a> {
                 let message = format!("JPEG with a Huffman table of class {class}, number {index}");
                 return Err(Error::invalid(message).at(end - body.len()));
             }
-            let (table, after) = Table::parse(rest).map_err(|message| {
+            let (table, after) = HuffmanTable::parse(rest).map_err(|message| {
                 Error::invalid(format!("JPEG with {message}")).at(end - body.len())
             })?;
             *(if class == 0 {

@@ -60,7 +60,7 @@ impl Fault {
 
 /// The content of a table in a DHT segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Table<'a> {
+pub(crate) struct HuffmanTable<'a> {
     /// Number of codes of each length from 1 on.
     pub(crate) counts: &'a [u8; CODE_MAX],
     /// Symbols in the order of their codes.
@@ -69,20 +69,20 @@ pub(crate) struct Table<'a> {
 
 /// Tables K.3 to K.6 of the standard: for luma and chroma, DC and AC. Frames of MJPEG leave them
 /// out.
-pub(super) const STANDARD: [Table<'static>; 4] = [
-    Table {
+pub(super) const STANDARD: [HuffmanTable<'static>; 4] = [
+    HuffmanTable {
         counts: &[0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0],
         symbols: &SIZES,
     },
-    Table {
+    HuffmanTable {
         counts: &[0, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0],
         symbols: &SIZES,
     },
-    Table {
+    HuffmanTable {
         counts: &[0, 2, 1, 3, 3, 2, 4, 3, 5, 5, 4, 4, 0, 0, 1, 125],
         symbols: &AC_LUMA,
     },
-    Table {
+    HuffmanTable {
         counts: &[0, 2, 1, 2, 4, 4, 3, 4, 7, 5, 4, 4, 0, 1, 2, 119],
         symbols: &AC_CHROMA,
     },
@@ -113,7 +113,7 @@ const AC_CHROMA: [u8; 162] = [
     0xEA, 0xF2, 0xF3, 0xF4, 0xF5, 0xF6, 0xF7, 0xF8, 0xF9, 0xFA,
 ];
 
-impl<'a> Table<'a> {
+impl<'a> HuffmanTable<'a> {
     /// Parses the table at the start of `body`. Also returns the rest.
     pub(crate) fn parse(body: &'a [u8]) -> Result<(Self, &'a [u8]), String> {
         let Some((counts, rest)) = body.split_first_chunk::<CODE_MAX>() else {
@@ -179,7 +179,7 @@ impl Canonical {
         symbols: [0; 256],
     };
 
-    fn new(table: Table<'_>) -> Self {
+    fn new(table: HuffmanTable<'_>) -> Self {
         let Self {
             mut limits,
             mut bases,
@@ -239,7 +239,7 @@ pub(super) fn extend(bits: u32, size: u32) -> i32 {
 pub(super) trait Lookup {
     const EMPTY: Self;
 
-    fn fill(&mut self, table: Table<'_>);
+    fn fill(&mut self, table: HuffmanTable<'_>);
 }
 
 /// DC differences.
@@ -261,7 +261,7 @@ impl<const RUNS: bool> Lookup for Values<RUNS> {
         any: Canonical::EMPTY,
     };
 
-    fn fill(&mut self, table: Table<'_>) {
+    fn fill(&mut self, table: HuffmanTable<'_>) {
         self.fast.fill(0);
         for (symbol, code, length) in table.codes() {
             let (run, size) = Self::meaning(symbol);
@@ -436,7 +436,7 @@ impl Skip {
     /// A picture with its own tables pays for this. So the entries after a code are copied from
     /// those for the fewer bits that it leaves, which were computed before. They are the same for
     /// each value of the code.
-    fn fill(to: &mut [Self; 1 << SKIP_BITS], table: Table<'_>) {
+    fn fill(to: &mut [Self; 1 << SKIP_BITS], table: HuffmanTable<'_>) {
         // The entries for indices of `bits` bits start at `1 << bits`.
         let mut all = [Self::default(); 2 << SKIP_BITS];
         for bits in 1..=SKIP_BITS {
@@ -485,7 +485,7 @@ impl Symbol {
     }
 
     /// Codes, their lengths and symbols, shortest first.
-    fn all(table: Table<'_>) -> impl Iterator<Item = (u32, u32, Self)> {
+    fn all(table: HuffmanTable<'_>) -> impl Iterator<Item = (u32, u32, Self)> {
         table
             .codes()
             .filter_map(|(byte, code, length)| Some((code, length, Self::of(byte)?)))
@@ -514,7 +514,7 @@ impl Lookup for Ac {
         any: Canonical::EMPTY,
     };
 
-    fn fill(&mut self, table: Table<'_>) {
+    fn fill(&mut self, table: HuffmanTable<'_>) {
         let mut single = [CodeEntry::NONE; 1 << DECODE_BITS];
         for (code, bits, symbol) in Symbol::all(table).filter(|(_, bits, _)| *bits <= DECODE_BITS) {
             let steps = symbol.steps;
@@ -692,7 +692,7 @@ mod tests {
             [counts, &vec![0; 16 - counts.len()], &vec![7; symbols]].concat()
         };
         assert!(
-            Table::parse(&table(&[2], 2)).is_ok(),
+            HuffmanTable::parse(&table(&[2], 2)).is_ok(),
             "two codes of one bit fill the code space"
         );
         let wrong = [
@@ -705,7 +705,7 @@ mod tests {
             .into_iter()
             .chain([[vec![0; 14], vec![255, 255], vec![1; 510]].concat()])
         {
-            assert!(Table::parse(&bytes).is_err(), "{bytes:?}");
+            assert!(HuffmanTable::parse(&bytes).is_err(), "{bytes:?}");
         }
     }
 }

@@ -13,7 +13,7 @@ pub(super) type Blocks<'a> = (
 
 /// The functions that an instruction set can replace.
 #[derive(Clone, Copy)]
-pub(super) struct Kernels {
+pub(super) struct JpegKernels {
     /// Computes the samples of two blocks. The other two kernels compute 4 × 4 and 2 × 2 of them,
     /// at the start of a block's first rows.
     pub(super) idct: fn(Blocks<'_>),
@@ -31,7 +31,7 @@ pub(super) struct Kernels {
     pub(super) rgb: fn([&[u8]; 3], &mut [u8]),
 }
 
-impl Kernels {
+impl JpegKernels {
     /// Samples of two blocks, of `size` (2, 4 or 8) rows and columns.
     #[inline(always)]
     pub(super) fn samples(
@@ -51,7 +51,7 @@ impl Kernels {
     }
 }
 
-pub(super) const SCALAR: Kernels = Kernels {
+pub(super) const SCALAR: JpegKernels = JpegKernels {
     idct,
     idct4,
     idct2,

@@ -117,12 +117,12 @@ pub use rows::{grow, sized};
 
 use header::Component;
 use header::{Colours, Scan};
-use kernels::Kernels;
-use region::Layout;
-use rows::Rows;
+use kernels::JpegKernels;
+use region::RegionLayout;
+use rows::PixelRows;
 use scans::{Coefficients, Readers, ScanTables};
 use script::Script;
-use seek::{Points, Writer};
+use seek::{Points, SeekWriter};
 use walk::{Tables, Walk};
 
 /// Receives a region's pixels row by row, so that it can use each row while it is in the cache.
@@ -213,9 +213,9 @@ impl std::fmt::Display for WithoutPoints {
 /// A worker's tables and rows, kept from picture to picture.
 #[derive(Default)]
 pub struct Decoder {
-    kernels: Kernels,
+    kernels: JpegKernels,
     tables: Tables,
-    rows: Rows,
+    rows: PixelRows,
     /// Starts of restart intervals.
     starts: Vec<usize>,
     /// For pictures of several scans.
@@ -229,7 +229,7 @@ impl Decoder {
         let starts = self.starts.capacity() * size_of::<usize>();
         let scans: usize = self.scans.iter().map(ScanTables::bytes).sum();
         if (self.rows.bytes() + starts + scans + self.coefficients.bytes()) as u64 > bytes {
-            self.rows = Rows::default();
+            self.rows = PixelRows::default();
             self.starts = Vec::new();
             self.coefficients = Coefficients::default();
             self.scans = Vec::new();
@@ -261,7 +261,7 @@ impl Decoder {
             header,
             ..
         } = picture;
-        let layout = Layout::new(header, scans.components(), region, scale);
+        let layout = RegionLayout::new(header, scans.components(), region, scale);
         let scan = match &scans.0 {
             Kind::One(scan) => scan,
             Kind::Several(script) => return self.run_script(picture, script, &layout, to),
@@ -294,7 +294,7 @@ impl Decoder {
         &mut self,
         picture: Input<'_>,
         script: &Script<'_>,
-        layout: &Layout,
+        layout: &RegionLayout,
         to: &mut dyn RowSink,
     ) -> Result<()> {
         let header = picture.header;
@@ -391,7 +391,7 @@ impl Decoder {
                 strict: true,
             };
             let points = Walk::new(picture, &scan, &self.tables, &[], None)?
-                .survey(Writer::new(&header, step))?;
+                .survey(SeekWriter::new(&header, step))?;
             if points.len() <= most || step >= header.mcus() {
                 return Ok(Ok((header, points)));
             }
@@ -404,7 +404,7 @@ impl Decoder {
         picture: Input<'_>,
         scan: &Scan<'_>,
         points: Option<Points<'_>>,
-        layout: &Layout,
+        layout: &RegionLayout,
         to: &mut dyn RowSink,
     ) -> Result<()> {
         self.rows.start(layout);
@@ -430,12 +430,12 @@ impl Decoder {
 /// Writes the rows of pixels from `next` on that are complete after a row of MCUs. Returns the
 /// first row that is not.
 fn write(
-    layout: &Layout,
+    layout: &RegionLayout,
     row: u32,
     next: u32,
     colours: Colours,
-    rows: &mut Rows,
-    kernels: &Kernels,
+    rows: &mut PixelRows,
+    kernels: &JpegKernels,
     to: &mut dyn RowSink,
 ) -> u32 {
     rows.pad(layout, row);
@@ -446,7 +446,7 @@ fn write(
     next.max(ready)
 }
 
-impl Default for Kernels {
+impl Default for JpegKernels {
     /// The kernels for this processor.
     fn default() -> Self {
         #[cfg(target_arch = "x86_64")]

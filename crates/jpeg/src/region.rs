@@ -45,7 +45,7 @@ pub(super) struct Plane {
 
 /// The part of a picture that a region needs.
 #[derive(Clone, Debug)]
-pub(super) struct Layout {
+pub(super) struct RegionLayout {
     pub(super) region: Region,
     /// Divisor of the picture's size.
     pub(super) scale: u32,
@@ -58,7 +58,7 @@ pub(super) struct Layout {
     pub(super) mcu_rows: Range<u32>,
 }
 
-impl Layout {
+impl RegionLayout {
     /// `region` must not be empty, and must be within the picture at 1 / `scale` of its size;
     /// `scale` is 1, 2, 4 or 8.
     pub(super) fn new(

@@ -9,8 +9,8 @@
 //! are written, the row before it is read for the last time.
 
 use super::header::Colours;
-use super::kernels::Kernels;
-use super::region::{Layout, Plane, Up};
+use super::kernels::JpegKernels;
+use super::region::{Plane, RegionLayout, Up};
 
 /// Bytes before the first column and after the last: more than a kernel reads ahead.
 const MARGIN: usize = 64;
@@ -20,14 +20,14 @@ const STEP: usize = 16;
 
 /// The rows of each component.
 #[derive(Default)]
-pub(super) struct Rows {
-    rings: [Ring; 4],
+pub(super) struct PixelRows {
+    rings: [RowRing; 4],
     /// One interpolated row of each component.
     full: [Vec<u8>; 4],
 }
 
 #[derive(Default)]
-struct Ring {
+struct RowRing {
     bytes: Vec<u8>,
     stride: usize,
     /// Number of rows.
@@ -36,7 +36,7 @@ struct Ring {
     first: usize,
 }
 
-impl Ring {
+impl RowRing {
     fn start_of(&self, row: u32) -> usize {
         (row as usize % self.count) * self.stride + MARGIN
     }
@@ -49,8 +49,8 @@ impl Ring {
     }
 }
 
-impl Rows {
-    pub(super) fn start(&mut self, layout: &Layout) {
+impl PixelRows {
+    pub(super) fn start(&mut self, layout: &RegionLayout) {
         for ((ring, full), plane) in self
             .rings
             .iter_mut()
@@ -107,7 +107,7 @@ impl Rows {
     }
 
     /// Repeats the samples at the picture's left and right sides, after a row of MCUs.
-    pub(super) fn pad(&mut self, layout: &Layout, mcu_row: u32) {
+    pub(super) fn pad(&mut self, layout: &RegionLayout, mcu_row: u32) {
         for (ring, plane) in self.rings.iter_mut().zip(layout.planes()) {
             if !matches!(plane.up, Up::H2V1 | Up::H2V2) {
                 continue;
@@ -131,10 +131,10 @@ impl Rows {
     /// Writes the pixels of row `y` within the region.
     pub(super) fn write(
         &mut self,
-        layout: &Layout,
+        layout: &RegionLayout,
         colours: Colours,
         y: u32,
-        kernels: &Kernels,
+        kernels: &JpegKernels,
         out: &mut [u8],
     ) {
         let left = layout.region.left as usize;
@@ -213,7 +213,7 @@ fn product(ink: u8, black: u8) -> u8 {
     ((product + (product >> 8)) >> 8) as u8
 }
 
-impl Ring {
+impl RowRing {
     /// Upsamples the row of pixels `y` to the picture's size.
     fn widen(
         &self,
@@ -221,7 +221,7 @@ impl Ring {
         y: u32,
         left: usize,
         width: usize,
-        kernels: &Kernels,
+        kernels: &JpegKernels,
         full: &mut [u8],
     ) {
         // Rounded up to whole steps: the surplus samples come from the margin, and their pixels are

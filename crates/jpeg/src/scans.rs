@@ -19,13 +19,13 @@
 //! * As in libjpeg-turbo, a component keeps the quantisation table of its first scan. Huffman
 //!   tables and restart intervals are those of the last segments before a scan.
 
-use super::bits::{Bits, Place};
+use super::bits::{BitPlace, Bits};
 use super::header::{Factors, Header, Input};
 use super::huffman::{Ac, Band, CODE_MAX, Dc, Fault, ZIGZAG};
-use super::kernels::{self, Kernels};
-use super::region::{Layout, Region};
-use super::rows::{Rows, sized};
-use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, Part, Script};
+use super::kernels::{self, JpegKernels};
+use super::region::{Region, RegionLayout};
+use super::rows::{PixelRows, sized};
+use super::script::{AC_BYTES, BAND_BYTES, Coding, DC_BYTES, OneScan, ScanPart, Script};
 use super::smooth::Smoothing;
 use super::walk::{KeptTable, ends_here};
 use crate::error::{Error, Result};
@@ -114,7 +114,7 @@ impl PlaneRow {
 }
 
 impl Coefficients {
-    pub(super) fn start(&mut self, header: &Header, layout: &Layout) {
+    pub(super) fn start(&mut self, header: &Header, layout: &RegionLayout) {
         self.planes[layout.planes().len()..]
             .iter_mut()
             .for_each(|unused| *unused = PlaneRow::default());
@@ -153,7 +153,7 @@ impl Coefficients {
     /// Adds estimated coefficients to the row.
     pub(super) fn smooth(
         &mut self,
-        layout: &Layout,
+        layout: &RegionLayout,
         row: u32,
         quants: &[[u16; 64]; 4],
         smoothing: &Smoothing,
@@ -181,11 +181,11 @@ impl Coefficients {
     /// Turns the row into samples.
     pub(super) fn transform(
         &self,
-        layout: &Layout,
+        layout: &RegionLayout,
         row: u32,
         quants: &[[u16; 64]; 4],
-        rows: &mut Rows,
-        kernels: &Kernels,
+        rows: &mut PixelRows,
+        kernels: &JpegKernels,
     ) {
         for (index, (store, plane)) in self.planes.iter().zip(layout.planes()).enumerate() {
             let v = u32::from(plane.factors.v);
@@ -212,7 +212,13 @@ impl PlaneRow {
         }
     }
 
-    fn transform(&self, place: BlockRow, quant: &[u16; 64], rows: &mut Rows, kernels: &Kernels) {
+    fn transform(
+        &self,
+        place: BlockRow,
+        quant: &[u16; 64],
+        rows: &mut PixelRows,
+        kernels: &JpegKernels,
+    ) {
         let BlockRow {
             component,
             size,
@@ -274,7 +280,7 @@ pub(super) fn survey(
     };
     let width = header.width.div_ceil(8);
     let height = header.height.div_ceil(8);
-    let layout = Layout::new(
+    let layout = RegionLayout::new(
         header,
         script.components(),
         Region {
@@ -301,7 +307,7 @@ pub(super) fn survey(
 
 /// The readers of all scans.
 pub(super) struct Readers<'a> {
-    readers: Vec<Reader<'a>>,
+    readers: Vec<ScanReader<'a>>,
 }
 
 impl<'a> Readers<'a> {
@@ -320,7 +326,7 @@ impl<'a> Readers<'a> {
         let readers = script.scans.iter().zip(&*tables).enumerate();
         Self {
             readers: readers
-                .map(|(number, (scan, tables))| Reader::new(picture, number, scan, tables))
+                .map(|(number, (scan, tables))| ScanReader::new(picture, number, scan, tables))
                 .collect(),
         }
     }
@@ -337,7 +343,7 @@ impl<'a> Readers<'a> {
     }
 
     /// The row of MCUs in which the last scan ends, complete or not.
-    fn end_row(&self, layout: &Layout) -> u32 {
+    fn end_row(&self, layout: &RegionLayout) -> u32 {
         self.readers.last().map_or(0, |reader| {
             let last = reader.mcu.saturating_sub(1);
             let mcu = if reader.broken || reader.behind == Some(last) {
@@ -360,12 +366,12 @@ impl<'a> Readers<'a> {
         self.readers
             .iter()
             .filter(|reader| reader.mcu == reader.total)
-            .try_for_each(Reader::finish)
+            .try_for_each(ScanReader::finish)
     }
 }
 
 /// A scan being read.
-struct Reader<'a> {
+struct ScanReader<'a> {
     scan: &'a OneScan<'a>,
     tables: &'a ScanTables,
     number: usize,
@@ -390,7 +396,7 @@ struct Reader<'a> {
     across: u32,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ScanReader<'a> {
     fn new(
         picture: Input<'a>,
         number: usize,
@@ -417,7 +423,7 @@ impl<'a> Reader<'a> {
         };
         let bits = Bits::new(
             input,
-            Place {
+            BitPlace {
                 byte: scan.data.start,
                 bit: 0,
             },
@@ -538,7 +544,7 @@ impl<'a> Reader<'a> {
         mut read: impl FnMut(
             &mut Self,
             &mut Bits<'a>,
-            Part,
+            ScanPart,
             (&mut u64, Option<&mut [i16; 64]>),
         ) -> Result<(), Fault>,
     ) -> Result<()> {
@@ -575,7 +581,7 @@ impl<'a> Reader<'a> {
     #[inline(always)]
     fn blocks_of(
         &mut self,
-        part: Part,
+        part: ScanPart,
         row: u32,
         to: &mut Coefficients,
         mut read: impl FnMut(
@@ -663,7 +669,7 @@ impl<'a> Reader<'a> {
         }
         self.bits = Bits::new(
             self.input,
-            Place {
+            BitPlace {
                 byte: place,
                 bit: 0,
             },

@@ -6,7 +6,7 @@
 use super::header::{
     BLOCKS_MAX, Component, Factors, Header, Input, Scan, Segment, restart_interval,
 };
-use super::huffman::{Ac, Band, Dc, Table, ZIGZAG};
+use super::huffman::{Ac, Band, Dc, HuffmanTable, ZIGZAG};
 use super::walk::KeptTable;
 use crate::error::{Error, ErrorKind, Result};
 use std::ops::Range;
@@ -34,14 +34,14 @@ pub(super) struct Script<'a> {
 pub(super) struct OneScan<'a> {
     pub(super) coding: Coding,
     /// Components in the order of an MCU, with the numbers of their tables.
-    pub(super) parts: [Part; 4],
+    pub(super) parts: [ScanPart; 4],
     count: usize,
     /// Range of coefficients, in the order of the file.
     pub(super) band: Range<usize>,
     /// Number of low bits that later scans add.
     pub(super) low: u32,
-    pub(super) dc: [Option<Table<'a>>; 4],
-    pub(super) ac: [Option<Table<'a>>; 4],
+    pub(super) dc: [Option<HuffmanTable<'a>>; 4],
+    pub(super) ac: [Option<HuffmanTable<'a>>; 4],
     /// MCUs between restart markers; 0 without them.
     pub(super) restart: u32,
     /// Byte range of the coded data in the picture.
@@ -49,7 +49,7 @@ pub(super) struct OneScan<'a> {
 }
 
 #[derive(Clone, Copy, Default)]
-pub(super) struct Part {
+pub(super) struct ScanPart {
     pub(super) component: usize,
     pub(super) dc: usize,
     pub(super) ac: usize,
@@ -282,7 +282,7 @@ impl<'a> Script<'a> {
                 "of {count} components, coefficients {first} to {last}, bits {high} and {low}"
             ));
         }
-        let mut parts = [Part::default(); 4];
+        let mut parts = [ScanPart::default(); 4];
         for (index, [name, tables]) in selectors.as_chunks::<2>().0.iter().enumerate() {
             let Some(component) = header.component(*name) else {
                 return wrong("of a component that is not there");
@@ -293,12 +293,12 @@ impl<'a> Script<'a> {
             {
                 return wrong("that has a component twice");
             }
-            parts[index] = Part {
+            parts[index] = ScanPart {
                 component,
                 dc: usize::from(tables >> 4),
                 ac: usize::from(tables & 15),
             };
-            let lacks = |used: bool, tables: &[Option<Table<'_>>; 4], number: usize| {
+            let lacks = |used: bool, tables: &[Option<HuffmanTable<'_>>; 4], number: usize| {
                 used && tables.get(number).is_none_or(Option::is_none)
             };
             let part = parts[index];
@@ -309,7 +309,7 @@ impl<'a> Script<'a> {
                 ));
             }
         }
-        let blocks = |part: &Part| {
+        let blocks = |part: &ScanPart| {
             let Factors { h, v } = self.components[part.component].factors;
             usize::from(h) * usize::from(v)
         };
@@ -357,7 +357,7 @@ impl<'a> Script<'a> {
 }
 
 impl OneScan<'_> {
-    pub(super) fn parts(&self) -> &[Part] {
+    pub(super) fn parts(&self) -> &[ScanPart] {
         &self.parts[..self.count]
     }
 

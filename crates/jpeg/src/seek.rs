@@ -29,7 +29,7 @@
 //! * The CRC check reads all coded data, including those below a crop.
 //! * Forged points with the right CRC cause wrong pixels at worst.
 
-use super::bits::Place;
+use super::bits::BitPlace;
 use super::header::{Header, SEEK, SEEK_MARKER, Segment};
 
 /// Bytes of a picture for each byte of its points.
@@ -42,7 +42,7 @@ pub const BYTES_MAX: usize = 0xFFFF - 2 - SEEK.len();
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Point {
     pub(super) mcu: u32,
-    pub(super) place: Place,
+    pub(super) place: BitPlace,
     pub(super) predictors: [i32; 4],
 }
 
@@ -118,7 +118,7 @@ impl<'a> Points<'a> {
         let bits = before.place.bits().checked_add(number(&mut self.rest)?)?;
         let mut point = Point {
             mcu: before.mcu.saturating_add(self.step).min(self.total),
-            place: Place {
+            place: BitPlace {
                 byte: usize::try_from(bits / 8)
                     .ok()
                     .filter(|byte| *byte <= self.end)?,
@@ -135,14 +135,14 @@ impl<'a> Points<'a> {
 }
 
 /// Writes the points of a picture.
-pub(super) struct Writer {
+pub(super) struct SeekWriter {
     points: Vec<u8>,
     components: usize,
     before: Point,
     pub(super) step: u32,
 }
 
-impl Writer {
+impl SeekWriter {
     /// Writes a point every `step` MCUs.
     pub(super) fn new(header: &Header, step: u32) -> Self {
         Self {
@@ -210,7 +210,7 @@ pub(super) fn identity(input: &[u8], header: &Header, end: usize, numbers: &[u8]
 /// The state before the first point.
 fn start(header: &Header) -> Point {
     Point {
-        place: Place {
+        place: BitPlace {
             byte: header.scan,
             bit: 0,
         },

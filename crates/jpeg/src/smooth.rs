@@ -9,7 +9,7 @@
 
 use super::header::Header;
 use super::huffman::ZIGZAG;
-use super::region::Layout;
+use super::region::RegionLayout;
 use super::script::{Estimated, UNSEEN};
 
 /// Weights of a window of DC coefficients, in 1/256.
@@ -107,7 +107,7 @@ struct Plane {
 
 impl Smoothing {
     /// Creates it without DC coefficients. `layout` is that of the whole picture.
-    pub(super) fn new(header: &Header, layout: &Layout, lacks: Estimated) -> Self {
+    pub(super) fn new(header: &Header, layout: &RegionLayout, lacks: Estimated) -> Self {
         let mut planes: [Plane; 4] = Default::default();
         for (index, (plane, part)) in planes.iter_mut().zip(layout.planes()).enumerate() {
             let (across, down) = header.blocks(index);

@@ -26,7 +26,7 @@ impl Draws {
     }
 }
 
-fn with(kernels: Kernels) -> Decoder {
+fn with(kernels: JpegKernels) -> Decoder {
     Decoder {
         kernels,
         ..Decoder::default()
@@ -145,7 +145,7 @@ fn encoded_as(
 
 #[test]
 fn vector_kernels_equal_the_scalar_ones() {
-    let best = Kernels::default();
+    let best = JpegKernels::default();
     let mut draws = Draws(1);
     let mut bytes =
         |count: usize| -> Vec<u8> { (0..count).map(|_| draws.below(256) as u8).collect() };
@@ -173,7 +173,7 @@ fn vector_kernels_equal_the_scalar_ones() {
 
 #[test]
 fn vector_transforms_equal_the_scalar_ones() {
-    let best = Kernels::default();
+    let best = JpegKernels::default();
     let mut draws = Draws(2);
     for turn in 0..20_000 {
         // All values that coded data can hold, and tables of 16 bits, at times.
@@ -323,7 +323,7 @@ proptest! {
         if small(&input) {
             let mut used = Decoder::default();
             decode(&mut used, &encoded(seed ^ 1, (40, 30), 3, 3, 0), None, true).unwrap();
-            let kernels = [Kernels::default(), kernels::SCALAR].map(with).into_iter();
+            let kernels = [JpegKernels::default(), kernels::SCALAR].map(with).into_iter();
             let all: Vec<_> = kernels.chain([used])
                 .map(|mut decoder| decode(&mut decoder, &input, None, strict).map_err(|error| error.to_string()))
                 .collect();

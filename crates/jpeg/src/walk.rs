@@ -1,12 +1,12 @@
 //! The walk over a scan's MCUs: decodes the needed blocks to samples, and skips the others.
 
-use super::bits::{Bits, Place};
+use super::bits::{BitPlace, Bits};
 use super::header::{BLOCKS_MAX, Component, Header, Input, SURPLUS, Scan};
-use super::huffman::{Ac, Dc, Fault, Lookup, Table};
-use super::kernels::{self, Kernels};
-use super::region::Layout;
-use super::rows::Rows;
-use super::seek::{Point, Points, Writer};
+use super::huffman::{Ac, Dc, Fault, HuffmanTable, Lookup};
+use super::kernels::{self, JpegKernels};
+use super::region::RegionLayout;
+use super::rows::PixelRows;
+use super::seek::{Point, Points, SeekWriter};
 use crate::error::{Error, Result};
 
 /// Tables of the last picture, kept because most pictures of a dataset have the same.
@@ -26,7 +26,7 @@ pub(super) struct KeptTable<T> {
 impl<T: Lookup> KeptTable<T> {
     /// Refills the table if it differs. Files with their own tables are common, so only the first
     /// table allocates memory.
-    pub(super) fn update(kept: &mut Option<Box<Self>>, table: Option<Table<'_>>) {
+    pub(super) fn update(kept: &mut Option<Box<Self>>, table: Option<HuffmanTable<'_>>) {
         let Some(table) = table else { return };
         let kept = kept.get_or_insert_with(|| {
             Box::new(Self {
@@ -182,7 +182,7 @@ impl<'a> Walk<'a> {
             codings,
             bits: Bits::new(
                 input,
-                Place {
+                BitPlace {
                     byte: header.scan,
                     bit: 0,
                 },
@@ -203,10 +203,10 @@ impl<'a> Walk<'a> {
     /// Decodes the needed blocks of a row of MCUs.
     pub(super) fn row(
         &mut self,
-        layout: &Layout,
+        layout: &RegionLayout,
         row: u32,
-        rows: &mut Rows,
-        kernels: &Kernels,
+        rows: &mut PixelRows,
+        kernels: &JpegKernels,
     ) -> Result<()> {
         self.advance(row * layout.mcus.0 + layout.mcu_columns.start)?;
         for column in layout.mcu_columns.clone() {
@@ -323,7 +323,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Skips through the whole scan, and writes its seek points.
-    pub(super) fn survey(mut self, mut points: Writer) -> Result<Vec<u8>> {
+    pub(super) fn survey(mut self, mut points: SeekWriter) -> Result<Vec<u8>> {
         while self.mcu < self.total {
             self.pass_until(self.mcu.saturating_add(points.step).min(self.total))?;
             points.push(self.point());
@@ -346,7 +346,7 @@ impl<'a> Walk<'a> {
         if !self.broken {
             self.bits = Bits::new(
                 self.input,
-                Place {
+                BitPlace {
                     byte: self.starts[number as usize],
                     bit: 0,
                 },
@@ -434,11 +434,11 @@ impl<'a> Walk<'a> {
     /// Decodes an MCU.
     fn decode(
         &mut self,
-        layout: &Layout,
+        layout: &RegionLayout,
         column: u32,
         row: u32,
-        rows: &mut Rows,
-        kernels: &Kernels,
+        rows: &mut PixelRows,
+        kernels: &JpegKernels,
     ) -> Result<(), Fault> {
         let mut bits = self.bits.clone();
         let done = match layout.scale {
@@ -454,11 +454,11 @@ impl<'a> Walk<'a> {
     fn decode_blocks<const FULL: bool>(
         &mut self,
         bits: &mut Bits<'a>,
-        layout: &Layout,
+        layout: &RegionLayout,
         column: u32,
         row: u32,
-        rows: &mut Rows,
-        kernels: &Kernels,
+        rows: &mut PixelRows,
+        kernels: &JpegKernels,
     ) -> Result<(), Fault> {
         for block in &self.blocks[..self.count] {
             let coding = &self.codings[block.component];
@@ -516,7 +516,7 @@ impl<'a> Walk<'a> {
     }
 
     #[cold]
-    fn grey(&mut self, layout: &Layout, column: u32, row: u32, rows: &mut Rows) {
+    fn grey(&mut self, layout: &RegionLayout, column: u32, row: u32, rows: &mut PixelRows) {
         for block in &self.blocks[..self.count] {
             let plane = &layout.planes()[block.component];
             let x = column * u32::from(plane.factors.h) + block.x;
@@ -529,14 +529,14 @@ impl<'a> Walk<'a> {
 }
 
 impl Pending<'_> {
-    fn flush(&mut self, rows: &mut Rows, kernels: &Kernels) {
+    fn flush(&mut self, rows: &mut PixelRows, kernels: &JpegKernels) {
         if self.count > 0 {
             self.flush_as(self.size, rows, kernels);
         }
     }
 
     #[inline(always)]
-    fn flush_as(&mut self, size: u32, rows: &mut Rows, kernels: &Kernels) {
+    fn flush_as(&mut self, size: u32, rows: &mut PixelRows, kernels: &JpegKernels) {
         let [first, second] = &self.coefficients;
         let samples = kernels.samples(size, [first, second], self.quants);
         for (samples, (component, x, y)) in samples[..self.count].iter().zip(self.targets) {

@@ -39,7 +39,7 @@ pub enum Nulls {
 
 /// Location of a column's bytes, and the footer's facts about them.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct ValuePlace {
     /// Offset and length of the dictionary page, unless it is part of `data`.
     pub(super) dictionary: Option<(u64, u64)>,
     /// Offset and length of the pages.
@@ -110,7 +110,7 @@ fn unread(error: ParquetError) -> Error {
 /// A column to decode.
 pub(super) struct Column<'a> {
     pub(super) descr: &'a ColumnDescPtr,
-    pub(super) place: &'a Place,
+    pub(super) place: &'a ValuePlace,
     /// Bytes of `place.dictionary` (empty without one) and of `place.data`.
     pub(super) dictionary: &'a Bytes,
     pub(super) data: &'a Bytes,

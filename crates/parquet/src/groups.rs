@@ -1,6 +1,6 @@
 //! Cuts row groups into chunks and computes the memory for opening each.
 
-use super::column::{Place, TOGETHER};
+use super::column::{TOGETHER, ValuePlace};
 use super::footer::Footer;
 use super::offsets::{Claim, DataPage};
 use super::unpack::Codec;
@@ -41,7 +41,7 @@ impl Cut<'_> {
     }
 
     /// Place of the whole column `index`.
-    fn whole(&self, index: usize) -> Result<Place> {
+    fn whole(&self, index: usize) -> Result<ValuePlace> {
         let meta = self.column(index);
         let rows = self.rows()?;
         let name = meta.column_path().string();
@@ -108,7 +108,7 @@ impl Cut<'_> {
                     Encoding::PLAIN_DICTIONARY | Encoding::RLE_DICTIONARY
                 )
             });
-        let mut place = Place {
+        let mut place = ValuePlace {
             dictionary: None,
             data: (start, len),
             has_dictionary,
@@ -147,7 +147,7 @@ impl Cut<'_> {
             .unwrap_or(0)
     }
 
-    fn counted_payload(&self, index: usize, place: &Place) -> Option<u64> {
+    fn counted_payload(&self, index: usize, place: &ValuePlace) -> Option<u64> {
         scan::payload(
             &self.footer.blob()?,
             &self.footer.leaves[self.columns[index]].descr,
@@ -182,7 +182,7 @@ impl Parquet {
         if rows == 0 {
             return Ok(());
         }
-        let places: Box<[Place]> = (0..cut.columns.len())
+        let places: Box<[ValuePlace]> = (0..cut.columns.len())
             .map(|index| cut.whole(index))
             .collect::<Result<_>>()?;
         let bytes = self.bytes_of(cut, &places, rows);
@@ -208,7 +208,7 @@ impl Parquet {
         file: u32,
         cut: &Cut<'_>,
         rows: Range<u64>,
-        places: Box<[Place]>,
+        places: Box<[ValuePlace]>,
         bytes: ChunkBytes,
     ) {
         let count = rows.end - rows.start;
@@ -233,10 +233,10 @@ impl Parquet {
     fn runs(
         &mut self,
         cut: &Cut<'_>,
-        whole: &[Place],
+        whole: &[ValuePlace],
         rows: u64,
         opened: u64,
-    ) -> Result<Option<Vec<(Range<u64>, Box<[Place]>)>>> {
+    ) -> Result<Option<Vec<(Range<u64>, Box<[ValuePlace]>)>>> {
         let Some(columns) = self.checked_pages(cut, whole, rows)? else {
             return Ok(None);
         };
@@ -280,7 +280,7 @@ impl Parquet {
     fn checked_pages(
         &mut self,
         cut: &Cut<'_>,
-        whole: &[Place],
+        whole: &[ValuePlace],
         rows: u64,
     ) -> Result<Option<Vec<offsets::Pages>>> {
         let checked = if let Some(reason) = &cut.footer.no_index {
@@ -314,7 +314,7 @@ impl Parquet {
     }
 
     /// Sizes of a chunk with these pages.
-    fn bytes_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> ChunkBytes {
+    fn bytes_of(&self, cut: &Cut<'_>, places: &[ValuePlace], rows: u64) -> ChunkBytes {
         let mut bytes = ChunkBytes::default();
         for place in places {
             let dictionary = place.dictionary.map_or(0, |(_, len)| len);
@@ -346,7 +346,7 @@ impl Parquet {
 
     /// Heap that a worker needs to open a chunk: the values of the columns interleaved at once, and
     /// the memory for reading one column.
-    fn scratch_of(&self, cut: &Cut<'_>, places: &[Place], rows: u64) -> u64 {
+    fn scratch_of(&self, cut: &Cut<'_>, places: &[ValuePlace], rows: u64) -> u64 {
         let mut together = 0;
         let mut reader = 0;
         for field in &self.fields {
@@ -395,7 +395,7 @@ fn is_prefix_coded(meta: &ColumnChunkMetaData) -> bool {
 }
 
 /// Open bytes of a column of byte arrays or lists.
-fn ragged_bytes(meta: &ColumnChunkMetaData, place: &Place, keep: u64) -> u64 {
+fn ragged_bytes(meta: &ColumnChunkMetaData, place: &ValuePlace, keep: u64) -> u64 {
     if meta.column_type() != Type::BYTE_ARRAY {
         return place.values.saturating_mul(keep);
     }
@@ -431,7 +431,7 @@ fn value_bytes(meta: &ColumnChunkMetaData) -> u64 {
 
 /// Heap for a column that goes through the column reader: an unpacked page twice, dictionary,
 /// values, levels.
-fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
+fn reader_bytes(meta: &ColumnChunkMetaData, place: &ValuePlace, rows: u64) -> u64 {
     if is_plain(meta) {
         return if place.compression == Compression::UNCOMPRESSED {
             0
@@ -479,7 +479,11 @@ fn reader_bytes(meta: &ColumnChunkMetaData, place: &Place, rows: u64) -> u64 {
 
 /// The part of a column that contains the rows `range`, and the bytes of its byte arrays according
 /// to the index.
-fn pages_of(whole: &Place, pages: &offsets::Pages, range: &Range<u64>) -> (Place, Option<u64>) {
+fn pages_of(
+    whole: &ValuePlace,
+    pages: &offsets::Pages,
+    range: &Range<u64>,
+) -> (ValuePlace, Option<u64>) {
     let data = &pages.data;
     let first = data.partition_point(|page| page.first_row <= range.start) - 1;
     let end = data
@@ -488,7 +492,7 @@ fn pages_of(whole: &Place, pages: &offsets::Pages, range: &Range<u64>) -> (Place
     let here = &data[first..end];
     let sum = |of: fn(&DataPage) -> u64| here.iter().map(of).fold(0, u64::saturating_add);
     let (stored, unpacked) = pages.dictionary;
-    let place = Place {
+    let place = ValuePlace {
         dictionary: (stored > 0).then_some((whole.data.0, stored)),
         data: (data[first].offset, sum(|page| page.len)),
         has_dictionary: stored > 0,

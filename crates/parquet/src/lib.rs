@@ -40,7 +40,7 @@ mod unpack;
 
 pub use column::Nulls;
 
-use self::column::{Column, Place, Scratch as Arenas, TOGETHER};
+use self::column::{Column, Scratch as Arenas, TOGETHER, ValuePlace};
 use self::fields::{SchemaPlan, outside, prune_columns, same_columns};
 use self::footer::Footer;
 use self::groups::Cut;
@@ -136,7 +136,7 @@ struct Chunk {
     group: u32,
     /// Rows of the chunk, counted in the row group.
     rows: Range<u64>,
-    places: Box<[Place]>,
+    places: Box<[ValuePlace]>,
     bytes: ChunkBytes,
 }
 
@@ -516,7 +516,7 @@ impl Dataset for Parquet {
         let places: usize = self
             .chunks
             .iter()
-            .map(|chunk| chunk.places.len() * size_of::<Place>())
+            .map(|chunk| chunk.places.len() * size_of::<ValuePlace>())
             .sum();
         let leaves = self.leaves.capacity() * size_of::<Leaves>();
         let index_bytes = leaves

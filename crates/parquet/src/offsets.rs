@@ -10,7 +10,7 @@
 //! Limits: a contradiction is not an error; the row group is then read as a whole, as without an
 //! index. A failed read is an error, so that cuts never depend on the storage.
 
-use super::column::Place;
+use super::column::ValuePlace;
 use super::page::{Header, PageKind, RLE, Thrift};
 use super::scan::{HEAD, HEAD_MAX};
 use super::unpack::Codec;
@@ -49,7 +49,7 @@ pub(super) struct Pages {
 /// A column chunk with its offset index.
 pub(super) struct Claim<'a> {
     pub(super) descr: &'a ColumnDescPtr,
-    pub(super) whole: &'a Place,
+    pub(super) whole: &'a ValuePlace,
     pub(super) index: &'a OffsetIndexMetaData,
     pub(super) rows: u64,
 }

@@ -5,7 +5,7 @@
 //! value's difference from the value before), and for files whose writer omitted the sizes. `None`
 //! means malformed pages: opening the chunk reports the damage.
 
-use super::column::{Place, levels_v1};
+use super::column::{ValuePlace, levels_v1};
 use super::page::{DELTA_BYTE_ARRAY, Header, PageKind, Thrift};
 use super::unpack::Codec;
 use feedline_core::storage::Blob;
@@ -70,7 +70,7 @@ pub(super) fn all_unpacked(blob: &Blob, offset: u64, len: u64) -> Option<u64> {
 }
 
 /// Maximum bytes of the byte arrays in the pages of `place`, without dictionary entries.
-pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &Place) -> Option<u64> {
+pub(super) fn payload(blob: &Blob, descr: &ColumnDescPtr, place: &ValuePlace) -> Option<u64> {
     let mut buffer = Vec::new();
     let mut unpacked = Vec::new();
     let mut codec = Codec::default();

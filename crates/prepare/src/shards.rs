@@ -58,14 +58,14 @@ impl Format {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Shards {
-    pub(super) settings: Settings,
+    pub(super) settings: ShardSettings,
     pub(super) workers: usize,
-    size: Size,
+    size: ShardSize,
 }
 
 /// Settings that determine the output, as stored in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Settings {
+pub(super) struct ShardSettings {
     /// Ending of a shard's file name.
     pub(super) format: String,
     pub(super) seek_points: bool,
@@ -76,7 +76,7 @@ pub(super) struct Settings {
     pub(super) skip_damaged: bool,
 }
 
-impl Settings {
+impl ShardSettings {
     /// The output format. Errors: a format that this build lacks.
     pub(super) fn format(&self) -> Result<Format> {
         match &*self.format {
@@ -92,7 +92,7 @@ impl Settings {
 
 /// Limit of a shard.
 #[derive(Clone, Copy, Debug)]
-enum Size {
+enum ShardSize {
     Samples(u64),
     Bytes(u64),
 }
@@ -102,8 +102,8 @@ impl Shards {
     /// core, damage refused.
     pub fn new(format: Format) -> Self {
         let format = format.ending().into();
-        let size = Size::Bytes(256 << 20);
-        let settings = Settings {
+        let size = ShardSize::Bytes(256 << 20);
+        let settings = ShardSettings {
             format,
             seek_points: true,
             bytes_max: 256 << 20,
@@ -135,7 +135,7 @@ impl Shards {
     /// `samples`⌉ shards, which differ by at most one sample. Replaces the limit of bytes.
     #[must_use]
     pub fn samples_per_shard(mut self, samples: u64) -> Self {
-        self.size = Size::Samples(samples);
+        self.size = ShardSize::Samples(samples);
         self
     }
 
@@ -144,7 +144,7 @@ impl Shards {
     /// Seek points and framing are not counted. Replaces the limit of samples.
     #[must_use]
     pub fn bytes_per_shard(mut self, bytes: u64) -> Self {
-        self.size = Size::Bytes(bytes);
+        self.size = ShardSize::Bytes(bytes);
         self
     }
 
@@ -175,8 +175,8 @@ impl Shards {
     /// shard.
     pub(super) fn count(&self, samples: u64, bytes: u64) -> Result<u64> {
         let (all, each) = match self.size {
-            Size::Samples(each) => (samples, each),
-            Size::Bytes(each) => (bytes, each),
+            ShardSize::Samples(each) => (samples, each),
+            ShardSize::Bytes(each) => (bytes, each),
         };
         if each == 0 {
             return Err(config(

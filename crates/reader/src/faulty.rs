@@ -176,7 +176,7 @@ impl Faulty {
 
 /// The change to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
+enum FaultChange {
     /// The operation is not executed; this is its result: a count, or minus an errno.
     Instead(i32),
     /// This many bytes are requested.
@@ -191,7 +191,7 @@ enum Change {
 
 /// The change that causes `fault`, and the affected part of the wanted bytes (offset, length).
 /// `None` if the fault makes no sense here.
-fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)> {
+fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(FaultChange, u64, u64)> {
     let Attempt {
         call,
         extent,
@@ -209,13 +209,13 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
     let no_bytes = matches!(call, Call::Open | Call::Populate);
     let block = align.max(1);
     let change = match fault {
-        Fault::Error(errno) => Change::Instead(-errno.clamp(1, 4095)),
-        Fault::Late(time) => Change::Until(Instant::now().checked_add(time)?),
+        Fault::Error(errno) => FaultChange::Instead(-errno.clamp(1, 4095)),
+        Fault::Late(time) => FaultChange::Until(Instant::now().checked_add(time)?),
         _ if no_bytes || wanted == 0 => return None,
-        Fault::Zero => Change::Instead(0),
+        Fault::Zero => FaultChange::Instead(0),
         Fault::Short(bytes) => {
             let bytes = bytes.max(1).checked_next_multiple_of(block)?;
-            ((bytes as u64) < there).then_some(Change::Len(bytes))?
+            ((bytes as u64) < there).then_some(FaultChange::Len(bytes))?
         }
         Fault::Elsewhere => {
             let step = if block > 1 {
@@ -236,13 +236,13 @@ fn change(fault: Fault, at: u64, attempt: &Attempt) -> Option<(Change, u64, u64)
             } else {
                 left > 0
             };
-            fits.then_some(Change::Offset(other))?
+            fits.then_some(FaultChange::Offset(other))?
         }
         Fault::Flipped => {
             let draw = mix(at);
             let byte = start + (draw >> 3) % wanted;
             return Some((
-                Change::Flip((byte - next.offset) as usize, 1 << (draw & 7)),
+                FaultChange::Flip((byte - next.offset) as usize, 1 << (draw & 7)),
                 byte,
                 1,
             ));
@@ -268,7 +268,7 @@ pub struct Injection(Option<Armed>);
 struct Armed {
     faulty: Arc<Faulty>,
     hit: Hit,
-    change: Change,
+    change: FaultChange,
 }
 
 impl Armed {
@@ -326,7 +326,7 @@ impl FaultHook {
 }
 
 impl Injection {
-    fn change(&self) -> Option<Change> {
+    fn change(&self) -> Option<FaultChange> {
         self.0.as_ref().map(|armed| armed.change)
     }
 
@@ -339,15 +339,15 @@ impl Injection {
     /// The request instead of `next`.
     pub(crate) fn next(&self, next: Next) -> Next {
         match self.change() {
-            Some(Change::Len(len)) => Next { len, ..next },
-            Some(Change::Offset(offset)) => Next { offset, ..next },
+            Some(FaultChange::Len(len)) => Next { len, ..next },
+            Some(FaultChange::Offset(offset)) => Next { offset, ..next },
             _ => next,
         }
     }
 
     /// The result of an operation that must not be executed: a count, or minus an errno.
     pub(crate) fn instead(&self) -> Option<i32> {
-        let Some(Change::Instead(result)) = self.change() else {
+        let Some(FaultChange::Instead(result)) = self.change() else {
             return None;
         };
         Some(result)
@@ -355,7 +355,7 @@ impl Injection {
 
     /// When to report the result, if it is late.
     pub(super) fn until(&self) -> Option<Instant> {
-        let Some(Change::Until(time)) = self.change() else {
+        let Some(FaultChange::Until(time)) = self.change() else {
             return None;
         };
         Some(time)
@@ -368,9 +368,9 @@ impl Injection {
             return result;
         };
         let happened = match change {
-            Change::Instead(_) | Change::Until(_) => true,
-            Change::Len(_) | Change::Offset(_) => result > 0,
-            Change::Flip(at, bit) => {
+            FaultChange::Instead(_) | FaultChange::Until(_) => true,
+            FaultChange::Len(_) | FaultChange::Offset(_) => result > 0,
+            FaultChange::Flip(at, bit) => {
                 let byte = bytes
                     .and_then(|bytes| bytes.get_mut(at))
                     .filter(|_| result > at as i64);
@@ -380,7 +380,7 @@ impl Injection {
         if happened {
             self.note();
         }
-        if let Change::Instead(instead) = change {
+        if let FaultChange::Instead(instead) = change {
             i64::from(instead)
         } else {
             result
@@ -456,50 +456,54 @@ mod tests {
             (
                 Fault::Error(5),
                 plain(),
-                Some((Change::Instead(-5), 1000, 2000)),
+                Some((FaultChange::Instead(-5), 1000, 2000)),
             ),
             (
                 Fault::Error(0),
                 plain(),
-                Some((Change::Instead(-1), 1000, 2000)),
+                Some((FaultChange::Instead(-1), 1000, 2000)),
             ),
             (
                 Fault::Zero,
                 direct(),
-                Some((Change::Instead(0), 1000, 2000)),
+                Some((FaultChange::Instead(0), 1000, 2000)),
             ),
             (
                 Fault::Zero,
                 attempt(1500, 1500, 1),
-                Some((Change::Instead(0), 1500, 1500)),
+                Some((FaultChange::Instead(0), 1500, 1500)),
             ),
-            (Fault::Short(0), plain(), Some((Change::Len(1), 1000, 2000))),
+            (
+                Fault::Short(0),
+                plain(),
+                Some((FaultChange::Len(1), 1000, 2000)),
+            ),
             (
                 Fault::Short(1999),
                 plain(),
-                Some((Change::Len(1999), 1000, 2000)),
+                Some((FaultChange::Len(1999), 1000, 2000)),
             ),
             (Fault::Short(2000), plain(), None),
             (
                 Fault::Short(1),
                 direct(),
-                Some((Change::Len(512), 1000, 2000)),
+                Some((FaultChange::Len(512), 1000, 2000)),
             ),
             (Fault::Short(2049), direct(), None),
             (
                 Fault::Elsewhere,
                 plain(),
-                Some((Change::Offset(936), 1000, 2000)),
+                Some((FaultChange::Offset(936), 1000, 2000)),
             ),
             (
                 Fault::Elsewhere,
                 direct(),
-                Some((Change::Offset(0), 1000, 2000)),
+                Some((FaultChange::Offset(0), 1000, 2000)),
             ),
             (
                 Fault::Elsewhere,
                 attempt(0, 3072, 512),
-                Some((Change::Offset(512), 1000, 2000)),
+                Some((FaultChange::Offset(512), 1000, 2000)),
             ),
             // The file has no other part of that length.
             (Fault::Elsewhere, attempt(0, 10_240, 512), None),
@@ -519,7 +523,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_lies_in_the_wanted_bytes_of_any_read() {
         for at in 0..1000 {
-            let Some((Change::Flip(byte, bit), offset, 1)) =
+            let Some((FaultChange::Flip(byte, bit), offset, 1)) =
                 change(Fault::Flipped, at, &attempt(512, 2560, 512))
             else {
                 panic!("no bit")

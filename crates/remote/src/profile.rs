@@ -48,7 +48,7 @@ pub(super) struct Profile {
 
 /// The settings of a profile.
 #[derive(Default)]
-struct Settings {
+struct ProfileSettings {
     /// Settings of the credentials file.
     keys: BTreeMap<String, String>,
     /// Settings of both files.
@@ -112,7 +112,7 @@ impl Profile {
 
     /// Reads both files. Errors: [`ErrorKind::Config`] for a named profile that is in neither of
     /// them; a file that cannot be read.
-    fn read(&self) -> Result<Settings> {
+    fn read(&self) -> Result<ProfileSettings> {
         let name = self.name.as_str();
         let config = section(&text(&self.config)?, |title| {
             match title.strip_prefix("profile") {
@@ -137,10 +137,10 @@ impl Profile {
             .into_iter()
             .chain(keys.clone())
             .collect();
-        Ok(Settings { keys, all })
+        Ok(ProfileSettings { keys, all })
     }
 
-    fn has_credentials(&self, settings: &Settings) -> Result<bool> {
+    fn has_credentials(&self, settings: &ProfileSettings) -> Result<bool> {
         let has = |name: &&str| settings.all.contains_key(*name);
         if [
             "aws_access_key_id",
@@ -165,7 +165,7 @@ impl Profile {
 
     /// Credentials of these settings. Errors: [`ErrorKind::Permission`], with the profile and the
     /// command.
-    fn credentials(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
+    fn credentials(&self, settings: &ProfileSettings) -> Result<Fresh<AwsCredential>> {
         self.plain(self.first_of(settings)?)
     }
 
@@ -195,7 +195,7 @@ impl Profile {
         })
     }
 
-    fn first_of(&self, settings: &Settings) -> Result<Fresh<AwsCredential>> {
+    fn first_of(&self, settings: &ProfileSettings) -> Result<Fresh<AwsCredential>> {
         // The order of AWS's own tools: keys of the credentials file, the command, keys of the
         // other file.
         if let Some(found) = self.keys(&settings.keys)? {

@@ -27,7 +27,7 @@ const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)
 pub(super) struct Proxies {
     http: Option<Proxy>,
     https: Option<Proxy>,
-    direct: Vec<Direct>,
+    direct: Vec<DirectHosts>,
 }
 
 /// A proxy, and the variable that names it.
@@ -39,7 +39,7 @@ pub(super) struct Proxy {
 
 /// An entry of `NO_PROXY`.
 #[derive(Debug, PartialEq)]
-enum Direct {
+enum DirectHosts {
     All,
     /// Address, and the number of its leading bits that are compared.
     Net(IpAddr, u32),
@@ -78,7 +78,7 @@ impl Proxies {
             direct: direct
                 .split([',', ' ', '\t'])
                 .filter(|entry| !entry.is_empty())
-                .map(Direct::parse)
+                .map(DirectHosts::parse)
                 .collect(),
         })
     }
@@ -183,7 +183,7 @@ impl Proxy {
     }
 }
 
-impl Direct {
+impl DirectHosts {
     fn parse(entry: &str) -> Self {
         let entry = entry.to_ascii_lowercase();
         if entry == "*" {

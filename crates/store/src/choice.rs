@@ -139,8 +139,8 @@ pub fn open_cached(
     cache: Option<&Cache>,
 ) -> Result<Opened> {
     check_limits(options)?;
-    let facts = Facts::of(sources, options, cache);
-    let Facts {
+    let facts = FileFacts::of(sources, options, cache);
+    let FileFacts {
         ref sources, cache, ..
     } = facts;
     let meter = Arc::new(Meter::new());
@@ -211,7 +211,7 @@ pub fn open_cached(
 }
 
 /// The facts that decide which readers are opened.
-struct Facts<'a> {
+struct FileFacts<'a> {
     options: &'a ReaderOptions,
     /// The sources, with the folders on mounts that the cache stages.
     sources: Arc<Sources>,
@@ -242,7 +242,7 @@ struct MainReader {
     why: Vec<String>,
 }
 
-impl<'a> Facts<'a> {
+impl<'a> FileFacts<'a> {
     fn of(sources: Arc<Sources>, options: &'a ReaderOptions, given: Option<&'a Cache>) -> Self {
         let (objects, files) = sources.kinds();
         let slow = match given {

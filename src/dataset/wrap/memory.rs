@@ -39,7 +39,7 @@ impl AsRef<[u8]> for Owner {
 }
 
 /// A part of a file, and the memory to read it into.
-struct Task<'a> {
+struct ReadTask<'a> {
     source: SourceId,
     offset: u64,
     place: &'a mut [u8],
@@ -133,7 +133,7 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
         let (file, after) = rest.split_at_mut(table.len_of(source) as usize);
         rest = after;
         let parts = file.chunks_mut(STEP).enumerate();
-        tasks.extend(parts.map(|(part, place)| Task {
+        tasks.extend(parts.map(|(part, place)| ReadTask {
             source,
             offset: (part * STEP) as u64,
             place,
@@ -149,7 +149,7 @@ fn read_all(table: &Sources, mut rest: &mut [u8]) -> Result<()> {
     .map(drop)
 }
 
-fn read(table: &Sources, task: Task<'_>) -> Result<()> {
+fn read(table: &Sources, task: ReadTask<'_>) -> Result<()> {
     patiently(|| Blob::of_source(table, task.source)?.read_at(task.offset, task.place))
 }
 

@@ -100,7 +100,7 @@ struct Positions {
 struct Schedule {
     key: Key,
     /// By ascending starts; the first is 0.
-    segments: Vec<Segment>,
+    segments: Vec<MixSegment>,
     /// Number of samples and first id of each source.
     lens: Vec<u64>,
     firsts: Vec<u64>,
@@ -110,11 +110,11 @@ struct Schedule {
 }
 
 /// Positions with one table of weights.
-struct Segment {
+struct MixSegment {
     start: u64,
     /// Count of each source in a block.
     counts: Vec<u64>,
-    places: Places,
+    places: BlockPlaces,
     /// Count of each source before the segment.
     before: Vec<u128>,
     /// Hash of this segment and of those before it.
@@ -122,7 +122,7 @@ struct Segment {
 }
 
 /// The source at each place of a block, with its count of earlier places.
-enum Places {
+enum BlockPlaces {
     /// The variants of a block, one after the other.
     Table(Vec<(u16, u16)>),
     /// A block of 2^32 places, whose parts are made when they are needed.
@@ -132,13 +132,13 @@ enum Places {
 /// Parts of long blocks, kept for all threads.
 #[derive(Default)]
 struct Kept {
-    parts: VecDeque<Arc<Part>>,
+    parts: VecDeque<Arc<BlockPart>>,
     /// Start of the last made part's segment, and the path to that part.
     path: (u64, Path),
 }
 
 /// A part of a long block. `start` is the start of its segment, `number` the number of its block.
-struct Part {
+struct BlockPart {
     start: u64,
     number: u128,
     block: Block,
@@ -403,7 +403,7 @@ impl Sampler for Positions {
 impl std::fmt::Debug for Mix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} positions an epoch, ", self.positions.len)?;
-        for Segment { start, counts, .. } in &self.positions.schedule.segments {
+        for MixSegment { start, counts, .. } in &self.positions.schedule.segments {
             let more = if counts.len() > COUNTS_SHOWN {
                 ", …"
             } else {
@@ -606,10 +606,10 @@ impl Schedule {
                 .words(&sources[..known])
                 .end();
             let places = match counts.iter().sum::<u64>() {
-                ..=TABLE_MAX => Places::Table(variants(&counts, key.named("variants"))),
-                _ => Places::Parts(Shares::new(&counts, key.named("shares").derive(start))),
+                ..=TABLE_MAX => BlockPlaces::Table(variants(&counts, key.named("variants"))),
+                _ => BlockPlaces::Parts(Shares::new(&counts, key.named("shares").derive(start))),
             };
-            schedule.segments.push(Segment {
+            schedule.segments.push(MixSegment {
                 start,
                 counts,
                 places,
@@ -630,7 +630,7 @@ impl Schedule {
     }
 
     /// The segment of a position.
-    fn segment(&self, position: u128) -> &Segment {
+    fn segment(&self, position: u128) -> &MixSegment {
         let next = self
             .segments
             .partition_point(|segment| u128::from(segment.start) <= position);
@@ -642,11 +642,11 @@ impl Schedule {
         let segment = self.segment(position);
         let (block, place) = segment.place(position);
         let (source, earlier) = match &segment.places {
-            Places::Table(table) => {
+            BlockPlaces::Table(table) => {
                 let (source, earlier) = self.variant(segment, table, block)[place as usize];
                 (usize::from(source), u128::from(earlier))
             }
-            Places::Parts(shares) => self.in_part(segment, shares, block, place, |part| {
+            BlockPlaces::Parts(shares) => self.in_part(segment, shares, block, place, |part| {
                 let (source, earlier) = part.block.places[(place - part.block.from) as usize];
                 (source as usize, u128::from(earlier))
             }),
@@ -660,7 +660,7 @@ impl Schedule {
     /// The places of a block of a segment with a table.
     fn variant<'a>(
         &self,
-        segment: &Segment,
+        segment: &MixSegment,
         table: &'a [(u16, u16)],
         block: u128,
     ) -> &'a [(u16, u16)] {
@@ -678,14 +678,14 @@ impl Schedule {
     /// thread's last call was for the same part.
     fn in_part<T>(
         &self,
-        segment: &Segment,
+        segment: &MixSegment,
         shares: &Shares,
         number: u128,
         place: u64,
-        get: impl FnOnce(&Part) -> T,
+        get: impl FnOnce(&BlockPart) -> T,
     ) -> T {
-        thread_local!(static LAST: RefCell<Option<(u64, Arc<Part>)>> = const { RefCell::new(None) });
-        let fits = |part: &Part| {
+        thread_local!(static LAST: RefCell<Option<(u64, Arc<BlockPart>)>> = const { RefCell::new(None) });
+        let fits = |part: &BlockPart| {
             (part.start, part.number) == (segment.start, number) && part.block.has(place)
         };
         LAST.with_borrow_mut(|last| {
@@ -706,7 +706,7 @@ impl Schedule {
                         kept.path = (segment.start, Path::new());
                     }
                     let block = shares.block(place, number as u64, &mut kept.path.1);
-                    let part = Arc::new(Part {
+                    let part = Arc::new(BlockPart {
                         start: segment.start,
                         number,
                         block,
@@ -721,21 +721,25 @@ impl Schedule {
     }
 
     /// Count of each source before a position of the segment, or before its end.
-    fn drawn(&self, segment: &Segment, position: u128) -> Vec<u128> {
+    fn drawn(&self, segment: &MixSegment, position: u128) -> Vec<u128> {
         let (block, place) = segment.place(position);
         let whole = segment.before.iter().zip(&segment.counts);
         let mut drawn: Vec<u128> = whole
             .map(|(before, count)| before + block * u128::from(*count))
             .collect();
         match &segment.places {
-            Places::Table(table) => {
+            BlockPlaces::Table(table) => {
                 let places = &self.variant(segment, table, block)[..place as usize];
                 places
                     .iter()
                     .for_each(|(source, _)| drawn[usize::from(*source)] += 1);
             }
-            Places::Parts(shares) => {
-                self.in_part(segment, shares, block, place, |Part { block, .. }| {
+            BlockPlaces::Parts(shares) => self.in_part(
+                segment,
+                shares,
+                block,
+                place,
+                |BlockPart { block, .. }| {
                     drawn
                         .iter_mut()
                         .zip(&block.first)
@@ -744,8 +748,8 @@ impl Schedule {
                     places
                         .iter()
                         .for_each(|(source, _)| drawn[*source as usize] += 1);
-                })
-            }
+                },
+            ),
         }
         drawn
     }
@@ -777,7 +781,7 @@ impl Schedule {
 
     /// The segments, each with the next segment and, for each source, the number of samples left
     /// before the segment and the source's count in a block.
-    fn spans(&self) -> impl Iterator<Item = (&Segment, Option<&Segment>, Vec<(u128, u128)>)> {
+    fn spans(&self) -> impl Iterator<Item = (&MixSegment, Option<&MixSegment>, Vec<(u128, u128)>)> {
         self.segments.iter().enumerate().map(|(index, segment)| {
             let left = |(len, before): (&u64, &u128)| u128::from(*len).saturating_sub(*before);
             let left = self.lens.iter().zip(&segment.before).map(left);
@@ -869,14 +873,14 @@ impl Schedule {
     }
 }
 
-impl Segment {
+impl MixSegment {
     /// Positions of a block.
     fn block(&self) -> u64 {
         self.counts.iter().sum()
     }
 
     fn has_table(&self) -> bool {
-        matches!(self.places, Places::Table(_))
+        matches!(self.places, BlockPlaces::Table(_))
     }
 
     /// Number of the block that contains a position, and the place in that block.
@@ -985,7 +989,7 @@ fn variants(counts: &[u64], key: Key) -> Vec<(u16, u16)> {
 }
 
 /// A permutation kept by a thread, since making one may take microseconds.
-struct Walk {
+struct PassWalk {
     mix: u64,
     source: usize,
     pass: u64,
@@ -994,7 +998,7 @@ struct Walk {
 
 /// Entry `place` of a pass's permutation. No lock, and no allocation except at the start of a pass.
 fn walked(schedule: &Schedule, source: usize, pass: u64, place: u64) -> u64 {
-    thread_local!(static KEPT: RefCell<Vec<Option<Walk>>> = const { RefCell::new(Vec::new()) });
+    thread_local!(static KEPT: RefCell<Vec<Option<PassWalk>>> = const { RefCell::new(Vec::new()) });
     KEPT.with_borrow_mut(|kept| {
         kept.resize_with(WALKS, || None);
         let slot = &mut kept[(schedule.number as usize)
@@ -1006,7 +1010,7 @@ fn walked(schedule: &Schedule, source: usize, pass: u64, place: u64) -> u64 {
         }) {
             let key = schedule.key.derive(source as u64).derive(pass);
             let permutation = Permutation::new(schedule.lens[source], key);
-            *slot = Some(Walk {
+            *slot = Some(PassWalk {
                 mix: schedule.number,
                 source,
                 pass,

@@ -37,27 +37,27 @@ const SHOWN: usize = 8;
 /// # Ok::<(), feedline::Error>(())
 /// ```
 pub struct Concat {
-    parts: Vec<Member>,
+    parts: Vec<ConcatPart>,
     starts: Starts,
     sources: Arc<Sources>,
-    chunks: Option<Chunks>,
+    chunks: Option<ConcatChunks>,
 }
 
-struct Member {
+struct ConcatPart {
     dataset: Arc<dyn Dataset>,
     /// Offset of its source ids.
     base: usize,
 }
 
 /// Chunks of all parts, if the parts have chunks.
-struct Chunks {
+struct ConcatChunks {
     /// First sample of every chunk, then the total number of samples.
     starts: Vec<u64>,
     /// Number of chunks before each part.
     before: Vec<usize>,
 }
 
-impl Member {
+impl ConcatPart {
     fn digest(&self, digest: Digest) -> Digest {
         let dataset = &self.dataset;
         digest
@@ -97,12 +97,12 @@ impl Concat {
                 return bad(format!("of part {index} and part 0 only one has chunks"));
             }
             let base = sources.append(dataset.sources())?;
-            parts.push(Member { dataset, base });
+            parts.push(ConcatPart { dataset, base });
         }
         let chunks = first
             .chunked()
             .is_some()
-            .then(|| Chunks::new(&parts, starts.all()))
+            .then(|| ConcatChunks::new(&parts, starts.all()))
             .transpose()?;
         Ok(Self {
             parts,
@@ -142,7 +142,7 @@ impl Concat {
     }
 
     /// Part of a chunk, and the chunk's number in that part.
-    fn chunk_of(&self, chunk: usize) -> Option<(&Member, &dyn Chunked, usize)> {
+    fn chunk_of(&self, chunk: usize) -> Option<(&ConcatPart, &dyn Chunked, usize)> {
         let before = &self.chunks.as_ref()?.before;
         let part = before
             .partition_point(|before| *before <= chunk)
@@ -175,8 +175,8 @@ fn unlike(first: &[EncodedField], other: &[EncodedField]) -> Option<String> {
     ))
 }
 
-impl Chunks {
-    fn new(parts: &[Member], part_starts: &[u64]) -> Result<Self> {
+impl ConcatChunks {
+    fn new(parts: &[ConcatPart], part_starts: &[u64]) -> Result<Self> {
         let mut starts = Vec::new();
         let mut before = Vec::new();
         for (index, part) in parts.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use crate::dataset::DatasetExt;
 use crate::order::subset;
-use crate::order::subset::Part;
+use crate::order::subset::SplitPart;
 use feedline_base::error::Result;
 use feedline_core::dataset::forward::{forward, frames_of, own};
 use feedline_core::dataset::{Chunked, Dataset, Digest, Framed, Parts, Sizes, chunks, unordered};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// of a dataset with chunks has no windowed order.
 pub struct Subset<D> {
     whole: Arc<D>,
-    choice: Choice,
+    choice: SubsetChoice,
 }
 
 /// Cheap: the index is shared.
@@ -31,8 +31,8 @@ impl<D> Clone for Subset<D> {
 }
 
 #[derive(Clone)]
-enum Choice {
-    Split { part: Part, key: u64 },
+enum SubsetChoice {
+    Split { part: SplitPart, key: u64 },
     Ids(Arc<[u64]>),
 }
 
@@ -42,22 +42,22 @@ impl<D: Dataset> Subset<D> {
         let (first, second) = subset::split(whole.len(), fraction, Key::new(key))?;
         let part = |part| Self {
             whole: whole.clone(),
-            choice: Choice::Split { part, key },
+            choice: SubsetChoice::Split { part, key },
         };
         Ok((part(first), part(second)))
     }
 
     pub(crate) fn of_ids(whole: Arc<D>, ids: Vec<u64>) -> Result<Self> {
         whole_ids(&*whole)?;
-        let choice = Choice::Ids(subset::listed(ids, whole.len())?);
+        let choice = SubsetChoice::Ids(subset::listed(ids, whole.len())?);
         Ok(Self { whole, choice })
     }
 
     /// Id of `sample` in the whole dataset. `sample` must be below `len`.
     pub fn origin(&self, sample: u64) -> u64 {
         match &self.choice {
-            Choice::Split { part, .. } => part.id(sample),
-            Choice::Ids(ids) => ids[sample as usize],
+            SubsetChoice::Split { part, .. } => part.id(sample),
+            SubsetChoice::Ids(ids) => ids[sample as usize],
         }
     }
 
@@ -78,15 +78,15 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn len(&self) -> u64 {
         match &self.choice {
-            Choice::Split { part, .. } => part.len(),
-            Choice::Ids(ids) => ids.len() as u64,
+            SubsetChoice::Split { part, .. } => part.len(),
+            SubsetChoice::Ids(ids) => ids.len() as u64,
         }
     }
 
     fn sizes(&self) -> Sizes {
         let ids = match &self.choice {
-            Choice::Split { .. } => 0,
-            Choice::Ids(ids) => size_of_val(&**ids),
+            SubsetChoice::Split { .. } => 0,
+            SubsetChoice::Ids(ids) => size_of_val(&**ids),
         };
         let whole = self.whole.sizes();
         Sizes {
@@ -107,14 +107,14 @@ impl<D: Dataset> Dataset for Subset<D> {
     fn identity(&self) -> u64 {
         let digest = Digest::new("subset").word(self.whole.identity());
         match &self.choice {
-            Choice::Split { part, key } => digest
+            SubsetChoice::Split { part, key } => digest
                 .word(0)
                 .word(*key)
                 .word(self.whole.len())
                 .word(part.start())
                 .word(part.len())
                 .end(),
-            Choice::Ids(ids) => ids
+            SubsetChoice::Ids(ids) => ids
                 .iter()
                 .fold(digest.word(1), |digest, id| digest.word(*id))
                 .end(),

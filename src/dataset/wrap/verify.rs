@@ -83,7 +83,7 @@ impl Verify {
     ) -> Result<(Verified, Vec<Error>)> {
         let fields = self.fields(dataset)?;
         let (pool, _) = thread::pool("checks", "feedline-check", self.workers, |_| || ())?;
-        let work = Work {
+        let work = VerifyWork {
             dataset,
             fields,
             listed: self.listed,
@@ -150,7 +150,7 @@ enum Check {
     Decode(EncodedField, Arc<dyn Decoder>),
 }
 
-struct Work<'a, P> {
+struct VerifyWork<'a, P> {
     dataset: &'a dyn Dataset,
     fields: Vec<Check>,
     listed: usize,
@@ -162,7 +162,7 @@ struct Work<'a, P> {
     progress: &'a P,
 }
 
-impl<P: Fn(Verified) -> ControlFlow<()> + Sync> Work<'_, P> {
+impl<P: Fn(Verified) -> ControlFlow<()> + Sync> VerifyWork<'_, P> {
     fn done(&self) -> Verified {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Verified {

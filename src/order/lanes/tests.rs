@@ -221,7 +221,7 @@ proptest! {
         let needs = case.lanes().needs(run.start, run.end, run.class, run.step);
         let entries = all_entries(&needs);
         let most = case.lanes().most(run.step);
-        let mut piece = Piece { end: run.start, entries: vec![usize::MAX] };
+        let mut piece = LanePiece { end: run.start, entries: vec![usize::MAX] };
         for position in run.start..run.end {
             let next = needs.piece(position);
             prop_assert!(next.end > position && next.end <= run.end);
@@ -312,7 +312,7 @@ fn a_window_over_everything_is_a_global_shuffle() {
     let needs = lanes.needs(0, 4000, 0, 1);
     assert_eq!(
         needs.piece(0),
-        Piece {
+        LanePiece {
             end: 4000,
             entries: vec![0, 1, 2]
         }

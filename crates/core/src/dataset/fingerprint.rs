@@ -47,7 +47,7 @@ pub(crate) const WORDS: usize = 6 + BUCKET_WORDS;
 /// [`Dataset::identity`], and of every shard's name, length and (for at most 256 shards) first and
 /// last 4 KiB. The data's location does not matter: it may move or be mounted elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Text", into = "Text")]
+#[serde(try_from = "FingerprintText", into = "FingerprintText")]
 pub struct Fingerprint {
     samples: u64,
     shards: u64,
@@ -412,7 +412,7 @@ fn shown(sources: &Sources, number: u64) -> String {
 /// Serialised form of a fingerprint: numbers, and hashes in hexadecimal.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "Fingerprint")]
-struct Text {
+struct FingerprintText {
     samples: u64,
     shards: u64,
     fields: String,
@@ -422,7 +422,7 @@ struct Text {
     buckets: String,
 }
 
-impl From<Fingerprint> for Text {
+impl From<Fingerprint> for FingerprintText {
     fn from(print: Fingerprint) -> Self {
         let hex = |word: u64| format!("{word:016x}");
         Self {
@@ -437,10 +437,10 @@ impl From<Fingerprint> for Text {
     }
 }
 
-impl TryFrom<Text> for Fingerprint {
+impl TryFrom<FingerprintText> for Fingerprint {
     type Error = Error;
 
-    fn try_from(text: Text) -> Result<Self> {
+    fn try_from(text: FingerprintText) -> Result<Self> {
         let [fields] = numbers(&text.fields, "fields")?;
         let [chunks] = numbers(&text.chunks, "chunks")?;
         let [identity] = numbers(&text.identity, "identity")?;

@@ -15,14 +15,14 @@ pub struct ChunkBuf {
     memory: Memory,
     used: usize,
     rows: usize,
-    columns: Vec<Column>,
+    columns: Vec<ChunkColumn>,
 }
 
 /// Kernel memory, in huge pages when large, and kept between chunks.
 type Memory = super::region::Bytes;
 
 #[derive(Default)]
-enum Column {
+enum ChunkColumn {
     #[default]
     Missing,
     Fixed {
@@ -58,12 +58,12 @@ impl ChunkBuf {
     pub fn begin(&mut self, rows: usize, fields: usize) {
         self.used = 0;
         self.rows = rows;
-        self.columns.resize_with(fields, Column::default);
+        self.columns.resize_with(fields, ChunkColumn::default);
         for column in &mut self.columns {
             // Lists keep their capacity.
             match column {
-                Column::Ragged(spans) => spans.clear(),
-                other => *other = Column::Missing,
+                ChunkColumn::Ragged(spans) => spans.clear(),
+                other => *other = ChunkColumn::Missing,
             }
         }
     }
@@ -79,7 +79,7 @@ impl ChunkBuf {
     pub fn fixed(&mut self, field: usize, row_bytes: usize) -> Result<&mut [u8]> {
         let len = self.rows.saturating_mul(row_bytes);
         let range = self.room(len)?;
-        self.columns[field] = Column::Fixed {
+        self.columns[field] = ChunkColumn::Fixed {
             start: range.start,
             row_bytes,
         };
@@ -119,10 +119,10 @@ impl ChunkBuf {
     /// Makes this range of the buffer the next row of field `field`.
     pub fn place(&mut self, field: usize, range: Range<usize>) {
         debug_assert!(range.start <= range.end && range.end <= self.used);
-        if !matches!(self.columns[field], Column::Ragged(_)) {
-            self.columns[field] = Column::Ragged(Vec::new());
+        if !matches!(self.columns[field], ChunkColumn::Ragged(_)) {
+            self.columns[field] = ChunkColumn::Ragged(Vec::new());
         }
-        if let Column::Ragged(spans) = &mut self.columns[field] {
+        if let ChunkColumn::Ragged(spans) = &mut self.columns[field] {
             if spans.is_empty() {
                 // Exactly, because the plan counts one entry per row.
                 spans.reserve_exact(self.rows);
@@ -147,12 +147,12 @@ impl ChunkBuf {
     /// Row `row` of field `field`; `None` if it was never written.
     pub fn row(&self, field: usize, row: usize) -> Option<&[u8]> {
         match self.columns.get(field)? {
-            Column::Missing => None,
-            Column::Fixed { start, row_bytes } => {
+            ChunkColumn::Missing => None,
+            ChunkColumn::Fixed { start, row_bytes } => {
                 let start = start + row * row_bytes;
                 (row < self.rows).then(|| &self.memory.as_slice()[start..start + row_bytes])
             }
-            Column::Ragged(spans) => spans
+            ChunkColumn::Ragged(spans) => spans
                 .get(row)
                 .map(|(start, len)| &self.memory.as_slice()[*start..start + len]),
         }
@@ -161,7 +161,7 @@ impl ChunkBuf {
     /// All rows of a [`fixed`](Self::fixed) field, and the bytes per row.
     pub fn array(&self, field: usize) -> Option<(&[u8], usize)> {
         match self.columns.get(field)? {
-            Column::Fixed { start, row_bytes } => Some((
+            ChunkColumn::Fixed { start, row_bytes } => Some((
                 &self.memory.as_slice()[*start..start + self.rows * row_bytes],
                 *row_bytes,
             )),
@@ -174,9 +174,9 @@ impl ChunkBuf {
     pub fn incomplete(&self) -> Option<(usize, usize)> {
         self.columns.iter().enumerate().find_map(|(field, column)| {
             let rows = match column {
-                Column::Missing => 0,
-                Column::Fixed { .. } => self.rows,
-                Column::Ragged(spans) => spans.len(),
+                ChunkColumn::Missing => 0,
+                ChunkColumn::Fixed { .. } => self.rows,
+                ChunkColumn::Ragged(spans) => spans.len(),
             };
             (rows != self.rows).then_some((field, rows))
         })

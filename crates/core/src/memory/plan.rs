@@ -166,7 +166,7 @@ impl MemoryTerm {
     pub fn why(&self) -> String {
         self.why
             .replace("{count}", &self.count.to_string())
-            .replace("{each}", &Bytes(self.each).to_string())
+            .replace("{each}", &ShownBytes(self.each).to_string())
     }
 
     /// The smallest term that works.
@@ -193,7 +193,7 @@ impl MemoryTerm {
             f,
             "  {:<16} {:>10}  {}",
             self.name,
-            Bytes(self.bytes()).to_string(),
+            ShownBytes(self.bytes()).to_string(),
             self.why()
         )
     }
@@ -322,7 +322,7 @@ impl MemoryPlan {
             return "no budget set".into();
         };
         let Some(part) = self.part else {
-            return format!("budget {}", Bytes(budget));
+            return format!("budget {}", ShownBytes(budget));
         };
         let relation = if budget < part.bytes.saturating_add(self.data()) {
             ", less than"
@@ -335,9 +335,9 @@ impl MemoryPlan {
         } else {
             format!("1/{}", part.parts)
         };
-        let budget = Bytes(budget);
-        let free = Bytes(part.free);
-        let whole = Bytes(part.whole);
+        let budget = ShownBytes(budget);
+        let free = ShownBytes(part.free);
+        let whole = ShownBytes(part.whole);
         let loaders = part.loaders;
         format!(
             "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
@@ -357,8 +357,8 @@ impl MemoryPlan {
         let message = format!(
             "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
              less{later}{}:\n{self}",
-            Bytes(have),
-            Bytes(need),
+            ShownBytes(have),
+            ShownBytes(need),
             if self.data() > 0 { &data } else { "" },
         );
         Error::new(ErrorKind::Budget, Stage::Build, message).with_amounts(need as u64, have as u64)
@@ -378,9 +378,9 @@ fn joined(terms: Vec<MemoryTerm>) -> Vec<MemoryTerm> {
 }
 
 /// Bytes with a unit.
-pub struct Bytes(pub usize);
+pub struct ShownBytes(pub usize);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for ShownBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
         let mut value = self.0 as f64;
@@ -404,14 +404,14 @@ impl fmt::Display for MemoryPlan {
             writeln!(f)?;
         }
         let free = self.free.map_or(String::new(), |free| {
-            format!("; {} of memory were free", Bytes(free))
+            format!("; {} of memory were free", ShownBytes(free))
         });
         let budget = self.budget_in_words() + &free;
         write!(
             f,
             "  {:<16} {:>10}  {budget}",
             "sum",
-            Bytes(self.total()).to_string()
+            ShownBytes(self.total()).to_string()
         )?;
         self.terms
             .iter()
@@ -436,7 +436,7 @@ mod tests {
             (4 << 30, "4.0 GiB"),
         ];
         for (bytes, text) in table {
-            assert_eq!(Bytes(bytes).to_string(), text);
+            assert_eq!(ShownBytes(bytes).to_string(), text);
         }
     }
 }

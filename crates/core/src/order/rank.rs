@@ -277,7 +277,7 @@ pub enum Launcher {
 }
 
 /// A row of the table: a launcher and the names of its variables.
-struct Row {
+struct LauncherRow {
     launcher: Launcher,
     rank: &'static str,
     world: &'static str,
@@ -289,7 +289,7 @@ const WORLD_SIZE: &str = "WORLD_SIZE";
 
 /// Innermost first, in the order of [`Launcher`].
 #[rustfmt::skip]
-static TABLE: [Row; 10] = [
+static TABLE: [LauncherRow; 10] = [
     row(Launcher::Torchrun, "RANK", WORLD_SIZE, &["LOCAL_RANK"]),
     row(Launcher::Lightning, "LOCAL_RANK", WORLD_SIZE, &["LOCAL_RANK"]),
     row(Launcher::Horovod, "HOROVOD_RANK", "HOROVOD_SIZE", &["HOROVOD_LOCAL_RANK"]),
@@ -307,8 +307,8 @@ const fn row(
     rank: &'static str,
     world: &'static str,
     local_rank: &'static [&'static str],
-) -> Row {
-    Row {
+) -> LauncherRow {
+    LauncherRow {
         launcher,
         rank,
         world,
@@ -380,7 +380,7 @@ impl Env<'_> {
     }
 }
 
-impl Row {
+impl LauncherRow {
     /// Reads the variables in the presence of other launchers' variables. `None` if they do not
     /// describe this process.
     fn claim(&'static self, env: Env<'_>) -> Result<Option<Claim>> {
@@ -444,7 +444,7 @@ impl Row {
 
 /// One launcher's rank and world for this process.
 struct Claim {
-    row: &'static Row,
+    row: &'static LauncherRow,
     rank: Rank,
 }
 

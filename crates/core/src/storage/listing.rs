@@ -44,7 +44,7 @@ pub struct Listed {
 /// such files.
 pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     let pattern = pattern.as_ref();
-    let mut found = Found {
+    let mut found = FoundFiles {
         endings,
         files: Vec::new(),
         left_out: BTreeMap::new(),
@@ -56,7 +56,7 @@ pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
         pattern.is_dir()
     };
     match pattern.to_str() {
-        _ if is_folder => found.folder(pattern, Inner::Refused)?,
+        _ if is_folder => found.folder(pattern, ListingInner::Refused)?,
         Some(text) if is_url(pattern) || !pattern.exists() => found.matches(text)?,
         _ => found
             .files
@@ -78,7 +78,7 @@ pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
             Error::new(ErrorKind::Empty, Stage::Index, message + &others).with_path(pattern),
         );
     }
-    let Found {
+    let FoundFiles {
         files, left_out, ..
     } = found;
     Ok(Listed {
@@ -88,7 +88,7 @@ pub fn expand(pattern: impl AsRef<Path>, endings: &[&str]) -> Result<Listed> {
     })
 }
 
-struct Found<'a> {
+struct FoundFiles<'a> {
     endings: &'a [&'a str],
     files: Vec<PathBuf>,
     left_out: BTreeMap<String, u64>,
@@ -96,7 +96,7 @@ struct Found<'a> {
 
 /// The treatment of subfolders.
 #[derive(Clone, Copy, PartialEq)]
-enum Inner {
+enum ListingInner {
     /// A subfolder with data is an error: leaving it out would lose samples silently.
     Refused,
     /// Included, except those whose names say that they hold no data.
@@ -111,7 +111,7 @@ const OPTIONS: glob::MatchOptions = glob::MatchOptions {
     require_literal_leading_dot: true,
 };
 
-impl Found<'_> {
+impl FoundFiles<'_> {
     /// Adds the files of a pattern.
     fn matches(&mut self, text: &str) -> Result<()> {
         let mut names = Vec::new();
@@ -123,11 +123,11 @@ impl Found<'_> {
         for name in &names {
             match name.strip_suffix("/**") {
                 Some(folder) if !is_pattern(folder) => {
-                    self.folder(Path::new(folder), Inner::Taken)?
+                    self.folder(Path::new(folder), ListingInner::Taken)?
                 }
                 Some(folder) => {
                     for folder in looked_up(folder)?.into_iter().filter(|path| path.is_dir()) {
-                        self.folder(&folder, Inner::Taken)?;
+                        self.folder(&folder, ListingInner::Taken)?;
                     }
                 }
                 None if is_url(Path::new(name)) => self.objects(std::slice::from_ref(name))?,
@@ -160,12 +160,12 @@ impl Found<'_> {
         };
         let fixed = &name[..name.find(['*', '?', '[']).unwrap_or(0)];
         let dir = fixed.rfind('/').map_or("./", |end| &fixed[..=end]);
-        let mut all = Found {
+        let mut all = FoundFiles {
             endings: &[],
             files: Vec::new(),
             left_out: BTreeMap::new(),
         };
-        all.folder(Path::new(dir), Inner::All)?;
+        all.folder(Path::new(dir), ListingInner::All)?;
         // The pattern does not contain the working folder.
         let mut files: Vec<_> = all
             .files
@@ -186,7 +186,7 @@ impl Found<'_> {
     }
 
     /// Adds the files of a folder, in the order of their paths as text.
-    fn folder(&mut self, dir: &Path, inner: Inner) -> Result<()> {
+    fn folder(&mut self, dir: &Path, inner: ListingInner) -> Result<()> {
         let before = self.files.len();
         let mut todo = vec![dir.to_path_buf()];
         while let Some(folder) = todo.pop() {
@@ -198,8 +198,10 @@ impl Found<'_> {
                     _ if is_index(&name) => {}
                     _ if kind == FileKind::Odd => self.leave_out(ODD.into()),
                     _ if ending == "hidden" => self.leave_out(ending),
-                    true if inner == Inner::Refused => self.inner(path)?,
-                    true if inner == Inner::Taken && name.as_encoded_bytes().starts_with(b"_") => {
+                    true if inner == ListingInner::Refused => self.inner(path)?,
+                    true if inner == ListingInner::Taken
+                        && name.as_encoded_bytes().starts_with(b"_") =>
+                    {
                         self.leave_out("folder".into())
                     }
                     true => {

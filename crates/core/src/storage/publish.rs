@@ -24,6 +24,20 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Gives the bytes written so far to `each`, and removes the file: for bytes that become a part
+    /// of another file.
+    pub fn read_back(mut self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.flush()?;
+        let mut file = File::open(&self.hidden)?;
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(()),
+                len => each(&buffer[..len])?,
+            }
+        }
+    }
+
     /// Begins `target` under the hidden name `.NAME.PID.N.tmp`.
     pub fn create(target: impl Into<PathBuf>) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);

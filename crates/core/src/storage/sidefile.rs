@@ -88,10 +88,10 @@ pub struct Sidefile {
     pub path: PathBuf,
     identity: u64,
     sections: [Range<u64>; SECTIONS],
-    pages: Pages,
+    pages: SidePages,
 }
 
-enum Pages {
+enum SidePages {
     /// The bytes before the tail, head included.
     Held(Vec<u8>),
     InPlace(Blob, Recent<Vec<u8>>),
@@ -190,8 +190,8 @@ impl Sidefile {
             return Ok(None);
         };
         let pages = match blob.is_object() || len <= held_max {
-            true => Pages::Held(all_pages(&blob, len)?),
-            false => Pages::InPlace(blob, Recent::new(RECENT)),
+            true => SidePages::Held(all_pages(&blob, len)?),
+            false => SidePages::InPlace(blob, Recent::new(RECENT)),
         };
         let mut tail = Tail::default();
         pages.copy(end, bytemuck::bytes_of_mut(&mut tail))?;
@@ -226,7 +226,7 @@ impl Sidefile {
             path: "<memory>".into(),
             identity: 0,
             sections,
-            pages: Pages::Held(bytes),
+            pages: SidePages::Held(bytes),
         }
     }
 
@@ -244,8 +244,8 @@ impl Sidefile {
     /// Heap bytes.
     pub fn heap(&self) -> usize {
         match &self.pages {
-            Pages::Held(bytes) => bytes.capacity(),
-            Pages::InPlace(..) => RECENT * (PAGE as usize + size_of::<Mutex<(u64, Vec<u8>)>>()),
+            SidePages::Held(bytes) => bytes.capacity(),
+            SidePages::InPlace(..) => RECENT * (PAGE as usize + size_of::<Mutex<(u64, Vec<u8>)>>()),
         }
     }
 
@@ -284,7 +284,7 @@ impl Sidefile {
         room: impl FnOnce() -> &'a mut [u8],
     ) -> Result<&'a [u8]> {
         let at = self.at(section, offset, len)?;
-        if let Pages::Held(bytes) = &self.pages {
+        if let SidePages::Held(bytes) = &self.pages {
             return Ok(&bytes[at as usize..at as usize + len]);
         }
         let room = room();
@@ -333,7 +333,7 @@ impl Sidefile {
     }
 }
 
-impl Pages {
+impl SidePages {
     /// Copies bytes of the checked pages.
     fn copy(&self, mut at: u64, mut out: &mut [u8]) -> Result<()> {
         let (blob, recent) = match self {

@@ -50,14 +50,14 @@ struct Stretch {
 }
 
 /// Fields of the slot that are copied to one place on the device.
-struct Part {
+struct CopyPart {
     fields: Vec<usize>,
     /// The ranges to copy for every full batch; `None` if they differ between batches: packed
     /// fields, groups.
     whole: Option<Vec<Stretch>>,
 }
 
-impl Part {
+impl CopyPart {
     fn new(slot: &Layout, to: &Layout, fields: Vec<usize>) -> Self {
         let whole = (!slot.varies()).then(|| {
             runs(arrays(slot, to, &fields, slot.rows(), |field| {
@@ -78,7 +78,7 @@ struct Area {
 /// The areas, used in turn: a copy fills one while the operations on the previous batch read the
 /// other.
 struct Staging {
-    part: Part,
+    part: CopyPart,
     layout: Layout,
     areas: Vec<Area>,
     next: usize,
@@ -132,7 +132,7 @@ impl Op {
 pub struct Copier {
     home: Arc<Home>,
     /// The fields copied into the batch.
-    part: Part,
+    part: CopyPart,
     staging: Staging,
     ops: Vec<Op>,
     /// Runs the copies. All streams here have the highest priority: otherwise the crate's kernels
@@ -185,8 +185,8 @@ impl Copier {
             ..
         } = setup;
         let (back, free) = bounded(batches);
-        let part = Part::new(&slot, &contents, copied);
-        let staged = Part::new(&slot, &layout, staged);
+        let part = CopyPart::new(&slot, &contents, copied);
+        let staged = CopyPart::new(&slot, &layout, staged);
         let area = || {
             Ok(Area {
                 memory: DeviceMemory::new(gpu, layout.bytes(), "a staging area")?,
@@ -345,7 +345,13 @@ impl Copier {
 
     /// Enqueues copies of some fields to the memory at `base`, which has the layout `to`; returns
     /// the number of bytes.
-    fn copy_part(&self, part: &Part, slot: &Filled, to: &Layout, base: DevicePtr) -> Result<usize> {
+    fn copy_part(
+        &self,
+        part: &CopyPart,
+        slot: &Filled,
+        to: &Layout,
+        base: DevicePtr,
+    ) -> Result<usize> {
         let Home {
             gpu, slot: from, ..
         } = &*self.home;

@@ -388,7 +388,7 @@ pub struct Gpu {
     device: c_int,
     context: Handle,
     /// Keeps the context alive: the user's object, or our reference to the primary context.
-    owner: Owner,
+    owner: ContextOwner,
     name: String,
     pci: Option<String>,
     bytes: usize,
@@ -400,7 +400,7 @@ pub struct Gpu {
     pub(super) loaded: Mutex<Weak<dyn Any + Send + Sync>>,
 }
 
-enum Owner {
+enum ContextOwner {
     Retained,
     #[cfg_attr(
         not(feature = "cudarc"),
@@ -438,7 +438,7 @@ impl Gpu {
             driver,
             device,
             context,
-            Owner::Retained,
+            ContextOwner::Retained,
         )))
     }
 
@@ -455,11 +455,11 @@ impl Gpu {
             driver,
             device,
             context,
-            Owner::User(owner),
+            ContextOwner::User(owner),
         )))
     }
 
-    fn new(driver: &'static Driver, device: c_int, context: Handle, owner: Owner) -> Self {
+    fn new(driver: &'static Driver, device: c_int, context: Handle, owner: ContextOwner) -> Self {
         let name = driver.text(driver.symbols.device_name, device);
         let pci = driver.pci(device);
         let mut bytes = 0;
@@ -883,7 +883,7 @@ impl Driver {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        if let Owner::Retained = self.owner {
+        if let ContextOwner::Retained = self.owner {
             if self.intact().is_err() {
                 return note_leak();
             }

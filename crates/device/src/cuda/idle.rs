@@ -85,14 +85,14 @@ pub struct IdleMeter {
     events: Mutex<Events>,
     /// Locked only by the consumer's threads, because a driver call under this lock may wait for
     /// room in a full launch queue.
-    consumer: Mutex<Consumer>,
+    consumer: Mutex<IdleConsumer>,
     /// Steps that could not be measured.
     no_stream: AtomicU64,
     no_event: AtomicU64,
     /// Steps whose events may not be reached yet, oldest first.
-    steps: Mutex<VecDeque<Step>>,
+    steps: Mutex<VecDeque<IdleStep>>,
     /// Locked by the transfer thread and by a report. It may lock `steps`, nothing else.
-    reader: Mutex<Reader>,
+    reader: Mutex<IdleReader>,
 }
 
 /// Events for everything that needs one. An event that nobody else holds is free.
@@ -125,7 +125,7 @@ impl Events {
 }
 
 #[derive(Default)]
-struct Consumer {
+struct IdleConsumer {
     stream: On,
     /// An entry into `next()` that has not returned a batch yet.
     asked: Option<Request>,
@@ -190,7 +190,7 @@ struct Handed {
 }
 
 /// The events of one step.
-struct Step {
+struct IdleStep {
     /// `None` for the first batch of an iterator.
     asked: Option<Asked>,
     /// The last drop, and the marks since the start of the previous step.
@@ -214,7 +214,7 @@ struct Idle {
 }
 
 #[derive(Default)]
-struct Reader {
+struct IdleReader {
     /// The `start` of the last step.
     last_start: Option<Arc<Event>>,
     recent: Recent,
@@ -286,9 +286,9 @@ impl IdleMeter {
             .map(|_| Events::make(gpu, measured))
             .collect::<Result<_>>()?;
         let empty = measured.then(|| CopyStream::preferred(gpu)).transpose()?;
-        let consumer = Consumer {
+        let consumer = IdleConsumer {
             handed: Vec::with_capacity(batches),
-            ..Consumer::default()
+            ..IdleConsumer::default()
         };
         Ok(Self {
             gpu: gpu.clone(),
@@ -437,7 +437,7 @@ impl IdleMeter {
         };
         let released = consumer.last_released.take().filter(|_| asked.is_some());
         let marks = std::mem::take(&mut consumer.marks);
-        let step = Step {
+        let step = IdleStep {
             asked,
             released,
             marks,
@@ -527,7 +527,7 @@ impl On {
     }
 }
 
-impl Consumer {
+impl IdleConsumer {
     /// The request for a batch without a stream, and its delivery time.
     fn take_handed(&mut self, batch: DevicePtr) -> Option<(Request, Option<u64>)> {
         let at = self
@@ -539,7 +539,7 @@ impl Consumer {
     }
 }
 
-impl Step {
+impl IdleStep {
     fn is_done(&self) -> Result<bool> {
         // Earlier events on `start`'s stream are reached before it.
         let ends = self.released.iter().chain(self.marks.iter());
@@ -608,8 +608,8 @@ impl Step {
     }
 }
 
-impl Reader {
-    fn take(&mut self, step: Step, ring: &Ring) {
+impl IdleReader {
+    fn take(&mut self, step: IdleStep, ring: &Ring) {
         let before = self.last_start.replace(step.start.event.clone());
         // The first step only begins the span.
         let Some(asked) = &step.asked else { return };

@@ -95,11 +95,11 @@ impl Columns {
 pub(super) struct Chosen {
     pub(super) column: usize,
     pub(super) field: EncodedField,
-    how: How,
+    how: ColumnHow,
 }
 
 /// Conversion of a value.
-enum How {
+enum ColumnHow {
     /// No conversion.
     AsIs,
     /// An array with its dtype or shape before the values. They are compared with the field, then
@@ -195,44 +195,44 @@ impl Chosen {
                 return bad(format!("its values have {has}, the field {size}"));
             }
             let how = match meaning {
-                Meaning::Array { dtype, shape: None } => How::Headed {
+                Meaning::Array { dtype, shape: None } => ColumnHow::Headed {
                     typed: dtype.is_none(),
                     dtype: field.dtype(),
                     shape: field.shape().clone(),
                 },
-                _ => How::AsIs,
+                _ => ColumnHow::AsIs,
             };
             return chosen(EncodedField::raw(field.clone().renamed(&column.name)), how);
         }
         let array =
             |dtype, shape: Vec<usize>| EncodedField::raw(Field::fixed(&column.name, dtype, shape));
         match meaning {
-            Meaning::Image => chosen(EncodedField::image(&column.name), How::AsIs),
-            Meaning::Scalar(dtype) => chosen(array(dtype, Vec::new()), How::AsIs),
+            Meaning::Image => chosen(EncodedField::image(&column.name), ColumnHow::AsIs),
+            Meaning::Scalar(dtype) => chosen(array(dtype, Vec::new()), ColumnHow::AsIs),
             Meaning::Array {
                 dtype: Some(dtype),
                 shape: Some(shape),
-            } => chosen(array(dtype, shape), How::AsIs),
-            Meaning::Int => chosen(array(DType::I64, Vec::new()), How::Int),
-            Meaning::Float => chosen(array(DType::F64, Vec::new()), How::Float),
+            } => chosen(array(dtype, shape), ColumnHow::AsIs),
+            Meaning::Int => chosen(array(DType::I64, Vec::new()), ColumnHow::Int),
+            Meaning::Float => chosen(array(DType::F64, Vec::new()), ColumnHow::Float),
             Meaning::Array { .. } | Meaning::Bytes => {
-                chosen(EncodedField::bytes(&column.name), How::AsIs)
+                chosen(EncodedField::bytes(&column.name), ColumnHow::AsIs)
             }
         }
     }
 
     /// Whether values are converted to numbers of 8 bytes.
     pub(super) fn makes(&self) -> bool {
-        matches!(self.how, How::Int | How::Float)
+        matches!(self.how, ColumnHow::Int | ColumnHow::Float)
     }
 
     /// Bytes of the field in a sample of this length; `None` if only the sample contains the size.
     pub(super) fn bytes(&self, columns: &Columns, sample: u64) -> Option<u64> {
         match (&self.how, columns.all[self.column].size) {
-            (How::Int | How::Float, _) => Some(8),
-            (How::AsIs, Some(size)) => Some(size.into()),
+            (ColumnHow::Int | ColumnHow::Float, _) => Some(8),
+            (ColumnHow::AsIs, Some(size)) => Some(size.into()),
             // The only column without a fixed size.
-            (How::AsIs, None) if columns.head == 4 => Some(columns.most(sample)),
+            (ColumnHow::AsIs, None) if columns.head == 4 => Some(columns.most(sample)),
             _ => None,
         }
     }
@@ -240,8 +240,8 @@ impl Chosen {
     /// Converts a value to the field's bytes.
     pub(super) fn value(&self, bytes: &[u8]) -> Result<Value> {
         match &self.how {
-            How::AsIs => Ok(Value::Part(0..bytes.len())),
-            How::Headed {
+            ColumnHow::AsIs => Ok(Value::Part(0..bytes.len())),
+            ColumnHow::Headed {
                 typed,
                 dtype,
                 shape,
@@ -250,10 +250,10 @@ impl Chosen {
                     .map_err(|message| self.wrong(message))?;
                 Ok(Value::Part(start..bytes.len()))
             }
-            How::Int => self
+            ColumnHow::Int => self
                 .parsed::<i64>(bytes)
                 .map(|value| Value::Made(value.to_ne_bytes())),
-            How::Float => self
+            ColumnHow::Float => self
                 .parsed::<f64>(bytes)
                 .map(|value| Value::Made(value.to_ne_bytes())),
         }

@@ -171,7 +171,7 @@ impl MdsBuilder {
             return Err(Error::new(ErrorKind::Limit, Stage::Index, message).with_path(path));
         }
         let text = input.read(0, len, "the index")?;
-        let home = Home::Folder {
+        let home = ShardHome::Folder {
             dir,
             follow: self.follow_links,
         };
@@ -184,10 +184,10 @@ impl MdsBuilder {
     /// Opens an index and one shard in memory.
     #[cfg(feature = "unstable")]
     pub fn of_bytes(self, index: &[u8], shard: &Arc<[u8]>) -> Result<Mds> {
-        self.assemble(index, &Home::Memory(shard))
+        self.assemble(index, &ShardHome::Memory(shard))
     }
 
-    fn assemble(self, text: &[u8], home: &Home<'_>) -> Result<Mds> {
+    fn assemble(self, text: &[u8], home: &ShardHome<'_>) -> Result<Mds> {
         little_endian("MDS")?;
         let (all, infos) = index::parse(text)?;
         let chosen = self.choose(&all)?;
@@ -304,7 +304,7 @@ impl MdsBuilder {
 }
 
 /// Location of a dataset's files.
-enum Home<'a> {
+enum ShardHome<'a> {
     Folder {
         dir: &'a Path,
         follow: bool,
@@ -324,7 +324,7 @@ struct ShardFile {
     compressed: bool,
 }
 
-impl Home<'_> {
+impl ShardHome<'_> {
     fn path(&self, name: &str) -> std::path::PathBuf {
         match self {
             Self::Folder { dir, .. } => dir.join(name),

@@ -49,7 +49,7 @@ mod zip;
 pub(crate) use npz::parse as parse_npz;
 pub use npz::{Npz, NpzBuilder};
 
-use crate::arrays::{Array, Arrays, Given, Rule};
+use crate::arrays::{Array, Arrays, GivenArray, Rule};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::dataset::Dataset;
 use feedline_core::dataset::forward::forward;
@@ -92,7 +92,7 @@ struct Rules(Vec<(String, Rule)>);
 
 impl Rules {
     /// A field without arrays yet.
-    fn given(&self, name: &str, base: usize) -> Given {
+    fn given(&self, name: &str, base: usize) -> GivenArray {
         let rule = |name: &str| {
             self.0
                 .iter()
@@ -101,7 +101,7 @@ impl Rules {
         };
         let own = rule(name);
         let rule = own.or_else(|| rule("*")).unwrap_or_default();
-        Given {
+        GivenArray {
             name: name.into(),
             base,
             arrays: Vec::new(),
@@ -212,7 +212,7 @@ impl NpyBuilder {
             }
             let base = sources.count();
             let arrays = self.arrays(&files, &mut sources)?;
-            given.push(Given {
+            given.push(GivenArray {
                 arrays,
                 ..self.rules.given(name, base)
             });

@@ -7,7 +7,7 @@
 
 use super::zip::Member;
 use super::{Rules, header, zip};
-use crate::arrays::{Array, Arrays, Check, Given, Rule};
+use crate::arrays::{Array, ArrayCheck, Arrays, GivenArray, Rule};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::Meta;
 use feedline_core::dataset::Dataset;
@@ -43,7 +43,7 @@ pub struct NpzBuilder {
 /// The chosen members of one archive, in the order of the fields.
 struct Archive {
     meta: Meta,
-    members: Vec<(Array, Check)>,
+    members: Vec<(Array, ArrayCheck)>,
 }
 
 impl Npz {
@@ -117,7 +117,8 @@ impl NpzBuilder {
         name: String,
     ) -> Result<Npz> {
         let mut sources = Sources::new();
-        let mut given: Vec<Given> = names.iter().map(|name| self.rules.given(name, 0)).collect();
+        let mut given: Vec<GivenArray> =
+            names.iter().map(|name| self.rules.given(name, 0)).collect();
         let mut checks = Vec::new();
         for (path, archive) in files.iter().zip(archives) {
             sources.add(path, &archive.meta)?;
@@ -195,12 +196,12 @@ impl Archive {
     }
 }
 
-fn array_of(input: &Blob, member: &Member) -> Result<(Array, Check)> {
+fn array_of(input: &Blob, member: &Member) -> Result<(Array, ArrayCheck)> {
     let start = zip::data_of(input, member)?;
     let array = header::read(input, start, member.packed)
         .map_err(|error| error.within(format_args!("`{}`", member.name)))?;
     // A header has at most 64 KiB.
-    let check = Check {
+    let check = ArrayCheck {
         header: (array.offset - start) as u32,
         crc: member.crc,
     };

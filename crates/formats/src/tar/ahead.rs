@@ -13,7 +13,7 @@
 //! Limits: only shards with large members ([`GAP`]); a way ends where members are small; at most
 //! [`PAGES_MAX`] bytes of headers. The scan reads the rest itself, in large ranges.
 
-use super::member::{BLOCK, Header};
+use super::member::{BLOCK, MemberHeader};
 use feedline_base::error::Result;
 use feedline_core::dataset::index::Scan;
 use feedline_core::storage::Way;
@@ -90,7 +90,7 @@ fn header_at(bytes: &[u8], start: u64) -> Option<(u64, u64)> {
         let block = bytes
             .get(at as usize..)?
             .first_chunk::<{ BLOCK as usize }>()?;
-        let header = Header::parse(block).ok().filter(|_| block[0] != 0)?;
+        let header = MemberHeader::parse(block).ok().filter(|_| block[0] != 0)?;
         let next = (at + BLOCK).checked_add(header.size.checked_next_multiple_of(BLOCK)?)?;
         // A larger offset is beyond any file; the scan reports it.
         let next = Some(next).filter(|next| *next <= i64::MAX as u64)?;

@@ -87,7 +87,7 @@ pub(super) fn next(scan: &mut Scan<'_>, start: u64) -> Result<Step> {
                 "an extension header, then no member",
             );
         }
-        let header = match Header::parse(&block) {
+        let header = match MemberHeader::parse(&block) {
             Ok(header) => header,
             Err((kind, message)) => return damage(kind, at, BLOCK, message),
         };
@@ -211,7 +211,13 @@ fn room(shard: u64, at: u64, size: u64) -> Result<u64> {
     }
 }
 
-fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) -> Result<Member> {
+fn member(
+    shard: u64,
+    at: u64,
+    header: MemberHeader,
+    long: Option<Vec<u8>>,
+    pax: Pax,
+) -> Result<Member> {
     let ambiguous = |message: String| damage(DamageKind::Ambiguous, at, BLOCK, message);
     let kind = match header.flag {
         b'0' | 0 | b'7' => MemberKind::Regular,
@@ -288,14 +294,14 @@ fn member(shard: u64, at: u64, header: Header, long: Option<Vec<u8>>, pax: Pax) 
 }
 
 /// Parsed fields of a header block.
-pub(super) struct Header {
+pub(super) struct MemberHeader {
     name: Vec<u8>,
     /// Payload length.
     pub(super) size: u64,
     flag: u8,
 }
 
-impl Header {
+impl MemberHeader {
     /// Checks and parses a block that is not all zero.
     pub(super) fn parse(
         block: &[u8; BLOCK as usize],

@@ -24,7 +24,7 @@ mod ahead;
 mod member;
 mod samples;
 
-use self::samples::{Len, RECORD, Rule, Samples, split};
+use self::samples::{Len, RECORD, Rule, TarSamples, split};
 use crate::images::EXTENSIONS;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::metadata::is_url;
@@ -154,7 +154,7 @@ impl Tar {
         Blob::of_source(sources, source)?
             .fill(at, &mut block, "the header")
             .map_err(site)?;
-        let header = member::Header::parse(&block);
+        let header = member::MemberHeader::parse(&block);
         let header =
             header.map_err(|(_, what)| site(Error::new(ErrorKind::Decode, Stage::Index, what)))?;
         let name = header.regular().ok_or_else(|| site(none()))?.0;
@@ -311,7 +311,7 @@ impl TarBuilder {
         }
         let (rules, options) = self.checked()?;
         let index = Index::of_bytes(bytes, &self.settings(&rules, &options), |input, rows| {
-            Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
+            TarSamples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
         })?;
         self.finish(index, "<memory>".into())
     }
@@ -325,7 +325,7 @@ impl TarBuilder {
         let (rules, options) = self.checked()?;
         let index =
             Index::open_or_build(files, &self.settings(&rules, &options), |input, rows| {
-                Samples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
+                TarSamples::new(&rules, self.has_checksums(), self.padding).scan(input, rows)
             })?;
         self.finish(index, name)
     }

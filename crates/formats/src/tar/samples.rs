@@ -6,7 +6,7 @@
 
 use super::ahead::bring_headers;
 use super::member;
-use super::member::{BLOCK, Header, Member, MemberKind, Step, Stop};
+use super::member::{BLOCK, Member, MemberHeader, MemberKind, Step, Stop};
 use feedline_base::error::Result;
 use feedline_base::setting::Setting;
 use feedline_core::dataset::index::{Entry, FIELDS_MAX, Rows, Scan};
@@ -90,7 +90,7 @@ struct Sample {
 }
 
 /// Scans one shard.
-pub(super) struct Samples<'a> {
+pub(super) struct TarSamples<'a> {
     pub(super) rules: &'a [Rule],
     pub(super) checksums: bool,
     /// Shards may have zero padding to a multiple of this.
@@ -100,7 +100,7 @@ pub(super) struct Samples<'a> {
     keys: HashMap<Vec<u8>, u64>,
 }
 
-impl<'a> Samples<'a> {
+impl<'a> TarSamples<'a> {
     pub(super) fn new(rules: &'a [Rule], checksums: bool, padding: u64) -> Self {
         Self {
             rules,
@@ -163,7 +163,10 @@ impl<'a> Samples<'a> {
             if whole {
                 bytes.copy_from_slice(input.bytes(block, BLOCK as usize)?);
             }
-            let what = match (offset - at < MARKER, whole && Header::parse(&bytes).is_ok()) {
+            let what = match (
+                offset - at < MARKER,
+                whole && MemberHeader::parse(&bytes).is_ok(),
+            ) {
                 (true, true) => "a zeroed header before another member",
                 (true, false) => "half an end marker",
                 (false, true) => {
@@ -414,7 +417,7 @@ fn recognise(input: &mut Scan<'_>, at: u64, mut key: Vec<u8>) -> Result<u64> {
         let mut block = [0; BLOCK as usize];
         block.copy_from_slice(input.bytes(at, BLOCK as usize)?);
         at += BLOCK;
-        let Ok(header) = Header::parse(&block) else {
+        let Ok(header) = MemberHeader::parse(&block) else {
             continue;
         };
         let Some((name, size)) = header.regular() else {

@@ -100,7 +100,7 @@ impl<'a> Feature<'a> {
         while let Some((kind, mut list)) = lists.next()? {
             while let Some((_, _, value)) = list.next()? {
                 // A packed list may be empty.
-                if kind == ListKind::Bytes || !matches!(value, Value::Bytes([])) {
+                if kind == ListKind::Bytes || !matches!(value, FeatureValue::Bytes([])) {
                     return Ok(false);
                 }
             }
@@ -170,9 +170,9 @@ impl<'a> Feature<'a> {
         while let Some((_, mut list)) = lists.next()? {
             while let Some((number, at, value)) = list.next()? {
                 match (number, value) {
-                    (1, Value::Fixed32(value)) => run(value)?,
-                    (1, Value::Bytes(values)) if values.len() % 4 == 0 => run(values)?,
-                    (1, Value::Bytes(values)) => {
+                    (1, FeatureValue::Fixed32(value)) => run(value)?,
+                    (1, FeatureValue::Bytes(values)) if values.len() % 4 == 0 => run(values)?,
+                    (1, FeatureValue::Bytes(values)) => {
                         return Err(bad(
                             at,
                             format!(
@@ -205,8 +205,8 @@ impl<'a> Feature<'a> {
         while let Some((_, mut list)) = lists.next()? {
             while let Some((number, at, value)) = list.next()? {
                 match (number, value) {
-                    (1, Value::Varint(value)) => push_int(value, bytes_max, buffer)?,
-                    (1, Value::Bytes(values)) => {
+                    (1, FeatureValue::Varint(value)) => push_int(value, bytes_max, buffer)?,
+                    (1, FeatureValue::Bytes(values)) => {
                         let mut values = Wire::new(values, at);
                         while !values.at_end() {
                             push_int(values.varint()?, bytes_max, buffer)?;
@@ -234,8 +234,8 @@ fn key(mut entry: Wire<'_>) -> Result<&[u8]> {
     let mut name: &[u8] = &[];
     while let Some((number, at, value)) = entry.next()? {
         match (number, value) {
-            (1, Value::Bytes(bytes)) => name = bytes,
-            (1 | 2, other) if !matches!(other, Value::Bytes(_)) => {
+            (1, FeatureValue::Bytes(bytes)) => name = bytes,
+            (1 | 2, other) if !matches!(other, FeatureValue::Bytes(_)) => {
                 return Err(wrong_type(at, "entry", other));
             }
             _ => {}
@@ -269,7 +269,7 @@ impl<'a> Lists<'a> {
                     _ => continue,
                 };
                 return match value {
-                    Value::Bytes(bytes) => Ok(Some((kind, Wire::new(bytes, at)))),
+                    FeatureValue::Bytes(bytes) => Ok(Some((kind, Wire::new(bytes, at)))),
                     other => Err(wrong_type(at, kind.words().0, other)),
                 };
             }
@@ -290,7 +290,7 @@ struct Wire<'a> {
 }
 
 #[derive(Clone, Copy)]
-enum Value<'a> {
+enum FeatureValue<'a> {
     Varint(u64),
     Fixed64,
     Bytes(&'a [u8]),
@@ -310,7 +310,9 @@ impl<'a> Wire<'a> {
     fn message(&mut self, wanted: u32, what: &str) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match value {
-                Value::Bytes(bytes) if number == wanted => return Ok(Some(Wire::new(bytes, at))),
+                FeatureValue::Bytes(bytes) if number == wanted => {
+                    return Ok(Some(Wire::new(bytes, at)));
+                }
                 other if number == wanted => return Err(wrong_type(at, what, other)),
                 _ => {}
             }
@@ -323,9 +325,9 @@ impl<'a> Wire<'a> {
     fn features(&mut self, context_only: bool) -> Result<Option<Wire<'a>>> {
         while let Some((number, at, value)) = self.next()? {
             match (number, value) {
-                (1, Value::Bytes(bytes)) => return Ok(Some(Wire::new(bytes, at))),
+                (1, FeatureValue::Bytes(bytes)) => return Ok(Some(Wire::new(bytes, at))),
                 (1, other) => return Err(wrong_type(at, "features", other)),
-                (2, Value::Bytes(lists)) if !lists.is_empty() && !context_only => {
+                (2, FeatureValue::Bytes(lists)) if !lists.is_empty() && !context_only => {
                     return Err(sequence(lists));
                 }
                 _ => {}
@@ -335,7 +337,7 @@ impl<'a> Wire<'a> {
     }
 
     /// The next field: number, position of its content, content.
-    fn next(&mut self) -> Result<Option<(u32, usize, Value<'a>)>> {
+    fn next(&mut self) -> Result<Option<(u32, usize, FeatureValue<'a>)>> {
         if self.at_end() {
             return Ok(None);
         }
@@ -348,17 +350,17 @@ impl<'a> Wire<'a> {
             number.ok_or_else(|| bad(start, format!("a field with the number {}", tag >> 3)))?;
         let mut at = self.base + self.at;
         let value = match tag & 7 {
-            0 => Value::Varint(self.varint()?),
+            0 => FeatureValue::Varint(self.varint()?),
             1 => {
                 self.take(8)?;
-                Value::Fixed64
+                FeatureValue::Fixed64
             }
             2 => {
                 let len = self.varint()?;
                 at = self.base + self.at;
-                Value::Bytes(self.take(len)?)
+                FeatureValue::Bytes(self.take(len)?)
             }
-            5 => Value::Fixed32(self.take(4)?),
+            5 => FeatureValue::Fixed32(self.take(4)?),
             other => return Err(bad(start, format!("field {number} has wire type {other}"))),
         };
         Ok(Some((number, at, value)))
@@ -409,12 +411,12 @@ fn bad(at: usize, what: String) -> Error {
 }
 
 #[cold]
-fn wrong_type(at: usize, what: &str, found: Value<'_>) -> Error {
+fn wrong_type(at: usize, what: &str, found: FeatureValue<'_>) -> Error {
     let found = match found {
-        Value::Varint(_) => "a varint",
-        Value::Fixed64 => "8 bytes",
-        Value::Bytes(_) => "a length and bytes",
-        Value::Fixed32(_) => "4 bytes",
+        FeatureValue::Varint(_) => "a varint",
+        FeatureValue::Fixed64 => "8 bytes",
+        FeatureValue::Bytes(_) => "a length and bytes",
+        FeatureValue::Fixed32(_) => "4 bytes",
     };
     bad(at, format!("{what} is {found} on the wire"))
 }

@@ -377,7 +377,7 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
                 })])?;
                 at += bytes;
             }
-            Err(Walk::Damage(kind, message)) => {
+            Err(RecordWalk::Damage(kind, message)) => {
                 // Estimates the lost samples by the mean length so far; at least the damaged one is
                 // lost.
                 let samples = (left * rows.len() as u64)
@@ -387,45 +387,48 @@ fn walk(input: &mut Scan<'_>, rows: &mut Rows) -> Result<()> {
                 rows.damage(Damage::new(kind, at, left, samples, message));
                 return Ok(());
             }
-            Err(Walk::Io(error)) => return Err(error),
+            Err(RecordWalk::Io(error)) => return Err(error),
         }
     }
     Ok(())
 }
 
-enum Walk {
+enum RecordWalk {
     Io(Error),
     Damage(DamageKind, String),
 }
 
 /// Length of the record at `at`, at most `left`.
-fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, Walk> {
+fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, RecordWalk> {
     if left < FRAME {
-        return Err(Walk::Damage(
+        return Err(RecordWalk::Damage(
             DamageKind::Cut,
             format!("{left} bytes, a record has at least {FRAME}"),
         ));
     }
-    let head = input.bytes(at, HEAD as usize).map_err(Walk::Io)?;
+    let head = input.bytes(at, HEAD as usize).map_err(RecordWalk::Io)?;
     let first = [head[0], head[1], head[2]];
     match payload_len(head) {
         Ok(payload) if payload <= left - FRAME => Ok(payload + FRAME),
         Ok(payload) => {
             let message = format!("a record of {payload} bytes, {} are left", left - FRAME);
-            Err(Walk::Damage(DamageKind::Cut, message))
+            Err(RecordWalk::Damage(DamageKind::Cut, message))
         }
         // A length may have these bytes too, but then its CRC is right.
         Err(_) if at == 0 && compressed(first) => {
             let message =
                 "the file is compressed (gzip or zlib); only uncompressed TFRecord files are read";
-            Err(Walk::Damage(DamageKind::Unsupported, message.to_string()))
+            Err(RecordWalk::Damage(
+                DamageKind::Unsupported,
+                message.to_string(),
+            ))
         }
         Err(message) => Err(match foreign(head).filter(|_| at == 0) {
-            Some(name) => Walk::Damage(
+            Some(name) => RecordWalk::Damage(
                 DamageKind::Unsupported,
                 format!("no TFRecord file, but {name}"),
             ),
-            None => Walk::Damage(DamageKind::Header, message),
+            None => RecordWalk::Damage(DamageKind::Header, message),
         }),
     }
 }

@@ -19,7 +19,7 @@
 #![allow(unsafe_code)]
 
 use super::axis::{Axis, BITS};
-use super::kernels::{Kernels, Prepared, Rows, Sum};
+use super::kernels::{KernelRows, Kernels, Prepared, Sum};
 use std::arch::x86_64::*;
 
 /// The kernels, if this processor has AVX2.
@@ -33,7 +33,7 @@ pub(super) fn kernels() -> Option<Kernels> {
     })
 }
 
-fn horizontal(axis: &Axis, by: &Prepared, rows: Rows<'_>) {
+fn horizontal(axis: &Axis, by: &Prepared, rows: KernelRows<'_>) {
     let call = match (axis.clamps, axis.taps.div_ceil(2)) {
         (true, _) => horizontal_avx2::<true, 0>,
         (false, 1) => horizontal_avx2::<false, 1>,
@@ -188,7 +188,7 @@ fn ring_form<const CLAMPS: bool>(high: __m256i, low: __m256i) -> __m256i {
 fn horizontal_avx2<const CLAMPS: bool, const PAIRS: usize>(
     by: &Prepared,
     pairs: usize,
-    (from, to): Rows<'_>,
+    (from, to): KernelRows<'_>,
 ) {
     let pairs = if PAIRS == 0 { pairs } else { PAIRS };
     let reach = by.reach;

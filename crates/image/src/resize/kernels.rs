@@ -6,7 +6,7 @@ use super::axis::{Axis, BITS};
 pub(super) const ROWS: usize = 4;
 
 /// Source rows, and the rows between the passes that are made from them.
-pub(super) type Rows<'a> = ([&'a [u8]; ROWS], [&'a mut [i32]; ROWS]);
+pub(super) type KernelRows<'a> = ([&'a [u8]; ROWS], [&'a mut [i32]; ROWS]);
 
 /// Rows between the passes, the starts of those to add, and their weights.
 pub(super) type Sum<'a> = (&'a [i32], &'a [usize], &'a [i32]);
@@ -21,7 +21,7 @@ pub(super) struct Kernels {
     /// start of a row.
     pub(super) prepare: fn(axis: &Axis, left: u32, to: &mut Prepared),
     /// Scales rows of at least [`Prepared::reach`] bytes to rows of [`padded`] values.
-    pub(super) horizontal: fn(axis: &Axis, by: &Prepared, rows: Rows<'_>),
+    pub(super) horizontal: fn(axis: &Axis, by: &Prepared, rows: KernelRows<'_>),
     /// Converts a weight to the format of the vertical pass.
     pub(super) code: fn(weight: i32) -> i32,
     /// The weighted sum of rows, in 8 bits.
@@ -85,7 +85,7 @@ fn prepare(axis: &Axis, left: u32, to: &mut Prepared) {
     to.reach = ends.max().unwrap_or(0) as usize;
 }
 
-fn horizontal(axis: &Axis, by: &Prepared, (from, to): Rows<'_>) {
+fn horizontal(axis: &Axis, by: &Prepared, (from, to): KernelRows<'_>) {
     for (from, to) in from.into_iter().zip(to) {
         let weights = axis.weights.chunks_exact(axis.taps);
         let steps = by

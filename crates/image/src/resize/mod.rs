@@ -33,7 +33,7 @@ mod kernels;
 #[cfg(test)]
 mod tests;
 
-use super::geometry::{Crop, Part, Rect, Size};
+use super::geometry::{Crop, CropPart, Rect, Size};
 use crate::Filter;
 use axis::{Axis, Side};
 use feedline_jpeg::{RowSink, grow};
@@ -45,7 +45,7 @@ pub(super) struct ResizePlan {
     /// The size of the whole picture: pixels beyond it do not count.
     pub(super) picture: Size,
     /// The part of the picture that is scaled. Its edges are rounded to `f32`, as by Pillow.
-    pub(super) area: Part,
+    pub(super) area: CropPart,
     /// The size to which the area is scaled.
     pub(super) output: Size,
     /// The part of the output that is wanted.

@@ -69,7 +69,7 @@ fn random_plan(random: &mut Random, longest: u32) -> ResizePlan {
     let filter = FILTERS[random.below(4) as usize];
     ResizePlan {
         picture,
-        area: Part {
+        area: CropPart {
             left,
             top,
             width,
@@ -267,7 +267,7 @@ fn long_supports_equal_the_formula() {
         let size = Size::new(6000, 2);
         let pixels = picture(&mut random, size);
         for picture in [size, Size::new(2, 6000)] {
-            let area = Part {
+            let area = CropPart {
                 left: 0.0,
                 top: 0.0,
                 width: picture.width.into(),
@@ -327,7 +327,7 @@ fn the_longest_sides_are_legal() {
         let picture = Size::new(picture.0, picture.1);
         let output = Size::new(output.0, output.1);
         let pixels = vec![255; 3 * (picture.width * picture.height) as usize];
-        let area = Part {
+        let area = CropPart {
             left: 0.0,
             top: 0.0,
             width: picture.width.into(),

@@ -149,7 +149,7 @@ impl Writer {
 }
 
 /// An open file of a plan.
-pub(super) struct Reader {
+pub(super) struct ShardReader {
     file: Sidefile,
     pub(super) settings: String,
     pub(super) notes: String,
@@ -160,7 +160,7 @@ pub(super) struct Reader {
     last: Mutex<Option<(u64, Vec<u8>)>>,
 }
 
-impl Reader {
+impl ShardReader {
     /// Errors: [`Decode`](feedline_base::error::ErrorKind::Decode) for a file that is not a plan, another version,
     /// or a damaged plan.
     pub(super) fn open(path: &Path) -> Result<Self> {

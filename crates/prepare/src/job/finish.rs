@@ -5,7 +5,7 @@ use super::super::shards::{LEDGER, LEDGER_HEADING, MANIFEST, MANIFEST_HEADING, i
 use super::listing::NAMES;
 use super::plan::{Plan, Work};
 use super::record;
-use super::record::{Done, Found, List};
+use super::record::{Done, FoundRecord, RecordList};
 use super::run::pool;
 use super::tasks::Numbers;
 use crate::Format;
@@ -140,7 +140,7 @@ impl Plan {
 
     /// The outcome of a task, if its output is complete.
     fn whole(&self, task: u64, check: Check) -> Result<Option<Done>> {
-        let Found::Done(done) = self.found(task)? else {
+        let FoundRecord::Done(done) = self.found(task)? else {
             return Ok(None);
         };
         if !record::is_sound(&self.record(task), &done)? {
@@ -225,14 +225,16 @@ impl Plan {
         let mut ledger = None;
         let manifest_at = self.dir.join(MANIFEST);
         let ledger_at = self.dir.join(LEDGER);
-        let mut add = |list: List, line: &str| match list {
-            List::Manifest => output::append_line(&mut manifest, &manifest_at, heading, line),
-            List::Ledger => output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line),
+        let mut add = |list: RecordList, line: &str| match list {
+            RecordList::Manifest => output::append_line(&mut manifest, &manifest_at, heading, line),
+            RecordList::Ledger => {
+                output::append_line(&mut ledger, &ledger_at, LEDGER_HEADING, line)
+            }
         };
         for task in 0..self.tasks() {
             let path = self.record(task);
             match record::read(&path, &self.id_text(), task)? {
-                Found::Done(done) => record::each_line(&path, &done, &mut add)?,
+                FoundRecord::Done(done) => record::each_line(&path, &done, &mut add)?,
                 _ => {
                     let message = "the record of the task is gone: run the task again";
                     return Err(

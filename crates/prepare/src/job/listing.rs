@@ -41,7 +41,7 @@ pub(super) fn each_picture(
     spill: &Path,
     each: &mut dyn FnMut(Input) -> Result<()>,
 ) -> Result<BTreeMap<String, u64>> {
-    let mut walk = Walk {
+    let mut walk = FolderWalk {
         root,
         spill,
         names_bytes: NAMES_BYTES,
@@ -53,7 +53,7 @@ pub(super) fn each_picture(
     Ok(walk.left_out)
 }
 
-struct Walk<'a> {
+struct FolderWalk<'a> {
     root: &'a Path,
     spill: &'a Path,
     names_bytes: usize,
@@ -63,7 +63,7 @@ struct Walk<'a> {
     each: &'a mut dyn FnMut(Input) -> Result<()>,
 }
 
-impl Walk<'_> {
+impl FolderWalk<'_> {
     fn all(&mut self) -> Result<()> {
         let mut first = None;
         let classes = self.folder(Path::new(""), None, &mut |name| {
@@ -270,7 +270,7 @@ mod tests {
                 found.push(input);
                 Ok(())
             };
-            let mut walk = Walk {
+            let mut walk = FolderWalk {
                 root: &root,
                 spill: &spill,
                 names_bytes: limit,

@@ -2,8 +2,8 @@
 
 use super::super::output;
 use super::super::pictures::Picture;
-use super::super::shards::{MANIFEST, PLAN, Settings, Shards};
-use super::file::{Input, Reader, Writer};
+use super::super::shards::{MANIFEST, PLAN, ShardSettings, Shards};
+use super::file::{Input, ShardReader, Writer};
 use super::listing::each_picture;
 use super::tasks::{bad, share};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 /// The inputs and settings of a job, cut into tasks; see the guide jobs.
 pub struct Plan {
-    pub(super) reader: Reader,
+    pub(super) reader: ShardReader,
     pub(super) head: Head,
     /// The folder of the plan and of all output.
     pub(super) dir: PathBuf,
@@ -45,7 +45,7 @@ pub(super) struct Notes {
 
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(super) enum Work {
-    Shards(Settings),
+    Shards(ShardSettings),
     /// Whole files, one at a time.
     Files {
         settings: String,
@@ -125,8 +125,10 @@ impl Plan {
     /// [`ErrorKind::Decode`] for a file that is not a plan or is damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let reader = match Reader::open(path) {
-            Err(error) if error.kind() == ErrorKind::NotAFile => Reader::open(&path.join(PLAN)),
+        let reader = match ShardReader::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotAFile => {
+                ShardReader::open(&path.join(PLAN))
+            }
             reader => reader,
         };
         let reader = reader.map_err(|error| match error.kind() {

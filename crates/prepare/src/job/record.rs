@@ -97,7 +97,7 @@ impl Output {
 
 /// The list that a line belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum List {
+pub(super) enum RecordList {
     Manifest,
     Ledger,
 }
@@ -117,10 +117,10 @@ impl Record {
     }
 
     /// Adds a line, which includes its newline.
-    pub(super) fn put(&mut self, list: List, line: &str) -> Result<()> {
+    pub(super) fn put(&mut self, list: RecordList, line: &str) -> Result<()> {
         let kind = match list {
-            List::Manifest => "w\t",
-            List::Ledger => "d\t",
+            RecordList::Manifest => "w\t",
+            RecordList::Ledger => "d\t",
         };
         for part in [kind, line] {
             self.crc = crc32c::crc32c_append(self.crc, part.as_bytes());
@@ -146,7 +146,7 @@ impl Record {
 }
 
 /// The state of a record.
-pub(super) enum Found {
+pub(super) enum FoundRecord {
     Nothing,
     /// Cut short, or not a record.
     Damaged,
@@ -155,9 +155,9 @@ pub(super) enum Found {
 
 /// Reads the last line of a record. Errors: those of reading; [`ErrorKind::Config`] for a record of
 /// another plan.
-pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
+pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<FoundRecord> {
     let blob = match Blob::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(FoundRecord::Nothing),
         blob => blob?,
     };
     let start = blob.len().saturating_sub(DONE_MAX);
@@ -167,7 +167,7 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
         .strip_suffix(b"\n")
         .and_then(|lines| lines.rsplit(|byte| *byte == b'\n').next());
     match line.and_then(|line| serde_json::from_slice::<Done>(line).ok()) {
-        Some(done) if done.plan == plan && done.task == task => Ok(Found::Done(done)),
+        Some(done) if done.plan == plan && done.task == task => Ok(FoundRecord::Done(done)),
         Some(done) => {
             let message = match done.plan == plan {
                 true => format!(
@@ -181,7 +181,7 @@ pub(super) fn read(path: &Path, plan: &str, task: u64) -> Result<Found> {
             };
             Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(path))
         }
-        None => Ok(Found::Damaged),
+        None => Ok(FoundRecord::Damaged),
     }
 }
 
@@ -198,7 +198,7 @@ pub(super) fn is_sound(path: &Path, done: &Done) -> Result<bool> {
 pub(super) fn each_line(
     path: &Path,
     done: &Done,
-    each: &mut dyn FnMut(List, &str) -> Result<()>,
+    each: &mut dyn FnMut(RecordList, &str) -> Result<()>,
 ) -> Result<()> {
     let mut file = BufReader::with_capacity(1 << 16, Blob::open(path)?.stream(0));
     let mut line = String::new();
@@ -217,8 +217,8 @@ pub(super) fn each_line(
             crc = crc32c::crc32c_append(crc, line.as_bytes());
         }
         match (written, damaged) {
-            (Some(line), _) => each(List::Manifest, line)?,
-            (None, Some(line)) => each(List::Ledger, line)?,
+            (Some(line), _) => each(RecordList::Manifest, line)?,
+            (None, Some(line)) => each(RecordList::Ledger, line)?,
             (None, None) if done.crc(crc) == done.lines_crc32c => return Ok(()),
             (None, None) => {
                 let message =

@@ -4,7 +4,7 @@ use super::super::output;
 use super::super::shards::MANIFEST;
 use super::plan::{Plan, Work};
 use super::record;
-use super::record::{Done, Found, List, Record};
+use super::record::{Done, FoundRecord, Record, RecordList};
 use super::shard::Task;
 use super::tasks::{Tasks, bad};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
@@ -125,7 +125,7 @@ impl Plan {
         strict: bool,
         stop: &Stop,
         watch: &mut (dyn FnMut(Event<'_>) + Send),
-        one: &mut dyn FnMut(u64, &mut Progress<'_>) -> Result<()>,
+        one: &mut dyn FnMut(u64, &mut RunProgress<'_>) -> Result<()>,
     ) -> Result<Ran> {
         let mut ran = Ran::default();
         let tasks = tasks.of(self.tasks())?;
@@ -182,9 +182,9 @@ impl Plan {
     fn is_done(&self, task: u64, watch: &mut dyn FnMut(Event<'_>)) -> Result<bool> {
         let path = self.record(task);
         let output = match self.found(task)? {
-            Found::Nothing => return Ok(false),
-            Found::Damaged => None,
-            Found::Done(done) => match done.shard.clone() {
+            FoundRecord::Nothing => return Ok(false),
+            FoundRecord::Damaged => None,
+            FoundRecord::Done(done) => match done.shard.clone() {
                 None if record::is_sound(&path, &done)? => return Ok(true),
                 None => None,
                 Some(shard) if shard.is_in(&self.dir)? && record::is_sound(&path, &done)? => {
@@ -205,16 +205,16 @@ impl Plan {
     }
 
     /// The record of a task. A record that names another output than the task's own is damaged.
-    pub(super) fn found(&self, task: u64) -> Result<Found> {
+    pub(super) fn found(&self, task: u64) -> Result<FoundRecord> {
         let name = match &self.head.work {
             Work::Shards(settings) => Some(settings.format()?.shard(task)),
             Work::Files { .. } | Work::Pictures { .. } => None,
         };
         Ok(
             match record::read(&self.record(task), &self.id_text(), task)? {
-                Found::Done(Done {
+                FoundRecord::Done(Done {
                     shard: Some(shard), ..
-                }) if Some(&shard.name) != name.as_ref() => Found::Damaged,
+                }) if Some(&shard.name) != name.as_ref() => FoundRecord::Damaged,
                 found => found,
             },
         )
@@ -225,7 +225,7 @@ impl Plan {
         task: u64,
         together: u64,
         stop: &Stop,
-        progress: &mut Progress<'_>,
+        progress: &mut RunProgress<'_>,
         work: &mut impl FnMut(u64, &[PathBuf]) -> Result<(Verified, Vec<Error>)>,
     ) -> Result<()> {
         let mut record = Record::create(self.record(task))?;
@@ -253,13 +253,13 @@ impl Plan {
                 damaged,
             } = seen;
             record.put(
-                List::Manifest,
+                RecordList::Manifest,
                 &format!("{path}\t{count}\t{samples}\t{bytes}\t{damaged}\n"),
             )?;
             for error in &damage {
                 let place = error.site().path.as_deref().unwrap_or(&files[0]);
                 record.put(
-                    List::Ledger,
+                    RecordList::Ledger,
                     &output::ledger_line(&output::escaped(place), error),
                 )?;
             }
@@ -298,7 +298,7 @@ impl Plan {
 const WORKERS_MAX: usize = 1024;
 
 /// Called with the number of a task's finished inputs.
-type Progress<'a> = dyn FnMut(u64) + Send + 'a;
+type RunProgress<'a> = dyn FnMut(u64) + Send + 'a;
 
 /// A pool of this many threads; 0: one per core.
 pub(super) fn pool(workers: usize) -> Result<rayon::ThreadPool> {

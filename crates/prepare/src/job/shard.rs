@@ -11,10 +11,10 @@ use super::super::output;
 #[cfg(feature = "parquet")]
 use super::super::parquet;
 use super::super::pictures::Picture;
-use super::super::shards::Settings;
+use super::super::shards::ShardSettings;
 use super::super::tar;
 use super::plan::Plan;
-use super::record::{Done, List, Output, Record};
+use super::record::{Done, Output, Record, RecordList};
 use crate::Format;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::stop::Stop;
@@ -39,7 +39,7 @@ pub(super) struct Task<'a> {
     /// Name of the shard.
     name: String,
     /// Created with the first picture that is written.
-    writer: Option<Writer>,
+    writer: Option<ShardWriter>,
     record: Record,
     done: Done,
 }
@@ -48,24 +48,24 @@ pub(super) struct Task<'a> {
 #[derive(Clone, Copy)]
 struct Maker<'a> {
     plan: &'a Plan,
-    settings: &'a Settings,
+    settings: &'a ShardSettings,
     stop: &'a Stop,
 }
 
 /// A picture that is ready to be written: what happened to it, and its bytes.
 struct Made {
     picture: Picture,
-    result: Result<(Outcome, Vec<u8>)>,
+    result: Result<(ShardOutcome, Vec<u8>)>,
 }
 
-enum Outcome {
+enum ShardOutcome {
     /// This many bytes of seek points were added.
     Points(u32),
     /// No seek points were added, for this reason; `None` if none were requested.
     Unchanged(Option<String>),
 }
 
-enum Writer {
+enum ShardWriter {
     Tar(Pending),
     #[cfg(feature = "parquet")]
     Parquet(Box<parquet::Writer>),
@@ -74,7 +74,7 @@ enum Writer {
 impl<'a> Task<'a> {
     pub(super) fn begin(
         plan: &'a Plan,
-        settings: &'a Settings,
+        settings: &'a ShardSettings,
         format: Format,
         task: u64,
         stop: &'a Stop,
@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
                 self.done.damaged += 1;
                 return self
                     .record
-                    .put(List::Ledger, &output::ledger_line(&source, &error));
+                    .put(RecordList::Ledger, &output::ledger_line(&source, &error));
             }
             Err(error) => return Err(error),
         };
@@ -170,12 +170,12 @@ impl<'a> Task<'a> {
         self.done.bytes.0 += before;
         self.done.bytes.1 += after;
         let outcome = match outcome {
-            Outcome::Points(bytes) => {
+            ShardOutcome::Points(bytes) => {
                 self.done.with_points += 1;
                 format!("seek points of {bytes} bytes")
             }
-            Outcome::Unchanged(None) => "unchanged".into(),
-            Outcome::Unchanged(Some(reason)) => {
+            ShardOutcome::Unchanged(None) => "unchanged".into(),
+            ShardOutcome::Unchanged(Some(reason)) => {
                 let line = format!("unchanged: {reason}");
                 *self.done.unchanged.entry(reason).or_default() += 1;
                 line
@@ -186,7 +186,7 @@ impl<'a> Task<'a> {
             .map_or(String::new(), |class| class.to_string());
         let shard = &self.name;
         let line = format!("{key:08}\t{shard}\t{label}\t{source}\t{outcome}\t{before}\t{after}\n");
-        self.record.put(List::Manifest, &line)
+        self.record.put(RecordList::Manifest, &line)
     }
 
     /// Appends a sample to the shard.
@@ -196,7 +196,7 @@ impl<'a> Task<'a> {
             None => self.begin_shard()?,
         };
         match self.writer.insert(writer) {
-            Writer::Tar(pending) => {
+            ShardWriter::Tar(pending) => {
                 let image = format!("{key:08}.{}", ending_of(&picture.path));
                 let written =
                     tar::append(pending, &image, &bytes).and_then(|()| match picture.class {
@@ -210,21 +210,21 @@ impl<'a> Task<'a> {
                 written.map_err(|source| output::failed(source, &pending.target))
             }
             #[cfg(feature = "parquet")]
-            Writer::Parquet(writer) => writer.append(bytes, picture.class.unwrap_or(0).into()),
+            ShardWriter::Parquet(writer) => writer.append(bytes, picture.class.unwrap_or(0).into()),
         }
     }
 
-    fn begin_shard(&self) -> Result<Writer> {
+    fn begin_shard(&self) -> Result<ShardWriter> {
         let plan = self.maker.plan;
         let pending = output::create_shared(plan.dir.join(&self.name))?;
         match self.format {
-            Format::Tar => Ok(Writer::Tar(pending)),
+            Format::Tar => Ok(ShardWriter::Tar(pending)),
             #[cfg(feature = "parquet")]
             Format::Parquet => {
                 // Either all pictures have a class or none has.
                 let labelled = plan.picture(0)?.class.is_some();
                 parquet::Writer::new(pending, labelled)
-                    .map(|writer| Writer::Parquet(Box::new(writer)))
+                    .map(|writer| ShardWriter::Parquet(Box::new(writer)))
             }
         }
     }
@@ -233,13 +233,13 @@ impl<'a> Task<'a> {
     fn finish(mut self) -> Result<()> {
         if let Some(writer) = self.writer.take() {
             let pending = match writer {
-                Writer::Tar(mut pending) => {
+                ShardWriter::Tar(mut pending) => {
                     tar::finish(&mut pending)
                         .map_err(|source| output::failed(source, &pending.target))?;
                     pending
                 }
                 #[cfg(feature = "parquet")]
-                Writer::Parquet(writer) => writer.finish()?,
+                ShardWriter::Parquet(writer) => writer.finish()?,
             };
             output::commit_new(pending)?;
             let path = self.maker.plan.dir.join(&self.name);
@@ -267,7 +267,7 @@ impl Maker<'_> {
             .collect()
     }
 
-    fn make_one(self, decoder: &mut Decoder, picture: &Picture) -> Result<(Outcome, Vec<u8>)> {
+    fn make_one(self, decoder: &mut Decoder, picture: &Picture) -> Result<(ShardOutcome, Vec<u8>)> {
         if self.stop.requested() {
             return Err(Error::new(
                 ErrorKind::Cancelled,
@@ -277,15 +277,15 @@ impl Maker<'_> {
         }
         let input = picture.read(self.settings.bytes_max)?;
         if !self.settings.seek_points {
-            return Ok((Outcome::Unchanged(None), input));
+            return Ok((ShardOutcome::Unchanged(None), input));
         }
         let mut out = Vec::new();
         let embedded = decoder
             .embed(&input, &mut out)
             .map_err(|error| Error::of_jpeg(error, &input))?;
         let outcome = match embedded {
-            Embedded::Points(bytes) => Outcome::Points(bytes),
-            Embedded::Unchanged(reason) => Outcome::Unchanged(Some(reason.to_string())),
+            Embedded::Points(bytes) => ShardOutcome::Points(bytes),
+            Embedded::Unchanged(reason) => ShardOutcome::Unchanged(Some(reason.to_string())),
         };
         Ok((outcome, out))
     }

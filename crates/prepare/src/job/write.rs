@@ -2,7 +2,7 @@
 //! output.
 
 use super::super::output::remove_if_there;
-use super::super::shards::{PLAN, Settings, Shards};
+use super::super::shards::{PLAN, ShardSettings, Shards};
 use super::finish::{Check, Finished};
 use super::plan::{Plan, Work, in_empty, root_of};
 use super::run::Event;
@@ -103,7 +103,7 @@ impl Shards {
         // Lock first, so that no other call finishes the plan meanwhile.
         let lock = old.lock()?;
         let skip_damaged = matches!(&old.head.work, Work::Shards(there) if there.skip_damaged);
-        let work = Work::Shards(Settings {
+        let work = Work::Shards(ShardSettings {
             skip_damaged,
             ..self.settings.clone()
         });

@@ -36,12 +36,12 @@ impl Key {
 }
 
 /// A fixed number of slots.
-pub(super) struct Table<T> {
+pub(super) struct ReadTable<T> {
     slots: Vec<(u32, Option<T>)>,
     free: Vec<usize>,
 }
 
-impl<T> Table<T> {
+impl<T> ReadTable<T> {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             slots: (0..slots).map(|_| (0, None)).collect(),
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_late_completion_never_reaches_the_slots_new_owner() {
-        let mut table = Table::new(1);
+        let mut table = ReadTable::new(1);
         let first = table.insert("first");
         assert_eq!(table.remove(first), Some("first"));
         let second = table.insert("second");
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn the_table_holds_one_operation_per_slot() {
-        let mut table = Table::new(3);
+        let mut table = ReadTable::new(3);
         let keys: Vec<_> = (0..3).map(|op| table.insert(op)).collect();
         assert!(table.vacant().is_none() && table.len() == 3);
         assert_eq!(

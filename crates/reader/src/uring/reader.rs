@@ -1,7 +1,7 @@
 //! The driver of the ring: what each operation does next.
 
 use super::crowd::Crowd;
-use super::inflight::{Action, CANCEL, Entered, Key, Phase, Table, WAKE, entered};
+use super::inflight::{Action, CANCEL, Entered, Key, Phase, ReadTable, WAKE, entered};
 use super::ring;
 use super::ring::{ReadTarget, Ring};
 use crate::fault_point::Call;
@@ -38,7 +38,7 @@ const REST: Duration = Duration::from_millis(1);
 /// The reader.
 pub struct Uring {
     ring: Ring,
-    table: Table<Op>,
+    table: ReadTable<RingOp>,
     /// Operations that need an entry.
     unsent: VecDeque<Key>,
     /// Entries to cancel.
@@ -65,7 +65,7 @@ pub struct Uring {
     stats: ReadStats,
 }
 
-struct Op {
+struct RingOp {
     tag: u64,
     extent: Extent,
     phase: Phase,
@@ -102,7 +102,7 @@ impl Uring {
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::MFILE))?;
         let mut reader = Self {
             ring,
-            table: Table::new(depth),
+            table: ReadTable::new(depth),
             unsent: VecDeque::with_capacity(depth),
             cancels: VecDeque::new(),
             ready: Vec::with_capacity(depth),
@@ -226,7 +226,7 @@ impl Uring {
         self.stats.bytes_asked = self.stats.bytes_asked.saturating_add(extent.len);
         match self.first_phase(&extent, &mut buf) {
             Ok(Some(phase)) => {
-                let key = self.table.insert(Op {
+                let key = self.table.insert(RingOp {
                     tag,
                     extent,
                     phase,

@@ -68,7 +68,7 @@ pub(super) struct Ring {
     /// Registered memory, kept alive while it is registered.
     regions: ManuallyDrop<Vec<Withheld>>,
     /// Parts of `regions` in the order of registration.
-    pieces: Vec<Piece>,
+    pieces: Vec<RingPiece>,
     /// Which registered-file cells are filled; empty if files are not registered.
     fixed: Vec<bool>,
     busy: usize,
@@ -104,7 +104,7 @@ struct Slot {
 
 /// Registered buffer number `i` is `len` bytes from `start` of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
+struct RingPiece {
     region: u64,
     start: usize,
     len: usize,
@@ -617,14 +617,14 @@ fn build(entries: u32) -> Result<(IoUring, &'static str), Errno> {
 }
 
 /// Cuts regions (id, bytes) into pieces that the kernel registers, ordered by id.
-fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
+fn cut(regions: &[(u64, usize)]) -> Vec<RingPiece> {
     let mut regions = regions.to_vec();
     regions.sort_unstable();
     regions.dedup();
     regions
         .into_iter()
         .flat_map(|(region, bytes)| {
-            (0..bytes).step_by(READ_MAX).map(move |start| Piece {
+            (0..bytes).step_by(READ_MAX).map(move |start| RingPiece {
                 region,
                 start,
                 len: READ_MAX.min(bytes - start),
@@ -635,7 +635,7 @@ fn cut(regions: &[(u64, usize)]) -> Vec<Piece> {
 
 /// The registered buffer that holds `len` bytes from `start` of the region; `None` if they cross a
 /// piece's end.
-fn find(pieces: &[Piece], region: u64, start: usize, len: usize) -> Option<u16> {
+fn find(pieces: &[RingPiece], region: u64, start: usize, len: usize) -> Option<u16> {
     let behind = pieces.partition_point(|piece| (piece.region, piece.start) <= (region, start));
     let index = behind.checked_sub(1)?;
     let piece = pieces[index];
@@ -654,7 +654,7 @@ mod tests {
     #[test]
     fn regions_are_registered_in_pieces_and_found_again() {
         let pieces = cut(&[(7, 4096), (3, READ_MAX + 4096), (7, 4096)]);
-        let piece = |region, start, len| Piece { region, start, len };
+        let piece = |region, start, len| RingPiece { region, start, len };
         assert_eq!(
             pieces,
             [

@@ -53,13 +53,13 @@ const SIZES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 const LONGEST: usize = 16;
 
 /// A tool writes its functions into these.
-type Slot = AtomicPtr<c_void>;
-static SLOTS: [[Slot; LONGEST]; SIZES.len()] =
-    [const { [const { Slot::new(null_mut()) }; LONGEST] }; SIZES.len()];
+type RangeSlot = AtomicPtr<c_void>;
+static SLOTS: [[RangeSlot; LONGEST]; SIZES.len()] =
+    [const { [const { RangeSlot::new(null_mut()) }; LONGEST] }; SIZES.len()];
 
 /// The slots for the functions of each module; null for number 0 and after the last function.
-type Table = [Option<&'static Slot>; LONGEST + 1];
-static TABLES: [Table; SIZES.len()] = {
+type EntryTable = [Option<&'static RangeSlot>; LONGEST + 1];
+static TABLES: [EntryTable; SIZES.len()] = {
     let mut tables = [[None; LONGEST + 1]; SIZES.len()];
     let mut module = 0;
     while module < SIZES.len() {
@@ -79,9 +79,9 @@ type ModuleTable = unsafe extern "C" fn(c_uint, *mut *mut c_void, *mut c_uint) -
 type SetVersion = unsafe extern "C" fn(u32);
 type CreateDomain = unsafe extern "C" fn(*const c_char) -> usize;
 type RegisterString = unsafe extern "C" fn(usize, *const c_char) -> usize;
-type RangeStart = unsafe extern "C" fn(usize, *const Event) -> u64;
+type RangeStart = unsafe extern "C" fn(usize, *const NvtxEvent) -> u64;
 type RangeEnd = unsafe extern "C" fn(usize, u64);
-type RangePush = unsafe extern "C" fn(usize, *const Event) -> c_int;
+type RangePush = unsafe extern "C" fn(usize, *const NvtxEvent) -> c_int;
 type RangePop = unsafe extern "C" fn(usize) -> c_int;
 
 #[repr(C)]
@@ -100,7 +100,7 @@ struct VersionInfo {
 
 /// The attributes of a range.
 #[repr(C)]
-struct Event {
+struct NvtxEvent {
     version: u16,
     size: u16,
     category: u32,
@@ -256,7 +256,7 @@ impl Tool {
     }
 }
 
-impl Event {
+impl NvtxEvent {
     fn new(message_type: i32, message: usize, payload: u64) -> Self {
         Self {
             version: NVTX_VERSION as u16,
@@ -285,7 +285,7 @@ pub fn range(name: impl FnOnce() -> String, payload: u64) -> Option<Range> {
     let tool = TOOL.get()?;
     let (start, end) = tool.ranges?;
     let name = CString::new(name()).ok()?;
-    let event = Event::new(MESSAGE_ASCII, name.as_ptr() as usize, payload);
+    let event = NvtxEvent::new(MESSAGE_ASCII, name.as_ptr() as usize, payload);
     // SAFETY: the event and its text live during the call, as NVTX asks.
     let id = unsafe { start(tool.domain, &event) };
     let domain = tool.domain;
@@ -313,7 +313,7 @@ pub fn push(name: Name, payload: u64) -> Option<Pushed> {
     let tool = TOOL.get()?;
     let (push, pop) = tool.stacks?;
     let (message_type, message) = tool.names[name as usize];
-    let event = Event::new(message_type, message, payload);
+    let event = NvtxEvent::new(message_type, message, payload);
     // SAFETY: the event lives during the call; its name is a text of ours, or registered in this
     // domain.
     unsafe { push(tool.domain, &event) };

@@ -38,12 +38,12 @@ pub(super) struct CacheDir {
     capacity: u64,
     /// Maximum bytes of the file system that stay free.
     spare: u64,
-    room: Mutex<Room>,
+    room: Mutex<DiskRoom>,
     /// Shared locks, held for the life of the loader.
     leases: Mutex<Vec<Option<Held>>>,
 }
 
-struct Room {
+struct DiskRoom {
     used: File,
     /// The file that shows `booked` to other processes, locked for the life of the loader. `None`
     /// for tools, which book nothing.
@@ -52,7 +52,7 @@ struct Room {
     booked: u64,
 }
 
-impl Room {
+impl DiskRoom {
     fn book(&mut self, booked: u64) -> io::Result<()> {
         self.booking
             .as_ref()
@@ -124,7 +124,7 @@ impl CacheDir {
     }
 
     fn of(root: PathBuf, cache: &Cache, used: File, booking: Option<Held>) -> Self {
-        let room = Mutex::new(Room {
+        let room = Mutex::new(DiskRoom {
             used,
             booking,
             booked: 0,
@@ -177,7 +177,7 @@ impl CacheDir {
     }
 
     /// Calls `work` while no other process holds the lock. Errors: the system's; `WouldBlock`.
-    fn locked<T>(&self, work: impl FnOnce(&mut Room) -> io::Result<T>) -> io::Result<T> {
+    fn locked<T>(&self, work: impl FnOnce(&mut DiskRoom) -> io::Result<T>) -> io::Result<T> {
         let mut room = self.room.hold();
         take(&room.used, FlockOperation::NonBlockingLockExclusive)?;
         let done = work(&mut room);
@@ -201,7 +201,7 @@ impl CacheDir {
         });
     }
 
-    fn reserve_locked(&self, room: &mut Room, bytes: u64) -> io::Result<u64> {
+    fn reserve_locked(&self, room: &mut DiskRoom, bytes: u64) -> io::Result<u64> {
         if std::fs::metadata(self.root.join("used"))?.ino() != room.used.metadata()?.ino() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,

@@ -14,9 +14,8 @@ use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, Digest, kept};
 use feedline_core::storage::publish::Pending;
 use feedline_core::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
-use std::fs::File;
 use std::io;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
@@ -341,9 +340,9 @@ impl<'p> FactsWriter<'p> {
             self.out.put(bytemuck::cast_slice(most))?;
             self.out.end_section();
             if let Some(points) = self.points {
-                append(&mut self.out, points.entries)?;
+                points.entries.read_back(|bytes| self.out.put(bytes))?;
                 self.out.end_section();
-                append(&mut self.out, points.ends)?;
+                points.ends.read_back(|bytes| self.out.put(bytes))?;
                 self.out.end_section();
             }
             self.out.publish(identity)
@@ -351,18 +350,5 @@ impl<'p> FactsWriter<'p> {
         finish().map_err(|error| {
             Error::os(Stage::Index, "cannot write the facts", error).with_path(place)
         })
-    }
-}
-
-/// Copies a file that is written to the section of another.
-fn append(out: &mut SideWriter, mut spool: Pending) -> io::Result<()> {
-    spool.flush()?;
-    let mut file = File::open(&spool.hidden)?;
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok(()),
-            len => out.put(&buffer[..len])?,
-        }
     }
 }

@@ -80,14 +80,14 @@ pub struct Facts<D> {
     pointed: Vec<Option<usize>>,
     /// For datasets with chunks: number of each chunk's first extent, then the number of all.
     pieces: Vec<usize>,
-    origin: Origin,
+    origin: FactsOrigin,
     /// Lookups of seek points that failed.
     lost: AtomicU64,
 }
 
 /// Origin of the wanted facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Origin {
+enum FactsOrigin {
     /// The file.
     Kept,
     /// The file; all bytes were compared with the checksums.
@@ -109,11 +109,11 @@ struct Wanted {
     /// For each field of the schema, its position among the fields with lengths, and with points.
     measured: Vec<Option<usize>>,
     pointed: Vec<Option<usize>>,
-    picture: Option<Picture>,
+    picture: Option<SizedPicture>,
 }
 
 /// The field with the pictures that have sizes.
-struct Picture {
+struct SizedPicture {
     field: usize,
     /// The size from a picture's header; `None` for damage.
     size: Box<dyn Fn(&[u8]) -> Option<(u32, u32)> + Send + Sync>,
@@ -218,28 +218,28 @@ impl<D: Dataset> FactsBuilder<D> {
         let wanted = self.wanted()?;
         let samples = self.inner.len();
         let (old, made) = match find(&self.place, &wanted.head, samples)? {
-            Found::Whole(_) if self.anew => (None, Origin::Made),
-            Found::Whole(file) => (Some(file), Origin::Added),
-            Found::Useless(_) if self.anew => (None, Origin::Made),
+            Found::Whole(_) if self.anew => (None, FactsOrigin::Made),
+            Found::Whole(file) => (Some(file), FactsOrigin::Added),
+            Found::Useless(_) if self.anew => (None, FactsOrigin::Made),
             Found::Useless(error)
                 if wanted.outline.is_some() || error.kind() != ErrorKind::Decode =>
             {
                 return Err(error);
             }
-            Found::Useless(_) => (None, Origin::MadeAgain),
-            Found::Nothing => (None, Origin::Made),
+            Found::Useless(_) => (None, FactsOrigin::MadeAgain),
+            Found::Nothing => (None, FactsOrigin::Made),
         };
         let missing = match &old {
             Some(old) => wanted.missing(&old.head, &self.place)?,
             None => wanted.head.columns,
         };
         let (file, origin) = match old {
-            Some(old) if missing == 0 => (old, Origin::Kept),
+            Some(old) if missing == 0 => (old, FactsOrigin::Kept),
             old => {
                 let compared = old.as_ref().is_some_and(|old| old.head.has(missing));
                 let origin = match (&parts, compared) {
-                    (Some(_), _) => Origin::Joined,
-                    (None, true) if missing == column::SUMS => Origin::Compared,
+                    (Some(_), _) => FactsOrigin::Joined,
+                    (None, true) if missing == column::SUMS => FactsOrigin::Compared,
                     (None, _) => made,
                 };
                 (self.make(&wanted, missing, old, parts)?, origin)
@@ -318,7 +318,7 @@ impl<D: Dataset> FactsBuilder<D> {
                 .words(&[field as u64, image.turns().into()])
                 .end();
             let image = image.clone();
-            wanted.picture = Some(Picture {
+            wanted.picture = Some(SizedPicture {
                 field,
                 size: Box::new(move |bytes| image.size_of(bytes).ok()),
             });
@@ -442,7 +442,7 @@ impl<D: Dataset> Facts<D> {
     pub fn built(&self) -> bool {
         matches!(
             self.origin,
-            Origin::Made | Origin::MadeAgain | Origin::Added
+            FactsOrigin::Made | FactsOrigin::MadeAgain | FactsOrigin::Added
         )
     }
 
@@ -571,12 +571,14 @@ impl<D: Dataset> Dataset for Facts<D> {
             .map(|(_, name)| name)
             .collect();
         let how = match self.origin {
-            Origin::Kept => "from",
-            Origin::Compared => "compared now with all bytes, since times or paths had changed:",
-            Origin::Made => "made now:",
-            Origin::MadeAgain => "made again, since the file was damaged:",
-            Origin::Added => "added now to",
-            Origin::Joined => "joined now in",
+            FactsOrigin::Kept => "from",
+            FactsOrigin::Compared => {
+                "compared now with all bytes, since times or paths had changed:"
+            }
+            FactsOrigin::Made => "made now:",
+            FactsOrigin::MadeAgain => "made again, since the file was damaged:",
+            FactsOrigin::Added => "added now to",
+            FactsOrigin::Joined => "joined now in",
         };
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),

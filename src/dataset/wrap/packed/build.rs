@@ -1,6 +1,6 @@
 //! Settings of packed documents, and the packing.
 
-use super::documents::{Documents, Long, copied};
+use super::documents::{InnerDocuments, Long, copied};
 use super::fit::{Bin, InTurn};
 use super::table::{KIND, TableWriter};
 use super::{MADE, Packed, RECENT, table};
@@ -166,7 +166,7 @@ impl<D: Dataset> PackedBuilder<D> {
             .chain(made(self.room, size.most as usize))
             .map(EncodedField::raw)
             .collect();
-        let documents = Documents {
+        let documents = InnerDocuments {
             inner: self.inner,
             fields,
             size,
@@ -343,7 +343,7 @@ fn padding_row(element: i64, field: &Field, room: usize) -> Result<Box<[u8]>> {
 
 /// Packs all documents into the file.
 fn pack<D: Dataset>(
-    documents: &Documents<D>,
+    documents: &InnerDocuments<D>,
     order: Option<&Permutation>,
     out: &mut SideWriter,
     place: &Path,

@@ -2,7 +2,7 @@
 
 use super::fit;
 use super::fit::{Bin, InTurn, Item};
-use super::table::{Counts, Group};
+use super::table::{BinCounts, Group};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, Part, Parts, TokenFields};
@@ -24,7 +24,7 @@ pub(super) enum Long {
 const PARTS_MAX: u64 = 1 << 26;
 
 /// The documents of a dataset, for bins of a size.
-pub(super) struct Documents<D> {
+pub(super) struct InnerDocuments<D> {
     pub(super) inner: D,
     pub(super) fields: TokenFields,
     pub(super) size: Bin,
@@ -37,7 +37,7 @@ pub(super) fn copied() -> String {
         .hint(|copied| format!("; {copied} copies them to a file from which they are packed"))
 }
 
-impl<D: Dataset> Documents<D> {
+impl<D: Dataset> InnerDocuments<D> {
     /// Returns the number of tokens of a document and appends the place of each field to `places`,
     /// which may also change if there is an error. `parts` is a buffer for asking the dataset.
     ///
@@ -128,7 +128,7 @@ impl<D: Dataset> Documents<D> {
         let room = u64::from(self.size.room);
         let mut places = Vec::new();
         let mut items = Vec::new();
-        let mut counts = Counts::default();
+        let mut counts = BinCounts::default();
         let mut parts = Parts::new();
         for position in positions {
             let (document, len) = self.at(position, order, &mut counts, &mut parts, &mut places)?;
@@ -170,7 +170,7 @@ impl<D: Dataset> Documents<D> {
         order: Option<&Permutation>,
         in_turn: &mut InTurn,
     ) -> Result<Group> {
-        let mut counts = Counts::default();
+        let mut counts = BinCounts::default();
         let mut parts = Parts::new();
         let last = positions.end == self.inner.len();
         let mut places = Vec::new();
@@ -189,7 +189,7 @@ impl<D: Dataset> Documents<D> {
         &'d self,
         position: u64,
         order: Option<&Permutation>,
-        counts: &mut Counts,
+        counts: &mut BinCounts,
         parts: &mut Parts<'d>,
         places: &mut Vec<Extent>,
     ) -> Result<(u32, u64)> {

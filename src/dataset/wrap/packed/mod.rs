@@ -28,7 +28,7 @@ mod fit;
 mod rows;
 mod table;
 
-use documents::{Documents, Long};
+use documents::{InnerDocuments, Long};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_base::setting::Setting;
 use feedline_core::dataset::forward::own;
@@ -40,7 +40,7 @@ use feedline_core::tensor::EncodedField;
 use fit::Bin;
 use std::path::PathBuf;
 use std::sync::Arc;
-use table::{Check, Counts};
+use table::{BinCounts, TableCheck};
 
 use build::ITEMS_MAX;
 pub use build::PackedBuilder;
@@ -75,11 +75,11 @@ const ENDS: usize = 2;
 /// row, are the ends of all documents in the batch, where the padding of a row counts as a
 /// document.
 pub struct Packed<D> {
-    documents: Documents<D>,
+    documents: InnerDocuments<D>,
     schema: Vec<EncodedField>,
     /// A row of padding for each field.
     padding: Box<[Box<[u8]>]>,
-    counts: Counts,
+    counts: BinCounts,
     identity: u64,
     file: Sidefile,
     origin: Origin,
@@ -150,7 +150,7 @@ impl<D: Dataset> Packed<D> {
     /// when the bins were made.
     fn look_up(&self, bin: u64, row: &mut Row) -> Result<()> {
         let mut left = self.documents.size.room;
-        let mut check = Check::default();
+        let mut check = TableCheck::default();
         let mut parts = Parts::new();
         let changed = || {
             let message = format!(
@@ -195,7 +195,7 @@ impl<D: Dataset> Packed<D> {
 
     /// Explains why the bins are not full, and how to fill them; empty if they are full enough.
     fn why_empty(&self, filled: f64) -> String {
-        let Counts {
+        let BinCounts {
             documents,
             bins,
             tokens,
@@ -338,7 +338,7 @@ impl<D: Dataset> Dataset for Packed<D> {
     }
 
     fn describe(&self) -> String {
-        let Counts {
+        let BinCounts {
             documents,
             bins,
             tokens,

@@ -34,7 +34,7 @@ const PART: u32 = 1 << 31;
 /// Counts of a packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Counts {
+pub(super) struct BinCounts {
     /// Documents, without the empty ones.
     pub(super) documents: u64,
     pub(super) bins: u64,
@@ -53,7 +53,7 @@ pub(super) struct Counts {
     pub(super) ended: u64,
 }
 
-impl Counts {
+impl BinCounts {
     pub(super) fn add(&mut self, other: &Self) {
         self.documents += other.documents;
         self.bins += other.bins;
@@ -70,7 +70,7 @@ impl Counts {
 pub(super) struct Group {
     heads: Vec<u32>,
     words: Vec<u32>,
-    pub(super) counts: Counts,
+    pub(super) counts: BinCounts,
 }
 
 impl Group {
@@ -80,7 +80,7 @@ impl Group {
         bin_of: Vec<u32>,
         bins: usize,
         size: Bin,
-        counts: Counts,
+        counts: BinCounts,
     ) -> Self {
         let words_of = |item: &Item| 1 + u32::from(item.part.is_some());
         let mut places = vec![0_u32; bins + 1];
@@ -96,7 +96,7 @@ impl Group {
         (0..bins).for_each(|bin| places[bin + 1] += places[bin]);
         let mut heads: Vec<u32> = places.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let mut words = vec![0; places[bins] as usize];
-        let mut checks = vec![Check::default(); bins];
+        let mut checks = vec![TableCheck::default(); bins];
         for (item, bin) in items.iter().zip(&bin_of) {
             let place = &mut places[*bin as usize];
             words[*place as usize] = item.document | if item.part.is_some() { PART } else { 0 };
@@ -124,7 +124,7 @@ impl Group {
         Self {
             heads,
             words,
-            counts: Counts {
+            counts: BinCounts {
                 bins: bins as u64,
                 tokens,
                 items_max,
@@ -137,9 +137,9 @@ impl Group {
 
 /// A hash of a bin's lengths. It detects other lengths on reading, except in one case in 65,536.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Check(u32);
+pub(super) struct TableCheck(u32);
 
-impl Check {
+impl TableCheck {
     pub(super) fn add(&mut self, len: u32) {
         self.0 = (self.0.rotate_left(5) ^ len).wrapping_mul(0x9e37_79b9);
     }
@@ -156,7 +156,7 @@ pub(super) struct TableWriter {
     words: Vec<u32>,
     starts: Vec<u64>,
     at: u64,
-    pub(super) counts: Counts,
+    pub(super) counts: BinCounts,
 }
 
 impl TableWriter {
@@ -207,7 +207,7 @@ impl TableWriter {
 pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
     // A token has at most 8 bytes.
     counts(file).is_ok_and(
-        |Counts {
+        |BinCounts {
              bins, items_max, ..
          }| {
             let sections = file.len(STARTS) == 8 * bins.div_ceil(BLOCK as u64);
@@ -219,8 +219,8 @@ pub(super) fn fits(file: &Sidefile, size: Bin) -> bool {
 }
 
 /// Errors: reading errors.
-pub(super) fn counts(file: &Sidefile) -> Result<Counts> {
-    let mut counts = Counts::default();
+pub(super) fn counts(file: &Sidefile) -> Result<BinCounts> {
+    let mut counts = BinCounts::default();
     let bytes = bytemuck::bytes_of_mut(&mut counts);
     let len = bytes.len().min(file.len(COUNTS) as usize);
     file.fill(COUNTS, 0, &mut bytes[..len]).map(|()| counts)

@@ -98,7 +98,7 @@ pub use scan::Scan;
 pub use table::{Entry, FIELDS_MAX, Rows};
 
 use self::file::Version;
-use self::table::{Span, Table};
+use self::table::{Table, TableSpan};
 use super::damage::Damage;
 use super::digest::Digest;
 use super::parallel::parallel_paths;
@@ -535,7 +535,7 @@ impl Index {
                 continue;
             };
             match span {
-                Span::Shared { offset, len } => parts.framed(
+                TableSpan::Shared { offset, len } => parts.framed(
                     field,
                     Extent {
                         source,
@@ -543,7 +543,7 @@ impl Index {
                         len,
                     },
                 ),
-                Span::Apart(_) => {
+                TableSpan::Apart(_) => {
                     let extent = Extent {
                         source,
                         offset: entry.offset,
@@ -594,7 +594,9 @@ impl Index {
                 .with_sample(sample)
         };
         let start = match span {
-            Span::Shared { offset, .. } if bytes.len() as u64 != entry.len => entry.offset - offset,
+            TableSpan::Shared { offset, .. } if bytes.len() as u64 != entry.len => {
+                entry.offset - offset
+            }
             _ => 0,
         };
         let range = usize::try_from(start)

@@ -18,11 +18,11 @@ pub struct Scan<'a> {
     /// Offset of the window's first byte.
     at: u64,
     ahead: usize,
-    pages: Pages,
+    pages: ScanPages,
 }
 
 /// Parts of a shard that were read ahead, by their offsets.
-pub(crate) type Pages = BTreeMap<u64, Vec<u8>>;
+pub(crate) type ScanPages = BTreeMap<u64, Vec<u8>>;
 
 impl<'a> Scan<'a> {
     pub(super) fn new(blob: &'a Blob, all: bool) -> Self {
@@ -36,7 +36,7 @@ impl<'a> Scan<'a> {
             window: Vec::new(),
             at: 0,
             ahead,
-            pages: Pages::new(),
+            pages: ScanPages::new(),
         }
     }
 
@@ -58,7 +58,7 @@ impl<'a> Scan<'a> {
 
     /// Uses these parts, which were read ahead; other bytes are read as before.
     #[doc(hidden)]
-    pub fn hold(&mut self, pages: Pages) {
+    pub fn hold(&mut self, pages: ScanPages) {
         self.pages = pages;
     }
 

@@ -210,7 +210,7 @@ impl Rows {
             ..ShardRecord::default()
         };
         for (row, entries) in (0..).zip(self.entries.chunks(self.fields)) {
-            let bytes = Span::of(entries.iter().flatten().copied()).bytes();
+            let bytes = TableSpan::of(entries.iter().flatten().copied()).bytes();
             if bytes > record.bytes_max {
                 record.bytes_max = bytes;
                 record.largest = row;
@@ -393,14 +393,14 @@ impl Form {
 
 /// How a sample's parts are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Span {
+pub(super) enum TableSpan {
     /// One read of an extent that contains all parts.
     Shared { offset: u64, len: u64 },
     /// One read per part; holds the sum of their bytes.
     Apart(u64),
 }
 
-impl Span {
+impl TableSpan {
     fn of(entries: impl Iterator<Item = Entry>) -> Self {
         let mut start = u64::MAX;
         let mut end = 0;
@@ -433,20 +433,20 @@ impl Span {
 pub(super) type RowBytes = [u8; FIELDS_MAX * ENTRY_MAX];
 
 /// The entries of a row, packed.
-pub(super) struct Row<'a> {
+pub(super) struct IndexRow<'a> {
     form: Form,
     bytes: &'a [u8],
 }
 
-impl Row<'_> {
+impl IndexRow<'_> {
     pub(super) fn entry(&self, field: usize) -> Option<Entry> {
         let each = self.form.bytes();
         self.form.read(&self.bytes[field * each..][..each])
     }
 
     /// How the fields are read.
-    pub(super) fn span(&self) -> Span {
-        Span::of(
+    pub(super) fn span(&self) -> TableSpan {
+        TableSpan::of(
             self.bytes
                 .chunks_exact(self.form.bytes())
                 .filter_map(|bytes| self.form.read(bytes)),
@@ -478,7 +478,7 @@ impl Table {
 
     /// The entries of a row, borrowed from memory or read into `room`. Errors: those of the side
     /// file.
-    pub(super) fn row<'a>(&'a self, row: usize, room: &'a mut RowBytes) -> Result<Row<'a>> {
+    pub(super) fn row<'a>(&'a self, row: usize, room: &'a mut RowBytes) -> Result<IndexRow<'a>> {
         let fields = self.record.fields;
         self.entries(
             row as u64 * fields,
@@ -487,13 +487,13 @@ impl Table {
     }
 
     /// Consecutive entries, read at once.
-    fn entries<'a>(&'a self, first: u64, room: &'a mut [u8]) -> Result<Row<'a>> {
+    fn entries<'a>(&'a self, first: u64, room: &'a mut [u8]) -> Result<IndexRow<'a>> {
         let start = self.record.entries + first * self.form.bytes() as u64;
         let read = self.side.bytes(ENTRIES, start, room.len(), || room);
         let bytes = read.map_err(|error| {
             error.with_note("delete the index file, and the shard is scanned again")
         })?;
-        Ok(Row {
+        Ok(IndexRow {
             form: self.form,
             bytes,
         })

@@ -86,7 +86,7 @@ impl fmt::Display for Absent {
                 path.display()
             ),
             Self::DriverOpen { library, code, cuda } => {
-                let cause = failure::Cause::CuFile { code: *code, cuda: *cuda };
+                let cause = failure::FailureCause::CuFile { code: *code, cuda: *cuda };
                 write!(f, "cuFileDriverOpen of {library} failed with {cause}; see cufile.log")
             }
             Self::TimedOut { library, after } => write!(

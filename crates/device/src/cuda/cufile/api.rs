@@ -13,7 +13,7 @@
 #![allow(unsafe_code)]
 
 use super::absent::Absent;
-use super::failure::{Cause, outcome};
+use super::failure::{FailureCause, outcome};
 use super::stats;
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use rustix::fd::{AsRawFd, BorrowedFd};
@@ -29,11 +29,11 @@ struct Status {
 }
 
 impl Status {
-    fn ok(self) -> Result<(), Cause> {
+    fn ok(self) -> Result<(), FailureCause> {
         if self.code == 0 {
             Ok(())
         } else {
-            Err(Cause::CuFile {
+            Err(FailureCause::CuFile {
                 code: self.code,
                 cuda: self.cuda,
             })
@@ -157,13 +157,13 @@ impl Api {
     }
 
     /// Opens the driver. May hang, and may close foreign descriptors: see `watch`.
-    pub(super) fn open(&self) -> Result<(), Cause> {
+    pub(super) fn open(&self) -> Result<(), FailureCause> {
         // SAFETY: takes no argument; callable at any time, also repeatedly.
         unsafe { (self.open)() }.ok()
     }
 
     /// Undoes one [`Self::open`].
-    pub(super) fn close(&self) -> Result<(), Cause> {
+    pub(super) fn close(&self) -> Result<(), FailureCause> {
         // SAFETY: takes no argument; handles and buffers keep this table's owner alive, so none is
         // in use.
         self.close.map_or(Ok(()), |close| unsafe { close() }.ok())
@@ -179,7 +179,7 @@ impl Api {
     }
 
     /// Registers a descriptor that stays open until [`Self::deregister_file`].
-    pub(super) fn register_file(&self, fd: BorrowedFd<'_>) -> Result<RawHandle, Cause> {
+    pub(super) fn register_file(&self, fd: BorrowedFd<'_>) -> Result<RawHandle, FailureCause> {
         let mut descr = Descr {
             kind: OPAQUE_FD,
             handle: Union {
@@ -207,13 +207,13 @@ impl Api {
     }
 
     /// Registers (pins) device memory. The library refuses addresses outside of the device.
-    pub(super) fn register_buffer(&self, address: u64, len: usize) -> Result<(), Cause> {
+    pub(super) fn register_buffer(&self, address: u64, len: usize) -> Result<(), FailureCause> {
         // SAFETY: registration does not access the memory; only reads do, and they are unsafe.
         unsafe { (self.register_buffer)(pointer(address)?, len, 0) }.ok()
     }
 
     /// Undoes [`Self::register_buffer`].
-    pub(super) fn deregister_buffer(&self, address: u64) -> Result<(), Cause> {
+    pub(super) fn deregister_buffer(&self, address: u64) -> Result<(), FailureCause> {
         // SAFETY: the library refuses an unregistered address.
         unsafe { (self.deregister_buffer)(pointer(address)?) }.ok()
     }
@@ -231,7 +231,7 @@ impl Api {
         len: usize,
         file_offset: i64,
         device_offset: i64,
-    ) -> Result<usize, Cause> {
+    ) -> Result<usize, FailureCause> {
         let handle = std::ptr::with_exposed_provenance_mut(handle.0);
         // SAFETY: the caller's promise.
         let returned =
@@ -292,9 +292,9 @@ impl Api {
 }
 
 /// A device address as cuFile takes it; this process never dereferences it.
-fn pointer(address: u64) -> Result<*mut c_void, Cause> {
+fn pointer(address: u64) -> Result<*mut c_void, FailureCause> {
     let address = usize::try_from(address).map_err(|_| {
-        Cause::Refused(format!(
+        FailureCause::Refused(format!(
             "device address {address:#x} does not fit a host address"
         ))
     })?;

@@ -25,12 +25,12 @@ const ERRNO_MAX: i32 = 4095;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     call: &'static str,
-    cause: Cause,
+    cause: FailureCause,
 }
 
 /// The origin of a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Cause {
+pub(crate) enum FailureCause {
     /// The operating system, with this errno.
     Os(i32),
     /// cuFile, with this `CUfileOpError`; with 5011 also this `CUresult`.
@@ -40,17 +40,17 @@ pub(crate) enum Cause {
 }
 
 impl Failure {
-    pub(super) fn new(call: &'static str, cause: Cause) -> Self {
+    pub(super) fn new(call: &'static str, cause: FailureCause) -> Self {
         Self { call, cause }
     }
 
     pub(super) fn refused(call: &'static str, why: impl Into<String>) -> Self {
-        Self::new(call, Cause::Refused(why.into()))
+        Self::new(call, FailureCause::Refused(why.into()))
     }
 
     /// The origin, with its code.
     #[cfg(test)]
-    pub(crate) fn cause(&self) -> &Cause {
+    pub(crate) fn cause(&self) -> &FailureCause {
         &self.cause
     }
 }
@@ -61,7 +61,7 @@ impl fmt::Display for Failure {
     }
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for FailureCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Os(errno) => write!(f, "{}", std::io::Error::from_raw_os_error(*errno)),
@@ -87,10 +87,10 @@ impl Failure {
     pub fn into_error(self) -> Error {
         let stage = Stage::Device;
         match self.cause {
-            Cause::Os(errno) => {
+            FailureCause::Os(errno) => {
                 Error::os(stage, self.call, std::io::Error::from_raw_os_error(errno))
             }
-            Cause::CuFile { .. } | Cause::Refused(_) => {
+            FailureCause::CuFile { .. } | FailureCause::Refused(_) => {
                 Error::new(ErrorKind::Device, stage, self.to_string())
             }
         }
@@ -98,26 +98,26 @@ impl Failure {
 }
 
 /// Result of a `cuFileRead` of `asked` bytes; `errno` as read right after the call.
-pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, Cause> {
+pub(super) fn outcome(returned: isize, asked: usize, errno: i32) -> Result<usize, FailureCause> {
     if let Ok(bytes) = usize::try_from(returned) {
         // A library that returns more than requested has written out of bounds, or counts wrongly.
         return if bytes <= asked {
             Ok(bytes)
         } else {
-            Err(Cause::Refused(format!(
+            Err(FailureCause::Refused(format!(
                 "the library returned {bytes} bytes for a read of {asked}"
             )))
         };
     }
     let code = i32::try_from(returned.unsigned_abs()).unwrap_or(i32::MAX);
     Err(match code {
-        1 if errno > BASE => Cause::CuFile {
+        1 if errno > BASE => FailureCause::CuFile {
             code: errno,
             cuda: 0,
         },
-        1 => Cause::Os(if errno > 0 { errno } else { EIO }),
-        2..=ERRNO_MAX => Cause::Os(code),
-        _ => Cause::CuFile { code, cuda: 0 },
+        1 => FailureCause::Os(if errno > 0 { errno } else { EIO }),
+        2..=ERRNO_MAX => FailureCause::Os(code),
+        _ => FailureCause::CuFile { code, cuda: 0 },
     })
 }
 
@@ -200,18 +200,18 @@ mod tests {
 
     #[test]
     fn reads_return_bytes_an_errno_or_a_cufile_code() {
-        let cufile = |code| Err(Cause::CuFile { code, cuda: 0 });
+        let cufile = |code| Err(FailureCause::CuFile { code, cuda: 0 });
         let table = [
             (4096, 0, Ok(4096)),
             (0, 0, Ok(0)),
             (100, 5, Ok(100)),
-            (-1, 5, Err(Cause::Os(5))),
-            (-1, 22, Err(Cause::Os(22))),
+            (-1, 5, Err(FailureCause::Os(5))),
+            (-1, 22, Err(FailureCause::Os(22))),
             // The answer of libcufile 1.20 to an unknown handle.
             (-1, 5027, cufile(5027)),
-            (-1, 0, Err(Cause::Os(EIO))),
-            (-1, -3, Err(Cause::Os(EIO))),
-            (-14, 0, Err(Cause::Os(14))),
+            (-1, 0, Err(FailureCause::Os(EIO))),
+            (-1, -3, Err(FailureCause::Os(EIO))),
+            (-14, 0, Err(FailureCause::Os(14))),
             (-5011, 0, cufile(5011)),
             (-5099, 7, cufile(5099)),
             (isize::MIN, 0, cufile(i32::MAX)),
@@ -223,7 +223,9 @@ mod tests {
                 "{returned} with errno {errno}"
             );
         }
-        assert!(matches!(outcome(4097, 4096, 0), Err(Cause::Refused(why)) if why.contains("4097")));
+        assert!(
+            matches!(outcome(4097, 4096, 0), Err(FailureCause::Refused(why)) if why.contains("4097"))
+        );
     }
 
     proptest! {
@@ -240,7 +242,7 @@ mod tests {
     fn codes_have_one_name_and_unknown_ones_keep_their_number() {
         assert!(NAMES.is_sorted_by(|a, b| a.0 < b.0));
         for (code, name) in NAMES {
-            let failure = Failure::new("cuFileBufRegister", Cause::CuFile { code, cuda: 0 });
+            let failure = Failure::new("cuFileBufRegister", FailureCause::CuFile { code, cuda: 0 });
             assert!(
                 failure
                     .to_string()
@@ -250,7 +252,7 @@ mod tests {
         }
         let unknown = Failure::new(
             "cuFileRead",
-            Cause::CuFile {
+            FailureCause::CuFile {
                 code: 5999,
                 cuda: 0,
             },
@@ -259,7 +261,7 @@ mod tests {
             unknown.to_string(),
             "cuFileRead: an unknown cuFile error (5999)"
         );
-        let cuda = Cause::CuFile {
+        let cuda = FailureCause::CuFile {
             code: CUDA_DRIVER_ERROR,
             cuda: 201,
         };
@@ -273,14 +275,14 @@ mod tests {
     fn failures_become_errors_of_the_crate() {
         let table = [
             (
-                Failure::new("cuFileHandleRegister", Cause::Os(5)),
+                Failure::new("cuFileHandleRegister", FailureCause::Os(5)),
                 ErrorKind::Io,
                 "cuFileHandleRegister",
             ),
             (
                 Failure::new(
                     "cuFileBufRegister",
-                    Cause::CuFile {
+                    FailureCause::CuFile {
                         code: 5044,
                         cuda: 0,
                     },

@@ -47,7 +47,7 @@ mod watch;
 pub(crate) use stats::{Mode, Stats};
 
 pub(crate) use absent::Absent;
-pub(crate) use failure::{Cause, Failure};
+pub(crate) use failure::{Failure, FailureCause};
 
 use api::{Api, RawHandle};
 use feedline_base::sync::Hold;
@@ -185,7 +185,7 @@ impl CuFile {
         let answer = watch::within(options.deadline, move || open(&inside, count));
         let opened = match answer {
             Ok(Ok(opened)) => opened,
-            Ok(Err(Cause::CuFile { code, cuda })) => {
+            Ok(Err(FailureCause::CuFile { code, cuda })) => {
                 return Err(Absent::DriverOpen {
                     library: library(),
                     code,
@@ -234,7 +234,7 @@ impl CuFile {
         const CALL: &str = "cuFileHandleRegister";
         let fd: OwnedFd = file.into();
         let flags = fcntl_getfl(&fd)
-            .map_err(|errno| Failure::new(CALL, Cause::Os(errno.raw_os_error())))?;
+            .map_err(|errno| Failure::new(CALL, FailureCause::Os(errno.raw_os_error())))?;
         if !flags.contains(OFlags::DIRECT) {
             return Err(Failure::refused(
                 CALL,
@@ -364,11 +364,11 @@ fn fits(offset: i64, len: usize) -> bool {
 }
 
 /// Opens the driver. Runs on the watched thread.
-fn open(api: &Api, count: bool) -> Result<Opened, Cause> {
+fn open(api: &Api, count: bool) -> Result<Opened, FailureCause> {
     let count = count && api.raise_level();
     let driver = match api.open() {
         Ok(()) => true,
-        Err(Cause::CuFile {
+        Err(FailureCause::CuFile {
             code: failure::DRIVER_ALREADY_OPEN,
             ..
         }) => false,

@@ -155,8 +155,8 @@ impl Bench {
     }
 }
 
-fn code(code: i32) -> Cause {
-    Cause::CuFile {
+fn code(code: i32) -> FailureCause {
+    FailureCause::CuFile {
         code,
         cuda: if code == failure::CUDA_DRIVER_ERROR {
             201
@@ -620,7 +620,7 @@ fn memory_registers_only_at_page_boundaries() {
         let failure = cufile.register_buffer(address, len).unwrap_err();
         let text = failure.to_string();
         assert!(
-            matches!(failure.cause(), Cause::Refused(_)) && text.contains(words),
+            matches!(failure.cause(), FailureCause::Refused(_)) && text.contains(words),
             "{address:#x} {len}: {text}"
         );
         assert!(text.contains(&format!("{address:#x}")), "{text}");
@@ -762,14 +762,14 @@ fn read_faults_keep_their_code_and_the_next_read_works() {
     let again = || bench.read(8192, 0, 0);
     for errno in [1, 5, 14, 22, 28, 110] {
         library.fail_read_os(library.counts().reads as u64, errno);
-        assert_eq!(*again().unwrap_err().cause(), Cause::Os(errno));
+        assert_eq!(*again().unwrap_err().cause(), FailureCause::Os(errno));
         assert_eq!(again(), Ok(8192));
     }
     // An errno with a cuFile code, as the real library sets it.
     library.fail_read_os(library.counts().reads as u64, 5027);
     assert_eq!(
         *again().unwrap_err().cause(),
-        Cause::CuFile {
+        FailureCause::CuFile {
             code: 5027,
             cuda: 0
         }
@@ -779,7 +779,7 @@ fn read_faults_keep_their_code_and_the_next_read_works() {
         let failure = again().unwrap_err();
         assert_eq!(
             *failure.cause(),
-            Cause::CuFile {
+            FailureCause::CuFile {
                 code: number,
                 cuda: 0
             }
@@ -817,7 +817,7 @@ fn invalid_reads_are_refused_without_a_call() {
     for (handle, address, len, from, to, words) in table {
         let failure = read(&bench.cufile, handle, address, len, from, to).unwrap_err();
         assert!(
-            matches!(failure.cause(), Cause::Refused(why) if why.contains(words)),
+            matches!(failure.cause(), FailureCause::Refused(why) if why.contains(words)),
             "{words}: {failure}"
         );
     }

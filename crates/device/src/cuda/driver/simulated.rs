@@ -29,7 +29,7 @@ const INVALID: c_int = 1;
 const CONTEXTS: usize = 1 << 32;
 
 /// Begin and end.
-pub(crate) type Span = (u64, u64);
+pub(crate) type SimulatedSpan = (u64, u64);
 
 /// A GPU on a virtual clock.
 pub struct Simulated {
@@ -51,8 +51,8 @@ struct DriverState {
     copy_ns: Box<dyn Fn(u64) -> u64 + Send>,
     /// Duration of each of the loader's kernels.
     kernel_ns: u64,
-    copies: Vec<Span>,
-    kernels: Vec<Span>,
+    copies: Vec<SimulatedSpan>,
+    kernels: Vec<SimulatedSpan>,
     callbacks: Vec<Callback>,
 }
 
@@ -64,7 +64,7 @@ struct Callback {
 
 impl DriverState {
     /// Appends an operation to a stream; returns its begin and end.
-    fn run(&mut self, stream: Handle, now: u64, ns: u64) -> Option<Span> {
+    fn run(&mut self, stream: Handle, now: u64, ns: u64) -> Option<SimulatedSpan> {
         let end = self.streams.get_mut(&stream)?;
         let begin = now.max(*end);
         *end = begin + ns;
@@ -149,7 +149,7 @@ impl Simulated {
     }
 
     /// Intervals of the enqueued copies on the bus.
-    pub fn copies(&self) -> Vec<Span> {
+    pub fn copies(&self) -> Vec<SimulatedSpan> {
         self.lock().copies.clone()
     }
 
@@ -159,7 +159,7 @@ impl Simulated {
     }
 
     /// Intervals of kernels.
-    pub fn kernels(&self) -> Vec<Span> {
+    pub fn kernels(&self) -> Vec<SimulatedSpan> {
         self.lock().kernels.clone()
     }
 
