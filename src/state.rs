@@ -254,7 +254,8 @@ impl Checkpoint {
             // The hash shows only that they differ.
             return match (self.order.kind, self.past, others.past) {
                 (_, Some(own), Some(theirs)) if own.segments != theirs.segments => format!(
-                    "{has} another schedule of the mix ({} segments had begun, with the others {})",
+                    "{has} another schedule of the mix ({} segments had begun, with the others \
+                     {})",
                     own.segments, theirs.segments
                 ),
                 (_, Some(own), Some(theirs)) if own.hash == theirs.hash => {
@@ -589,7 +590,8 @@ fn known(version: u64) -> Result<u32, String> {
     match u32::try_from(version) {
         Ok(VERSION) => Ok(VERSION),
         _ => Err(format!(
-            "version {version} of a state, this feedline reads {VERSION}: resume with the feedline that saved it, or begin anew"
+            "version {version} of a state, this feedline reads {VERSION}: resume with \
+             the feedline that saved it, or begin anew"
         )),
     }
 }
@@ -1153,7 +1155,8 @@ mod tests {
                 (ErrorKind::State, Stage::State)
             );
             let expected = format!(
-                "state: state not usable: version {version} of a state, this feedline reads 3: resume with the feedline that saved it, or begin anew"
+                "state: state not usable: version {version} of a state, this feedline reads \
+                 3: resume with the feedline that saved it, or begin anew"
             );
             assert_eq!(error.to_string(), expected);
         }
@@ -1376,7 +1379,8 @@ mod tests {
         );
         assert_eq!(
             of(&[(0, at(1200)), (5, at(1202))]),
-            "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the others at 1201"
+            "rank 0 is at step 1200, the others at 1201; rank 5 is at step 1202, the \
+             others at 1201"
         );
         let epoch = with(&|checkpoint| checkpoint.cursor.epoch = 4);
         assert_eq!(of(&[(7, epoch)]), "rank 7 is at epoch 4, the others at 3");
@@ -1417,7 +1421,8 @@ mod tests {
             "rank 1 has other batches to skip (batches 100..120 of epoch 3, the others none)";
         assert_eq!(of(&[(1, skips)]), expected);
         let dataset = with(&|checkpoint| checkpoint.dataset = other.clone());
-        let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples in 64 shards)";
+        let expected = "rank 1 has another dataset (7 samples in 7 shards, the others 98960 samples \
+             in 64 shards)";
         assert_eq!(of(&[(1, dataset)]), expected);
     }
 
@@ -1455,8 +1460,8 @@ mod tests {
         let mut states = vec![at(1201); 100];
         states[..40].fill(at(1200));
         let message = State::agree(&states).unwrap_err().message().to_string();
-        let expected = "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 24 more are at step 1200, the \
-                        others at 1201";
+        let expected = "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 and 24 more are \
+             at step 1200, the others at 1201";
         assert_eq!(message, expected);
         // All different: the first counts as the common state.
         let states: Vec<State> = (0..100).map(|rank| at(1200 + rank)).collect();

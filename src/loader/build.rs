@@ -400,7 +400,8 @@ impl LoaderBuilder {
             .unwrap_or_default();
         if run.batch.is_some() && order.sizes_batches() {
             return Err(config(format!(
-                "{} is set, and the groups of the order have batch sizes of their own: omit one of them",
+                "{} is set, and the groups of the order have batch sizes of their own: omit \
+                 one of them",
                 if matches!(run.batch, Some(BatchSize::Rank(_))) {
                     Setting::BatchSize
                 } else {
@@ -454,8 +455,9 @@ impl LoaderBuilder {
         let allow = Setting::LastBatchShare
             .hint(|share| format!(", or allow it by {}", share.with(allowed)));
         Err(config(format!(
-            "an epoch of {samples} samples repeats {repeated} and leaves out {left_out} ({:.1} %), for each group ends with a \
-             batch of its own: take fewer groups or smaller batches{keep}{allow}",
+            "an epoch of {samples} samples repeats {repeated} and leaves out {left_out} \
+             ({:.1} %), for each group ends with a batch of its own: take fewer groups \
+             or smaller batches{keep}{allow}",
             100.0 * share
         )))
     }
@@ -635,7 +637,8 @@ fn no_batches(whole: &Batches, global: u64) -> Error {
         0 if whole.are_grouped() => {
             let keep = Setting::LastBatch.hint(|last| format!(", or keep the rest by {last}"));
             format!(
-                "no group of the order has enough samples for a batch: lower the batch sizes{keep}"
+                "no group of the order has enough samples for a batch: lower the batch \
+                 sizes{keep}"
             )
         }
         0 => "the order has no positions".into(),

@@ -378,7 +378,8 @@ impl Epoch {
                 .permit
                 .hint(|permit| format!("; {permit} is how many there are"));
             let message = format!(
-                "the caller holds all {held} batches: drop one, or keep copies of what is needed{raise}"
+                "the caller holds all {held} batches: drop one, or keep copies of what is \
+                 needed{raise}"
             );
             let error = Error::new(ErrorKind::BatchesHeld, Stage::Batch, message);
             return Err(error.with_amounts(held as u64 + 1, held as u64));

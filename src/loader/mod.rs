@@ -95,7 +95,8 @@ impl JobMaker {
         let now = batches.len();
         if now != then {
             let message = format!(
-                "epoch {} has {now} positions, but epoch 0 had {then}: the sampler must not change its length",
+                "epoch {} has {now} positions, but epoch 0 had {then}: the sampler must not \
+                 change its length",
                 cursor.epoch
             );
             return Err(Error::new(ErrorKind::Config, Stage::Order, message));

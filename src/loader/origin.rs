@@ -60,7 +60,8 @@ impl fmt::Display for Origin {
         let memory = 100.0 * memory;
         write!(
             f,
-            "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's count for this process"
+            "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's \
+             count for this process"
         )?;
         if let Some(direct) = self.share(self.direct) {
             write!(f, "; {:.0} % past the page cache", 100.0 * direct.min(1.0))?;
@@ -159,8 +160,8 @@ mod tests {
             direct: 1000,
             ..origin(1000, 0, 1200)
         };
-        let words = "100 % from the device, 0 % from memory, by the kernel's count for this process; \
-                     100 % past the page cache; 1.20 bytes moved for each delivered";
+        let words = "100 % from the device, 0 % from memory, by the kernel's count for this \
+             process; 100 % past the page cache; 1.20 bytes moved for each delivered";
         assert_eq!(cold.to_string(), words);
         assert_eq!(Origin::default().to_string(), "not known");
     }

@@ -89,7 +89,8 @@ impl Report {
                 ..
             } = source;
             format!(
-                "source {index}: {delivered} samples of {asked:.1} asked, {passes:.2} passes over {samples}"
+                "source {index}: {delivered} samples of {asked:.1} asked, {passes:.2} passes \
+                 over {samples}"
             )
         };
         let sources = &self.total.consumer.sources;
@@ -167,7 +168,8 @@ fn epoch_in_words(epoch: &EpochCounts) -> String {
     let repeated = share(repeated);
     let left_out = share(left_out);
     format!(
-        "{samples} samples in {batches} batches; last batches repeat {repeated} and leave out {left_out}"
+        "{samples} samples in {batches} batches; last batches repeat {repeated} and \
+         leave out {left_out}"
     )
 }
 

@@ -114,7 +114,8 @@ impl LoaderState {
         let own = Checkpoint { past, ..own };
         let dataset = &self.runtime.core().samples.dataset;
         if past.is_none() || !own.dataset.appends_to(&saved.dataset, dataset.sources()) {
-            let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+            let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 \
+                 to one that is to leave";
             let compared = own.dataset.compare(&saved.dataset, &**dataset);
             compared.map_err(|error| {
                 if past.is_some() {
@@ -221,14 +222,16 @@ fn other_past(now: Past, then: Past) -> Option<String> {
     if segments != then.segments {
         let then = then.segments;
         return Some(format!(
-            "before {place}, where the state was taken, {then} segments of the mix had begun, {segments} in the loader's \
-             schedule: keep those that had begun, and begin others there or later"
+            "before {place}, where the state was taken, {then} segments of the mix had \
+             begun, {segments} in the loader's schedule: keep those that had begun, and \
+             begin others there or later"
         ));
     }
     (hash != then.hash).then(|| {
         format!(
-            "the mix was another before {place}, where the state was taken: a segment that had begun has another first \
-             position or other weights, its sources or the key are others, or the state is of a feedline that rounded these \
+            "the mix was another before {place}, where the state was taken: a segment \
+             that had begun has another first position or other weights, its sources or \
+             the key are others, or the state is of a feedline that rounded these \
              weights to 1/10000 of their sum"
         )
     })
@@ -236,8 +239,8 @@ fn other_past(now: Past, then: Past) -> Option<String> {
 
 /// The difference between the groups and their batches.
 fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option<String> {
-    let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the feedline \
-                 that saved it, or begin anew";
+    let older = "the state is of an older version, in which each group ended with a batch of \
+         its own: resume with the feedline that saved it, or begin anew";
     if now.flows && saved.groups.is_none() {
         return Some(older.into());
     }
@@ -252,7 +255,8 @@ fn other_groups(now: GroupsMark, own: &Checkpoint, saved: &Checkpoint) -> Option
             "{what} {then} in the state, {now} in the loader: {remedy}"
         ))
     };
-    let anew = "give the groups and batch sizes of the state's run; they stay the same in a rebatched run, too";
+    let anew = "give the groups and batch sizes of the state's run; they stay the same in a \
+         rebatched run, too";
     if (then.count, then.bound, then.bounds) != (now.count, now.bound, now.bounds) {
         let words = |mark: GroupsMark| match mark.bound {
             0 => mark.count.to_string(),
@@ -348,7 +352,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     } else if now.identity != then.identity {
         let what = match now.kind {
             OrderKind::Indices => {
-                "indices than the loader: only a state between two epochs can resume with another list"
+                "indices than the loader: only a state between two epochs can resume with \
+                 another list"
             }
             OrderKind::Windowed => "lengths of runs than the loader",
             _ => "settings of the sampler than the loader",
@@ -374,7 +379,8 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
         .filter(|_| !same_batches(own, saved))?;
     let global = Setting::GlobalBatch.hint(|global| global.with(saved.global_batch));
     Some(format!(
-        "the state leaves out {skip}, which are not batches of this loader: resume it with {global} until it is past them"
+        "the state leaves out {skip}, which are not batches of this loader: resume \
+         it with {global} until it is past them"
     ))
 }
 
@@ -426,39 +432,60 @@ mod tests {
         let said = |saved: Option<GroupsMark>, batch| {
             difference(&own, &checkpoint(saved, 6, batch), true).unwrap()
         };
-        let anew = "give the groups and batch sizes of the state's run; they stay the same in a rebatched run, too";
-        let older = "the state is of an older version, in which each group ended with a batch of its own: resume with the \
-                     feedline that saved it, or begin anew";
+        let anew = "give the groups and batch sizes of the state's run; they stay the same in a \
+             rebatched run, too";
+        let older = "the state is of an older version, in which each group ended with a batch of \
+             its own: resume with the feedline that saved it, or begin anew";
         assert_eq!(said(None, 8), older);
         for (saved, batch, words) in [
             (
                 GroupsMark { count: 2, ..mark },
                 8,
                 format!(
-                    "the groups are 2 up to 90 (hash 00000001) in the state, 3 up to 90 (hash 00000001) in the loader: {anew}"
+                    "the groups are 2 up to 90 (hash 00000001) in the state, 3 up to 90 (hash \
+                     00000001) in the loader: {anew}"
                 ),
             ),
             (
                 GroupsMark { lengths: 5, ..mark },
                 8,
                 format!(
-                    "the lengths, sizes or numbers of the samples make groups of the hash 00000005 in the state, 00000002 in \
-                     the loader: {anew}"
+                    "the lengths, sizes or numbers of the samples make groups of the hash \
+                     00000005 in the state, 00000002 in the loader: {anew}"
                 ),
             ),
             (
-                GroupsMark { budget: 500, ..mark },
+                GroupsMark {
+                    budget: 500,
+                    ..mark
+                },
                 8,
-                "the budget of the groups is 500 in the state, 400 in the loader: set `Groups::budget(500)`".into(),
-            ),
-            (
-                GroupsMark { multiple: 2, ..mark },
-                8,
-                "batches of groups have a multiple of 2 in the state, 4 in the loader: set `Groups::multiple_of(2)`"
+                "the budget of the groups is 500 in the state, 400 in the loader: set \
+                 `Groups::budget(500)`"
                     .into(),
             ),
-            (mark, 9, format!("the largest batch of the groups is 9 in the state, 8 in the loader: {anew}")),
-            (mark, 8, format!("the state has other batch sizes of the groups than the loader: {anew}")),
+            (
+                GroupsMark {
+                    multiple: 2,
+                    ..mark
+                },
+                8,
+                "batches of groups have a multiple of 2 in the state, 4 in the loader: set \
+                 `Groups::multiple_of(2)`"
+                    .into(),
+            ),
+            (
+                mark,
+                9,
+                format!(
+                    "the largest batch of the groups is 9 in the state, 8 in the loader: {anew}"
+                ),
+            ),
+            (
+                mark,
+                8,
+                format!("the state has other batch sizes of the groups than the loader: {anew}"),
+            ),
         ] {
             assert_eq!(said(Some(saved), batch), words);
         }

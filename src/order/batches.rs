@@ -114,13 +114,15 @@ impl Batches {
         }
         if global < world {
             return bad(format!(
-                "a global batch of {global} for {world} ranks: some would have no rows; take at most {global} ranks, or a \
-                 global batch of {world} or more (a resumed run: rebatched)"
+                "a global batch of {global} for {world} ranks: some would have no rows; take \
+                 at most {global} ranks, or a global batch of {world} or more (a resumed \
+                 run: rebatched)"
             ));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
             return bad(format!(
-                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; make the batch smaller",
+                "a global batch of {global} has {} rows for a rank, more than 32 bits hold; \
+                 make the batch smaller",
                 global.div_ceil(world)
             ));
         }
@@ -606,14 +608,14 @@ mod tests {
             (
                 3,
                 4,
-                "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 ranks, or a global batch of 4 or \
-                 more (a resumed run: rebatched)",
+                "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 \
+                 ranks, or a global batch of 4 or more (a resumed run: rebatched)",
             ),
             (
                 u64::MAX,
                 2,
-                "a global batch of 18446744073709551615 has 9223372036854775808 rows for a rank, more than 32 bits hold; \
-                 make the batch smaller",
+                "a global batch of 18446744073709551615 has 9223372036854775808 rows for a \
+                 rank, more than 32 bits hold; make the batch smaller",
             ),
         ] {
             let error = new(global, world).unwrap_err();

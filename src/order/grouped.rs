@@ -74,8 +74,8 @@ impl Plan {
             .find(|(group, rows)| **rows < world && table.sizes[*group] > 0);
         if let Some((group, rows)) = small {
             return Err(config(format!(
-                "the batches of group {group} have {rows} rows for {world} ranks: some would have none; make them larger, or \
-                 take fewer ranks"
+                "the batches of group {group} have {rows} rows for {world} ranks: some would \
+                 have none; make them larger, or take fewer ranks"
             )));
         }
         let plan = Plan::new(table, rows, groups.flows, last, world);

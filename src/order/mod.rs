@@ -447,10 +447,12 @@ impl Order {
         let whole = chunks.filter(|chunks| chunks.whole);
         match (self.window, whole) {
             (Some(_), None) if chunks.is_some() => bad(
-                "a windowed order needs the whole dataset, not a subset; split it by files, or list its samples",
+                "a windowed order needs the whole dataset, not a subset; split it by files, \
+                 or list its samples",
             ),
             (Some(_), None) if self.block == 0 => bad(
-                "the chunks of a windowed order depend on the dataset: ask the loader for a preview",
+                "the chunks of a windowed order depend on the dataset: ask the loader for a \
+                 preview",
             ),
             (Some(window), chunks) => {
                 let key = Key::new(self.seed).named("windowed order").derive(epoch);
@@ -904,7 +906,8 @@ impl EpochOrder {
         let epoch = self.epoch;
         let len = self.dataset_len;
         let message = format!(
-            "the sampler gave id {id} at position {position} of epoch {epoch}, the dataset has {len} samples"
+            "the sampler gave id {id} at position {position} of epoch {epoch}, the \
+             dataset has {len} samples"
         );
         Err(Error::new(ErrorKind::Config, Stage::Order, message).with_sample(id))
     }
@@ -1053,7 +1056,8 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "build: bad configuration: entry 1 of the order's indices is 10, the dataset has 10 samples: sample=10"
+            "build: bad configuration: entry 1 of the order's indices is 10, the dataset \
+             has 10 samples: sample=10"
         );
         assert!(Order::indices([0]).check(0).is_err());
         assert!(Order::indices([]).check(0).is_ok());
@@ -1073,7 +1077,8 @@ mod tests {
         );
         assert_eq!(
             error.to_string(),
-            "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, the dataset has 9 samples: sample=9"
+            "order: bad configuration: the sampler gave id 9 at position 3 of epoch 0, \
+             the dataset has 9 samples: sample=9"
         );
     }
 

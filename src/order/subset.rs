@@ -175,7 +175,8 @@ mod tests {
         let error = listed(vec![3, 4], 4).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "build: bad configuration: entry 1 of the subset is 4, the dataset has 4 samples: sample=4"
+            "build: bad configuration: entry 1 of the subset is 4, the dataset has 4 \
+             samples: sample=4"
         );
     }
 }

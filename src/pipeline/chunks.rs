@@ -573,7 +573,8 @@ pub(crate) fn starts_of(dataset: &dyn Dataset) -> Result<Option<ChunkStarts>> {
         .windows(2)
         .all(|pair| pair[1] - pair[0] <= u64::from(u32::MAX));
     if !rising || !small || (whole && starts.last() != Some(&dataset.len())) {
-        let message = "chunk starts must ascend from 0 to the dataset's length, with fewer than 2^32 samples per chunk";
+        let message = "chunk starts must ascend from 0 to the dataset's length, with fewer than \
+             2^32 samples per chunk";
         return Err(Error::new(ErrorKind::User, Stage::Build, message));
     }
     Ok(Some(ChunkStarts {

@@ -509,7 +509,8 @@ impl Direct {
             | Part::More(_)
             | Part::MoreInline(_)
             | Part::Made => {
-                let message = "when the loader was built, the rows of this field were stored unchanged in files; this row is not";
+                let message = "when the loader was built, the rows of this field were stored unchanged in \
+                     files; this row is not";
                 return Err(named(Error::new(ErrorKind::User, Stage::Read, message)));
             }
         };

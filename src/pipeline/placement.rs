@@ -139,7 +139,8 @@ impl Placing {
                 Some(format!("threads and memory on {placement}"))
             }
             Self::At(placement) => Some(format!(
-                "memory and reads on {placement}; its CPUs are fewer than the {workers} workers, which run anywhere"
+                "memory and reads on {placement}; its CPUs are fewer than the {workers} \
+                 workers, which run anywhere"
             )),
         }
     }
@@ -469,8 +470,8 @@ pub(crate) mod tests {
                 &two,
                 "0-15",
                 GPU,
-                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI 0000:65:00.0 has \
-                 16-31,48-63",
+                "the process may use the CPUs 0-15, and the NUMA node of the device at PCI \
+                 0000:65:00.0 has 16-31,48-63",
             ),
             (
                 &two,

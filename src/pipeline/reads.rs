@@ -48,7 +48,8 @@ pub(super) struct Reads {
     /// Idle permits, and the channel by which workers return them.
     #[allow(
         clippy::vec_box,
-        reason = "permits move through queues and keep their own buffers: boxed once, at the start"
+        reason = "permits move through queues and keep their own buffers: boxed once, at the \
+             start"
     )]
     idle: Vec<Box<Sample>>,
     given_back: Receiver<Box<Sample>>,
@@ -188,12 +189,14 @@ impl Reads {
         let message = match sample.id {
             Some(_) => {
                 format!(
-                    "sample needs {bytes} bytes of read buffer, but by the dataset's largest sample only {room} were reserved"
+                    "sample needs {bytes} bytes of read buffer, but by the dataset's largest \
+                     sample only {room} were reserved"
                 )
             }
             None => {
                 format!(
-                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave less when the loader was built"
+                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave \
+                     less when the loader was built"
                 )
             }
         };

@@ -239,7 +239,8 @@ impl Samples {
             .fold(0, u64::saturating_add);
         if bytes > said {
             return lie(format!(
-                "the dataset promised a chunk of {said} encoded bytes, but its extents have {bytes}"
+                "the dataset promised a chunk of {said} encoded bytes, but its extents have \
+                 {bytes}"
             ));
         }
         sample.pieces.extend(extents.iter().map(|extent| {

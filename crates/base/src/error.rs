@@ -600,8 +600,8 @@ mod tests {
         .with_sample(2)
         .with_batch(0)
         .with_source("end of file");
-        let expected = "read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin offset=8192 len=4096 \
-                        sample=2 batch=0: end of file";
+        let expected = "read: truncated: 4096 bytes expected, 1000 read: path=/data/a.bin \
+             offset=8192 len=4096 sample=2 batch=0: end of file";
         assert_eq!(error.to_string(), expected);
         assert_eq!(format!("{error:?}"), expected);
     }

@@ -44,8 +44,8 @@ impl Process {
     /// Errors: [`ErrorKind::Forked`] in a forked child.
     pub fn check(self) -> Result<()> {
         if self.is_forked() {
-            let message = "this process was forked after its loader was built and lacks the loader's threads: build the loader in \
-                           the child";
+            let message = "this process was forked after its loader was built and lacks the loader's \
+                 threads: build the loader in the child";
             return Err(Error::new(ErrorKind::Forked, Stage::Batch, message));
         }
         Ok(())

@@ -198,8 +198,8 @@ pub fn fewer_in_words() -> Option<String> {
 /// started.
 pub fn refused(what: &str, wanted: usize, started: usize, source: io::Error) -> Error {
     let message = format!(
-        "no thread can be started for the {what}: {wanted} wanted, {started} started; {}: raise the limit, end other threads, or \
-         lower {} and {}",
+        "no thread can be started for the {what}: {wanted} wanted, {started} \
+         started; {}: raise the limit, end other threads, or lower {} and {}",
         limits(),
         Setting::Workers,
         Setting::Depth

@@ -434,7 +434,8 @@ mod tests {
             .to_string();
         let of = |sample: u64| {
             format!(
-                "sample {sample} in \"/data/a.bin\" (cat.jpg) at 8, 4 bytes: read: truncated: 4 bytes expected, 1 read: end of file"
+                "sample {sample} in \"/data/a.bin\" (cat.jpg) at 8, 4 bytes: read: \
+                 truncated: 4 bytes expected, 1 read: end of file"
             )
         };
         let site = "path=/data/a.bin offset=8 len=4 sample=11 batch=2";
@@ -469,9 +470,7 @@ mod tests {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let line = "{\"epoch\":1,\"batch\":2,\"row\":0,\"sample\":5,\"substitute\":9,\"path\":\"/data/a.bin\",\"member\":\"cat.jpg\",\
-                    \"offset\":8,\"length\":4,\"kind\":\"truncated\",\"stage\":\"read\",\
-                    \"cause\":\"4 bytes expected, 1 read: end of file\"}";
+        let line = "{\"epoch\":1,\"batch\":2,\"row\":0,\"sample\":5,\"substitute\":9,\"path\":\"/data/a.bin\",\"member\":\"cat.jpg\",\"offset\":8,\"length\":4,\"kind\":\"truncated\",\"stage\":\"read\",\"cause\":\"4 bytes expected, 1 read: end of file\"}";
         assert_eq!((text.lines().next(), text.lines().count()), (Some(line), 4));
     }
 

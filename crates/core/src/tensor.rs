@@ -598,7 +598,8 @@ impl GroupShapes {
         {
             if !(1..=of_groups.len()).contains(&self.rows.len()) {
                 return bad(format!(
-                    "field `{name}` has {} shapes, the order {} groups: group the order by the shapes",
+                    "field `{name}` has {} shapes, the order {} groups: group the order by the \
+                     shapes",
                     of_groups.len(),
                     self.rows.len()
                 ));

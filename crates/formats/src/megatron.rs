@@ -244,7 +244,8 @@ impl MegatronBuilder {
         if let (Some((sample, len)), false) = (first, self.cut_long) {
             let cut = Setting::Cut.hint(|cut| format!("; {cut} takes their first {max}"));
             let message = format!(
-                "{cut_samples} of the {what} are longer than {max} tokens, the first has {len}; raise {}{cut}",
+                "{cut_samples} of the {what} are longer than {max} tokens, the first has \
+                 {len}; raise {}{cut}",
                 Setting::Documents
             );
             let size = index.dtype.size() as u64;
@@ -468,7 +469,8 @@ impl IndexWalk<'_> {
         }
         if tokens.checked_mul(size) != Some(offset) {
             let message = format!(
-                "sequence {sequence} starts at byte {offset}, but those before it have {tokens} tokens of {size} bytes"
+                "sequence {sequence} starts at byte {offset}, but those before it have \
+                 {tokens} tokens of {size} bytes"
             );
             return Err(self.input.wrong(message, at, 8));
         }
@@ -575,7 +577,8 @@ impl Dataset for Megatron {
                 ..
             } => {
                 format!(
-                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, {empty} empty"
+                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens}, \
+                     {empty} empty"
                 )
             }
             DocumentSamples::Windows { windows, leftover } => {

@@ -261,7 +261,8 @@ impl TokensBuilder {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
                     let message = format!(
-                        "a header of {bytes} bytes here, of {others} in the files before: open them as separate datasets"
+                        "a header of {bytes} bytes here, of {others} in the files before: open them \
+                         as separate datasets"
                     );
                     return Err(
                         Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path)
@@ -710,7 +711,8 @@ impl Cut {
         };
         if stride == 0 {
             return bad(format!(
-                "windows of {window} tokens with a stride of {stride}: set a stride above 0, or a smaller overlap"
+                "windows of {window} tokens with a stride of {stride}: set a stride above 0, \
+                 or a smaller overlap"
             ));
         }
         Ok(Windows { window, stride })
@@ -843,7 +845,8 @@ impl Dataset for Tokens {
             WindowSamples::Documents(Documents {
                 separator, longest, ..
             }) => format!(
-                "{} documents of up to {longest} {dtype} tokens, ended by {separator}, in {files} files: {}",
+                "{} documents of up to {longest} {dtype} tokens, ended by {separator}, in \
+                 {files} files: {}",
                 self.len(),
                 self.name
             ),

@@ -126,8 +126,8 @@ impl Image {
             return Ok(());
         }
         let message = format!(
-            "the picture has {width}x{height} pixels and belongs to group {own}, not to {group} of its batch: the order knows \
-             another size"
+            "the picture has {width}x{height} pixels and belongs to group {own}, not to \
+             {group} of its batch: the order knows another size"
         );
         Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
     }

@@ -96,7 +96,8 @@ impl Patches {
                     if side == 0 || least == 0 || least.max(side.saturating_pow(2)) > self.most =>
                 {
                     Err(format!(
-                        "{least} to {} patches, {side} x {side} of them merged: at least 1, and a budget for those of one block",
+                        "{least} to {} patches, {side} x {side} of them merged: at least 1, and a \
+                         budget for those of one block",
                         self.most
                     ))
                 }

@@ -402,8 +402,8 @@ impl Image {
             Op::Patches(patches) => patches.check().or_else(config)?,
             Op::CenterCrop { resize, size } if resize < size || resize > SIDE_MAX => {
                 return config(format!(
-                    "a centre crop of {size} pixels from a shorter side of {resize}: the side must be at least the crop \
-                     and at most {SIDE_MAX}"
+                    "a centre crop of {size} pixels from a shorter side of {resize}: the side \
+                     must be at least the crop and at most {SIDE_MAX}"
                 ));
             }
             Op::RandomResizedCrop {

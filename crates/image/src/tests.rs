@@ -1071,7 +1071,8 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
         (b"\xFF\x0A..", "JPEG XL"),
         (
             &[0; 100],
-            "not a picture, starting with 00 00 00 00 00 00 00 00, 100 bytes; JPEG, PNG, WebP, BMP and GIF",
+            "not a picture, starting with 00 00 00 00 00 00 00 00, 100 bytes; JPEG, PNG, \
+             WebP, BMP and GIF",
         ),
         (b"\xFF\xD8\xFF", "JPEG is cut in its header"),
         (b"\x89PNG\r\n\x1a\n", "damaged PNG"),

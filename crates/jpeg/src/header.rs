@@ -139,7 +139,8 @@ impl Header {
                 }
                 0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                     let message = format!(
-                        "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic coding)",
+                        "JPEG of an unsupported kind (SOF{}: lossless, hierarchical or arithmetic \
+                         coding)",
                         marker - 0xC0
                     );
                     return Err(Error::invalid(message));
@@ -207,7 +208,8 @@ impl Header {
             (0, _) => Ok(()),
             (count, at) => {
                 let message = format!(
-                    "JPEG with {count} stray bytes between the segments of its header, at byte {at}"
+                    "JPEG with {count} stray bytes between the segments of its header, at byte \
+                     {at}"
                 );
                 Err(Error::new(ErrorKind::Damaged, message))
             }
@@ -234,8 +236,8 @@ impl Header {
         if width == 0 || described.len() != usize::from(*components) || !matches!(components, 1..=4)
         {
             let message = format!(
-                "JPEG frame header of {width}x{height} pixels and {components} components: expected some pixels, and 1 \
-                 to 4 components"
+                "JPEG frame header of {width}x{height} pixels and {components} components: \
+                 expected some pixels, and 1 to 4 components"
             );
             return Err(Error::invalid(message));
         }

@@ -318,7 +318,8 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
     if ![0, counted].contains(&meta.file_metadata().num_rows()) {
         let all = meta.file_metadata().num_rows();
         let message = format!(
-            "the footer counts {all} rows, its row groups {counted}: a row group is lost, or the footer damaged"
+            "the footer counts {all} rows, its row groups {counted}: a row group is \
+             lost, or the footer damaged"
         );
         return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
     }

@@ -19,11 +19,13 @@ pub(super) fn commit_new(pending: Pending) -> Result<()> {
     let target = pending.target.clone();
     pending.commit_new().map_err(|source| match source.kind() {
         io::ErrorKind::AlreadyExists => {
-            let message = "the file exists, and the plan gives other bytes: move it away, and run the task again";
+            let message = "the file exists, and the plan gives other bytes: move it away, and run the \
+                 task again";
             Error::new(ErrorKind::Config, Stage::Write, message).with_path(&target)
         }
         io::ErrorKind::NotFound => {
-            let message = "the output's temporary file is gone because the job was finished meanwhile; run again";
+            let message = "the output's temporary file is gone because the job was finished meanwhile; \
+                 run again";
             Error::os(Stage::Write, message, source).with_path(&target)
         }
         _ => failed(source, &target),

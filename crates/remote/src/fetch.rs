@@ -328,8 +328,9 @@ async fn disagreement(object: &Object, patience: Duration) -> Option<String> {
         return None;
     }
     Some(format!(
-        "or its servers disagree, such as mirrors with etags of their own: for the same {} bytes, {} was listed, and the \
-         store now names {}; name one server in the URL, or set {ALL_BY_TIME}=true in the environment, which compares \
+        "or its servers disagree, such as mirrors with etags of their own: for the \
+         same {} bytes, {} was listed, and the store now names {}; name one server \
+         in the URL, or set {ALL_BY_TIME}=true in the environment, which compares \
          the time of the last change instead of the etag",
         object.len,
         object.pin,
@@ -583,7 +584,10 @@ fn skew(ahead: i64) -> String {
             format!("this machine's clock is {minutes} minutes behind the store's; set the clock")
         }
         _ => {
-            format!("this machine's clock is {minutes} minutes ahead of the store's; set the clock")
+            format!(
+                "this machine's clock is {minutes} minutes ahead of the store's; set the \
+                 clock"
+            )
         }
     }
 }

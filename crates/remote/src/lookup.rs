@@ -115,7 +115,8 @@ impl Store {
     /// folders in it. Odd keys are listed separately.
     async fn list(self: Arc<Self>, prefix: String, folder: bool) -> Result<Keys> {
         let Some(lists) = self.lists.clone() else {
-            let message = "an HTTP server has no listing; name the objects, for example by braces: x-{000..127}.tar";
+            let message = "an HTTP server has no listing; name the objects, for example by braces: \
+                 x-{000..127}.tar";
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(&self.name));
         };
         let mut objects = Vec::new();

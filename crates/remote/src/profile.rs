@@ -157,8 +157,9 @@ impl Profile {
         };
         let name = &self.name;
         let message = format!(
-            "profile {name:?} uses {setting}, which is not built in; name another profile, with the line \
-             `credential_process = aws configure export-credentials --profile {name} --format process`"
+            "profile {name:?} uses {setting}, which is not built in; name another \
+             profile, with the line `credential_process = aws configure \
+             export-credentials --profile {name} --format process`"
         );
         Err(Error::new(ErrorKind::Config, Stage::Index, message))
     }
@@ -247,7 +248,8 @@ impl Profile {
         let output = output(&words, deadline).map_err(|what| failed(&what))?;
         let printed: Printed = serde_json::from_slice(&output).map_err(|_| {
             failed(
-                "did not print the JSON of credentials, with Version, AccessKeyId, SecretAccessKey",
+                "did not print the JSON of credentials, with Version, AccessKeyId, \
+                 SecretAccessKey",
             )
         })?;
         if printed.version != 1 {

@@ -914,7 +914,8 @@ impl fmt::Display for Across {
             let mark = if late { "  ◀" } else { "" };
             writeln!(
                 f,
-                "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  {cause}{mark}"
+                "{number:>4}  {host:<16}  {rate:>9}  {step:>14}  {starved:>5.1} %  {bad:>3}  \
+                 {cause}{mark}"
             )?;
         }
         if !self.missing.is_empty() {
@@ -942,13 +943,15 @@ impl Across {
             let percent = (100.0 * self.last_ns / step_ns).min(100.0);
             write!(
                 f,
-                "No rank holds the others up: they are late by turns, {late} a step, {percent:.0} % of it."
+                "No rank holds the others up: they are late by turns, {late} a step, \
+                 {percent:.0} % of it."
             )?;
         }
         match self.own_parts || self.ranks.len() < 2 {
             true => Ok(()),
             false => f.write_str(
-                " Only waits for batches were compared: what else a rank does is seen with `loader.arrive()`.",
+                " Only waits for batches were compared: what else a rank does is seen with \
+                 `loader.arrive()`.",
             ),
         }
     }

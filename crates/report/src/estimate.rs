@@ -284,7 +284,10 @@ impl fmt::Display for Estimate {
                 "its ceiling over the rate",
             )?;
         }
-        f.write_str("Assumed: the rest of the data is like the probe's, and the machine is as idle as during the probe.")
+        f.write_str(
+            "Assumed: the rest of the data is like the probe's, and the machine is as \
+             idle as during the probe.",
+        )
     }
 }
 

@@ -88,7 +88,8 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
             );
         }
     });
-    let help = "Samples that each source of a mixture should have delivered by its weight, of all ranks, resumes included.";
+    let help = "Samples that each source of a mixture should have delivered by its weight, \
+         of all ranks, resumes included.";
     text.family(
         "source_samples_asked",
         "gauge",
@@ -104,7 +105,8 @@ pub fn prometheus(loaders: &[(Names<'_>, &Snapshot)]) -> String {
         },
     );
     let name = "slot_seconds_total";
-    let help = "Time that slots spent in each state, summed over slots: its rate is the mean number of slots in that state.";
+    let help = "Time that slots spent in each state, summed over slots: its rate is the \
+         mean number of slots in that state.";
     text.family(name, "counter", help, |out, labels, snapshot| {
         let Slots {
             free_ns,
@@ -198,7 +200,8 @@ const METRICS: &[Metric] = &[
     ("skipped_batches_total", "Batches left out on request.", |s| Some(Count(s.consumer.skipped_batches))),
     ("substituted_samples_total", "Rows filled by substitutes for bad samples.", |s| Some(Count(s.consumer.substituted))),
     ("bytes_total", "Bytes of the fields in delivered batches.", |s| Some(Count(s.consumer.bytes))),
-    ("starved_seconds_total", "Time the consumer waited for batches other than an iterator's first: starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),
+    ("starved_seconds_total", "Time the consumer waited for batches other than an iterator's first: \
+         starvation on the host.", |s| Some(Ns(s.consumer.waited_ns))),
     ("first_wait_seconds_total", "Time the consumer waited for the first batch of each iterator.", |s| Some(Ns(s.consumer.first_ns))),
     ("own_work_seconds_total", "Time of the consumer's own work between two batches.", |s| Some(Ns(s.consumer.user_ns))),
     ("consumer_delay_seconds_total", "Time the consumer's thread was ready to run but had no core.", |s| s.consumer.delay_ns.map(Ns)),
@@ -209,15 +212,18 @@ const METRICS: &[Metric] = &[
     ("gpu_dry_steps_total", "Steps that asked for a batch when the stream had no work left.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.dry_steps))),
     ("gpu_starved_seconds_total", "Time the consumer's GPU stream was idle and waited for a batch.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.starved_ns))),
     ("gpu_unmarked_steps_total", "Steps whose end is unknown, which host lateness therefore leaves out.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.unmarked_steps))),
-    ("gpu_pauses_total", "Pauses of the program between two steps, such as an evaluation, which are not measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.unmeasured.pauses))),
-    ("gpu_host_late_seconds_total", "Time the stream was idle because of the program's own code, in the steps whose end is known.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.late_ns))),
+    ("gpu_pauses_total", "Pauses of the program between two steps, such as an evaluation, which are \
+         not measured.", |s| s.consumer.gpu.as_ref().map(|gpu| Count(gpu.unmeasured.pauses))),
+    ("gpu_host_late_seconds_total", "Time the stream was idle because of the program's own code, in the steps \
+         whose end is known.", |s| s.consumer.gpu.as_ref().map(|gpu| Ns(gpu.late_ns))),
     ("order_busy_seconds_total", "The planning thread worked.", |s| Some(Ns(s.order.busy_ns))),
     ("order_cpu_seconds_total", "CPU time of the planning thread.", |s| s.order.cpu_ns.map(Ns)),
     ("order_no_slot_seconds_total", "Time the planner could plan nothing because no slot was free.", |s| Some(Ns(s.order.no_slot_ns))),
     ("storage_busy_seconds_total", "Time with at least one read in flight.", |s| Some(Ns(s.storage.busy_ns))),
     ("storage_blocked_seconds_total", "Time reads waited for buffer space.", |s| Some(Ns(s.storage.blocked_ns))),
     ("storage_depth_reads", "Reads in flight at most.", |s| Some(Count(s.storage.depth.into()))),
-    ("storage_in_flight_seconds_total", "Time of each read in flight, summed over reads: its rate is the mean number in flight.", |s| Some(Ns(s.storage.in_flight_ns))),
+    ("storage_in_flight_seconds_total", "Time of each read in flight, summed over reads: its rate is the mean number \
+         in flight.", |s| Some(Ns(s.storage.in_flight_ns))),
     ("storage_reads_total", "Reads.", |s| Some(Count(s.storage.counts.ops))),
     ("storage_bytes_total", "Bytes that reads brought.", |s| Some(Count(s.storage.counts.bytes_moved))),
     ("storage_direct_bytes_total", "Bytes read with O_DIRECT.", |s| Some(Count(s.storage.direct_bytes))),
@@ -228,14 +234,17 @@ const METRICS: &[Metric] = &[
     ("storage_recovered_total", "Reads that failed and succeeded on a retry.", |s| Some(Count(s.storage.recovered))),
     ("network_requests_total", "Completed requests to object stores.", |s| Some(Count(s.storage.network.as_ref()?.requests))),
     ("network_bytes_total", "Bytes that they brought.", |s| Some(Count(s.storage.network.as_ref()?.bytes))),
-    ("network_in_flight_seconds_total", "Time of each request in flight, summed over requests: its rate is the mean number in flight.", |s| Some(Ns(s.storage.network.as_ref()?.in_flight_ns))),
-    ("network_waiting_seconds_total", "Time requests waited because the store or its link took no more at once, summed over requests.", |s| Some(Ns(s.storage.network.as_ref()?.waiting_ns))),
+    ("network_in_flight_seconds_total", "Time of each request in flight, summed over requests: its rate is the mean \
+         number in flight.", |s| Some(Ns(s.storage.network.as_ref()?.in_flight_ns))),
+    ("network_waiting_seconds_total", "Time requests waited because the store or its link took no more at once, \
+         summed over requests.", |s| Some(Ns(s.storage.network.as_ref()?.waiting_ns))),
     ("network_retries_total", "Requests to object stores that were repeated or continued.", |s| Some(Count(s.storage.network.as_ref()?.retries))),
     ("network_throttled_total", "Answers 429 and 503 of object stores.", |s| Some(Count(s.storage.network.as_ref()?.throttled))),
     ("local_cache_hits_total", "Reads of objects from the local disk.", |s| Some(Count(s.storage.local_cache.as_ref()?.hits))),
     ("local_cache_misses_total", "Reads of objects from the network, in spite of a local cache.", |s| Some(Count(s.storage.local_cache.as_ref()?.misses))),
     ("local_cache_kept_bytes_total", "Bytes that the local cache wrote.", |s| Some(Count(s.storage.local_cache.as_ref()?.bytes))),
-    ("local_cache_not_kept_total", "Blocks or objects that the local cache did not keep because its disk was full, slow or failing.", |s| Some(Count(s.storage.local_cache.as_ref()?.not_kept))),
+    ("local_cache_not_kept_total", "Blocks or objects that the local cache did not keep because its disk was \
+         full, slow or failing.", |s| Some(Count(s.storage.local_cache.as_ref()?.not_kept))),
     ("local_cache_removed_total", "Cached objects of other runs that were removed to free space.", |s| Some(Count(s.storage.local_cache.as_ref()?.removed))),
     ("decode_workers", "Decode workers.", |s| Some(Count(s.decode.workers.into()))),
     ("decode_cores", "Cores that the process may use.", |s| Some(Count(s.decode.cores.into()))),
@@ -243,9 +252,12 @@ const METRICS: &[Metric] = &[
     ("decode_map_batch_seconds_total", "Worker time spent in `map_batch`, included in decode_busy.", |s| Some(Ns(s.decode.map_batch_ns))),
     ("decode_cpu_seconds_total", "CPU time of the workers.", |s| s.decode.cpu_ns.map(Ns)),
     ("decode_delay_seconds_total", "Time workers were ready to run but had no core, summed over workers.", |s| s.decode.delay_ns.map(Ns)),
-    ("decode_starved_seconds_total", "Time workers waited for bytes while batches were being filled, summed over workers.", |s| Some(Ns(s.decode.starved_ns))),
-    ("decode_ahead_seconds_total", "Time workers had no batch to fill because they were ahead, summed over workers.", |s| Some(Ns(s.decode.ahead_ns))),
-    ("decode_queued_seconds_total", "Time work waited for a worker, summed over pieces of work: its rate is the mean queue length.", |s| Some(Ns(s.decode.queued_ns))),
+    ("decode_starved_seconds_total", "Time workers waited for bytes while batches were being filled, summed over \
+         workers.", |s| Some(Ns(s.decode.starved_ns))),
+    ("decode_ahead_seconds_total", "Time workers had no batch to fill because they were ahead, summed over \
+         workers.", |s| Some(Ns(s.decode.ahead_ns))),
+    ("decode_queued_seconds_total", "Time work waited for a worker, summed over pieces of work: its rate is the \
+         mean queue length.", |s| Some(Ns(s.decode.queued_ns))),
     ("decode_samples_total", "Samples decoded or copied.", |s| Some(Count(s.decode.samples))),
     ("copy_busy_seconds_total", "Time copies were on the bus, by the device's events.", |s| s.copy.as_ref().map(|copy| Ns(copy.busy_ns))),
     ("copy_ops_seconds_total", "Time operations on batches ran after their copies, by the device's events.", |s| s.copy.as_ref().map(|copy| Ns(copy.ops_ns))),

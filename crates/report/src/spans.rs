@@ -184,8 +184,10 @@ mod tests {
             "DEBUG event message=starved batch=7 ms=20.0 in 1",
             "WARN event message=verdict cause=\"decode\" advice=\"more workers\"",
             "INFO event message=verdict cause=\"consumer\" advice=\"\"",
-            "WARN event message=fault kind=\"user code failed\" stage=\"map\" fault=map: user code failed: too odd: sample=5 outcome=Substituted",
-            "ERROR event message=fault kind=\"user code failed\" stage=\"map\" fault=map: user code failed: too odd: sample=5 outcome=Failed",
+            "WARN event message=fault kind=\"user code failed\" stage=\"map\" fault=map: \
+             user code failed: too odd: sample=5 outcome=Substituted",
+            "ERROR event message=fault kind=\"user code failed\" stage=\"map\" \
+             fault=map: user code failed: too odd: sample=5 outcome=Failed",
         ];
         assert_eq!(*notes.0.lock().unwrap(), expected);
     }

@@ -156,7 +156,9 @@ impl WhatIf {
         let serial = self.serial_with(change, &mut caveats);
         if self.slots <= FEW_SLOTS && *change != Change::default() {
             caveats.push(
-                "With so few slots stages wait for the last row of each batch: it may be up to 30 % less.".into(),
+                "With so few slots stages wait for the last row of each batch: it may be up \
+                 to 30 % less."
+                    .into(),
             );
         }
         if self.loads.starved.is_none() {
@@ -218,7 +220,8 @@ impl WhatIf {
         if seen_less {
             let filled = 100.0 * self.loads.depth_filled;
             caveats.push(format!(
-                "Storage may do more than was seen: only {filled:.0} % of the reads that may be in flight were, while any were."
+                "Storage may do more than was seen: only {filled:.0} % of the reads that may \
+                 be in flight were, while any were."
             ));
         }
         let depth = change
@@ -311,7 +314,9 @@ impl WhatIf {
         if change.local_cache {
             caveats.push(match local {
                 true => "The speed of the local disk is not known: it is an upper bound.".into(),
-                false => "Neither object stores nor network mounts served reads: a local cache changes nothing.".into(),
+                false => "Neither object stores nor network mounts served reads: a local cache \
+                     changes nothing."
+                    .into(),
             });
         }
         self.measured().map(|(stage, load)| {
@@ -345,21 +350,27 @@ impl WhatIf {
             return (depth / in_flight.max(1.0)).min(1.0);
         }
         if filled < FILLED {
-            caveats
-                .push(format!("A larger depth gives nothing: only {in_flight:.0} of {now:.0} reads were in flight."));
+            caveats.push(format!(
+                "A larger depth gives nothing: only {in_flight:.0} of {now:.0} reads were in \
+                     flight."
+            ));
             return 1.0;
         }
         match self.loads.headroom {
             Headroom::Limit { times } => {
                 caveats.push(format!(
-                    "A larger depth gives nothing: {now:.0} reads in flight wait for each other, half of them took {times:.1} \
-                     times as long as the fastest."
+                    "A larger depth gives nothing: {now:.0} reads in flight wait for each other, \
+                     half of them took {times:.1} times as long as the fastest."
                 ));
                 return 1.0;
             }
-            Headroom::Left => caveats.push("A larger depth gives that much if reads do not begin to wait for each other.".into()),
+            Headroom::Left => caveats.push(
+                "A larger depth gives that much if reads do not begin to wait for each other."
+                    .into(),
+            ),
             Headroom::Unknown => caveats.push(
-                "Whether a larger depth gives anything cannot be known: latencies do not tell whether storage is at its limit."
+                "Whether a larger depth gives anything cannot be known: latencies do not \
+                 tell whether storage is at its limit."
                     .into(),
             ),
         }
@@ -369,7 +380,8 @@ impl WhatIf {
     fn decode(&self, load: f64, change: &Change, caveats: &mut Vec<String>) -> f64 {
         if change.gpu_decode {
             caveats.push(
-                "How fast the device decodes is not known, nor what that takes from its other work: it is an upper bound."
+                "How fast the device decodes is not known, nor what that takes from its \
+                 other work: it is an upper bound."
                     .into(),
             );
             return 0.0;
@@ -388,8 +400,11 @@ impl WhatIf {
                 false => format!("There are cores for {then:.1} workers only."),
             });
         } else if then > now {
-            caveats
-                .push("Assumes that more workers do not slow each other down, and that their cores are free.".into());
+            caveats.push(
+                "Assumes that more workers do not slow each other down, and that their cores \
+                     are free."
+                    .into(),
+            );
         }
         let copying = if change.cached {
             self.caching / now
@@ -411,8 +426,11 @@ impl WhatIf {
         if slots == self.slots {
             return self.serial;
         }
-        caveats
-            .push("What more or fewer slots give is extrapolated from how often stages waited for each other.".into());
+        caveats.push(
+            "What more or fewer slots give is extrapolated from how often stages waited \
+                 for each other."
+                .into(),
+        );
         (self.serial * self.slots / slots).min(1.0)
     }
 

@@ -189,7 +189,8 @@ impl ConcatChunks {
                 .filter(|(last, _)| **last == part.dataset.len())
             else {
                 let message = format!(
-                    "the chunks of part {index} do not end with its last sample; take parts of chunked datasets by files"
+                    "the chunks of part {index} do not end with its last sample; take parts of \
+                     chunked datasets by files"
                 );
                 return Err(Error::new(ErrorKind::User, Stage::Index, message));
             };

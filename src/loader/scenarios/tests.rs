@@ -778,7 +778,8 @@ fn predictions_come_true() {
                 let from = rate(&outcomes[0]);
                 let least = if at_least { "at least " } else { "" };
                 println!(
-                    "{}: {from:.0}/s, with {workers} workers, storage × {storage}: {least}{prediction:.0}, was {truth:.0} ({:+.1} %)",
+                    "{}: {from:.0}/s, with {workers} workers, storage × {storage}: \
+                     {least}{prediction:.0}, was {truth:.0} ({:+.1} %)",
                     scenario.name,
                     off * 100.0
                 );

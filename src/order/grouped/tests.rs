@@ -565,7 +565,8 @@ fn impossible_groups_are_refused_with_their_numbers() {
             groups.clone(),
             3,
             7,
-            "the batches of group 0 have 6 rows for 7 ranks: some would have none; make them larger, or take fewer ranks",
+            "the batches of group 0 have 6 rows for 7 ranks: some would have none; make \
+             them larger, or take fewer ranks",
         ),
         (
             groups.clone().batch_sizes([3]),

@@ -88,7 +88,8 @@ impl TokenFields {
             if own != first {
                 let names = [field.name(), self.fields[0].name()];
                 let message = format!(
-                    "field `{}` has {own} elements and field `{}` has {first}: packed together, they have one for each token",
+                    "field `{}` has {own} elements and field `{}` has {first}: packed together, \
+                     they have one for each token",
                     names[0], names[1]
                 );
                 return Err(Error::new(ErrorKind::Shape, Stage::Index, message));

@@ -111,8 +111,8 @@ impl Fingerprint {
             differences.push("the samples are cut into other chunks".into());
         }
         if same_shards && self.identity != saved.identity {
-            let what = "the ids mean other samples of the same files: another split, subset or window, other classes or \
-                        labels, or another choice of columns or members";
+            let what = "the ids mean other samples of the same files: another split, subset or \
+                 window, other classes or labels, or another choice of columns or members";
             differences.push(what.into());
         }
         let message = format!(

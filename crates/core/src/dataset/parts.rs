@@ -192,7 +192,8 @@ impl<'a> Parts<'a> {
         ) = (self.stored_bytes(), sizes);
         if bytes > *sample_bytes_max {
             return lie(format!(
-                "the sample has {bytes} bytes, the dataset's `sample_bytes_max` is {sample_bytes_max}"
+                "the sample has {bytes} bytes, the dataset's `sample_bytes_max` is \
+                 {sample_bytes_max}"
             ));
         }
         let appended = self
@@ -201,7 +202,8 @@ impl<'a> Parts<'a> {
             .count();
         if appended > *appended_max {
             return lie(format!(
-                "the sample has {appended} appended extents, the dataset's `appended_max` is {appended_max}"
+                "the sample has {appended} appended extents, the dataset's `appended_max` is \
+                 {appended_max}"
             ));
         }
         Ok(())

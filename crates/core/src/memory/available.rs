@@ -173,7 +173,8 @@ mod tests {
 
     #[test]
     fn swap_caches_and_reserves_count_only_before_a_refusal() {
-        let text = "MemFree: 5 kB\nMemAvailable: 6 kB\nActive(file): 2 kB\nInactive(file): 3 kB\nSwapFree: 100 kB\nSReclaimable: 1 kB\n";
+        let text = "MemFree: 5 kB\nMemAvailable: 6 kB\nActive(file): 2 kB\nInactive(file): 3 \
+             kB\nSwapFree: 100 kB\nSReclaimable: 1 kB\n";
         let kib = |count: u64| Some(count * 1024);
         assert_eq!(free_of(&[("/proc/meminfo", text)]), (kib(6), kib(111)));
         let arc = (

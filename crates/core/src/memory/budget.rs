@@ -166,8 +166,8 @@ impl BudgetState {
         })?;
         let bytes = free.checked_div(parts).ok_or_else(|| {
             let message = format!(
-                "the shared budget is for {loaders} loaders, and all are alive (or their batches): drop a loader and its \
-                 batches, or make the budget for more loaders"
+                "the shared budget is for {loaders} loaders, and all are alive (or their \
+                 batches): drop a loader and its batches, or make the budget for more loaders"
             );
             Error::new(ErrorKind::Budget, Stage::Build, message)
         })?;

@@ -141,13 +141,14 @@ impl Row<'_> {
             .packed_row(packed, self.slot.rows.load(Ordering::Relaxed) - 1);
         Err(shape_error(match planned {
             0 if used + len > packed.room => format!(
-                "the packed field `{name}` has room for {} bytes of a batch, {used} are taken and the sample has {len}; raise \
-                 {}",
+                "the packed field `{name}` has room for {} bytes of a batch, {used} are \
+                 taken and the sample has {len}; raise {}",
                 packed.room,
                 Setting::BatchBytes
             ),
             _ => format!(
-                "the index says {planned} bytes for the packed field `{name}`, the sample has {len}"
+                "the index says {planned} bytes for the packed field `{name}`, the sample \
+                 has {len}"
             ),
         }))
     }

@@ -340,7 +340,8 @@ impl MemoryPlan {
         let whole = ShownBytes(part.whole);
         let loaders = part.loaders;
         format!(
-            "budget {budget}{relation}{data} {share} of the {free} free in a budget of {whole} for {loaders} loaders"
+            "budget {budget}{relation}{data} {share} of the {free} free in a budget of \
+             {whole} for {loaders} loaders"
         )
     }
 
@@ -355,8 +356,8 @@ impl MemoryPlan {
         );
         let data = format!(", and data in storage, without {}, none", Setting::InMemory);
         let message = format!(
-            "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller batches or fewer slots need \
-             less{later}{}:\n{self}",
+            "{} are {what}, {} are needed at least ({largest}); fewer workers, smaller \
+             batches or fewer slots need less{later}{}:\n{self}",
             ShownBytes(have),
             ShownBytes(need),
             if self.data() > 0 { &data } else { "" },

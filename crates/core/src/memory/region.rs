@@ -194,8 +194,8 @@ impl Region {
                 let needs = (left + MARGIN) as u64;
                 if free < needs {
                     let message = format!(
-                        "{what} needs {needs} more bytes, and {free} are free now, as other processes took memory \
-                         meanwhile: {LESS}"
+                        "{what} needs {needs} more bytes, and {free} are free now, as other \
+                         processes took memory meanwhile: {LESS}"
                     );
                     return Err(Error::new(ErrorKind::Budget, Stage::Build, message)
                         .with_amounts(needs, free));

@@ -293,7 +293,8 @@ impl Row<'_> {
         let all = spec.dims().first().copied();
         match self.slot.group().filter(|_| all != Some(max)) {
             Some(group) => shape_error(format!(
-                "field `{}` takes at most {max} in a batch of group {group}, the sample has {len}: the order knows another length",
+                "field `{}` takes at most {max} in a batch of group {group}, the sample has \
+                 {len}: the order knows another length",
                 spec.name()
             )),
             None => shape_error(format!(

@@ -95,7 +95,8 @@ impl Groups {
             _ => {
                 let last = bounds[bounds.len() - 1];
                 let message = format!(
-                    "the sample has length {length}, the last bound of the groups is {last}: raise it, or cut the lengths"
+                    "the sample has length {length}, the last bound of the groups is {last}: \
+                     raise it, or cut the lengths"
                 );
                 Err(config(message).with_sample(sample as u64))
             }
@@ -252,8 +253,8 @@ impl Groups {
                     let least = u128::from(*bound) * u128::from(self.multiple);
                     let multiple = self.multiple;
                     return Err(config(format!(
-                        "a budget of {most} has no room for {multiple} rows of up to {bound} (group {group}): give {least} or \
-                         more"
+                        "a budget of {most} has no room for {multiple} rows of up to {bound} (group \
+                         {group}): give {least} or more"
                     )));
                 }
                 Ok(bounds.iter().map(rows).collect())

@@ -135,7 +135,8 @@ impl Rank {
                     .map(|number| number.to_string())
                     .join(" and ");
                 return Err(bad(format!(
-                    "processes {other} and {process} are ranks {numbers}, but have the same next batch"
+                    "processes {other} and {process} are ranks {numbers}, but have the same next \
+                     batch"
                 )));
             }
         }
@@ -145,7 +146,8 @@ impl Rank {
         match (0..*world).find(|number| found(*number) != each) {
             None => Ok(()),
             Some(number) => Err(bad(format!(
-                "{} of {count} processes are rank {number} of {world}: as many as of the others must be",
+                "{} of {count} processes are rank {number} of {world}: as many as of the \
+                 others must be",
                 found(number)
             ))),
         }
@@ -476,8 +478,9 @@ impl Claim {
             Setting::RankOf.hint(|of| format!(", use {}", of.with(claim.row.launcher)))
         };
         Err(bad(format!(
-            "{self} contradicts {outer}: an outer launcher must give the same rank and world, or a number of nodes that \
-             divides the inner world; unset the variables of one{}{}{}",
+            "{self} contradicts {outer}: an outer launcher must give the same rank and \
+             world, or a number of nodes that divides the inner world; unset the \
+             variables of one{}{}{}",
             of(self),
             of(outer),
             explicit(", or use")
@@ -522,8 +525,8 @@ fn resolve(env: Env<'_>) -> Result<Rank> {
             if world != rank.world && claims.iter().all(|claim| claim.row.world != WORLD_SIZE) =>
         {
             Err(bad(format!(
-                "WORLD_SIZE={world} is set but RANK is not, and without it this is {rank}; set RANK, or unset \
-                 WORLD_SIZE{}",
+                "WORLD_SIZE={world} is set but RANK is not, and without it this is {rank}; \
+                 set RANK, or unset WORLD_SIZE{}",
                 explicit(", or use")
             )))
         }
@@ -539,8 +542,8 @@ fn unclaimed(env: Env<'_>) -> Result<Rank> {
             && rank > 0
         {
             let message = format!(
-                "{name}={rank} is set, but no variables give both the rank among all processes and their number; initialise \
-                 torch.distributed first"
+                "{name}={rank} is set, but no variables give both the rank among all \
+                 processes and their number; initialise torch.distributed first"
             );
             return Err(bad(message + &explicit(", or use")));
         }
@@ -573,8 +576,8 @@ fn refuse_without_srun(env: Env<'_>) -> Result<()> {
     };
     match env.number(name)? {
         Some(tasks) if tasks > 1 => Err(bad(format!(
-            "{name}={tasks}, but srun did not start this process (SLURM_STEP_ID is unset or not a step of srun), so it has \
-             no rank; start it with srun{}",
+            "{name}={tasks}, but srun did not start this process (SLURM_STEP_ID is unset \
+             or not a step of srun), so it has no rank; start it with srun{}",
             Setting::WholeData.hint(|whole| format!(", or use {whole}"))
         ))),
         _ => Ok(()),
@@ -810,10 +813,11 @@ mod tests {
 
     #[test]
     fn a_named_launcher_is_read_alone() {
-        let all = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 HOROVOD_RANK=0 HOROVOD_SIZE=2 OMPI_COMM_WORLD_RANK=2 \
-                   OMPI_COMM_WORLD_SIZE=5 MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 JSM_NAMESPACE_RANK=6 \
-                   JSM_NAMESPACE_SIZE=9 PMI_RANK=3 PMI_SIZE=6 FLUX_TASK_RANK=7 FLUX_JOB_SIZE=10 SLURM_PROCID=4 \
-                   SLURM_NTASKS=7 SLURM_LOCALID=2 JOB_COMPLETION_INDEX=3";
+        let all = "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 HOROVOD_RANK=0 HOROVOD_SIZE=2 \
+             OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=5 MV2_COMM_WORLD_RANK=5 \
+             MV2_COMM_WORLD_SIZE=8 JSM_NAMESPACE_RANK=6 JSM_NAMESPACE_SIZE=9 PMI_RANK=3 \
+             PMI_SIZE=6 FLUX_TASK_RANK=7 FLUX_JOB_SIZE=10 SLURM_PROCID=4 SLURM_NTASKS=7 \
+             SLURM_LOCALID=2 JOB_COMPLETION_INDEX=3";
         let ranks = [
             "rank 1 of 4 (local rank 0)",
             "rank 0 of 2",

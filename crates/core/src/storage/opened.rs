@@ -78,7 +78,8 @@ pub fn same_length(stat: &Stat, indexed: u64) -> Result<()> {
 
 fn changed(message: String) -> Error {
     let message = format!(
-        "the file was written or replaced: {message}; open the dataset anew, or put the old file back"
+        "the file was written or replaced: {message}; open the dataset anew, or put \
+         the old file back"
     );
     Error::new(ErrorKind::Changed, Stage::Open, message)
 }
@@ -146,8 +147,8 @@ pub fn with_cstr<T>(
     })
 }
 
-const OUTSIDE: &str = "the name comes from a file of the dataset, but a symbolic link on its path leads out of the \
-                       dataset's root: put the file itself there";
+const OUTSIDE: &str = "the name comes from a file of the dataset, but a symbolic link on its path \
+     leads out of the dataset's root: put the file itself there";
 
 /// The error of a file that could not be opened.
 pub fn open_error(sources: &Sources, id: SourceId, errno: Errno) -> Error {

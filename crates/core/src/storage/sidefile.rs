@@ -80,8 +80,8 @@ pub enum SideFound {
 }
 
 /// The message for [`SideFound::Newer`].
-pub const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte order; it is not \
-     overwritten: name another file, or update feedline";
+pub const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte \
+     order; it is not overwritten: name another file, or update feedline";
 
 /// An open side file.
 pub struct Sidefile {

@@ -129,7 +129,8 @@ impl DirectReader {
         match self.cufile.version {
             Some(version) if version >= CONTEXTS && gpus > 1 => {
                 format!(
-                    "; it has a context on each of the {gpus} visible GPUs: set CUDA_VISIBLE_DEVICES for each rank"
+                    "; it has a context on each of the {gpus} visible GPUs: set \
+                     CUDA_VISIBLE_DEVICES for each rank"
                 )
             }
             _ => String::new(),

@@ -608,9 +608,9 @@ impl Gpu {
                     format!("stream {stream:#x}")
                 };
                 let message = format!(
-                    "{stream} cannot take a batch while a CUDA graph is captured from it, or from a stream that it waits \
-                     for: receive, bind and read batches before or after the capture, and copy the graph's inputs to its \
-                     own memory"
+                    "{stream} cannot take a batch while a CUDA graph is captured from it, or \
+                     from a stream that it waits for: receive, bind and read batches before or \
+                     after the capture, and copy the graph's inputs to its own memory"
                 );
                 Err(Error::new(ErrorKind::Config, Stage::Device, message))
             }

@@ -24,7 +24,8 @@ impl fmt::Display for Absent {
             Self::Init(code @ 999, name) => {
                 write!(
                     f,
-                    "the CUDA driver does not start: {name} ({code}): is there a device /dev/nvidia-uvm?"
+                    "the CUDA driver does not start: {name} ({code}): is there a device \
+                     /dev/nvidia-uvm?"
                 )
             }
             Self::Init(code, name) => write!(
@@ -49,11 +50,13 @@ impl std::error::Error for Absent {}
 const HINTS: [(i32, &str); 11] = [
     (
         34,
-        "this libcuda is the stub for linking, the driver's own must come first on the library path",
+        "this libcuda is the stub for linking, the driver's own must come first on \
+         the library path",
     ),
     (
         46,
-        "another process has the GPU for itself, or its compute mode forbids work; see nvidia-smi -q -d COMPUTE",
+        "another process has the GPU for itself, or its compute mode forbids work; \
+         see nvidia-smi -q -d COMPUTE",
     ),
     (
         209,
@@ -61,7 +64,8 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         221,
-        "the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, install that of its release",
+        "the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, \
+         install that of its release",
     ),
     (
         222,
@@ -69,7 +73,8 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         223,
-        "the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT and CUDA_DISABLE_PTX_JIT",
+        "the driver compiles the kernels for this GPU, unset CUDA_DISABLE_JIT and \
+         CUDA_DISABLE_PTX_JIT",
     ),
     (
         802,
@@ -89,7 +94,8 @@ const HINTS: [(i32, &str); 11] = [
     ),
     (
         919,
-        "the links between the GPUs are not up yet, try again in a minute; see nvidia-smi -q, Fabric",
+        "the links between the GPUs are not up yet, try again in a minute; see \
+         nvidia-smi -q, Fabric",
     ),
 ];
 
@@ -131,7 +137,8 @@ mod tests {
             ),
             (
                 221,
-                "(221): the driver compiles the kernels for this GPU by libnvidia-ptxjitcompiler, install",
+                "(221): the driver compiles the kernels for this GPU by \
+                 libnvidia-ptxjitcompiler, install",
             ),
             (
                 222,

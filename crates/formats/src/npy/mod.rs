@@ -187,7 +187,8 @@ impl NpyBuilder {
         }
         if self.uniform && !self.rules.0.is_empty() {
             return bad(
-                "fields of varying shapes cannot be uniform from file to file: leave out one of the two",
+                "fields of varying shapes cannot be uniform from file to file: leave out one \
+                 of the two",
             );
         }
         let names: Vec<&str> = self.fields.iter().map(|(name, _)| name.as_str()).collect();

@@ -89,7 +89,8 @@ impl NpzBuilder {
         let bad = |message: &str| Err(Error::new(ErrorKind::Config, Stage::Index, message));
         if self.rows && self.verify {
             return bad(
-                "checksums need whole members, and samples are rows of them: leave out one of the two",
+                "checksums need whole members, and samples are rows of them: leave out one \
+                 of the two",
             );
         }
         let Listed { files, name, .. } = expand(pattern, &[".npz"])?;

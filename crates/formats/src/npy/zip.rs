@@ -196,7 +196,8 @@ impl Directory {
         }
         if start.checked_add(size) != Some(behind) {
             return wrong(format!(
-                "the directory of {size} bytes at {start} does not end where its end record starts, at {behind}"
+                "the directory of {size} bytes at {start} does not end where its end record \
+                 starts, at {behind}"
             ));
         }
         if size > DIRECTORY_MAX || counts[0] > MEMBERS_MAX {

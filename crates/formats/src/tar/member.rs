@@ -167,7 +167,8 @@ fn block(scan: &mut Scan<'_>, start: u64, at: u64) -> Result<[u8; BLOCK as usize
             DamageKind::NoEnd,
             at,
             0,
-            "the shard ends without its end marker (1024 zero bytes): members after it may be lost",
+            "the shard ends without its end marker (1024 zero bytes): members after it \
+             may be lost",
         ),
         (0, false) => damage(
             DamageKind::Cut,
@@ -251,7 +252,9 @@ fn member(
     }
     if long.is_some() && (pax.path.is_some() || pax.size.is_some()) {
         return ambiguous(
-            "the member has both a GNU long name and a PAX path or size; tar readers disagree which one counts".into(),
+            "the member has both a GNU long name and a PAX path or size; tar readers \
+             disagree which one counts"
+                .into(),
         );
     }
     let size = match pax.size {

@@ -427,7 +427,8 @@ impl TarBuilder {
         if self.fields.is_empty() || pictures.len() > 1 {
             let found = endings.join(", ");
             let message = format!(
-                "cannot infer the fields from the first sample, which has {found}: name them with {}",
+                "cannot infer the fields from the first sample, which has {found}: name them \
+                 with {}",
                 Setting::TarFields
             );
             return Err(Error::new(ErrorKind::Config, Stage::Index, message).with_path(path));

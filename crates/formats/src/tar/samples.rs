@@ -190,8 +190,8 @@ impl<'a> TarSamples<'a> {
         let whole = [Some(at + MARKER), padded(RECORD), padded(self.padding)];
         if !whole.contains(&Some(input.len())) {
             let message = format!(
-                "{tail} zero bytes at the end, where a marker of {MARKER} or padding to a multiple of {RECORD} is expected: \
-                 zeroed or cut"
+                "{tail} zero bytes at the end, where a marker of {MARKER} or padding to a \
+                 multiple of {RECORD} is expected: zeroed or cut"
             );
             let see = Setting::Padding.hint(|padding| format!("; see {padding}"));
             return stop(DamageKind::Zeroed, at, tail, message + &see);
@@ -290,7 +290,8 @@ impl<'a> TarSamples<'a> {
     fn begin(&mut self, key: &[u8], start: u64) -> Sample {
         let wrong = self.keys.get(key).map(|first| {
             let message = format!(
-                "key {:?} was there before, at offset {first}; members of a sample must follow each other",
+                "key {:?} was there before, at offset {first}; members of a sample must \
+                 follow each other",
                 String::from_utf8_lossy(key)
             );
             (DamageKind::Duplicate, message)

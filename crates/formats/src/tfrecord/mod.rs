@@ -308,7 +308,8 @@ impl TfRecordBuilder {
                 .any(|(_, other, of)| other == feature && of != kind)
             {
                 return bad(format!(
-                    "feature {feature:?} is asked for as two kinds of list, and is one: name it once"
+                    "feature {feature:?} is asked for as two kinds of list, and is one: name it \
+                     once"
                 ));
             }
             features.push(match kind {

@@ -177,7 +177,8 @@ impl ShardReader {
             }
             SideFound::Newer => {
                 return Err(wrong(
-                    "a plan of a newer version, or of a machine of the other byte order: name another folder",
+                    "a plan of a newer version, or of a machine of the other byte order: name \
+                     another folder",
                 ));
             }
             SideFound::Foreign | SideFound::Nothing => {

@@ -184,14 +184,16 @@ impl Plan {
                 .and_then(|number| number.parse::<u64>().ok());
             found += 1;
             if number.is_none_or(|number| number >= self.tasks() || format.shard(number) != text) {
-                let message = "the plan writes no such shard: move it away, or a dataset of the folder would contain it";
+                let message = "the plan writes no such shard: move it away, or a dataset of the folder \
+                     would contain it";
                 return Err(Error::new(ErrorKind::Config, Stage::Write, message)
                     .with_path(self.dir.join(name)));
             }
         }
         if found > shards {
             let message = format!(
-                "the folder holds {found} shards, and the plan wrote {shards}: move the others away"
+                "the folder holds {found} shards, and the plan wrote {shards}: move the \
+                 others away"
             );
             return Err(Error::new(ErrorKind::Config, Stage::Write, message).with_path(&self.dir));
         }

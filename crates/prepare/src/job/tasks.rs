@@ -71,15 +71,16 @@ impl Tasks {
             let rank = Rank::from_env()?;
             if !Rank::is_launched() {
                 return Err(bad(
-                    "no launcher gives this process a task or a rank: name a part, such as --part 0/8",
+                    "no launcher gives this process a task or a rank: name a part, such as \
+                     --part 0/8",
                 ));
             }
             return Self::part(rank.number().into(), rank.world().into());
         };
         if let Some(ranks) = variable("SLURM_NTASKS").filter(|ranks| ranks != "1") {
             return Err(bad(format!(
-                "SLURM_ARRAY_TASK_ID={id} names one task, and SLURM_NTASKS={ranks} processes would share it; \
-                 use --ntasks=1, or name a part"
+                "SLURM_ARRAY_TASK_ID={id} names one task, and SLURM_NTASKS={ranks} processes \
+                 would share it; use --ntasks=1, or name a part"
             )));
         }
         Self::list(&id).map_err(|_| bad(format!("SLURM_ARRAY_TASK_ID={id} is not a task")))

@@ -77,8 +77,8 @@ impl Shards {
         }
         if finished.damaged > 0 && !self.settings.skip_damaged {
             let message = format!(
-                "an earlier call left out {} damaged pictures, which damaged.tsv names: leave them out{}, or remove the output \
-                 folder",
+                "an earlier call left out {} damaged pictures, which damaged.tsv names: \
+                 leave them out{}, or remove the output folder",
                 finished.damaged,
                 Setting::SkipDamaged.hint(|skip| format!(" ({skip})")),
             );
@@ -109,22 +109,24 @@ impl Shards {
         });
         let same = old.head.work == work && tasks(old.inputs(), old.bytes())? == old.tasks();
         if !same || old.root() != root {
-            let message = "the output folder holds a plan of other settings or of another input folder: write with those, or \
-                           remove the output folder";
+            let message = "the output folder holds a plan of other settings or of another input \
+                 folder: write with those, or remove the output folder";
             return Err(bad(message).with_path(old.reader.path()));
         }
         // Lists the pictures again. An equal plan stays.
-        let plan = self.plan_in(&root, to, tasks).map_err(|error| match error.kind() {
-            ErrorKind::Config if error.site().path.as_deref() == Some(old.reader.path()) => {
-                let message = format!(
-                    "pictures were added, removed or modified since the plan in {} was made: undo that, or remove the output \
-                     folder and begin again",
-                    to.display()
-                );
-                Error::new(ErrorKind::Changed, Stage::Write, message).with_path(&root)
-            }
-            _ => error,
-        });
+        let plan = self
+            .plan_in(&root, to, tasks)
+            .map_err(|error| match error.kind() {
+                ErrorKind::Config if error.site().path.as_deref() == Some(old.reader.path()) => {
+                    let message = format!(
+                        "pictures were added, removed or modified since the plan in {} was made: \
+                     undo that, or remove the output folder and begin again",
+                        to.display()
+                    );
+                    Error::new(ErrorKind::Changed, Stage::Write, message).with_path(&root)
+                }
+                _ => error,
+            });
         Ok((plan?, lock))
     }
 }

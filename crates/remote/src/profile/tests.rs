@@ -47,10 +47,12 @@ fn key_of(fresh: Result<Fresh<AwsCredential>>) -> String {
 #[test]
 fn both_files_make_a_profile_and_the_credentials_file_wins() {
     let home = Home::new(
-        "# a comment\n[default]\nregion = here\n\n[profile two words]\nregion=there\naws_access_key_id = CONFIG\n\
-         aws_secret_access_key = s\ns3 =\n  region = nested\n[ profile \"quoted\" ]\nEndpoint_Url = http://e\n\
-         aws_access_key_id = K\n[other]\nregion = nowhere\n",
-        "[two words]\naws_access_key_id = KEYS\naws_secret_access_key = a=b/c+d==\naws_session_token = t\n[default]\n",
+        "# a comment\n[default]\nregion = here\n\n[profile two \
+         words]\nregion=there\naws_access_key_id = CONFIG\naws_secret_access_key = \
+         s\ns3 =\n  region = nested\n[ profile \"quoted\" ]\nEndpoint_Url = \
+         http://e\naws_access_key_id = K\n[other]\nregion = nowhere\n",
+        "[two words]\naws_access_key_id = KEYS\naws_secret_access_key = \
+         a=b/c+d==\naws_session_token = t\n[default]\n",
     );
     let default = home.profile("default");
     let two = home.profile("two words");
@@ -234,11 +236,13 @@ fn a_command_that_fails_is_an_error_that_names_it_without_a_secret() {
             "printed version 2",
         ),
         (
-            "echo '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"do-not-show-me\"}'",
+            "echo \
+             '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"do-not-show-me\"}'",
             "no ISO 8601 time",
         ),
         (
-            "echo '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"2020-01-01T00:00:00Z\"}'",
+            "echo \
+             '{\"Version\":1,\"AccessKeyId\":\"K\",\"SecretAccessKey\":\"s\",\"Expiration\":\"2020-01-01T00:00:00Z\"}'",
             "have expired",
         ),
         ("yes do-not-show-me", "printed more than 65536 bytes"),

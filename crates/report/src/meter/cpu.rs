@@ -265,7 +265,8 @@ mod tests {
 
     #[test]
     fn busy_time_is_that_of_the_cores_of_the_process() {
-        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 3 5000 70 4 5 6 0 0\ncpu1 1 0 0 9 0 0 0 0\nintr 7\n";
+        let stat = "cpu  9 9 9 9 9 9 9 9 0 0\ncpu0 100 20 3 5000 70 4 5 6 0 0\ncpu1 1 0 0 9 0 0 \
+             0 0\nintr 7\n";
         for (cores, ticks) in [
             (0..2, Some(139)),
             (0..1, Some(138)),

@@ -43,21 +43,24 @@ impl Case<'_> {
             Cause::PageCache => vec![self.memory_copies()],
             Cause::OtherPrograms => vec![Advice::new(
                 Remedy::OtherPrograms,
-                "Other programs take the cores: stop them, or give this process cores of its own (`taskset`, a cpuset, a \
-                 container's CPU request). Until then no setting of the loader has a known effect.",
+                "Other programs take the cores: stop them, or give this process cores of its \
+                 own (`taskset`, a cpuset, a container's CPU request). Until then no setting \
+                 of the loader has a known effect.",
             )],
             Cause::LocalRanks => {
                 let ranks = self.snapshot.cpu.as_ref().map_or(0, |cpu| cpu.local_ranks);
                 let cores = self.snapshot.decode.cores;
                 let fewer = Setting::Workers.with((cores / ranks.max(1)).max(1));
                 let text = format!(
-                    "The {ranks} ranks of this machine share {cores} cores: {fewer} in each, or fewer ranks."
+                    "The {ranks} ranks of this machine share {cores} cores: {fewer} in each, or \
+                     fewer ranks."
                 );
                 vec![Advice::new(Remedy::Cores, text)]
             }
             Cause::OwnThreads => vec![Advice::new(
                 Remedy::OwnThreads,
-                "Other threads of this process take the cores: give those of the consumer's tensor library fewer.",
+                "Other threads of this process take the cores: give those of the consumer's \
+                 tensor library fewer.",
             )],
             Cause::CpuQuota => {
                 let quota = self
@@ -104,7 +107,8 @@ impl Case<'_> {
         let most = self.rate(&faster);
         let next = self.next(&faster);
         let text = format!(
-            "The consumer's own work takes the time; with less of it the loader would give {most}{next}."
+            "The consumer's own work takes the time; with less of it the loader would \
+             give {most}{next}."
         );
         // The consumer keeps some work.
         vec![Advice::new(Remedy::Consumer, text).predicting(&Prediction {
@@ -126,35 +130,45 @@ impl Case<'_> {
         match &more {
             Some((workers, then)) if self.blocked() => {
                 let set = Setting::Workers.with(workers);
-let rate = self.rate(then);
-let next = self.next(then);
+                let rate = self.rate(then);
+                let next = self.next(then);
                 let waits = "What workers do waits (sleeps, locks, the network, page faults)";
                 let text = format!("{waits}: {set} would give {rate}{next}, without more cores.");
-                all.push(Advice::new(Remedy::Workers, text).valued(Setting::Workers, workers).predicting(then));
+                all.push(
+                    Advice::new(Remedy::Workers, text)
+                        .valued(Setting::Workers, workers)
+                        .predicting(then),
+                );
             }
             _ if f64::from(decode.workers) > self.loads.cores.ceil() && !self.blocked() => {
                 let workers = decode.workers;
-let cores = self.loads.cores.ceil() as u32;
-                let why = format!(": {workers} workers share {cores} cores, more than there are cores do not decode faster.");
+                let cores = self.loads.cores.ceil() as u32;
+                let why = format!(
+                    ": {workers} workers share {cores} cores, more than there are cores do not \
+                     decode faster."
+                );
                 all.extend(Advice::set(Remedy::Workers, Setting::Workers, cores, why));
             }
             // If the kernel counts the process's CPU time, whatever takes the cores is a cause of
             // its own.
             _ if self.competes() && self.snapshot.cpu.is_none() => all.push(Advice::new(
                 Remedy::OwnThreads,
-                "Workers wait for cores that others take: threads of this process (give those of the consumer's tensor library \
-                 fewer), or other programs.",
+                "Workers wait for cores that others take: threads of this process (give \
+                 those of the consumer's tensor library fewer), or other programs.",
             )),
             Some((workers, then)) => {
                 let rate = self.rate(then);
-let next = self.next(then);
+                let next = self.next(then);
                 // Without work of the consumer there is no limit to the useful cores.
                 let needs = match self.loads.has_demand() {
                     true => format!("{what} {needed:.1} cores, has {}: ", decode.workers),
                     false => String::new(),
                 };
                 let set = Setting::Workers.with(workers);
-                let advice = Advice::new(Remedy::Workers, format!("{needs}{set} would give {rate}{next}."));
+                let advice = Advice::new(
+                    Remedy::Workers,
+                    format!("{needs}{set} would give {rate}{next}."),
+                );
                 all.push(advice.valued(Setting::Workers, workers).predicting(then));
             }
             None => {
@@ -163,7 +177,8 @@ let next = self.next(then);
                     true => (format!("{what} {needed:.1} cores, has {has}, and "), "more"),
                     false => (String::new(), "More"),
                 };
-                let rest = "workers would not help: more cores would, or less work for each sample.";
+                let rest =
+                    "workers would not help: more cores would, or less work for each sample.";
                 all.push(Advice::new(Remedy::Cores, format!("{needs}{more} {rest}")));
             }
         }
@@ -181,22 +196,31 @@ let next = self.next(then);
         let effort = self.snapshot.decode.effort;
         let text = match effort {
             _ if cause == Cause::MapBatch && self.waits_for_python() => {
-                "Less work in `map_batch`: one thread at a time runs Python code, so more workers help only as far as it \
-                 waits, or computes in libraries that release the interpreter's lock."
+                "Less work in `map_batch`: one thread at a time runs Python code, so more \
+                 workers help only as far as it waits, or computes in libraries that release \
+                 the interpreter's lock."
                     .into()
             }
-            _ if cause == Cause::MapBatch => "Less work in `map_batch`, or once, before the training.".into(),
+            _ if cause == Cause::MapBatch => {
+                "Less work in `map_batch`, or once, before the training.".into()
+            }
             Effort::Pictures => {
                 let scaling = Setting::DctScaling.hint(|scaling| format!("{scaling} and "));
                 format!(
-                    "Less work for each sample: seek points ({}), so that crops decode only their part; {scaling}a smaller {}; or \
-                     smaller files, made once.",
+                    "Less work for each sample: seek points ({}), so that crops decode only \
+                     their part; {scaling}a smaller {}; or smaller files, made once.",
                     Setting::SeekPoints,
                     Setting::Size
                 )
             }
-            Effort::Own => "Less work for each sample in the decoders and transforms, or once, before the training.".into(),
-            Effort::Light | Effort::Copy => return self.fewer_bytes(consumer.bytes as f64 / consumer.samples.max(1) as f64),
+            Effort::Own => {
+                "Less work for each sample in the decoders and transforms, or once, before \
+                 the training."
+                    .into()
+            }
+            Effort::Light | Effort::Copy => {
+                return self.fewer_bytes(consumer.bytes as f64 / consumer.samples.max(1) as f64);
+            }
         };
         Advice::new(Remedy::LessWork, text)
     }
@@ -212,13 +236,15 @@ let next = self.next(then);
         if each < SMALL {
             let each = bytes(each);
             let text = format!(
-                "At {each} per sample, the fixed cost exceeds the cost of the bytes: pack several samples into one record."
+                "At {each} per sample, the fixed cost exceeds the cost of the bytes: pack \
+                 several samples into one record."
             );
             return Advice::new(Remedy::Pack, text);
         }
         let keep = Setting::Keep.hint(|keep| format!(" ({keep})"));
         let text = format!(
-            "Fewer bytes for each sample of {}: only the fields that are used{keep}, a smaller type.",
+            "Fewer bytes for each sample of {}: only the fields that are used{keep}, a \
+             smaller type.",
             bytes(each)
         );
         Advice::new(Remedy::FewerBytes, text)
@@ -301,7 +327,8 @@ let next = self.next(then);
                 cached: true,
                 ..Change::default()
             });
-            let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the page cache";
+            let how = "Faster storage (local NVMe), fewer bytes for each sample, or memory for the \
+                 page cache";
             all.extend(self.gains(&cached).then(|| {
                 Advice::new(Remedy::Storage, self.all_cached(how, &cached)).predicting(&cached)
             }));
@@ -318,7 +345,8 @@ let next = self.next(then);
             let direct = Setting::Direct;
             let reader = Setting::Reader;
             let text = format!(
-                "Reads bypass the page cache: with memory to spare, {direct} and {reader} can go through it."
+                "Reads bypass the page cache: with memory to spare, {direct} and {reader} \
+                 can go through it."
             );
             all.push(Advice::new(Remedy::PageCache, text).valued(direct, Direct::Off));
         }
@@ -339,8 +367,8 @@ let next = self.next(then);
         let filled = self.loads.depth_filled;
         let depth = self.snapshot.storage.depth.max(1);
         let rest = format!(
-            " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight of {depth}. If storage has more to give, up to \
-             {:.1} times as much.",
+            " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight \
+             of {depth}. If storage has more to give, up to {:.1} times as much.",
             Setting::BatchSize,
             Setting::MemoryBudget,
             filled * f64::from(depth),
@@ -452,12 +480,14 @@ let next = self.next(then);
             .filter(|reader| reader.explicit)?;
         let lacks = match reader.kind {
             ReaderKind::Mmap => {
-                "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and copies them from there"
+                "`mmap` has no `O_DIRECT`: each read faults pages into the page cache and \
+                 copies them from there"
             }
             ReaderKind::Pread => "`pread` needs a thread and a system call for each read in flight",
             ReaderKind::Uring | ReaderKind::Network => return None,
         };
-        let instead = "io_uring, where the kernel allows it, submits many reads at once into registered memory";
+        let instead = "io_uring, where the kernel allows it, submits many reads at once into \
+             registered memory";
         Advice::set(
             Remedy::Reader,
             Setting::Reader,
@@ -473,7 +503,8 @@ let next = self.next(then);
         if loads.slots[3] >= 0.5 * f64::from(slots.max(2)) {
             let held = loads.slots[3];
             let text = format!(
-                "The consumer holds {held:.1} of {slots} slots: drop batches as soon as they are used."
+                "The consumer holds {held:.1} of {slots} slots: drop batches as soon as they \
+                 are used."
             );
             all.push(Advice::new(Remedy::DropBatches, text));
         }
@@ -494,7 +525,8 @@ let next = self.next(then);
         if slots_lack(loads) || all.is_empty() {
             let budget = Setting::MemoryBudget;
             let rest = format!(
-                ", with the {budget} for it, may help: stages wait for each other with {slots}. So may a larger {}.",
+                ", with the {budget} for it, may help: stages wait for each other with \
+                 {slots}. So may a larger {}.",
                 Setting::BatchSize
             );
             all.extend(Advice::set(
@@ -558,8 +590,8 @@ let next = self.next(then);
         if copy.ops_ns > copy.busy_ns {
             let finish = Setting::Finish.hint(|finish| format!(" ({finish})"));
             let less = format!(
-                "Operations on the device{finish} take longer than the copies: a smaller type, or none and the \
-                 conversion in the model."
+                "Operations on the device{finish} take longer than the copies: a smaller \
+                 type, or none and the conversion in the model."
             );
             return vec![Advice::new(Remedy::DeviceOps, less)];
         }
@@ -571,7 +603,8 @@ let next = self.next(then);
         let fewer =
             format!("Fewer bytes over the bus: {convert}drop fields that are not used{keep}.");
         let pinned = format!(
-            "The report says whether slots are pinned; copies from unpinned memory are slower.{numa}"
+            "The report says whether slots are pinned; copies from unpinned memory are \
+             slower.{numa}"
         );
         vec![
             Advice::new(Remedy::FewerBytes, fewer),
@@ -582,7 +615,8 @@ let next = self.next(then);
 
 fn order_advice() -> Vec<Advice> {
     let larger = format!(
-        "Use a larger {}, or fewer and larger reads: both reduce the planner's work per sample. Where each sample is a file of its own, {}",
+        "Use a larger {}, or fewer and larger reads: both reduce the planner's work \
+         per sample. Where each sample is a file of its own, {}",
         Setting::BatchSize,
         packed()
     );

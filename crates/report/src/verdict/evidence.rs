@@ -39,7 +39,8 @@ impl Case<'_> {
         let host = 100.0 * consumer.waited_ns as f64 / loads.steady_ns;
         let Some(starved) = loads.starved else {
             let text = format!(
-                "The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is not known."
+                "The consumer waited {host:.1} % {of}. Whether the GPU had work meanwhile is \
+                 not known."
             );
             return Evidence::share(Measure::HostWaits, host / 100.0, text);
         };
@@ -79,9 +80,10 @@ impl Case<'_> {
         let share = first_share(self.snapshot, self.loads);
         (share >= 0.1).then(|| {
             let took = time(first);
-let percent = 100.0 * share;
+            let percent = 100.0 * share;
             let text = format!(
-                "Beside that, first batches of epochs took {took}, {percent:.0} % of all time; that does not count as starved."
+                "Beside that, first batches of epochs took {took}, {percent:.0} % of all \
+                 time; that does not count as starved."
             );
             Evidence::share(Measure::FirstBatches, share, text)
         })
@@ -101,8 +103,8 @@ let percent = 100.0 * share;
             ops => format!("operations on the device took {:.0} %; ", share(ops)),
         };
         let text = format!(
-            "Copies to the device were on the bus {:.0} % of the time{speed}; {ops}{:.0} % of the time the next one waited \
-             for device memory that the consumer used.",
+            "Copies to the device were on the bus {:.0} % of the time{speed}; {ops}{:.0} \
+             % of the time the next one waited for device memory that the consumer used.",
             share(copy.busy_ns),
             100.0 * loads.no_buffer
         );
@@ -114,7 +116,8 @@ let percent = 100.0 * share;
         let all = f64::from(decode.workers.max(1)) * self.loads.steady_ns;
         let percent = |ns: u64| (100.0 * ns as f64 / all).min(100.0);
         let text = format!(
-            "{} decode workers: busy {:.0} % of the time, waiting for samples {:.0} %, ahead of the consumer {:.0} %.",
+            "{} decode workers: busy {:.0} % of the time, waiting for samples {:.0} %, \
+             ahead of the consumer {:.0} %.",
             decode.workers,
             percent(decode.busy_ns),
             percent(decode.starved_ns),
@@ -147,7 +150,8 @@ let percent = 100.0 * share;
             let throttled = cpu.throttled;
             let periods = cpu.periods;
             let text = format!(
-                "The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} periods."
+                "The CPU quota of {quota:.1} cores was used up in {throttled} of {periods} \
+                 periods."
             );
             all.push(Evidence::share(
                 Measure::QuotaUsedUp,
@@ -164,8 +168,8 @@ let percent = 100.0 * share;
                 ""
             };
             let text = format!(
-                "The loader's threads stood ready without a core for {lost:.0} % of the time{enough}; the process had {used:.1} of \
-                 {} cores.",
+                "The loader's threads stood ready without a core for {lost:.0} % of the \
+                 time{enough}; the process had {used:.1} of {} cores.",
                 self.loads.cores
             );
             all.push(Evidence::share(Measure::WithoutCore, self.loads.lost, text));
@@ -178,7 +182,8 @@ let percent = 100.0 * share;
             let wanted = self.loads.working * self.loads.on_cpu;
             let got = wanted * self.loads.cpu_share;
             let text = format!(
-                "Of {wanted:.1} workers that could have run {got:.1} were on a core, on average; the process may use {} cores.",
+                "Of {wanted:.1} workers that could have run {got:.1} were on a core, on \
+                 average; the process may use {} cores.",
                 self.loads.cores
             );
             return Some(Evidence::share(Measure::OnCore, self.loads.cpu_share, text));
@@ -186,8 +191,10 @@ let percent = 100.0 * share;
         self.blocked().then(|| {
             let blocked = 1.0 - self.loads.on_cpu;
             let percent = 100.0 * blocked;
-            let text =
-                format!("For {percent:.0} % of the time that workers worked, what they did waited: not for a core.");
+            let text = format!(
+                "For {percent:.0} % of the time that workers worked, what they did waited: \
+                     not for a core."
+            );
             Evidence::share(Measure::WorkBlocked, blocked, text)
         })
     }
@@ -211,7 +218,8 @@ let percent = 100.0 * share;
         }
         .to_string();
         text += &format!(
-            "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; {:.3} GB/s in reads of {}",
+            "Reads were in flight {:.0} % of the time, then {:.1} of {depth:.0} at once; \
+             {:.3} GB/s in reads of {}",
             100.0 * loads.storage.min(1.0),
             loads.depth_filled * depth,
             storage.counts.bytes_moved as f64 / loads.steady_ns,
@@ -247,15 +255,16 @@ let percent = 100.0 * share;
         let half = time(network.first_byte.p50_ns);
         let most = time(network.first_byte.p99_ns);
         let mut text = format!(
-            "Of requests to object stores {:.1} were in flight, on average, with {:.3} GB/s; half of the answers began within \
-             {half}, 99 % within {most}",
+            "Of requests to object stores {:.1} were in flight, on average, with {:.3} \
+             GB/s; half of the answers began within {half}, 99 % within {most}",
             network.in_flight_ns as f64 / steady,
             network.bytes as f64 / steady,
         );
         if link_is_full(&self.snapshot.storage) {
             let waited = network.waiting_ns as f64 / steady;
             text += &format!(
-                "; {waited:.1} more waited for their turn: the store or the link to it took no more at a time"
+                "; {waited:.1} more waited for their turn: the store or the link to it took \
+                 no more at a time"
             );
         }
         if network.retries > 0 {
@@ -302,8 +311,9 @@ let percent = 100.0 * share;
     fn slots(&self) -> Evidence {
         let [free, filling, full, held] = self.loads.slots;
         let mut text = format!(
-            "Of {} slots {free:.1} were free, {filling:.1} being filled, {full:.1} full and waiting, {held:.1} with the consumer, on \
-             average; the planner had none for {:.0} % of the time",
+            "Of {} slots {free:.1} were free, {filling:.1} being filled, {full:.1} full \
+             and waiting, {held:.1} with the consumer, on average; the planner had none \
+             for {:.0} % of the time",
             self.snapshot.slots.count,
             100.0 * self.loads.no_slot
         );

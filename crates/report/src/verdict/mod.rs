@@ -197,7 +197,8 @@ impl Verdict {
         let why = match snapshot.consumer.batches {
             0 => "no batch was handed out",
             _ => {
-                "only the first batch of each iterator was handed out, and the wait for that is no starvation"
+                "only the first batch of each iterator was handed out, and the wait for that \
+                 is no starvation"
             }
         };
         let why = why.to_string();
@@ -395,7 +396,8 @@ impl Case<'_> {
         if loads.prepared < PREPARED_LEAST {
             let late = 100.0 * loads.prepared;
             return thin(format!(
-                "only {late:.0} % of the samples were prepared after the first batch of their epoch was: epochs are too short"
+                "only {late:.0} % of the samples were prepared after the first batch of \
+                 their epoch was: epochs are too short"
             ));
         }
         let highest = PipelineStage::UPSTREAM

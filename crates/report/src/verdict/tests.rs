@@ -73,7 +73,8 @@ fn a_verdict_gives_cause_evidence_and_advice_in_numbers() {
         "bound by decode, starved 50.0 % (strong evidence)",
         "The consumer waited 50.0 % of 10.00 s for 100 batches, 1,000 samples/s",
         "4 decode workers: busy 99 % of the time",
-        "Reads were in flight 40 % of the time, then 30.0 of 32 at once; 0.110 GB/s in reads of 110 kB",
+        "Reads were in flight 40 % of the time, then 30.0 of 32 at once; 0.110 GB/s \
+         in reads of 110 kB",
         "the planner had none for 80 % of the time",
         "Decode needs 7.8 cores, has 4: `workers(",
         "the bottleneck is then the consumer, at 2,000",
@@ -139,7 +140,8 @@ fn the_wait_of_the_stream_counts_and_not_that_of_the_host() {
     });
     assert_said(Cause::Decode, "starved 30.0 %", starved);
     let ahead = said(|s| s.consumer.gpu = gpu(100, 0));
-    let text = "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. The consumer's thread waited 50.0 %, ahead";
+    let text = "The GPU's stream waited 0.0 % of 10.00 s for 100 batches, 1,000 samples/s. \
+         The consumer's thread waited 50.0 %, ahead";
     assert_said(Cause::NotStarved, text, ahead);
 }
 

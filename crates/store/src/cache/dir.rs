@@ -101,7 +101,8 @@ impl CacheDir {
             make_folder(&root.join(name))?;
         }
         // Backup programs skip folders with this file.
-        let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may be deleted.\n";
+        let tag = "Signature: 8a477f597d28d172789f06886806bc55\n# A cache of feedline; it may \
+             be deleted.\n";
         if let Ok(file) = new_file(&root.join("CACHEDIR.TAG")) {
             let _ = file.write_all_at(tag.as_bytes(), 0);
         }

@@ -206,7 +206,8 @@ fn verify_entry(
         if is_wrong {
             entry.refuse(block, crc)?;
             let message = format!(
-                "block {block} of {url} differs from its checksum; it is fetched again when it is used"
+                "block {block} of {url} differs from its checksum; it is fetched again when \
+                 it is used"
             );
             let error = Error::new(ErrorKind::Io, Stage::Read, message).with_path(&old.data);
             damaged

@@ -234,8 +234,9 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
     if head.lengths != own.lengths {
         return useless(
             ErrorKind::Changed,
-            "the sources have other lengths than when the facts were made: a file was cut, extended, added, removed or \
-             renamed, or these are the facts of another dataset",
+            "the sources have other lengths than when the facts were made: a file was \
+             cut, extended, added, removed or renamed, or these are the facts of another \
+             dataset",
         );
     }
     if head.dataset != own.dataset {
@@ -253,8 +254,9 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
 
 /// The error for a dataset that differs although all sources have the same lengths: that is damage.
 pub(super) fn another(place: &Path) -> Error {
-    let message = "the sources have the same lengths as when the facts were made, but the dataset differs: a file that \
-                   describes itself is damaged, or it is opened in another way";
+    let message = "the sources have the same lengths as when the facts were made, but the \
+         dataset differs: a file that describes itself is damaged, or it is opened \
+         in another way";
     let anew = Setting::FactsAnew.hint(|anew| format!(" (then use {anew})"));
     Error::new(ErrorKind::Changed, Stage::Index, format!("{message}{anew}")).with_path(place)
 }

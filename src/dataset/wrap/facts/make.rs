@@ -122,7 +122,8 @@ impl Making<'_> {
         match self.dataset.chunked().filter(|_| self.opens()) {
             Some(chunks) if chunks.is_whole() => Ok(chunks.starts().into()),
             Some(_) => {
-                let message = "a part of a dataset with chunks: make the facts of the whole, then take the part";
+                let message = "a part of a dataset with chunks: make the facts of the whole, then take the \
+                     part";
                 Err(Error::new(ErrorKind::Config, Stage::Index, message))
             }
             None => Ok((0..self.dataset.len())

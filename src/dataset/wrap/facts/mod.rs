@@ -280,7 +280,8 @@ impl<D: Dataset> FactsBuilder<D> {
         if head.has(column::SUMS) {
             if self.inner.sizes().appended_max > 0 {
                 return refused(
-                    "samples of several extents for one field, such as packed documents, have no checksums",
+                    "samples of several extents for one field, such as packed documents, have no \
+                     checksums",
                 );
             }
             let outline = Outline::of(&self.inner)?;
@@ -388,7 +389,8 @@ impl Wanted {
         }
         if both & column::SIZES != 0 && own.pictures != old.pictures {
             return refused(
-                "the file has the sizes of pictures of another field or orientation: name another file",
+                "the file has the sizes of pictures of another field or orientation: name \
+                 another file",
             );
         }
         let compared = match both & column::SUMS != 0 && own.state != old.state {
@@ -507,8 +509,8 @@ impl<D: Dataset> Facts<D> {
         let name = &self.schema()[field].name;
         let place = self.file.file.path.display();
         let message = format!(
-            "field `{name}` has {found} bytes, and {measured} in the lengths: the data changed, delete {place} to measure them \
-             again"
+            "field `{name}` has {found} bytes, and {measured} in the lengths: the data \
+             changed, delete {place} to measure them again"
         );
         Err(Error::new(ErrorKind::Changed, Stage::Decode, message).with_sample(sample))
     }

@@ -108,8 +108,9 @@ impl Outline {
         };
         let anew = Setting::FactsAnew.hint(|anew| format!(" ({anew})"));
         let message = format!(
-            "the files have other times or paths than when the facts in {} were made, and {} of {} checksums differ, \
-             first in {}{more}; restore these files, or make the facts anew{anew}",
+            "the files have other times or paths than when the facts in {} were made, \
+             and {} of {} checksums differ, first in {}{more}; restore these files, or \
+             make the facts anew{anew}",
             place.display(),
             differ.len(),
             self.count,

@@ -61,7 +61,8 @@ impl<D: Dataset> InnerDocuments<D> {
                 let why = match part {
                     Some(Part::Checked(_)) => "has checksums, which packed documents cannot keep",
                     _ => {
-                        "is stored in frames, and only documents stored unchanged in their files can be packed"
+                        "is stored in frames, and only documents stored unchanged in their files can \
+                         be packed"
                     }
                 };
                 let message = format!("field `{}` {why}{}", field.name(), copied());
@@ -151,7 +152,8 @@ impl<D: Dataset> InnerDocuments<D> {
                 }
                 Long::Refuse | Long::Concatenate => {
                     let message = format!(
-                        "a document of {len} tokens in bins of {room}: split, cut or concatenate longer ones"
+                        "a document of {len} tokens in bins of {room}: split, cut or concatenate \
+                         longer ones"
                     );
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message)
                         .with_sample(document.into()));

@@ -154,7 +154,8 @@ impl<D: Dataset> Packed<D> {
         let mut parts = Parts::new();
         let changed = || {
             let message = format!(
-                "the documents of bin {bin} have other lengths than when they were packed: delete {}, and a file of rows, to pack them again",
+                "the documents of bin {bin} have other lengths than when they were packed: \
+                 delete {}, and a file of rows, to pack them again",
                 self.file.path.display()
             );
             Error::new(ErrorKind::Changed, Stage::Read, message)
@@ -214,7 +215,8 @@ impl<D: Dataset> Packed<D> {
             share if share >= 1.0 && needed > most as usize => {
                 let then = Setting::DocumentsMax.with(needed);
                 format!(
-                    " ({now} ends {share:.0} % of them: {then} has room for documents as short as these)"
+                    " ({now} ends {share:.0} % of them: {then} has room for documents as short \
+                     as these)"
                 )
             }
             share if share >= 1.0 => format!(" ({now} ends {share:.0} % of them)"),
@@ -362,8 +364,8 @@ impl<D: Dataset> Dataset for Packed<D> {
             Long::Concatenate => format!(", {long} of them in several rows"),
         };
         format!(
-            "{bins} bins of {room} tokens, {filled:.2} % full{why}, with {documents} documents{long}, {empty} empty ones left out, \
-             {how} {place}{rows}; of {}",
+            "{bins} bins of {room} tokens, {filled:.2} % full{why}, with {documents} \
+             documents{long}, {empty} empty ones left out, {how} {place}{rows}; of {}",
             self.documents.inner.describe()
         )
     }

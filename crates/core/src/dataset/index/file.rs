@@ -151,7 +151,8 @@ pub(super) fn open_all(path: &Path) -> Result<Option<Arc<Sidefile>>> {
             Err(Error::new(ErrorKind::NotFound, Stage::Index, message).with_path(path))
         }
         SideFound::Damaged | SideFound::Older if is_url(path) => {
-            let message = "a damaged index file, or one of another version: make it on a local disk, and upload it";
+            let message = "a damaged index file, or one of another version: make it on a local disk, \
+                 and upload it";
             Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path))
         }
         SideFound::Foreign => {

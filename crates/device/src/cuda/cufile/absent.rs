@@ -56,12 +56,15 @@ impl fmt::Display for Absent {
         match self {
             Self::NoLibrary { tried } => write!(
                 f,
-                "libcufile was not found (tried {}); install CUDA's GPUDirect Storage or PyPI's nvidia-cufile, or name \
-                 the library in FEEDLINE_CUFILE",
+                "libcufile was not found (tried {}); install CUDA's GPUDirect Storage or \
+                 PyPI's nvidia-cufile, or name the library in FEEDLINE_CUFILE",
                 tried.join(", ")
             ),
             Self::NoSymbol { library, symbol } => {
-                write!(f, "{library} lacks {symbol}; name another libcufile in FEEDLINE_CUFILE")
+                write!(
+                    f,
+                    "{library} lacks {symbol}; name another libcufile in FEEDLINE_CUFILE"
+                )
             }
             Self::VersionTooOld { library, found } => write!(
                 f,
@@ -70,35 +73,52 @@ impl fmt::Display for Absent {
             ),
             Self::NoModules { path } => write!(
                 f,
-                "{} cannot be read, and libcufile would loop forever without it; use a kernel with modules and a full \
-                 /proc",
+                "{} cannot be read, and libcufile would loop forever without it; use a \
+                 kernel with modules and a full /proc",
                 path.display()
             ),
             Self::NoUdev { path } => write!(
                 f,
-                "{} is absent, and libcufile refuses every file without it; in a container mount it from the host",
+                "{} is absent, and libcufile refuses every file without it; in a container \
+                 mount it from the host",
                 path.display()
             ),
             Self::NoDeviceFiles { path } => write!(
                 f,
-                "the kernel module nvidia-fs is loaded but {} is absent, so libcufile could close standard input; map \
-                 the device files /dev/nvidia-fs* into the container",
+                "the kernel module nvidia-fs is loaded but {} is absent, so libcufile could \
+                 close standard input; map the device files /dev/nvidia-fs* into the \
+                 container",
                 path.display()
             ),
-            Self::DriverOpen { library, code, cuda } => {
-                let cause = failure::FailureCause::CuFile { code: *code, cuda: *cuda };
-                write!(f, "cuFileDriverOpen of {library} failed with {cause}; see cufile.log")
+            Self::DriverOpen {
+                library,
+                code,
+                cuda,
+            } => {
+                let cause = failure::FailureCause::CuFile {
+                    code: *code,
+                    cuda: *cuda,
+                };
+                write!(
+                    f,
+                    "cuFileDriverOpen of {library} failed with {cause}; see cufile.log"
+                )
             }
             Self::TimedOut { library, after } => write!(
                 f,
-                "cuFileDriverOpen of {library} did not return within {} s and was abandoned; see cufile.log",
+                "cuFileDriverOpen of {library} did not return within {} s and was abandoned; \
+                 see cufile.log",
                 after.as_secs_f32()
             ),
             Self::HostOnly => f.write_str(
-                "cuFile would go through host memory: the kernel module nvidia-fs is not loaded, and peer-to-peer DMA \
-                 is not allowed; load the module, or set \"use_pci_p2pdma\" in cufile.json or CUFILE_USE_PCIP2PDMA=true",
+                "cuFile would go through host memory: the kernel module nvidia-fs is not \
+                 loaded, and peer-to-peer DMA is not allowed; load the module, or set \
+                 \"use_pci_p2pdma\" in cufile.json or CUFILE_USE_PCIP2PDMA=true",
             ),
-            Self::NoThread { why } => write!(f, "cuFileDriverOpen could not be watched: {why}; restart the process"),
+            Self::NoThread { why } => write!(
+                f,
+                "cuFileDriverOpen could not be watched: {why}; restart the process"
+            ),
         }
     }
 }

@@ -137,12 +137,14 @@ fn hint(code: i32) -> Option<&'static str> {
         5008 => "the file system does not support it",
         5014 | 5017 => "the range exceeds the registered memory",
         5016 | 5036 => {
-            "no more GPU memory can be pinned: register fewer buffers, or raise the limits in cufile.json"
+            "no more GPU memory can be pinned: register fewer buffers, or raise the \
+             limits in cufile.json"
         }
         5019 | 5020 => "the file must be opened with O_DIRECT",
         5024 => "the memory was not registered",
         5027 => {
-            "the file was not registered, or udev does not know its device (in a container: mount /run/udev)"
+            "the file was not registered, or udev does not know its device (in a \
+             container: mount /run/udev)"
         }
         _ => return None,
     })

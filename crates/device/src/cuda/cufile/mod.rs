@@ -272,7 +272,8 @@ impl CuFile {
         }
         if !device_ptr.is_multiple_of(ALIGN) {
             let why = format!(
-                "device address {device_ptr:#x} is not a multiple of {ALIGN}: reads into it would go through bounce buffers"
+                "device address {device_ptr:#x} is not a multiple of {ALIGN}: reads into it \
+                 would go through bounce buffers"
             );
             return Err(Failure::refused(CALL, why));
         }

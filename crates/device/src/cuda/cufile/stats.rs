@@ -256,15 +256,15 @@ mod tests {
         }
     }
 
-    const TEXT: &str = "GDS Version: 1.15.0.42 \nNVFS statistics(ver: 4.0)\nNVFS Driver(version: 2.26.6)\n\
-        Mellanox PeerDirect Supported: False\nIO stats: Enabled, peer IO stats: Disabled\nLogging level: warn\n\n\
-        Active Shadow-Buffer (MiB): 0\nActive Process: 0\n\
-        Batches\t\t\t\t: n=3 ok=3 err=0 Avg-Submit-Latency(usec)=0\n\
-        Reads\t\t\t\t: n=120 ok=118 err=2 readMiB=59 io_state_err=0\n\
-        Reads\t\t\t\t: Bandwidth(MiB/s)=12 Avg-Latency(usec)=400\n\
-        Sparse Reads\t\t        : n=1 io=0 holes=0 pages=0 \n\
-        Writes\t\t\t\t: n=7 ok=7 err=0 writeMiB=1 io_state_err=0 pg-cache=0 pg-cache-fail=0 pg-cache-eio=0\n\
-        Ops\t\t\t\t: Read=0 Write=0 BatchIO=0\n";
+    const TEXT: &str = "GDS Version: 1.15.0.42 \nNVFS statistics(ver: 4.0)\nNVFS Driver(version: \
+         2.26.6)\nMellanox PeerDirect Supported: False\nIO stats: Enabled, peer IO \
+         stats: Disabled\nLogging level: warn\n\nActive Shadow-Buffer (MiB): \
+         0\nActive Process: 0\nBatches\t\t\t\t: n=3 ok=3 err=0 \
+         Avg-Submit-Latency(usec)=0\nReads\t\t\t\t: n=120 ok=118 err=2 readMiB=59 \
+         io_state_err=0\nReads\t\t\t\t: Bandwidth(MiB/s)=12 \
+         Avg-Latency(usec)=400\nSparse Reads\t\t        : n=1 io=0 holes=0 pages=0 \
+         \nWrites\t\t\t\t: n=7 ok=7 err=0 writeMiB=1 io_state_err=0 pg-cache=0 \
+         pg-cache-fail=0 pg-cache-eio=0\nOps\t\t\t\t: Read=0 Write=0 BatchIO=0\n";
 
     #[test]
     fn nvidia_fs_text_without_counters_gives_none() {

@@ -223,8 +223,9 @@ impl DeviceMemory {
             let free = gpu.memory().map_or(0, |(free, _)| free);
             let need = len as u64;
             let message = format!(
-                "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; free memory that other libraries of this \
-                 process keep in their caches, or use a smaller batch or fewer device batches",
+                "cuda:{} has no {len} bytes for {what}: {free} of {} bytes are free; free \
+                 memory that other libraries of this process keep in their caches, or use a \
+                 smaller batch or fewer device batches",
                 gpu.ordinal(),
                 gpu.bytes
             );
