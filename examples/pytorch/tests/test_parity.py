@@ -8,7 +8,8 @@ import feedline
 from feedline import errors
 from feedline._loader import Pictures, Settings, Source
 
-SRC = Path(__file__).resolve().parents[3] / "src"
+ROOT = Path(__file__).resolve().parents[3]
+SRC = ROOT / "src"
 
 #: Settings of the crate's builder: those of the package, or the reason why there is none.
 BUILDER = {
@@ -72,9 +73,11 @@ DATASETS = {
     "SafeTensors": "safetensors",
     "Mds": "mds",
 }
-WRAPPERS = {"split": "take", "measured": "lengths_file", "subset": "subset", "checked": "checked", "checked_anew": "checked", "seekable": "seek_points"}
+WRAPPERS = {"split": "take", "subset": "subset", "facts": "lengths_file"}
+#: Facts of the crate: the setting of the package.
+FACTS = {"checksums": "checked", "lengths": "lengths_file", "seek_points": "seek_points", "picture_sizes": None}
 WRAPPERS |= {"in_memory": "in_memory", "in_memory_within": "in_memory", "packed": "packed", "copied": "packed"}
-WRAPPERS |= {"lengths": None, "picture_sizes": None, "field_bytes_max": None, "read_sample": None, "seekable_from": None}
+WRAPPERS |= {"lengths": None, "field_bytes_max": None, "read_sample": None}
 
 
 def settings():
@@ -98,20 +101,25 @@ def test_every_setting_of_the_builder_has_one_here_or_a_reason():
 
 
 def test_every_format_and_wrapper_has_a_name_here():
-    text = (SRC / "dataset" / "format" / "mod.rs").read_text() + (SRC / "dataset" / "mod.rs").read_text()
+    text = (SRC / "dataset" / "mod.rs").read_text()
     exported = {name for line in re.findall(r"pub use [^;]*;", text) for name in re.findall(r"\b[A-Z]\w+", line)}
     assert set(DATASETS) <= exported
-    openers = {file.stem.replace("mod", file.parent.name) for file in (SRC / "dataset" / "format").rglob("*.rs") if "pub fn open(" in file.read_text()}
+    files = [*(ROOT / "crates/formats/src").rglob("*.rs"), ROOT / "crates/parquet/src/lib.rs"]
+    names = {"mod": lambda file: file.parent.name, "lib": lambda file: file.parents[1].name}
+    openers = {names.get(file.stem, lambda file: file.stem)(file) for file in files if "pub fn open(" in file.read_text()}
     assert openers == {name.lower() for name in DATASETS}
     for name in DATASETS.values():
         assert callable(getattr(feedline.Loader, name))
     extension = (SRC / "dataset" / "ext.rs").read_text().split("pub trait DatasetExt")[1].split("\nimpl")[0]
     assert set(re.findall(r"^    fn (\w+)(?:<[^>]*>)?\(", extension, re.M)) == set(WRAPPERS)
-    assert {name for name in WRAPPERS.values() if name} <= settings()
+    facts = (SRC / "dataset" / "wrap" / "facts" / "mod.rs").read_text()
+    wanted = set(re.findall(r"^    pub fn (\w+)\((?:mut )?self[^)]*\) -> Self", facts, re.M))
+    assert wanted == set(FACTS) | {"anew"}
+    assert {name for name in (WRAPPERS | FACTS).values() if name} <= settings()
 
 
 def test_every_kind_of_error_has_a_class_with_its_words():
-    text = (SRC / "error.rs").read_text()
+    text = (ROOT / "crates/base/src/error.rs").read_text()
     kinds = text.split("impl ErrorKind")[1].split("impl ")[0]
     words = set(re.findall(r'Self::\w+ => "([^"]+)"', kinds))
     assert words and words == set(errors.CLASSES)
