@@ -46,6 +46,7 @@ pub struct FieldPart<'a> {
 
 impl Part<'_> {
     /// Extent in the sources; `None` for bytes of the index and for made ones.
+    #[inline]
     pub fn extent(&self) -> Option<Extent> {
         match *self {
             Self::Extent(extent)
@@ -67,6 +68,7 @@ impl Part<'_> {
     }
 
     /// Whether these bytes follow others of the same field.
+    #[inline]
     pub fn follows(&self) -> bool {
         matches!(self, Self::More(_) | Self::MoreInline(_))
     }
@@ -258,6 +260,7 @@ impl<'a> Parts<'a> {
         }
     }
 
+    #[inline]
     fn push(&mut self, field: usize, part: Part<'a>) {
         match self.few.get_mut(self.len) {
             Some(place) => *place = (field, part),
@@ -280,6 +283,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Gives field `field` the bytes of this extent, unchanged.
+    #[inline]
     pub fn extent(&mut self, field: usize, extent: Extent) {
         self.push(field, Part::Extent(extent));
     }
@@ -311,6 +315,7 @@ impl<'a> Parts<'a> {
     }
 
     /// Gives field `field` these bytes of the index itself, such as a label.
+    #[inline]
     pub fn inline(&mut self, field: usize, bytes: &'a [u8]) {
         self.push(field, Part::Inline(bytes));
     }

@@ -69,6 +69,7 @@ impl ChunkBuf {
     }
 
     /// Number of samples in the chunk.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -145,6 +146,7 @@ impl ChunkBuf {
     }
 
     /// Row `row` of field `field`; `None` if it was never written.
+    #[inline]
     pub fn row(&self, field: usize, row: usize) -> Option<&[u8]> {
         match self.columns.get(field)? {
             ChunkColumn::Missing => None,
@@ -159,6 +161,7 @@ impl ChunkBuf {
     }
 
     /// All rows of a [`fixed`](Self::fixed) field, and the bytes per row.
+    #[inline]
     pub fn array(&self, field: usize) -> Option<(&[u8], usize)> {
         match self.columns.get(field)? {
             ChunkColumn::Fixed { start, row_bytes } => Some((

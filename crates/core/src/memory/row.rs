@@ -13,6 +13,7 @@ use feedline_base::sync::atomic::Ordering;
 
 impl Rows {
     /// The first unfinished row, for writing.
+    #[inline]
     pub fn row(&mut self) -> Row<'_> {
         assert!(self.len() > 0);
         Row {
@@ -76,6 +77,7 @@ pub struct Row<'a> {
 
 impl Row<'_> {
     /// The fields of the row.
+    #[inline]
     pub fn spec(&self) -> &Spec {
         &self.slot.plan.spec
     }
@@ -98,6 +100,7 @@ impl Row<'_> {
     /// returned.
     ///
     /// Panics if `field` is out of range, or, in a decoder, is not one of the decoder's fields.
+    #[inline]
     pub fn bytes_mut(&mut self, field: usize) -> &mut [u8] {
         assert!(
             self.allowed & (1 << field) != 0,

@@ -317,11 +317,13 @@ impl Rows {
     }
 
     /// The batch.
+    #[inline]
     pub fn ticket(&self) -> Ticket {
         self.slot.ticket()
     }
 
     /// The first unfinished row.
+    #[inline]
     pub fn first(&self) -> u32 {
         self.start
     }
@@ -338,6 +340,7 @@ impl Rows {
     }
 
     /// Number of unfinished rows.
+    #[inline]
     pub fn len(&self) -> u32 {
         self.end - self.start
     }
@@ -371,6 +374,7 @@ impl Rows {
     }
 
     /// Field `field` of the first `count` unfinished rows, shape `[count, …]`, for writing.
+    #[inline]
     pub fn run_mut(&mut self, field: usize, count: u32) -> &mut [u8] {
         assert!(count <= self.len() && self.lent == 0);
         let layout = self.slot.plan.layout.fields()[field];

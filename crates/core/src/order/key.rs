@@ -25,6 +25,7 @@ pub struct Key {
 
 impl Key {
     /// The root key of a seed. Nearby seeds (0, 1, 2, …) give unrelated keys.
+    #[inline]
     pub fn new(seed: u64) -> Self {
         // Digits of pi: any constants without structure will do.
         Self {
@@ -37,6 +38,7 @@ impl Key {
     /// The sub-key for a number (an epoch, a sample id, …). Different words never give the same
     /// sub-key.
     #[must_use]
+    #[inline]
     pub fn derive(self, word: u64) -> Self {
         // A bijection of the key for a fixed word, and from word to `low` for a fixed key: no
         // entropy is lost.

@@ -17,11 +17,13 @@ pub struct SourceId(u32);
 
 impl SourceId {
     /// The source with this index. Sources count from 0, in the order in which they were added.
+    #[inline]
     pub fn at(index: usize) -> Self {
         Self(index as u32)
     }
 
     /// The index.
+    #[inline]
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -340,6 +342,7 @@ impl Sources {
     }
 
     /// Length in bytes at the time the source was added.
+    #[inline]
     pub fn len_of(&self, id: SourceId) -> u64 {
         self.entries[id.index()].len
     }
@@ -357,6 +360,7 @@ impl Sources {
     }
 
     /// The bytes of a memory source.
+    #[inline]
     pub fn bytes_of(&self, id: SourceId) -> Option<&[u8]> {
         self.owned(id).map(|bytes| &bytes[..])
     }
@@ -473,6 +477,7 @@ impl Sources {
     /// Errors: [`ErrorKind::User`] for a missing source; [`ErrorKind::Truncated`], naming path and
     /// range.
     #[doc(hidden)]
+    #[inline]
     pub fn check(&self, extent: &Extent) -> Result<()> {
         if extent.source.index() >= self.count() {
             let message = format!(
