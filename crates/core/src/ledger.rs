@@ -313,12 +313,12 @@ impl LedgerWriter {
                 Setting::Ledger.hint(|ledger| format!(", see {ledger}"))
             )),
         }
-        let bad = count as u64;
+        let bad = count;
         let count = count_of(count, "bad sample");
         let budget = self.budget;
         let message = format!("{count}, the budget is {budget}: {}", said.join("; "));
-        let error = Error::new(ErrorKind::BadSamples, Stage::Batch, message)
-            .with_amounts(bad, budget as u64);
+        let error =
+            Error::new(ErrorKind::BadSamples, Stage::Batch, message).with_amounts(bad, budget);
         let Some(last) = fresh.last() else {
             return error;
         };

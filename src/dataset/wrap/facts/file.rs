@@ -161,6 +161,7 @@ impl FactFile {
     }
 
     /// Width and height of a sample's picture.
+    #[cfg(feature = "image")]
     pub(super) fn size(&self, sample: u64) -> Result<[u32; 2]> {
         Ok([
             self.number(sample, column::SIZES, 0)?,
@@ -209,8 +210,8 @@ pub(super) enum Found {
 /// user's data.
 pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
     let useless = |kind, what: &str| {
-        let anew = Setting::FactsAnew.hint(|anew| format!(" ({anew})"));
-        let message = format!("{what}; if the change is intended, make the facts anew{anew}");
+        let anew = anew_by();
+        let message = format!("{what}; if the change is intended, make the facts anew ({anew})");
         Ok(Found::Useless(
             Error::new(kind, Stage::Index, message).with_path(place),
         ))
@@ -252,13 +253,19 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
     }))
 }
 
+/// How to make facts anew.
+pub(super) fn anew_by() -> String {
+    let setting = Setting::FactsAnew.there();
+    setting.map_or_else(|| "delete the file".into(), |anew| anew.to_string())
+}
+
 /// The error for a dataset that differs although all sources have the same lengths: that is damage.
 pub(super) fn another(place: &Path) -> Error {
     let message = "the sources have the same lengths as when the facts were made, but the \
          dataset differs: a file that describes itself is damaged, or it is opened \
          in another way";
-    let anew = Setting::FactsAnew.hint(|anew| format!(" (then use {anew})"));
-    Error::new(ErrorKind::Changed, Stage::Index, format!("{message}{anew}")).with_path(place)
+    let message = format!("{message} (then make the facts anew: {})", anew_by());
+    Error::new(ErrorKind::Changed, Stage::Index, message).with_path(place)
 }
 
 /// Writes a file of facts.

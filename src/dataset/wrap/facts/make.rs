@@ -110,9 +110,8 @@ impl Making<'_> {
                 *most = old.most(position)?;
             }
         }
-        match &self.wanted.outline {
-            Some(outline) => outline.refuse(self.dataset, &written.differ, self.place)?,
-            None => {}
+        if let Some(outline) = &self.wanted.outline {
+            outline.refuse(self.dataset, &written.differ, self.place)?;
         }
         Ok(written.most)
     }

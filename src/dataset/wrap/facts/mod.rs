@@ -115,9 +115,11 @@ struct Wanted {
 /// The field with the pictures that have sizes.
 struct SizedPicture {
     field: usize,
-    /// The size from a picture's header; `None` for damage.
-    size: Box<dyn Fn(&[u8]) -> Option<(u32, u32)> + Send + Sync>,
+    size: SizeOf,
 }
+
+/// Width and height from a picture's header; `None` for damage.
+type SizeOf = Box<dyn Fn(&[u8]) -> Option<(u32, u32)> + Send + Sync>;
 
 impl<D: Dataset> FactsBuilder<D> {
     pub(crate) fn new(inner: D, place: &Path) -> Self {

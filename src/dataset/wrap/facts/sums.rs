@@ -1,7 +1,7 @@
 //! The parts of a dataset that have checksums, and the state of its sources.
 
+use super::file::anew_by;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_base::setting::Setting;
 use feedline_core::dataset::parallel::parallel;
 use feedline_core::dataset::{Dataset, Digest, FieldPart, Part, Parts};
 use feedline_core::storage::listing::look;
@@ -106,11 +106,11 @@ impl Outline {
         } else {
             String::new()
         };
-        let anew = Setting::FactsAnew.hint(|anew| format!(" ({anew})"));
+        let anew = anew_by();
         let message = format!(
             "the files have other times or paths than when the facts in {} were made, \
              and {} of {} checksums differ, first in {}{more}; restore these files, or \
-             make the facts anew{anew}",
+             make the facts anew ({anew})",
             place.display(),
             differ.len(),
             self.count,

@@ -176,7 +176,7 @@ fn damaged_checksum_files_are_refused_and_kept() {
             }
             Err(error) => {
                 let (kind, hint) = match bytes.starts_with(&whole[..bytes.len().min(8)]) {
-                    true => (ErrorKind::Decode, "checked_anew"),
+                    true => (ErrorKind::Decode, "FactsBuilder::anew"),
                     false => (ErrorKind::Config, "not overwritten"),
                 };
                 assert!(
@@ -240,7 +240,7 @@ fn other_lengths_and_labels_are_refused_until_made_again() {
     let longer = || Records::builder(13).open(&path).unwrap();
     let error = longer().facts(&place).checksums().open().unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Changed && error.to_string().contains("checked_anew"),
+        error.kind() == ErrorKind::Changed && error.to_string().contains("FactsBuilder::anew"),
         "{error}"
     );
     assert_eq!(std::fs::read(&place).unwrap(), kept);
@@ -328,7 +328,7 @@ fn a_copy_is_compared_and_a_damaged_copy_is_refused() {
         "3 of 18 checksums differ",
         "damaged/0.bin at byte 16",
         "damaged/1.bin at byte 0",
-        "checked_anew",
+        "FactsBuilder::anew",
     ] {
         assert!(error.message().contains(words), "{error}");
     }
