@@ -260,8 +260,8 @@ pub(crate) trait Owner: Send {
     }
 }
 
-/// One array of a batch, on its way to another framework. It keeps the memory alive, as does the
-/// exported struct; dropping it releases the memory.
+/// One array of a batch, on its way to another framework. A `Dlpack` owns the memory until it is
+/// exported; then the C struct does. Dropping the owner releases the memory.
 pub struct Dlpack(Box<Parts>);
 
 // SAFETY: `data` is never dereferenced here, and by the contract of `Parts` any thread may do so.

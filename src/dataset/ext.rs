@@ -81,11 +81,12 @@ pub trait DatasetExt: Dataset + Sized {
     /// # Ok::<(), feedline::Error>(())
     /// ```
     ///
-    /// Errors: reading errors, including damaged samples; [`ErrorKind::Config`] for an unknown
-    /// field, a field that does not have one dimension, a part of a dataset with chunks, and a
-    /// `copy` that is another kind of file; [`ErrorKind::Shape`] for fields of different lengths;
-    /// [`ErrorKind::Changed`] for a copy of another dataset, or of this one before it changed; file
-    /// system errors.
+    /// Errors: reading errors, also of damaged samples; file system errors;
+    /// - [`ErrorKind::Config`] if a field is unknown or not one-dimensional, if the dataset is a
+    ///   part of one with chunks, or if `copy` is another kind of file;
+    /// - [`ErrorKind::Shape`] if fields of a sample differ in length;
+    /// - [`ErrorKind::Changed`] if the copy was made from another dataset, or from an older state of
+    ///   this one.
     fn copied<'n>(
         self,
         fields: impl IntoIterator<Item = &'n str>,

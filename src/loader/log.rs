@@ -36,7 +36,7 @@ pub struct Log {
     /// Bytes read from storage per second; bytes from the page cache count only if a reader reads
     /// them.
     pub read_bytes_per_s: Option<f64>,
-    /// Share of the bytes that were not read from a device, by the kernel's count for the process.
+    /// Share of the bytes that were not read from a device, as the kernel counts for the process.
     /// It covers the last whole second, or the time since the last call. `None` for object stores
     /// and mounts with a cache.
     pub from_memory_share: Option<f64>,

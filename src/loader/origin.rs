@@ -1,4 +1,4 @@
-//! Origin of a loader's bytes: storage or memory, by the kernel's count for this process.
+//! Origin of a loader's bytes: storage or memory, as the kernel counts for this process.
 
 use feedline_report::meter::{Snapshot, device_bytes};
 use serde::Serialize;
@@ -60,11 +60,15 @@ impl fmt::Display for Origin {
         let memory = 100.0 * memory;
         write!(
             f,
-            "{device:.0} % from the device, {memory:.0} % from memory, by the kernel's \
-             count for this process"
+            "{device:.0} % from the device, {memory:.0} % from memory, as the kernel \
+             counts for this process"
         )?;
         if let Some(direct) = self.share(self.direct) {
-            write!(f, "; {:.0} % past the page cache", 100.0 * direct.min(1.0))?;
+            write!(
+                f,
+                "; {:.0} % bypassed the page cache",
+                100.0 * direct.min(1.0)
+            )?;
         }
         self.amplification().map_or(Ok(()), |times| {
             write!(f, "; {times:.2} bytes moved for each delivered")
@@ -160,8 +164,8 @@ mod tests {
             direct: 1000,
             ..origin(1000, 0, 1200)
         };
-        let words = "100 % from the device, 0 % from memory, by the kernel's count for this \
-             process; 100 % past the page cache; 1.20 bytes moved for each delivered";
+        let words = "100 % from the device, 0 % from memory, as the kernel counts for this \
+             process; 100 % bypassed the page cache; 1.20 bytes moved for each delivered";
         assert_eq!(cold.to_string(), words);
         assert_eq!(Origin::default().to_string(), "not known");
     }

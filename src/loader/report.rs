@@ -206,7 +206,10 @@ fn reads_in_words(reads: &ReadStats) -> String {
     }
     let counts = [
         // Counts system calls or queue entries; one read may need several.
-        (reads.direct_reads, "operations past the page cache"),
+        (
+            reads.direct_reads,
+            "operations that bypassed the page cache",
+        ),
         (reads.buffered_reads, "operations through the page cache"),
         (reads.short_reads, "short reads continued"),
         (reads.retries, "repeated"),

@@ -74,7 +74,7 @@ struct Group {
 
 impl Lanes {
     /// `starts` ascend from 0: the first sample of each chunk, then the number of all. Without a
-    /// key nothing is permuted; with one lane and a window of 1 that is the sequential order. 0
+    /// key, nothing is permuted. No key, one lane and a window of 1 give the sequential order. 0
     /// lanes and a window of 0 count as 1.
     pub(crate) fn new(starts: &Arc<[u64]>, lanes: u64, window: usize, key: Option<Key>) -> Self {
         let chunks = starts.len().saturating_sub(1);
@@ -478,7 +478,7 @@ impl Needs {
         } = &*self.0;
         assert!(
             run.contains(&position),
-            "position {position} of the run {run:?}"
+            "position {position} is outside the run {run:?}"
         );
         let round = &rounds[rounds.partition_point(|round| round.base <= position) - 1];
         let mut needed = Vec::with_capacity(round.visited.len());

@@ -172,9 +172,10 @@ impl Order {
     ///
     /// With several ranks and one lane, neighbouring samples go to different ranks, so that every
     /// rank opens every chunk. With as many lanes as ranks, or a multiple, a rank reads only its
-    /// own lanes (the report gives the bytes read twice). The order depends on the number of lanes
-    /// and not on that of ranks, so choose the largest possible world, or a common multiple of all:
-    /// 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks open.
+    /// own lanes (the report gives the read amplification). The order depends on the number of
+    /// lanes and not on that of ranks, so choose the largest possible world, or a common multiple
+    /// of all: 8 lanes serve 1, 2, 4 and 8 ranks. A rank keeps `lanes` / world windows of chunks
+    /// open.
     #[must_use]
     pub fn lanes(mut self, lanes: u32) -> Self {
         self.lanes = lanes;

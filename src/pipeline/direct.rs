@@ -40,7 +40,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 /// A thread takes about this many bytes of rows at a time.
 const TASK_BYTES: usize = 1 << 20;
-/// Limit of one read in bytes. Larger reads gain nothing and delay the reads after them.
+/// Maximum bytes of one read. Larger reads gain nothing and delay the reads after them.
 const READ_MOST: u64 = 16 << 20;
 
 /// Number of threads that read directly into device memory, and the size of each thread's bounce
@@ -276,11 +276,9 @@ impl Direct {
                 None => {
                     // The row's bytes are not stored unchanged in a file, so cuFile has nothing to
                     // read.
-                    self.core
-                        .meters
-                        .copy
-                        .direct
-                        .note_by_host("not stored unchanged in a file, unlike the first one");
+                    self.core.meters.copy.direct.note_by_host(
+                        "not stored unchanged in a file, although the first sample is",
+                    );
                     self.by_host(task, step, *row, bounce)?;
                     *row + 1
                 }

@@ -81,12 +81,14 @@ impl Samples {
                 (Part::Made, How::InPlace(_)) => {
                     let mut row = rows.row();
                     let out = row.bytes_mut(handler.outputs.start);
-                    make_in(&*self.dataset, id, field, out)?;
+                    make_in(&*self.dataset, id, field, out)
+                        .map_err(|error| error.with_field(&handler.name))?;
                     continue;
                 }
                 (Part::Made, _) => {
                     let start = sample.index.len();
-                    make(&*self.dataset, id, field, &mut sample.index)?;
+                    make(&*self.dataset, id, field, &mut sample.index)
+                        .map_err(|error| error.with_field(&handler.name))?;
                     Place::Index(start, sample.index.len() - start)
                 }
                 (Part::Inline(bytes), How::Decode(_)) => {

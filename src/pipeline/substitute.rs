@@ -58,7 +58,7 @@ const TRIES_IN_TROUBLE: u64 = 4;
 /// Draws per attempt, to avoid chunks that are known to be bad.
 const DRAWS: u64 = 64;
 
-/// Limit of remembered bad chunks.
+/// Maximum number of remembered bad chunks.
 const BAD_CHUNKS: usize = 4096;
 
 /// What to do with a failed sample: unreadable, with a wrong checksum, undecodable, or failed in a
@@ -74,7 +74,7 @@ pub enum OnBadSample {
     /// substitute's id, and the row's status is [`Substitute`](crate::Status::Substitute). The
     /// ledger names the missing sample ([`Loader::ledger`](crate::Loader::ledger)).
     Substitute {
-        /// Limit of distinct bad samples over the life of the loader. One more ends the iterator
+        /// Maximum number of distinct bad samples over the life of the loader. One more ends the iterator
         /// with [`ErrorKind::BadSamples`](crate::ErrorKind::BadSamples) and their list.
         budget: u64,
     },
@@ -83,7 +83,7 @@ pub enum OnBadSample {
 /// Bytes for substitution; 0 without it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SpareRoom {
-    /// Limit of distinct bad samples.
+    /// Maximum number of distinct bad samples.
     pub(crate) budget: u64,
     /// Encoded bytes of one sample or chunk.
     pub(crate) encoded: usize,

@@ -343,8 +343,8 @@ fn beside(cell: &Cell, others: &[Late<'_>], sources: &Sources) -> String {
     };
     match others.len() {
         0 => String::new(),
-        1 => format!("; one other read waits as long{of}"),
-        count => format!("; {count} other reads wait as long{of}"),
+        1 => format!("; one other read has waited as long{of}"),
+        count => format!("; {count} other reads have waited as long{of}"),
     }
 }
 
@@ -462,14 +462,14 @@ mod tests {
         }
         for (files, words) in [
             (&[0][..], "for 0.0 s; see"),
-            (&[0, 0], "for 0.0 s; one other read waits as long; see"),
+            (&[0, 0], "for 0.0 s; one other read has waited as long; see"),
             (
                 &[0, 1, 0],
-                "for 0.0 s; 2 other reads wait as long, of /data/b.bin; see",
+                "for 0.0 s; 2 other reads have waited as long, of /data/b.bin; see",
             ),
             (
                 &[0, 2, 1, 2],
-                "for 0.0 s; 3 other reads wait as long, of /data/b.bin and others; see",
+                "for 0.0 s; 3 other reads have waited as long, of /data/b.bin and others; see",
             ),
         ] {
             let watch = Watch::new(0, 4);

@@ -6,14 +6,14 @@ use crate::common::sweep;
 use crate::common::*;
 #[cfg(feature = "parquet")]
 use feedline::dataset::Parquet;
-use feedline::dataset::{DatasetExt, Mix, Records};
+use feedline::dataset::{Dataset, DatasetExt, Mix, Records};
 use feedline::order::Draws;
 use feedline::tensor::DType;
 use feedline::{Batch, ErrorKind, FieldView, LastBatch, Loader, MicroBatch, Order, Rank};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 #[cfg(feature = "parquet")]
-use {feedline::dataset::Dataset, std::path::Path, std::sync::Arc};
+use {std::path::Path, std::sync::Arc};
 
 /// Setup of the loaders of all ranks.
 #[derive(Clone, Copy, Debug)]

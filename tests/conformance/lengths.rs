@@ -384,10 +384,12 @@ fn files_of_lengths_are_of_one_dataset_and_never_overwrite_another() {
         (foreign.kind(), std::fs::read(&notes).unwrap()),
         (ErrorKind::Config, b"my notes".to_vec())
     );
-    // Damage is made again.
+    // Damage is never replaced by itself: there may be checksums in the file.
     let bytes = std::fs::read(&place).unwrap();
     dir.write("toy.lengths", &bytes[..bytes.len() - 3]);
-    let again = open(&[3, 5]).facts(&place).lengths().open().unwrap();
+    let damaged = open(&[3, 5]).facts(&place).lengths().open().err().unwrap();
+    assert_eq!(damaged.kind(), ErrorKind::Decode, "{damaged}");
+    let again = open(&[3, 5]).facts(&place).lengths().anew().open().unwrap();
     assert!(again.built() && std::fs::read(&place).unwrap() == bytes);
 }
 
@@ -416,6 +418,20 @@ fn facts_are_the_same_alone_together_and_added_later() {
             assert!(points(&later).built() && !points(&later).built(), "{name}");
             assert!(!lengths().built() && !sums().built(), "{name}");
             let alone = points(&dir.path("alone"));
+            // Of another dataset with the same samples, into a file that has other facts.
+            let joined = dir.path("joined");
+            let facts = || dataset.clone().facts(&joined);
+            drop(facts().checksums().open().unwrap());
+            let part = Ok(points(&dir.path("alone")));
+            let all = facts().checksums().open_joined([part]).unwrap();
+            assert!(
+                !all.built() && all.points_bytes() == alone.points_bytes(),
+                "{name}"
+            );
+            assert!(
+                !facts().checksums().seek_points().open().unwrap().built(),
+                "{name}"
+            );
             assert_eq!(
                 points(&later).points_bytes(),
                 alone.points_bytes(),
@@ -450,6 +466,22 @@ fn a_large_file_of_lengths_takes_no_memory() {
     assert!(held < 1 << 18, "{held}");
     let right = bytes.chunks(2).map(|record| head_len(record) as u64);
     assert!(measured.lengths("head").unwrap().into_iter().eq(right));
+    // A damaged page within a large file is found when it is read, and repaired on request.
+    let place = dir.path("lengths");
+    let whole = std::fs::read(&place).unwrap();
+    let mut damaged = whole.clone();
+    damaged[on_disk / 2] ^= 1;
+    std::fs::write(&place, &damaged).unwrap();
+    let open = || {
+        Chunks::open(&path, &rows, 2)
+            .ragged()
+            .facts(&place)
+            .lengths()
+    };
+    let error = open().open().unwrap().lengths("head").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode, "{error}");
+    drop(open().anew().open().unwrap());
+    assert!(std::fs::read(&place).unwrap() == whole);
 }
 
 #[cfg(feature = "image")]

@@ -271,7 +271,7 @@ fn headers_of_all_files_of_a_pattern_are_looked_at() {
     let cases = [
         (
             with(4, 2),
-            "version 2 of llm.c's header with magic 20240520; 1 is known",
+            "version 2 of llm.c's header with magic 20240520; only version 1 is supported",
         ),
         (
             with(0, 20_240_326),

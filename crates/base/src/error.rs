@@ -26,8 +26,8 @@ pub enum ErrorKind {
     /// This machine lacks what a setting asks for: io_uring, `O_DIRECT` on this file system, a
     /// direct route of cuFile, a NUMA node.
     Unsupported,
-    /// The memory budget or the free memory is smaller than the smallest legal plan, whose terms
-    /// the message lists, or than the data to be kept in memory.
+    /// The budget, or the free memory, is too small for the smallest legal plan or for data kept in
+    /// memory. The message lists the terms of the plan.
     Budget,
     /// A file or folder does not exist, or no longer exists.
     NotFound,

@@ -45,9 +45,10 @@ pub struct DirectStep {
 /// Staging of rows, with their surrounding pages, before the gather moves them into place.
 #[derive(Clone, Copy, Debug)]
 pub struct Gather {
-    /// Field of the contents: [`stride`](DirectStep::stride) bytes for each row.
+    /// Number of the contents' field that holds the staged bytes:
+    /// [`stride`](DirectStep::stride) bytes per row.
     pub staging: usize,
-    /// Field of the slot with the offset of each row within its staging bytes, `u64`.
+    /// Number of the slot's field that holds the offset of each row within its staged bytes, `u64`.
     pub offsets: usize,
 }
 

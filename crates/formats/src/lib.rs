@@ -7,7 +7,7 @@
 //! | any file | opened without blocking, must be regular, read up to its length at open |
 //! | side files: indexes, checksums, seek points, plans | the file's length, a CRC of each page |
 //! | index file `.fdx` | the shard's length and ends, the section's length, 8 MiB of ledger |
-//! | checksums of `checked` | the sources, the section's length |
+//! | facts: checksums, lengths | the sources, the section's length |
 //! | tar: sizes, PAX, long names | the shard's end; 1 MiB and 64 KiB. Names are keys and endings, never paths |
 //! | TFRecord, `Example`: lengths | the ends of shard and record; the row's size |
 //! | MDS `index.json`: lengths, offsets | 64 MiB of JSON; each shard's length. Names are opened beneath the folder |

@@ -377,8 +377,9 @@ impl TokensBuilder {
         };
         little_endian("llm.c's token file")?;
         if version != *known {
-            let message =
-                format!("version {version} of llm.c's header with magic {magic}; {known} is known");
+            let message = format!(
+                "version {version} of llm.c's header with magic {magic}; only version {known} is supported"
+            );
             return wrong(message + &all());
         }
         if *dtype != self.dtype {

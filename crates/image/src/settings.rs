@@ -410,14 +410,16 @@ impl Image {
                 scale: (low, high), ..
             } if !(0.0 < low && low <= high && high <= 1.0) => {
                 return config(format!(
-                    "crop scale {low} to {high}: it must rise, above 0 and up to 1"
+                    "crop scale {low} to {high}: both must be above 0 and at most 1, the first \
+                     not larger"
                 ));
             }
             Op::RandomResizedCrop {
                 ratio: (low, high), ..
             } if !(0.0 < low && low <= high && high.is_finite()) => {
                 return config(format!(
-                    "crop ratio {low} to {high}: it must rise, above 0 and finite"
+                    "crop ratio {low} to {high}: both must be finite and above 0, the first not \
+                     larger"
                 ));
             }
             _ => {}

@@ -1074,7 +1074,7 @@ fn what_is_not_a_picture_is_told_by_its_first_bytes() {
             "not a picture, starting with 00 00 00 00 00 00 00 00, 100 bytes; JPEG, PNG, \
              WebP, BMP and GIF",
         ),
-        (b"\xFF\xD8\xFF", "JPEG is cut in its header"),
+        (b"\xFF\xD8\xFF", "the JPEG ends within its header"),
         (b"\x89PNG\r\n\x1a\n", "damaged PNG"),
     ];
     let mut single = single(Image::resize(2, 2));

@@ -7,7 +7,7 @@
 use super::huffman::{HuffmanTable, STANDARD, ZIGZAG};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Limit of blocks in an interleaved MCU (B.2.3 of the standard).
+/// Maximum number of blocks in an interleaved MCU (B.2.3 of the standard).
 pub(super) const BLOCKS_MAX: usize = 10;
 
 /// Start of the body of a segment with EXIF data.
@@ -218,7 +218,7 @@ impl Header {
 
     fn of_frame(marker: u8, body: &[u8], at: usize) -> Result<Self> {
         let [bits, h1, h0, w1, w0, components, rest @ ..] = body else {
-            return Err(Error::invalid("JPEG with a cut frame header"));
+            return Err(Error::invalid("the JPEG's frame header is truncated"));
         };
         let side = |high: &u8, low: &u8| u32::from(u16::from_be_bytes([*high, *low]));
         let width = side(w1, w0);
@@ -391,7 +391,7 @@ fn is_alone(marker: u8) -> bool {
 impl Segment {
     /// The next segment from `at` on.
     pub fn next(input: &[u8], at: usize) -> Result<Self> {
-        let cut = || Error::invalid("JPEG is cut in its header");
+        let cut = || Error::invalid("the JPEG ends within its header");
         let rest = input.get(at..).ok_or_else(cut)?;
         let skipped = rest
             .windows(2)
@@ -499,7 +499,7 @@ impl<'a> Scan<'a> {
             .iter()
             .all(|part| have.get(part.quant).is_some_and(|have| *have))
         {
-            let message = "JPEG without a quantisation table that it names";
+            let message = "the JPEG uses a quantisation table that it does not define";
             return Err(Error::invalid(message).at(header.scan));
         }
         let (h, v) = header.largest_factors();
@@ -647,7 +647,7 @@ impl<'a> Scan<'a> {
 pub(super) fn restart_interval(body: &[u8]) -> Result<u32> {
     let bytes = body
         .first_chunk()
-        .ok_or_else(|| Error::invalid("JPEG with a cut restart interval"))?;
+        .ok_or_else(|| Error::invalid("the JPEG's restart interval is truncated"))?;
     Ok(u16::from_be_bytes(*bytes).into())
 }
 

@@ -531,7 +531,9 @@ impl<'a> ScanReader<'a> {
                     Ok(())
                 })
             }
-            _ => Err(Error::invalid("JPEG without a Huffman table that it names")),
+            _ => Err(Error::invalid(
+                "the JPEG uses a Huffman table that it does not define",
+            )),
         }
     }
 

@@ -346,7 +346,7 @@ impl<'a> Script<'a> {
                 continue;
             }
             if !have.get(quant).is_some_and(|have| *have) {
-                let message = "JPEG without a quantisation table that it names";
+                let message = "the JPEG uses a quantisation table that it does not define";
                 return Err(Error::invalid(message).at(scan.data.start));
             }
             self.quants[part.component] = state.quants[quant];

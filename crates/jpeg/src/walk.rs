@@ -136,7 +136,9 @@ impl<'a> Walk<'a> {
                     ac: &ac.table,
                     quant: &scan.quants[component.quant],
                 }),
-                _ => Err(Error::invalid("JPEG without a Huffman table that it names")),
+                _ => Err(Error::invalid(
+                    "the JPEG uses a Huffman table that it does not define",
+                )),
             };
         let mut codings = [coding(&scan.components()[0])?; 4];
         let mut blocks = [Block::default(); BLOCKS_MAX];

@@ -576,7 +576,7 @@ impl Column<'_> {
             values.iter().for_each(|value| put(value, out));
             if out.len() != end && !values.is_empty() {
                 return Err(Error::decode(format!(
-                    "a value is not of the column's {} bytes",
+                    "a value does not have the column's {} bytes",
                     self.width()
                 )));
             }

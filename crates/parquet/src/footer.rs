@@ -274,7 +274,7 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
         _ => {
             return wrong(
                 ErrorKind::Decode,
-                "not a Parquet file, or cut: it does not end in PAR1".into(),
+                "not a Parquet file, or truncated: it does not end in PAR1".into(),
             );
         }
     }

@@ -9,10 +9,10 @@
 //! * Counted calls: opens, reads (io_uring entries, `pread`), reads that must not block (`preadv2`
 //!   on the page cache), and a map's read-ahead and copies. Retried reads count again. Bytes of
 //!   memory sources and of cuFile are not read here.
-//! * A fault happens *below* the code that handles it. A short read really requests fewer bytes,
-//!   and bytes of another offset are really read from there. An operation that must fail is not
-//!   executed (a ring gets a NOP instead), so nothing is opened or written without the reader's
-//!   knowledge. A late operation is executed and reported late; until then it owns its buffer.
+//! * A fault happens *below* the code that handles it. For a short read, fewer bytes are requested.
+//!   For `Elsewhere`, the read goes to another offset. An operation that must fail is not executed (a
+//!   ring gets a NOP instead), so nothing is opened or written without the reader's knowledge. A late
+//!   operation is executed and reported late; until then it owns its buffer.
 //! * A fault that makes no sense for an operation (a flipped bit of an open, a short read of one
 //!   byte) has no effect. Only faults that happened are [counted](Faulty::injected).
 //!

@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 /// Assumed alignment for `O_DIRECT` if the kernel does not report it.
 const ALIGN_UNKNOWN: usize = 4096;
 
-/// Limit of folders that `probe` checks. File systems differ by folder, hardly by file.
+/// Maximum number of folders that `probe` checks. File systems differ by folder, hardly by file.
 pub const PROBES_MAX: usize = 64;
 
 /// The descriptor table of a reader.

@@ -27,7 +27,7 @@ use std::ffi::{c_int, c_ulong};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Limit of kept maps: a quarter of the kernel's default `vm.max_map_count`. Beyond it, each read
+/// Maximum number of kept maps: a quarter of the kernel's default `vm.max_map_count`. Beyond it, each read
 /// maps its extent.
 const MAPS_MAX: usize = 16_384;
 

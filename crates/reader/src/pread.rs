@@ -10,7 +10,7 @@ use feedline_base::error::{Error, ErrorKind, Result, Stage};
 use feedline_core::storage::Extent;
 use feedline_report::meter::ReadStats;
 
-/// Reads with `pread`, past the page cache if `files` says so.
+/// Reads with `pread`, bypassing the page cache if `files` says so.
 pub struct Pread {
     files: Files,
 }
@@ -21,7 +21,7 @@ impl Pread {
     }
 }
 
-/// Reads the extent, past the page cache if `files` says so, and returns its offset in `buf`. The
+/// Reads the extent, bypassing the page cache if `files` says so, and returns its offset in `buf`. The
 /// extent must not be empty and must be within its file.
 pub(super) fn read_file(
     files: &Files,
@@ -60,7 +60,7 @@ pub(super) fn read_file(
     }
 }
 
-/// Checks the buffer of a read past the page cache for alignment.
+/// Checks the buffer of a read bypassing the page cache for alignment.
 pub(super) fn check_aligned(buf: &[u8], direct: bool, align: usize) -> Result<()> {
     if direct && !buf.as_ptr().addr().is_multiple_of(align) {
         let message = format!("O_DIRECT needs a buffer aligned to {align} bytes; this one is not");

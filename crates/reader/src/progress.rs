@@ -13,7 +13,7 @@ use feedline_base::error::{Error, ErrorKind, Stage};
 use feedline_core::storage::Extent;
 use rustix::io::Errno;
 
-/// Limit of bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest
+/// Maximum bytes per system call: a power of two below the kernel's 0x7ffff000, and the largest
 /// piece of memory that io_uring registers.
 pub(crate) const READ_MAX: usize = 1 << 30;
 
@@ -105,7 +105,7 @@ impl Progress {
         }
     }
 
-    /// Whether it reads past the page cache.
+    /// Whether the read bypasses the page cache.
     pub(crate) fn is_direct(&self) -> bool {
         self.align > 1
     }

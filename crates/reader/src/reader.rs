@@ -15,10 +15,10 @@ use std::time::Duration;
 
 pub use sealed::Sealed;
 
-/// Limit of operations in flight for all options: 16 times the depth that any NVMe queue benefits
+/// Maximum number of operations in flight for all options: 16 times the depth that any NVMe queue benefits
 /// from.
 pub const DEPTH_MAX: u32 = 4096;
-/// Limit of threads in a pread or mmap reader.
+/// Maximum number of threads in a pread or mmap reader.
 pub const THREADS_MAX: u32 = 256;
 /// Deadline for operations in flight when a reader is dropped. Operations that take longer are
 /// leaked.
@@ -166,7 +166,7 @@ pub mod sealed {
 /// Dropping it cancels the operations in flight, and waits for them for at most [`DROP_DEADLINE`];
 /// see [`leaked`].
 pub trait Reader: Sealed + Send {
-    /// Limit of operations in flight.
+    /// Maximum number of operations in flight.
     fn depth(&self) -> usize;
 
     /// The requirements of a read of `extent`.

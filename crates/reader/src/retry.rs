@@ -141,8 +141,10 @@ impl Again {
             return self.plainly(&self.files, extent, buf).map(drop);
         }
         let direct = self.aligned(align);
-        let mut bounce =
-            RegionBytes::new(BOUNCE + 2 * direct.align(), "a read past the page cache")?;
+        let mut bounce = RegionBytes::new(
+            BOUNCE + 2 * direct.align(),
+            "a read that bypasses the page cache",
+        )?;
         for (at, piece) in buf[..extent.len as usize].chunks_mut(BOUNCE).enumerate() {
             let part = Extent {
                 offset: extent.offset + (at * BOUNCE) as u64,

@@ -45,7 +45,7 @@ const FIRST: f64 = 32.0;
 /// Minimum number of requests: as many as a cache's downloads.
 const LEAST: f64 = 8.0;
 
-/// If twice as many requests get less than this many times the rate, the link is full, or nearly
+/// Doubling the requests must raise the rate by this factor. Otherwise the link is full, or nearly
 /// full.
 const GROWS: f64 = 1.25;
 

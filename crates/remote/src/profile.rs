@@ -254,7 +254,7 @@ impl Profile {
         })?;
         if printed.version != 1 {
             return Err(failed(&format!(
-                "printed version {}; version 1 is known",
+                "printed version {}; only version 1 is supported",
                 printed.version
             )));
         }

@@ -932,7 +932,7 @@ impl Across {
     /// The sentence if no rank is late, with what it does not show.
     fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.compared {
-            let least = "some steps of each, on a GPU with the loader's stream";
+            let least = "each needs some steps, and on a GPU the loader's stream";
             return write!(f, "Too little was measured to compare the ranks: {least}.");
         }
         let step_ns = median(&self.ranks, |rank| rank.step_ns);

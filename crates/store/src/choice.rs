@@ -49,7 +49,7 @@ pub struct Opened {
     pub choice: Choice,
     /// Retries of failed reads.
     pub again: Again,
-    /// Announces future reads to the cache, for orders by blocks.
+    /// Announces future reads to the cache if the order visits the data block by block.
     pub announcer: Option<Announcer>,
     /// Counts of requests to object stores, and of their local cache.
     pub remote: Option<RemoteCounts>,

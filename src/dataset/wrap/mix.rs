@@ -193,11 +193,13 @@ impl Mix {
     ///
     /// Memory: at most 320 KB and 24 bytes per dataset for each segment, not counted in the plan.
     ///
-    /// Errors: [`ErrorKind::Config`] for no segments, a first position that is not 0, positions
-    /// that do not ascend, more than 256 segments or 8,388,608 weights in all, a last table without
-    /// a weight for each dataset, a table with more weights than datasets or without a weight above
-    /// 0, a weight that is negative, not finite, or not 0 and under 2^-32 of its table's sum; for a
-    /// dataset without samples, and the errors of [`Concat::new`].
+    /// Errors: those of [`Concat::new`], and [`ErrorKind::Config`] if
+    /// - there are no segments or over 256, or over 8,388,608 weights in all;
+    /// - the first positions do not ascend from 0;
+    /// - the last table lacks a weight for a dataset, or a table has too many;
+    /// - a table has no weight above 0;
+    /// - a weight is negative, not finite, or not 0 and below 2^-32 of its table's sum;
+    /// - a dataset has no samples.
     pub fn scheduled<D: Dataset>(
         datasets: impl IntoIterator<Item = D>,
         segments: impl IntoIterator<Item = (u64, Vec<f64>)>,
@@ -303,7 +305,7 @@ impl Mix {
         &self.dataset
     }
 
-    /// Count of each source in a block of the first segment.
+    /// Number of positions of each source in a block of the first segment.
     pub fn block(&self) -> &[u64] {
         &self.positions.schedule.segments[0].counts
     }

@@ -68,7 +68,7 @@ impl Block {
 /// middle. Neighbouring blocks share most of them.
 pub(super) type Path = Vec<(Range<u64>, Arc<[u32]>)>;
 
-/// A source that may be rounded either way at a place.
+/// A source whose count before the middle of a part may be rounded up or down.
 struct Free {
     source: usize,
     /// The fraction of its next place that is in the left half, in units of 2^-32.
@@ -304,8 +304,8 @@ fn rounded(free: &[Free], ups: u64, light: usize, key: Key) -> impl Iterator<Ite
         .map(|(source, share)| (source, share == PERIOD))
 }
 
-/// Changes shares of at most a period so that they add up to `sum`. They already do, except for
-/// sources that the ends of a part constrain.
+/// Adjusts the shares so that they add up to `sum`. Each stays between 0 and the period. They
+/// already do, except for sources that the ends of a part constrain.
 fn level(shares: &mut [u64], sum: u64) {
     let has: u64 = shares.iter().sum();
     let raised = has < sum;

@@ -34,9 +34,9 @@ pub trait Dataset: Send + Sync + 'static {
     /// Adds to `parts` the location of the bytes of every field of the schema. `sample` is below
     /// `len`.
     ///
-    /// Arithmetic only, since it runs at least once per sample during an epoch: in a worker that
-    /// queries the page cache, in the I/O thread that submits a read, in a cuFile thread. Every
-    /// call must give the same result. An error becomes the sample's error.
+    /// It must only compute, never do I/O, since it runs at least once per sample during an epoch:
+    /// in a worker that queries the page cache, in the I/O thread that submits a read, in a cuFile
+    /// thread. Every call must give the same result. An error becomes the sample's error.
     fn extents<'a>(&'a self, sample: u64, parts: &mut Parts<'a>) -> Result<()>;
 
     /// The dataset's operations on stored fields. Needed if `extents` gives [framed](Parts::framed)
@@ -149,7 +149,8 @@ pub trait Framed: Send + Sync {
     }
 
     /// Makes the bytes of a [made](Parts::made) field: writes all of `out`, which has the bytes of a
-    /// row and still holds those of an earlier sample. Runs where [`open`](Self::open) runs.
+    /// row and still holds those of an earlier sample. Runs where the sample is planned: on a worker,
+    /// or on the I/O thread. It must not block.
     fn make(&self, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
         let _ = (sample, field, out);
         lie("the dataset gave a made part, but its `make` makes none".into())
@@ -175,16 +176,16 @@ pub trait Framed: Send + Sync {
         Ok(None)
     }
 
-    /// Name of the sample within its file, for people: for example a tar member. It may read a few
-    /// bytes, and is called only for errors of the sample; `field` is the field with the error, if
-    /// any. For a dataset in chunks that is not framed, the name of the chunk is used.
+    /// Name of the sample within its file, for people: for example a tar member. The method may
+    /// read a few bytes. It is called only when the sample fails; `field` is the field with the
+    /// error, if any. For a dataset in chunks that is not framed, the name of the chunk is used.
     fn member(&self, sample: u64, field: Option<usize>) -> Option<String> {
         let _ = (sample, field);
         None
     }
 
     /// Seek points of the picture in a field, which decoders get with its bytes; see
-    /// `DatasetExt``::seekable`. Points that are stored in a file are read
+    /// `FactsBuilder::seek_points`. Points that are stored in a file are read
     /// into `buffer`. After an error the picture is decoded without them.
     fn seek_points<'a>(
         &'a self,

@@ -350,10 +350,11 @@ pub fn make(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut Vec<u8>)
 /// Writes a field that the dataset [makes](Parts::made) into its row.
 pub fn make_in(dataset: &dyn Dataset, sample: u64, field: usize, out: &mut [u8]) -> Result<()> {
     caught_in("the dataset's `make`", Stage::Decode, || {
-        match dataset.framed() {
+        let made = match dataset.framed() {
             Some(framed) => framed.make(sample, field, out),
-            None => unframed(),
-        }
+            None => lie("the dataset gave a made part, but its `framed` is `None`".into()),
+        };
+        made.map_err(|error| error.in_stage(Stage::Decode))
     })
 }
 

@@ -174,7 +174,7 @@ impl<'d> Plain<'d> {
         parts.ask_all(self.dataset, sample)?;
         debug_assert!(
             parts.iter().all(|one| !one.part.follows()),
-            "refused by `checked`"
+            "refused where facts are made"
         );
         for FieldPart { field, part, .. } in parts.iter() {
             let Some(extent) = part.extent() else {

@@ -58,12 +58,12 @@ impl MemoryTerm {
         "cached reads",
         "{count} workers × {each}, for samples from the page cache",
     );
-    /// Limit of heap bytes for third-party decoders on each worker.
+    /// Maximum heap bytes for third-party decoders on each worker.
     pub const SCRATCH: Self = Self::new(
         "decoder scratch",
         "{count} workers × at most {each}, taken when a picture needs it",
     );
-    /// Limit of further bytes on each worker to open samples or chunks.
+    /// Maximum further bytes on each worker to open samples or chunks.
     pub const OPENING: Self = Self::new(
         "opening",
         "{count} workers × at most {each}, while they unpack",

@@ -146,8 +146,8 @@ impl Rank {
         match (0..*world).find(|number| found(*number) != each) {
             None => Ok(()),
             Some(number) => Err(bad(format!(
-                "{} of {count} processes are rank {number} of {world}: as many as of the \
-                 others must be",
+                "{} of {count} processes are rank {number} of {world}: each rank must have the \
+                 same number of processes",
                 found(number)
             ))),
         }
@@ -737,7 +737,7 @@ mod tests {
         }
         let same = (Rank::new(1, 2).unwrap(), ids(0));
         let other = (Rank::new(0, 2).unwrap(), vec![7, 8]);
-        let many = "as many as of the others must be";
+        let many = "each rank must have the same number of processes";
         for (processes, words) in [
             (vec![], "no processes to compare".to_owned()),
             // One process took all ranks for data ranks.

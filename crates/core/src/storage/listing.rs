@@ -8,10 +8,10 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// Limit of files that one pattern may name.
+/// Maximum number of files that one pattern may name.
 const FILES_MAX: usize = 1 << 24;
 
-/// Limit of folders that are searched for data below a folder.
+/// Maximum number of folders that are searched for data below a folder.
 const FOLDERS_MAX: usize = 1024;
 
 /// Ending of the index files that the crate writes next to shards.

@@ -24,7 +24,7 @@ use std::path::Path;
 /// How names are resolved.
 pub const RESOLVE: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
-/// Limit of tries when folders are renamed during the resolution.
+/// Maximum number of tries when folders are renamed during the resolution.
 const TRIES: u32 = 16;
 
 /// Whether a name from a file is allowed: relative, of plain components.

@@ -237,7 +237,7 @@ fn end_record(input: &Blob) -> Result<(u64, [u8; END_BYTES as usize])> {
         return Ok(found);
     }
     fetched(input)?;
-    let message = "not a zip archive, or cut: it has no end record";
+    let message = "not a zip archive, or truncated: it has no end record";
     Err(input.error(ErrorKind::Truncated, message, 0, input.len()))
 }
 
@@ -275,7 +275,7 @@ fn entry(input: &Blob, rest: &[u8], at: u64) -> Result<(Member, usize)> {
     let comment_len = field(32, 2) as usize;
     let used = ENTRY_BYTES + name_len + extra_len + comment_len;
     let Some(tail) = rest.get(ENTRY_BYTES..used) else {
-        return wrong("an entry of the directory is cut".into());
+        return wrong("an entry of the zip directory is truncated".into());
     };
     let Ok(name) = std::str::from_utf8(&tail[..name_len]) else {
         return wrong("a member's name is not UTF-8".into());

@@ -136,7 +136,7 @@ impl ResizePlan {
         let from = from as f32;
         assert!(
             0.0 <= from && from < to,
-            "{self:?}: the area lies in the picture"
+            "{self:?}: the area must lie within the picture"
         );
         Side {
             source,

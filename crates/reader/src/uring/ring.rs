@@ -30,7 +30,7 @@ const SMALL: usize = 16 << 10;
 /// `POLLIN`, which is the same on all architectures.
 const POLL_IN: u32 = 1;
 
-/// Limit of registered buffers in a ring (the kernel's `IORING_MAX_REG_BUFFERS`).
+/// Maximum number of registered buffers in a ring (the kernel's `IORING_MAX_REG_BUFFERS`).
 const BUFFERS_MAX: usize = 16_384;
 
 /// Number of files that every kernel with sparse tables can register.
@@ -157,8 +157,8 @@ impl Ring {
         })
     }
 
-    /// Sends one entry through a separate ring and waits for it. A successful setup proves nothing
-    /// if a filter refuses the enter.
+    /// Sends one entry through a separate ring and waits for it. A ring can be set up even where a
+    /// seccomp filter blocks `io_uring_enter`.
     pub(super) fn try_out() -> Result<(), Errno> {
         let mut ring = IoUring::new(2).map_err(errno_of)?;
         let nop = opcode::Nop::new().build();

@@ -85,8 +85,10 @@ impl Case<'_> {
                 Setting::Stream
                     .there()
                     .map(|stream| {
-                        let text =
-                            format!("Give the loader the stream of the steps: {stream}{bind}.");
+                        let text = format!(
+                            "Pass the loader the GPU stream that runs your training steps: \
+                                 {stream}{bind}."
+                        );
                         Advice::new(Remedy::Stream, text).about(stream)
                     })
                     .into_iter()

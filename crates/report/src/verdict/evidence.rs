@@ -140,7 +140,7 @@ impl Case<'_> {
         })
     }
 
-    /// The lack of cores by the kernel's counts.
+    /// Evidence of missing cores, as the kernel counts them.
     fn kernel(&self) -> Vec<Evidence> {
         let Some(cpu) = &self.snapshot.cpu else {
             return Vec::new();
@@ -192,8 +192,7 @@ impl Case<'_> {
             let blocked = 1.0 - self.loads.on_cpu;
             let percent = 100.0 * blocked;
             let text = format!(
-                "For {percent:.0} % of the time that workers worked, what they did waited: \
-                     not for a core."
+                "For {percent:.0} % of their working time, workers waited, but not for a core."
             );
             Evidence::share(Measure::WorkBlocked, blocked, text)
         })
@@ -330,7 +329,7 @@ impl Case<'_> {
         let each = time(self.loads.order * self.loads.steady_ns / self.loads.batches);
         let busy = self.loads.order.min(1.0);
         let text = format!(
-            "The planner's thread computed {:.0} % of the time, {each} for each batch.",
+            "The planner's thread was busy for {:.0} % of the time: {each} per batch.",
             100.0 * busy
         );
         Evidence::share(Measure::PlannerBusy, busy, text)

@@ -32,9 +32,9 @@
 //!
 //! # Limits
 //!
-//! - A saturated stage with load *u* can be slower than another by no more than 1 / *u*. So at 0.87
-//!   and above nothing else can be the cause by 20 %. Below that, stages lose time by waiting for
-//!   each other, and room (slots) helps.
+//! - No stage can be slower than a saturated stage with load *u* by more than a factor of 1 / *u*.
+//!   So at 0.87 and above nothing else can be the cause by 20 %. Below that, stages lose time by
+//!   waiting for each other, and room (slots) helps.
 //! - If slots bound the reads in flight, one snapshot cannot distinguish a storage device at its
 //!   limit from one with few reads that wait for its latency. Both are named then.
 //! - The loads are means: rare stalls look like a memory budget too small to bridge them, and that

@@ -312,7 +312,7 @@ fn blocked_workers_are_told_to_be_more() {
     });
     assert_said(
         Cause::Decode,
-        "For 90 % of the time that workers worked, what they did waited",
+        "For 90 % of their working time, workers waited",
         sleeping.clone(),
     );
     assert_said(Cause::Decode, "`workers(8)` would give", sleeping);

@@ -39,7 +39,7 @@ const SAY: Duration = Duration::from_millis(100);
 /// refused it.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// Limit of [`CacheWarmed::errors`].
+/// Maximum of [`CacheWarmed::errors`].
 const ERRORS: usize = 1000;
 
 /// The outcome of [`Cache::warm`].

@@ -229,8 +229,12 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
         }
         SideFound::Whole(file) => file,
     };
-    let Ok(head) = file.value::<Head>(HEAD, 0) else {
-        return useless(ErrorKind::Decode, "the file of facts is damaged");
+    let head: Head = match file.value(HEAD, 0) {
+        Ok(head) => head,
+        Err(error) if error.kind() == ErrorKind::Decode => {
+            return useless(ErrorKind::Decode, "the file of facts is damaged");
+        }
+        Err(error) => return Err(error.with_path(place)),
     };
     if head.lengths != own.lengths {
         return useless(
@@ -272,8 +276,11 @@ pub(super) fn another(place: &Path) -> Error {
 pub(super) struct FactsWriter<'p> {
     out: SideWriter,
     place: &'p Path,
-    /// CRC of the values.
+    /// CRC of the values, and of the seek points.
     crc: u32,
+    points_crc: u32,
+    /// Whether the file is put in its place even if an equal one is there, which may be damaged.
+    replaces: bool,
     points: Option<Points>,
 }
 
@@ -286,7 +293,7 @@ struct Points {
 
 impl<'p> FactsWriter<'p> {
     /// Begins the file, so that a wrong path fails before the data is read.
-    pub(super) fn create(place: &'p Path, has_points: bool) -> Result<Self> {
+    pub(super) fn create(place: &'p Path, has_points: bool, replaces: bool) -> Result<Self> {
         let begin = || -> io::Result<Self> {
             let out = SideWriter::create(place, KIND)?;
             let points = has_points
@@ -302,6 +309,8 @@ impl<'p> FactsWriter<'p> {
                 out,
                 place,
                 crc: 0,
+                points_crc: 0,
+                replaces,
                 points,
             })
         };
@@ -326,6 +335,7 @@ impl<'p> FactsWriter<'p> {
         let Some(points) = &mut self.points else {
             return Ok(());
         };
+        self.points_crc = crc32c::crc32c_append(self.points_crc, entry);
         points.end += entry.len() as u64;
         let end = points.end.to_ne_bytes();
         let written = points
@@ -342,6 +352,7 @@ impl<'p> FactsWriter<'p> {
         let identity = Digest::new("facts")
             .bytes(bytemuck::bytes_of(head))
             .word(self.crc.into())
+            .word(self.points_crc.into())
             .end();
         let finish = || -> io::Result<()> {
             self.out.end_section();
@@ -353,6 +364,9 @@ impl<'p> FactsWriter<'p> {
                 self.out.end_section();
                 points.ends.read_back(|bytes| self.out.put(bytes))?;
                 self.out.end_section();
+            }
+            if self.replaces {
+                return self.out.finish(identity)?.commit(true);
             }
             self.out.publish(identity)
         };

@@ -278,7 +278,7 @@ impl Making<'_> {
                 .points
                 .iter()
                 .try_for_each(|entry| written.out.points(entry))?,
-            (false, Some(old)) if self.head.points > 0 => {
+            (false, Some(old)) if old.head.points > 0 => {
                 let points = u64::from(self.head.points);
                 let entries =
                     written.samples * points..(written.samples + run.rows as u64) * points;

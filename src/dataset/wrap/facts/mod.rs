@@ -20,15 +20,15 @@
 //! Invariants:
 //! - A file of other data, of other settings, of another kind or of a newer version is never
 //!   replaced. Only [`anew`](FactsBuilder::anew) replaces facts of other data.
-//! - A damaged file is made again, unless checksums are wanted: then it is an error, since the data
-//!   may be damaged as well.
+//! - A damaged file is an error: it may have checksums, and the data may be damaged as well.
 //! - Checksums are used if all sources have the same lengths, paths and modification times (memory:
 //!   the same bytes). If only paths or times differ, as in a copy, everything is read and compared.
 //!   A difference is an error. So is a dataset that differs over unchanged sources: a header is
 //!   damaged.
 //! - Seek points never change a pixel of an intact picture. A picture whose points cannot be read
 //!   is decoded without them, and counted.
-//! - A file appears whole, by a rename. A large one is read in place and takes no memory.
+//! - A file is published by a rename, so it is never seen half written. A large one is read in
+//!   place and takes no memory.
 //!
 //! Limits: fields below 4 GiB. Samples of several extents for one field have no checksums.
 
@@ -94,8 +94,6 @@ enum FactsOrigin {
     Compared,
     /// The data.
     Made,
-    /// The data; the file was damaged.
-    MadeAgain,
     /// The file, and for some of them the data.
     Added,
     /// Other datasets.
@@ -176,7 +174,7 @@ impl<D: Dataset> FactsBuilder<D> {
     }
 
     /// Finds the facts from the current bytes, whatever the file has: for data that was changed on
-    /// purpose.
+    /// purpose, and for a damaged file. Facts of the file that are not wanted are dropped.
     #[must_use]
     pub fn anew(mut self) -> Self {
         self.anew = true;
@@ -188,8 +186,8 @@ impl<D: Dataset> FactsBuilder<D> {
     ///
     /// Errors: file system errors, including a file that cannot be written; a file of another kind
     /// ([`ErrorKind::Config`]), of another dataset, of this one with other samples or file lengths,
-    /// or of other settings ([`ErrorKind::Changed`]); with checksums, a damaged file
-    /// ([`ErrorKind::Decode`]) and bytes that differ ([`ErrorKind::Changed`]); no fact, a field
+    /// or of other settings ([`ErrorKind::Changed`]); a damaged file
+    /// ([`ErrorKind::Decode`]); with checksums, bytes that differ ([`ErrorKind::Changed`]); no fact, a field
     /// without pictures, a part of a dataset with chunks ([`ErrorKind::Config`]); a field of 4 GiB
     /// or more ([`ErrorKind::Limit`]). The file then stays as it is.
     pub fn open(self) -> Result<Facts<D>> {
@@ -223,12 +221,7 @@ impl<D: Dataset> FactsBuilder<D> {
             Found::Whole(_) if self.anew => (None, FactsOrigin::Made),
             Found::Whole(file) => (Some(file), FactsOrigin::Added),
             Found::Useless(_) if self.anew => (None, FactsOrigin::Made),
-            Found::Useless(error)
-                if wanted.outline.is_some() || error.kind() != ErrorKind::Decode =>
-            {
-                return Err(error);
-            }
-            Found::Useless(_) => (None, FactsOrigin::MadeAgain),
+            Found::Useless(error) => return Err(error),
             Found::Nothing => (None, FactsOrigin::Made),
         };
         let missing = match &old {
@@ -239,10 +232,10 @@ impl<D: Dataset> FactsBuilder<D> {
             Some(old) if missing == 0 => (old, FactsOrigin::Kept),
             old => {
                 let compared = old.as_ref().is_some_and(|old| old.head.has(missing));
-                let origin = match (&parts, compared) {
-                    (Some(_), _) => FactsOrigin::Joined,
-                    (None, true) if missing == column::SUMS => FactsOrigin::Compared,
-                    (None, _) => made,
+                let origin = match missing {
+                    column::POINTS if parts.is_some() => FactsOrigin::Joined,
+                    column::SUMS if compared => FactsOrigin::Compared,
+                    _ => made,
                 };
                 (self.make(&wanted, missing, old, parts)?, origin)
             }
@@ -342,7 +335,7 @@ impl<D: Dataset> FactsBuilder<D> {
         if let Some(old) = &old {
             head.take(old.head.columns & !head.columns, &old.head);
         }
-        let mut out = FactsWriter::create(place, head.has(column::POINTS))?;
+        let mut out = FactsWriter::create(place, head.has(column::POINTS), self.anew)?;
         let mut finds = missing;
         if let Some(parts) = parts.filter(|_| missing & column::POINTS != 0) {
             wanted.join(&self.inner, parts, &mut out, place)?;
@@ -363,7 +356,8 @@ impl<D: Dataset> FactsBuilder<D> {
         }
         out.publish(&head, &most)?;
         match find(place, &head, self.inner.len())? {
-            Found::Whole(file) if file.head == head => Ok(file),
+            // Another process may have added facts meanwhile.
+            Found::Whole(file) if matches!(wanted.missing(&file.head, place), Ok(0)) => Ok(file),
             _ => {
                 let message =
                     "the file of facts changed while it was written: name a file of its own";
@@ -444,10 +438,7 @@ impl Wanted {
 impl<D: Dataset> Facts<D> {
     /// Whether opening found facts by a pass over the data; otherwise they came from their file.
     pub fn built(&self) -> bool {
-        matches!(
-            self.origin,
-            FactsOrigin::Made | FactsOrigin::MadeAgain | FactsOrigin::Added
-        )
+        matches!(self.origin, FactsOrigin::Made | FactsOrigin::Added)
     }
 
     /// The dataset without facts.
@@ -512,7 +503,7 @@ impl<D: Dataset> Facts<D> {
         let place = self.file.file.path.display();
         let message = format!(
             "field `{name}` has {found} bytes, and {measured} in the lengths: the data \
-             changed, delete {place} to measure them again"
+             changed, make the facts in {place} anew"
         );
         Err(Error::new(ErrorKind::Changed, Stage::Decode, message).with_sample(sample))
     }
@@ -580,13 +571,12 @@ impl<D: Dataset> Dataset for Facts<D> {
                 "compared now with all bytes, since times or paths had changed:"
             }
             FactsOrigin::Made => "made now:",
-            FactsOrigin::MadeAgain => "made again, since the file was damaged:",
             FactsOrigin::Added => "added now to",
             FactsOrigin::Joined => "joined now in",
         };
         let lost = match self.lost.load(Ordering::Relaxed) {
             0 => String::new(),
-            lost => format!("; {lost} of them could not be read: delete the file to make it again"),
+            lost => format!("; {lost} of them could not be read: make the facts anew"),
         };
         let inner = self.inner.describe();
         let place = self.file.file.path.display();

@@ -80,7 +80,10 @@ impl<'a> Scan<'a> {
             .checked_add(len as u64)
             .is_none_or(|end| end > self.len())
         {
-            let message = format!("{len} bytes expected, the shard has {}", self.len());
+            let message = format!(
+                "{len} bytes at offset {offset} do not fit: the shard has {}",
+                self.len()
+            );
             return Err(Error::new(ErrorKind::Truncated, Stage::Index, message)
                 .with_range(offset, len as u64));
         }

@@ -133,7 +133,7 @@ impl Rows {
         });
         if let Some(Entry { offset, len, .. }) = past {
             let past = format!(
-                "an entry of {len} bytes at offset {offset}, the shard has {}",
+                "the entry at offset {offset} has {len} bytes, but the shard ends at {}",
                 self.shard
             );
             return refused(format!("sample {}: {past}", self.len()));

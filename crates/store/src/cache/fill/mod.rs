@@ -9,7 +9,7 @@
 //! ```
 //!
 //! In a sequential order, threads download ahead of the reads: as many blocks of an object as there
-//! are threads. In an order by blocks, the planner [announces](Announcer) the blocks of the next
+//! are threads. If the order visits the data block by block, the planner [announces](Announcer) the blocks of the next
 //! window.
 //!
 //! So each byte is downloaded once: as a piece of a range, or with its block. Ranges of less than

@@ -43,7 +43,7 @@ pub(super) struct FillState {
     pub(super) stop: AtomicBool,
     /// Number of threads that download.
     pub(super) downloads: usize,
-    /// Limit of [`Flow::brought`].
+    /// Maximum of [`Flow::brought`].
     pub(super) brought_max: usize,
     /// Pieces that wait for the sync of their file.
     pub(super) written: Mutex<HashMap<SourceId, WrittenPieces>>,
