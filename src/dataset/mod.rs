@@ -2,7 +2,7 @@
 //! here.
 //!
 //! ```text
-//! sample id ──extents──► Parts { field → extent | inline bytes } ──readers──► bytes ──open──► field's bytes ──► decoder
+//! sample id ──extents──► Parts { field → extent | inline bytes | made } ──readers──► bytes ──open──► field's bytes ──► decoder
 //! ```
 //!
 //! Data without random access to samples (Parquet row groups, compressed shards) comes in

@@ -590,7 +590,7 @@ fn a_shard_that_is_not_opened_counts_by_its_name_and_length() {
         dir.path(&name(5)).display()
     );
     assert!(error.message().starts_with(&expected), "{error}");
-    // The same holds for the middle bytes of a shard: `checked` covers them.
+    // The same holds for the middle bytes of a shard: checksums cover them.
     let dir = shards(3);
     let then = Fingerprint::of(&open(&dir)).unwrap();
     let mut bytes = shard(1);

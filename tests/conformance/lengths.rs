@@ -1,4 +1,4 @@
-//! Lengths known before reading are those of a naive pass: by the index, or by `measured`, through
+//! Lengths known before reading are those of a naive pass: by the index, or by facts, through
 //! every wrapper.
 
 use crate::common::formats::tf_record;

@@ -1,4 +1,4 @@
-//! Checksum files: kept, compared, damaged and made again.
+//! Files of facts with checksums: kept, compared, damaged and made again.
 
 use super::*;
 use crate::dataset::DatasetExt;
