@@ -1,6 +1,6 @@
 //! One pass over all data, on all cores, that finds the missing facts and writes them beside those
-//! that a file has already. Memory: the facts of 4,096 samples; for datasets with chunks, a chunk
-//! per core, and 4 bytes per extent.
+//! that a file has already. Memory: the facts of 4,096 samples; for datasets with chunks, the facts
+//! of 64 chunks, two chunks per core, and 4 bytes per extent.
 
 use super::Wanted;
 use super::file::{FactFile, FactsWriter, Head, column};
