@@ -788,6 +788,8 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
         for (data, path, cut) in files {
             let bytes = std::fs::read(&path).unwrap();
             let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            // The time of the last write stays, since a file may be opened anew at any time.
+            let modified = file.metadata().unwrap().modified().unwrap();
             let run = Run::new(&data, Naive::Sequential { lanes: 1 });
             // 32 batches per file, two per chunk, so that the failed chunk is the first one needed
             // again.
@@ -801,6 +803,7 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             let mut epoch = loader.epoch(0).unwrap();
             let mut found = vec![part(&epoch.next().unwrap().unwrap())];
             file.set_len(cut).unwrap();
+            file.set_modified(modified).unwrap();
             let error = loop {
                 match epoch.next().unwrap() {
                     Ok(batch) => found.push(part(&batch)),
@@ -816,6 +819,7 @@ fn an_epoch_over_a_cut_file_resumes_when_it_is_repaired() {
             // The state belongs to the dataset at the start of the run, whatever has changed since.
             let meanwhile = loader.state().unwrap();
             file.write_all_at(&bytes, 0).unwrap();
+            file.set_modified(modified).unwrap();
             let state = loader.state().unwrap();
             assert_eq!(state, meanwhile);
             assert_eq!(

@@ -803,7 +803,7 @@ fn options_that_change_ids_change_the_fingerprint() {
         "checked",
         |option| {
             Toy(records(), option as u64)
-                .facts(crcs.path("crc"))
+                .facts(crcs.path(&format!("crc {option}")))
                 .checksums()
                 .open()
                 .unwrap()
