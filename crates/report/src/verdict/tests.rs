@@ -929,7 +929,7 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
     );
     assert_said(
         Cause::Order,
-        "The planner's thread computed 95 %",
+        "The planner's thread was busy for 95 %",
         idle(|s| s.order.busy_ns = 9_500_000_000),
     );
 }

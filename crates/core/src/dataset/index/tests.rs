@@ -526,7 +526,7 @@ fn an_entry_past_the_end_of_its_shard_is_refused() {
         match Index::open_or_build(&files, &settings(Place::Off), scan) {
             Ok(index) => assert!(!past && index.len() == 1),
             Err(error) => assert!(
-                past && error.to_string().contains("the shard has 100"),
+                past && error.to_string().contains("the shard ends at 100"),
                 "{error}"
             ),
         }
