@@ -8,9 +8,8 @@
 //! ENDS     the end of each entry, 8 bytes each
 //! ```
 
-use super::sums::lengths_of;
+use super::sums::{anew_by, lengths_of};
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
-use feedline_base::setting::Setting;
 use feedline_core::dataset::{Dataset, Digest, kept};
 use feedline_core::storage::publish::Pending;
 use feedline_core::storage::sidefile::{NEWER, SideFound, SideKind, SideWriter, Sidefile};
@@ -255,12 +254,6 @@ pub(super) fn find(place: &Path, own: &Head, samples: u64) -> Result<Found> {
         head,
         samples,
     }))
-}
-
-/// How to make facts anew.
-pub(super) fn anew_by() -> String {
-    let setting = Setting::FactsAnew.there();
-    setting.map_or_else(|| "delete the file".into(), |anew| anew.to_string())
 }
 
 /// The error for a dataset that differs although all sources have the same lengths: that is damage.

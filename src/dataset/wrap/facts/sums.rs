@@ -1,7 +1,7 @@
 //! The parts of a dataset that have checksums, and the state of its sources.
 
-use super::file::anew_by;
 use feedline_base::error::{Error, ErrorKind, Result, Stage};
+use feedline_base::setting::Setting;
 use feedline_core::dataset::parallel::parallel;
 use feedline_core::dataset::{Dataset, Digest, FieldPart, Part, Parts};
 use feedline_core::storage::listing::look;
@@ -236,4 +236,10 @@ fn with_state(digest: Digest, sources: &Sources, id: SourceId) -> Result<Digest>
     // A relative path from another working directory must give the same hash.
     let path = std::path::absolute(&path).unwrap_or(path);
     Ok(digest.bytes(path.as_os_str().as_bytes()).word(meta.version))
+}
+
+/// How to make facts anew.
+pub(super) fn anew_by() -> String {
+    let setting = Setting::FactsAnew.there();
+    setting.map_or_else(|| "delete the file".into(), |anew| anew.to_string())
 }
