@@ -419,7 +419,7 @@ def test_sizes_of_pictures_are_pillows(tmp_path):
         for _ in range(2):
             sizes = loader.picture_sizes(place.with_suffix(f".{upright}"))
             assert sizes.tolist() == [[picture.height, picture.width] for picture in pictures]
-    with pytest.raises(ChangedError, match="sizes of pictures of another dataset"):
+    with pytest.raises(ChangedError, match="sizes of pictures of another field or orientation"):
         loader.picture_sizes(place.with_suffix(".False"))
     with pytest.raises(ConfigError, match="no field `label`; the dataset has image"):
         loader.picture_sizes(place, "label")
