@@ -116,6 +116,9 @@ struct SizedPicture {
     size: SizeOf,
 }
 
+/// Datasets with seek points, which together have all samples.
+type PointedParts<'p> = dyn Iterator<Item = Result<Box<dyn Dataset>>> + 'p;
+
 /// Width and height from a picture's header; `None` for damage.
 type SizeOf = Box<dyn Fn(&[u8]) -> Option<(u32, u32)> + Send + Sync>;
 
@@ -186,10 +189,10 @@ impl<D: Dataset> FactsBuilder<D> {
     ///
     /// Errors: file system errors, including a file that cannot be written; a file of another kind
     /// ([`ErrorKind::Config`]), of another dataset, of this one with other samples or file lengths,
-    /// or of other settings ([`ErrorKind::Changed`]); a damaged file
-    /// ([`ErrorKind::Decode`]); with checksums, bytes that differ ([`ErrorKind::Changed`]); no fact, a field
-    /// without pictures, a part of a dataset with chunks ([`ErrorKind::Config`]); a field of 4 GiB
-    /// or more ([`ErrorKind::Limit`]). The file then stays as it is.
+    /// or of other settings ([`ErrorKind::Changed`]); a damaged file ([`ErrorKind::Decode`]); with
+    /// checksums, bytes that differ ([`ErrorKind::Changed`]); no fact, a field without pictures, a
+    /// part of a dataset with chunks ([`ErrorKind::Config`]); a field of 4 GiB or more
+    /// ([`ErrorKind::Limit`]). The file then stays as it is.
     pub fn open(self) -> Result<Facts<D>> {
         self.open_with(None)
     }
@@ -211,10 +214,7 @@ impl<D: Dataset> FactsBuilder<D> {
         self.with(column::POINTS).open_with(Some(&mut parts))
     }
 
-    fn open_with(
-        self,
-        parts: Option<&mut dyn Iterator<Item = Result<Box<dyn Dataset>>>>,
-    ) -> Result<Facts<D>> {
+    fn open_with(self, parts: Option<&mut PointedParts<'_>>) -> Result<Facts<D>> {
         let wanted = self.wanted()?;
         let samples = self.inner.len();
         let (old, made) = match find(&self.place, &wanted.head, samples)? {
@@ -328,7 +328,7 @@ impl<D: Dataset> FactsBuilder<D> {
         wanted: &Wanted,
         missing: u32,
         old: Option<FactFile>,
-        parts: Option<&mut dyn Iterator<Item = Result<Box<dyn Dataset>>>>,
+        parts: Option<&mut PointedParts<'_>>,
     ) -> Result<FactFile> {
         let place = &self.place;
         let mut head = wanted.head;
@@ -400,7 +400,7 @@ impl Wanted {
     fn join(
         &self,
         inner: &dyn Dataset,
-        parts: &mut dyn Iterator<Item = Result<Box<dyn Dataset>>>,
+        parts: &mut PointedParts<'_>,
         out: &mut FactsWriter<'_>,
         place: &Path,
     ) -> Result<()> {
