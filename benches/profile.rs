@@ -25,7 +25,6 @@
 //! select cases by their names.
 
 mod common;
-#[cfg(feature = "image")]
 #[path = "common/picture.rs"]
 mod picture;
 
@@ -57,7 +56,6 @@ fn cases() -> Vec<Case> {
             0.05,
             cached,
         ),
-        #[cfg(feature = "image")]
         ("pictures, batches of 8", 160, 0.2, pictures),
         ("100 µs of work, batches of 64", 200, 0.1, working),
         ("64 bytes from memory, batches of 4096", 400, 0.05, || {
@@ -102,7 +100,6 @@ fn working() -> LoaderBuilder {
 }
 
 /// A folder of JPEGs.
-#[cfg(feature = "image")]
 fn pictures() -> LoaderBuilder {
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("profile-pictures");
     let count = if as_test() { 4 } else { 32 };

@@ -66,7 +66,10 @@ fn main() {
 fn one(kind: &str, n: u64) {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scale");
     std::fs::create_dir_all(dir.join("in")).unwrap();
-    let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images/420.jpg");
+    let picture = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/images/420.jpg"
+    );
     for path in (0..16)
         .map(|k| dir.join(format!("in/{k:020}.jpg")))
         .filter(|path| !path.exists())

@@ -76,9 +76,14 @@ const UNSAFE: &[&str] = &[
     "tests/standin/nvtx.rs",
 ];
 
+/// The folder of the repository.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
 fn files(dir: &str) -> Vec<PathBuf> {
     let mut out = Vec::new();
-    let mut todo = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)];
+    let mut todo = vec![root().join(dir)];
     while let Some(path) = todo.pop() {
         for entry in std::fs::read_dir(&path).unwrap().flatten() {
             let path = entry.path();
@@ -94,15 +99,12 @@ fn files(dir: &str) -> Vec<PathBuf> {
 }
 
 fn name(path: &Path) -> String {
-    path.strip_prefix(env!("CARGO_MANIFEST_DIR"))
-        .unwrap()
-        .display()
-        .to_string()
+    path.strip_prefix(root()).unwrap().display().to_string()
 }
 
 /// The source folders of all crates of the workspace.
 fn crates() -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates");
+    let folder = root().join("crates");
     let names = std::fs::read_dir(folder).unwrap().flatten();
     let names = names.map(|entry| entry.file_name().into_string().unwrap());
     let mut all: Vec<_> = names.map(|name| format!("crates/{name}/src")).collect();
@@ -510,7 +512,7 @@ fn data_files_are_opened_where_their_version_is_checked() {
 
 #[test]
 fn the_map_in_the_guide_names_every_folder_of_src() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = root().join("src");
     let guide = std::fs::read_to_string(root.join("guide/architecture.md")).unwrap();
     let map = guide
         .split("## Map of `src/`")
@@ -560,7 +562,7 @@ fn every_file_of_src_says_what_it_does() {
 
 #[test]
 fn ci_runs_the_tests_of_every_feature() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     let script = std::fs::read_to_string(root.join(".ci/run")).unwrap();
     let line = script
         .lines()
@@ -681,10 +683,7 @@ fn names_rust(text: &str, table: &[String]) -> bool {
 
 #[test]
 fn messages_name_settings_by_the_table_alone() {
-    let table = std::fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/base/src/setting.rs"),
-    )
-    .unwrap();
+    let table = std::fs::read_to_string(root().join("crates/base/src/setting.rs")).unwrap();
     let rows = table
         .split("settings! {\n")
         .nth(1)
@@ -713,7 +712,7 @@ fn messages_name_settings_by_the_table_alone() {
         .map(|tool| format!("examples/{tool}"));
     let dirs = ["src", "crates"].map(String::from).into_iter().chain(tools);
     let mut all: Vec<PathBuf> = dirs.flat_map(|dir| files(&dir)).collect();
-    all.push(Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/resume.rs"));
+    all.push(root().join("examples/resume.rs"));
     let mut wrong = Vec::new();
     let mut seen = 0;
     for path in all {
@@ -752,7 +751,7 @@ fn texts_for_users_avoid_phrases_that_stopped_readers() {
         "takes as much",
         "not ours",
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = root();
     let guides = std::fs::read_dir(root.join("src/guide"))
         .unwrap()
         .map(|entry| entry.unwrap().path());

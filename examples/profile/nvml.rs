@@ -408,7 +408,7 @@ mod tests {
     fn missing_functions_leave_numbers_unknown() {
         let folder = Folder::new();
         let library = folder.join("libnvml-stand-in.so");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin/nvml.rs");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/standin/nvml.rs");
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()));
         let rustc = rustc
             .args(["--edition=2024", "--crate-type=cdylib", "-o"])

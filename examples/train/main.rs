@@ -193,8 +193,11 @@ fn tensors(batch: &Batch) -> Anyhow<(&[f32], &[i64])> {
 /// another folder.
 fn made_shapes() -> Anyhow<PathBuf> {
     // In the checkout if cargo runs it, else in the present folder.
-    let root = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default();
-    let dir = Path::new(&root).join(format!("target/feedline-shapes/plain-{PER_CLASS}"));
+    let root = match std::env::var_os("CARGO_MANIFEST_DIR") {
+        Some(examples) => Path::new(&examples).join(".."),
+        None => PathBuf::new(),
+    };
+    let dir = root.join(format!("target/feedline-shapes/plain-{PER_CLASS}"));
     let bar = progress(
         (PER_CLASS * shapes::CLASSES.len()) as u64,
         "making pictures",

@@ -96,7 +96,7 @@ fn shard(samples: usize) -> Vec<u8> {
 fn parquet_per_chunk(dir: &Dir) -> f64 {
     let bytes = std::fs::read(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/tests/fixtures/parquet/plain.parquet"
+        "/fixtures/parquet/plain.parquet"
     ))
     .unwrap();
     for copy in 0..10 {

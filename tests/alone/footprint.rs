@@ -84,10 +84,8 @@ fn memory_stays_within_the_plan_for_any_number_of_records() {
 }
 
 /// Records in place of pictures, with seek points of 1 kB each if they are asked for them.
-#[cfg(feature = "image")]
 struct Pictures(Records, [EncodedField; 1], Vec<u8>);
 
-#[cfg(feature = "image")]
 impl Dataset for Pictures {
     fn schema(&self) -> &[EncodedField] {
         &self.1
@@ -109,7 +107,6 @@ impl Dataset for Pictures {
     }
 }
 
-#[cfg(feature = "image")]
 impl Framed for Pictures {
     fn seek_points<'a>(
         &'a self,
@@ -125,7 +122,6 @@ impl Framed for Pictures {
 }
 
 /// `FEEDLINE_PICTURES=1280000` has the size of ImageNet: a side file of 1.3 GB.
-#[cfg(feature = "image")]
 #[test]
 fn a_large_side_file_takes_no_memory() {
     if !alone(&here!()) {

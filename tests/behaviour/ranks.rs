@@ -1247,8 +1247,8 @@ fn len_global(starts: &[u64]) -> u64 {
 #[cfg(feature = "parquet")]
 #[test]
 fn row_groups_of_parquet_come_over_all_ranks_in_lanes() {
-    let files = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/parquet/{plain,zstd_v2}.parquet");
+    let files =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/parquet/{plain,zstd_v2}.parquet");
     check_format(
         || -> Arc<dyn Dataset> {
             let builder = Parquet::builder()

@@ -895,7 +895,7 @@ fn options_that_change_ids_change_the_fingerprint() {
 
 #[test]
 fn options_of_formats_that_change_ids_change_the_fingerprint() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
     let text = |option: usize| ["caption", "name"][option];
     let example = fixtures.join("tfrecord/example.tfrecord");
     assert_options_count(
@@ -981,7 +981,7 @@ fn options_of_formats_that_change_ids_change_the_fingerprint() {
 #[test]
 fn options_of_parquet_that_change_ids_change_the_fingerprint() {
     use feedline::dataset::{Nulls, Parquet};
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/plain.parquet");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/parquet/plain.parquet");
     assert_options_count(
         "columns and nulls",
         |option| {

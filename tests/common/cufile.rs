@@ -102,7 +102,7 @@ pub fn compile(cfgs: &[&str]) -> PathBuf {
         return path;
     }
     let fresh = unique(&folder, "standin-cufile-fresh");
-    // This file is also a part of a crate below `crates/`.
+    // This file is also a part of a crate below `crates/`, with another folder.
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
         .map(|folder| folder.join("tests/standin/cufile.rs"))

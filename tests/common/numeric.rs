@@ -16,7 +16,7 @@ pub type Row = Vec<(String, Vec<u8>)>;
 
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("fixtures")
         .join(name)
 }
 

@@ -3,7 +3,6 @@
 
 use crate::common::formats::{tar_member, tf_record};
 use crate::common::{Dir, noise};
-#[cfg(feature = "image")]
 use feedline::dataset::Images;
 use feedline::dataset::{
     Concat, Dataset, DatasetExt, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord,
@@ -51,7 +50,6 @@ pub const WORKLOADS: &[Workload] = &[
         set: plain,
         notices: Nothing,
     },
-    #[cfg(feature = "image")]
     Workload {
         name: "images",
         open: images,
@@ -148,7 +146,7 @@ pub const WORKLOADS: &[Workload] = &[
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("fixtures")
         .join(name)
 }
 
@@ -175,7 +173,6 @@ fn pages(dir: &Dir) -> Arc<dyn Dataset> {
 }
 
 /// More files than the limit of open files: each is opened for its read.
-#[cfg(feature = "image")]
 fn images(dir: &Dir) -> Arc<dyn Dataset> {
     for picture in 0..14 {
         let pixels = noise(24 * 16 * 3, picture);
@@ -189,7 +186,6 @@ fn images(dir: &Dir) -> Arc<dyn Dataset> {
     Arc::new(Images::open(dir.path("data")).unwrap())
 }
 
-#[cfg(feature = "image")]
 fn pictures(builder: LoaderBuilder) -> LoaderBuilder {
     plain(builder).decode(feedline::decode::Image::resize(8, 8))
 }

@@ -45,7 +45,7 @@ fn checked(open: Open, dir: &Path) -> Result<Arc<dyn Dataset>> {
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("fixtures")
         .join(name)
 }
 

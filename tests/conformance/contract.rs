@@ -174,7 +174,6 @@ fn wrappers_forget_nothing() {
             ),
             &all,
         );
-        #[cfg(feature = "image")]
         same(
             "seekable",
             Arc::new(

@@ -1,5 +1,4 @@
 //! The contract of every decoder: one table, one set of tests, through the public API alone.
-#![cfg(feature = "image")]
 #![allow(missing_docs)]
 
 use feedline::decode::{Ctx, Decoder, Filter, Image, Limits, PixelLayout, Raw};
@@ -12,7 +11,7 @@ use std::path::Path;
 fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(
         Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/fixtures/images")
+            .join("fixtures/images")
             .join(name),
     )
     .unwrap()

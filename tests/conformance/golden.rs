@@ -4,7 +4,6 @@
 //! A version of a format whose files are here may only go with its name in CHANGELOG.md. `cargo
 //! test --features remote --test conformance golden -- --ignored` writes them: for a new version,
 //! beside the old ones.
-#![cfg(feature = "image")]
 
 use crate::common::Dir;
 use crate::common::formats::tar_member;
@@ -21,7 +20,7 @@ const PICTURES: [&str; 2] = ["gray.jpg", "420.jpg"];
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("fixtures")
         .join(name)
 }
 

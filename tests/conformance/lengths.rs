@@ -17,7 +17,7 @@ type Any = Arc<dyn Dataset>;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures")
+        .join("fixtures")
         .join(name)
 }
 
@@ -235,7 +235,6 @@ fn lengths_are_those_of_a_naive_pass_through_every_wrapper() {
             ),
             &ids,
         );
-        #[cfg(feature = "image")]
         check(
             "seekable",
             Arc::new(
@@ -412,32 +411,29 @@ fn facts_are_the_same_alone_together_and_added_later() {
         // The lengths are still there.
         assert!(!lengths().built(), "{name}");
         assert!(std::fs::read(&later).unwrap() == right, "{name}");
-        #[cfg(feature = "image")]
-        {
-            let points = |file: &Path| dataset.clone().facts(file).seek_points().open().unwrap();
-            assert!(points(&later).built() && !points(&later).built(), "{name}");
-            assert!(!lengths().built() && !sums().built(), "{name}");
-            let alone = points(&dir.path("alone"));
-            // Of another dataset with the same samples, into a file that has other facts.
-            let joined = dir.path("joined");
-            let facts = || dataset.clone().facts(&joined);
-            drop(facts().checksums().open().unwrap());
-            let part = Ok(points(&dir.path("alone")));
-            let all = facts().checksums().open_joined([part]).unwrap();
-            assert!(
-                !all.built() && all.points_bytes() == alone.points_bytes(),
-                "{name}"
-            );
-            assert!(
-                !facts().checksums().seek_points().open().unwrap().built(),
-                "{name}"
-            );
-            assert_eq!(
-                points(&later).points_bytes(),
-                alone.points_bytes(),
-                "{name}"
-            );
-        }
+        let points = |file: &Path| dataset.clone().facts(file).seek_points().open().unwrap();
+        assert!(points(&later).built() && !points(&later).built(), "{name}");
+        assert!(!lengths().built() && !sums().built(), "{name}");
+        let alone = points(&dir.path("alone"));
+        // Of another dataset with the same samples, into a file that has other facts.
+        let joined = dir.path("joined");
+        let facts = || dataset.clone().facts(&joined);
+        drop(facts().checksums().open().unwrap());
+        let part = Ok(points(&dir.path("alone")));
+        let all = facts().checksums().open_joined([part]).unwrap();
+        assert!(
+            !all.built() && all.points_bytes() == alone.points_bytes(),
+            "{name}"
+        );
+        assert!(
+            !facts().checksums().seek_points().open().unwrap().built(),
+            "{name}"
+        );
+        assert_eq!(
+            points(&later).points_bytes(),
+            alone.points_bytes(),
+            "{name}"
+        );
     }
 }
 
@@ -484,14 +480,13 @@ fn a_large_file_of_lengths_takes_no_memory() {
     assert!(std::fs::read(&place).unwrap() == whole);
 }
 
-#[cfg(feature = "image")]
 #[test]
 fn sizes_and_patches_of_pictures_are_those_of_their_batches() {
     use crate::common::got::Got;
     use feedline::dataset::{Images, Records};
     use feedline::decode::Image;
     let dir = Dir::new();
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/images");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/images");
     for upright in [false, true] {
         let image = || Image::patches(7, 20).exif_orientation(upright);
         let open = || Images::open(folder).unwrap();

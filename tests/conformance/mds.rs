@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/mds")
+        .join("fixtures/mds")
         .join(name)
 }
 

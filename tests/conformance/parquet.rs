@@ -17,7 +17,7 @@ const ROWS: u64 = 150;
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/fixtures/parquet")
+        .join("fixtures/parquet")
         .join(name)
 }
 

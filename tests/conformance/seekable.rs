@@ -1,6 +1,5 @@
 //! `.facts().seek_points().open()` over files, tar, TFRecord and Parquet: the same rows, points from their file, no
 //! trust in it.
-#![cfg(feature = "image")]
 
 use crate::common::formats::{tar_member, tf_record};
 use crate::common::*;

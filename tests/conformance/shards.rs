@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 pub fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(
         Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/fixtures/images")
+            .join("fixtures/images")
             .join(name),
     )
     .unwrap()

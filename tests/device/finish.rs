@@ -532,13 +532,12 @@ fn build_refuses_a_field_that_cannot_be_finished() {
     });
 }
 
-#[cfg(feature = "image")]
 #[test]
 fn finished_pictures_equal_those_of_the_decoder() {
     use feedline::dataset::Images;
     use feedline::decode::{Image, PixelLayout};
     on_machine(|machine| {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/images");
         let dir = Dir::new();
         for (class, names) in [
             ("a", ["420.jpg", "444.jpg", "gray.jpg"]),

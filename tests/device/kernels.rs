@@ -307,7 +307,6 @@ fn every_value_of_every_channel_is_the_same_on_both_sides() {
 }
 
 /// A BMP of 16 x 16 pixels in which every channel has every value.
-#[cfg(feature = "image")]
 fn bmp() -> Vec<u8> {
     let header = [54u32, 40, 16, 16, 1 | 24 << 16, 0, 768, 0, 0, 0, 0];
     let mut bytes = b"BM".to_vec();
@@ -318,7 +317,6 @@ fn bmp() -> Vec<u8> {
     bytes
 }
 
-#[cfg(feature = "image")]
 #[test]
 fn a_picture_finished_late_equals_the_decoders() {
     use feedline::decode::{Image, PixelLayout};
@@ -330,7 +328,7 @@ fn a_picture_finished_late_equals_the_decoders() {
         single.decode(encoded, 1, 2, 3).unwrap();
         (single.fields()[0].clone(), single.bytes(0).to_vec())
     };
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/images");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/images");
     let [photo, drawing] =
         ["420.jpg", "rgb.png"].map(|name| std::fs::read(folder.join(name)).unwrap());
     let sources = [

@@ -104,7 +104,7 @@ fn a_fifo_in_place_of_an_index_is_not_waited_for() {
     assert_eq!(error.kind(), ErrorKind::NotAFile, "{error}");
     returns("an index file", || {
         let dir = Dir::new();
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tar/small.tar");
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tar/small.tar");
         let shard = dir.write("small.tar", &std::fs::read(fixture).unwrap());
         let open = || Tar::builder().bytes("bin").class("cls").open(&shard);
         let first = open().unwrap();
@@ -131,7 +131,7 @@ fn a_fifo_in_place_of_an_index_is_not_waited_for() {
 
 /// A copy of a folder of MDS shards.
 fn mds(dir: &Dir) -> Vec<String> {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mds/fixed");
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mds/fixed");
     let mut shards = Vec::new();
     for entry in std::fs::read_dir(from).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap();
@@ -594,7 +594,6 @@ mod parquet {
     }
 }
 
-#[cfg(feature = "image")]
 mod pictures {
     use super::*;
     use feedline::decode::{Image, Limits};
@@ -603,7 +602,7 @@ mod pictures {
     fn fixture(name: &str) -> Vec<u8> {
         std::fs::read(
             Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("tests/fixtures/images")
+                .join("fixtures/images")
                 .join(name),
         )
         .unwrap()

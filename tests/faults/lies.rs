@@ -144,7 +144,7 @@ impl Place {
         server.put("bucket/a.bin", records[..RECORD * COUNT / 2].to_vec());
         server.put("bucket/b.bin", records[RECORD * COUNT / 2..].to_vec());
         let tar = std::fs::read(
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tar/webdataset.tar"),
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tar/webdataset.tar"),
         )
         .unwrap();
         server.put("bucket/t/x.tar", tar.clone());

@@ -23,5 +23,4 @@ mod substitutes;
 mod torture;
 
 // The parts of the example refer to each other at the crate root.
-#[cfg(feature = "image")]
 use torture::{copy, job, scenarios, source, supervise};

@@ -1,7 +1,5 @@
 //! The example `torture`: its parts, and the whole program on generated data.
 
-#![cfg(feature = "image")]
-
 #[allow(dead_code)]
 #[path = "../../examples/torture/copy.rs"]
 pub mod copy;

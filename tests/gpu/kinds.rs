@@ -267,17 +267,14 @@ fn of_formats(folder: &Path) -> std::io::Result<Vec<Kind>> {
                 .last_batch(LastBatch::Mask)
         }),
     ];
-    #[cfg(feature = "image")]
-    {
-        let pictures = at("pictures");
-        kinds.push(kind("decoded pictures", move || {
-            let crop = feedline::decode::Image::random_resized_crop(32).flip(0.5);
-            let images = Images::open(&pictures).expect("pictures");
-            Loader::builder(images)
-                .decode(crop)
-                .order(Order::shuffled(1))
-                .batch_size(4)
-        }));
-    }
+    let pictures = at("pictures");
+    kinds.push(kind("decoded pictures", move || {
+        let crop = feedline::decode::Image::random_resized_crop(32).flip(0.5);
+        let images = Images::open(&pictures).expect("pictures");
+        Loader::builder(images)
+            .decode(crop)
+            .order(Order::shuffled(1))
+            .batch_size(4)
+    }));
     Ok(kinds)
 }
