@@ -45,6 +45,9 @@
 //! equal. The counted entries of all ranks and attempts are compared with `loader.preview` and the
 //! bytes of the file.
 
+#[path = "throughput/names.rs"]
+mod names;
+
 use clap::{Parser, ValueEnum};
 use feedline::dataset::{Dataset, Records};
 use feedline::order::Draws;
@@ -165,7 +168,7 @@ const RESTARTS: &str = "TORCHELASTIC_RESTART_COUNT";
 const STATE: &str = "state.json";
 
 fn main() -> ExitCode {
-    feedline::Dialect::CommandLine.speak();
+    feedline::setting::speak(names::name);
     let args = Args::parse();
     let result = match (&args.rank_in, &args.join, &args.check) {
         (Some(folder), ..) => run_rank(&args, folder),

@@ -213,7 +213,7 @@ pub use batch::{Batch, FieldView, MicroBatch};
 #[doc(no_inline)]
 pub use device::Device;
 #[doc(hidden)]
-pub use feedline_base::setting::Dialect;
+pub use feedline_base::setting;
 #[doc(hidden)]
 pub use feedline_base::thread::start as start_thread;
 #[doc(inline)]

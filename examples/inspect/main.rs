@@ -14,6 +14,8 @@
 
 #[path = "../prepare/job.rs"]
 mod job;
+#[path = "../throughput/names.rs"]
+mod names;
 mod parts;
 #[path = "../throughput/source.rs"]
 mod source;
@@ -95,7 +97,7 @@ macro_rules! say {
 mod cache;
 
 fn main() -> ExitCode {
-    feedline::Dialect::CommandLine.speak();
+    feedline::setting::speak(names::name);
     match run(&source::given(Args::try_parse())) {
         Ok(code) => code,
         Err(error) => {

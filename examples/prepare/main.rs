@@ -17,6 +17,8 @@
 
 mod documents;
 mod job;
+#[path = "../throughput/names.rs"]
+mod names;
 mod shards;
 #[path = "../throughput/source.rs"]
 mod source;
@@ -107,7 +109,7 @@ enum Kind {
 }
 
 fn main() -> ExitCode {
-    feedline::Dialect::CommandLine.speak();
+    feedline::setting::speak(names::name);
     let command = documents::with_input(Args::command());
     #[cfg(feature = "remote")]
     let command = warm::with_defaults(command);

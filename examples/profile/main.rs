@@ -26,6 +26,8 @@ mod gpu;
 mod live;
 mod measure;
 mod metrics;
+#[path = "../throughput/names.rs"]
+mod names;
 mod nvml;
 mod output;
 mod page;
@@ -60,7 +62,7 @@ use step::{HostStep, Step};
 type Anyhow<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> ExitCode {
-    feedline::Dialect::CommandLine.speak();
+    feedline::setting::speak(names::name);
     match run(Given::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

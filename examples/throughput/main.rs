@@ -6,6 +6,7 @@
 //! cargo run --release --example throughput -- --source records --path raw.bin --record-bytes 150528 --shuffle 1 --cold
 //! ```
 
+mod names;
 mod settings;
 mod source;
 
@@ -42,7 +43,7 @@ struct Args {
 }
 
 fn main() {
-    feedline::Dialect::CommandLine.speak();
+    feedline::setting::speak(names::name);
     if let Err(error) = run(&source::given(Args::try_parse())) {
         eprintln!("error: {error}");
         std::process::exit(1);

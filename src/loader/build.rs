@@ -720,6 +720,7 @@ impl Assembly {
             reader: choice.reader,
             depth: self.opened.reader.depth() as u32,
             effort,
+            map_batch_in_turn: self.fields.recipe.map_batch_in_turn,
             workers: self.reserved.workers as u32,
             cores: usable_cores() as u32,
             slots: plan.term(MemoryTerm::SLOTS).count as u32,

@@ -210,6 +210,14 @@ impl LoaderBuilder {
         self
     }
 
+    /// Says that `map_batch` holds a lock, so that one thread at a time runs it: Python's, for
+    /// example. The advice of reports depends on it.
+    #[doc(hidden)]
+    pub fn map_batch_in_turn(mut self) -> Self {
+        self.steps.map_batch_in_turn = true;
+        self
+    }
+
     /// Delivers only these fields. Default: all.
     ///
     /// Transforms still see the other fields, except encoded fields without a decoder: these are

@@ -24,6 +24,8 @@ pub(crate) struct Steps {
     pub(crate) decoders: Vec<(Option<String>, Arc<dyn Decoder>)>,
     pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
     pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
+    /// Whether these hold a lock, so that one thread at a time runs them.
+    pub(crate) map_batch_in_turn: bool,
     pub(crate) keep: Option<Vec<String>>,
     /// `.ragged(name, batch_bytes)`.
     pub(crate) ragged: Vec<(String, Option<usize>)>,
@@ -58,6 +60,7 @@ pub(crate) struct Recipe {
     pub(crate) handlers: Vec<Handler>,
     pub(crate) maps: Vec<Arc<MapFn>>,
     pub(crate) map_batches: Vec<Arc<MapBatchFn>>,
+    pub(crate) map_batch_in_turn: bool,
     /// Fields declared by `.map` and `.map_batch`. They are zeroed for each sample, because no
     /// other step writes them.
     pub(crate) added: Range<usize>,
@@ -243,6 +246,7 @@ impl Recipe {
             handlers,
             maps,
             map_batches,
+            map_batch_in_turn: steps.map_batch_in_turn,
             added,
             contents,
             finishes,

@@ -1,155 +1,142 @@
-//! The names of settings in messages: a setting has a name in Rust, in Python and on the command
-//! line.
+//! The names of settings in messages.
+//!
+//! A message holds a [`Setting`], not a word. Users read Rust's names, unless the program in front
+//! of them brought its own by [`speak`]: the Python package and the command line tools do.
 
 use std::fmt;
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::OnceLock;
 
-/// Whose names messages use: Rust's, unless the process chose another dialect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// The names of this crate.
-    Rust,
-    /// Those of the Python package.
-    Python,
-    /// Those of the command line tools in `examples/`.
-    CommandLine,
+/// The name of each setting in a program. `{}` is the place of a value; a name without a value ends
+/// before it. An empty name means that the setting does not exist there: no message may offer it.
+pub type Names = fn(Setting) -> &'static str;
+
+static SPOKEN: OnceLock<Names> = OnceLock::new();
+
+/// Makes all messages of this process use these names. Values of enums are then in lower case. The
+/// first call decides.
+pub fn speak(names: Names) {
+    let _ = SPOKEN.set(names);
 }
 
-static SPOKEN: AtomicU8 = AtomicU8::new(Dialect::Rust as u8);
-
-impl Dialect {
-    /// Makes all messages of this process use these names from now on.
-    pub fn speak(self) {
-        SPOKEN.store(self as u8, Ordering::Relaxed);
-    }
-
-    pub fn spoken() -> Self {
-        let all = [Self::Rust, Self::Python, Self::CommandLine];
-        all[SPOKEN.load(Ordering::Relaxed) as usize]
-    }
+fn spoken() -> Option<Names> {
+    SPOKEN.get().copied()
 }
 
 macro_rules! settings {
-    ($($setting:ident: $rust:literal, $python:literal, $line:literal;)*) => {
+    ($($setting:ident: $rust:literal;)*) => {
         /// A setting that a message names.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        #[allow(dead_code, reason = "messages of features alone name some of them")]
         pub enum Setting { $($setting),* }
 
-        const NAMES: &[[&str; 3]] = &[$([$rust, $python, $line]),*];
-
-        #[cfg(test)]
-        const ALL: &[Setting] = &[$(Setting::$setting),*];
+        /// The names in Rust.
+        fn in_rust(setting: Setting) -> &'static str {
+            match setting { $(Setting::$setting => $rust),* }
+        }
     };
 }
 
-// Names in Rust, in Python and on the command line. `{}` is the place of a value; a name without a
-// value ends before it. An empty name means that the setting does not exist there: no message may
-// offer it.
 settings! {
-    AnyCount: "Field::up_to", "NAME:TYPE:?", "NAME:TYPE:?";
-    BatchBytes: "batch_bytes", "the bytes in ragged", "";
-    BatchSize: "batch_size({})", "batch_size={}", "--batch {}";
-    Bind: "batch.bind(…)", "", "";
-    BytesFeature: "TfRecordBuilder::bytes", "NAME:bytes", "NAME:bytes";
-    Cache: "cache(Cache::at(…))", "cache=FOLDER", "--cache FOLDER";
-    CacheBytes: "capacity", "cache_bytes", "--cache-gib";
-    Columns: "column", "columns", "--columns";
-    ContextOnly: "context_only(true)", "context_only=True", "--context-only";
-    Copied: "dataset.copied", "packed={\"copy\": FILE}", "";
-    Cut: "cut(true)", "cut=True", "--cut";
-    DctScaling: "dct_scaling", "dct_scaling", "";
-    DecodeField: "decode_field", "decoders", "";
-    Depth: "tuning(|t| t.depth({}))", "depth={}", "--depth {}";
-    DeviceBatches: "tuning(|t| t.device_batches({}))", "device_batches={}", "";
-    Direct: "direct", "direct", "--direct";
-    Documents: "documents", "documents", "--up-to";
-    DocumentsMax: "documents_max({})", "documents_max={}", "";
-    EpochLen: "Mix::epoch_len({})", "epoch_len={}", "";
-    Epochs: "epochs(a..b)", "", "";
-    FactsAnew: "FactsBuilder::anew", "", "--checked-anew";
-    Finish: "finish", "dtype", "";
-    Flat: "flat", "flat", "--flat";
-    FloatsFeature: "TfRecordBuilder::floats", "NAME:f32", "NAME:f32";
-    FollowLinks: "follow_links(true)", "follow_links=True", "--follow-links";
-    GlobalBatch: "global_batch({})", "global_batch={}", "";
-    GroupsBudget: "Groups::budget({})", "budget={}", "";
-    HeaderBytes: "header({})", "header_bytes={}", "--header-bytes {}";
-    IndexFile: "index_file", "index_file", "--index";
-    InMemory: "in_memory", "in_memory", "--in-memory";
-    IntsFeature: "TfRecordBuilder::ints", "NAME:i64", "NAME:i64";
-    Keep: "keep", "keep", "";
-    LastBatch: "last_batch(LastBatch::{})", "last_batch=\"{}\"", "";
-    LastBatchShare: "last_batch_share({})", "last_batch_share={}", "";
-    Ledger: "Loader::ledger", "bad_samples", "";
-    Mark: "loader.mark()", "loader.mark", "";
-    MaxPixels: "limits", "max_pixels", "--max-pixels";
-    Measured: "facts(file).lengths()", "lengths_file", "";
-    MemoryBudget: "memory_budget", "memory_budget", "--budget-mib";
-    MissingZero: "missing_zero(true)", "missing_zero=True", "--missing-zero";
-    MultipleOf: "Groups::multiple_of({})", "multiple_of={}", "";
-    NextEpoch: "loader.next_epoch()", "loader.next_epoch", "";
-    NullZero: "nulls(Nulls::Zero)", "null_zero=True", "--null-zero";
-    Numa: "numa", "numa", "";
-    Padding: "TarBuilder::padding", "", "";
-    Ragged: "ragged", "ragged", "";
-    Raw: "MdsBuilder::raw", "raw", "--raw";
-    Reader: "tuning(|t| t.reader(Mode::{}))", "reader=\"{}\"", "--reader {}";
-    Sampler: "Sampler", "", "";
-    SeekPoints: "facts(file).seek_points()", "seek_points", "--seek-points";
-    SeqLen: "window", "seq_len", "--seq-len";
-    Rank: "Rank::new(rank, world)", "shard=(rank, world)", "";
-    RankOf: "Rank::of(Launcher::{})", "", "";
-    Shards: "prepare::Shards", "prepare", "prepare";
-    Size: "resize", "size", "--crop";
-    SkipDamaged: "skip_damaged(true)", "", "--skip-damaged";
-    Slots: "tuning(|t| t.slots({}))", "slots={}", "--slots {}";
-    StallDeadline: "stall_deadline", "stall_deadline", "";
-    Stream: "stream(…)", "streams", "";
-    Strict: "strict(false)", "strict=False", "";
-    Substitute: "on_bad_sample", "substitute", "";
-    TarFields: "Tar::builder", "columns", "--columns";
-    Token: "Tokens::builder(DType::{})", "token=\"{}\"", "--token {}";
-    UpTo: "up_to", "up_to", "--up-to";
-    Vocabulary: "vocabulary({})", "vocabulary={}", "--vocabulary {}";
-    WholeData: "Rank::single()", "shard=None", "";
-    Workers: "workers({})", "workers={}", "--workers {}";
+    AnyCount: "Field::up_to";
+    BatchBytes: "batch_bytes";
+    BatchSize: "batch_size({})";
+    Bind: "batch.bind(…)";
+    BytesFeature: "TfRecordBuilder::bytes";
+    Cache: "cache(Cache::at(…))";
+    CacheBytes: "capacity";
+    Columns: "column";
+    ContextOnly: "context_only(true)";
+    Copied: "dataset.copied";
+    Cut: "cut(true)";
+    DctScaling: "dct_scaling";
+    DecodeField: "decode_field";
+    Depth: "tuning(|t| t.depth({}))";
+    DeviceBatches: "tuning(|t| t.device_batches({}))";
+    Direct: "direct";
+    Documents: "documents";
+    DocumentsMax: "documents_max({})";
+    EpochLen: "Mix::epoch_len({})";
+    Epochs: "epochs(a..b)";
+    FactsAnew: "FactsBuilder::anew";
+    Finish: "finish";
+    Flat: "flat";
+    FloatsFeature: "TfRecordBuilder::floats";
+    FollowLinks: "follow_links(true)";
+    GlobalBatch: "global_batch({})";
+    GroupsBudget: "Groups::budget({})";
+    HeaderBytes: "header({})";
+    IndexFile: "index_file";
+    InMemory: "in_memory";
+    IntsFeature: "TfRecordBuilder::ints";
+    Keep: "keep";
+    LastBatch: "last_batch(LastBatch::{})";
+    LastBatchShare: "last_batch_share({})";
+    Ledger: "Loader::ledger";
+    Mark: "loader.mark()";
+    MaxPixels: "limits";
+    Measured: "facts(file).lengths()";
+    MemoryBudget: "memory_budget";
+    MissingZero: "missing_zero(true)";
+    MultipleOf: "Groups::multiple_of({})";
+    NextEpoch: "loader.next_epoch()";
+    NullZero: "nulls(Nulls::Zero)";
+    Numa: "numa";
+    Padding: "TarBuilder::padding";
+    Ragged: "ragged";
+    Raw: "MdsBuilder::raw";
+    Reader: "tuning(|t| t.reader(Mode::{}))";
+    Sampler: "Sampler";
+    SeekPoints: "facts(file).seek_points()";
+    SeqLen: "window";
+    Rank: "Rank::new(rank, world)";
+    RankOf: "Rank::of(Launcher::{})";
+    Shards: "prepare::Shards";
+    Size: "resize";
+    SkipDamaged: "skip_damaged(true)";
+    Slots: "tuning(|t| t.slots({}))";
+    StallDeadline: "stall_deadline";
+    Stream: "stream(…)";
+    Strict: "strict(false)";
+    Substitute: "on_bad_sample";
+    TarFields: "Tar::builder";
+    Token: "Tokens::builder(DType::{})";
+    UpTo: "up_to";
+    Vocabulary: "vocabulary({})";
+    WholeData: "Rank::single()";
+    Workers: "workers({})";
 }
 
 impl Setting {
-    /// The setting, if it exists in the dialect of this process.
+    /// The setting, if it exists in this program.
     pub fn there(self) -> Option<Self> {
-        (!self.name(Dialect::spoken()).is_empty()).then_some(self)
+        (!self.name(spoken()).is_empty()).then_some(self)
     }
 
-    /// The setting with this value. Outside Rust, enum values are in lower case.
+    /// The setting with this value.
     pub fn with(self, value: impl Debug) -> String {
-        self.with_in(Dialect::spoken(), value)
+        self.with_in(spoken(), value)
     }
 
-    fn with_in(self, dialect: Dialect, value: impl Debug) -> String {
-        let value = format!("{value:?}");
-        let value = if dialect == Dialect::Rust {
-            value
-        } else {
-            value.to_lowercase()
-        };
-        format!("`{}`", self.name(dialect).replace("{}", &value))
+    fn with_in(self, names: Option<Names>, value: impl Debug) -> String {
+        let mut value = format!("{value:?}");
+        if names.is_some() {
+            value = value.to_lowercase();
+        }
+        format!("`{}`", self.name(names).replace("{}", &value))
     }
 
-    /// Advice to use this setting, for the end of a message. Empty if this process does not have
+    /// Advice to use this setting, for the end of a message. Empty if this program does not have
     /// it.
     pub fn hint(self, words: impl FnOnce(Self) -> String) -> String {
         self.there().map_or_else(String::new, words)
     }
 
-    fn name(self, dialect: Dialect) -> &'static str {
-        NAMES[self as usize][dialect as usize]
+    fn name(self, names: Option<Names>) -> &'static str {
+        names.unwrap_or(in_rust)(self)
     }
 
-    fn words_in(self, dialect: Dialect) -> String {
-        let name = self.name(dialect).trim_start_matches("tuning(|t| t.");
+    fn words_in(self, names: Option<Names>) -> String {
+        let name = self.name(names).trim_start_matches("tuning(|t| t.");
         match name.split_once("{}") {
             // `slots(`, `slots=` and `--slots ` without their last sign.
             Some((name, _)) => format!("`{}`", name.split(['(', '=', ' ']).next().unwrap_or(name)),
@@ -162,60 +149,51 @@ impl Setting {
 
 impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.words_in(Dialect::spoken()))
+        f.write_str(&self.words_in(spoken()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Dialect::{CommandLine, Python, Rust};
 
-    #[test]
-    fn a_setting_has_a_name_in_each_dialect() {
-        let all =
-            |setting: Setting| [Rust, Python, CommandLine].map(|dialect| setting.words_in(dialect));
-        assert_eq!(all(Setting::Slots), ["`slots`", "`slots`", "`--slots`"]);
-        assert_eq!(
-            all(Setting::NullZero),
-            ["`nulls(Nulls::Zero)`", "`null_zero=True`", "`--null-zero`"]
-        );
-        assert_eq!(all(Setting::Epochs), ["`epochs(a..b)`", "epochs", "epochs"]);
-        assert_eq!(
-            all(Setting::LastBatch),
-            ["`last_batch`", "`last_batch`", "lastbatch"]
-        );
+    /// Of a program with few settings.
+    fn line(setting: Setting) -> &'static str {
+        match setting {
+            Setting::NullZero => "--null-zero",
+            Setting::Reader => "--reader {}",
+            Setting::Slots => "slots={}",
+            _ => "",
+        }
     }
 
     #[test]
-    fn a_value_is_written_as_the_dialect_writes_it() {
+    fn a_message_names_a_setting_as_the_program_does() {
+        let both =
+            |setting: Setting| [None, Some(line as Names)].map(|names| setting.words_in(names));
+        assert_eq!(both(Setting::Slots), ["`slots`", "`slots`"]);
+        assert_eq!(both(Setting::Reader), ["`reader`", "`--reader`"]);
+        assert_eq!(
+            both(Setting::NullZero),
+            ["`nulls(Nulls::Zero)`", "`--null-zero`"]
+        );
+        assert_eq!(both(Setting::LastBatch), ["`last_batch`", "lastbatch"]);
+    }
+
+    #[test]
+    fn a_value_is_written_as_the_program_writes_it() {
         #[derive(Debug)]
-        struct Keep;
-        let all = |setting: Setting, value: &dyn Debug| {
-            [Rust, Python].map(|dialect| setting.with_in(dialect, value))
+        struct Mmap;
+        let both = |setting: Setting, value: &dyn Debug| {
+            [None, Some(line as Names)].map(|names| setting.with_in(names, value))
         };
         assert_eq!(
-            all(Setting::LastBatch, &Keep),
-            ["`last_batch(LastBatch::Keep)`", "`last_batch=\"keep\"`"]
+            both(Setting::Reader, &Mmap),
+            ["`tuning(|t| t.reader(Mode::Mmap))`", "`--reader mmap`"]
         );
-        assert_eq!(all(Setting::Workers, &8), ["`workers(8)`", "`workers=8`"]);
         assert_eq!(
-            all(Setting::Depth, &8),
-            ["`tuning(|t| t.depth(8))`", "`depth=8`"]
+            both(Setting::Slots, &8),
+            ["`tuning(|t| t.slots(8))`", "`slots=8`"]
         );
-        assert_eq!(Setting::Workers.with_in(CommandLine, 8), "`--workers 8`");
-    }
-
-    #[test]
-    fn no_name_outside_of_rust_is_an_item_of_rust() {
-        for setting in ALL {
-            for dialect in [Python, CommandLine] {
-                let name = setting.name(dialect);
-                assert!(
-                    !name.contains("::") && !name.contains("()"),
-                    "{setting:?}: {name}"
-                );
-            }
-        }
     }
 }

@@ -123,7 +123,7 @@ impl fmt::Display for Choice {
 /// Opens a reader for `sources`, without a cache.
 ///
 /// Errors: as [`open_cached`].
-#[cfg(feature = "unstable")]
+#[cfg(any(test, feature = "unstable"))]
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     open_cached(sources, options, None)
 }

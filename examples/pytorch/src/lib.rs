@@ -21,6 +21,7 @@ mod error;
 mod given;
 mod lent;
 mod loader;
+mod names;
 mod narrow;
 mod python;
 mod source;
@@ -51,7 +52,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stream::used_on, module)?)?;
     module.add_function(wrap_pyfunction!(xla::handler, module)?)?;
     module.add_function(wrap_pyfunction!(xla::stream, module)?)?;
-    feedline::Dialect::Python.speak();
+    feedline::setting::speak(names::name);
     python::enter();
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

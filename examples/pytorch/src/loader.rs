@@ -1239,7 +1239,9 @@ impl Settings {
                 .flatten()
                 .map(Declared::field)
                 .collect::<Result<Vec<_>>>()?;
-            Ok(builder.map_batch_adding(adds, python::map_batch(code.clone(), function)))
+            let function = python::map_batch(code.clone(), function);
+            // It runs with the interpreter's lock.
+            Ok(builder.map_batch_adding(adds, function).map_batch_in_turn())
         }));
         steps.extend(step(given.take("last_batch_share")?, |builder, most| {
             Ok(builder.last_batch_share(most))

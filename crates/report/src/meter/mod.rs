@@ -212,6 +212,7 @@ impl Meters {
             reader,
             depth,
             effort,
+            map_batch_in_turn,
             workers,
             cores,
             slots,
@@ -238,6 +239,7 @@ impl Meters {
             },
             decode: DecodeStage {
                 effort,
+                map_batch_in_turn,
                 workers,
                 cores,
                 ..self
@@ -284,6 +286,7 @@ pub struct Settings {
     pub reader: ReaderInUse,
     pub depth: u32,
     pub effort: Effort,
+    pub map_batch_in_turn: bool,
     pub workers: u32,
     pub cores: u32,
     pub slots: u32,

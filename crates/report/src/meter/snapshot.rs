@@ -428,6 +428,10 @@ pub struct DecodeStage {
     /// The part of the busy time in `map_batch`.
     #[serde(default)]
     pub map_batch_ns: u64,
+    /// Whether `map_batch` holds a lock, so that one thread at a time runs it: that of Python's
+    /// interpreter.
+    #[serde(default)]
+    pub map_batch_in_turn: bool,
     /// CPU time of their threads, summed.
     pub cpu_ns: Option<u64>,
     /// Time for which their threads were runnable without a core, summed: the kernel's run delay.

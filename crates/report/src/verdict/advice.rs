@@ -7,7 +7,7 @@ use crate::meter::{CacheReads, Effort, ReaderKind};
 use crate::whatif::least;
 use crate::words::{bytes, number, or_more, time};
 use crate::{Advice, Cause, Change, Prediction, Remedy, StageLoad, WhatIf};
-use feedline_base::setting::{Dialect, Setting};
+use feedline_base::setting::Setting;
 use feedline_core::storage::{Direct, Mode};
 
 /// Smaller samples cost more by their number than by their bytes.
@@ -35,7 +35,7 @@ impl Case<'_> {
         match cause {
             Cause::NotStarved | Cause::Consumer => self.consumer_advice(),
             Cause::Storage => self.storage_advice(),
-            Cause::MapBatch if self.waits_for_python() => vec![self.less_work(cause)],
+            Cause::MapBatch if self.waits_in_turn() => vec![self.less_work(cause)],
             Cause::Decode | Cause::MapBatch => self.decode_advice(cause),
             Cause::Copy => self.copy_advice(),
             Cause::Order => order_advice(),
@@ -197,10 +197,10 @@ impl Case<'_> {
         let consumer = &self.snapshot.consumer;
         let effort = self.snapshot.decode.effort;
         let text = match effort {
-            _ if cause == Cause::MapBatch && self.waits_for_python() => {
-                "Less work in `map_batch`: one thread at a time runs Python code, so more \
-                 workers help only as far as it waits, or computes in libraries that release \
-                 the interpreter's lock."
+            _ if cause == Cause::MapBatch && self.waits_in_turn() => {
+                "Less work in `map_batch`: one thread at a time runs it, so more workers help \
+                 only as far as it waits, or computes in libraries that release the \
+                 interpreter's lock."
                     .into()
             }
             _ if cause == Cause::MapBatch => {
@@ -227,10 +227,10 @@ impl Case<'_> {
         Advice::new(Remedy::LessWork, text)
     }
 
-    /// Whether `map_batch` may be bound by Python's lock: threads that hold it in turn use up to
-    /// one core. With less, it waits for something else.
-    fn waits_for_python(&self) -> bool {
-        Dialect::spoken() == Dialect::Python && self.loads.working * self.loads.on_cpu >= 0.5
+    /// Whether the lock of `map_batch` may be the limit: threads that hold it in turn use up to one
+    /// core. With less, they wait for something else.
+    fn waits_in_turn(&self) -> bool {
+        self.snapshot.decode.map_batch_in_turn && self.loads.working * self.loads.on_cpu >= 0.5
     }
 
     /// The advice if samples are only copied.

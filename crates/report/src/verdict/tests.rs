@@ -947,6 +947,12 @@ fn decode_that_is_mostly_map_batch_is_called_by_that_name() {
         "Less work in `map_batch`",
         mapping(30_000_000_000),
     );
+    let mut in_turn = decoding();
+    in_turn.decode.map_batch_ns = 30_000_000_000;
+    in_turn.decode.map_batch_in_turn = true;
+    let advice = Verdict::of(&in_turn).advice;
+    assert!(advice[0].text.contains("one thread at a time runs it"));
+    assert!(advice.iter().all(|one| one.remedy != Remedy::Workers));
     assert_said(
         Cause::Decode,
         "`map_batch` took 25 % of the time that workers worked",

@@ -1,0 +1,45 @@
+//! The names of the settings on the command line of the tools, for messages.
+
+use feedline::setting::Setting;
+
+pub fn name(setting: Setting) -> &'static str {
+    match setting {
+        Setting::AnyCount => "NAME:TYPE:?",
+        Setting::BatchSize => "--batch {}",
+        Setting::BytesFeature => "NAME:bytes",
+        Setting::Cache => "--cache FOLDER",
+        Setting::CacheBytes => "--cache-gib",
+        Setting::Columns => "--columns",
+        Setting::ContextOnly => "--context-only",
+        Setting::Cut => "--cut",
+        Setting::Depth => "--depth {}",
+        Setting::Direct => "--direct",
+        Setting::Documents => "--up-to",
+        Setting::FactsAnew => "--checked-anew",
+        Setting::Flat => "--flat",
+        Setting::FloatsFeature => "NAME:f32",
+        Setting::FollowLinks => "--follow-links",
+        Setting::HeaderBytes => "--header-bytes {}",
+        Setting::IndexFile => "--index",
+        Setting::InMemory => "--in-memory",
+        Setting::IntsFeature => "NAME:i64",
+        Setting::MaxPixels => "--max-pixels",
+        Setting::MemoryBudget => "--budget-mib",
+        Setting::MissingZero => "--missing-zero",
+        Setting::NullZero => "--null-zero",
+        Setting::Raw => "--raw",
+        Setting::Reader => "--reader {}",
+        Setting::SeekPoints => "--seek-points",
+        Setting::SeqLen => "--seq-len",
+        Setting::Shards => "prepare",
+        Setting::Size => "--crop",
+        Setting::SkipDamaged => "--skip-damaged",
+        Setting::Slots => "--slots {}",
+        Setting::TarFields => "--columns",
+        Setting::Token => "--token {}",
+        Setting::UpTo => "--up-to",
+        Setting::Vocabulary => "--vocabulary {}",
+        Setting::Workers => "--workers {}",
+        _ => "",
+    }
+}
