@@ -127,6 +127,7 @@ impl Checkpoint {
             OrderKind::Indices => 3,
             OrderKind::Sampler => 4,
             OrderKind::Grouped => 5,
+            OrderKind::Weighted => 6,
         };
         let last = match last {
             LastBatch::Keep => 0,
@@ -267,6 +268,7 @@ impl Checkpoint {
                 (OrderKind::Indices, ..) => format!("{has} another list of indices"),
                 (OrderKind::Grouped, ..) => format!("{has} other groups or batch sizes"),
                 (OrderKind::Windowed, ..) => format!("{has} another length of runs"),
+                (OrderKind::Weighted, ..) => format!("{has} other weights"),
                 _ => format!("{has} another sampler"),
             };
         }
@@ -935,6 +937,7 @@ mod tests {
             OrderKind::Indices,
             OrderKind::Sampler,
             OrderKind::Grouped,
+            OrderKind::Weighted,
         ];
         let lasts = vec![
             LastBatch::Keep,

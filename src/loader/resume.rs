@@ -169,14 +169,15 @@ impl LoaderState {
     }
 }
 
-/// The saved checkpoint. Between two epochs nothing depends on the list of indices, so the next
-/// epoch may have another list.
+/// The saved checkpoint. Between two epochs nothing depends on the list of indices or the weights,
+/// so the next epoch may have others.
 fn redrawn(own: &Checkpoint, saved: &Checkpoint) -> Checkpoint {
     let now = &own.order;
     let then = &saved.order;
     let at = saved.cursor;
     let mut saved = saved.clone();
-    let lists = now.kind == OrderKind::Indices && then.kind == OrderKind::Indices;
+    let lists =
+        now.kind == then.kind && matches!(now.kind, OrderKind::Indices | OrderKind::Weighted);
     let differ = (now.positions, now.identity) != (then.positions, then.identity);
     if lists && differ && [0, then.positions].contains(&at.position) {
         if at.position > 0 {
@@ -315,7 +316,7 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
     let now = &own.order;
     let then = &saved.order;
     let kind = |order: &Settings| match order.kind {
-        OrderKind::Indices | OrderKind::Sampler if order.shuffled => {
+        OrderKind::Indices | OrderKind::Sampler | OrderKind::Weighted if order.shuffled => {
             lower(order.kind) + ", shuffled"
         }
         kind => lower(kind),
@@ -354,6 +355,10 @@ fn difference(own: &Checkpoint, saved: &Checkpoint, any_batch: bool) -> Option<S
             OrderKind::Indices => {
                 "indices than the loader: only a state between two epochs can resume with \
                  another list"
+            }
+            OrderKind::Weighted => {
+                "weights than the loader: only a state between two epochs can resume with other \
+                 weights"
             }
             OrderKind::Windowed => "lengths of runs than the loader",
             _ => "settings of the sampler than the loader",

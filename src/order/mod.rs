@@ -24,6 +24,7 @@ mod grouped;
 mod lanes;
 mod skip;
 pub(crate) mod subset;
+mod weights;
 
 pub use batches::LastBatch;
 pub(crate) use batches::{Batches, Counts};
@@ -44,6 +45,8 @@ pub(crate) use skip::{Skip, Skips};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use weights::Drawing;
+pub use weights::Weights;
 
 /// The samples of an epoch and their order. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -85,6 +88,7 @@ enum Source {
         earlier: Option<Arc<[u32]>>,
     },
     Sampler(Arc<dyn Sampler>),
+    Weighted(Weights),
 }
 
 impl fmt::Debug for Source {
@@ -93,6 +97,7 @@ impl fmt::Debug for Source {
             Self::Dataset => f.write_str("Dataset"),
             Self::Indices { ids, .. } => write!(f, "{} indices", ids.len()),
             Self::Sampler(_) => f.write_str("Sampler"),
+            Self::Weighted(weights) => write!(f, "{weights:?}"),
         }
     }
 }
@@ -232,6 +237,13 @@ impl Order {
     /// ```
     pub fn sampler(sampler: impl Sampler) -> Self {
         Self::of_sampler(Arc::new(sampler))
+    }
+
+    /// Samples drawn by [`Weights`], with or without replacement, anew in each epoch. As in any other
+    /// order, the sample at a position depends on (seed, epoch, position) and the weights alone, so
+    /// ranks share the draws and a run resumes exactly.
+    pub fn weighted(seed: u64, weights: Weights) -> Self {
+        Self::of(Source::Weighted(weights)).with_seed(seed)
     }
 
     pub(crate) fn of_sampler(sampler: Arc<dyn Sampler>) -> Self {
@@ -378,11 +390,16 @@ impl Order {
                 .map_or(dataset_len, |groups| groups.plan().len()),
             Source::Indices { ids, .. } => ids.len() as u64,
             Source::Sampler(sampler) => in_sampler(|| sampler.len())?,
+            Source::Weighted(weights) => weights.len(dataset_len)?,
         };
         let key = Key::new(self.seed).named("order").derive(epoch);
         let permutation = (self.shuffled && groups.is_none()).then(|| Permutation::new(len, key));
         let chunks = chunks.cloned();
         let source = self.source.clone();
+        let drawing = match &self.source {
+            Source::Weighted(weights) => Some(weights.epoch(self.seed, epoch)),
+            _ => None,
+        };
         let most = chunks
             .as_ref()
             .map_or(0, |chunks| chunks.starts.len().saturating_sub(1));
@@ -393,6 +410,7 @@ impl Order {
         let needs = None;
         Ok(EpochOrder {
             source,
+            drawing,
             permutation,
             groups,
             len,
@@ -515,6 +533,7 @@ impl Order {
                 OrderKind::Sampler,
                 in_sampler(|| sampled(&**sampler, positions))?,
             ),
+            Source::Weighted(weights) => (OrderKind::Weighted, weights.identity()),
         };
         Ok(Settings {
             kind,
@@ -568,6 +587,7 @@ pub(crate) enum OrderKind {
     Indices,
     Sampler,
     Grouped,
+    Weighted,
 }
 
 /// The greatest common divisor; of 0 and a number, the number.
@@ -640,6 +660,8 @@ fn out_of_range(what: &str, ids: &[u64], len: u64) -> Error {
 #[derive(Clone, Debug)]
 pub(crate) struct EpochOrder {
     source: Source,
+    /// For [`Source::Weighted`].
+    drawing: Option<Drawing>,
     permutation: Option<Permutation>,
     groups: Option<Arc<GroupedEpoch>>,
     len: u64,
@@ -728,8 +750,11 @@ impl EpochOrder {
             .permutation
             .as_ref()
             .map_or(position, |permutation| permutation.get(position));
+        if let Some(drawing) = &self.drawing {
+            return Ok(drawing.id(index));
+        }
         match &self.source {
-            Source::Dataset => Ok(index),
+            Source::Dataset | Source::Weighted(_) => Ok(index),
             Source::Indices { ids, .. } => Ok(ids[index as usize]),
             Source::Sampler(sampler) => {
                 let id = in_sampler(|| sampler.id(self.epoch, index));
@@ -759,6 +784,7 @@ impl EpochOrder {
                 earlier: Some(earlier),
                 ..
             } => Ok(earlier[index(position % self.len) as usize].into()),
+            Source::Weighted(_) => Ok(index(position % self.len)),
             Source::Sampler(sampler) => {
                 in_sampler(|| sampler.draw(self.epoch, index(position % self.len)))
             }
@@ -830,6 +856,7 @@ impl EpochOrder {
     pub(crate) fn heap_bytes(&self) -> usize {
         self.lanes.as_ref().map_or(0, Lanes::heap_bytes)
             + self.needs.as_ref().map_or(0, Needs::heap_bytes)
+            + self.drawing.as_ref().map_or(0, Drawing::heap_bytes)
     }
 
     /// Entry `k` of the sequence in which chunks are needed; `None` past its end.
@@ -851,6 +878,9 @@ impl EpochOrder {
     /// The reason why all chunks are needed, for errors.
     pub(crate) fn why_all_chunks(&self) -> &'static str {
         match self.source {
+            Source::Weighted(_) => {
+                "a weighted order needs every chunk at any time and has no window"
+            }
             Source::Sampler(_) => {
                 "a mix or sampler needs every chunk at any time and has no window"
             }
