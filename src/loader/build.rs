@@ -1150,7 +1150,8 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Budget);
             let need = ShownBytes(need);
             let words =
-                format!("are free, limits of the container included, {need} are needed at least");
+                format!("are free, limits of the container included, but at least {need} are \
+                     needed");
             assert!(error.to_string().contains(&words), "{error}");
         }
     }

@@ -712,7 +712,8 @@ fn lengths_that_do_not_match_the_data_are_named() {
         (error.kind(), error.site().sample),
         (ErrorKind::Shape, Some(1))
     );
-    let words = "field `image` takes at most 10 in a batch of group 0, the sample has 50: the order knows another length";
+    let words = "field `image` takes at most 10 in a batch of group 0, but the sample has 50: the \
+         order was made with another length";
     assert!(error.to_string().contains(words), "{error}");
     for (field, most, words) in [
         (

@@ -789,7 +789,7 @@ fn impossible_bins_are_refused_by_name() {
     refused(
         records.packed("tokens", 8).open(&place),
         ErrorKind::Config,
-        "u32 [2, 1]; packed are rows of numbers",
+        "u32 [2, 1]; only rows of numbers can be packed",
     );
     let file = || Documents::file(&dir.path("documents"), &[5]);
     let checked = || {

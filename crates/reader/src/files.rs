@@ -529,7 +529,7 @@ mod tests {
                     };
                     assert!(
                         error.message().contains(words)
-                            && error.message().contains("open the dataset anew"),
+                            && error.message().contains("reopen the dataset"),
                         "{error}"
                     );
                 }

@@ -16,8 +16,8 @@ pub struct Network {
     /// Time in flight, summed over all requests: divide by the steady time for the mean number in
     /// flight.
     pub in_flight_ns: u64,
-    /// Time for which requests waited for their turn, summed: the store and its link accepted no
-    /// more at once.
+    /// Time that requests waited because of the concurrency limit of the store and its link, summed
+    /// over all requests.
     #[serde(default)]
     pub waiting_ns: u64,
     /// Requests that were repeated, or continued after a truncated body.

@@ -97,7 +97,7 @@ impl ChunkBuf {
             .filter(|end| *end <= self.memory.len());
         let end = end.ok_or_else(|| {
             let message = format!(
-                "the chunk needs at least {} bytes; by its metadata {} were reserved",
+                "the chunk needs at least {} bytes, but only {} were reserved by its metadata",
                 self.used.saturating_add(len),
                 self.memory.len()
             );

@@ -151,9 +151,9 @@ impl Blob {
         }
     }
 
-    /// Walks many ways through an object at the same time: reads the next range of each way, and
-    /// calls `step` with its bytes until it returns `false`. A way ends if it cannot be read. Files
-    /// and memory are not walked.
+    /// Makes several walks through an object at the same time: reads the next range of each
+    /// [`Way`], and calls `step` with its bytes until `step` returns `false`. A walk ends if a read
+    /// fails. Files and memory are not walked.
     pub(crate) fn walk<W: Way>(
         &self,
         ways: Vec<W>,
@@ -303,7 +303,7 @@ impl Blob {
         Err(self.error(ErrorKind::Truncated, message, offset, len))
     }
 
-    /// Drops what is remembered of an object whose content is wrong. The next open finds a
+    /// Drops the cached metadata of an object whose content is wrong, so that the next open finds a
     /// corrected object.
     #[doc(hidden)]
     pub fn forget(&self) {

@@ -11,8 +11,8 @@
 //!
 //! A file of up to 16 MiB, or an object in a store, is read whole when it is opened. A larger file
 //! is read in place, a page at a time by `pread`: it takes no memory, and processes share the page
-//! cache. A page is checked each time it is read. A truncated file is an error, never a signal,
-//! which a map would raise.
+//! cache. A page is checked each time it is read. A truncated file is an error; a memory map would
+//! raise SIGBUS instead.
 //!
 //! Invariants: a file appears whole, by a rename. A file that is not checked when it is opened is
 //! synced before the rename. A file that others read in place is not replaced by an equal one. No
@@ -145,7 +145,7 @@ impl Sidefile {
         Self::of_limited(blob, kind, HELD_MAX)
     }
 
-    /// As `of`, with at most `held_max` bytes in memory.
+    /// Like `of`, with at most `held_max` bytes in memory.
     fn of_limited(blob: Blob, kind: SideKind, held_max: u64) -> Result<SideFound> {
         if blob.len() == 0 {
             return Ok(SideFound::Nothing);
@@ -252,8 +252,8 @@ impl Sidefile {
     /// `len` bytes of a section: borrowed from memory, or read into `buffer`. The caller has
     /// compared `len` with a limit.
     ///
-    /// Errors: of reading; [`ErrorKind::Decode`] for a damaged page, and for a range outside the
-    /// section.
+    /// Errors: those of reading; [`ErrorKind::Decode`] for a damaged page, and for a range outside
+    /// the section.
     pub fn read<'a>(
         &'a self,
         section: usize,
@@ -274,8 +274,8 @@ impl Sidefile {
         Ok(out)
     }
 
-    /// As [`read`](Self::read); `room` returns a buffer of `len` bytes, called only for a file that
-    /// is read in place.
+    /// Like [`read`](Self::read); `room` returns a buffer of `len` bytes, called only for a file
+    /// that is read in place.
     pub(crate) fn bytes<'a>(
         &'a self,
         section: usize,
@@ -411,7 +411,7 @@ fn damaged() -> Error {
 #[cold]
 fn wrong(blob: &Blob, number: u64) -> Error {
     blob.wrong(
-        "the side file is damaged: a page has another CRC32C",
+        "the side file is damaged: a page does not match its CRC32C",
         number * PAGE,
         PAGE,
     )
@@ -436,7 +436,7 @@ impl SideWriter {
     pub fn create(target: &Path, kind: SideKind) -> io::Result<Self> {
         if is_url(target) {
             return Err(io::Error::other(
-                "nothing is written to a store; make it on a local disk, and upload it",
+                "nothing is written to a store; make the file on a local disk, and upload it",
             ));
         }
         if let Some(dir) = target.parent().filter(|dir| !dir.as_os_str().is_empty()) {
@@ -446,7 +446,7 @@ impl SideWriter {
             Ok(SideFound::Newer) => return Err(io::Error::other(NEWER)),
             Ok(SideFound::Foreign) => {
                 return Err(io::Error::other(
-                    "another file is here; it is not overwritten",
+                    "the path holds another kind of file, which is not overwritten",
                 ));
             }
             _ => {}

@@ -56,7 +56,7 @@ pub trait CachedFiles: Send + Sync {
     fn path_into(&self, source: usize, out: &mut Vec<u8>) -> bool;
 }
 
-/// The sources of a dataset: Each takes 32 bytes plus its file name; a folder's path is stored once
+/// The sources of a dataset. Each takes 32 bytes plus its file name; a folder's path is stored once
 /// for all of its files.
 #[derive(Clone, Default)]
 pub struct Sources {
@@ -139,7 +139,7 @@ impl Sources {
     /// a manifest. Such a name never leads out of the folder: it is opened beneath it (`openat2`,
     /// `RESOLVE_BENEATH`). A symbolic link in its path that leaves the folder, or is absolute, is
     /// an error ([`ErrorKind::NotAFile`]). The folder's own path is the user's, and may be a link.
-    /// Files of [`Self::dir`] and [`Self::file`] may be anywhere that links lead to.
+    /// Links of [`Self::dir`] and [`Self::file`] may lead anywhere.
     pub fn root(&mut self, path: impl Into<PathBuf>) -> DirId {
         let dir = self.dir(path);
         self.roots.push(dir.0);
@@ -147,7 +147,7 @@ impl Sources {
     }
 
     /// Adds the file `name` of a folder with its length in bytes. It is an error if the file has
-    /// another length when it is opened, or is not the file of the reader's first open
+    /// another length when it is opened, or is not the file that the reader opened first
     /// ([`ErrorKind::Changed`]).
     ///
     /// Errors: [`ErrorKind::Limit`] for more than 2^32 sources or a name of 2^16 bytes;
@@ -173,7 +173,7 @@ impl Sources {
         }
     }
 
-    /// As [`Self::file_in`], for a file with this stamp.
+    /// Like [`Self::file_in`], for a file with this stamp.
     #[doc(hidden)]
     pub fn found_in(
         &mut self,
