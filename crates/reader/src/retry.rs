@@ -72,7 +72,8 @@ impl Again {
         done
     }
 
-    /// As [`read`](Self::read), after a first read that failed with `error`: the pause comes first.
+    /// Like [`read`](Self::read), after a first read that failed with `error`: the pause comes
+    /// first.
     pub fn read_after(&self, error: &Error, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         self.rest(PAUSES[0]);
         let done = match self.once(extent, buf, code(error) == Some(Errno::IO)) {

@@ -212,7 +212,7 @@ impl Object {
         Ok(())
     }
 
-    /// As `Blob::walk`, on the network threads.
+    /// Like `Blob::walk`, on the network threads.
     pub fn walk<W: Way>(
         &self,
         ways: Vec<W>,

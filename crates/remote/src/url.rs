@@ -78,7 +78,7 @@ impl Url {
         }
         if scheme.is_http() && key.to_ascii_lowercase().contains("%2f") {
             return Err(
-                bad("an encoded slash (%2F) in a URL: the server would get a plain one")
+                bad("an encoded slash (%2F) in a URL: the server would get a plain slash")
                     .with_path(path),
             );
         }
