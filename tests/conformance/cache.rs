@@ -939,7 +939,10 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
         .cache(bucket.cache())
         .build()
         .unwrap_err();
-    assert!(error.to_string().contains("cannot be used as a cache"), "{error}");
+    assert!(
+        error.to_string().contains("cannot be used as a cache"),
+        "{error}"
+    );
     assert!(bucket.cache().entries().is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"untouched bytes");
 }

@@ -191,7 +191,9 @@ impl<C: Send + Sync + 'static> SharedRenewal<C> {
                 Stage::Read,
                 "the renewal of credentials panicked",
             )),
-            Err(_) => Err(refused(format!("no credentials received within {DEADLINE:?}"))),
+            Err(_) => Err(refused(format!(
+                "no credentials received within {DEADLINE:?}"
+            ))),
         };
         self.state.hold().end(got, anew);
         self.ended.notify_waiters();

@@ -350,11 +350,11 @@ impl MemoryPlan {
         let part = self
             .part
             .filter(|part| part.bytes.saturating_add(self.data()) == have && part.parts > 1);
-        let later = part.map_or(
-            "",
-            |_| ", build loaders with smaller plans first",
+        let later = part.map_or("", |_| ", build loaders with smaller plans first");
+        let data = format!(
+            ", or leave the data in storage, without {}",
+            Setting::InMemory
         );
-        let data = format!(", or leave the data in storage, without {}", Setting::InMemory);
         let message = format!(
             "{} are {what}, but at least {} are needed ({largest}): use fewer workers, smaller \
              batches or fewer slots{later}{}:\n{self}",

@@ -92,7 +92,8 @@ impl Cache {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     return Err(
-                        Error::os(Stage::Read, "cannot verify this cached object", error).with_path(&old.data)
+                        Error::os(Stage::Read, "cannot verify this cached object", error)
+                            .with_path(&old.data),
                     );
                 }
             }

@@ -152,8 +152,9 @@ impl StagedFile {
             Ok(_) => {}
             // If the server's clock is ahead, the file may have been written just now.
             Err(_) => {
-                return Ok(FoundUpstream::Never(Some("a file's modification time is in the \
-                     future")));
+                return Ok(FoundUpstream::Never(Some(
+                    "a file's modification time is in the future",
+                )));
             }
         }
         let version = Version::of(&meta, mount.keeps_inodes);

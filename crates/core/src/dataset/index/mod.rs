@@ -450,12 +450,7 @@ impl Index {
     pub fn made(&self) -> String {
         let other =
             |words: &str| Setting::IndexFile.hint(|setting| format!("set {setting} to {words}"));
-        let unsaved = |why| {
-            format!(
-                "; index not saved: {why}; {}",
-                other("a writable file")
-            )
-        };
+        let unsaved = |why| format!("; index not saved: {why}; {}", other("a writable file"));
         let unsaved = self.unsaved().map_or(String::new(), unsaved);
         // The user did not ask for these files, and they are in a data folder.
         let beside = match self.is_beside && self.unsaved.is_none() {
