@@ -1215,7 +1215,7 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     assert!(
         error
             .to_string()
-            .contains("`dataset.copied` of the whole, then take the part"),
+            .contains("`dataset.copied` on the whole dataset, then take the part"),
         "{error}"
     );
     let mut bad = chunks();

@@ -1,6 +1,6 @@
 //! One error type for the whole crate.
 //!
-//! [`ErrorKind`] is for programs to match on, [`Site`] tells people where in the data it happened,
+//! [`ErrorKind`] is for programs to match on, [`Site`] tells people where in the data the error is,
 //! and `source()` keeps the operating system's or decoder's own error. The one-line rendering is
 //! part of the contract, and tests assert it:
 //!

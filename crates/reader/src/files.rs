@@ -234,7 +234,7 @@ impl Files {
 
     /// The file, opened if necessary.
     ///
-    /// Errors: as in [`Files::adopt`] and [`open_error`].
+    /// Errors: those of [`Files::adopt`] and [`open_error`].
     pub fn get(&self, id: SourceId) -> Result<Handle<'_>> {
         if let Some(file) = self.open_already(id) {
             return Ok(Handle::Kept(file));
@@ -253,7 +253,7 @@ impl Files {
 
     /// The file, if opening it needs no I/O; `None` if it does, or if the kernel cannot tell.
     ///
-    /// Errors: as [`Files::get`].
+    /// Errors: those of [`Files::get`].
     pub(crate) fn get_cached(&self, id: SourceId) -> Result<Option<Handle<'_>>> {
         if let Some(file) = self.open_already(id) {
             return Ok(Some(Handle::Kept(file)));

@@ -65,7 +65,7 @@ impl Again {
     /// Reads the bytes of `extent` to the start of `buf`, which must have room for them. Tries more
     /// than once only if that may help.
     ///
-    /// Errors: as a [`Reader`](super::Reader)'s completions, from the last try.
+    /// Errors: those of a [`Reader`](super::Reader)'s completions, from the last try.
     pub fn read(&self, extent: &Extent, buf: &mut [u8]) -> Result<()> {
         let (done, tries) = self.tries(extent, buf);
         add(&self.recovered, u64::from(done.is_ok() && tries > 1));

@@ -120,7 +120,7 @@ pub fn runtime() -> Result<&'static Runtime> {
     if let Some(runtime) = net.runtime.get() {
         return Ok(runtime);
     }
-    // Tokio panics if it cannot start a thread, so the room for threads is tried first. One more
+    // Tokio panics if it cannot start a thread, so this first checks how many can start. One more
     // thread looks up names.
     let room = thread::room_for(THREADS + 1);
     if room < 2 {

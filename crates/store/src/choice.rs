@@ -122,7 +122,7 @@ impl fmt::Display for Choice {
 
 /// Opens a reader for `sources`, without a cache.
 ///
-/// Errors: as [`open_cached`].
+/// Errors: those of [`open_cached`].
 #[cfg(any(test, feature = "unstable"))]
 pub fn open(sources: Arc<Sources>, options: &ReaderOptions) -> Result<Opened> {
     open_cached(sources, options, None)

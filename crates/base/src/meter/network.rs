@@ -44,7 +44,7 @@ impl fmt::Display for Network {
         let Latency { p50_ns, p99_ns, .. } = self.first_byte;
         write!(
             f,
-            "first byte after {:.1} ms (half), {:.1} ms (99 %)",
+            "first byte after {:.1} ms (median), {:.1} ms (p99)",
             ms(p50_ns),
             ms(p99_ns)
         )?;

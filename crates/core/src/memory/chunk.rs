@@ -89,7 +89,7 @@ impl ChunkBuf {
 
     /// Reserves `len` bytes without a field; [`place`](Self::place) then assigns rows in them.
     ///
-    /// Errors: as [`fixed`](Self::fixed).
+    /// Errors: those of [`fixed`](Self::fixed).
     pub fn room(&mut self, len: usize) -> Result<Range<usize>> {
         let start = self.used.next_multiple_of(ALIGN);
         let end = start
@@ -132,7 +132,8 @@ impl ChunkBuf {
         }
     }
 
-    /// Makes a copy of `bytes` the next row of field `field`. Errors: as [`fixed`](Self::fixed).
+    /// Makes a copy of `bytes` the next row of field `field`. Errors: those of
+    /// [`fixed`](Self::fixed).
     pub fn push(&mut self, field: usize, bytes: &[u8]) -> Result<()> {
         let start = self.used;
         let end = start + bytes.len();

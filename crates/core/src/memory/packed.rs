@@ -147,8 +147,8 @@ impl Row<'_> {
                 Setting::BatchBytes
             ),
             _ => format!(
-                "the index says {planned} bytes for the packed field `{name}`, the sample \
-                 has {len}"
+                "the index says {planned} bytes for the packed field `{name}`, but the sample has \
+                 {len}"
             ),
         }))
     }

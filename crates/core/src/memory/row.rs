@@ -517,8 +517,8 @@ impl BatchMut<'_> {
 
     /// The rows of field `field`, one slice each.
     ///
-    /// Errors: as [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field, whose
-    /// rows vary in length.
+    /// Errors: those of [`slice_mut`](Self::slice_mut); [`ErrorKind::Shape`] for a packed field,
+    /// whose rows vary in length.
     pub fn rows_mut<T: Element>(
         &mut self,
         field: impl FieldKey,

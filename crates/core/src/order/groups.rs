@@ -451,7 +451,10 @@ impl fmt::Debug for Table {
 impl Table {
     pub fn new(of: Box<[u8]>, groups: usize) -> Result<Self> {
         if of.len() as u64 > 1 << 32 {
-            let message = format!("{} samples; groups can have up to 2^32 in all", of.len());
+            let message = format!(
+                "{} samples; an order of groups takes at most 2^32",
+                of.len()
+            );
             return Err(Error::new(ErrorKind::Limit, Stage::Build, message));
         }
         let block = BLOCK * groups.next_power_of_two();

@@ -80,8 +80,8 @@ pub enum SideFound {
 }
 
 /// The message for [`SideFound::Newer`].
-pub const NEWER: &str = "a file of a newer version of feedline, or of a machine of the other byte \
-     order; it is not overwritten: name another file, or update feedline";
+pub const NEWER: &str = "a file of a newer version of feedline, or of a machine with the other \
+     byte order; it is not overwritten: name another file, or update feedline";
 
 /// An open side file.
 pub struct Sidefile {
@@ -267,7 +267,7 @@ impl Sidefile {
         })
     }
 
-    /// The value at `offset` of a section. Errors: as [`read`](Self::read).
+    /// The value at `offset` of a section. Errors: those of [`read`](Self::read).
     pub fn value<T: bytemuck::Pod>(&self, section: usize, offset: u64) -> Result<T> {
         let mut out = T::zeroed();
         self.fill(section, offset, bytemuck::bytes_of_mut(&mut out))?;
@@ -292,14 +292,14 @@ impl Sidefile {
         Ok(room)
     }
 
-    /// Fills `out` with the bytes of a section that start at `offset`. Errors: as
+    /// Fills `out` with the bytes of a section that start at `offset`. Errors: those of
     /// [`read`](Self::read).
     pub fn fill(&self, section: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         self.pages.copy(self.at(section, offset, out.len())?, out)
     }
 
-    /// Entry `number` of a section. The section `ends` holds the end of each entry. Errors: as
-    /// [`read`](Self::read); an entry of more than `most` bytes.
+    /// Entry `number` of a section. The section `ends` holds the end of each entry. Errors: those
+    /// of [`read`](Self::read); an entry of more than `most` bytes.
     pub fn entry<'a>(
         &'a self,
         section: usize,

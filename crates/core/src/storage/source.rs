@@ -205,8 +205,9 @@ impl Sources {
     /// Adds a file by its path and length, or an object by its URL and length. The object is looked
     /// up once, and all reads request that version.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name; for
-    /// an object [`ErrorKind::Changed`] if it has another length, and errors of the store.
+    /// Errors: those of [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file
+    /// name; for an object [`ErrorKind::Changed`] if it has another length, and errors of the
+    /// store.
     pub fn file(&mut self, path: impl AsRef<Path>, len: u64) -> Result<SourceId> {
         let path = path.as_ref();
         if !is_url(path) {
@@ -225,7 +226,7 @@ impl Sources {
 
     /// Adds the file or object at a path or URL, with its current length and version.
     ///
-    /// Errors: as [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
+    /// Errors: those of [`Self::file_in`]; [`ErrorKind::NotFound`]; errors of the system or store.
     pub fn look_up(&mut self, path: impl AsRef<Path>) -> Result<SourceId> {
         let path = path.as_ref();
         self.add(path, &super::listing::regular(path)?)
@@ -233,7 +234,8 @@ impl Sources {
 
     /// Adds a file or object with the length and version in `meta`.
     ///
-    /// Errors: as [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file name.
+    /// Errors: those of [`Self::file_in`], and [`ErrorKind::Config`] for a path without a file
+    /// name.
     #[doc(hidden)]
     pub fn add(&mut self, path: &Path, meta: &Meta) -> Result<SourceId> {
         let id = self.add_named(path, meta.len)?;
@@ -277,7 +279,7 @@ impl Sources {
     /// Appends all sources of `other`. Source *k* of `other` becomes source *k* plus the returned
     /// number.
     ///
-    /// Errors: as [`Self::file_in`].
+    /// Errors: those of [`Self::file_in`].
     #[doc(hidden)]
     pub fn append(&mut self, other: &Sources) -> Result<usize> {
         let base = self.entries.len();

@@ -70,8 +70,8 @@ impl Cache {
     /// already run do not learn of the damage. An object whose map is damaged is removed, unless a
     /// process reads it.
     ///
-    /// Errors: as [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of another
-    /// user.
+    /// Errors: those of [`entries`](Self::entries); [`ErrorKind::Permission`] for a folder of
+    /// another user.
     pub fn verify(&self, mut seen: impl FnMut(u64) -> ControlFlow<()>) -> Result<Vec<Error>> {
         let dir = self.existing(true)?;
         let (found, _) = dir.all().map_err(|error| self.failed("list", error))?;
@@ -104,7 +104,7 @@ impl Cache {
     /// Removes objects that no process reads, the least recently used first, until the folder holds
     /// at most `bytes`. Returns the number of freed bytes.
     ///
-    /// Errors: as [`verify`](Self::verify).
+    /// Errors: those of [`verify`](Self::verify).
     pub fn trim(&self, bytes: u64) -> Result<u64> {
         let dir = self.existing(true)?;
         let (mut found, total) = dir.all().map_err(|error| self.failed("list", error))?;

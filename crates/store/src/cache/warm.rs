@@ -192,7 +192,7 @@ impl Warm<'_> {
         Ok(self.end())
     }
 
-    /// Submits blocks while there is room, those to try again first. Errors: as
+    /// Submits blocks while there is room, those to try again first. Errors: those of
     /// [`collect`](Self::collect).
     fn submit(&mut self, blocks: &mut impl Iterator<Item = BlockId>) -> Result<()> {
         let mut tries = self.again.len();

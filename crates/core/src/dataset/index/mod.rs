@@ -153,7 +153,7 @@ macro_rules! index_setters {
             self
         }
 
-        /// Opens these shards, in this order. Errors: as [`open`](Self::open).
+        /// Opens these shards, in this order. Errors: those of [`open`](Self::open).
         pub fn open_files(self, paths: &[impl AsRef<Path>]) -> Result<$dataset> {
             let files: Vec<PathBuf> = paths
                 .iter()
@@ -516,7 +516,7 @@ impl Index {
 
     /// Adds the parts of a sample to `parts`. Fields close together share an extent, which is read
     /// once. A field that the sample lacks has no bytes. Without checksums, fields in `plain` (a
-    /// bit set) with an extent of their own may be read in place. Errors: as
+    /// bit set) with an extent of their own may be read in place. Errors: those of
     /// [`entry`](Self::entry).
     pub fn extents<'a>(&'a self, sample: u64, plain: u32, parts: &mut Parts<'a>) -> Result<()> {
         let (shard, row) = self.locate(sample);

@@ -107,7 +107,7 @@ impl<'a> Scan<'a> {
         Ok(&self.window[start..start + len])
     }
 
-    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: as
+    /// CRC32C of `len` bytes at `offset`, with no limit on `len`. Errors: those of
     /// [`bytes`](Self::bytes).
     pub fn crc(&mut self, offset: u64, len: u64) -> Result<u32> {
         let mut crc = 0;
