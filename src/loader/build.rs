@@ -1149,8 +1149,9 @@ mod tests {
             let error = free(bytes, slots).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget);
             let need = ShownBytes(need);
-            let words =
-                format!("are free, limits of the container included, {need} are needed at least");
+            let words = format!(
+                "are free, limits of the container included, but at least {need} are needed"
+            );
             assert!(error.to_string().contains(&words), "{error}");
         }
     }

@@ -125,7 +125,7 @@ fn under_the_limit(dir: &Path) {
                 ran += 1;
             }
             Err(error) => {
-                refused::<()>(Err(error), &["are needed at least"]);
+                refused::<()>(Err(error), &["are needed"]);
                 least += 1;
             }
         }

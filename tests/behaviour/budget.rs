@@ -145,7 +145,7 @@ fn a_loader_over_its_part_of_a_budget_is_refused() {
     let text = error.to_string();
     let words = [
         "4.0 MiB are allowed, ",
-        "loaders that need less, built first, leave more:",
+        "build loaders with smaller plans first:",
         "batch slots",
         "  sum ",
         "budget 4.0 MiB: 1/2 of the 8.0 MiB free in a budget of 8.0 MiB for 2 loaders",

@@ -408,7 +408,7 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
         (
             Fault::Overflows(3),
             ErrorKind::Limit,
-            "by its metadata 4096 were reserved",
+            "but only 4096 were reserved by its metadata",
         ),
         (
             Fault::OutsideOfTheFile(3),

@@ -240,7 +240,7 @@ fn mistakes_of_users_code_name_that_code_and_the_sample() {
             Mistake::DecoderForgetsALength,
             Stage::Decode,
             ErrorKind::Shape,
-            "written, and its length was not set",
+            "written, but its length was not set",
         ),
         (
             Mistake::DecoderTakesTwice,
@@ -476,7 +476,7 @@ fn bytes_behind_the_length_are_zero_whoever_wrote_there() {
     assert!(
         error
             .message()
-            .contains("row 2 of field `text` has length 21, 20 is the most"),
+            .contains("row 2 of field `text` has length 21, but the maximum is 20"),
         "{error}"
     );
 }
@@ -862,7 +862,7 @@ fn an_added_field_without_a_length_is_an_error() {
     assert!(
         error
             .message()
-            .contains("`list` was written, and its length was not set"),
+            .contains("`list` was written, but its length was not set"),
         "{error}"
     );
     let batch = start(true).epoch(0).unwrap().next().unwrap().unwrap();

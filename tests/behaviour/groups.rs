@@ -712,18 +712,19 @@ fn lengths_that_do_not_match_the_data_are_named() {
         (error.kind(), error.site().sample),
         (ErrorKind::Shape, Some(1))
     );
-    let words = "field `image` takes at most 10 in a batch of group 0, the sample has 50: the order knows another length";
+    let words = "field `image` takes at most 10 in a batch of group 0, but the sample has 50: the \
+         order was made with another length";
     assert!(error.to_string().contains(words), "{error}");
     for (field, most, words) in [
         (
             "text",
             vec![10, 1000],
-            "the groups name a field `text`; there are image, label",
+            "the groups name an unknown field `text`; the fields are image, label",
         ),
         (
             "label",
             vec![10, 1000],
-            "field `label` has one shape: groups cannot shorten it",
+            "field `label` has a fixed shape: groups cannot shorten it",
         ),
         ("image", vec![10], "1 lengths of field `image` for 2 groups"),
         (
@@ -944,7 +945,8 @@ fn buckets_without_groups_of_these_sizes_are_refused() {
             .batch_size(2)
     };
     let error = message(with(&decoder, Order::shuffled(1)));
-    let words = "field `image` has 5 shapes, the order 0 groups: group the order by the shapes";
+    let words = "field `image` has 5 shapes, but the order has 0 groups: group the order by the \
+         shapes";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     for (buckets, words) in [
         (vec![], "0 buckets of pictures; give 1 to 256"),

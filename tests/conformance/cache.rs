@@ -551,7 +551,7 @@ fn a_folder_that_cannot_be_a_cache_is_refused_by_name() {
         .cache(Cache::at(&file));
     let error = builder.build().err().unwrap().to_string();
     assert!(
-        error.contains("the folder cannot be a cache") && error.contains("file"),
+        error.contains("the folder cannot be used as a cache") && error.contains("file"),
         "{error}"
     );
     // It becomes unusable later: nothing is kept, and nothing fails.
@@ -939,7 +939,10 @@ fn links_and_pipes_in_a_cache_hold_nothing_and_lead_nowhere() {
         .cache(bucket.cache())
         .build()
         .unwrap_err();
-    assert!(error.to_string().contains("cannot be a cache"), "{error}");
+    assert!(
+        error.to_string().contains("cannot be used as a cache"),
+        "{error}"
+    );
     assert!(bucket.cache().entries().is_err());
     assert_eq!(std::fs::read(&victim).unwrap(), b"untouched bytes");
 }

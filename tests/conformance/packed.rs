@@ -789,7 +789,7 @@ fn impossible_bins_are_refused_by_name() {
     refused(
         records.packed("tokens", 8).open(&place),
         ErrorKind::Config,
-        "u32 [2, 1]; packed are rows of numbers",
+        "u32 [2, 1]; only rows of numbers can be packed",
     );
     let file = || Documents::file(&dir.path("documents"), &[5]);
     let checked = || {
@@ -1215,7 +1215,7 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
     assert!(
         error
             .to_string()
-            .contains("`dataset.copied` of the whole, then take the part"),
+            .contains("`dataset.copied` on the whole dataset, then take the part"),
         "{error}"
     );
     let mut bad = chunks();

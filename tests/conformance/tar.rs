@@ -440,14 +440,13 @@ fn indexes_can_be_kept_elsewhere_or_turned_off() {
         .unwrap();
     let told = nowhere.describe();
     assert!(
-        told.contains("index not saved")
-            && told.ends_with("; `index_file` names a file that can be written"),
+        told.contains("index not saved") && told.ends_with("; set `index_file` to a writable file"),
         "{told}"
     );
     for (opening, tells) in [true, false].into_iter().enumerate() {
         let told = builder().open(dir.path("set")).unwrap().describe();
-        let words =
-            ", kept beside the shards as .fdx files; `index_file` names one file elsewhere for all";
+        let words = ", kept beside the shards as .fdx files; set `index_file` to keep \
+             them in one file elsewhere";
         assert_eq!(told.contains(words), tells, "opening {opening}: {told}");
     }
 }

@@ -537,8 +537,8 @@ fn impossible_groups_are_refused_with_their_numbers() {
     );
     let error = Groups::by([1, 2, 9], &[4, 8]).unwrap_err();
     assert_eq!(error.site().sample, Some(2));
-    let words =
-        "the sample has length 9, the last bound of the groups is 8: raise it, or cut the lengths";
+    let words = "the sample has length 9, but the last bound of the groups is 8: \
+         raise the bound, or cut the lengths";
     assert_eq!(message(error), config(words));
 
     let groups = Groups::by([1, 2, 9], &[4, 10]).unwrap();
