@@ -254,7 +254,7 @@ def test_tokens_of_another_width_are_found_by_the_vocabulary(tmp_path):
         for other in {"u16", "u32", "i64"} - {kind}:
             with pytest.raises(DecodeError, match="vocabulary=50257|every second"):
                 read(token=other, vocabulary=50257)
-        with pytest.raises(DecodeError, match=f"token {ids.max()}, and the ids end at {ids.max() - 1}"):
+        with pytest.raises(DecodeError, match=f"token {ids.max()}, but .vocabulary={ids.max()}. ends the ids at {ids.max() - 1}"):
             read(token=kind, vocabulary=int(ids.max()))
     with pytest.raises(ConfigError, match="1 to 2.16 ids"):
         read(token="u16", vocabulary=100_278)
