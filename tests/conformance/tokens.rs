@@ -658,7 +658,7 @@ fn long_documents_are_an_error_or_cut_and_counted() {
     );
     let cut = open(Megatron::builder().documents(6).cut(true)).unwrap();
     assert_eq!((cut.len(), cut.leftover_tokens()), (4, 1 + 7));
-    assert!(cut.describe().contains("2 cut by 8, 1 empty"), "{cut:?}");
+    assert!(cut.describe().contains("2 cut by 8 tokens, 1 empty"), "{cut:?}");
     let expected: Vec<Row> = {
         let sequences = sequences("megatron-u16", 2);
         let short = |bytes: Vec<u8>| one("tokens", &bytes[..bytes.len().min(12)]);

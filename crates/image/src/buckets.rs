@@ -20,7 +20,7 @@ impl Image {
     /// # use feedline_image::Image;
     ///
     /// let decoder = Image::buckets([(1024, 1024), (768, 1360), (1360, 768)]).random_crop(true);
-    /// let sizes = vec![(2000, 1500); 80_000]; // of every picture, such as from a table of metadata
+    /// let sizes = vec![(2000, 1500); 80_000]; // of all pictures, for example from a metadata table
     /// let groups = decoder.groups(sizes)?.budget(16 << 20).multiple_of(8); // pixels of a batch, over all ranks
     /// # Ok::<(), feedline_core::Error>(())
     /// ```
@@ -126,8 +126,8 @@ impl Image {
             return Ok(());
         }
         let message = format!(
-            "the picture has {width}x{height} pixels and belongs to group {own}, not to \
-             {group} of its batch: the order knows another size"
+            "the picture has {width}x{height} pixels and belongs to group {own}, but its \
+             batch is of group {group}: the order was made for another size"
         );
         Err(Error::new(ErrorKind::Shape, Stage::Decode, message))
     }

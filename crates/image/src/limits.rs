@@ -97,7 +97,10 @@ impl PictureRoom<'_> {
                 format!("{width}x{height} pixels take {sum} bytes to decode; the limit is {limit}");
             return Err(over_limit(message)
                 .with_amounts(sum, limit)
-                .with_note(&format!("a tight {} lowers it", Setting::MemoryBudget)));
+                .with_note(&format!(
+                    "a small {} lowers this limit",
+                    Setting::MemoryBudget
+                )));
         }
         let kept = (self.pixels.len().max(own as usize) + self.resizer.bytes()) as u64;
         if kept.saturating_add(resizing).saturating_add(theirs) > limit {

@@ -117,7 +117,7 @@ pub struct Image {
     pub(super) misplaced: Option<Misplaced>,
 }
 
-/// A setting of other pictures: its name, and the pictures that have it.
+/// A setting that does not apply to this kind of output: its name, and the kind that has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Misplaced {
     pub(super) setting: &'static str,

@@ -25,8 +25,8 @@ pub(super) const ZIGZAG: [u8; 64] = [
     52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63,
 ];
 
-/// Natural index of the coefficient before each place. Places beyond the block are errors, and have
-/// any index.
+/// Natural index of the coefficient before each place. Places beyond the block are errors, and
+/// their index is arbitrary.
 const PLACES: [u8; 128] = {
     let mut places = [0; 128];
     let mut k = 0;

@@ -721,7 +721,7 @@ impl<'a> ScanReader<'a> {
         // Some cameras also write a restart marker after the last interval.
         if self.strict && !self.broken && end + 2 < data {
             let message = format!(
-                "a restart marker more than scan {} has intervals",
+                "one restart marker too many for the intervals of scan {}",
                 self.number + 1
             );
             return Err(Error::damaged(message).at(end));

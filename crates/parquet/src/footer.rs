@@ -203,7 +203,7 @@ impl Footer {
                     return Ok(blob);
                 }
                 let message =
-                    "the file was written or replaced while it was indexed; open the dataset anew";
+                    "the file was written or replaced while it was indexed; open the dataset again";
                 Err(Error::new(ErrorKind::Changed, Stage::Index, message).with_path(&self.path))
             }
         }
@@ -319,7 +319,7 @@ fn read_meta(blob: &Blob) -> Result<(ParquetMetaData, Vec<usize>, bool)> {
         let all = meta.file_metadata().num_rows();
         let message = format!(
             "the footer counts {all} rows, its row groups {counted}: a row group is \
-             lost, or the footer damaged"
+             lost, or the footer is damaged"
         );
         return Err(Error::new(ErrorKind::Decode, Stage::Index, message).with_range(start, footer));
     }
