@@ -577,8 +577,8 @@ impl Dataset for Megatron {
                 ..
             } => {
                 format!(
-                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens} tokens, \
-                     {empty} empty"
+                    "{what} of up to {max} {dtype} tokens, {cut_samples} cut by {cut_tokens} \
+                     tokens, {empty} empty"
                 )
             }
             DocumentSamples::Windows { windows, leftover } => {

@@ -4,7 +4,7 @@
 //! ```text
 //! file:       | header | t0 t1 t2 … |        window 3, next_token: t0 t1 t2 t3 | t3 t4 t5 t6 | t6 …
 //! windows:    k ─► header + k × stride                             (inputs are [..3], targets [1..])
-//! documents:  t0 t1 E | t2 E | t3 …          separator E ends a document; tokens after the last E are a document, too
+//! documents:  t0 t1 E | t2 E | t3 …          separator E ends a document; tokens after the last E are one, too
 //! ```
 //!
 //! The ends of documents are found by one pass over all tokens, and take 8 bytes each in memory; a
@@ -260,8 +260,8 @@ impl TokensBuilder {
             match (header, bytes) {
                 (Some(others), Some(bytes)) if others != bytes => {
                     let message = format!(
-                        "a header of {bytes} bytes here, but {others} in the files before: open them \
-                         as separate datasets"
+                        "a header of {bytes} bytes here, but {others} in the files before: open \
+                         them as separate datasets"
                     );
                     return Err(
                         Error::new(ErrorKind::Decode, Stage::Index, message).with_path(path)

@@ -21,7 +21,7 @@ pub struct Limits {
     /// Total heap bytes of one decode; all workers may use as much at once. See
     /// [`Image`](super::Image) for the sum.
     pub memory: usize,
-    /// Scans of a JPEG that has several, usually a progressive one. Encoders write about 10.
+    /// Scans of a JPEG with several scans, usually a progressive one. Encoders write about 10.
     ///
     /// Each scan is a pass over all coefficients, and takes only a hundred bytes in the file.
     pub scans: u32,

@@ -389,7 +389,7 @@ struct ScanReader<'a> {
     broken: bool,
     /// The last MCU in which damage was found, unless it directly follows a damaged interval.
     broken_at: u32,
-    /// The first MCU after a damaged interval. As for libjpeg-turbo, it does not matter whether its
+    /// The first MCU after a damaged interval. As in libjpeg-turbo, it does not matter whether its
     /// own data exist.
     behind: Option<u32>,
     /// MCUs per row in a scan of one component.

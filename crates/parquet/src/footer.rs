@@ -57,7 +57,7 @@ impl Leaf {
         }
     }
 
-    /// Description of everything in which the values of two files may differ.
+    /// Describes all properties in which the values of two files may differ.
     pub(super) fn words(&self) -> String {
         let stored = self.descr.physical_type();
         let len = self.descr.type_length();
@@ -209,8 +209,8 @@ impl Footer {
         }
     }
 
-    /// As [`content`](Self::content), but `None` on an error. For sizes that opening the chunk
-    /// checks again.
+    /// As [`content`](Self::content), but `None` on an error. Used for sizes that are checked again
+    /// when the chunk is opened.
     pub(super) fn blob(&self) -> Option<Blob> {
         self.content().ok()
     }

@@ -602,7 +602,8 @@ impl Framed for Parquet {
         if bytes > LENGTHS_MAX {
             let name = &self.schema[field].name;
             let message = format!(
-                "column `{name}` has {bytes} bytes, too many to search for the longest row: give its length"
+                "column `{name}` has {bytes} bytes, too many to search for the longest row: give its \
+                 length"
             );
             return Err(footer::config(
                 message + &Setting::UpTo.hint(|up_to| format!(" by {up_to}")),

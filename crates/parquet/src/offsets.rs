@@ -118,8 +118,8 @@ impl Claim<'_> {
         format!("column `{}`: {reason}", self.descr.path().string())
     }
 
-    /// The pages, if they follow each other from the chunk's start to its end, and so do their
-    /// rows.
+    /// The pages, if they and their rows follow each other without gaps from the chunk's start to
+    /// its end.
     fn pages(&self) -> Checked<Pages> {
         let start = self.whole.data.0;
         let end = self.whole.data.0 + self.whole.data.1;

@@ -110,8 +110,8 @@ impl<'a> Thrift<'a> {
         Ok(())
     }
 
-    /// Calls `field` with the id and type of each field of a structure; it returns whether it read
-    /// the value.
+    /// Calls `field` with the id and type of each field of a structure; `field` returns whether it
+    /// read the value.
     fn fields(
         &mut self,
         depth: u32,

@@ -416,7 +416,7 @@ impl Meaning {
             "str_float" => Self::Float,
             "pkl" => {
                 return Err(
-                    "pickles (encoding `pkl`) can run code and are never read: store another encoding"
+                    "pickles (encoding `pkl`) can run code and are never read: use another encoding"
                         .to_string(),
                 );
             }

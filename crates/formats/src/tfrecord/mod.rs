@@ -308,8 +308,8 @@ impl TfRecordBuilder {
                 .any(|(_, other, of)| other == feature && of != kind)
             {
                 return bad(format!(
-                    "feature {feature:?} is requested as two kinds of list, but has one kind: name it \
-                     once"
+                    "feature {feature:?} is requested as two kinds of list, but has one kind: name \
+                     it once"
                 ));
             }
             features.push(match kind {
