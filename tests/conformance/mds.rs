@@ -547,7 +547,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
             Mds::builder()
                 .columns(["int"])
                 .raw(Field::fixed("int", DType::I64, [2])),
-            "its values have 8 bytes, the field 16",
+            "its values have 8 bytes, the field has 16",
         ),
         (
             Mds::builder()

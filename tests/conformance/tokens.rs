@@ -239,7 +239,7 @@ fn llm_c_files_are_recognised_by_their_header() {
     assert!(
         error
             .to_string()
-            .contains("the header says u16 tokens, not u32: give "),
+            .contains("the header says u16 tokens, not u32: set "),
         "{error}"
     );
     let error = Tokens::builder(DType::U16)
@@ -525,14 +525,14 @@ fn a_token_that_is_not_in_the_vocabulary_is_an_error_of_its_sample() {
             2,
             "token 4464, but `vocabulary(4464)` ends the ids at 4463",
         ),
-        (open(DType::I64, 100), 0, "token 34359808368, and"),
+        (open(DType::I64, 100), 0, "token 34359808368, but"),
         (
             Tokens::builder(DType::I32)
                 .window(2)
                 .vocabulary(9)
                 .open(negative),
             0,
-            "a negative token, and",
+            "a negative token, but",
         ),
     ];
     for (tokens, sample, words) in cases {
@@ -658,7 +658,10 @@ fn long_documents_are_an_error_or_cut_and_counted() {
     );
     let cut = open(Megatron::builder().documents(6).cut(true)).unwrap();
     assert_eq!((cut.len(), cut.leftover_tokens()), (4, 1 + 7));
-    assert!(cut.describe().contains("2 cut by 8 tokens, 1 empty"), "{cut:?}");
+    assert!(
+        cut.describe().contains("2 cut by 8 tokens, 1 empty"),
+        "{cut:?}"
+    );
     let expected: Vec<Row> = {
         let sequences = sequences("megatron-u16", 2);
         let short = |bytes: Vec<u8>| one("tokens", &bytes[..bytes.len().min(12)]);
@@ -726,13 +729,13 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
             "the magic",
             with(0, b"X"),
             ErrorKind::Decode,
-            "not an index",
+            "not a Megatron index",
         ),
         (
             "the version",
             with(9, &[2]),
             ErrorKind::Decode,
-            "not an index",
+            "not a Megatron index",
         ),
         ("floats", with(17, &[6]), ErrorKind::Decode, "float"),
         (

@@ -22,11 +22,11 @@
 //!
 //! # Seek points
 //!
-//! Seek points take about 1 % of a picture's bytes. They are in a segment that other decoders skip
+//! A picture may carry seek points, about 1 % of its bytes: in a segment that other decoders skip
 //! ([`Decoder::embed`]), or stored separately ([`Decoder::seek_points`]). With them, decoding of a
-//! row of the crop begins near its left edge. A checksum of the coded data guards them: pixels
-//! never depend on points, and with wrong ones the picture is decoded without them. Pictures with
-//! restart markers, damaged pictures and those of several scans have none.
+//! row of the crop begins near the crop's left edge. A checksum of the coded data guards them:
+//! pixels never depend on points, and with wrong ones the picture is decoded without them. Pictures
+//! with restart markers, damaged pictures and those of several scans have none.
 //!
 //! # Use
 //!

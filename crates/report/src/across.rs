@@ -933,7 +933,8 @@ impl Across {
     /// The sentence if no rank is late, with what it does not show.
     fn none_late(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.compared {
-            let least = "each rank needs some steps, and on a GPU the loader needs its stream";
+            let least =
+                "each rank needs some steps, and on a GPU the loader must know their stream";
             return write!(f, "Too little was measured to compare the ranks: {least}.");
         }
         let step_ns = median(&self.ranks, |rank| rank.step_ns);

@@ -163,7 +163,9 @@ impl WhatIf {
         }
         if self.loads.starved.is_none() {
             caveats.push(
-                "The consumer's stream is not known, so its own limit is not known either.".into(),
+                "The consumer's stream is not known, so the consumer's own limit is not known \
+                 either."
+                    .into(),
             );
         }
         let now = self.time(self.measured(), self.serial);
@@ -766,7 +768,7 @@ mod tests {
         assert!(
             then.caveats
                 .iter()
-                .any(|caveat| caveat.contains("cores for 5.0 workers")),
+                .any(|caveat| caveat.contains("cores for only 5.0 workers")),
             "{:?}",
             then.caveats
         );

@@ -32,14 +32,14 @@ def test_llm_c_header_is_recognised_and_checked(tmp_path):
     assert whole.shape == (36, 16) and whole[0, 0] == 20240520 % 65536
     assert (first(fn.tokens(path, seq_len=16, header_bytes=1024))["tokens"] == tokens.reshape(4, 16)).all()
     llm_c(path, tokens.astype(np.uint32), 20240801, 7)
-    with pytest.raises(Error, match='the header says u32 tokens, not u16: give `token="u32"`'):
+    with pytest.raises(Error, match='the header says u32 tokens, not u16: set `token="u32"`'):
         first(fn.tokens(path, seq_len=16))
     assert first(fn.tokens(path, seq_len=16, token="u32"))["tokens"].dtype == np.uint32
 
 
 def test_an_array_is_no_file_of_tokens(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(64, dtype=np.uint16))
-    with pytest.raises(Error, match="a NumPy array: read it as source npy; `header_bytes=0` takes"):
+    with pytest.raises(Error, match="a NumPy array: read it as source npy; `header_bytes=0` reads"):
         first(fn.tokens(tmp_path / "a.npy", seq_len=16))
 
 

@@ -469,9 +469,10 @@ fn offsets_of(
         || first > bytes
         || end != bytes
     {
-        return Err(
-            wrong(format!("samples at bytes {first} to {end} of {bytes}")).with_range(4, table - 4),
-        );
+        return Err(wrong(format!(
+            "samples cannot lie at bytes {first} to {end} of {bytes}"
+        ))
+        .with_range(4, table - 4));
     }
     for (index, pair) in offsets.windows(2).enumerate() {
         let fits = pair[1]

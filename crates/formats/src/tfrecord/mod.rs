@@ -427,7 +427,7 @@ fn record_at(input: &mut Scan<'_>, at: u64, left: u64) -> Result<u64, RecordWalk
         Err(message) => Err(match foreign(head).filter(|_| at == 0) {
             Some(name) => RecordWalk::Damage(
                 DamageKind::Unsupported,
-                format!("not a TFRecord file: {name}"),
+                format!("not a TFRecord file but {name}"),
             ),
             None => RecordWalk::Damage(DamageKind::Header, message),
         }),

@@ -370,7 +370,7 @@ impl Case<'_> {
         let depth = self.snapshot.storage.depth.max(1);
         let rest = format!(
             " or a larger {} (with the {} for it): slots allowed {:.0} reads in flight \
-             of {depth}. If storage can deliver more, the rate rises up to {:.1} times.",
+             of {depth}. If storage can deliver more, the rate rises by up to a factor of {:.1}.",
             Setting::BatchSize,
             Setting::MemoryBudget,
             filled * f64::from(depth),
