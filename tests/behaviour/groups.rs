@@ -984,6 +984,6 @@ fn buckets_without_groups_of_these_sizes_are_refused() {
         (error.kind(), error.site().sample),
         (ErrorKind::Shape, Some(5))
     );
-    let words = "the picture has 41x39 pixels and belongs to group 0, not to 3 of its batch: the order knows another size";
+    let words = "the picture has 41x39 pixels and belongs to group 0, but its batch is of group 3: the order was made for another size";
     assert!(error.to_string().contains(words), "{error}");
 }

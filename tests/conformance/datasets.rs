@@ -447,7 +447,7 @@ fn records_refuse_partial_records_and_wrong_label_counts() {
         (
             Records::builder(10).open(&cut),
             ErrorKind::Truncated,
-            "5 over",
+            "5 left over",
         ),
         (
             Records::builder(10).open(&empty),

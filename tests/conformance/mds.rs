@@ -171,11 +171,11 @@ fn arrays_that_store_their_length_are_lists() {
     let refused = [
         (
             Mds::builder().up_to("*", 6).columns(["free"]),
-            "column `free`: its arrays may have any shape: give type and shape by",
+            "column `free`: its arrays may have any shape: give dtype and shape by",
         ),
         (
             Mds::builder().columns(["shaped"]),
-            "column `shaped`: its arrays may have any shape: give their most elements by",
+            "column `shaped`: its arrays may have any shape: give their maximum number of elements by",
         ),
     ];
     for (builder, words) in refused {
@@ -286,7 +286,7 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (json!({ "/version": 1 }), Decode, "version 1"),
         (json!({ "-/version": null }), Decode, "`version` is missing"),
         (json!({ "/shards": [] }), Empty, "no shards"),
-        (json!({ "/shards": {} }), Decode, "`shards` is no list"),
+        (json!({ "/shards": {} }), Decode, "`shards` is not a list"),
         (json!({ "-/shards/1/samples": null }), Decode, "`samples`"),
         (
             json!({ "/shards/1/samples": 4 }),
@@ -321,7 +321,7 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (
             json!({ "/shards/1/column_sizes/0": 13 }),
             Decode,
-            "other columns than shard 0",
+            "its columns differ from those of shard 0",
         ),
         (
             json!({ "/shards/*/column_sizes/0": 13 }),
@@ -366,12 +366,12 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (
             json!({ "/shards/0/compression": "zstd" }),
             Decode,
-            "no compressed file",
+            "without `zip_data`",
         ),
         (
             json!({ "/shards/0/zip_data": zip }),
             Decode,
-            "no compression",
+            "without `compression`",
         ),
         (
             json!({
@@ -415,7 +415,7 @@ fn an_impossible_index_is_an_error_that_names_the_shard() {
         (
             json!({ "/shards/1/raw_data/basename": "shard.00000.mds" }),
             Decode,
-            "two shards are the file",
+            "two shards name the file",
         ),
         (
             json!({ "/shards/0/raw_data": null }),
@@ -525,7 +525,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
             Mds::builder().columns(["nope"]),
             "no column `nope`; there are bytes, fixed, float16",
         ),
-        (Mds::builder().columns(["int", "int"]), "asked for twice"),
+        (Mds::builder().columns(["int", "int"]), "selected twice"),
         (Mds::builder().columns(Vec::<String>::new()), "0 columns"),
         (
             Mds::builder().raw(Field::fixed("nope", DType::U8, [])),
@@ -535,7 +535,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
             Mds::builder()
                 .columns(["int"])
                 .raw(Field::fixed("free", DType::I16, [6])),
-            "not among those asked for",
+            "not one of the selected columns",
         ),
         (
             Mds::builder()
@@ -547,7 +547,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
             Mds::builder()
                 .columns(["int"])
                 .raw(Field::fixed("int", DType::I64, [2])),
-            "its values have 8 bytes, the field 16",
+            "its values have 8 bytes, the field has 16",
         ),
         (
             Mds::builder()

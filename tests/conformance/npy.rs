@@ -255,7 +255,7 @@ fn archives_are_read_as_dlio_and_numpy_write_them() {
     assert!(
         error
             .to_string()
-            .contains("`x` is u8 [3, 4, 1] here and u8 [2, 5, 1] in the first file: `flat`"),
+            .contains("`x` is u8 [3, 4, 1] here and u8 [2, 5, 1] in the first file; `flat`"),
         "{error}"
     );
 }
@@ -327,7 +327,7 @@ fn a_rule_for_what_varies_leaves_other_members_as_they_are() {
         open(Npz::builder().fields(["z"]).up_to("z", 8))
             .contains("`z` is i32 []: a scalar has no first dimension")
     );
-    assert!(open(Npz::builder().rows().up_to("*", 8)).contains("rows of `x` have one shape"));
+    assert!(open(Npz::builder().rows().up_to("*", 8)).contains("`x`: rows have one shape"));
     let same = Npy::builder()
         .field("x", npy("same-*.npy"))
         .up_to("*", 9)
@@ -468,7 +468,7 @@ fn the_error_of_a_refused_array_says_what_to_do() {
     assert!(open(Npz::builder().fields(["z"])).contains("no member `z`; there are x, label"));
     assert!(open(Npz::builder().up_to("z", 3)).contains("no field `z`; there are x, label"));
     assert!(open(Npz::builder().rows().verify(true)).contains("whole members"));
-    assert!(open(Npz::builder().rows().up_to("x", 3)).contains("rows of `x` have one shape"));
+    assert!(open(Npz::builder().rows().up_to("x", 3)).contains("`x`: rows have one shape"));
     assert!(
         Npy::builder()
             .open()

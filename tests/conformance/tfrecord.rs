@@ -295,7 +295,7 @@ fn the_error_of_a_missing_feature_lists_the_others() {
         ),
         (
             plain().floats(Field::up_to("x", DType::F32, 3), "four"),
-            "4 values or more, at most 3",
+            "at least 4 values, at most 3",
         ),
         (
             plain().bytes("label"),
@@ -378,7 +378,7 @@ fn missing_and_empty_features_are_zeros_where_asked_for() {
         .ints(scalar(DType::I64), "a")
         .open_bytes(ints.concat())
         .unwrap();
-    let advice = "; `missing_zero(true)` takes it as zeros";
+    let advice = "; `missing_zero(true)` reads it as zeros";
     for (sample, words) in [
         (1, "0 values, 1 expected"),
         (2, "is empty, not an int64 list"),
@@ -396,7 +396,7 @@ fn missing_and_empty_features_are_zeros_where_asked_for() {
         (plain().image("b"), "no feature \"b\""),
         (
             plain().ints(Field::fixed("x", DType::I64, [2]), "a"),
-            "1 values, 2 expected; `Field::up_to` takes any number",
+            "1 values, 2 expected; `Field::up_to` accepts any number",
         ),
     ];
     for (builder, words) in others {

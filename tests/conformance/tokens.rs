@@ -239,7 +239,7 @@ fn llm_c_files_are_recognised_by_their_header() {
     assert!(
         error
             .to_string()
-            .contains("the header says u16 tokens, not u32: give "),
+            .contains("the header says u16 tokens, not u32: set "),
         "{error}"
     );
     let error = Tokens::builder(DType::U16)
@@ -275,7 +275,7 @@ fn headers_of_all_files_of_a_pattern_are_looked_at() {
         ),
         (
             with(0, 20_240_326),
-            "a model, tokenizer or evaluation of llm.c",
+            "an llm.c model, tokenizer or evaluation file",
         ),
         (
             with(8, 38),
@@ -292,7 +292,7 @@ fn headers_of_all_files_of_a_pattern_are_looked_at() {
         ),
         (
             tokens.clone(),
-            "a header of 0 bytes here, of 1024 in the files before",
+            "a header of 0 bytes here, but 1024 in the files before",
         ),
     ];
     for (bytes, words) in cases {
@@ -330,7 +330,7 @@ fn files_of_other_formats_are_no_tokens() {
         ),
         (
             &std::fs::read(file("megatron-u16.idx")).unwrap(),
-            "an index of Megatron's",
+            "a Megatron index",
         ),
         (pointer, "git lfs pull"),
         // pickle.dumps([1, 2], protocol=4) and protocol=2
@@ -354,7 +354,7 @@ fn files_of_other_formats_are_no_tokens() {
         assert!(
             error
                 .to_string()
-                .contains("`header(0)` takes its bytes as tokens"),
+                .contains("`header(0)` reads its bytes as tokens"),
             "{error}"
         );
         let all = Tokens::builder(DType::U8)
@@ -420,12 +420,12 @@ fn an_impossible_setting_is_a_typed_error() {
         (
             of(DType::U16).window(4).open(dir.path("odd.bin")),
             ErrorKind::Truncated,
-            "1 over",
+            "1 left over",
         ),
         (
             of(DType::I64).window(4).header(3).open(dir.path("odd.bin")),
             ErrorKind::Truncated,
-            "6 over",
+            "6 left over",
         ),
         (
             of(DType::U16).window(5).open(dir.path("short.bin")),
@@ -517,22 +517,22 @@ fn a_token_that_is_not_in_the_vocabulary_is_an_error_of_its_sample() {
         (
             open(DType::U32, 70_000),
             1,
-            "token 70000, and the ids end at 69999, by `vocabulary(70000)`: the tokens may not",
+            "token 70000, but `vocabulary(70000)` ends the ids at 69999: the tokens may not",
         ),
         // 70,000 as two tokens of 16 bits: 4,464 and 1.
         (
             open(DType::U16, 4464),
             2,
-            "token 4464, and the ids end at 4463",
+            "token 4464, but `vocabulary(4464)` ends the ids at 4463",
         ),
-        (open(DType::I64, 100), 0, "token 34359808368, and"),
+        (open(DType::I64, 100), 0, "token 34359808368, but"),
         (
             Tokens::builder(DType::I32)
                 .window(2)
                 .vocabulary(9)
                 .open(negative),
             0,
-            "a negative token, and",
+            "a negative token, but",
         ),
     ];
     for (tokens, sample, words) in cases {
@@ -658,7 +658,10 @@ fn long_documents_are_an_error_or_cut_and_counted() {
     );
     let cut = open(Megatron::builder().documents(6).cut(true)).unwrap();
     assert_eq!((cut.len(), cut.leftover_tokens()), (4, 1 + 7));
-    assert!(cut.describe().contains("2 cut by 8, 1 empty"), "{cut:?}");
+    assert!(
+        cut.describe().contains("2 cut by 8 tokens, 1 empty"),
+        "{cut:?}"
+    );
     let expected: Vec<Row> = {
         let sequences = sequences("megatron-u16", 2);
         let short = |bytes: Vec<u8>| one("tokens", &bytes[..bytes.len().min(12)]);
@@ -726,13 +729,13 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
             "the magic",
             with(0, b"X"),
             ErrorKind::Decode,
-            "not an index",
+            "not a Megatron index",
         ),
         (
             "the version",
             with(9, &[2]),
             ErrorKind::Decode,
-            "not an index",
+            "not a Megatron index",
         ),
         ("floats", with(17, &[6]), ErrorKind::Decode, "float"),
         (

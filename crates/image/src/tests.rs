@@ -1117,7 +1117,7 @@ fn jpegs_of_unusual_kinds_are_named() {
     ]
     .concat();
     for (input, words) in [
-        (low, "height comes behind its data (DNL)"),
+        (low, "height comes after its data (DNL)"),
         (hierarchical, "DHP: hierarchical"),
     ] {
         for strict in [true, false] {

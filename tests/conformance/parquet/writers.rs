@@ -306,7 +306,7 @@ fn a_page_without_its_dictionary_is_refused() {
         bytes[5] = 0x08;
     });
     assert!(
-        error.contains("a page refers to a dictionary, and the column chunk has none before it"),
+        error.contains("a page refers to a dictionary, but the column chunk has none before it"),
         "{error}"
     );
 }

@@ -715,7 +715,7 @@ fn a_sample_before_damage_is_kept_only_if_surely_whole() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Empty);
     assert!(
-        error.message().contains("sample \"a\" is not whole"),
+        error.message().contains("sample \"a\" is incomplete"),
         "{error}"
     );
 }
@@ -777,7 +777,7 @@ fn impossible_settings_are_refused() {
         ),
         (
             Tar::builder().image("jpg").class("jpg"),
-            "are two fields, `label` the second",
+            "the second is `label`",
         ),
         (Tar::builder().image("jpg;"), "empty"),
         (

@@ -480,12 +480,12 @@ fn a_library_without_counters_is_used_only_if_required() {
             let loader = build(machine.on_gpu(uncached(open(&path)), Gds::Auto));
             assert_eq!(
                 loader.report().routes[0].to_string(),
-                "x staged (cuFile does not count the route of bytes)"
+                "x staged (cuFile does not report the route of bytes)"
             );
             let loader = build(machine.direct(uncached(open(&path))));
             let route = loader.report().routes[0].to_string();
             assert!(
-                route.ends_with("which does not count the route of bytes)"),
+                route.ends_with("which does not report the route of bytes)"),
                 "{route}"
             );
             let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();

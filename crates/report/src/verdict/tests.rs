@@ -213,8 +213,7 @@ fn copies_say_their_share_and_rate_on_the_bus() {
             ..Default::default()
         });
     });
-    let line =
-        "on the bus 20 % of the time, at 25.0 GB/s then; 70 % of the time the next one waited";
+    let line = "on the bus 20 % of the time, at 25.0 GB/s; 70 % of the time the next copy waited";
     assert_said(Cause::NotStarved, line, copied);
 }
 
@@ -280,7 +279,7 @@ fn workers_that_lack_cores_are_not_told_to_be_more() {
     let competing = said(|s| s.decode.cpu_ns = Some(20_000_000_000));
     assert_said(
         Cause::Decode,
-        "Of 4.0 workers that could have run 2.0 were on a core",
+        "Of 4.0 workers that could have run, 2.0 were on a core",
         competing.clone(),
     );
     assert_said(Cause::Decode, "wait for cores that others take", competing);
@@ -342,7 +341,7 @@ fn blocked_workers_are_told_to_be_more() {
     });
     assert_said(
         Cause::Decode,
-        "Of 4.0 workers that could have run 2.0 were on a core",
+        "Of 4.0 workers that could have run, 2.0 were on a core",
         competing,
     );
 }
@@ -536,7 +535,7 @@ fn a_larger_depth_is_advised_while_reads_do_not_wait() {
         assert_eq!(then.at_most, !at_limit, "{name}: {then:?}");
         assert_eq!(then.items_per_s > 1.05 * now, !at_limit, "{name}: {then:?}");
         let caveat = match (first, at_limit) {
-            (true, _) => "if reads do not begin to wait for each other",
+            (true, _) => "assumes that reads do not begin to wait for each other",
             (_, true) => "A larger depth gives nothing: 32 reads in flight wait for each other",
             _ => "cannot be known",
         };
@@ -595,7 +594,7 @@ fn advice_names_only_changes_that_gain() {
             .fold(f64::INFINITY, f64::min);
         assert!(now <= 1.000001 * least, "{now} {verdict}");
         assert_eq!(
-            verdict.to_string().contains("can be kept up"),
+            verdict.to_string().contains("can be sustained"),
             1000.0 > 1.01 * least,
             "{verdict}"
         );
@@ -747,7 +746,7 @@ fn objects_are_advised_on_by_the_share_that_the_network_serves() {
         (
             network(0),
             None,
-            "Of requests to object stores 0.0 were in flight",
+            "On average 0.0 requests to object stores were in flight",
         ),
         (
             network(50),
@@ -837,7 +836,7 @@ fn room_that_lacks_is_named_where_it_lacks() {
     );
     assert_said(
         budget,
-        "wait for room for their bytes",
+        "reads wait for buffer space",
         idle(|s| s.storage.blocked_ns = 6_000_000_000),
     );
     let held = idle(|s| {
@@ -1117,7 +1116,7 @@ fn the_taker_of_the_cores_is_the_cause() {
     };
     let others = crowded(5.0, 20.0, None);
     let line =
-        "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
+        "threads were ready but had no core for 50 % of the time; the process had 2.0 of 4 cores";
     assert_said(Cause::OtherPrograms, line, others.clone());
     assert_said(
         Cause::OtherPrograms,
