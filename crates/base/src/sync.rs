@@ -1,5 +1,5 @@
 //! Atomics and locks for modelled code: the standard library's, or loom's in the models
-//! (`pipeline/models.rs`), which thus run the same code as loaders.
+//! (`src/pipeline/models.rs`), which thus run the same code as loaders.
 
 #[cfg(not(loom))]
 pub use std::sync::{Mutex, MutexGuard, atomic};

@@ -14,7 +14,7 @@
     clippy::new_without_default,
     missing_docs,
     rustdoc::private_intra_doc_links,
-    reason = "the crate feedline shows what is promised"
+    reason = "only the crate feedline is public API"
 )]
 
 pub mod dataset;
