@@ -5,7 +5,7 @@ use crate::cache::{BLOCK, BLOCKS, Bucket, COUNT, RECORD, fill};
 use crate::common::cached::counts;
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
-use crate::common::{Dir, noise};
+use crate::common::{Dir, must_fail, noise};
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::{Cache, CacheEntry, CacheWarmed};
 use feedline::{ErrorKind, Loader, Order};
@@ -463,13 +463,12 @@ fn an_unversioned_object_and_a_dead_store_are_told_apart() {
     dead.put("bucket/c.bin", noise(RECORD, 5));
     let records = Records::builder(RECORD).open(dead.s3("c.bin")).unwrap();
     dead.script(|_| Some(Fault::Status(503, None, "SlowDown")));
-    let error = bucket
-        .cache()
-        .warm(records.sources(), |_| ControlFlow::Continue(()))
-        .unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Io && error.to_string().contains("503"),
-        "{error}"
+    must_fail(
+        bucket
+            .cache()
+            .warm(records.sources(), |_| ControlFlow::Continue(())),
+        ErrorKind::Io,
+        "503",
     );
 }
 

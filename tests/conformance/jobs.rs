@@ -1,6 +1,6 @@
 //! A plan's tasks in any order, by any processes: the bytes of one process, or a clear error.
 
-use crate::common::Dir;
+use crate::common::{Dir, must_fail, must_say};
 use crate::shards::{content, fixture, folder, formats, write};
 use feedline::dataset::{Dataset, DatasetExt, Images, Tar, Verified, Verify};
 use feedline::prepare::{Check, Event, Format, Plan, Ran, Shards, Tasks};
@@ -233,12 +233,9 @@ fn a_record_of_another_plan_is_refused() {
         dir.path("one/tasks/000001.tsv"),
     )
     .unwrap();
-    let error = run(&one, &Tasks::all()).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("the record of task 0: remove it, and run task 1 again"),
-        "{error}"
+    must_say(
+        run(&one, &Tasks::all()),
+        "the record of task 0: remove it, and run task 1 again",
     );
 }
 
@@ -374,10 +371,10 @@ fn wrong_plans_are_refused() {
     refused(shards.plan(&from, dir.path("used"), 1), "not empty");
     let plan = Plan::open(dir.path("out")).unwrap();
     for (tasks, words) in [("12", "task 12 of a plan of 12"), ("0-12", "task 0-12 of")] {
-        let error = run(&plan, &Tasks::list(tasks).unwrap()).unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Config && error.to_string().contains(words),
-            "{error}"
+        must_fail(
+            run(&plan, &Tasks::list(tasks).unwrap()),
+            ErrorKind::Config,
+            words,
         );
     }
     let error = plan
@@ -540,12 +537,9 @@ fn two_calls_of_finish_do_not_mix() {
     run(&plan, &Tasks::all()).unwrap();
     let held = std::fs::File::open(dir.path("out/plan.fdp")).unwrap();
     held.lock().unwrap();
-    let error = plan.finish(Check::Bytes).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("another process writes or finishes this plan"),
-        "{error}"
+    must_say(
+        plan.finish(Check::Bytes),
+        "another process writes or finishes this plan",
     );
     drop(held);
     plan.finish(Check::Bytes).unwrap();

@@ -1,7 +1,7 @@
 //! Shards of MosaicML Streaming are read value by value, raw and zstd; inconsistent data is an
 //! error.
 
-use crate::common::{Dir, build, readers};
+use crate::common::{Dir, build, must_fail, must_say, readers};
 use feedline::dataset::{Dataset, DatasetExt, Mds, MdsBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
@@ -103,13 +103,10 @@ fn columns_come_in_the_order_asked_for_beside_pickles() {
     let shard = oracle.shard();
     dir.write("a.mds", &shard);
     dir.write("index.json", &oracle.index(shard.len(), None));
-    let error = Mds::open(dir.path("")).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(
-        error
-            .to_string()
-            .contains("column `c0`: pickles (encoding `pkl`)"),
-        "{error}"
+    must_fail(
+        Mds::open(dir.path("")),
+        ErrorKind::Config,
+        "column `c0`: pickles (encoding `pkl`)",
     );
     let beside = Mds::builder().columns(["c1"]).open(dir.path("")).unwrap();
     assert_eq!(all(&beside).unwrap(), [[[7]]]);
@@ -179,28 +176,20 @@ fn arrays_that_store_their_length_are_lists() {
         ),
     ];
     for (builder, words) in refused {
-        let error = builder.open(fixture("raw")).err().unwrap();
-        assert!(
-            error.kind() == ErrorKind::Config && error.to_string().contains(words),
-            "{error}"
-        );
+        must_fail(builder.open(fixture("raw")), ErrorKind::Config, words);
     }
     let short = Mds::builder()
         .columns(["tokens"])
         .up_to("tokens", 299)
         .open(fixture("lists"))
         .unwrap();
-    let error = build(Loader::builder(short))
-        .epoch(0)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`tokens` takes at most 299, the sample has 300"),
-        "{error}"
+    must_say(
+        build(Loader::builder(short))
+            .epoch(0)
+            .unwrap()
+            .next()
+            .unwrap(),
+        "`tokens` takes at most 299, the sample has 300",
     );
 }
 
@@ -557,9 +546,7 @@ fn open_refuses_fields_that_a_column_cannot_hold() {
         ),
     ];
     for (builder, words) in cases {
-        let error = builder.open(fixture("raw")).err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        must_fail(builder.open(fixture("raw")), ErrorKind::Config, words);
     }
     // A single sample with another shape is the sample's error.
     let cases = [
@@ -896,14 +883,12 @@ mod compressed {
         // A hostile number of samples takes no memory.
         let index = String::from_utf8(oracle.index(shard.len(), Some(zip.len()))).unwrap();
         let index = index.replace("\"samples\":40000", "\"samples\":4000000000");
-        let error = fuzzing::mds(index.as_bytes(), &zip)
-            .unwrap()
-            .field_bytes_max(0)
-            .unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Truncated
-                && error.to_string().contains("4000000000 samples"),
-            "{error}"
+        must_fail(
+            fuzzing::mds(index.as_bytes(), &zip)
+                .unwrap()
+                .field_bytes_max(0),
+            ErrorKind::Truncated,
+            "4000000000 samples",
         );
     }
 
@@ -1039,10 +1024,9 @@ mod compressed {
         let oracle = Oracle::small();
         let shard = oracle.shard();
         let bomb = packed(&vec![0; 64 << 20], false);
-        let error = fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb).unwrap_err();
-        assert!(
-            error.to_string().contains("decompresses to 67108864 bytes"),
-            "{error}"
+        must_say(
+            fuzzing::mds(&oracle.index(shard.len(), Some(bomb.len())), &bomb),
+            "decompresses to 67108864 bytes",
         );
         // A first frame that fits, with more data after it.
         let two = [packed(&shard, false), packed(&[0; 1 << 20], false)].concat();
@@ -1054,16 +1038,20 @@ mod compressed {
         // A shorter frame.
         let short = packed(&shard[..shard.len() - 1], false);
         let mds = fuzzing::mds(&oracle.index(shard.len(), Some(short.len())), &short).unwrap();
-        let error = fuzzing::chunk(&mds, 0).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Truncated);
-        assert!(error.to_string().contains("the index says"), "{error}");
+        must_fail(
+            fuzzing::chunk(&mds, 0),
+            ErrorKind::Truncated,
+            "the index says",
+        );
     }
 }
 
 #[cfg(not(feature = "zstd"))]
 #[test]
 fn a_compressed_shard_without_the_feature_is_an_error() {
-    let error = builder().open(fixture("zstd")).err().unwrap();
-    assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("feature `zstd`"), "{error}");
+    must_fail(
+        builder().open(fixture("zstd")),
+        ErrorKind::Config,
+        "feature `zstd`",
+    );
 }

@@ -2,7 +2,7 @@
 //! not trusted.
 
 use crate::common::got::Got;
-use crate::common::{Dir, READERS, had};
+use crate::common::{Dir, READERS, had, must_fail, must_say};
 use feedline::dataset::{
     Concat, Copied, Dataset, DatasetExt, Framed, Megatron, Packed, PackedBuilder, Parts, Records,
     Sizes, Tar, TarBuilder, TfRecord, Tokens, stoppable,
@@ -670,11 +670,7 @@ fn documents_are_written_as_megatrons_files() {
         (written.documents, written.empty, written.tokens),
         (300, empty, lens.iter().sum())
     );
-    let error = write(&lens).unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Config && error.to_string().contains("is not overwritten"),
-        "{error}"
-    );
+    must_fail(write(&lens), ErrorKind::Config, "is not overwritten");
     assert!(seen == 300 && std::fs::read(&written.bin).unwrap() == bytes(&lens));
     assert!(
         written.bin.ends_with("corpus.v1.bin")
@@ -730,11 +726,7 @@ fn megatron_documents_are_packed_and_joined_with_others() {
 }
 
 fn refused(open: Result<Packed<impl Dataset>>, kind: ErrorKind, words: &str) -> Error {
-    let error = open.err().unwrap();
-    assert!(
-        error.kind() == kind && error.to_string().contains(words),
-        "{error}"
-    );
+    let error = must_fail(open, kind, words);
     error
 }
 
@@ -809,15 +801,10 @@ fn impossible_bins_are_refused_by_name() {
     );
     assert!(!place.exists());
     let packed = builder(documents(), 40).open(&place).unwrap();
-    let error = packed
-        .facts(dir.path("other"))
-        .checksums()
-        .open()
-        .err()
-        .unwrap();
-    assert!(
-        error.kind() == ErrorKind::Config && error.to_string().contains("packed documents"),
-        "{error}"
+    must_fail(
+        packed.facts(dir.path("other")).checksums().open(),
+        ErrorKind::Config,
+        "packed documents",
     );
 }
 
@@ -1075,10 +1062,10 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
         appended: vec![4, 20],
         most: usize::MAX,
     };
-    let error = Loader::builder(hostile).build().unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"),
-        "{error}"
+    must_fail(
+        Loader::builder(hostile).build(),
+        ErrorKind::Limit,
+        "at most 65536 are possible",
     );
 }
 
@@ -1211,12 +1198,9 @@ fn documents_in_frames_with_checksums_and_in_chunks_are_packed_from_a_copy() {
         .collect();
     assert!(packed.len() == 3 && found == rows);
     let (part, _) = chunks().split(0.5, 1).unwrap();
-    let error = part.copied(["x"], dir.path("part")).err().unwrap();
-    assert!(
-        error
-            .to_string()
-            .contains("`dataset.copied` of the whole, then take the part"),
-        "{error}"
+    must_say(
+        part.copied(["x"], dir.path("part")),
+        "`dataset.copied` of the whole, then take the part",
     );
     let mut bad = chunks();
     bad.bad.push(1);
@@ -1282,13 +1266,9 @@ fn a_copy_is_kept_and_never_replaced() {
             "not a file of copied documents; it is not overwritten",
         );
     }
-    let two = Documents::memory(&lens)
-        .copied(["tokens", "tokens"], &place)
-        .err()
-        .unwrap();
-    assert!(
-        two.to_string().contains("field `tokens` is named twice"),
-        "{two}"
+    must_say(
+        Documents::memory(&lens).copied(["tokens", "tokens"], &place),
+        "field `tokens` is named twice",
     );
 }
 

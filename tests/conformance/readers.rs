@@ -1,7 +1,7 @@
 //! One table of cases and one naive oracle (`std::fs::read`) for every reader, with the known
 //! hazards of readers. Files lie under `CARGO_TARGET_TMPDIR`, since tmpfs does not test alignment.
 
-use crate::common::{DEADLINE, alone, answer, here, until};
+use crate::common::{DEADLINE, alone, answer, here, must_fail, until};
 use feedline::ErrorKind;
 use feedline::profile::snapshot::ReaderKind;
 use feedline::storage::{Direct, Extent, Mode, SourceId, Sources};
@@ -1080,10 +1080,10 @@ fn auto_reads_by_pread_where_io_uring_is_refused() {
         };
         assert!(read_one(&mut *opened.reader, &ring, extent).is_ok());
         options.mode = Mode::Uring;
-        let error = open(sources.clone(), &options).err().unwrap();
-        assert!(
-            error.kind() == ErrorKind::Unsupported && error.message().contains(word),
-            "{error}"
+        must_fail(
+            open(sources.clone(), &options),
+            ErrorKind::Unsupported,
+            word,
         );
     }
 }

@@ -1,9 +1,9 @@
 //! safetensors: numpy's and torch's values are read one by one; a damaged file is an error that
 //! names the damage.
 
-use crate::common::Dir;
 use crate::common::numeric;
 use crate::common::numeric::{Case, Row, cases, check, fixture, flips_each, one, seen, sweep};
+use crate::common::{Dir, must_say};
 use feedline::dataset::{Dataset, SafeTensors};
 use feedline::tensor::{DType, bf16};
 use feedline::{ErrorKind, Loader};
@@ -189,12 +189,9 @@ fn an_extra_tensor_in_a_later_file_is_an_error() {
     };
     write("0.safetensors", &["x"]);
     write("1.safetensors", &["x", "y"]);
-    let error = SafeTensors::open(dir.path("")).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("`y` is a tensor of this file but not of the first one: path="),
-        "{error}"
+    let error = must_say(
+        SafeTensors::open(dir.path("")),
+        "`y` is a tensor of this file but not of the first one: path=",
     );
     assert!(error.to_string().contains("1.safetensors"), "{error}");
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
-use crate::common::{Dir, noise};
+use crate::common::{Dir, must_fail, must_say, noise};
 use feedline::dataset::{
     Dataset, DatasetExt, Mds, Megatron, MegatronBuilder, Npy, Npz, Records, SafeTensors, TfRecord,
     Tokens, TokensBuilder, Verify,
@@ -232,15 +232,11 @@ fn llm_c_files_are_recognised_by_their_header() {
         let memory = Tokens::builder(dtype).window(8).open_bytes(whole).unwrap();
         assert_eq!(memory.tokens(), 37);
     }
-    let error = Tokens::builder(DType::U32)
-        .window(8)
-        .open(file("llmc-gpt2.bin"))
-        .unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("the header says u16 tokens, not u32: give "),
-        "{error}"
+    must_say(
+        Tokens::builder(DType::U32)
+            .window(8)
+            .open(file("llmc-gpt2.bin")),
+        "the header says u16 tokens, not u32: give ",
     );
     let error = Tokens::builder(DType::U16)
         .window(8)
@@ -297,8 +293,7 @@ fn headers_of_all_files_of_a_pattern_are_looked_at() {
     ];
     for (bytes, words) in cases {
         let path = dir.write("3.bin", &bytes);
-        let error = open().unwrap_err();
-        assert!(error.to_string().contains(words), "{error}");
+        let error = must_say(open(), words);
         assert_eq!(error.site().path.as_deref(), Some(&*path), "{error}");
     }
 }
@@ -343,13 +338,10 @@ fn files_of_other_formats_are_no_tokens() {
     ];
     for (bytes, words) in cases {
         let path = dir.write("a.bin", bytes);
-        let error = Tokens::builder(DType::U8)
-            .window(1)
-            .open(&path)
-            .unwrap_err();
-        assert!(
-            error.kind() == ErrorKind::Decode && error.to_string().contains(words),
-            "{error}"
+        let error = must_fail(
+            Tokens::builder(DType::U8).window(1).open(&path),
+            ErrorKind::Decode,
+            words,
         );
         assert!(
             error
@@ -554,11 +546,7 @@ fn a_token_that_is_not_in_the_vocabulary_is_an_error_of_its_sample() {
         (DType::U16, 65_537, "1 to 2^16 ids"),
         (DType::I8, 0, "1 to 2^7 ids"),
     ] {
-        let error = open(dtype, size).err().unwrap();
-        assert!(
-            error.kind() == ErrorKind::Config && error.message().contains(words),
-            "{error}"
-        );
+        must_fail(open(dtype, size), ErrorKind::Config, words);
     }
     let documents = || Megatron::builder().documents(100);
     let checked = documents()
@@ -838,13 +826,10 @@ fn an_index_that_contradicts_itself_or_its_tokens_is_refused() {
         (&[&bin[..], b"xx"].concat(), ErrorKind::Decode),
     ] {
         dir.write("a.bin", bytes);
-        let error = Megatron::builder()
-            .window(2)
-            .open(dir.path("a"))
-            .unwrap_err();
-        assert!(
-            error.kind() == kind && error.to_string().contains("the index says 25 u16 tokens"),
-            "{error}"
+        must_fail(
+            Megatron::builder().window(2).open(dir.path("a")),
+            kind,
+            "the index says 25 u16 tokens",
         );
     }
 }

@@ -2,6 +2,7 @@
 //! (`fixtures/make_parquet_writers.py`).
 
 use super::fixture;
+use crate::common::must_fail;
 use feedline::dataset::{Dataset, DatasetExt, Nulls, Parquet, ParquetBuilder};
 use feedline::decode::Bytes;
 use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
@@ -526,13 +527,10 @@ fn a_column_with_an_odd_annotation_harms_no_other() {
     let loader = Loader::builder(dataset).batch_size(2).build().unwrap();
     let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
     assert_eq!(batch.field("good").unwrap().as_bytes().unwrap(), [7, 8]);
-    let error = Parquet::builder()
-        .column("odd")
-        .open_bytes(bytes)
-        .unwrap_err();
-    assert!(
-        error.kind() == ErrorKind::Config && error.message().contains("`odd`"),
-        "{error}"
+    must_fail(
+        Parquet::builder().column("odd").open_bytes(bytes),
+        ErrorKind::Config,
+        "`odd`",
     );
 }
 
