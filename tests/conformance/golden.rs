@@ -7,7 +7,7 @@
 
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
-use crate::common::{Dir, must_say};
+use crate::common::{Dir, assert_says, must_say};
 use feedline::dataset::{Dataset, DatasetExt, Facts, Framed, Megatron, Tar, TarBuilder};
 use feedline::decode::Image;
 use feedline::prepare::{Check, Format, Plan, Shards, Tasks};
@@ -182,7 +182,7 @@ fn a_plan_of_version_2_and_a_record_are_read() {
         (1, 2, 1519 + 970)
     );
     let record = String::from_utf8(golden[Path::new("job/tasks/000000.tsv")].clone()).unwrap();
-    assert!(record.contains(&format!("{:016x}", plan.id())), "{record}");
+    assert_says(&record, &format!("{:016x}", plan.id()));
     let finished = plan.finish(Check::Bytes).unwrap();
     assert_eq!(
         (finished.samples, finished.damaged, finished.missing),

@@ -4,7 +4,7 @@
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
 use crate::common::got::{Got, same};
-use crate::common::{DEADLINE, Dir, answer, noise};
+use crate::common::{DEADLINE, Dir, answer, assert_says, noise};
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::{Cache, Mode};
 use feedline::{ErrorKind, Loader, LoaderBuilder, Order};
@@ -184,7 +184,7 @@ fn a_cold_half_filled_and_full_cache_deliver_the_files_bytes() {
                     counts(&full)
                 );
                 let why = full.report().choice.why.join("; ");
-                assert!(why.contains("is kept in the cache"), "{why}");
+                assert_says(&why, "is kept in the cache");
             }
         }
     }
@@ -258,7 +258,7 @@ fn a_file_that_changes_in_a_run_is_an_error_that_names_it() {
             }
             let error = answer(|| counts(&loader), || Got::try_epoch(&loader, 0).err());
             assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
-            assert!(error.to_string().contains("a.bin"), "{error}");
+            assert_says(&error, "a.bin");
             let again = Got::try_epoch(&loader, 0).unwrap_err();
             assert_eq!(
                 again.kind(),

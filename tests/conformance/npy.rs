@@ -3,7 +3,7 @@
 
 use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, load, one, seen, sweep};
-use crate::common::{Dir, must_say};
+use crate::common::{Dir, assert_says, must_say};
 use feedline::dataset::{Dataset, Npy, Npz};
 use feedline::tensor::Shape;
 use feedline::{ErrorKind, Loader};
@@ -65,12 +65,9 @@ fn each_file_of_a_folder_is_a_sample_in_order_of_names() {
     }
     let dataset = Npy::open(npy("same-*.npy")).unwrap();
     assert_eq!((dataset.len(), dataset.sizes().sample_bytes_max), (4, 24));
-    assert!(
-        dataset
-            .describe()
-            .contains("4 npy arrays (array f32 [2, 3]) in 4 files"),
-        "{}",
-        dataset.describe()
+    assert_says(
+        dataset.describe(),
+        "4 npy arrays (array f32 [2, 3]) in 4 files",
     );
 }
 
@@ -336,9 +333,9 @@ fn a_member_that_is_no_array_of_numbers_is_named() {
     let text = std::fs::read(npy("text.npz")).unwrap();
     dir.write("text.npz", &text);
     let error = Npz::open(dir.path("text.npz")).unwrap_err().to_string();
-    assert!(
-        error.contains("`names.npy`: text (`<U2`) is not supported in a batch"),
-        "{error}"
+    assert_says(
+        &error,
+        "`names.npy`: text (`<U2`) is not supported in a batch",
     );
     assert_eq!(
         Npz::builder()
@@ -363,9 +360,9 @@ fn a_member_that_is_no_array_of_numbers_is_named() {
     broken[magic..magic + 6].copy_from_slice(b"hello ");
     dir.write("text.npz", &broken);
     let error = Npz::open(dir.path("text.npz")).unwrap_err().to_string();
-    assert!(
-        error.contains("`names.npy`: not an npy array: it starts with [68, 65, 6c, 6c, 6f, 20]"),
-        "{error}"
+    assert_says(
+        &error,
+        "`names.npy`: not an npy array: it starts with [68, 65, 6c, 6c, 6f, 20]",
     );
 }
 

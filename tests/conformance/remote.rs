@@ -4,7 +4,7 @@
 use crate::common::formats::tar_member;
 use crate::common::got::{Got, same};
 use crate::common::server::{Fault, Server};
-use crate::common::{Dir, must_fail, noise};
+use crate::common::{Dir, assert_says, must_fail, noise};
 use feedline::dataset::{
     Dataset, Images, Mds, Megatron, Npy, Npz, Records, SafeTensors, Tar, TfRecord, Tokens,
 };
@@ -310,10 +310,7 @@ fn one_index_file_opens_a_bucket_of_a_thousand_shards_with_a_few_requests() {
         .err()
         .unwrap()
         .to_string();
-    assert!(
-        missing.contains("make the index file on a local disk first"),
-        "{missing}"
-    );
+    assert_says(&missing, "make the index file on a local disk first");
 
     let good = std::fs::read(&file).unwrap();
     server.put("bucket/set/index", good.clone());
@@ -570,7 +567,7 @@ fn a_server_that_ignores_conditions_cannot_slip_in_another_version() {
     let error = Got::try_epoch(&loader, 0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     let words = "version v2 now, v1 when it was listed; or its servers disagree";
-    assert!(error.to_string().contains(words), "{error}");
+    assert_says(&error, words);
 }
 
 #[test]

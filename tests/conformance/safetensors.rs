@@ -3,7 +3,7 @@
 
 use crate::common::numeric;
 use crate::common::numeric::{Case, Row, cases, check, fixture, flips_each, one, seen, sweep};
-use crate::common::{Dir, must_say};
+use crate::common::{Dir, assert_says, must_say};
 use feedline::dataset::{Dataset, SafeTensors};
 use feedline::tensor::{DType, bf16};
 use feedline::{ErrorKind, Loader};
@@ -193,7 +193,7 @@ fn an_extra_tensor_in_a_later_file_is_an_error() {
         SafeTensors::open(dir.path("")),
         "`y` is a tensor of this file but not of the first one: path=",
     );
-    assert!(error.to_string().contains("1.safetensors"), "{error}");
+    assert_says(&error, "1.safetensors");
     assert_eq!(
         SafeTensors::builder()
             .tensors(["x"])

@@ -3,7 +3,7 @@
 
 use crate::common::numeric::{Row, cases, check, fixture, load, one};
 use crate::common::sweep;
-use crate::common::{Dir, must_fail, must_say, noise};
+use crate::common::{Dir, assert_says, must_fail, must_say, noise};
 use feedline::dataset::{
     ChunkBuf, ChunkBytes, Chunked, Concat, Dataset, DatasetExt, Mix, Npy, Parts, Records, Sizes,
     Tokens,
@@ -145,7 +145,7 @@ fn an_error_of_a_part_names_its_own_file() {
         (error.kind(), error.site().sample),
         (ErrorKind::Changed, Some(12))
     );
-    assert!(error.to_string().contains("npy/2.npy"), "{error}");
+    assert_says(&error, "npy/2.npy");
 }
 
 /// Chunks of two samples, each 6 bytes of a memory source of its own.
@@ -367,7 +367,7 @@ mod chunked {
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
             let words = "at once: a mix or sampler needs every chunk at any time and has no window";
-            assert!(error.to_string().contains(words), "{error}");
+            assert_says(&error, words);
         }
     }
 
@@ -699,7 +699,7 @@ fn a_mix_keeps_its_order_in_wrappers_and_has_no_other() {
         ),
     ] {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert!(error.to_string().contains(words), "{error}");
+        assert_says(&error, words);
     }
 }
 

@@ -263,7 +263,7 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
         (Some(17), Some(4), Some(at as u64))
     );
     for words in ["s0/17.bin", "CRC32C", "shard-000.tar"] {
-        assert!(error.to_string().contains(words), "{error}");
+        assert_says(&error, words);
     }
 }
 
@@ -387,11 +387,9 @@ fn a_ledger_survives_in_the_index() {
             (damage.kind, damage.samples, damage.path.as_path()),
             (DamageKind::Cut, 1, path.as_path())
         );
-        assert!(
-            tar.describe()
-                .contains("damage in 1 places costs at least 1 samples"),
-            "{}",
-            tar.describe()
+        assert_says(
+            tar.describe(),
+            "damage in 1 places costs at least 1 samples",
         );
         let last = tar.read_sample(18).unwrap();
         assert_eq!(last[0], samples[18].0);
@@ -561,5 +559,5 @@ fn a_loader_reads_checked_records_and_names_damage() {
         (error.kind(), error.site().sample, error.site().offset),
         (ErrorKind::Decode, Some(21), Some(4096 * 21))
     );
-    assert!(error.to_string().contains("CRC32C"), "{error}");
+    assert_says(&error, "CRC32C");
 }

@@ -2,7 +2,7 @@
 //! everything left out.
 
 use crate::common::formats::tf_record;
-use crate::common::{Dir, build, damage, must_fail, readers};
+use crate::common::{Dir, assert_says, build, damage, must_fail, readers};
 use feedline::dataset::{Dataset, DatasetExt, TfRecord, TfRecordBuilder};
 use feedline::tensor::{DType, EncodedField, Field};
 use feedline::unstable::fuzzing;
@@ -308,7 +308,7 @@ fn the_error_of_a_missing_feature_lists_the_others() {
             ErrorKind::Shape,
             words,
         );
-        assert!(error.to_string().contains("example.tfrecord"), "{error}");
+        assert_says(&error, "example.tfrecord");
         assert_eq!(error.site().sample, Some(2), "{error}");
     }
 }
@@ -674,9 +674,5 @@ fn index_files_go_to_the_chosen_folder() {
         .open(&path)
         .unwrap();
     assert_eq!((nowhere.len(), nowhere.shards_scanned()), (8, 1));
-    assert!(
-        nowhere.index_unsaved().unwrap().contains("x/sub"),
-        "{:?}",
-        nowhere.index_unsaved()
-    );
+    assert_says(nowhere.index_unsaved().unwrap(), "x/sub");
 }

@@ -2,7 +2,7 @@
 
 use crate::common::numeric;
 use crate::common::numeric::{Row, cases, check, fixture, flips_each, one, seen, sweep};
-use crate::common::{Dir, must_fail, must_say, noise};
+use crate::common::{Dir, assert_says, must_fail, must_say, noise};
 use feedline::dataset::{
     Dataset, DatasetExt, Mds, Megatron, MegatronBuilder, Npy, Npz, Records, SafeTensors, TfRecord,
     Tokens, TokensBuilder, Verify,
@@ -58,10 +58,7 @@ fn windows_of_a_flat_file_equal_a_naive_walk() {
             (100, leftover),
             "{tokens:?}"
         );
-        assert!(
-            tokens.describe().contains(&format!("{leftover} left over")),
-            "{tokens:?}"
-        );
+        assert_says(tokens.describe(), &format!("{leftover} left over"));
         assert_eq!(tokens.schema()[0].as_raw().unwrap().dims(), [window]);
     }
 }
@@ -157,11 +154,9 @@ fn settings_of_documents_in_flat_files_are_checked() {
         "tokens are whole numbers",
     );
     let whole = builder().index_file(dir.path("ends")).open(&path).unwrap();
-    assert!(
-        whole
-            .describe()
-            .contains("2 documents of up to 3 u16 tokens, ended by 7, in 1 files"),
-        "{whole:?}"
+    assert_says(
+        whole.describe(),
+        "2 documents of up to 3 u16 tokens, ended by 7, in 1 files",
     );
     dir.write("a.bin", &[1_u16, 7, 2, 3].map(u16::to_le_bytes).concat());
     refused(
@@ -343,12 +338,7 @@ fn files_of_other_formats_are_no_tokens() {
             ErrorKind::Decode,
             words,
         );
-        assert!(
-            error
-                .to_string()
-                .contains("`header(0)` takes its bytes as tokens"),
-            "{error}"
-        );
+        assert_says(&error, "`header(0)` takes its bytes as tokens");
         let all = Tokens::builder(DType::U8)
             .window(1)
             .header(0)
@@ -638,15 +628,13 @@ fn long_documents_are_an_error_or_cut_and_counted() {
     let error = open(Megatron::builder().documents(6)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Shape);
     assert_eq!(error.site().sample, Some(1));
-    assert!(
-        error
-            .to_string()
-            .contains("2 of the documents are longer than 6 tokens, the first has 7"),
-        "{error}"
+    assert_says(
+        &error,
+        "2 of the documents are longer than 6 tokens, the first has 7",
     );
     let cut = open(Megatron::builder().documents(6).cut(true)).unwrap();
     assert_eq!((cut.len(), cut.leftover_tokens()), (4, 1 + 7));
-    assert!(cut.describe().contains("2 cut by 8, 1 empty"), "{cut:?}");
+    assert_says(cut.describe(), "2 cut by 8, 1 empty");
     let expected: Vec<Row> = {
         let sequences = sequences("megatron-u16", 2);
         let short = |bytes: Vec<u8>| one("tokens", &bytes[..bytes.len().min(12)]);
@@ -688,12 +676,7 @@ fn a_multimodal_index_is_read_where_all_sequences_are_text() {
         (ErrorKind::Decode, Some(146 + 2)),
         "{error}"
     );
-    assert!(
-        error
-            .to_string()
-            .contains("a multimodal index: this sequence has mode 1"),
-        "{error}"
-    );
+    assert_says(&error, "a multimodal index: this sequence has mode 1");
 }
 
 #[test]
