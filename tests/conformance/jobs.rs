@@ -2,9 +2,10 @@
 
 use crate::common::{Dir, assert_says, must_fail, must_say};
 use crate::shards::{content, fixture, folder, formats, write};
+use feedline::ErrorKind::{Changed, Config, Decode, NotFound, Truncated};
 use feedline::dataset::{Dataset, DatasetExt, Images, Tar, Verified, Verify};
 use feedline::prepare::{Check, Event, Format, Plan, Ran, Shards, Tasks};
-use feedline::{Error, ErrorKind, Result, Stop};
+use feedline::{Error, Result, Stop};
 use proptest::prelude::*;
 use std::ops::ControlFlow;
 
@@ -147,7 +148,7 @@ fn a_file_of_somebody_else_is_kept_and_named() {
         .unwrap();
     dir.write("out/shard-000002.tar", b"precious");
     let error = run(&plan, &Tasks::all()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert_eq!(error.kind(), Config, "{error}");
     assert!(
         error
             .site()
@@ -169,7 +170,7 @@ fn a_file_of_somebody_else_is_kept_and_named() {
         let error = plan.finish(Check::Bytes).unwrap_err();
         assert_eq!(
             (error.kind(), error.site().path.as_deref()),
-            (ErrorKind::Config, Some(&*path)),
+            (Config, Some(&*path)),
             "{error}"
         );
         std::fs::rename(&path, dir.path("out/extra.tar")).unwrap();
@@ -218,22 +219,16 @@ fn a_record_of_another_plan_is_refused() {
         dir.path("two/tasks/000001.tsv"),
     )
     .unwrap();
-    for error in [
-        run(&two, &Tasks::all()).unwrap_err(),
-        two.finish(Check::Bytes).unwrap_err(),
-    ] {
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert_says(&error, "use a folder per plan");
-    }
+    let words = "use a folder per plan";
+    must_fail(run(&two, &Tasks::all()), Config, words);
+    must_fail(two.finish(Check::Bytes), Config, words);
     std::fs::copy(
         dir.path("one/tasks/000000.tsv"),
         dir.path("one/tasks/000001.tsv"),
     )
     .unwrap();
-    must_say(
-        run(&one, &Tasks::all()),
-        "the record of task 0: remove it, and run task 1 again",
-    );
+    let words = "the record of task 0: remove it, and run task 1 again";
+    must_say(run(&one, &Tasks::all()), words);
 }
 
 #[test]
@@ -270,9 +265,9 @@ fn a_changed_input_fails_its_task_and_no_other() {
             .unwrap_or(from.join(class).join("0000.jpg"))
     };
     let expected = [
-        (0, ErrorKind::Changed, path("class0")),
-        (3, ErrorKind::NotFound, path("class1")),
-        (6, ErrorKind::Changed, path("class2")),
+        (0, Changed, path("class0")),
+        (3, NotFound, path("class1")),
+        (6, Changed, path("class2")),
     ];
     assert_eq!(failed, expected);
     assert_eq!(plan.finish(Check::Bytes).unwrap().missing_list(), "0,3,6");
@@ -342,11 +337,7 @@ fn wrong_plans_are_refused() {
     let dir = Dir::new();
     let from = folder(&dir, 4);
     let shards = Shards::new(Format::Tar);
-    let refused = |error: Result<Plan>, words: &str| {
-        let error = error.err().unwrap();
-        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-        assert_says(&error, words);
-    };
+    let refused = |plan: Result<Plan>, words: &str| drop(must_fail(plan, Config, words));
     refused(
         shards.plan(&from, dir.path("out"), 13),
         "13 tasks for 12 inputs",
@@ -368,11 +359,7 @@ fn wrong_plans_are_refused() {
     refused(shards.plan(&from, dir.path("used"), 1), "not empty");
     let plan = Plan::open(dir.path("out")).unwrap();
     for (tasks, words) in [("12", "task 12 of a plan of 12"), ("0-12", "task 0-12 of")] {
-        must_fail(
-            run(&plan, &Tasks::list(tasks).unwrap()),
-            ErrorKind::Config,
-            words,
-        );
+        must_fail(run(&plan, &Tasks::list(tasks).unwrap()), Config, words);
     }
     let error = plan
         .run_files(
@@ -382,7 +369,7 @@ fn wrong_plans_are_refused() {
             |_, _| unreachable!("a plan of shards"),
         )
         .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Config);
+    assert_eq!(error.kind(), Config);
 }
 
 proptest! {
@@ -407,8 +394,8 @@ proptest! {
             })
         });
         match done {
-            Err(error) => prop_assert!(matches!(error.kind(), ErrorKind::Decode | ErrorKind::Truncated), "{error}"),
-            Ok(_) => prop_assert!(matches!(failed, None | Some(ErrorKind::Decode | ErrorKind::Truncated)), "{failed:?}"),
+            Err(error) => prop_assert!(matches!(error.kind(), Decode | Truncated), "{error}"),
+            Ok(_) => prop_assert!(matches!(failed, None | Some(Decode | Truncated)), "{failed:?}"),
         }
     }
 }
@@ -524,10 +511,8 @@ fn two_calls_of_finish_do_not_mix() {
     run(&plan, &Tasks::all()).unwrap();
     let held = std::fs::File::open(dir.path("out/plan.fdp")).unwrap();
     held.lock().unwrap();
-    must_say(
-        plan.finish(Check::Bytes),
-        "another process writes or finishes this plan",
-    );
+    let words = "another process writes or finishes this plan";
+    must_say(plan.finish(Check::Bytes), words);
     drop(held);
     plan.finish(Check::Bytes).unwrap();
 }
@@ -595,7 +580,7 @@ fn seek_points_of_parts_equal_those_of_one_pass() {
             .open_joined(parts.iter().map(|shard| part(*shard)))
             .err()
             .unwrap();
-        assert_eq!(error.kind(), ErrorKind::Config, "{parts:?}: {error}");
+        assert_eq!(error.kind(), Config, "{parts:?}: {error}");
         assert!(!dir.path("wrong.seek").exists());
     }
 }

@@ -3,7 +3,7 @@
 //! `bindfs` is installed and may mount.
 
 use crate::common::cached::{counts, fill_blocks, wait_for};
-use crate::common::got::{Got, same};
+use crate::common::got::{Got, bytes_of, same};
 use crate::common::{DEADLINE, Dir, answer, assert_says, noise};
 use feedline::dataset::{Dataset, Records};
 use feedline::storage::{Cache, Mode};
@@ -221,10 +221,7 @@ fn a_replaced_file_is_never_read_from_its_old_blocks() {
         for ((way, replace), seed) in ways.into_iter().zip(30..) {
             replace(&mount, &new(seed));
             let loader = mount.loader(&order);
-            let got: Vec<u8> = Got::epoch(&loader, 0)
-                .iter()
-                .flat_map(|got| got.fields[0].bytes.clone())
-                .collect();
+            let got = bytes_of(&Got::epoch(&loader, 0), "record");
             assert!(got[..RECORD * COUNT / 2] == new(seed), "{way}");
             same(&Got::epoch(&loader, 0), &mount.expected(&order), way);
             assert!(counts(&loader).hits > 0, "{way}: {}", counts(&loader));

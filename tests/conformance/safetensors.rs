@@ -4,9 +4,10 @@
 use crate::common::numeric;
 use crate::common::numeric::{Case, Row, cases, check, fixture, flips_each, one, seen, sweep};
 use crate::common::{Dir, assert_says, must_say};
+use feedline::ErrorKind::{Decode, Empty, Limit, NotFound, Shape};
+use feedline::Loader;
 use feedline::dataset::{Dataset, SafeTensors};
 use feedline::tensor::{DType, bf16};
-use feedline::{ErrorKind, Loader};
 
 fn file(name: &str) -> std::path::PathBuf {
     fixture("safetensors").join(name)
@@ -104,42 +105,38 @@ fn an_incompatible_file_is_named() {
     let cases = [
         (
             SafeTensors::open(file("uneven.safetensors")),
-            ErrorKind::Shape,
+            Shape,
             "different first dimensions",
         ),
         (
             SafeTensors::open(file("scalar.safetensors")),
-            ErrorKind::Shape,
+            Shape,
             "a scalar has no rows",
         ),
         (
             SafeTensors::open(file("complex.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "`x` is C64",
         ),
         (
             of(&["z"]).open(file("uneven.safetensors")),
-            ErrorKind::Empty,
+            Empty,
             "no tensors",
         ),
         (
             of(&["x", "z"]).open(file("uneven.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "no tensor `z`",
         ),
         (
             SafeTensors::open(file("{torch-0,numpy}.safetensors")),
-            ErrorKind::Decode,
+            Decode,
             "no tensor `",
         ),
-        (
-            SafeTensors::open(file("cases.txt")),
-            ErrorKind::Limit,
-            "cases.txt",
-        ),
+        (SafeTensors::open(file("cases.txt")), Limit, "cases.txt"),
         (
             SafeTensors::open(file("gone.safetensors")),
-            ErrorKind::NotFound,
+            NotFound,
             "gone",
         ),
     ];
