@@ -2,7 +2,6 @@
 //! whose rows follow from their numbers, and which pyarrow reads without the index.
 
 use super::*;
-use crate::common::assert_says;
 use bytes::Bytes;
 use parquet::file::metadata::{
     PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader, ParquetMetaDataWriter,

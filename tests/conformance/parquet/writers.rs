@@ -2,8 +2,7 @@
 //! (`fixtures/make_parquet_writers.py`).
 
 use super::fixture;
-use crate::common::assert_says;
-use crate::common::must_fail;
+use crate::common::{assert_says, must_fail};
 use feedline::dataset::{Dataset, DatasetExt, Nulls, Parquet, ParquetBuilder};
 use feedline::decode::Bytes;
 use feedline::{ErrorKind, Loader, LoaderBuilder, Result};
