@@ -363,12 +363,10 @@ fn chunks_in_memory_are_opened_without_a_read() {
     let (toy, bytes) = toy(&dir);
     for (mode, direct) in readers() {
         let memory = toy.clone().in_memory().unwrap();
-        let loader = build(
-            Loader::builder(memory)
-                .order(Order::windowed(1, 3))
-                .batch_size(9)
-                .tuning(|t| t.reader(mode).direct(direct)),
-        );
+        let builder = Loader::builder(memory)
+            .order(Order::windowed(1, 3))
+            .batch_size(9);
+        let loader = build_by(builder, mode, direct);
         assert_eq!(sorted(check(&loader, &toy, &bytes, 0)), all(145));
         assert_eq!(loader.report().total.storage.counts.ops, 0);
     }
@@ -423,11 +421,8 @@ fn an_unreadable_chunk_fails_its_own_samples_only() {
             (Mode::Pread, Direct::Off),
         ]) {
             let (toy, _) = Toy::new(&dir, &ROWS, fault);
-            let loader = build(
-                Loader::builder(toy)
-                    .batch_size(4)
-                    .tuning(|t| t.reader(mode).direct(direct)),
-            );
+            let builder = Loader::builder(toy).batch_size(4);
+            let loader = build_by(builder, mode, direct);
             let mut epoch = loader.epoch(0).unwrap();
             // Samples 0 to 7 lie in the chunks before the bad one.
             assert_eq!(epoch.next().unwrap().unwrap().ids(), [0, 1, 2, 3]);
