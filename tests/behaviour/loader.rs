@@ -754,11 +754,8 @@ fn the_error_of_a_changed_file_names_it() {
         assert!(kinds.contains(&error.kind()), "{what}");
         let site = error.site();
         assert_eq!(site.sample, Some(9), "{what}");
-        assert_eq!(
-            (site.offset, site.len),
-            (Some(9 * 4096), Some(4096)),
-            "{what}"
-        );
+        let range = (site.offset, site.len);
+        assert_eq!(range, (Some(9 * 4096), Some(4096)), "{what}");
     }
 }
 

@@ -300,10 +300,8 @@ fn eight_lanes_read_at_most_a_twentieth_twice() {
             // The toy's own count: only chunks on the seven cuts are opened twice.
             let opened = opened();
             let twice = opened.iter().filter(|times| **times == 2).count();
-            assert!(
-                opened.iter().all(|times| [1, 2].contains(times)) && twice <= 7,
-                "{opened:?}"
-            );
+            let once = opened.iter().filter(|times| **times == 1).count();
+            assert!(once + twice == opened.len() && twice <= 7, "{opened:?}");
         }
         // Worlds that do not divide the lanes, and batches not divisible by the world, open more,
         // but as planned.
