@@ -71,9 +71,9 @@ fn take_of(loaders: &[Loader], steps: u64, group_of: &dyn Fn(u64) -> usize) -> U
 }
 
 fn resumed(data: &Data, last: LastBatch, world: u32, state: &State) -> Vec<Loader> {
-    let resume = |builder: LoaderBuilder| builder.resume(stored(state));
+    let state = stored(state);
     every_rank(world)
-        .map(|rank| build(resume(builder(data, last, rank))))
+        .map(|rank| build(builder(data, last, rank).resume(state.clone())))
         .collect()
 }
 
@@ -653,13 +653,7 @@ fn a_substitute_is_of_the_same_group() {
         .up_to("image", &[10, 100, 1000]);
     let loader = builder
         .order(Order::shuffled(3).grouped(groups))
-        .map(|_, ctx| {
-            if ctx.id() % 7 == 0 {
-                Err(feedline::Error::user("a bad one"))
-            } else {
-                Ok(())
-            }
-        })
+        .map(|_, ctx| fail_if(ctx.id() % 7 == 0, "a bad one"))
         .on_bad_sample(OnBadSample::Substitute { budget: 20 })
         .build()
         .unwrap();
@@ -806,7 +800,7 @@ fn scaled(
             .batch_size(1)
             .workers(1),
     );
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     (
         whole,
         batch
