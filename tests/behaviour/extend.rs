@@ -605,12 +605,7 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
     let error = texts(Bytes::packed(8).batch_bytes(80)).build().unwrap_err();
     let words = "the bytes of a batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths of it";
     assert_eq!(error.message(), words);
-    let batch = build(texts(Bytes::packed(12)))
-        .epoch(0)
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap();
+    let batch = first(&build(texts(Bytes::packed(12))));
     assert_eq!(
         batch.field("text").unwrap().offsets().unwrap(),
         [0, 8, 16, 24, 32]
@@ -627,7 +622,7 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
         assert!(batch.offsets(class).is_none());
         Ok(())
     }));
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     for (row, len) in lens.iter().enumerate() {
         assert_eq!(
             batch.field("text").unwrap().row::<u8>(row).unwrap(),
@@ -763,7 +758,7 @@ fn substitutes_stay_empty_in_packed_rows_of_any_decoder() {
         .decode_field("text", Packs)
         .batch_size(4);
     let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     assert_eq!(
         batch.field("text").unwrap().lens().unwrap(),
         [30, 10, 0, 40]
@@ -865,7 +860,7 @@ fn an_added_field_without_a_length_is_an_error() {
             .contains("`list` was written, but its length was not set"),
         "{error}"
     );
-    let batch = start(true).epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&start(true));
     assert_eq!(batch.field("list").unwrap().lens().unwrap(), [1; 4]);
 }
 

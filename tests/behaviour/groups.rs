@@ -71,7 +71,7 @@ fn take_of(loaders: &[Loader], steps: u64, group_of: &dyn Fn(u64) -> usize) -> U
 }
 
 fn resumed(data: &Data, last: LastBatch, world: u32, state: &State) -> Vec<Loader> {
-    let state = State::from_bytes(&state.to_bytes()).unwrap();
+    let state = stored(state);
     every_rank(world)
         .map(|rank| build(builder(data, last, rank).resume(state.clone())))
         .collect()
@@ -126,12 +126,7 @@ fn grouped_runs_resume_exactly_after_any_batch_on_any_world() {
             for done in 0..2 * count as usize {
                 let loaders = resumed(&data, last, worlds[done % 4], &state);
                 assert_eq!(take(&loaders, 1), all[done..=done], "{last:?} after {done}");
-                let states: Vec<State> = loaders
-                    .iter()
-                    .map(|loader| loader.state().unwrap())
-                    .collect();
-                State::agree(&states).unwrap();
-                state = states[0].clone();
+                state = agreed(&loaders);
                 assert!(
                     state.to_bytes().len() < 1024 && state.batch() == (done as u64 + 1) % count
                 );
@@ -275,11 +270,7 @@ fn check_random(number: u64) {
             "{number}: {world} ranks from {done}, without {skips:?}, {last:?}"
         );
         done += steps;
-        let states: Vec<State> = ranks.iter().map(|loader| loader.state().unwrap()).collect();
-        State::agree(&states).unwrap();
-        let bytes = states[0].to_bytes();
-        assert!(bytes.len() < 1024, "{} bytes", bytes.len());
-        state = Some(State::from_bytes(&bytes).unwrap());
+        state = Some(stored(&agreed(&ranks)));
     }
 }
 
@@ -662,13 +653,7 @@ fn a_substitute_is_of_the_same_group() {
         .up_to("image", &[10, 100, 1000]);
     let loader = builder
         .order(Order::shuffled(3).grouped(groups))
-        .map(|_, ctx| {
-            if ctx.id() % 7 == 0 {
-                Err(feedline::Error::user("a bad one"))
-            } else {
-                Ok(())
-            }
-        })
+        .map(|_, ctx| fail_if(ctx.id() % 7 == 0, "a bad one"))
         .on_bad_sample(OnBadSample::Substitute { budget: 20 })
         .build()
         .unwrap();
@@ -816,7 +801,7 @@ fn scaled(
             .batch_size(1)
             .workers(1),
     );
-    let batch = loader.epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&loader);
     (
         whole,
         batch

@@ -8,7 +8,7 @@ use feedline::dataset::{Dataset, DatasetExt, Megatron, Tar, TfRecord};
 use feedline::decode::Bytes;
 use feedline::memory::MemoryTerm;
 use feedline::tensor::{DType, Field};
-use feedline::{Batch, Error, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, State, Status};
+use feedline::{Batch, ErrorKind, Loader, LoaderBuilder, OnBadSample, Order, State, Status};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -274,7 +274,7 @@ fn transforms_of_batches_see_values_and_offsets() {
                 .for_each(|value| *value = 9);
             Ok(())
         });
-    let batch = build(loader).epoch(0).unwrap().next().unwrap().unwrap();
+    let batch = first(&build(loader));
     assert_eq!(
         batch.field("tok").unwrap().as_slice::<u16>().unwrap(),
         [9; 15]
@@ -311,15 +311,9 @@ fn substitutes_have_their_own_values_or_none_in_limited_batches() {
         let loader = Loader::builder(tar(&dir, &lens))
             .batch_size(4)
             .ragged("tok", limit);
-        let loader = loader.map(move |row, _| {
-            if bad(row) {
-                Err(Error::user("no"))
-            } else {
-                Ok(())
-            }
-        });
+        let loader = loader.map(move |row, _| fail_if(bad(row), "no"));
         let loader = build(loader.on_bad_sample(OnBadSample::Substitute { budget: 1 }));
-        loader.epoch(0).unwrap().next().unwrap().unwrap()
+        first(&loader)
     };
     let batch = make(None);
     let substitute = batch.ids()[2] as usize;

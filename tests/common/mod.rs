@@ -195,6 +195,31 @@ pub fn has_uring() -> bool {
     })
 }
 
+/// A loader that reads in this way.
+pub fn build_by(builder: LoaderBuilder, mode: Mode, direct: Direct) -> Loader {
+    build(builder.tuning(|t| t.reader(mode).direct(direct)))
+}
+
+/// Records of noise in memory.
+pub fn noise_records(count: usize, record: usize, seed: u64) -> Records {
+    let bytes = noise(count * record, seed);
+    Records::builder(record).open_bytes(bytes).unwrap()
+}
+
+/// The first batch of epoch 0.
+#[track_caller]
+pub fn first(loader: &Loader) -> Batch {
+    loader.epoch(0).unwrap().next().unwrap().unwrap()
+}
+
+/// What a transform returns that fails here, or does not.
+pub fn fail_if(fails: bool, message: &str) -> Result<()> {
+    match fails {
+        true => Err(Error::user(message)),
+        false => Ok(()),
+    }
+}
+
 /// Pulls everything: (sample id, bytes of field 0) in order.
 pub fn pull(loader: &Loader, epoch: u64) -> Result<Vec<(u64, Vec<u8>)>> {
     let mut out = Vec::new();
