@@ -210,8 +210,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Says that `map_batch` holds a lock, so that one thread at a time runs it: Python's, for
-    /// example. The advice of reports depends on it.
+    /// Says that `map_batch` holds a lock, such as Python's GIL, so that only one thread at a time
+    /// runs it. The advice in reports depends on this.
     #[doc(hidden)]
     pub fn map_batch_in_turn(mut self) -> Self {
         self.steps.map_batch_in_turn = true;
@@ -232,8 +232,8 @@ impl LoaderBuilder {
     /// the bounds of the rows.
     ///
     /// A slot has room for rows × the maximum, or for `batch_bytes`. If the rows of a batch need
-    /// more, the sample that does not fit has an error. The limit `batch_bytes` needs
-    /// [lengths](crate::dataset::DatasetExt::lengths) in the index, and substitutes stay empty.
+    /// more, the sample that does not fit fails. With `batch_bytes`, the index must have
+    /// [lengths](crate::dataset::DatasetExt::lengths), and the rows of substitutes stay empty.
     ///
     /// ```
     /// use feedline::{Loader, dataset::Tar, tensor::{DType, Field}};
@@ -274,8 +274,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// The order of the samples. Default: sequential. A [`Mix`](crate::dataset::Mix) has an order of
-    /// its own and takes no other.
+    /// The order of the samples. Default: sequential. A [`Mix`](crate::dataset::Mix) has its own
+    /// order and accepts no other.
     pub fn order(mut self, order: Order) -> Self {
         self.run.order = Some(order);
         self
@@ -297,8 +297,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size); the later call
-    /// wins.
+    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size): the last call of
+    /// the two counts.
     ///
     /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks
     /// get one row more.
@@ -335,10 +335,10 @@ impl LoaderBuilder {
     /// Like [`resume`](Self::resume), but the global batch and the last batch may differ.
     ///
     /// The rest of the interrupted epoch is cut into batches of the new size, from the point of
-    /// interruption; later epochs from their beginning. The sequence of samples stays the same,
-    /// except those that the last batch drops or repeats. The sequence of batches changes. If the
-    /// whole rest is dropped, [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch after
-    /// the interrupted one.
+    /// interruption; later epochs are cut from their beginning. The sequence of samples stays the
+    /// same, except those that the last batch drops or repeats. The sequence of batches changes. If
+    /// the whole rest is dropped, [`Loader::next_epoch`](crate::Loader::next_epoch) is the epoch
+    /// after the interrupted one.
     pub fn resume_rebatched(mut self, state: State) -> Self {
         self.run.any_batch = true;
         self.resume(state)
@@ -358,13 +358,13 @@ impl LoaderBuilder {
         self
     }
 
-    /// The share of an epoch's samples that last batches may repeat or leave out if each group has
-    /// its own last batch: in groups by [number](crate::order::Groups::of) and in buckets of
-    /// pictures. Default: 0.01.
+    /// The share of an epoch's samples that last batches may repeat or leave out. It applies if
+    /// each group has its own last batch: in groups by [number](crate::order::Groups::of) and in
+    /// buckets of pictures. Default: 0.01.
     ///
-    /// [`build`](Self::build) fails above this share, with the numbers. The single last batch of
-    /// any other order is always allowed. So are several that together repeat or leave out less
-    /// than one batch: the report counts these samples.
+    /// [`build`](Self::build) fails above this share and names the numbers. The single last batch
+    /// of any other order is always allowed. So are several last batches that together repeat or
+    /// leave out less than one batch. The report counts these samples.
     pub fn last_batch_share(mut self, most: f64) -> Self {
         self.run.last_share = most;
         self
@@ -374,16 +374,16 @@ impl LoaderBuilder {
     ///
     /// Default: one per core that the process may use; on a [NUMA node](crate::Tuning::numa), one
     /// per usable core of the node. Local ranks divide the cores, see the guide
-    /// [ranks](crate::guide::ranks). There are fewer if their buffers do not fit in the free
-    /// memory, or if the system refuses threads; the report says so.
+    /// [ranks](crate::guide::ranks). The loader starts fewer workers if their buffers do not fit in
+    /// the free memory, or if the system refuses threads; the report says so.
     pub fn workers(mut self, workers: usize) -> Self {
         self.memory.workers = Some(workers);
         self
     }
 
-    /// Maximum bytes of memory, data in memory included. [`build`](Self::build) reserves everything
-    /// it needs, or fails with the sum. Default: as much as the other settings need, or less if
-    /// less memory is free.
+    /// Maximum bytes of memory, including data in memory. [`build`](Self::build) reserves
+    /// everything it needs, or fails and lists what it needs. Default: as much as the other
+    /// settings need, or less if less memory is free.
     pub fn memory_budget(mut self, bytes: usize) -> Self {
         self.memory.budget = Some(bytes);
         self
@@ -444,8 +444,8 @@ impl LoaderBuilder {
         self.stream_as(stream, StreamUse::Takes)
     }
 
-    /// A stream that uses every batch in this way. May be called several times; among streams with
-    /// [`StreamUse::Takes`], the first is measured.
+    /// A stream that uses every batch as `how` says. May be called several times; among streams
+    /// with [`StreamUse::Takes`], the first is measured.
     pub fn stream_as(mut self, stream: impl Into<Stream>, how: StreamUse) -> Self {
         self.device.streams.push(Bound {
             stream: stream.into(),

@@ -669,7 +669,7 @@ fn a_state_is_refused_while_an_iterator_is_alive() {
         (error.kind(), error.message()),
         (
             ErrorKind::EpochLive,
-            "another iterator of this loader is alive: drop it before a state is resumed"
+            "another iterator of this loader is alive: drop it before you resume a state"
         )
     );
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);

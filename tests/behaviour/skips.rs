@@ -236,8 +236,8 @@ fn a_range_that_cannot_be_skipped_is_refused() {
             5,
             "the run is at batch 3 of epoch 0; resume an earlier state",
         ),
-        (0, 5, 8, "batches 4..6 of epoch 0 are left out already"),
-        (0, 4, 6, "batches 4..6 of epoch 0 are left out already"),
+        (0, 5, 8, "batches 4..6 of epoch 0 are already skipped"),
+        (0, 4, 6, "batches 4..6 of epoch 0 are already skipped"),
         (u64::MAX, 0, 1, "this epoch cannot be used"),
     ] {
         let error = loader.skip(epoch, start..end).unwrap_err();
