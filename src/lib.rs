@@ -232,8 +232,7 @@ pub use order::{LastBatch, Order};
 pub use pipeline::OnBadSample;
 pub use state::State;
 
-/// The parts of an [`Error`]: its stage, its location in the data, and the amounts that it
-/// compares.
+/// The parts of an [`Error`]: its stage, its place in the data, and the amounts that it compares.
 pub mod error {
     #[doc(inline)]
     pub use feedline_base::error::{Amounts, Site, Stage};

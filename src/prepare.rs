@@ -33,7 +33,7 @@
 //!
 //! The output folder cannot be a bucket. Memory does not depend on the number of pictures: a
 //! process holds two windows of at most 256 pictures or 32 MiB (but at least one picture), with
-//! their bytes before and after processing. Parquet needs twice a row group of 64 MiB in addition.
+//! their bytes before and after processing. For Parquet, it also holds a row group of 64 MiB twice.
 //! A picture has at most 256 MiB unless [`Shards::bytes_max`] says otherwise.
 
 #[doc(inline)]

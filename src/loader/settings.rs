@@ -297,8 +297,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size): the last call of
-    /// the two counts.
+    /// Rows per batch over all ranks. Replaces [`batch_size`](Self::batch_size); the later call
+    /// wins.
     ///
     /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks
     /// get one row more.

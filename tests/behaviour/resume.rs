@@ -1228,7 +1228,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
     };
     let order = |then, now| differ("order", then, now);
     let seed = |then, now| differ("seed of the order", then, now);
-    let others = |what: &str| format!("the state has other {what} than the loader");
+    let others = |what: &str| format!("the state and the loader have different {what}");
     let table = [
         (
             Order::sequential(),
@@ -1289,7 +1289,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
             longer,
             differ("number of positions in an epoch", "30", "31"),
         ),
-        (sampler(3), sampler(4), others("settings of the sampler")),
+        (sampler(3), sampler(4), others("sampler settings")),
     ];
     for (then, now, words) in table {
         let make = |order: &Order| data.builder().order(order.clone()).batch_size(2);
@@ -1442,7 +1442,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         &right[2..],
         "the same mix",
     );
-    let other = "the mix was another before position 20 of epoch 0, where the state was taken";
+    let other = "the mix before position 20 of epoch 0, where the state was taken, differs";
     for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
         refused(|| make(&mix(weights, 5)), &state, ErrorKind::State, other);
     }
@@ -1472,8 +1472,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
     let old = [0.7, 0.3];
     let new = [0.1, 0.9];
     build(make(&scheduled(&[(0, old), (20, new), (21, old)], [30, 20])).resume(state.clone()));
-    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
-                  loader's schedule";
+    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, but 2 in the loader's schedule";
     refused(
         || make(&scheduled(&[(0, old), (19, new)], [30, 20])),
         &state,
@@ -1522,7 +1521,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         .unwrap()
         .epoch_len(60)
         .unwrap();
-    let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+    let keep = "a mix keeps its datasets in order: append new ones, and give weight 0 to a dataset that is to be dropped";
     refused(|| make(&one), &state, kind, "1 shards, 2 when saved");
     refused(|| make(&one), &state, kind, keep);
     // Other orders do not take more data.
@@ -1697,7 +1696,7 @@ fn ranks_with_other_schedules_do_not_agree() {
     assert!(
         error
             .message()
-            .contains("rank 2 has another schedule of the mix, in segments that begin later"),
+            .contains("rank 2 has a different schedule of the mix, in segments that begin later"),
         "{error}"
     );
 }

@@ -295,7 +295,7 @@ fn a_rank_that_skips_nothing_is_named() {
     };
     assert_eq!(
         states(2).message(),
-        "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)"
+        "rank 2 has different batches to skip (none; the others have batches 4..6 of epoch 0)"
     );
     assert_eq!(
         states(3).message(),
@@ -312,8 +312,7 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
     drop(parts(loader.steps(3).unwrap()));
     let rebatched = |state: &State| build(run.builder().batch_size(5)).resume_rebatched(state);
     let error = rebatched(&before).unwrap_err();
-    let words = "the state leaves out batches 4..6 of epoch 0, which are not batches of this loader: resume it with \
-                 `global_batch(10)` until it is past them";
+    let words = "the state skips batches 4..6 of epoch 0, which are not batches of this loader: resume with `global_batch(10)` until the run is past them";
     assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
     rebatched(&loader.state().unwrap()).unwrap();
     rebatched(&before.clone().at_epoch(1)).unwrap();

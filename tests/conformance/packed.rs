@@ -1077,7 +1077,7 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
     };
     let error = Loader::builder(hostile).build().unwrap_err();
     assert!(
-        error.kind() == ErrorKind::Limit && error.message().contains("at most 65536 are possible"),
+        error.kind() == ErrorKind::Limit && error.message().contains("the limit is 65536"),
         "{error}"
     );
 }
