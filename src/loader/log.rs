@@ -25,10 +25,10 @@ pub struct Log {
     pub seconds: f64,
     /// Samples handed out per second.
     pub samples_per_s: Option<f64>,
-    /// Share of the time without a ready batch, apart from the first batches of iterators. It is
-    /// the time of the consumer's thread, or on a GPU that of its stream.
+    /// Share of the time in which the consumer's thread (on a GPU, its stream) had no ready batch.
+    /// The first batches of iterators do not count.
     pub starved_share: Option<f64>,
-    /// On a GPU, share of the time in which the stream was idle because of the program. See
+    /// On a GPU, share of the time in which the program left the stream idle. See
     /// [`GpuIdle::host_late_ns`].
     pub host_late_share: Option<f64>,
     /// 99th percentile of the waits for a batch, in seconds.
@@ -183,7 +183,7 @@ impl Loader {
     /// Scalars for a training log, for the time since the last call or since the loader was built.
     /// Meant to be called at every step.
     ///
-    /// Only a single caller gets the whole time. If two callers log alternately, each gets a part.
+    /// Call it from one place only: if two callers log alternately, each gets a part of the time.
     ///
     /// ```
     /// # use feedline::{Loader, dataset::Records};

@@ -7,9 +7,9 @@
 //!        └────────── bell: all rows are there ──┘
 //! ```
 //!
-//! Rows that are whole pages of their file are read directly into their place. Other rows are read
-//! with their surrounding pages into a staging area of the same buffer, and a kernel moves them.
-//! Rows that are adjacent in the file and in the batch are one read.
+//! Rows that are whole pages of their file are read directly into their final position. Other rows
+//! are read with their surrounding pages into a staging area of the same buffer, and a kernel moves
+//! them. Rows that are adjacent in the file and in the batch are one read.
 //!
 //! Invariants:
 //! * A buffer is written only after all its users are done ([`Copier::is_idle`]). It is used only
@@ -441,7 +441,7 @@ impl Direct {
         match read? {
             // Bytes after the last row are not needed.
             bytes if bytes as u64 >= end - from => Ok(()),
-            bytes => Err(format!("cuFileRead brought {bytes} of {len} bytes")),
+            bytes => Err(format!("cuFileRead read {bytes} of {len} bytes")),
         }
     }
 
@@ -451,7 +451,7 @@ impl Direct {
     }
 
     fn handle(&self, source: SourceId) -> Result<&DirectFile, String> {
-        let refused = |why: &String| format!("cuFile does not take the file: {why}");
+        let refused = |why: &String| format!("cuFile does not accept the file: {why}");
         let handle = &self.handles[source.index()];
         if let Some(registered) = handle.get() {
             return registered.as_ref().map_err(refused);

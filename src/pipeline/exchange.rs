@@ -1,5 +1,5 @@
-//! The queues between the threads, and the wake that follows each `push`. Threads know nothing else
-//! about each other.
+//! The queues between the threads, and the wake that follows each `push`. Threads interact only
+//! through these.
 //!
 //! ```text
 //! iterator ──starts──►┌─────────┐──rows to fill, fetched bytes────────────►┌─────────┐
@@ -216,7 +216,7 @@ impl ToWorkers {
         self.fetched.pop()
     }
 
-    /// Whether no work waits, apart from bad rows.
+    /// Whether no work is waiting, except bad rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.to_fill.is_empty()
             && self.fetched.is_empty()

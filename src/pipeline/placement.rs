@@ -58,7 +58,7 @@ pub enum Numa {
     Node(u32),
 }
 
-/// CPUs that the process may use, and the name of their place.
+/// CPUs that the process may use, and a description of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
     cpus: CpuSet,
@@ -79,7 +79,7 @@ pub(crate) enum Placing {
 type Why<T> = std::result::Result<T, String>;
 
 impl Placing {
-    /// Finds the place for `numa` and the device at `pci_bus_id`, on the machine that `sysfs`
+    /// Finds the placement for `numa` and the device at `pci_bus_id`, on the machine that `sysfs`
     /// (`/sys`) describes.
     ///
     /// Errors: [`ErrorKind::Unsupported`] if the process cannot run on the requested node.
@@ -97,7 +97,8 @@ impl Placing {
             }
             (Numa::Node(node), _) => own().and_then(|own| Placement::on(sysfs, node, &own)),
         };
-        // Some sandboxes forbid the choice of CPUs, so it is tried before anything depends on it.
+        // Some sandboxes forbid setting the CPU affinity, so it is tried before anything depends on
+        // it.
         match (
             found.and_then(|placement| match on_node(Some(&placement), || ()) {
                 Ok(()) => Ok(placement),
@@ -115,7 +116,7 @@ impl Placing {
         }
     }
 
-    /// The place, if any.
+    /// The placement, if any.
     pub(crate) fn placement(&self) -> Option<&Placement> {
         match self {
             Self::At(placement) => Some(placement),
@@ -123,8 +124,8 @@ impl Placing {
         }
     }
 
-    /// The place of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it has
-    /// CPUs.
+    /// The placement of `workers` threads. [`Numa::Auto`] puts no more threads on a node than it
+    /// has CPUs.
     pub(crate) fn for_workers(&self, numa: Numa, workers: usize) -> Option<&Placement> {
         self.placement()
             .filter(|placement| numa != Numa::Auto || workers <= placement.cpus())

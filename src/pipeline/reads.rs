@@ -189,14 +189,14 @@ impl Reads {
         let message = match sample.id {
             Some(_) => {
                 format!(
-                    "sample needs {bytes} bytes of read buffer, but by the dataset's largest \
-                     sample only {room} were reserved"
+                    "the sample needs {bytes} bytes of read buffer, but only {room} were reserved, \
+                     for the largest sample that the dataset announced"
                 )
             }
             None => {
                 format!(
-                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset gave \
-                     less when the loader was built"
+                    "the chunk's {count} extents need {bytes} bytes of buffer; the dataset \
+                     announced less when the loader was built"
                 )
             }
         };
