@@ -39,11 +39,11 @@ use std::sync::Arc;
 /// | `Drop` | none | all but those that do not fill a batch |
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last;
-/// [`Batch::valid`](crate::Batch::valid) counts the others. This number is 0 on some ranks when
-/// fewer samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field;
-/// no `.map` sees it.
+/// [`Batch::valid`](crate::Batch::valid) counts the others. This number is 0 on some ranks if fewer
+/// samples than ranks are left. A blank row has the id `u64::MAX` and zeros in every field; no
+/// `.map` sees it.
 ///
-/// In an order of [groups](crate::order::Groups) by length this holds for the last batch of the
+/// In an order of [groups](crate::order::Groups) by length, this applies to the last batch of the
 /// epoch. It belongs to the largest group and is filled up from the beginning of that group's
 /// order. If samples fit only one group (groups by number, buckets of pictures), each group has
 /// such a batch, anywhere in a shuffled epoch. `Pad` then adds rows only until all ranks have
@@ -58,14 +58,14 @@ pub enum LastBatch {
     /// The remaining samples form a smaller batch.
     #[default]
     Keep,
-    /// The remaining samples form a batch of full size whose other rows are blank: exact, and of
-    /// one shape. For evaluation on many ranks.
+    /// The remaining samples form a batch of full size whose other rows are blank. For evaluation
+    /// on many ranks: each sample counts once, and all batches have one shape.
     Mask,
     /// The remaining samples form a batch of full size, filled up from the beginning of the epoch's
     /// order. For training on many ranks.
     Pad,
-    /// The remaining samples are left out of this epoch; a shuffled order leaves out others each
-    /// time.
+    /// The remaining samples are left out of this epoch; a shuffled order leaves out different
+    /// samples each epoch.
     Drop,
 }
 
@@ -114,9 +114,8 @@ impl Batches {
         }
         if global < world {
             return bad(format!(
-                "a global batch of {global} for {world} ranks: some would have no rows; take \
-                 at most {global} ranks, or a global batch of {world} or more (a resumed \
-                 run: rebatched)"
+                "a global batch of {global} for {world} ranks: some would have no rows; use at \
+                 most {global} ranks, or a global batch of {world} or more (to resume: rebatched)"
             ));
         }
         if global.div_ceil(world) > u64::from(u32::MAX) {
@@ -608,8 +607,8 @@ mod tests {
             (
                 3,
                 4,
-                "a global batch of 3 for 4 ranks: some would have no rows; take at most 3 \
-                 ranks, or a global batch of 4 or more (a resumed run: rebatched)",
+                "a global batch of 3 for 4 ranks: some would have no rows; use at most 3 ranks, or \
+                 a global batch of 4 or more (to resume: rebatched)",
             ),
             (
                 u64::MAX,

@@ -66,7 +66,7 @@ impl SplitPart {
 }
 
 /// A listed part of a dataset of `n` samples, in the order listed; repeats are allowed. Errors:
-/// [`ErrorKind::Config`] when an id is not below `n`, naming the first.
+/// [`ErrorKind::Config`] with the first id that is not below `n`.
 pub(crate) fn listed(ids: Vec<u64>, n: u64) -> Result<Arc<[u64]>> {
     if ids.iter().any(|id| *id >= n) {
         return Err(out_of_range("the subset", &ids, n));
@@ -175,8 +175,8 @@ mod tests {
         let error = listed(vec![3, 4], 4).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "build: bad configuration: entry 1 of the subset is 4, the dataset has 4 \
-             samples: sample=4"
+            "build: bad configuration: entry 1 of the subset is 4, but the dataset has 4 samples: \
+             sample=4"
         );
     }
 }

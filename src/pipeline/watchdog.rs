@@ -216,7 +216,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Resets the watcher, because the batch has arrived.
+    /// Resets the watcher, because no thread of the loader is awaited.
     pub(crate) fn rest(&mut self) {
         self.looked = None;
     }

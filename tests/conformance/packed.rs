@@ -890,9 +890,7 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     for error in errors {
         assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
         assert!(
-            error
-                .to_string()
-                .contains("have other lengths than when they were packed"),
+            error.to_string().contains("changed since they were packed"),
             "{error}"
         );
     }
@@ -1416,7 +1414,7 @@ fn the_report_says_why_rows_are_not_full() {
         let builder = most.into_iter().fold(builder, PackedBuilder::documents_max);
         builder.open(dir.path(name)).unwrap().describe()
     };
-    let words = "18.70 % full (`documents_max(64)` ends 98 % of them: `documents_max(512)` has room for documents as short";
+    let words = "18.70 % full (`documents_max(64)` limits 98 % of them: `documents_max(512)` has room for documents as short";
     for _ in 0..2 {
         let text = described("short", 3, None);
         assert!(text.contains(words), "{text}");
@@ -1425,7 +1423,7 @@ fn the_report_says_why_rows_are_not_full() {
     let half = described("half", 513, None);
     assert!(
         half.contains(
-            "50.10 % full (few documents fit together: other rows, or concatenated documents"
+            "50.10 % full (few documents fit together: use another row length, or concatenate"
         ),
         "{half}"
     );

@@ -126,7 +126,10 @@ fn incompatible_parts_are_named() {
         ErrorKind::Config
     );
     let error = Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]).unwrap_err();
-    assert!(error.to_string().contains("only one has chunks"), "{error}");
+    assert!(
+        error.to_string().contains("has chunks, the other has none"),
+        "{error}"
+    );
     // As many samples as its chunks have, in another order.
     let turned = Chunks::new(2).subset([3, 2, 1, 0]).unwrap();
     let error =
@@ -371,7 +374,8 @@ mod chunked {
                 .build()
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-            let words = "at once: a mix or sampler needs every chunk at any time and has no window";
+            let words =
+                "at once: a mix or sampler may need any chunk at any time and has no window";
             assert!(error.to_string().contains(words), "{error}");
         }
     }

@@ -152,8 +152,8 @@ impl<D: Dataset> InnerDocuments<D> {
                 }
                 Long::Refuse | Long::Concatenate => {
                     let message = format!(
-                        "a document of {len} tokens in bins of {room}: split, cut or concatenate \
-                         longer ones"
+                        "a document of {len} tokens does not fit into a bin of {room}: split, cut \
+                         or concatenate longer ones"
                     );
                     return Err(Error::new(ErrorKind::Shape, Stage::Index, message)
                         .with_sample(document.into()));
@@ -208,7 +208,7 @@ impl<D: Dataset> InnerDocuments<D> {
     fn check_parts(&self, document: u32, items: usize, len: u64) -> Result<()> {
         let message = match len / u64::from(self.size.room) {
             parts if items as u64 + parts > PARTS_MAX => {
-                format!("documents in more than {PARTS_MAX} parts: take larger bins")
+                format!("documents in more than {PARTS_MAX} parts: use larger bins")
             }
             _ if len > u64::from(u32::MAX) => format!(
                 "a document of {len} tokens; at most {} can be split",
