@@ -465,7 +465,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     assert_eq!(error.kind(), ErrorKind::Budget);
     for words in [
         "30 at once",
-        "a windowed one needs few",
+        "a windowed order needs few",
         "toy.bin, chunk 0",
         "open chunks",
     ] {

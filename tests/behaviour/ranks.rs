@@ -748,7 +748,7 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
     assert!(
         error
             .to_string()
-            .contains("no field `nothing` in the batch; there are record, head, drawn"),
+            .contains("no field `nothing` in the batch; its fields are record, head, drawn"),
         "{error}"
     );
 }

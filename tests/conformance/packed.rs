@@ -746,7 +746,7 @@ fn impossible_bins_are_refused_by_name() {
     let error = refused(
         builder(documents(), 20).open(&place),
         ErrorKind::Shape,
-        "a document of 30 tokens in bins of 20",
+        "a document of 30 tokens does not fit into a bin of 20",
     );
     assert_eq!(error.site().sample, Some(2));
     refused(
