@@ -869,7 +869,7 @@ fn build_refuses_illegal_settings_with_a_message() {
         (
             start().order(Order::indices([])).build(),
             ErrorKind::Empty,
-            "no positions",
+            "the order is empty",
         ),
         (
             start().tuning(|t| t.depth(0)).build(),
