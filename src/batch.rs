@@ -317,7 +317,7 @@ impl Batch {
     /// only after the work that was submitted to `stream` before the batch was dropped. The stream
     /// does not wait for the copy.
     ///
-    /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: as
+    /// This is [`StreamUse::Releases`], like PyTorch's `record_stream`. Errors: see
     /// [`bind`](Self::bind).
     pub fn used_on(&self, stream: impl std::borrow::Borrow<Stream>) -> Result<()> {
         self.bind_as(stream, StreamUse::Releases)
@@ -782,7 +782,7 @@ impl<'a> FieldView<'a> {
 
     /// Device address of the [lengths](Self::lens) of an `UpTo` field, `u64` each.
     ///
-    /// Errors: as [`device_ptr`](Self::device_ptr).
+    /// Errors: see [`device_ptr`](Self::device_ptr).
     pub fn device_lens_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;
@@ -793,7 +793,7 @@ impl<'a> FieldView<'a> {
 
     /// Device address of the [offsets](Self::offsets) of a packed field, `u64` each.
     ///
-    /// Errors: as [`device_ptr`](Self::device_ptr).
+    /// Errors: see [`device_ptr`](Self::device_ptr).
     pub fn device_offsets_ptr(&self) -> Result<Option<u64>> {
         let on_device = self.on_device()?;
         on_device.memory().bind_any()?;

@@ -19,9 +19,9 @@
 //!   writes.
 //! * The pointers derive from the memory itself, never from a shared slice.
 //! * No write survives: the next use of a slot rewrites every array, as it must after `map_batch`.
-//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A thread
-//!   frees the device memory of a dropped loader, because `cuMemFree` waits for the device, whose
-//!   work may need the consumer's lock (the GIL).
+//! * The owner is `Send`, and its deleter (count, return a slot or buffer) never blocks. A separate
+//!   thread frees the device memory of a dropped loader: `cuMemFree` waits for the device, and the
+//!   device's work may need the consumer's lock (the GIL).
 //!
 //! Limits: nothing here reads or writes `data`. The maker of a [`Dlpack`] promises that the memory
 //! lives as long as the owner.
@@ -201,7 +201,7 @@ impl BatchStreams {
     /// Binds a stream, as [`Batch::bind_as`](crate::Batch::bind_as) does. Returns false if every
     /// tensor was freed.
     ///
-    /// Errors: as [`Batch::bind_as`](crate::Batch::bind_as).
+    /// Errors: see [`Batch::bind_as`](crate::Batch::bind_as).
     pub fn bind_as(
         &self,
         stream: impl std::borrow::Borrow<Stream>,

@@ -1,5 +1,5 @@
 //! The state of a run, in less than 1 KiB. A crash while it is saved leaves the old state or the
-//! new one. Loading a damaged state is an error; it never gives another state.
+//! new one. Loading a damaged state is an error; it never returns a different state.
 //!
 //! ```text
 //! loader ──► Checkpoint { cursor, order, dataset, past, … } ──► State ──JSON──► .name.pid.n.tmp ─fsync─rename─► file
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The cursor counts positions of the epoch that were delivered to *all* ranks together. So a state
-//! is the same on every rank, and another number of ranks can resume from it.
+//! is the same on every rank, and a different number of ranks can resume from it.
 //!
 //! Limits: a file of at most 64 KiB is read. Invariants:
 //! - A loaded state equals the saved one, or loading fails: the CRC32C covers the values in one
@@ -31,7 +31,7 @@ use std::io::Read;
 use std::path::Path;
 use std::{fmt, io};
 
-/// The version of the format, the only one that is read.
+/// The format version; other versions are rejected.
 const VERSION: u32 = 3;
 /// Maximum bytes of a file; a state has less than 1 KiB.
 const BYTES_MAX: u64 = 64 << 10;
@@ -171,8 +171,7 @@ impl Checkpoint {
         })
     }
 
-    /// The additional values that an order of this kind saves: those of a mixture or of groups,
-    /// never both.
+    /// The additional values of a mixture or of groups; an order never has both.
     fn more(&self) -> Option<[u64; 4]> {
         self.past
             .as_ref()
@@ -336,7 +335,7 @@ impl State {
         self.checkpoint.cursor.batch
     }
 
-    /// The same run at the beginning of `epoch`: for a run that leaves an epoch early on purpose.
+    /// The same run at the beginning of `epoch`: for a run that ends an epoch early on purpose.
     pub fn at_epoch(self, epoch: u64) -> Self {
         let steps = self.steps();
         self.at(Cursor {
@@ -470,7 +469,7 @@ impl State {
     /// the old file or the new one. A machine that loses power may leave an empty or damaged file,
     /// which [`load`](Self::load) refuses.
     ///
-    /// Errors: as [`save`](Self::save).
+    /// Errors: see [`save`](Self::save).
     pub fn save_unsynced(&self, path: impl AsRef<Path>) -> Result<()> {
         write(path.as_ref(), &self.to_bytes(), false)
     }

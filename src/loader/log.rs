@@ -20,8 +20,8 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Log {
-    /// Time in which an iterator was alive. The two rates refer to it: pauses for an evaluation do
-    /// not count.
+    /// Time in which an iterator was alive. The two rates are per second of this time: pauses for
+    /// an evaluation do not count.
     pub seconds: f64,
     /// Samples handed out per second.
     pub samples_per_s: Option<f64>,
@@ -42,7 +42,7 @@ pub struct Log {
     pub from_memory_share: Option<f64>,
     /// Share of the workers' time in decoding, transforms and copies, without `map_batch`.
     pub decode_busy_share: Option<f64>,
-    /// Share of the workers' time in `map_batch`. `None` without one.
+    /// Share of the workers' time in `map_batch`. `None` without a `map_batch`.
     pub map_batch_busy_share: Option<f64>,
     /// Number of rows that got a substitute because their sample was bad.
     pub bad_samples: u64,
@@ -54,8 +54,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Name and value of each scalar that was measured. The names are those of the fields, and do
-    /// not change.
+    /// Name and value of each scalar that was measured. The names are the field names of [`Log`],
+    /// and do not change.
     pub fn scalars(&self) -> impl Iterator<Item = (&'static str, f64)> {
         [
             ("seconds", Some(self.seconds)),

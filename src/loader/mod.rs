@@ -142,7 +142,7 @@ impl Drop for Life {
     }
 }
 
-/// The right to iterate. A loader has one; dropping it releases it.
+/// The exclusive right to iterate over a loader; released on drop.
 struct Live(Life);
 
 impl Live {
@@ -213,7 +213,7 @@ struct LoaderFacts {
     settings: Settings,
 }
 
-/// How long `next()` waits: for the caller to drop a batch, and for any other operation.
+/// How long `next()` waits for the caller to drop a batch, and for any other operation.
 struct Deadlines {
     held: Duration,
     stall: Duration,
@@ -274,7 +274,7 @@ impl Loader {
     ///
     /// `3..` never ends. An empty range has no batches.
     ///
-    /// Errors: as [`epoch`](Self::epoch).
+    /// Errors: see [`epoch`](Self::epoch).
     pub fn epochs(&self, epochs: impl RangeBounds<u64>) -> Result<Epoch> {
         let start = match epochs.start_bound() {
             Bound::Included(start) => *start,
@@ -320,9 +320,9 @@ impl Loader {
         self.shared.whole.count()
     }
 
-    /// Samples that one epoch delivers to all ranks together. Fewer than the order's length only if
-    /// the last batch is dropped. The [snapshot](crate::profile::Snapshot::epoch) has the numbers
-    /// of repeated and left-out samples, too.
+    /// Samples that one epoch delivers to all ranks together. They are fewer than the order's
+    /// length only if the last batch is dropped. The [snapshot](crate::profile::Snapshot::epoch)
+    /// also has the numbers of repeated and left-out samples.
     pub fn samples_per_epoch(&self) -> u64 {
         self.shared.whole.samples()
     }
@@ -353,8 +353,8 @@ impl Loader {
 
     /// Ids of the rows of this rank in the next batch; `u64::MAX` for blank rows. Reads nothing.
     ///
-    /// Processes that share data have the same ids, see [`Rank::agree`]. Errors: as
-    /// [`preview`](Self::preview).
+    /// Processes that must receive the same data return the same ids, see [`Rank::agree`]. Errors:
+    /// see [`preview`](Self::preview).
     pub fn next_ids(&self) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
         let BatchPlace { cursor, skips, .. } = self.shared.place();
@@ -390,8 +390,8 @@ impl Loader {
     /// With the loader's own [`state`](Self::state), an epoch that failed continues after the last
     /// batch received.
     ///
-    /// Errors: as [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of this
-    /// loader is alive. After an error, the iterator and the position are unchanged.
+    /// Errors: those of [`LoaderBuilder::resume`]; [`ErrorKind::EpochLive`] while an iterator of
+    /// this loader is alive. After an error, the iterator and the position are unchanged.
     pub fn resume(&self, state: &State) -> Result<()> {
         self.go_to(state, false)
     }
@@ -618,7 +618,7 @@ impl LoaderState {
         self.ledger.hold()
     }
 
-    /// The ledger so far. It is empty in a forked child, because a lock may be held for ever there.
+    /// The ledger so far. It is empty in a forked child, because a lock may be held forever there.
     fn bad(&self) -> Ledger {
         if self.info.process.is_forked() {
             Ledger::default()

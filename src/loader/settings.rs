@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longer than file servers take to recover from a failure, but short enough to limit the cost of
+/// Longer than a file server takes to recover from a failure, but short enough to limit the cost of
 /// an idle GPU.
 const STALL_DEADLINE: Duration = Duration::from_secs(300);
 
@@ -220,7 +220,7 @@ impl LoaderBuilder {
 
     /// Delivers only these fields. Default: all.
     ///
-    /// Transforms still see the other fields, except encoded fields without a decoder: these are
+    /// Transforms still see the other fields, except encoded fields without a decoder, which are
     /// not read at all.
     pub fn keep<'n>(mut self, names: impl IntoIterator<Item = &'n str>) -> Self {
         self.steps.keep = Some(names.into_iter().map(String::from).collect());
@@ -287,8 +287,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Rows per batch of one rank, the same on every rank. Default: that of the resumed state,
-    /// otherwise 32.
+    /// Rows per batch of one rank, the same on every rank. Default: the batch size of the resumed
+    /// state, otherwise 32.
     ///
     /// With a [rank](Self::rank), the global batch is this number times the world size. A run that
     /// resumes with another world size should set [`global_batch`](Self::global_batch) instead.
@@ -301,7 +301,7 @@ impl LoaderBuilder {
     /// wins.
     ///
     /// Each rank gets an equal part. If the world size does not divide the batch, the lowest ranks
-    /// get one row more.
+    /// get one more row.
     pub fn global_batch(mut self, rows: u64) -> Self {
         self.run.batch = Some(BatchSize::Global(rows));
         self
@@ -319,9 +319,9 @@ impl LoaderBuilder {
     /// [`Loader::next_epoch`](crate::Loader::next_epoch).
     ///
     /// The same samples follow in the same order, with any number of workers, any reader, depth and
-    /// world size. Without [`batch_size`](Self::batch_size) or
-    /// [`global_batch`](Self::global_batch), the global batch is that of the state. The same holds
-    /// for [`last_batch`](Self::last_batch) if it is not set.
+    /// world size. If [`batch_size`](Self::batch_size) and [`global_batch`](Self::global_batch) are
+    /// not set, the state gives the global batch. If [`last_batch`](Self::last_batch) is not set,
+    /// the state gives it too.
     ///
     /// `build` fails with [`ErrorKind::FingerprintMismatch`](crate::ErrorKind::FingerprintMismatch)
     /// if the dataset differs from the state's; the error names the shard or range of shards. It
@@ -351,8 +351,8 @@ impl LoaderBuilder {
         self
     }
 
-    /// Handling of the samples that do not fill a global batch. Default: that of the resumed state,
-    /// otherwise a smaller last batch.
+    /// Handling of the samples that do not fill a global batch. Default: the handling of the
+    /// resumed state, otherwise a smaller last batch.
     pub fn last_batch(mut self, last: LastBatch) -> Self {
         self.run.last = Some(last);
         self
@@ -480,10 +480,10 @@ impl LoaderBuilder {
     /// Appends a line of JSON to this file for each failed sample: the fields of
     /// [`BadSample`](crate::BadSample).
     ///
-    /// The lines are written when the batch is delivered: one for a row that got a substitute, and
-    /// one for each substitute that failed too. Each rank needs its own file. If a write fails (a
-    /// full disk, say), the run continues, and the [ledger](crate::Loader::ledger) and the report
-    /// say so.
+    /// The lines are written when the batch is delivered: one line for a row that got a substitute,
+    /// and one for each substitute that also failed. Each rank needs its own file. If a write fails
+    /// (a full disk, say), the run continues, and the [ledger](crate::Loader::ledger) and the
+    /// report say so.
     ///
     /// `build` fails if the file cannot be opened, or if the policy never substitutes.
     pub fn ledger(mut self, path: impl Into<PathBuf>) -> Self {

@@ -234,7 +234,7 @@ mod tests {
             }
             prop_assert!(skips.are_legal());
             let want = naive(&whole, &skips, at);
-            // Walks like an iterator: from the first place, one job after the other.
+            // Walks like an iterator: from the first position, one job after the other.
             let mut found = Vec::new();
             let mut skipped = 0;
             let (first, mut gone) = skips.past(&whole, at);

@@ -1,4 +1,4 @@
-//! The settings that few loaders need.
+//! Settings that few loaders need.
 
 use super::settings::LoaderBuilder;
 use crate::pipeline::{Gds, Numa};
@@ -97,7 +97,7 @@ impl Tuning {
 
     /// How long `next()` waits while the caller holds every batch. Default: 10 s.
     ///
-    /// Then it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
+    /// After that, it returns [`ErrorKind::BatchesHeld`](crate::ErrorKind::BatchesHeld).
     pub fn held_deadline(mut self, deadline: Duration) -> Self {
         self.0.faults.held_deadline = deadline;
         self

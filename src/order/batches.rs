@@ -35,7 +35,7 @@ use std::sync::Arc;
 /// |---|---|---|
 /// | `Keep` | smaller, of the same size on all ranks (or with the same differences as full batches, if the world does not divide them); blank rows if the samples do not divide evenly | each once |
 /// | `Mask` | full size, blank rows at its end | each once |
-/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once, and the repeated ones again |
+/// | `Pad` | full size, filled up with samples from the beginning of the epoch's order | each once; samples that fill up the batch are repeated |
 /// | `Drop` | none | all but those that do not fill a batch |
 ///
 /// Padding rows are marked [`Status::Padding`](crate::Status) and come last;
@@ -86,10 +86,10 @@ pub(crate) struct Counts {
 pub(crate) struct Batches {
     /// Positions of the epoch.
     len: u64,
-    /// The first position, and the number of the batch there.
+    /// The first position, and the number of the batch that begins at it.
     start: u64,
     first: u64,
-    /// The maximum number of batches from there.
+    /// The maximum number of batches from `start` on.
     most: u64,
     /// Positions of a batch, all ranks together.
     global: u64,
@@ -275,7 +275,7 @@ impl Batches {
         self.first_position(batch).saturating_add(row)
     }
 
-    /// Positions of `batch` before the first one of this rank.
+    /// Positions of `batch` before the first position of this rank.
     fn offset(&self, batch: u64) -> u64 {
         let size = self.size(batch);
         if self.in_turn {

@@ -322,8 +322,8 @@ impl GroupedEpoch {
         }
     }
 
-    /// The sample at `position`. Positions after the last sample of a batch have those that fill it
-    /// up.
+    /// The sample at `position`. Positions after the last sample of a batch have the samples that
+    /// fill it up.
     pub(crate) fn id(&self, position: u64) -> u64 {
         let Plan {
             table,

@@ -359,7 +359,7 @@ impl Order {
         }
     }
 
-    /// Prepares one epoch: computes all that depends on seed and epoch, once. Errors: as `check`.
+    /// Prepares one epoch: computes all that depends on seed and epoch, once. Errors: see `check`.
     pub(crate) fn epoch(&self, dataset_len: u64, epoch: u64) -> Result<EpochOrder> {
         self.epoch_in(dataset_len, None, epoch)
     }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 /// A random split of `0..n` into two disjoint parts that cover it, in constant memory: the first
 /// entries of a keyed permutation, and the rest. The first part has `fraction` of `n` samples,
 /// rounded to the nearest whole number, halves up; so either part may be empty. Above 2^53 samples
-/// the size is that of the nearest `f64`.
+/// the size is computed from the nearest `f64`.
 ///
 /// The split depends on (n, fraction, key) alone. With the same `n` and key, the first part of a
-/// larger fraction contains that of a smaller one. So a training set can grow, and the samples held
-/// out longest stay held out.
+/// larger fraction contains the first part of a smaller fraction. So a training set can grow, and
+/// the samples held out longest stay held out.
 ///
 /// Errors: [`ErrorKind::Config`] unless 0 ≤ fraction ≤ 1.
 pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(SplitPart, SplitPart)> {
@@ -39,7 +39,7 @@ pub(crate) fn split(n: u64, fraction: f64, key: Key) -> Result<(SplitPart, Split
 }
 
 /// One part of a [`split`]. Local indices run through it in an **arbitrary** (random, but fixed)
-/// order, not in that of the ids: ascending order would take memory or a search per index.
+/// order, not in id order: id order would take memory or a search per index.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitPart {
     permutation: Permutation,

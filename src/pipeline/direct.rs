@@ -361,8 +361,8 @@ impl Direct {
         }
     }
 
-    /// The error of a run that only cuFile may read: the fault of the file, if it has one,
-    /// otherwise cuFile's message.
+    /// The error of a run that only cuFile may read: the error of reading the file, if there is
+    /// one, otherwise cuFile's message.
     fn required(&self, task: &Task, step: &DirectStep, run: &Stretch, why: String) -> Error {
         let row_bytes = step.row_bytes as u64;
         let Extent {
@@ -436,7 +436,7 @@ impl Direct {
         // SAFETY: the bytes are in the batch's buffer. Without staging, rows have their final
         // place. In staging, a run of n rows has n strides, each of at least a page and a row. The
         // buffer is idle, and only this task writes these rows. The transfer thread keeps the
-        // buffer until the rows are counted down, or for ever.
+        // buffer until the rows are counted down, or forever.
         let read = unsafe { handle.read(task.reading.base, len, from, place) };
         match read? {
             // Bytes after the last row are not needed.

@@ -25,9 +25,9 @@ use std::path::Path;
 /// nodes.
 ///
 /// A copy to a GPU from the other socket's memory is slower, and uses bandwidth that the sockets
-/// share. The report says in one line what was done or why not. The thread that calls `build` is
-/// not moved. `numactl`, `taskset` and the cpusets of Slurm and Kubernetes are honoured: no thread
-/// runs on a CPU that the process may not use.
+/// share. One line of the report gives the placement, or the reason for none. The thread that calls
+/// `build` is not moved. `numactl`, `taskset` and the cpusets of Slurm and Kubernetes are honoured:
+/// no thread runs on a CPU that the process may not use.
 ///
 /// ```
 /// use feedline::memory::Numa;
@@ -45,7 +45,7 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Numa {
-    /// Use the CPUs next to the device, if the machine reports them. With more
+    /// Use the CPUs next to the device, if the machine reports them. If there are more
     /// [workers](crate::LoaderBuilder::workers) than these CPUs, workers run anywhere, and only
     /// memory and reads are placed. A process with few of these CPUs and many others is not placed,
     /// because its workers would compete for these few. No effect on the host.
@@ -165,7 +165,7 @@ impl Placement {
         let address = pci_address(pci_bus_id)?;
         let local = read_cpus(&sysfs.join(format!("bus/pci/devices/{address}/local_cpulist")))?;
         let online = read_cpus(&sysfs.join("devices/system/cpu/online"))?;
-        // True with one node, and if the machine does not know the device's node.
+        // True if the machine has one node, or does not know the device's node.
         if both(&local, &online) == online {
             return Err("all CPUs of the machine are next to the device".into());
         }

@@ -164,7 +164,7 @@ impl Reads {
         }
     }
 
-    /// Rejects a fetch that can never fit the ring, so that it does not wait for ever.
+    /// Rejects a fetch that can never fit the ring, so that it does not wait forever.
     pub(super) fn check(&self, sample: &Sample) -> Result<()> {
         let mut count = 0;
         let mut bytes = 0_usize;

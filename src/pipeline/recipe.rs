@@ -24,7 +24,7 @@ pub(crate) struct Steps {
     pub(crate) decoders: Vec<(Option<String>, Arc<dyn Decoder>)>,
     pub(crate) maps: Vec<(Vec<Field>, Arc<MapFn>)>,
     pub(crate) map_batches: Vec<(Vec<Field>, Arc<MapBatchFn>)>,
-    /// Whether these hold a lock, so that one thread at a time runs them.
+    /// Whether the batch transforms hold a lock, so that only one thread at a time runs them.
     pub(crate) map_batch_in_turn: bool,
     pub(crate) keep: Option<Vec<String>>,
     /// `.ragged(name, batch_bytes)`.

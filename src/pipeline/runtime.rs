@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Deadline to join the threads, beyond the deadline for reads in flight.
 const JOIN: Duration = Duration::from_secs(6);
 
-/// Time for idle workers to end. Their pool is dropped last, when another thread may have used up
+/// Time for idle workers to end. Their pool is dropped last, when other threads may have used up
 /// [`JOIN`].
 const WORKERS_END: Duration = Duration::from_secs(1);
 

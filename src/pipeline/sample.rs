@@ -472,7 +472,7 @@ impl Samples {
                 .check(id, given.field, given.bytes)
                 .map_err(|error| site(error, given.bytes))?;
         }
-        // The decoder borrows the rest of the scratch meanwhile.
+        // Taken out, because the decoder borrows the rest of the scratch.
         let mut opened = std::mem::take(&mut scratch.opened);
         opened.clear();
         let mut points = std::mem::take(&mut scratch.points);

@@ -141,8 +141,8 @@ impl Substitutes {
         }
     }
 
-    /// Serves one waiting row. Returns false if no row may be served now, or another worker has the
-    /// turn.
+    /// Finds a substitute for one waiting row. Returns false if no row may be served now, or if
+    /// another worker has the turn.
     pub(super) fn serve_one(&self, core: &Core, switch: Switch, worker: &mut Worker) -> bool {
         let Some(turn) = core.to_workers.bad.turn() else {
             return false;

@@ -1,4 +1,4 @@
-//! Several datasets as one, one after the other; [`mix`](super::mix) draws from them by weights.
+//! Concatenated datasets; [`mix`](super::mix) draws from them by weights.
 //!
 //! ```text
 //! ids  0 … a-1 | a … a+b-1 | …              the parts in order, their sources in one table
@@ -228,7 +228,7 @@ impl Dataset for Concat {
         for (part, first) in self.parts.iter().zip(self.starts.all()) {
             let own = part.dataset.sizes();
             let table = part.dataset.sources().table_bytes();
-            // If several parts have the maximum, the last one counts.
+            // If several parts have the maximum, the last of them counts.
             if own.sample_bytes_max >= all.sample_bytes_max {
                 all.sample_bytes_max = own.sample_bytes_max;
                 all.largest_sample = own.largest_sample.map(|sample| first + sample);

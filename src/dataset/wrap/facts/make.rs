@@ -27,7 +27,7 @@ pub(super) struct Making<'a> {
     pub(super) wanted: &'a Wanted,
     /// The facts of the new file.
     pub(super) head: Head,
-    /// Bits of the facts to find; `old` has the others.
+    /// Bits of the facts to find; the other facts come from `old`.
     pub(super) finds: u32,
     pub(super) old: Option<&'a FactFile>,
     pub(super) place: &'a Path,

@@ -356,7 +356,7 @@ impl<D: Dataset> FactsBuilder<D> {
         }
         out.publish(&head, &most)?;
         match find(place, &head, self.inner.len())? {
-            // Another process may have added facts meanwhile.
+            // Another process may have added facts during the pass.
             Found::Whole(file) if matches!(wanted.missing(&file.head, place), Ok(0)) => Ok(file),
             _ => {
                 let message =
@@ -473,7 +473,7 @@ impl<D: Dataset> Facts<D> {
         self.columns & column != 0
     }
 
-    /// Position of a field among the measured ones, if lengths are wanted.
+    /// Position of a field among the measured fields, if lengths are requested.
     fn measured(&self, field: usize) -> Option<usize> {
         let position = self.measured.get(field).copied().flatten();
         position.filter(|_| self.has(column::LENGTHS))

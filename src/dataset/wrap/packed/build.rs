@@ -91,8 +91,8 @@ impl<D: Dataset> PackedBuilder<D> {
     }
 
     /// Sets the maximum number of documents of a row, and with it the shape of `cu_seqlens`.
-    /// Default: one for each 16 tokens of the row, and at least 64; rows of shorter documents stay
-    /// partly empty.
+    /// Default: one for each 16 tokens of the row, and at least 64. If documents are shorter on
+    /// average, rows stay partly empty.
     pub fn documents_max(mut self, documents: usize) -> Self {
         self.documents_max = Some(documents);
         self
@@ -124,12 +124,13 @@ impl<D: Dataset> PackedBuilder<D> {
     /// on all cores ([`Packed::built`] reports this). The file takes some 5 bytes per document.
     /// Make the file before many processes open it.
     ///
-    /// Errors: [`ErrorKind::Config`] for an unknown field, one that does not have one dimension or
-    /// is stored in frames or chunks (then use [`copied`](crate::dataset::DatasetExt::copied)), for
-    /// impossible bin sizes, and for an `index` that is another kind of file; [`ErrorKind::Shape`]
-    /// for a document that is longer than a bin, unless it is split, cut or concatenated, and for
-    /// fields of different lengths; [`ErrorKind::Changed`] for bins or rows of another dataset or
-    /// of other settings; [`ErrorKind::Empty`] if there are no tokens; file system errors.
+    /// Errors: [`ErrorKind::Config`] for an unknown field, for a field that does not have one
+    /// dimension or is stored in frames or chunks (then use
+    /// [`copied`](crate::dataset::DatasetExt::copied)), for impossible bin sizes, and for an
+    /// `index` that is another kind of file; [`ErrorKind::Shape`] for a document that is longer
+    /// than a bin, unless it is split, cut or concatenated, and for fields of different lengths;
+    /// [`ErrorKind::Changed`] for bins or rows of another dataset or of other settings;
+    /// [`ErrorKind::Empty`] if there are no tokens; file system errors.
     pub fn open(self, index: impl AsRef<Path>) -> Result<Packed<D>> {
         unordered(&self.inner, "pack its sources, then mix them")?;
         let (fields, size) = self.checked()?;

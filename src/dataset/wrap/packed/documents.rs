@@ -164,8 +164,8 @@ impl<D: Dataset> InnerDocuments<D> {
         Ok(Group::new(&items, bin_of, bins, self.size, counts))
     }
 
-    /// Appends the documents at these positions to those before. The last bin stays open, unless
-    /// these are the last documents.
+    /// Appends the documents at these positions to the documents before them. The last bin stays
+    /// open, unless these are the last documents.
     pub(super) fn concatenate(
         &self,
         positions: Range<u64>,

@@ -48,7 +48,7 @@ pub use build::PackedBuilder;
 /// Number of recently looked up bins that are kept, since each field of a row asks for its bin.
 const RECENT: usize = 16;
 
-/// Fields of a row after those of the documents.
+/// Fields of a row that follow the documents' fields.
 const MADE: [&str; 4] = ["positions", "documents", "cu_seqlens", "max_seqlen"];
 const POSITIONS: usize = 0;
 const DOCUMENTS: usize = 1;
