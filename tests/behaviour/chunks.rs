@@ -426,7 +426,7 @@ fn a_budget_that_does_not_hold_the_chunks_is_refused_by_name() {
     };
     let error = make(Order::shuffled(1)).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Budget);
-    let windowed = "a windowed one needs few";
+    let windowed = "a windowed order needs few";
     for words in ["30 at once", windowed, "toy.bin, chunk 0", "open chunks"] {
         assert_says(&error, words);
     }

@@ -603,7 +603,7 @@ fn packed_rows_take_lengths_of_the_index_or_move_together() {
             .batch_size(4)
     };
     let error = texts(Bytes::packed(8).batch_bytes(80)).build().unwrap_err();
-    let words = "the bytes of a batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths of it";
+    let words = "the bytes per batch of field `text` cannot be limited: the dataset's `field_bytes` gives no lengths for it";
     assert_eq!(error.message(), words);
     let batch = first(&build(texts(Bytes::packed(12))));
     assert_eq!(

@@ -325,7 +325,7 @@ fn another_grouping_or_batch_size_does_not_resume() {
         ),
         (
             groups().batch_sizes([8, 13, 9]),
-            "the state has other batch sizes of the groups than the loader: give the groups",
+            "the state and the loader have different batch sizes of the groups: give the groups",
         ),
         (
             Groups::of((0..100).map(|id| id % 2))
@@ -456,8 +456,7 @@ fn groups_that_end_apart_may_repeat_or_leave_out_a_hundredth() {
     // 20 groups of 100 samples: three batches of 32, and 4 more on 8 ranks.
     assert_eq!(
         built(20, 32, LastBatch::Pad, None).unwrap_err(),
-        "an epoch of 2000 samples repeats 80 and leaves out 0 (4.0 %), for each group ends with a batch of its own: take fewer \
-         groups or smaller batches, keep them by `last_batch(LastBatch::Mask)`, or allow it by `last_batch_share(0.04)`"
+        "an epoch of 2000 samples repeats 80 and leaves out 0 (4.0 %), because each group has its own last batch: use fewer groups or smaller batches, keep them with `last_batch(LastBatch::Mask)`, or allow it with `last_batch_share(0.04)`"
     );
     assert_eq!(
         built(20, 32, LastBatch::Pad, Some(0.04)).unwrap().repeated,
@@ -510,7 +509,7 @@ fn groups_without_sizes_take_the_loaders_batch() {
         .batch_size(3)
         .build()
         .unwrap_err();
-    let words = "`batch_size` is set, and the groups of the order have batch sizes of their own: omit one of them";
+    let words = "`batch_size` is set, but the groups of the order set their own batch sizes: omit one of the two";
     assert_eq!((error.kind(), error.message()), (ErrorKind::Config, words));
     let error = data
         .builder()

@@ -194,7 +194,7 @@ fn build_refuses_limits_of_packed_fields_without_known_lengths() {
     assert_eq!(late.kind(), ErrorKind::Config);
     assert!(
         late.message()
-            .contains("a transform of batches cannot add the packed field `x`"),
+            .contains("a batch transform cannot add the packed field `x`"),
         "{late}"
     );
 }

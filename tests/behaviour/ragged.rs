@@ -391,35 +391,35 @@ fn build_refuses_what_cannot_be_ragged() {
     let cases = [
         (
             tar().ragged("tik", None),
-            "`ragged` names `tik`, which is no field of the batch; there are tok, label",
+            "`ragged` names `tik`, which is not a field of the batch; its fields are tok, label",
         ),
         (
             tar().ragged("label", None),
-            "field `label` has one shape, and nothing to pack: leave it out of `ragged`",
+            "field `label` has a fixed shape, so there is nothing to pack: leave it out of `ragged`",
         ),
         (
             tar().ragged("tok", Some(9)),
-            "field `tok`: 9 bytes of a batch, less than the 240 of one row",
+            "field `tok`: the limit of 9 bytes per batch is less than the 240 of one row",
         ),
         (
             tar()
                 .map_batch_adding(list(), |_, _| Ok(()))
                 .ragged("list", None),
-            "a transform of batches cannot add the packed field `list`: rows are packed before it",
+            "a batch transform cannot add the packed field `list`: rows are packed before it runs",
         ),
         (
             tar()
                 .map_adding(list(), |_, _| Ok(()))
                 .ragged("list", Some(9)),
-            "the bytes of a batch of field `list` cannot be limited: a transform adds it",
+            "the bytes per batch of field `list` cannot be limited: a transform adds it",
         ),
         (
             Loader::builder(features()).ragged("ids", Some(900)),
-            "the bytes of a batch of field `ids` cannot be limited: the dataset's `field_bytes` gives no lengths of it",
+            "the bytes per batch of field `ids` cannot be limited: the dataset's `field_bytes` gives no lengths for it",
         ),
         (
             Loader::builder(chunks).ragged("head", Some(900)),
-            "the bytes of a batch of field `head` cannot be limited: it lies in chunks",
+            "the bytes per batch of field `head` cannot be limited: it is stored in chunks",
         ),
     ];
     for (builder, words) in cases {

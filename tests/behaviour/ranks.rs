@@ -486,7 +486,7 @@ fn check_micro(batch: &Batch, micro: &MicroBatch<'_>) {
             assert_eq!(error.message(), words);
         }
     }
-    let words = "no field `nothing` in the batch; there are record, head, drawn";
+    let words = "no field `nothing` in the batch; its fields are record, head, drawn";
     must_say(micro.field("nothing"), words);
 }
 

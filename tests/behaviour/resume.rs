@@ -515,7 +515,7 @@ fn a_state_is_refused_while_an_iterator_is_alive() {
     let mut epoch = loader.epoch(0).unwrap();
     drop(epoch.next().unwrap().unwrap());
     let error = loader.resume(&state).unwrap_err();
-    let words = "another iterator of this loader is alive: drop it before a state is resumed";
+    let words = "another iterator of this loader is alive: drop it before you resume a state";
     let kind = ErrorKind::EpochLive;
     assert_eq!((error.kind(), error.message()), (kind, words));
     assert_eq!(loader.steps(1).err().unwrap().kind(), ErrorKind::EpochLive);
@@ -918,7 +918,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
     };
     let order = |then, now| differ("order", then, now);
     let seed = |then, now| differ("seed of the order", then, now);
-    let others = |what: &str| format!("the state has other {what} than the loader");
+    let others = |what: &str| format!("the state and the loader have different {what}");
     let positions = |then, now| differ("number of positions in an epoch", then, now);
     let lanes = |then, now| differ("number of lanes", then, now);
     let sequential = Order::sequential;
@@ -954,7 +954,7 @@ fn a_resume_with_another_order_or_seed_is_refused() {
         ),
         (indices(&[1, 2, 4, 5]), indices(&[2, 1, 4, 5]), list),
         (sampler(3), longer, positions("30", "31")),
-        (sampler(3), sampler(4), others("settings of the sampler")),
+        (sampler(3), sampler(4), others("sampler settings")),
     ];
     for (then, now, words) in table {
         let make = |order: &Order| data.builder().order(order.clone()).batch_size(2);
@@ -1056,7 +1056,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
     gives(same_mix.epochs(0..2), &right[2..], "the same mix");
     let refuse = |mix: &Mix, kind, words: &str| drop(refused(|| make(mix), &state, kind, words));
     let kind = ErrorKind::State;
-    let other = "the mix was another before position 20 of epoch 0, where the state was taken";
+    let other = "the mix before position 20 of epoch 0, where the state was taken, differs";
     for weights in [[0.3, 0.7], [1.0, 1.0], [0.71, 0.29]] {
         refuse(&mix(weights, 5), kind, other);
     }
@@ -1080,7 +1080,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
     let old: &[f64] = &[0.7, 0.3];
     let new: &[f64] = &[0.1, 0.9];
     build(make(&two(&[(0, old), (20, new), (21, old)])).resume(state.clone()));
-    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, 2 in the \
+    let before = "before position 20 of epoch 0, where the state was taken, 1 segments of the mix had begun, but 2 in the \
                   loader's schedule";
     let early = two(&[(0, old), (19, new)]);
     refuse(&early, kind, before);
@@ -1102,7 +1102,7 @@ fn a_mix_with_another_past_or_another_length_is_refused() {
         refuse(&three(order), kind, &words);
     }
     let one = scheduled(parts_of(&[30]), &[(0, &[1.0])]);
-    let keep = "a mix keeps its datasets in their order: put new ones last, give weight 0 to one that is to leave";
+    let keep = "a mix keeps its datasets in order: append new ones, and give weight 0 to a dataset that is to be dropped";
     refuse(&one, kind, "1 shards, 2 when saved");
     refuse(&one, kind, keep);
     // Other orders do not take more data.
@@ -1247,7 +1247,7 @@ fn ranks_with_other_schedules_do_not_agree() {
     };
     State::agree(&[state(2.0), state(2.0)]).unwrap();
     let agreed = State::agree(&[state(2.0), state(2.0), state(3.0)]);
-    let words = "rank 2 has another schedule of the mix, in segments that begin later";
+    let words = "rank 2 has a different schedule of the mix, in segments that begin later";
     must_say(agreed, words);
 }
 

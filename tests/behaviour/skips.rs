@@ -181,8 +181,8 @@ fn a_range_that_cannot_be_skipped_is_refused() {
         (0, 9, 11, "the epoch ends at 10"),
         (3, 0, u64::MAX, "the epoch ends at 10"),
         (0, 2, 5, behind),
-        (0, 5, 8, "batches 4..6 of epoch 0 are left out already"),
-        (0, 4, 6, "batches 4..6 of epoch 0 are left out already"),
+        (0, 5, 8, "batches 4..6 of epoch 0 are already skipped"),
+        (0, 4, 6, "batches 4..6 of epoch 0 are already skipped"),
         (u64::MAX, 0, 1, "this epoch cannot be used"),
     ] {
         let error = loader.skip(epoch, start..end).unwrap_err();
@@ -222,7 +222,7 @@ fn a_rank_that_skips_nothing_is_named() {
         let states = loaders.iter().map(|loader| loader.state().unwrap());
         State::agree(&states.collect::<Vec<_>>()).unwrap_err()
     };
-    let words = "rank 2 has other batches to skip (none, the others batches 4..6 of epoch 0)";
+    let words = "rank 2 has different batches to skip (none; the others have batches 4..6 of epoch 0)";
     assert_eq!(states(2).message(), words);
     let words = "rank 2 is at position 50, the others at 70";
     assert_eq!(states(3).message(), words);
@@ -237,8 +237,7 @@ fn a_state_with_batches_to_skip_keeps_its_batches() {
     drop(parts(loader.steps(3).unwrap()));
     let rebatched = |state: &State| build(run.builder().batch_size(5)).resume_rebatched(state);
     let error = rebatched(&before).unwrap_err();
-    let words = "the state leaves out batches 4..6 of epoch 0, which are not batches of this loader: resume it with \
-                 `global_batch(10)` until it is past them";
+    let words = "the state skips batches 4..6 of epoch 0, which are not batches of this loader: resume with `global_batch(10)` until the run is past them";
     assert_eq!((error.kind(), error.message()), (ErrorKind::State, words));
     rebatched(&loader.state().unwrap()).unwrap();
     rebatched(&before.clone().at_epoch(1)).unwrap();

@@ -326,7 +326,7 @@ fn a_sample_of_another_length_than_measured_is_an_error_that_names_it() {
     assert!(
         error
             .message()
-            .starts_with("field `a` has 7 bytes, and 9 in the lengths: the data changed"),
+            .starts_with("field `a` has 7 bytes, but 9 in the lengths: the data changed"),
         "{error}"
     );
 

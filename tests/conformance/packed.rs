@@ -609,7 +609,7 @@ fn impossible_bins_are_refused_by_name() {
     let documents = || Documents::memory(&[5, 0, 30, 9, 40]);
     let place = dir.path("bins");
     let other = |field: &str| documents().packed(field, 20);
-    let words = "a document of 30 tokens in bins of 20";
+    let words = "a document of 30 tokens does not fit into a bin of 20";
     let error = must_fail(other("tokens").open(&place), Shape, words);
     assert_eq!(error.site().sample, Some(2));
     let cases = [
@@ -706,7 +706,7 @@ fn documents_of_other_lengths_than_packed_are_an_error_on_reading() {
     assert!(!errors.is_empty() && errors.len() < 3, "{errors:?}");
     for error in errors {
         assert_eq!(error.kind(), Changed, "{error}");
-        assert_says(&error, "have other lengths than when they were packed");
+        assert_says(&error, "changed since they were packed");
     }
     let loader = Loader::builder(packed).build().unwrap();
     let error = Got::try_epoch(&loader, 0).unwrap_err();
@@ -846,7 +846,7 @@ fn appended_extents_that_do_not_make_a_row_are_typed_errors() {
         most: usize::MAX,
     };
     let loader = Loader::builder(hostile).build();
-    must_fail(loader, ErrorKind::Limit, "at most 65536 are possible");
+    must_fail(loader, ErrorKind::Limit, "the limit is 65536");
 }
 
 /// A tar shard of the documents: tokens, labels of 2 bytes that are the tokens' places, and a text.
@@ -1075,12 +1075,12 @@ fn the_report_says_why_rows_are_not_full() {
         let builder = most.into_iter().fold(builder, PackedBuilder::documents_max);
         builder.open(dir.path(name)).unwrap().describe()
     };
-    let words = "18.70 % full (`documents_max(64)` ends 98 % of them: `documents_max(512)` has room for documents as short";
+    let words = "18.70 % full (`documents_max(64)` limits 98 % of them: `documents_max(512)` has room for documents as short";
     for _ in 0..2 {
         assert_says(described("short", 3, None), words);
     }
     assert_says(described("raised", 3, Some(512)), "97.66 % full, with");
-    let words = "50.10 % full (few documents fit together: other rows, or concatenated documents";
+    let words = "50.10 % full (few documents fit together: use another row length, or concatenate";
     assert_says(described("half", 513, None), words);
     assert_says(described("full", 16, None), "full, with 3000 documents");
 }

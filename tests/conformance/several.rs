@@ -124,7 +124,7 @@ fn incompatible_parts_are_named() {
     );
     must_say(
         Concat::new([records(6, "x"), Arc::new(Chunks::new(2)) as Any]),
-        "only one has chunks",
+        "has chunks, the other has none",
     );
     // As many samples as its chunks have, in another order.
     let turned = Chunks::new(2).subset([3, 2, 1, 0]).unwrap();
@@ -366,7 +366,7 @@ mod chunked {
                 .build()
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-            let words = "at once: a mix or sampler needs every chunk at any time and has no window";
+            let words = "at once: a mix or sampler may need any chunk at any time and has no window";
             assert_says(&error, words);
         }
     }

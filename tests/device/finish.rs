@@ -460,7 +460,7 @@ fn build_refuses_a_field_that_cannot_be_finished() {
         let cases: [(Make, &str); 6] = [
             (
                 |builder| builder.finish("picture", Finish::to(DType::F32)),
-                "names `picture`, which is no field of the batch; there are image, label",
+                "names `picture`, which is not a field of the batch; its fields are image, label",
             ),
             (
                 |builder| {

@@ -486,7 +486,7 @@ def test_wrong_buckets_are_refused(shapes):
         ({"buckets": BUCKETS}, "buckets need sizes"),
         ({"sizes": sizes, "size": 40}, "sizes are for buckets"),
         ({"buckets": BUCKETS, "sizes": sizes, "size": 40}, "leave out size"),
-        ({"buckets": BUCKETS, "sizes": sizes[:7]}, "the groups have 7 samples, the dataset has 30"),
+        ({"buckets": BUCKETS, "sizes": sizes[:7]}, "the groups have 7 samples, but the dataset has 30"),
         ({"buckets": [], "sizes": sizes}, "0 buckets of pictures"),
     ]:
         with pytest.raises(Error, match=words):

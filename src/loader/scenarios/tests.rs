@@ -637,7 +637,7 @@ fn an_unknown_stream_has_no_cause() {
     for (step, copy) in [(15.0, 2.0), (2.0, 10.0), (0.1, 0.2)] {
         let outcome = training(step, copy, usize::MAX, Given::Never).run();
         assert!(
-            outcome.report.contains("waits     GPU starved: not known"),
+            outcome.report.contains("waits     GPU starved: unknown"),
             "{}",
             outcome.report
         );

@@ -559,14 +559,14 @@ fn impossible_groups_are_refused_with_their_numbers() {
             groups.clone(),
             4,
             1,
-            "the groups have 3 samples, the dataset has 4",
+            "the groups have 3 samples, but the dataset has 4",
         ),
         (
             groups.clone(),
             3,
             7,
-            "the batches of group 0 have 6 rows for 7 ranks: some would have none; make \
-             them larger, or take fewer ranks",
+            "the batches of group 0 have 6 rows for 7 ranks: some would have none; make them \
+             larger, or use fewer ranks",
         ),
         (
             groups.clone().batch_sizes([3]),
@@ -614,7 +614,7 @@ fn impossible_groups_are_refused_with_their_numbers() {
             .planned(2, 1, LastBatch::Keep, Rank::single())
             .unwrap_err();
         assert!(
-            error.message().contains("in one lane, have groups"),
+            error.message().contains("groups need a shuffled"),
             "{error}"
         );
     }

@@ -65,10 +65,10 @@ const FAULTS: [Fault; 7] = [
     ("an unknown cuFile error (5099)", |cufile, read| {
         cufile.fail_read(read, 5099)
     }),
-    ("cuFileRead brought 0 of", |cufile, read| {
+    ("cuFileRead read 0 of", |cufile, read| {
         cufile.short_read(read, 0)
     }),
-    ("cuFileRead brought 65535 of", |cufile, read| {
+    ("cuFileRead read 65535 of", |cufile, read| {
         cufile.short_read(read, 65_535)
     }),
 ];
@@ -343,7 +343,7 @@ fn a_file_refused_by_cufile_is_read_by_the_host() {
                     let said = error.to_string();
                     assert!(
                         error.kind() == ErrorKind::Device
-                            && said.contains("does not take the file: "),
+                            && said.contains("does not accept the file: "),
                         "{said}"
                     );
                     assert!(

@@ -377,7 +377,7 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
         assert_eq!(direct_fields(&report), ["x", "y"]);
         assert_eq!(
             report.routes[2].to_string(),
-            "label staged (rows of 8 bytes: reads by the host are faster below 16384)"
+            "label staged (rows of 8 bytes: below 16384, reads through the host are faster)"
         );
         assert_eq!(
             report.total.copy.unwrap().direct.unwrap().bytes,

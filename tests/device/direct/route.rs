@@ -88,11 +88,11 @@ fn fields_that_the_host_must_see_are_staged() {
         let cases: [(Make<'_>, &str); 9] = [
             (
                 &|| plain().map(|_, _| Ok(())),
-                "transforms of the host see it",
+                "transforms on the host see it",
             ),
             (
                 &|| plain().map_batch(|_, _| Ok(())),
-                "transforms of the host see it",
+                "transforms on the host see it",
             ),
             (
                 &|| plain().decode_field("x", Raw),
@@ -148,7 +148,7 @@ fn fields_that_the_host_must_see_are_staged() {
                     )
                     .map(|_, _| Ok(()))
                 },
-                "transforms of the host see it",
+                "transforms on the host see it",
             ),
         ];
         for (make, words) in cases {
@@ -245,7 +245,7 @@ fn a_loader_chooses_by_itself_and_can_be_told() {
             (
                 plain(&small, RECORD - 1).tuning(|t| t.reader(Mode::Pread)),
                 Gds::Auto,
-                "x staged (rows of 16383 bytes: reads by the host are faster below 16384)",
+                "x staged (rows of 16383 bytes: below 16384, reads through the host are faster)",
             ),
             (plain(&small, RECORD - 1), Gds::Require, direct),
             // The page cache has room for so few bytes, unless it is bypassed.
@@ -318,7 +318,7 @@ fn fields_are_staged_where_cufile_is_useless() {
         ),
         (
             &|double| double.cufile.short_read(0, 0),
-            "cuFileRead brought 0 of 16384 bytes",
+            "cuFileRead read 0 of 16384 bytes",
         ),
     ];
     for (change, words) in cases {

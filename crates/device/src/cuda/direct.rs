@@ -118,7 +118,7 @@ impl DirectReader {
         let read = read.map_err(|failure| failure.to_string())?;
         let least = offset.saturating_add(len) - from;
         if (read as u64) < least.min(TRIAL as u64) {
-            return Err(format!("cuFileRead brought {read} of {least} bytes"));
+            return Err(format!("cuFileRead read {read} of {least} bytes"));
         }
         Ok(())
     }
