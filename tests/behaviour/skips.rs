@@ -195,7 +195,7 @@ fn a_range_that_cannot_be_skipped_is_refused() {
     assert_eq!(error.kind(), ErrorKind::EpochLive);
     drop(live);
     // A state has room for some ranges, however many there are.
-    let refused = |number| Some((number, loader.skip(1 + number, 3..7).err()?));
+    let refused = |number: u64| Some((number, loader.skip(1 + number, 3..7).err()?));
     let (number, error) = (0..1000).find_map(refused).unwrap();
     let words = "more than 940; skip fewer ranges at once";
     assert!(
@@ -222,7 +222,8 @@ fn a_rank_that_skips_nothing_is_named() {
         let states = loaders.iter().map(|loader| loader.state().unwrap());
         State::agree(&states.collect::<Vec<_>>()).unwrap_err()
     };
-    let words = "rank 2 has different batches to skip (none; the others have batches 4..6 of epoch 0)";
+    let words =
+        "rank 2 has different batches to skip (none; the others have batches 4..6 of epoch 0)";
     assert_eq!(states(2).message(), words);
     let words = "rank 2 is at position 50, the others at 70";
     assert_eq!(states(3).message(), words);

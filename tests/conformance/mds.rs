@@ -136,7 +136,11 @@ fn arrays_that_store_their_length_are_lists() {
     let of = |name: &str| Mds::builder().columns([name]);
     let cases = [
         (of("free").up_to("*", 6), "free", "dtype and shape by"),
-        (of("shaped"), "shaped", "their maximum number of elements by"),
+        (
+            of("shaped"),
+            "shaped",
+            "their maximum number of elements by",
+        ),
     ];
     for (builder, name, words) in cases {
         let words = format!("column `{name}`: its arrays may have any shape: give {words}");

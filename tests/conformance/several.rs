@@ -366,7 +366,8 @@ mod chunked {
                 .build()
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Budget, "{error}");
-            let words = "at once: a mix or sampler may need any chunk at any time and has no window";
+            let words =
+                "at once: a mix or sampler may need any chunk at any time and has no window";
             assert_says(&error, words);
         }
     }

@@ -263,7 +263,7 @@ fn a_loader_names_the_member_that_was_flipped_under_it() {
         (Some(17), Some(4), Some(at as u64))
     );
     for words in ["s0/17.bin", "CRC32C", "shard-000.tar"] {
-        assert_says(&error, words);
+        assert_says(error, words);
     }
 }
 
