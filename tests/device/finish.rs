@@ -111,8 +111,8 @@ fn both(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, what: &str) -> Vec<
     let host = build(make());
     let gpu = build(machine.on_gpu(make(), Gds::Off));
     assert_eq!(gpu.spec(), host.spec(), "{what}");
-    let right = Got::try_epoch(&host, 0).unwrap();
-    same(&Got::try_epoch(&gpu, 0).unwrap(), &right, what);
+    let right = Got::epoch(&host, 0);
+    same(&Got::epoch(&gpu, 0), &right, what);
     right
 }
 
@@ -190,7 +190,7 @@ fn mirroring_depends_on_seed_epoch_and_sample_alone() {
                 .order(Order::shuffled(3))
                 .finish("image", finish)
         };
-        let rows_of = |loader: Loader, epoch| rows(&Got::try_epoch(&loader, epoch).unwrap());
+        let rows_of = |loader: Loader, epoch| rows(&Got::epoch(&loader, epoch));
         let right = rows_of(build(base().batch_size(8)), 0);
         for (workers, batch) in [(1, 1), (3, 7), (2, 40)] {
             let make = || base().workers(workers).batch_size(batch);
@@ -326,8 +326,8 @@ fn padding_rows_are_pictures_and_blank_rows_are_zero() {
                 let gpu = build(machine.on_gpu(make(), Gds::Off));
                 let host = build(make());
                 for epoch in 0..2 {
-                    let batches = Got::try_epoch(&host, epoch).unwrap();
-                    same(&Got::try_epoch(&gpu, epoch).unwrap(), &batches, "again");
+                    let batches = Got::epoch(&host, epoch);
+                    same(&Got::epoch(&gpu, epoch), &batches, "again");
                     for batch in &batches {
                         for (id, row) in batch
                             .ids
@@ -400,7 +400,7 @@ fn two_finished_fields_keep_their_names_and_places() {
         let names = |keep: &[usize]| keep.iter().map(|at| spec[*at].clone()).collect::<Vec<_>>();
         let whole = build(finished());
         assert_eq!(whole.spec(), spec);
-        let whole = Got::try_epoch(&whole, 0).unwrap();
+        let whole = Got::epoch(&whole, 0);
         assert_eq!(whole[0].fields[0].shape, [4, 3, 4, 6]);
         let mut draws = (0, 0);
         for batch in &whole {
@@ -556,7 +556,7 @@ fn finished_pictures_equal_those_of_the_decoder() {
                 .normalize([MEAN[0], MEAN[1], MEAN[2]], [STD[0], STD[1], STD[2]]);
             let by_decoder = by_decoder.layout(PixelLayout::Nchw);
             let open = || Loader::builder(Images::open(dir.path("")).unwrap()).batch_size(4);
-            let decoded = Got::try_epoch(&build(open().decode(by_decoder)), 0).unwrap();
+            let decoded = Got::epoch(&build(open().decode(by_decoder)), 0);
             let finish = Finish::to(dtype)
                 .mean_std(&MEAN[..3], &STD[..3])
                 .channels_first();
@@ -592,8 +592,8 @@ fn a_byte_for_each_value_crosses_the_bus_and_one_for_each_flip() {
             };
             let loader = build(machine.on_gpu(make(), Gds::Off));
             same(
-                &Got::try_epoch(&loader, 0).unwrap(),
-                &Got::try_epoch(&build(make()), 0).unwrap(),
+                &Got::epoch(&loader, 0),
+                &Got::epoch(&build(make()), 0),
                 "bytes",
             );
             let copies = loader.report().total.copy.unwrap();
@@ -666,11 +666,11 @@ fn kernels_that_do_not_load_are_an_error_of_build() {
         // Other loaders do not need them.
         let loads = machine.session.count("cuModuleLoadData");
         let loader = build(machine.on_gpu(pictures(10, [4, 4, 3]).0.batch_size(4), Gds::Off));
-        assert_eq!(Got::try_epoch(&loader, 0).unwrap().len(), 3);
+        assert_eq!(Got::epoch(&loader, 0).len(), 3);
         assert_eq!(machine.session.count("cuModuleLoadData"), loads);
         same(
             &both(machine, &finished, "afterwards"),
-            &Got::try_epoch(&build(finished()), 0).unwrap(),
+            &Got::epoch(&build(finished()), 0),
             "afterwards",
         );
     });
@@ -690,13 +690,13 @@ fn loaders_of_one_device_share_the_module() {
         let one = make();
         let other = make();
         assert_eq!(machine.session.count("cuModuleLoadData"), 1);
-        let right = Got::try_epoch(&build(finished()), 0).unwrap();
-        same(&Got::try_epoch(&one, 0).unwrap(), &right, "one");
+        let right = Got::epoch(&build(finished()), 0);
+        same(&Got::epoch(&one, 0), &right, "one");
         drop(one);
-        same(&Got::try_epoch(&other, 0).unwrap(), &right, "the other");
+        same(&Got::epoch(&other, 0), &right, "the other");
         drop(other);
         assert_eq!(machine.session.count("cuModuleUnload"), 1);
-        same(&Got::try_epoch(&make(), 0).unwrap(), &right, "a later one");
+        same(&Got::epoch(&make(), 0), &right, "a later one");
         assert_eq!(machine.session.count("cuModuleLoadData"), 2);
     });
 }
@@ -710,7 +710,7 @@ fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
                 .batch_size(4)
                 .finish("image", Finish::to(DType::F16))
         };
-        let right = Got::try_epoch(&build(finished()), 0).unwrap();
+        let right = Got::epoch(&build(finished()), 0);
         let loader = build(machine.on_gpu(finished(), Gds::Off));
         for launch in 0..3 {
             let symbol = "cuLaunchKernel";
@@ -735,7 +735,7 @@ fn a_launch_that_fails_is_one_error_and_the_next_epoch_is_whole() {
             assert_eq!(error.site().batch, Some(launch));
             assert!(batches.next().is_none());
             drop(batches);
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "the next one");
+            same(&Got::epoch(&loader, 0), &right, "the next one");
         }
     });
 }

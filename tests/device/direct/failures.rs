@@ -30,7 +30,7 @@ fn plain(path: &Path, record: usize) -> LoaderBuilder {
 }
 
 fn right(path: &Path, record: usize) -> Vec<Got> {
-    Got::try_epoch(&build(plain(path, record)), 0).unwrap()
+    Got::epoch(&build(plain(path, record)), 0)
 }
 
 /// The file's place in the error, and the run or row there.
@@ -93,7 +93,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
         for read in 0..3 {
             let loader = build(machine.on_gpu(plain(path, record), Gds::Auto));
             fault(&machine.double.cufile, machine.reads() as u64 + read);
-            same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
+            same(&Got::epoch(&loader, 0), right, words);
             let direct = loader.report().total.copy.unwrap().direct.unwrap();
             assert_eq!(
                 (direct.reads, direct.host_rows),
@@ -108,7 +108,7 @@ fn the_host_brings_rows_that_a_direct_read_does_not() {
             let report = loader.report().to_string();
             assert!(report.contains("; 4 rows by the host ("), "{report}");
             // A file with one failed read is read again.
-            same(&Got::try_epoch(&loader, 0).unwrap(), right, words);
+            same(&Got::epoch(&loader, 0), right, words);
             assert_eq!(loader.report().total.copy.unwrap().direct.unwrap().reads, 5);
         }
     });
@@ -127,11 +127,7 @@ fn opens_for_cufile_and_the_hosts_reads_of_rows_are_retried() {
             ));
             let recovered_and_by_host = |words| {
                 faulty.inject(2, unstable::Fault::Error(code));
-                same(
-                    &Got::try_epoch(&loader, 0).unwrap(),
-                    &right(&path, 16_384),
-                    words,
-                );
+                same(&Got::epoch(&loader, 0), &right(&path, 16_384), words);
                 let total = loader.report().total;
                 (
                     total.storage.recovered,
@@ -161,7 +157,7 @@ fn the_surroundings_of_rows_may_be_missing() {
     on_machine(|machine| {
         let dir = Dir::new();
         let (path, _) = records_file(&dir, COUNT, 20_000);
-        let right = Got::try_epoch(&build(plain(&path, 20_000).batch_size(COUNT)), 0).unwrap();
+        let right = Got::epoch(&build(plain(&path, 20_000).batch_size(COUNT)), 0);
         // 240,000 bytes in 241,664.
         for (bytes, host_rows) in [(240_000, 0), (239_999, COUNT as u64)] {
             let loader = build(machine.on_gpu(plain(&path, 20_000).batch_size(COUNT), Gds::Auto));
@@ -169,7 +165,7 @@ fn the_surroundings_of_rows_may_be_missing() {
                 .double
                 .cufile
                 .short_read(machine.reads() as u64, bytes);
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "short");
+            same(&Got::epoch(&loader, 0), &right, "short");
             assert_eq!(
                 loader
                     .report()
@@ -198,11 +194,7 @@ fn a_failed_required_direct_read_is_an_error() {
         check_site(&error, path, record);
         assert!(batches.next().is_none(), "it ended");
         drop(batches);
-        same(
-            &Got::try_epoch(&loader, 0).unwrap(),
-            right,
-            "the next one is whole",
-        );
+        same(&Got::epoch(&loader, 0), right, "the next one is whole");
     });
 }
 
@@ -307,9 +299,9 @@ fn a_file_replaced_while_open_keeps_its_content() {
         let (path, _) = records_file(&dir, COUNT, 16_384);
         let right = right(&path, 16_384);
         let loader = build(machine.on_gpu(plain(&path, 16_384), Gds::Auto));
-        Got::try_epoch(&loader, 0).unwrap();
+        Got::epoch(&loader, 0);
         std::fs::rename(dir.write("other", &noise(COUNT * 16_384, 77)), &path).unwrap();
-        same(&Got::try_epoch(&loader, 0).unwrap(), &right, "replaced");
+        same(&Got::epoch(&loader, 0), &right, "replaced");
         assert_eq!(
             loader
                 .report()
@@ -361,11 +353,7 @@ fn a_file_refused_by_cufile_is_read_by_the_host() {
                 }
                 _ => {
                     for _ in 0..2 {
-                        same(
-                            &Got::try_epoch(&loader, 0).unwrap(),
-                            &right,
-                            "one file by the host",
-                        );
+                        same(&Got::epoch(&loader, 0), &right, "one file by the host");
                     }
                     let direct = loader.report().total.copy.unwrap().direct.unwrap();
                     assert_eq!((direct.host_rows, direct.reads), (2 * 4, 2 * 2), "{direct}");
@@ -407,7 +395,7 @@ fn the_host_fills_memory_that_cufile_refuses() {
             );
             assert!(report.total.copy.as_ref().unwrap().direct.is_none());
             assert_eq!((counts.buffers, counts.users), (0, 0), "cuFile is closed");
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "by the host");
+            same(&Got::epoch(&loader, 0), &right, "by the host");
             drop(loader);
             machine
                 .double
@@ -442,7 +430,7 @@ fn memory_that_stays_registered_is_leaked_and_counted() {
             let before = leaked();
             let loader =
                 build(machine.direct(plain(&path, 16_384).tuning(|t| t.device_batches(3))));
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "before");
+            same(&Got::epoch(&loader, 0), &right, "before");
             machine
                 .double
                 .cufile
@@ -501,7 +489,7 @@ fn a_failed_launch_is_one_error_and_the_next_epoch_whole() {
                     .contains(&format!("{name}: CUDA_ERROR_INVALID_VALUE")),
                 "{error}"
             );
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, symbol);
+            same(&Got::epoch(&loader, 0), &right, symbol);
         }
     });
 }
@@ -669,7 +657,7 @@ fn a_dataset_may_name_another_place_of_the_same_bytes() {
                 .batch_size(BATCH)
                 .tuning(|t| t.reader(Mode::Pread));
             let loader = build(machine.on_gpu(builder, Gds::Auto));
-            let got = Got::try_epoch(&loader, 0).unwrap();
+            let got = Got::epoch(&loader, 0);
             let row = &got[1].bytes("x")[2 * 16_384..][..16_384];
             let memory = noise(20_000, 6);
             let right = if from == u64::MAX {

@@ -20,11 +20,7 @@ fn check(machine: &Machine, what: &str, make: &dyn Fn() -> LoaderBuilder) -> Rep
     let loader = build(machine.direct(make()));
     assert_eq!(loader.spec(), host.spec(), "{what}");
     for epoch in 0..2 {
-        same(
-            &Got::try_epoch(&loader, epoch).unwrap(),
-            &Got::try_epoch(&host, epoch).unwrap(),
-            what,
-        );
+        same(&Got::epoch(&loader, epoch), &Got::epoch(&host, epoch), what);
     }
     let report = loader.report();
     let direct = report.total.copy.as_ref().unwrap().direct.as_ref().unwrap();
@@ -299,7 +295,7 @@ fn direct_last_batches_of_every_rank_equal_the_hosts() {
                         &format!("{record}, {last:?}, {rank} of {world}"),
                         &make,
                     );
-                    let batches = Got::try_epoch(&build(machine.direct(make())), 0).unwrap();
+                    let batches = Got::epoch(&build(machine.direct(make())), 0);
                     for batch in &batches {
                         let rows = batch.ids.iter().zip(batch.bytes("record").chunks(record));
                         for (id, row) in rows {
@@ -368,11 +364,7 @@ fn direct_fields_bypass_the_host_only_where_wanted() {
         };
         let host = build(make());
         let loader = build(machine.on_gpu(make(), Gds::Auto));
-        same(
-            &Got::try_epoch(&loader, 0).unwrap(),
-            &Got::try_epoch(&host, 0).unwrap(),
-            "both ways",
-        );
+        same(&Got::epoch(&loader, 0), &Got::epoch(&host, 0), "both ways");
         let report = loader.report();
         assert_eq!(direct_fields(&report), ["x", "y"]);
         assert_eq!(
@@ -552,7 +544,7 @@ fn rows_unlike_the_first_go_through_the_host() {
             (&odd, "not whole pages", false),
         ];
         for (open, why, also_required) in cases {
-            let right = Got::try_epoch(&build(make(open())), 0).unwrap();
+            let right = Got::epoch(&build(make(open())), 0);
             for (gds, whole) in [(Gds::Auto, true), (Gds::Require, also_required)] {
                 let loader = build(machine.on_gpu(make(open()), gds));
                 match Got::try_epoch(&loader, 0) {

@@ -37,9 +37,9 @@ fn uncached(dataset: impl Dataset) -> LoaderBuilder {
 /// Checks that the batches go through the host with this reason, and that requiring direct reads is
 /// an error with it.
 fn check_staged(machine: &Machine, make: &dyn Fn() -> LoaderBuilder, words: &str) {
-    let right = Got::try_epoch(&build(make()), 0).unwrap();
+    let right = Got::epoch(&build(make()), 0);
     let loader = build(machine.on_gpu(make(), Gds::Auto));
-    same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+    same(&Got::epoch(&loader, 0), &right, words);
     let report = loader.report();
     let route = report
         .routes
@@ -335,8 +335,8 @@ fn fields_are_staged_where_cufile_is_useless() {
                             "{words}: {route}"
                         );
                         assert_eq!(route.route, feedline::device::Route::Staged);
-                        let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
-                        same(&Got::try_epoch(&loader, 0).unwrap(), &right, words);
+                        let right = Got::epoch(&build(uncached(open(&path))), 0);
+                        same(&Got::epoch(&loader, 0), &right, words);
                     }
                     Err(error) => {
                         assert!(
@@ -488,8 +488,8 @@ fn a_library_without_counters_is_used_only_if_required() {
                 route.ends_with("which does not count the route of bytes)"),
                 "{route}"
             );
-            let right = Got::try_epoch(&build(uncached(open(&path))), 0).unwrap();
-            same(&Got::try_epoch(&loader, 0).unwrap(), &right, "not counted");
+            let right = Got::epoch(&build(uncached(open(&path))), 0);
+            same(&Got::epoch(&loader, 0), &right, "not counted");
             let direct = loader.report().total.copy.unwrap().direct.unwrap();
             assert_eq!(
                 (direct.how.as_str(), direct.reads),
@@ -517,7 +517,7 @@ fn the_report_counts_the_bytes_of_each_route() {
                     "cuFile does not report the route",
                     "nothing was read yet"
                 );
-                Got::try_epoch(&loader, 0).unwrap();
+                Got::epoch(&loader, 0);
                 assert_eq!(how(), name);
                 let report = loader.report().to_string();
                 assert!(
@@ -528,7 +528,7 @@ fn the_report_counts_the_bytes_of_each_route() {
                 );
                 // From here on through the host, silently.
                 machine.double.cufile.route(0, Route::Host);
-                Got::try_epoch(&loader, 1).unwrap();
+                Got::epoch(&loader, 1);
                 assert_eq!(how(), "3 reads direct, 3 through host memory");
                 // The counters are switched off.
                 machine.double.cufile.set_level(0);
