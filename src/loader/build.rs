@@ -145,7 +145,7 @@ impl LoaderBuilder {
             ready,
             pinned,
             info,
-            jobs,
+            jobs: Mutex::new(Arc::new(jobs)),
             whole: first.batches.clone(),
             facts,
             idle,

@@ -166,7 +166,7 @@ impl Epoch {
             },
             epoch.total,
         );
-        let jobs = epoch.shared.jobs.clone();
+        let jobs = epoch.shared.jobs();
         let first = jobs.job(&at, skips.stop(&whole, &at), steps, (generation, &current))?;
         // The position stays marked as resumed until its first batch is received.
         epoch.shared.set_place(place);

@@ -23,13 +23,13 @@ pub use settings::LoaderBuilder;
 pub use tuning::Tuning;
 
 use crate::batch::{BatchInfo, Contents};
-use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Skips};
+use crate::order::{Batches, ChunkStarts, Counts, LastBatch, Order, Skips, Weights};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::watchdog::Watcher;
 use crate::pipeline::{EpochJob, FieldRoute, runtime};
 use crate::state::{Cursor, State};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use feedline_base::error::{Error, ErrorKind, Result, Stage, caught};
+use feedline_base::error::{Error, ErrorKind, Result, Stage, caught, config};
 use feedline_base::stop::Stop;
 use feedline_base::sync::Hold;
 use feedline_base::thread;
@@ -169,7 +169,8 @@ struct LoaderState {
     /// Disconnected once every slot is pinned.
     pinned: Receiver<std::convert::Infallible>,
     info: Arc<BatchInfo>,
-    jobs: JobMaker,
+    /// Locked by [`Loader::weights`], and at the start of an epoch and by states.
+    jobs: Mutex<Arc<JobMaker>>,
     /// Batches of a whole epoch. Only their number and positions are the same in every epoch.
     whole: Batches,
     facts: LoaderFacts,
@@ -329,12 +330,12 @@ impl Loader {
 
     /// Rows of a full batch over all ranks; in a grouped order, rows of the largest batch.
     pub fn global_batch(&self) -> u64 {
-        self.shared.jobs.global
+        self.shared.jobs().global
     }
 
     /// This loader's rank and the world size.
     pub fn rank(&self) -> Rank {
-        self.shared.jobs.rank
+        self.shared.jobs().rank
     }
 
     /// Ids of the first `count` samples of `epoch`, in the order of all ranks together. Reads
@@ -343,7 +344,7 @@ impl Loader {
     /// Errors: [`ErrorKind::Config`] if a sampler names a sample that does not exist.
     pub fn preview(&self, epoch: u64, count: u64) -> Result<Vec<u64>> {
         self.shared.info.process.check()?;
-        let jobs = &self.shared.jobs;
+        let jobs = self.shared.jobs();
         caught(Stage::Order, || {
             jobs.order
                 .epoch_in(jobs.dataset_len, jobs.chunks.as_ref(), epoch)?
@@ -361,7 +362,7 @@ impl Loader {
         let (at, _) = skips.past(&self.shared.whole, cursor);
         let job = self
             .shared
-            .jobs
+            .jobs()
             .job(&at, u64::MAX, 1, (0, &Arc::default()))?;
         caught(Stage::Order, || {
             (0..job.batches.rows(at.batch))
@@ -371,6 +372,39 @@ impl Loader {
                 })
                 .collect()
         })
+    }
+
+    /// Draws the samples of the next epochs by other weights, without a new loader: for an order by
+    /// [weights](Order::weighted), between two epochs.
+    ///
+    /// Every rank sets the same weights before the same epoch; [`State::agree`] tells if one does
+    /// not. A state of an epoch resumes with the weights of that epoch.
+    ///
+    /// Errors: [`ErrorKind::EpochLive`] while an iterator of this loader is alive;
+    /// [`ErrorKind::Config`] for another order, for another number of weights or draws, and within
+    /// an epoch.
+    pub fn weights(&self, weights: Weights) -> Result<()> {
+        self.shared.info.process.check()?;
+        let _live = Live::claim(
+            &self.shared,
+            "an iterator of this loader is alive: drop it before you set weights",
+        )?;
+        let Cursor {
+            epoch, position, ..
+        } = self.shared.place().cursor;
+        if position > 0 && position < self.shared.whole.len() {
+            return Err(config(format!(
+                "the run is within epoch {epoch}, at position {position}: set weights between two \
+                 epochs"
+            )));
+        }
+        let mut jobs = self.shared.jobs.hold();
+        let order = jobs.order.reweighted(weights, jobs.dataset_len)?;
+        *jobs = Arc::new(JobMaker {
+            order,
+            ..JobMaker::clone(&jobs)
+        });
+        Ok(())
     }
 
     /// The state of the run after the last batch received, regardless of read-ahead.
@@ -602,6 +636,10 @@ impl Loader {
 }
 
 impl LoaderState {
+    fn jobs(&self) -> Arc<JobMaker> {
+        Arc::clone(&self.jobs.hold())
+    }
+
     fn place(&self) -> BatchPlace {
         self.place.hold().clone()
     }
@@ -741,7 +779,7 @@ impl LoaderState {
         } = self.place().cursor;
         // A panic of the sampler is reported by the epoch.
         let progress = self
-            .jobs
+            .jobs()
             .order
             .progress(epoch, position)
             .ok()
@@ -756,7 +794,7 @@ impl LoaderState {
 
     fn report(&self) -> Report {
         let core = self.runtime.core();
-        let rank = self.jobs.rank;
+        let rank = self.jobs().rank;
         let (total, steady) = self.measurements();
         Report {
             dataset: core.samples.dataset.describe(),
@@ -785,7 +823,7 @@ impl std::fmt::Debug for Loader {
             "Loader of {}",
             self.shared.runtime.core().samples.dataset.describe()
         )?;
-        match self.shared.jobs.rank {
+        match self.rank() {
             rank if rank.world() > 1 => write!(f, ", {rank}"),
             _ => Ok(()),
         }

@@ -35,10 +35,11 @@ impl LoaderState {
             groups,
             dataset,
         } = self.run_identity()?;
-        let order = *order;
+        let jobs = self.jobs();
+        let order = jobs.order.settings_now(*order);
         let dataset = dataset.clone();
-        let global_batch = self.jobs.global;
-        let last = self.jobs.last;
+        let global_batch = jobs.global;
+        let last = jobs.last;
         let draws = self.runtime.core().samples.seed;
         let skips = skips.ahead(cursor.epoch, cursor.batch);
         let past = self.past(cursor.epoch, cursor.position)?;
@@ -57,7 +58,7 @@ impl LoaderState {
     }
 
     fn past(&self, epoch: u64, position: u64) -> Result<Option<Past>> {
-        let progress = self.jobs.order.progress(epoch, position)?;
+        let progress = self.jobs().order.progress(epoch, position)?;
         Ok(progress.map(|Progress { past, segments, .. }| Past {
             epoch,
             position,
@@ -74,8 +75,9 @@ impl LoaderState {
         }
         // Datasets and samplers are the user's code: they may panic.
         let made = caught(Stage::State, || {
-            let order = self.jobs.order.settings(self.whole.len())?;
-            let groups = self.jobs.order.groups_mark();
+            let jobs = self.jobs();
+            let order = jobs.order.settings(self.whole.len())?;
+            let groups = jobs.order.groups_mark();
             let dataset = self.runtime.core().samples.dataset.clone();
             let dataset = within(
                 self.deadlines.stall,

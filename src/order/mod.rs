@@ -517,6 +517,37 @@ impl Order {
         }
     }
 
+    /// The same order by other weights. Errors: [`ErrorKind::Config`] for an order without weights,
+    /// and for other numbers of weights or draws.
+    pub(crate) fn reweighted(&self, weights: Weights, dataset_len: u64) -> Result<Self> {
+        let bad = |message: String| Err(Error::new(ErrorKind::Config, Stage::Order, message));
+        let Source::Weighted(old) = &self.source else {
+            return bad("the order of this loader has no weights: build it with them".into());
+        };
+        let then = old.len(dataset_len)?;
+        let now = weights.len(dataset_len)?;
+        if then != now {
+            return bad(format!(
+                "{now} draws in an epoch, but the loader was built with {then}: set their number"
+            ));
+        }
+        Ok(Self {
+            source: Source::Weighted(weights),
+            ..self.clone()
+        })
+    }
+
+    /// The settings of a run, with the weights of now.
+    pub(crate) fn settings_now(&self, settings: Settings) -> Settings {
+        match &self.source {
+            Source::Weighted(weights) => Settings {
+                identity: weights.identity(),
+                ..settings
+            },
+            _ => settings,
+        }
+    }
+
     /// The part of a saved state that identifies the order, with the length of its epochs.
     ///
     /// Errors: those of a sampler that panics.

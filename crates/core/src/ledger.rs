@@ -452,7 +452,7 @@ mod tests {
             .to_string();
         assert!((16..26).all(|sample| text.contains(&of(sample))), "{text}");
         assert!(
-            text.contains("; samples 15, 14, 13, 12, 11; and 11 before"),
+            text.contains("; samples 15, 14, 13, 12, 11; and 11 earlier ones"),
             "{text}"
         );
         assert!(!text.contains('\n'), "{text}");
