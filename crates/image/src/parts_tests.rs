@@ -7,9 +7,7 @@ use super::tests::{alike_after_any_picture, difference, single};
 use super::workspace::{Encoded, Picture, Workspace, size_of};
 use super::*;
 use feedline_base::error::{Error, ErrorKind, Result};
-
 use feedline_core::order::Draws;
-
 use feedline_jpeg as jpeg;
 use feedline_jpeg::Header;
 use jpeg_encoder::{ColorType, Encoder, SamplingFactor};
