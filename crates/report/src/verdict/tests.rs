@@ -780,7 +780,11 @@ fn hostile(numbers: &[u64]) -> Snapshot {
                 .for_each(|(key, value)| fill(value, key, next)),
             serde_json::Value::Number(number) if number.is_u64() => {
                 let is_narrow = ["depth", "workers", "cores", "buffers", "count"].contains(&key);
-                let most = if is_narrow { u64::from(u32::MAX) } else { u64::MAX };
+                let most = if is_narrow {
+                    u64::from(u32::MAX)
+                } else {
+                    u64::MAX
+                };
                 *number = (next() & most).into();
             }
             _ => {}
