@@ -625,7 +625,6 @@ fn chroma_of_any_sampling_is_in_its_place() {
 #[cfg(turbojpeg)]
 mod turbo {
     use super::super::oracle::{self, Written};
-
     use super::super::workspace::PURPOSE;
     use super::*;
 

@@ -395,7 +395,6 @@ fn expected(loads: [f64; 5]) -> Expected {
     let first = order[0];
     let second = order[1];
     let top = loads[first];
-
     let near = |stage: &&usize| loads[**stage] * APART > top;
     let mut causes = vec![STAGES[first]];
     causes.extend(order[1..].iter().filter(near).map(|stage| STAGES[*stage]));

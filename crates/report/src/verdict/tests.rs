@@ -143,11 +143,8 @@ fn without_a_measured_step_on_a_gpu_no_cause_is_named() {
     };
     let unknown = Cause::Unknown;
     assert_said(unknown, "the driver refused the events", copies(gpu(0, 99)));
-    assert_said(
-        unknown,
-        "has not come to its second step",
-        copies(gpu(0, 0)),
-    );
+    let line = "has not come to its second step";
+    assert_said(unknown, line, copies(gpu(0, 0)));
     for gpu in [None, gpu(99, 0)] {
         let line = "cannot tell (thin evidence: the consumer's stream is not known)";
         let text = assert_said(unknown, line, copies(gpu));
@@ -203,15 +200,12 @@ fn little_evidence_is_called_thin() {
 
 #[test]
 fn workers_that_lack_cores_are_not_told_to_be_more() {
-    assert_said(
-        Cause::Decode,
-        "`workers(4)`: 16 workers share 4 cores",
-        |s| {
-            s.decode.workers = 16;
-            s.decode.cores = 4;
-            s.decode.busy_ns *= 4;
-        },
-    );
+    let line = "`workers(4)`: 16 workers share 4 cores";
+    assert_said(Cause::Decode, line, |s| {
+        s.decode.workers = 16;
+        s.decode.cores = 4;
+        s.decode.busy_ns *= 4;
+    });
     let line = "Of 4.0 workers that could have run 2.0 were on a core";
     let competing = assert_said(Cause::Decode, line, |s| {
         s.decode.cpu_ns = Some(20_000_000_000);
@@ -711,11 +705,8 @@ fn copies_and_the_planner_are_named_when_they_are_the_slowest() {
 #[test]
 fn decode_that_is_mostly_map_batch_is_called_by_that_name() {
     let mapping = |ns| move |s: &mut Snapshot| s.decode.map_batch_ns = ns;
-    let text = assert_said(
-        Cause::MapBatch,
-        "bound by `map_batch`",
-        mapping(30_000_000_000),
-    );
+    let most = mapping(30_000_000_000);
+    let text = assert_said(Cause::MapBatch, "bound by `map_batch`", most);
     assert_has(&text, "Less work in `map_batch`");
     let mut in_turn = decoding();
     in_turn.decode.map_batch_ns = 30_000_000_000;
@@ -872,10 +863,8 @@ fn the_taker_of_the_cores_is_the_cause() {
     let line =
         "threads stood ready without a core for 50 % of the time; the process had 2.0 of 4 cores";
     let others = assert_said(Cause::OtherPrograms, line, crowded(5.0, 20.0, None));
-    assert_has(
-        &others,
-        "bound by other programs on the cores, starved 50.0 %",
-    );
+    let line = "bound by other programs on the cores, starved 50.0 %";
+    assert_has(&others, line);
     for word in ["→ slots(", "→ Decode needs", "→ pictures", "would give"] {
         assert!(!others.contains(word), "{word}: {others}");
     }
